@@ -1,0 +1,135 @@
+"""The whole error tree. Each class knows its exit code, whether to retry, and what the operator can do.
+
+| class            | exit | retry     | who acts                                             |
+|------------------|------|-----------|------------------------------------------------------|
+| ConfigError      | 2    | never     | the operator corrects the named fields               |
+| ProtocolError    | 3    | never     | a bug or a server newer than this program: report it |
+| SourceRefused    | 3    | never     | slot lost, wrong cluster, a gap: see the hint        |
+| SourceLost       | 3    | reconnect | nobody: the daemon reconnects with back-off          |
+| SlotBusy         | 3    | reconnect | another reader holds the slot                        |
+| TargetRefused    | 4    | never     | a privilege, a table or a column is missing          |
+| LeaseHeld        | 4    | reconnect | another daemon owns the slot's lease                 |
+| TargetLost       | 4    | reconnect | nobody: state is read again, the stream replayed     |
+| ApplyFailed      | 5    | never     | a conflict or data error remains after the retry     |
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import ClassVar
+
+
+class Retry(Enum):
+    """What the daemon does with an error."""
+
+    NEVER = "never"
+    RECONNECT = "reconnect"
+
+
+class ParapplyError(Exception):
+    """parapply failed."""
+
+    exit_code: ClassVar[int] = 1
+    retry: ClassVar[Retry] = Retry.NEVER
+
+    def __init__(self, message: str = "", *, hint: str = "") -> None:
+        """Keep the message and the hint; the class docstring is the default message.
+
+        Args:
+            message: what happened and why, without row values and secrets.
+            hint: what the operator can do.
+        """
+        super().__init__(message or (type(self).__doc__ or "").splitlines()[0])
+        self.hint = hint
+
+    def line(self) -> str:
+        """Return the one line an operator reads: what happened, why, and what to do."""
+        text = " ".join(str(self).split())
+        return f"{text} Hint: {' '.join(self.hint.split())}" if self.hint else text
+
+
+class ConfigError(ParapplyError):
+    """The configuration is wrong."""
+
+    exit_code = 2
+
+
+class ProtocolError(ParapplyError):
+    """The publisher sent bytes that are not pgoutput as documented."""
+
+    exit_code = 3
+
+    def __init__(self, kind: str, offset: int, reason: str) -> None:
+        """Name the message kind (its type byte, or '' when unknown), the offset in bytes and the reason."""
+        super().__init__(
+            f"pgoutput message {kind!r}, offset {offset}: {reason}.",
+            hint="this is a bug in parapply or a publisher newer than it knows; nothing was lost, please report it",
+        )
+        self.kind = kind
+        self.offset = offset
+        self.reason = reason
+
+
+class SourceRefused(ParapplyError):
+    """The publisher cannot serve this slot."""
+
+    exit_code = 3
+
+
+class SourceLost(ParapplyError):
+    """The connection to the publisher ended."""
+
+    exit_code = 3
+    retry = Retry.RECONNECT
+
+
+class SlotBusy(SourceLost):
+    """Another process reads the slot."""
+
+
+class TargetRefused(ParapplyError):
+    """The target cannot take the changes."""
+
+    exit_code = 4
+
+
+class LeaseHeld(ParapplyError):
+    """Another parapply daemon holds the lease of this slot."""
+
+    exit_code = 4
+
+
+class TargetLost(ParapplyError):
+    """The connection to the target ended."""
+
+    exit_code = 4
+    retry = Retry.RECONNECT
+
+
+class StatementFailed(ParapplyError):
+    """A statement failed on the target; the batch is retried at the head before anything is concluded.
+
+    Never reaches the operator as such: the worker turns what still fails at the head into ApplyFailed.
+    """
+
+    exit_code = 5
+
+    def __init__(self, message: str, *, sqlstate: str = "", constraint: str = "", statement: int = -1) -> None:
+        """Keep what the server said.
+
+        Args:
+            message: the primary message of the server; it can hold values, so it is never logged.
+            sqlstate: five characters, or empty for a wrong row count.
+            constraint: name of the violated constraint, if any.
+            statement: index of the failed statement among those sent.
+        """
+        super().__init__(message)
+        self.sqlstate = sqlstate
+        self.constraint = constraint
+        self.statement = statement
+
+
+class ApplyFailed(ParapplyError):
+    """A conflict or a data error remains after the retry at the head."""
+
+    exit_code = 5

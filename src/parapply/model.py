@@ -1,0 +1,100 @@
+"""The nouns every stage shares: LSNs, relations and source transactions. No I/O, no clocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Bytes before the pgoutput payload in a CopyData frame of kind 'w': type byte, start, end, send time.
+#: Frames keep their header from the socket to the parameter, so that a message is copied only once.
+FRAME_HEADER_BYTES = 25
+
+#: Microseconds between the Unix epoch and PostgreSQL's (2000-01-01), for timestamps on the wire.
+POSTGRES_EPOCH_US = 946_684_800_000_000
+
+
+def format_lsn(lsn: int) -> str:
+    """Return an LSN as PostgreSQL prints it, for example ``16/B374D848``."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def parse_lsn(text: str) -> int:
+    """Return the number of an LSN like ``16/B374D848``.
+
+    LSNs are numbers everywhere in this program: their text does not sort (trap T-6).
+
+    Raises:
+        ValueError: the text is not an LSN; the caller names the option it came from.
+    """
+    high, slash, low = text.strip().partition("/")
+    if not slash or not high or not low or len(high) > 8 or len(low) > 8:
+        raise ValueError(f"{text!r} is not an LSN like 16/B374D848")
+    return (int(high, 16) << 32) | int(low, 16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column as the publisher announces it in a Relation message."""
+
+    name: str
+    type_oid: int  # unsigned; of the publisher, never usable as a type on the target
+    type_modifier: int
+    is_key: bool  # part of the publisher's replica identity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relation:
+    """A published table as last announced; a new announcement makes a new object (trap T-71)."""
+
+    oid: int  # unsigned; of the publisher
+    schema: str  # never empty: an empty namespace on the wire is pg_catalog
+    name: str
+    replica_identity: str  # 'd' default, 'n' nothing, 'f' full, 'i' index
+    columns: tuple[Column, ...]
+
+    @property
+    def qualified_name(self) -> str:
+        """Return ``schema.name`` for people and logs; never for SQL."""
+        return f"{self.schema}.{self.name}"
+
+
+class Transaction:
+    """One whole source transaction, or one piece of a large one, as raw change messages.
+
+    Not frozen: the assembler fills it message by message on the hot path, and nobody writes it afterwards.
+    """
+
+    __slots__ = (
+        "changes",
+        "commit_lsn",
+        "commit_time_us",
+        "end_lsn",
+        "has_truncate",
+        "is_first",
+        "is_last",
+        "relations",
+        "send_time_us",
+        "size_bytes",
+        "xid",
+    )
+
+    def __init__(self, xid: int, commit_lsn: int, commit_time_us: int) -> None:
+        """Start from a Begin message."""
+        self.xid = xid
+        #: LSN of the commit record. Never used for progress: that is end_lsn (trap T-3).
+        self.commit_lsn = commit_lsn
+        #: First byte after the commit record; 0 until Commit arrives.
+        self.end_lsn = 0
+        #: Publisher's clock, microseconds since 2000-01-01 UTC.
+        self.commit_time_us = commit_time_us
+        #: Publisher's clock when the last message was sent; with commit_time_us it tells a backlog apart from live traffic.
+        self.send_time_us = 0
+        #: Whole CopyData frames of Insert, Update, Delete, Truncate in source order (payload at FRAME_HEADER_BYTES).
+        #: A Relation object stands where the publisher announced it: what follows is decoded with it.
+        self.changes: list[bytes | Relation] = []
+        self.size_bytes = 0
+        #: Relations announced inside this transaction; the leader resolves them before the plan reads the changes.
+        self.relations: list[Relation] = []
+        self.has_truncate = False
+        #: A large transaction travels in pieces: the first, any number between, the last (the one with end_lsn).
+        self.is_first = True
+        self.is_last = True
