@@ -31,13 +31,19 @@ class ColumnFacts:
     """One column of a target table."""
 
     name: str
-    type_sql: str  # format_type(atttypid, -1): a cast to it never applies a length (trap T-44)
+    type_sql: str  # quoted schema.type of the base type: a cast to it applies no length and no domain (trap T-44)
     type_oid: int
     base_type_oid: int  # the domain's base type, or type_oid
     is_generated: bool
     is_identity_always: bool
     has_equality: bool  # the type has a default equality operator; json and xml have none
     equality: Equality
+    type_modifier: int = -1  # of the base type; -1: no length, precision or scale that input could round to
+    is_enum: bool = False
+    equality_operator: str = "OPERATOR(pg_catalog.=)"  # of the key index, else the default one
+    collation_sql: str = ""  # COLLATE clause of a key column whose index has a collation of its own
+    default_code: tuple[str, ...] = ()  # code its default runs: matters only if the publisher does not send the column
+    has_text_cast: bool = False  # text casts to it by other rules than its input function's: no set can be exact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,3 +77,4 @@ class TablePlan:
     lane: Lane
     is_table_exclusive: bool  # batches that touch the table never run at the same time
     reason: str  # why the lane and the width are what they are, for parapply.tables
+    is_shared: bool = False  # several published relations map to this target table: one lane in source order

@@ -1,0 +1,64 @@
+# Everything runs in .venv, made from the pinned versions. `make` alone prints the targets.
+# A .venv that this file did not make (no mark in it) is used as it is and never changed.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+MARK := $(VENV)/.made-by-make
+STAMP := $(VENV)/.up-to-date
+# The oldest supported version first: it is the one the pins were tested with.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore -c constraints.txt
+
+.PHONY: help venv lint fmt test test-unit demo bench clean
+
+help: ## print this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r target text; do \
+		printf 'make %-10s %s\n' "$$target" "$$text"; done
+
+venv: $(STAMP) ## make or renew .venv with the pinned versions
+
+# The mark comes before the environment: an interrupted attempt is ours to repeat.
+$(STAMP): pyproject.toml constraints.txt
+	@if [ -d $(VENV) ] && [ ! -e $(MARK) ]; then \
+		[ -x $(BIN)/python ] || { echo "$(VENV) is not an environment of ours: move it away" >&2; exit 1; }; \
+		exit 0; \
+	fi; \
+	[ -n "$(PYTHON)" ] || { echo "Python 3.11 or later is missing: install python3.11 (Debian: python3 python3-venv)" >&2; exit 1; }; \
+	"$(PYTHON)" -c 'import venv, ensurepip' 2>/dev/null || { \
+		echo "$(PYTHON) has no venv or pip: install python3-venv (Debian: the package of that Python, e.g. python3.11-venv)" >&2; exit 1; }; \
+	mkdir -p $(VENV) && touch $(MARK); \
+	[ -x $(BIN)/python ] && $(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv $(VENV); \
+	$(PIP_INSTALL) hatchling editables; \
+	$(PIP_INSTALL) --no-build-isolation -e '.[dev,demo]'; \
+	touch $@
+
+lint: venv ## ruff, mypy and the import rules
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@PYTHONPATH=src $(BIN)/lint-imports
+
+fmt: venv ## format and fix what ruff can fix
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+test: lint ## lint and all tests
+	@$(BIN)/python -m pytest --quiet
+
+test-unit: venv ## the tests that need no server
+	@$(BIN)/python -m pytest --quiet tests/unit
+
+demo: venv ## two servers, a load, the daemon, a proof and a race
+	@$(BIN)/parapply demo
+
+bench: venv ## catch-up benchmark against the built-in subscription
+	@$(BIN)/python -m bench
+
+clean: ## remove caches and builds; .venv stays
+	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,101 @@
+"""The layers of the configuration as plain trees: a TOML file, the environment, ``--set`` texts.
+
+In: texts. Out: nested dicts by section and key, not yet validated. What cannot be read at all is appended to a list of
+error lines, so that one run reports everything. No value is ever repeated in a line: it may be a secret.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    #: The fields (pydantic FieldInfo by name) of the section at a path; empty where there is no such section.
+    Fields = Callable[[Sequence[str]], dict[str, Any]]
+
+PREFIX = "PARAPPLY_"
+_KEY = re.compile(r'[A-Za-z0-9_-]+(\.([A-Za-z0-9_-]+|"[^"]+"))+')
+
+
+def read_file(path: Path | None, errors: list[str]) -> dict[str, Any]:
+    """Return the file's tree; empty for None and for a file that is named in `errors`."""
+    if path is None:
+        return {}
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        errors.append(f"--config: cannot read {path}: {error.strerror}")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        place = re.search(r"\(at .*\)$", str(error))  # only the place: the message can quote the line
+        errors.append(f"--config: {path} is not TOML {place.group() if place else ''}".rstrip())
+    return {}
+
+
+def read_environment(
+    environ: Mapping[str, str], fields: Fields, errors: list[str]
+) -> Iterable[tuple[list[str], object]]:
+    """Yield path and value of each ``PARAPPLY_SECTION__KEY``; other ``PARAPPLY_`` variables are not configuration."""
+    for name, text in environ.items():
+        section, separator, key = name.removeprefix(PREFIX).lower().partition("__")
+        if not name.startswith(PREFIX):
+            continue
+        if separator:
+            parts = [section, *key.split("__")]
+            yield parts, _from_text(parts, text, fields)
+        elif section.partition("_")[0] in fields(()) and "_" in section:
+            errors.append(f"{name}: between section and key stand two underscores, as in PARAPPLY_SOURCE__DSN")
+
+
+def read_overrides(overrides: Sequence[str], fields: Fields, errors: list[str]) -> Iterable[tuple[list[str], object]]:
+    """Yield path and value of each ``section.key=value``; a table's name is quoted: ``apply.tables."s.t".parallel``."""
+    for number, override in enumerate(overrides, start=1):
+        key, equals, text = override.partition("=")
+        if not equals or not _KEY.fullmatch(key.strip()):
+            # Not repeated: somebody may have given a connection string here.
+            errors.append(f"--set (number {number}): must be section.key=value")
+            continue
+        parts = [part.strip('"') for part in re.findall(r'"[^"]+"|[^.]+', key.strip())]
+        yield parts, _from_text(parts, text, fields)
+
+
+def _from_text(parts: Sequence[str], text: str, fields: Fields) -> object:
+    """Return the text as the type of its field; as it is where it does not fit, for the validation to name."""
+    field = fields(parts[:-1]).get(parts[-1])
+    kind = field.annotation if field else None
+    try:
+        if kind is int or kind is float:
+            return kind(text)
+        if kind == tuple[str, ...]:
+            return json.loads(text) if text.lstrip().startswith("[") else [part.strip() for part in text.split(",")]
+    except ValueError:
+        return text
+    return text
+
+
+def nest(entries: Iterable[tuple[list[str], object]]) -> dict[str, Any]:
+    """Return the tree of paths and values; a later entry replaces an earlier one."""
+    tree: dict[str, Any] = {}
+    for parts, value in entries:
+        node = tree
+        for part in parts[:-1]:
+            if not isinstance(node.get(part), dict):
+                node[part] = {}
+            node = node[part]
+        node[parts[-1]] = value
+    return tree
+
+
+def first_value(layers: Sequence[dict[str, Any]], parts: Sequence[str]) -> object:
+    """Return the value of ``section.key`` in the first layer that has it, else None."""
+    section, key = parts
+    for layer in layers:
+        values = layer.get(section)
+        if isinstance(values, dict) and key in values:
+            return values[key]
+    return None

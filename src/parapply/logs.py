@@ -1,0 +1,181 @@
+"""The operational log: one line an event on standard error, and the list of all event and key names.
+
+Nothing per row, no row or key values, no connection strings. The apply log is data and lives in `applylog`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import structlog
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+    from typing import BinaryIO
+
+#: Every event. ERROR: someone must act. WARNING: it recovers by itself. INFO: life cycle. DEBUG: off by default.
+EVENTS: Final = {
+    "daemon_started": "info: versions, slot, workers",
+    "daemon_stopped": "info: drained or aborted",
+    "daemon_failed": "error: what ended the daemon, with the hint",
+    "slot_adopted": "warning: the slot existed while the target had no state of it",
+    "source_connected": "info: streaming from start_lsn",
+    "source_lost": "warning: reconnecting after wait_s",
+    "target_connected": "info: sessions open, state read",
+    "target_lost": "warning: reconnecting after wait_s, state is read again",
+    "lease_waiting": "warning: another daemon holds the lease",
+    "lease_taken": "info: this daemon owns the slot",
+    "settings_lowered": "info: an interval was lowered to suit the server",
+    "table_planned": "info: how a table is applied and why",
+    "table_serial": "warning: a table is applied serially for a while after retries",
+    "batch_retried": "warning: rolled back, to be repeated at the head row by row",
+    "batch_failed": "error: still fails at the head",
+    "batch_committed": "debug: one target transaction is done",
+    "stall_broken": "warning: a later batch that blocked the head was rolled back",
+    "memory_limit_reached": "warning: reading paused until batches are done",
+    "advanced": "debug: the watermark moved and is durable",
+    "drain_started": "info: no new batches; those in hand are finished",
+    "drain_aborted": "warning: a second signal, or the time limit",
+    "applylog_recovered": "warning: a file of a process that died was closed",
+    "applylog_dropping": "error: records cannot be written and are dropped; applying goes on",
+    "applylog_resumed": "info: records are written again",
+}
+
+#: Every key, beside the event, level and timestamp of each line.
+KEYS: Final = frozenset(
+    {
+        "slot",
+        "seq",
+        "xid",
+        "commit_lsn",
+        "end_lsn",
+        "low_lsn",
+        "start_lsn",
+        "worker",
+        "workers",
+        "relation",
+        "rows",
+        "size_bytes",
+        "attempt",
+        "wait_s",
+        "apply_s",
+        "commit_s",
+        "lag_bytes",
+        "lag_s",
+        "error",
+        "sqlstate",
+        "constraint",
+        "hint",
+        "version",
+        "server_version",
+        "timeline",
+        "lane",
+        "reason",
+        "n_transactions",
+        "n_changes",
+        "dropped",
+        "file",
+        "setting",
+        "value",
+        "host",
+        "pid",
+        "holder",
+        "until_lsn",
+        "signal",
+    }
+)
+
+_DSN: Final = re.compile(r"postgres(?:ql)?://\S+")
+_PASSWORD: Final = re.compile(
+    r"""\b(password|sslpassword|passfile|oauth_client_secret)(\s*=\s*)('(?:[^'\\]|\\.)*'|"[^"]*"|\S+)""", re.IGNORECASE
+)
+_SECRET_KEYS: Final = frozenset({"dsn", "password", "conninfo"})
+
+
+def configure(level: str, output_format: str, stream: BinaryIO | None = None) -> None:
+    """Set up structlog and route foreign records (asyncio, psycopg) through the same lines.
+
+    Args:
+        level: debug, info, warning or error.
+        output_format: json (one object a line, UTF-8) or console.
+        stream: where bytes go; None is standard error.
+    """
+    out = sys.stderr.buffer if stream is None else stream
+    number = logging.getLevelNamesMapping()[level.upper()]
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        redact,
+    ]
+    structlog.configure(
+        processors=[*shared, _json_line if output_format == "json" else _console_line],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.BytesLoggerFactory(out),
+        cache_logger_on_first_use=False,  # few lines a second: a changed set-up matters more
+    )
+    _route_foreign(max(number, logging.WARNING))
+
+
+def get_logger() -> structlog.typing.FilteringBoundLogger:
+    """Return the logger: ``log.info("worker_started", worker=3)``, names from `EVENTS` and `KEYS`."""
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+    return logger
+
+
+def redact(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Hide what looks like a connection string or a password, also deep inside a value (structlog processor)."""
+    for key, value in event.items():
+        event[key] = "***" if key in _SECRET_KEYS else _redact_value(value)
+    return event
+
+
+def redact_text(text: str) -> str:
+    """Return the text with connection URIs and passwords replaced by ``***``."""
+    return _PASSWORD.sub(r"\1\2***", _DSN.sub("postgresql://***", text))
+
+
+def _redact_value(value: object) -> object:
+    if isinstance(value, str):
+        return redact_text(value)
+    if isinstance(value, dict):
+        return {key: "***" if key in _SECRET_KEYS else _redact_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_redact_value(item) for item in value]
+    # Numbers need no look; anything else is written as its text, which may quote a connection string.
+    return value if isinstance(value, int | float | None) else redact_text(str(value))
+
+
+def _json_line(_logger: object, _method: str, event: MutableMapping[str, Any]) -> bytes:
+    return msgspec.json.encode(event, enc_hook=str)
+
+
+def _console_line(logger: Any, method: str, event: MutableMapping[str, Any]) -> bytes:  # noqa: ANN401  structlog's
+    text = structlog.dev.ConsoleRenderer(colors=False)(logger, method, event)
+    return text.encode()
+
+
+class _ForeignHandler(logging.Handler):
+    """Turns a record of the standard library's logging into one event of ours."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the record with its logger's name as event."""
+        try:
+            get_logger().log(record.levelno, record.name, error=record.getMessage(), exc_info=record.exc_info)
+        except Exception:  # noqa: BLE001  a log line must not end the program
+            self.handleError(record)
+
+
+def _route_foreign(level: int) -> None:
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if isinstance(handler, _ForeignHandler)]:
+        root.removeHandler(handler)
+    root.addHandler(_ForeignHandler())
+    root.setLevel(level)
+    # psycopg warns of what it then raises, and we log what we catch: once is enough.
+    logging.getLogger("psycopg").setLevel(logging.ERROR)

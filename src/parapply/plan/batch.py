@@ -1,0 +1,269 @@
+"""A batch: one target transaction holding whole source transactions (or the pieces of one large one). Pure.
+
+A batch is a list of steps applied in order. Most have one step, the changes of each table. TRUNCATE of several relations
+is a step of its own (trap T-26); a transaction that touches a serial table is one step of raw frames in source order.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from parapply.errors import ProtocolError
+from parapply.model import FRAME_HEADER_BYTES, Relation, Transaction
+from parapply.plan.changes import NotASet, TableChanges
+from parapply.plan.table import Lane, TablePlan
+from parapply.wire.decode import decode
+from parapply.wire.messages import Truncate
+from parapply.wire.rows import KIND_AT, RELATION_AT, TRUNCATE
+
+_relation_at = struct.Struct(">I").unpack_from
+
+
+@dataclass(slots=True)
+class TablesStep:
+    """Changes of tables that do not care about each other, by target table OID."""
+
+    tables: dict[int, TableChanges]
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateStep:
+    """One TRUNCATE of all its relations at once."""
+
+    plans: tuple[TablePlan, ...]
+    restart_identity: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedStep:
+    """Change frames in source order, each with the plan it is decoded with; applied one by one."""
+
+    changes: list[tuple[TablePlan, bytes] | TruncateStep]
+
+
+Step = TablesStep | TruncateStep | OrderedStep
+
+
+class Plans:
+    """The table plans in force at a point of the stream.
+
+    `known` maps every announced relation to its plan; the leader writes it before the announcement is read here.
+    `current` maps a publisher's OID to the plan of the relation last announced under it (trap T-71).
+    """
+
+    __slots__ = ("current", "known")
+
+    def __init__(self) -> None:
+        """Start with nothing announced."""
+        self.known: dict[Relation, TablePlan] = {}
+        self.current: dict[int, TablePlan] = {}
+
+    def announce(self, relation: Relation) -> TablePlan:
+        """Put a relation in force and return its plan."""
+        plan = self.known[relation]
+        self.current[relation.oid] = plan
+        return plan
+
+    def of(self, frame: bytes) -> TablePlan:
+        """Return the plan of a change frame.
+
+        Raises:
+            ProtocolError: the change names a relation that was never announced.
+        """
+        oid = _relation_at(frame, RELATION_AT)[0] if len(frame) >= RELATION_AT + 4 else -1
+        plan = self.current.get(oid)
+        if plan is None:
+            raise ProtocolError(chr(frame[KIND_AT]), 1, f"relation {oid} was never announced")
+        return plan
+
+
+class Batch:
+    """Source transactions on their way into one target transaction.
+
+    Filled by the leader (`add`), read by one worker, never changed after it is closed.
+    """
+
+    __slots__ = (
+        "_by_relation",
+        "commit_time_us",
+        "first_commit_time_us",
+        "first_lsn",
+        "end_lsn",
+        "has_truncate",
+        "is_barrier",
+        "is_large",
+        "is_suspect",
+        "n_changes",
+        "seq",
+        "size_bytes",
+        "steps",
+        "table_changes",
+        "transactions",
+        "truncates",
+    )
+
+    def __init__(self, seq: int) -> None:
+        """Start empty. `seq` counts batches in source order."""
+        self.seq = seq
+        #: Kept until the commit: a failed batch is split and retried from them.
+        self.transactions: list[Transaction] = []
+        self.steps: list[Step] = []
+        #: Every table the batch touches, over all steps; for dependencies and the apply log.
+        self.table_changes: list[TableChanges] = []
+        #: Waits for everything earlier to commit, and everything later waits for it.
+        self.is_barrier = False
+        #: One large transaction in pieces: raw frames are not kept, a failure replays the stream.
+        self.is_large = False
+        #: The set form would hide a contradiction: go to the head and row by row at once.
+        self.is_suspect = False
+        self.has_truncate = False
+        self.truncates: list[TruncateStep] = []
+        self.n_changes = 0
+        self.size_bytes = 0
+        self.first_lsn = 0
+        self.end_lsn = 0
+        self.first_commit_time_us = 0
+        self.commit_time_us = 0
+        #: Cache for one step: publisher's OID to the changes of its target table.
+        self._by_relation: dict[int, TableChanges] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether nothing was added yet."""
+        return not self.transactions
+
+    def add(self, transaction: Transaction, plans: Plans) -> None:
+        """Add one transaction (or piece), reading its changes.
+
+        Raises:
+            ProtocolError: a change cannot be read.
+        """
+        self._count(transaction)
+        if is_serial(transaction, plans):
+            self.is_barrier = True
+            self._by_relation = {}
+            self.steps.append(OrderedStep(ordered_changes(transaction, plans)))
+            return
+        by_relation = self._by_relation
+        try:
+            for change in transaction.changes:
+                if isinstance(change, Relation):
+                    self._announce(change, plans)
+                    continue
+                kind = change[KIND_AT]
+                if kind == TRUNCATE:
+                    self._truncate(change, plans)
+                    by_relation = self._by_relation
+                    continue
+                oid = _relation_at(change, RELATION_AT)[0]
+                table = by_relation.get(oid)
+                if table is None:
+                    table = self._table(oid, plans.of(change))
+                table.add(change)
+        except NotASet:
+            self._give_up_sets(transaction, plans)
+        except struct.error as error:
+            raise ProtocolError("?", 0, "a change message is cut") from error
+
+    def _count(self, transaction: Transaction) -> None:
+        if not self.transactions:
+            self.first_lsn = transaction.end_lsn
+            self.first_commit_time_us = transaction.commit_time_us
+        self.transactions.append(transaction)
+        self.end_lsn = transaction.end_lsn
+        self.commit_time_us = transaction.commit_time_us
+        self.n_changes += len(transaction.changes)
+        self.size_bytes += transaction.size_bytes
+
+    def _announce(self, relation: Relation, plans: Plans) -> None:
+        plan = plans.announce(relation)
+        self._by_relation.pop(relation.oid, None)
+        step = self.steps[-1] if self.steps else None
+        if isinstance(step, TablesStep) and plan.facts.oid in step.tables:
+            step.tables[plan.facts.oid].use(plan)
+
+    def _table(self, relation_oid: int, plan: TablePlan) -> TableChanges:
+        """Return the changes of a target table in the current step.
+
+        Several published relations can map to one target table (partitions): they share one lane, in source order.
+        """
+        step = self.steps[-1] if self.steps else None
+        if not isinstance(step, TablesStep):
+            step = TablesStep({})
+            self.steps.append(step)
+        table = step.tables.get(plan.facts.oid)
+        if table is None:
+            table = step.tables[plan.facts.oid] = TableChanges(plan)
+            self.table_changes.append(table)
+        else:
+            table.use(plan)
+        if not plan.is_shared:
+            self._by_relation[relation_oid] = table
+        return table
+
+    def _truncate(self, frame: bytes, plans: Plans) -> None:
+        step = truncate_step(frame, plans)
+        self.steps.append(step)
+        self.truncates.append(step)
+        self.has_truncate = True
+        self.is_barrier = True
+        self._by_relation = {}
+
+    def _give_up_sets(self, transaction: Transaction, plans: Plans) -> None:
+        """Mark the batch for row by row application; relations announced later in the transaction still count."""
+        self.is_suspect = True
+        for change in transaction.changes:
+            if isinstance(change, Relation):
+                plans.announce(change)
+        self._by_relation = {}
+
+
+def ordered_changes(transaction: Transaction, plans: Plans) -> list[tuple[TablePlan, bytes] | TruncateStep]:
+    """Return a transaction's changes in source order, each with its plan; announcements on the way are put in force."""
+    changes: list[tuple[TablePlan, bytes] | TruncateStep] = []
+    for change in transaction.changes:
+        if isinstance(change, Relation):
+            plans.announce(change)
+        elif change[KIND_AT] == TRUNCATE:
+            changes.append(truncate_step(change, plans))
+        else:
+            changes.append((plans.of(change), change))
+    return changes
+
+
+def truncate_step(frame: bytes, plans: Plans) -> TruncateStep:
+    """Read a Truncate frame.
+
+    Raises:
+        ProtocolError: a relation was never announced, or the bytes are malformed.
+    """
+    message = decode(frame[FRAME_HEADER_BYTES:])
+    assert isinstance(message, Truncate)
+    tables = []
+    for oid in message.relation_oids:
+        plan = plans.current.get(oid)
+        if plan is None:
+            raise ProtocolError("T", 5, f"relation {oid} was never announced")
+        tables.append(plan)
+    return TruncateStep(tuple(tables), message.restart_identity)
+
+
+def is_serial(transaction: Transaction, plans: Plans) -> bool:
+    """Tell whether a transaction touches a table where the target runs code: then all of it keeps source order.
+
+    The leader gives such a transaction a batch of its own.
+    """
+    if not any(plan.lane is Lane.SERIAL for plan in plans.current.values()) and not any(
+        plans.known[relation].lane is Lane.SERIAL for relation in transaction.relations
+    ):
+        return False
+    announced: dict[int, TablePlan] = {}
+    for change in transaction.changes:
+        if isinstance(change, Relation):
+            announced[change.oid] = plans.known[change]
+        elif change[KIND_AT] != TRUNCATE:
+            plan = announced.get(_relation_at(change, RELATION_AT)[0]) or plans.of(change)
+            if plan.lane is Lane.SERIAL:
+                return True
+    return False

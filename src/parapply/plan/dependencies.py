@@ -1,0 +1,126 @@
+"""Which batch waits for which. Pure; one scheduler serves one stream.
+
+The idea is Amit Kapila's for parallel apply (pgsql-hackers, 2022-04-06 and 2025-08-11): a transaction depends on every
+earlier, unfinished one that holds one of its keys. Two things differ. What is ordered is a batch, because a batch is what
+commits; and a batch's keys are the keys of the dictionaries that already hold its net changes, so two batches are compared
+by set operations and nothing is kept per change. A batch that meets a key in flight waits until its holder has committed,
+not until it has finished executing (traps T-34, T-35).
+
+Doubt widens: a table without comparable keys, with unique indexes beside its key or applied row by row counts as one key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from parapply.plan.batch import Batch
+from parapply.plan.changes import NetSegment, TableChanges
+from parapply.plan.table import Lane
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Why a batch waits, for people: which batch holds what."""
+
+    seq: int
+    table: str
+    kind: str  # 'key', 'table' or 'barrier'
+
+
+def conflict(earlier: Batch, later: Batch) -> Wait | None:
+    """Return why the later batch must wait for the earlier one to commit, or None if they are independent."""
+    if earlier.is_barrier or later.is_barrier:
+        return Wait(earlier.seq, "", "barrier")
+    if earlier.is_suspect or later.is_suspect:
+        return Wait(earlier.seq, "", "barrier")
+    for table in later.table_changes:
+        for other in earlier.table_changes:
+            if table.plan.facts.oid != other.plan.facts.oid:
+                continue
+            kind = _meet(other, table)
+            if kind:
+                return Wait(earlier.seq, table.plan.relation.qualified_name, kind)
+    return None
+
+
+def _meet(earlier: TableChanges, later: TableChanges) -> str:
+    if _is_whole_table(earlier) or _is_whole_table(later):
+        return "table"
+    for held in _keys(earlier):
+        for wanted in _keys(later):
+            if not held.isdisjoint(wanted):
+                return "key"
+    return ""
+
+
+def _is_whole_table(changes: TableChanges) -> bool:
+    plan = changes.plan
+    return plan.is_table_exclusive or plan.lane is not Lane.SET or plan.is_shared
+
+
+def _keys(changes: TableChanges) -> Iterator[set[object]]:
+    for segment in changes.segments:
+        if isinstance(segment, NetSegment) and segment.net:
+            # A dictionary's key view has the set operations, without a copy.
+            yield segment.net.keys()  # type: ignore[misc]
+    if changes.moved_keys:
+        yield changes.moved_keys  # type: ignore[misc]
+
+
+class Scheduler:
+    """Closed batches that have not committed, in source order, and what each waits for.
+
+    Written and read by the leader only.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing in flight."""
+        self._open: dict[int, Batch] = {}
+        self._waits: dict[int, dict[int, Wait]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of batches not committed."""
+        return len(self._open)
+
+    def add(self, batch: Batch) -> bool:
+        """Add a closed batch, later than all others; True if it may start at once."""
+        waits = {}
+        for earlier in self._open.values():
+            wait = conflict(earlier, batch)
+            if wait is not None:
+                waits[earlier.seq] = wait
+        self._open[batch.seq] = batch
+        self._waits[batch.seq] = waits
+        return not waits
+
+    def wait_for_all_earlier(self, batch: Batch) -> bool:
+        """Make a batch wait for every earlier one, as a retry at the head does; True if there is none."""
+        waits = self._waits[batch.seq]
+        for seq in self._open:
+            if seq < batch.seq:
+                waits.setdefault(seq, Wait(seq, "", "barrier"))
+        return not waits
+
+    def committed(self, batch: Batch) -> list[Batch]:
+        """Take a committed batch out and return those that may start now, in source order."""
+        del self._open[batch.seq]
+        del self._waits[batch.seq]
+        freed = []
+        for seq, waits in self._waits.items():
+            if waits.pop(batch.seq, None) is not None and not waits:
+                freed.append(self._open[seq])
+        return freed
+
+    def waits_of(self, batch: Batch) -> tuple[Wait, ...]:
+        """Return what a batch waits for now."""
+        return tuple(self._waits.get(batch.seq, {}).values())
+
+    @property
+    def head(self) -> Batch | None:
+        """Return the earliest batch that has not committed: it has the commit turn."""
+        return next(iter(self._open.values()), None)
+
+    def batches(self) -> list[Batch]:
+        """Return the batches not committed, in source order."""
+        return list(self._open.values())

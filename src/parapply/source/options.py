@@ -1,0 +1,134 @@
+"""What is asked of the publisher when the stream starts: pgoutput's options, the command, and session settings.
+
+In: plain values. Out: SQL texts and a connection string. Pure; must never open a connection.
+
+Source: PostgreSQL manual, "Logical Streaming Replication Parameters", "Streaming Replication Protocol",
+"String Functions and Operators" (quote_ident); PostgreSQL's `repl_scanner.l` for what the replication grammar quotes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from psycopg import conninfo
+
+from parapply.errors import ConfigError, SourceRefused
+from parapply.model import format_lsn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Protocol 1 carries everything this version applies. 2 adds streams, 3 two-phase, 4 parallel streams: asking for
+#: them, or for `binary` or `messages`, would bring messages that nothing here applies yet.
+PROTO_VERSION = 1
+
+#: server_version_num of the first server whose pgoutput knows `origin`.
+_ORIGIN_SINCE = 160000
+
+_SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
+
+#: Values travel as text, so the publisher's session must print what the target's session reads (trap T-44), and two
+#: sessions must print one key alike (T-21), whatever ALTER ROLE or ALTER DATABASE say.
+SESSION_SETTINGS: tuple[tuple[str, str], ...] = (
+    ("DateStyle", "ISO, YMD"),
+    ("IntervalStyle", "postgres"),
+    ("TimeZone", "UTC"),
+    ("extra_float_digits", "3"),
+    ("bytea_output", "hex"),
+    ("lc_monetary", "C"),
+    # reg* values are printed with their schema, except pg_catalog's.
+    ("search_path", "pg_catalog"),
+    ("statement_timeout", "0"),
+    ("lock_timeout", "0"),
+    ("idle_in_transaction_session_timeout", "0"),
+)
+
+
+def start_options(server_version_num: int, publications: Sequence[str], origin: str) -> tuple[tuple[str, str], ...]:
+    """Return pgoutput's options as (name, value); values are not quoted yet.
+
+    Args:
+        server_version_num: of the publisher, for example 180004.
+        publications: their names, as in pg_publication.
+        origin: `any`, or `none` for changes that no subscriber wrote (16 and later).
+
+    Raises:
+        SourceRefused: the publisher is too old for `origin = "none"`.
+        ConfigError: no publication, or a name that no publication can have.
+    """
+    options = [("proto_version", str(PROTO_VERSION)), ("publication_names", _identifier_list(publications))]
+    if origin != "any":
+        if server_version_num < _ORIGIN_SINCE:
+            raise SourceRefused(
+                f"source.origin = {origin!r} needs a publisher of PostgreSQL 16 or later",
+                hint="set source.origin = 'any', or do not replicate in a circle",
+            )
+        options.append(("origin", origin))
+    return tuple(options)
+
+
+def _identifier_list(names: Sequence[str]) -> str:
+    """Return names as SplitIdentifierString reads them: unquoted ones would be folded to lower case."""
+    if not names or not all(names) or any("\0" in name for name in names):
+        raise ConfigError("source.publications: name at least one publication; a name is not empty and has no NUL")
+    return ",".join('"' + name.replace('"', '""') + '"' for name in names)
+
+
+def start_replication_sql(slot: str, start_lsn: int, options: Sequence[tuple[str, str]]) -> str:
+    """Return the START_REPLICATION command.
+
+    The replication grammar has no escapes but doubled quotes: a backslash stands for itself.
+
+    Args:
+        slot: name of the slot.
+        start_lsn: the watermark; the publisher silently starts later if it was told more.
+        options: of `start_options`.
+
+    Raises:
+        ConfigError: no slot can have this name.
+    """
+    if not _SLOT_NAME.fullmatch(slot):
+        raise ConfigError(
+            f"source.slot: {slot!r} is not a slot name: lower case letters, digits and underscores, at most 63"
+        )
+    pairs = ", ".join(f"\"{name}\" '{value.replace(chr(39), chr(39) * 2)}'" for name, value in options)
+    return f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(start_lsn)} ({pairs})'
+
+
+def connection_options() -> str:
+    """Return SESSION_SETTINGS as the `options` parameter of a connection, blanks escaped by a backslash."""
+    return " ".join(f"-c {name}={_escaped(value)}" for name, value in SESSION_SETTINGS)
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace(" ", "\\ ")
+
+
+def source_conninfo(dsn: str, *, application_name: str, is_replication: bool, connect_timeout_s: int) -> str:
+    """Return the connection string of a session on the publisher, with its settings pinned.
+
+    Options of the user's own DSN come first, so that ours win. An application_name in the DSN wins over ours:
+    synchronous_standby_names may refer to it.
+
+    Args:
+        dsn: as configured; it holds the password, so the result does, too.
+        application_name: if the DSN has none.
+        is_replication: a walsender session of the DSN's database, for START_REPLICATION.
+        connect_timeout_s: if the DSN has none.
+
+    Raises:
+        ConfigError: the DSN cannot be parsed.
+    """
+    try:
+        parameters: dict[str, Any] = dict(conninfo.conninfo_to_dict(dsn))
+    except Exception as error:
+        # libpq's message may repeat parts of the string, the password among them.
+        raise ConfigError("source.dsn: not a connection string of PostgreSQL") from error
+    parameters["options"] = f"{parameters.get('options') or ''} {connection_options()}".strip()
+    parameters.setdefault("application_name", application_name)
+    parameters.setdefault("connect_timeout", connect_timeout_s)
+    parameters["client_encoding"] = "UTF8"
+    if is_replication:
+        parameters["replication"] = "database"
+    return conninfo.make_conninfo(**parameters)

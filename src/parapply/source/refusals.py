@@ -1,0 +1,206 @@
+"""Every reason not to read a slot, as pure checks of facts against the target's state.
+
+In: `SourceFacts` and `KnownPosition`. Out: nothing, or `SourceRefused` with what to do. Also timelines: how to tell
+whether the watermark still names the same transactions after a failover (trap F14).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from parapply.errors import SourceRefused
+from parapply.model import format_lsn, parse_lsn
+from parapply.source.slot import connect, inspect, source_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from parapply.source.slot import Connection, SlotFacts, SourceFacts
+
+_GAP_HINT = (
+    "transactions are missing on the target and the slot cannot give them: copy the tables anew "
+    "(`parapply drop`, then init), or restore the target to a state at or after the slot's position"
+)
+_LOST_HINT = (
+    "`parapply drop`, copy the tables anew, `parapply init`; a larger max_slot_wal_keep_size keeps slots longer"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownPosition:
+    """What the target's state says of the slot."""
+
+    system_identifier: str
+    timeline: int
+    lowest_lsn: int  # the permanent watermark
+
+
+async def verify(conn: Connection, dsn: str, slot_name: str, known: KnownPosition | None) -> SourceFacts:
+    """Inspect the publisher and check everything; fetch the timelines' history if the timeline went on.
+
+    Args:
+        conn: plain session on the publisher.
+        dsn: to open a replication session for the history.
+        slot_name: of the slot to read.
+        known: from the target's state; None if it knows nothing of the slot.
+
+    Raises:
+        SourceRefused: the stream must not start.
+        SourceLost: the connection broke.
+    """
+    facts = await inspect(conn, slot_name)
+    history: Mapping[int, int] = {}
+    if known and facts.system_identifier == known.system_identifier and facts.timeline > known.timeline:
+        history = await timeline_history(dsn, facts.timeline)
+    check_slot(facts, slot_name, known, history)
+    return facts
+
+
+def check_slot(
+    facts: SourceFacts, slot_name: str, known: KnownPosition | None, history: Mapping[int, int] | None = None
+) -> None:
+    """Refuse a publisher, a slot or a position that cannot continue what is on the target.
+
+    A slot that is in use is no refusal: START_REPLICATION tells that (SlotBusy).
+
+    Args:
+        facts: the publisher now.
+        slot_name: of the slot to read.
+        known: from the target's state; None if it knows nothing of the slot (it is adopted).
+        history: switch points of the publisher's timeline, needed only if it went on.
+
+    Raises:
+        SourceRefused: with what was found, and what to do.
+    """
+    check_server(facts)
+    if known:
+        _check_cluster(facts, known, history or {})
+    if facts.slot is None:
+        if known:
+            raise SourceRefused(
+                f"slot {slot_name!r} is no longer on the publisher, but the target has applied it up to "
+                f"{format_lsn(known.lowest_lsn)}",
+                hint=_LOST_HINT,
+            )
+        raise SourceRefused(f"slot {slot_name!r} does not exist", hint="`parapply init` creates it")
+    _check_kind(facts.slot, facts.database)
+    confirmed = facts.slot.confirmed_flush_lsn
+    if known and confirmed is not None and confirmed > known.lowest_lsn:
+        raise SourceRefused(
+            f"slot {slot_name!r} starts at {format_lsn(confirmed)}, but the target has only what ends up to "
+            f"{format_lsn(known.lowest_lsn)}: the slot was made anew or read by another, or the target was restored",
+            hint=_GAP_HINT,
+        )
+
+
+def check_server(facts: SourceFacts) -> None:
+    """Refuse a publisher that cannot serve any slot.
+
+    Raises:
+        SourceRefused: wal_level is too low, or the server is a standby.
+    """
+    if facts.wal_level != "logical":
+        raise SourceRefused(
+            f"source: wal_level is {facts.wal_level}", hint="set wal_level = logical on the publisher and restart it"
+        )
+    if facts.is_in_recovery:
+        raise SourceRefused(
+            "source: the server is a standby (in recovery)",
+            hint="point source.dsn to the primary, for example with target_session_attrs=read-write and all hosts",
+        )
+
+
+def _check_cluster(facts: SourceFacts, known: KnownPosition, history: Mapping[int, int]) -> None:
+    if facts.system_identifier != known.system_identifier:
+        raise SourceRefused(
+            f"source.dsn leads to the cluster with system identifier {facts.system_identifier}, but the target has "
+            f"applied the cluster {known.system_identifier}",
+            hint="correct source.dsn",
+        )
+    if facts.timeline == known.timeline:
+        return
+    if facts.timeline < known.timeline:
+        raise SourceRefused(
+            f"the publisher is on timeline {facts.timeline}, the target has applied timeline {known.timeline}: this is "
+            "an old primary, or a backup of it",
+            hint="point source.dsn to the primary of the newest timeline",
+        )
+    left_at = history.get(known.timeline)
+    if left_at is None or known.lowest_lsn > left_at:
+        left = "never was on it" if left_at is None else f"left it at {format_lsn(left_at)}"
+        raise SourceRefused(
+            f"the target has applied timeline {known.timeline} up to {format_lsn(known.lowest_lsn)}, but the "
+            f"publisher, now on timeline {facts.timeline}, {left}: the target has transactions that the publisher lost",
+            hint="the same LSN may now name another transaction; copy the tables anew (`parapply drop`, then init)",
+        )
+
+
+def _check_kind(slot: SlotFacts, database: str) -> None:
+    """Refuse a slot that is lost or not for us; the first reason that holds."""
+    name = slot.name
+    if slot.slot_type != "logical":
+        raise SourceRefused(f"slot {name!r} is a {slot.slot_type} slot", hint="choose another source.slot")
+    if slot.plugin != "pgoutput":
+        raise SourceRefused(f"slot {name!r} uses the plugin {slot.plugin}", hint="choose a slot with pgoutput")
+    if slot.database != database:
+        raise SourceRefused(
+            f"slot {name!r} is in the database {slot.database!r}, source.dsn leads to {database!r}",
+            hint="correct the database in source.dsn, or choose another source.slot",
+        )
+    if slot.is_temporary:
+        raise SourceRefused(
+            f"slot {name!r} is temporary: it ends with the session that made it", hint="choose another source.slot"
+        )
+    reason = slot.invalidation_reason or ("wal_removed" if slot.wal_status == "lost" else "")
+    if not reason and slot.is_conflicting:
+        reason = "a conflict with recovery"
+    if reason:
+        raise SourceRefused(f"slot {name!r} was invalidated by the publisher ({reason})", hint=_LOST_HINT)
+    if slot.is_two_phase:
+        raise SourceRefused(
+            f"slot {name!r} has two_phase: prepared transactions would come before their commit",
+            hint="two-phase commit is not supported yet: choose a slot made without two_phase",
+        )
+
+
+async def timeline_history(dsn: str, timeline: int) -> dict[int, int]:
+    """Return the switch points of a timeline: each earlier one, and the LSN where it was left.
+
+    Raises:
+        SourceRefused: the role lacks REPLICATION, or the history file is gone.
+        SourceLost: the connection broke.
+    """
+    if timeline <= 1:
+        return {}
+    conn = await connect(dsn, application_name="parapply timeline", is_replication=True)
+    async with conn:
+        with source_errors("reading the timeline's history"):
+            cursor = await conn.execute(f"TIMELINE_HISTORY {timeline:d}".encode())
+        # Not through the bytea loader: the server sends the file's bytes as they are, not escaped.
+        content = cursor.pgresult.get_value(0, 1) if cursor.pgresult else None
+    return parse_timeline_history((content or b"").decode(errors="replace"))
+
+
+def parse_timeline_history(text: str) -> dict[int, int]:
+    """Return {timeline: LSN where it was left} of a timeline history file.
+
+    Each line: number of the parent timeline, LSN of the switch, reason; blank lines and comments (#) do not count.
+
+    Raises:
+        SourceRefused: a line is something else.
+
+    Source: PostgreSQL manual, "TIMELINE_HISTORY"; `src/backend/access/transam/timeline.c`, readTimeLineHistory.
+    """
+    switches = {}
+    for line in text.splitlines():
+        fields = line.split("#", 1)[0].split()
+        if not fields:
+            continue
+        try:
+            switches[int(fields[0])] = parse_lsn(fields[1])
+        except (IndexError, ValueError) as error:
+            raise SourceRefused(
+                f"source: not a line of a timeline history: {line!r}", hint="see pg_wal/*.history on the publisher"
+            ) from error
+    return switches

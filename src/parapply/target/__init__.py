@@ -1,0 +1,1 @@
+"""The target: catalogue facts, matching, statements, sessions and state tables. Starts no tasks."""

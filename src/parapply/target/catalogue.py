@@ -1,0 +1,250 @@
+"""The catalogue query behind `target/facts.py`: one statement, so one round trip and one snapshot. Pure text.
+
+Types, operators and collations are returned quoted and with their schema, whatever the session's search_path is.
+Parameters: `$1` schema, `$2` table, `$3` session_replication_role.
+
+Source: PostgreSQL manual, "System Catalogs": pg_class, pg_attribute, pg_type, pg_index, pg_opclass, pg_amop,
+pg_trigger, pg_rewrite, pg_constraint, pg_attrdef, pg_depend, pg_cast.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_TABLE: Final = """
+table_ AS (  -- zero or one row
+  SELECT c.oid, c.relkind, c.relreplident, c.relrowsecurity
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+  WHERE n.nspname = $1 AND c.relname = $2
+),
+tree(relid) AS (  -- the table and all partitions below it; children by plain inheritance are not replicated to
+  SELECT oid FROM table_
+  UNION ALL
+  SELECT i.inhrelid FROM tree
+  JOIN pg_catalog.pg_inherits i ON i.inhparent = tree.relid
+  JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition
+),
+attribute AS (
+  SELECT a.* FROM table_ JOIN pg_catalog.pg_attribute a ON a.attrelid = table_.oid
+  WHERE a.attnum > 0 AND NOT a.attisdropped
+)"""
+
+# Domains take their length from the innermost domain; the column's own modifier is -1 then (getBaseTypeAndTypmod).
+_TYPES: Final = """
+base(attnum, typid, typmod) AS (
+  SELECT attnum, atttypid, atttypmod FROM attribute
+  UNION ALL
+  SELECT b.attnum, t.typbasetype, t.typtypmod FROM base b
+  JOIN pg_catalog.pg_type t ON t.oid = b.typid AND t.typtype = 'd'
+),
+part(attnum, typid, is_compared) AS (  -- a column's type and every type inside it
+  SELECT attnum, atttypid, true FROM attribute
+  UNION
+  SELECT p.attnum, x.typid, p.is_compared AND x.is_compared FROM part p
+  JOIN pg_catalog.pg_type t ON t.oid = p.typid
+  CROSS JOIN LATERAL (
+    SELECT t.typbasetype, true WHERE t.typtype = 'd'
+    UNION ALL
+    SELECT t.typelem, true
+    WHERE t.typelem <> 0 AND t.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc
+    UNION ALL
+    SELECT a.atttypid, true FROM pg_catalog.pg_attribute a
+    WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+    UNION ALL  -- a range compares with an operator class of its own, so its subtype needs none
+    SELECT r.rngsubtype, false FROM pg_catalog.pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
+  ) x(typid, is_compared)
+),
+equal_(typid, operator) AS (  -- the default equality operator of every type met (GetDefaultOpClass)
+  SELECT DISTINCT ON (t.oid) t.oid, 'OPERATOR(' || pg_catalog.quote_ident(n.nspname) || '.' || o.oprname || ')'
+  FROM (SELECT DISTINCT typid FROM part) p
+  JOIN pg_catalog.pg_type t ON t.oid = p.typid
+  JOIN pg_catalog.pg_opclass oc ON oc.opcdefault AND (
+    oc.opcintype = t.oid
+    OR oc.opcintype = CASE
+      WHEN t.typtype = 'e' THEN 'pg_catalog.anyenum'::pg_catalog.regtype
+      WHEN t.typtype = 'r' THEN 'pg_catalog.anyrange'::pg_catalog.regtype
+      WHEN t.typtype = 'm' THEN 'pg_catalog.anymultirange'::pg_catalog.regtype
+      WHEN t.typtype = 'c' THEN 'pg_catalog.record'::pg_catalog.regtype
+      WHEN t.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc
+        THEN 'pg_catalog.anyarray'::pg_catalog.regtype
+    END
+    OR EXISTS (
+      SELECT FROM pg_catalog.pg_cast k
+      WHERE k.castsource = t.oid AND k.casttarget = oc.opcintype AND k.castmethod = 'b' AND k.castcontext = 'i'))
+  JOIN pg_catalog.pg_am m ON m.oid = oc.opcmethod AND m.amname IN ('btree', 'hash')
+  JOIN pg_catalog.pg_amop s ON s.amopfamily = oc.opcfamily AND s.amoplefttype = oc.opcintype
+    AND s.amoprighttype = oc.opcintype AND s.amopstrategy = CASE m.amname WHEN 'btree' THEN 3 ELSE 1 END
+  JOIN pg_catalog.pg_operator o ON o.oid = s.amopopr
+  JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace
+  JOIN pg_catalog.pg_type i ON i.oid = oc.opcintype
+  ORDER BY t.oid, oc.opcintype = t.oid DESC, i.typispreferred DESC, m.amname
+)"""
+
+# As the built-in subscription: the replica identity index if one was named, else the primary key (relation.c,
+# GetRelationIdentityOrPK). Only a btree's strategy 3 is equality; in GiST it is "overlaps" (WITHOUT OVERLAPS).
+_KEY: Final = """
+key_ AS (
+  SELECT i.* FROM table_ JOIN pg_catalog.pg_index i ON i.indrelid = table_.oid
+  WHERE i.indisvalid AND i.indisready AND i.indislive
+    AND (i.indisprimary OR (i.indisreplident AND table_.relreplident = 'i'))
+  ORDER BY (i.indisreplident AND table_.relreplident = 'i') DESC
+  LIMIT 1
+),
+key_column AS (
+  SELECT a.attnum, a.attname, n.ord,
+    oc.opcdefault AND key_.indcollation[n.ord] = a.attcollation AS is_default,
+    'OPERATOR(' || pg_catalog.quote_ident(ns.nspname) || '.' || o.oprname || ')' AS operator,
+    CASE WHEN key_.indcollation[n.ord] <> a.attcollation THEN
+      ' COLLATE ' || pg_catalog.quote_ident(cn.nspname) || '.' || pg_catalog.quote_ident(co.collname)
+    END AS collate_clause
+  FROM key_
+  CROSS JOIN LATERAL pg_catalog.generate_series(0, key_.indnkeyatts - 1) n(ord)
+  JOIN attribute a ON a.attnum = key_.indkey[n.ord]
+  JOIN pg_catalog.pg_opclass oc ON oc.oid = key_.indclass[n.ord]
+  LEFT JOIN pg_catalog.pg_am m ON m.oid = oc.opcmethod AND m.amname = 'btree'
+  LEFT JOIN pg_catalog.pg_amop s ON m.oid IS NOT NULL AND s.amopfamily = oc.opcfamily
+    AND s.amoplefttype = oc.opcintype AND s.amoprighttype = oc.opcintype AND s.amopstrategy = 3
+  LEFT JOIN pg_catalog.pg_operator o ON o.oid = s.amopopr
+  LEFT JOIN pg_catalog.pg_namespace ns ON ns.oid = o.oprnamespace
+  LEFT JOIN pg_catalog.pg_collation co ON co.oid = key_.indcollation[n.ord]
+  LEFT JOIN pg_catalog.pg_namespace cn ON cn.oid = co.collnamespace
+)"""
+
+# Built-in functions leave no trace in pg_depend, so what is found belongs to a user or an extension. An operator in an
+# expression is recorded as the operator, not as its function.
+_CODE: Final = """
+called(classid, objid, function) AS (
+  SELECT d.classid, d.objid, p.oid::pg_catalog.regprocedure::text
+  FROM pg_catalog.pg_depend d
+  LEFT JOIN pg_catalog.pg_operator o
+    ON d.refclassid = 'pg_catalog.pg_operator'::pg_catalog.regclass AND o.oid = d.refobjid
+  JOIN pg_catalog.pg_proc p ON p.oid = CASE d.refclassid
+    WHEN 'pg_catalog.pg_proc'::pg_catalog.regclass THEN d.refobjid
+    WHEN 'pg_catalog.pg_operator'::pg_catalog.regclass THEN o.oprcode END
+  WHERE p.provolatile <> 'i' AND p.pronamespace <> 'pg_catalog'::pg_catalog.regnamespace
+    AND d.classid IN ('pg_catalog.pg_constraint'::pg_catalog.regclass, 'pg_catalog.pg_attrdef'::pg_catalog.regclass,
+      'pg_catalog.pg_type'::pg_catalog.regclass, 'pg_catalog.pg_class'::pg_catalog.regclass)
+),
+holder(classid, objid, what) AS (
+  SELECT 'pg_catalog.pg_constraint'::pg_catalog.regclass, c.oid, 'check constraint ' || c.conname
+  FROM pg_catalog.pg_constraint c WHERE c.contype = 'c' AND c.conrelid IN (SELECT relid FROM tree)
+  UNION ALL
+  SELECT 'pg_catalog.pg_constraint'::pg_catalog.regclass, c.oid,
+    'check constraint ' || c.conname || ' of domain ' || c.contypid::pg_catalog.regtype
+  FROM pg_catalog.pg_constraint c WHERE c.contypid IN (SELECT typid FROM part)
+  UNION ALL
+  SELECT 'pg_catalog.pg_class'::pg_catalog.regclass, i.indexrelid, 'index ' || i.indexrelid::pg_catalog.regclass
+  FROM pg_catalog.pg_index i WHERE i.indrelid IN (SELECT relid FROM tree)
+  UNION ALL
+  SELECT 'pg_catalog.pg_class'::pg_catalog.regclass, relid, 'partition key of ' || relid::pg_catalog.regclass FROM tree
+)"""
+
+# A cast from text that somebody made takes the place of the input function in `value::type`. A binary-coercible one is
+# harmless where the input function is text's own (citext). Of the built-in ones only that to regclass reads other texts
+# than the input function, which takes numbers.
+_COLUMNS: Final = """
+SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object(
+  'name', a.attname,
+  'type_sql', pg_catalog.quote_ident(tn.nspname) || '.' || pg_catalog.quote_ident(t.typname),
+  'type_oid', a.atttypid::int8,
+  'base_type_oid', t.oid::int8,
+  'type_modifier', b.typmod,
+  'is_enum', t.typtype = 'e',
+  'is_generated', a.attgenerated <> '',
+  'is_identity_always', a.attidentity = 'a',
+  'is_deterministic', coalesce(co.collisdeterministic, true),
+  'has_equality', NOT EXISTS (
+    SELECT FROM part p JOIN pg_catalog.pg_type pt ON pt.oid = p.typid
+    WHERE p.attnum = a.attnum AND p.is_compared AND pt.typtype <> 'd'
+      AND p.typid NOT IN (SELECT typid FROM equal_)),
+  'operator', coalesce(kc.operator, e.operator),
+  'is_index_default', coalesce(kc.is_default, true),
+  'collate', kc.collate_clause,
+  'default_code', (
+    SELECT coalesce(pg_catalog.json_agg(DISTINCT f.function), '[]') FROM called f
+    WHERE (f.classid, f.objid) IN (
+      SELECT 'pg_catalog.pg_attrdef'::pg_catalog.regclass, d.oid FROM pg_catalog.pg_attrdef d
+      WHERE d.adrelid = a.attrelid AND d.adnum = a.attnum
+      UNION ALL
+      SELECT 'pg_catalog.pg_type'::pg_catalog.regclass, p.typid FROM part p
+      JOIN pg_catalog.pg_type pt ON pt.oid = p.typid AND pt.typtype = 'd' WHERE p.attnum = a.attnum)),
+  'has_text_cast', EXISTS (
+    SELECT FROM pg_catalog.pg_cast k
+    WHERE k.castsource = 'pg_catalog.text'::pg_catalog.regtype AND k.casttarget = t.oid
+      AND (k.oid >= 16384 OR t.oid = 'pg_catalog.regclass'::pg_catalog.regtype)
+      AND (k.castmethod = 'f' OR (k.castmethod = 'b' AND (
+        SELECT p.prosrc <> 'textin' FROM pg_catalog.pg_proc p WHERE p.oid = t.typinput))))
+) ORDER BY a.attnum), '[]')
+FROM attribute a
+JOIN base b ON b.attnum = a.attnum
+JOIN pg_catalog.pg_type t ON t.oid = b.typid AND t.typtype <> 'd'
+JOIN pg_catalog.pg_namespace tn ON tn.oid = t.typnamespace
+LEFT JOIN pg_catalog.pg_collation co ON co.oid = a.attcollation
+LEFT JOIN equal_ e ON e.typid = t.oid
+LEFT JOIN key_column kc ON kc.attnum = a.attnum"""
+
+# An index not yet valid or ready counts: it will refuse rows before anyone reads the catalogue again. An index that a
+# partition inherits is named once, by its ancestor, if that one belongs to a table of the tree.
+_OTHER_UNIQUE: Final = """
+SELECT coalesce(pg_catalog.json_agg(
+  c.relname || CASE WHEN i.indrelid <> table_.oid THEN ' on ' || i.indrelid::pg_catalog.regclass ELSE '' END
+  ORDER BY i.indrelid <> table_.oid, c.relname), '[]')
+FROM tree JOIN pg_catalog.pg_index i ON i.indrelid = tree.relid
+JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
+WHERE (i.indisunique OR i.indisexclusion) AND i.indislive
+  AND (i.indisexclusion OR i.indexrelid NOT IN (SELECT indexrelid FROM key_))
+  AND NOT EXISTS (
+    SELECT FROM pg_catalog.pg_inherits h JOIN pg_catalog.pg_index u ON u.indexrelid = h.inhparent
+    WHERE h.inhrelid = i.indexrelid AND u.indrelid IN (SELECT relid FROM tree))"""
+
+# tgenabled: O fires in origin and local, R in replica, A always, D never. Foreign keys are internal triggers. Before
+# PostgreSQL 15 a row trigger cloned to a partition is marked internal too. Statement triggers of a partition do not
+# fire for statements that name the root.
+_TRIGGERS: Final = """
+SELECT coalesce(pg_catalog.json_agg(DISTINCT
+  CASE WHEN k.contype = 'f' THEN 'foreign key ' || k.conname
+    ELSE 'trigger ' || t.tgname
+      || CASE WHEN t.tgparentid = 0 AND t.tgrelid <> table_.oid
+           THEN ' on ' || t.tgrelid::pg_catalog.regclass ELSE '' END
+  END), '[]')
+FROM tree JOIN pg_catalog.pg_trigger t ON t.tgrelid = tree.relid
+LEFT JOIN pg_catalog.pg_constraint k ON k.oid = t.tgconstraint
+WHERE t.tgenabled IN ('A', CASE WHEN $3 = 'replica' THEN 'R' ELSE 'O' END)
+  AND (NOT t.tgisinternal OR k.contype = 'f' OR (t.tgparentid <> 0 AND coalesce(k.contype, 't') = 't'))
+  AND (t.tgrelid = table_.oid OR t.tgtype & 1 = 1)"""
+
+# Only rules of the relation that a statement names act, so those of partitions do not count.
+_RULES: Final = """
+SELECT coalesce(pg_catalog.json_agg('rule ' || r.rulename ORDER BY r.rulename), '[]')
+FROM pg_catalog.pg_rewrite r
+WHERE r.ev_class = table_.oid AND r.rulename <> '_RETURN'
+  AND r.ev_enabled IN ('A', CASE WHEN $3 = 'replica' THEN 'R' ELSE 'O' END)"""
+
+#: Columns: oid, relkind, key is immediate (NULL without a key), then JSON: columns, key column names, other unique
+#: indexes, triggers, rules, code, foreign partitions. No row: no such relation.
+FACTS_SQL: Final = f"""
+WITH RECURSIVE {_TABLE}, {_TYPES}, {_KEY}, {_CODE}
+SELECT table_.oid::int8, table_.relkind::text,
+  (SELECT indimmediate FROM key_),
+  ({_COLUMNS}),
+  (SELECT coalesce(pg_catalog.json_agg(attname ORDER BY ord), '[]') FROM key_column),
+  ({_OTHER_UNIQUE}),
+  ({_TRIGGERS}),
+  ({_RULES}),
+  (SELECT coalesce(pg_catalog.json_agg(DISTINCT h.what || ' calls ' || c.function), '[]')
+   FROM holder h JOIN called c ON c.classid = h.classid AND c.objid = h.objid),
+  (SELECT coalesce(pg_catalog.json_agg(c.oid::pg_catalog.regclass::text ORDER BY c.relname), '[]')
+   FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.relid WHERE c.relkind = 'f')
+FROM table_
+"""  # noqa: S608 - only the constants above are put together
+
+#: Parameters: `$1` OID of the table, `$2` privileges as text[]. One row: whether row-level security applies to
+#: this role, whether the schema may be used, the privileges missing in the order asked for, and the role.
+ACCESS_SQL: Final = """
+SELECT pg_catalog.row_security_active(c.oid),
+  pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE'),
+  ARRAY(SELECT p.name FROM pg_catalog.unnest($2::text[]) WITH ORDINALITY p(name, ord)
+        WHERE NOT pg_catalog.has_table_privilege(c.oid, p.name) ORDER BY p.ord),
+  CURRENT_USER::text
+FROM pg_catalog.pg_class c WHERE c.oid = $1::oid
+"""

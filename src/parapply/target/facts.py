@@ -1,0 +1,155 @@
+"""The catalogue's description of a target table: `TableFacts`, and whether this role may write to it.
+
+In: an open connection and names. Out: plain data for `match.py`, or an error that names what is wrong.
+Must never change anything and never guess: what the catalogue does not say is UNKNOWN.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import tuple_row
+
+from parapply.errors import TargetRefused
+from parapply.plan.table import ColumnFacts, Equality, TableFacts
+from parapply.target.catalogue import ACCESS_SQL, FACTS_SQL
+from parapply.target.equality import equality_of
+from parapply.target.settings import target_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: What the publication may need. TRUNCATE is asked for when one comes, as the built-in subscription does.
+ROW_PRIVILEGES: Final = ("INSERT", "UPDATE", "DELETE", "SELECT")
+
+_TABLE_KINDS: Final = frozenset({"r", "p"})
+_KIND_NAMES: Final = {
+    "v": "a view",
+    "m": "a materialized view",
+    "f": "a foreign table",
+    "S": "a sequence",
+    "i": "an index",
+    "I": "an index",
+    "c": "a composite type",
+    "t": "a TOAST table",
+}
+
+
+async def load_facts(conn: psycopg.AsyncConnection[Any], schema: str, name: str, *, role: str) -> TableFacts | None:
+    """Return what the catalogue says of a table now, or None if there is none of that name.
+
+    One round trip. DDL on the target is not in the stream: read again after every Relation message and when a
+    statement fails in a way that an unseen index or column explains (trap T-23).
+
+    Args:
+        conn: any session of the target, in autocommit mode.
+        schema: as announced by the publisher; case matters.
+        name: as announced.
+        role: session_replication_role of the worker sessions; it decides which triggers and rules act.
+
+    Raises:
+        TargetRefused: the relation is not a table, or a partition is a foreign table.
+        TargetLost: the connection broke.
+    """
+    with target_errors(f"reading the catalogue of {schema}.{name}"):
+        row = await _one_row(conn, FACTS_SQL, (schema, name, role))
+    if row is None:
+        return None
+    oid, kind, is_immediate, columns, key_columns, other_unique, triggers, rules, code, foreign = row
+    if kind not in _TABLE_KINDS:
+        # SQL would work through a view's rules or triggers without a word (trap T-29).
+        raise TargetRefused(
+            f"target relation {schema}.{name} is {_KIND_NAMES.get(kind, 'not a table')}, not a table",
+            hint="replicate into a table of that name, or leave the table out of the publication",
+        )
+    if foreign:
+        raise TargetRefused(
+            f"target table {schema}.{name} has foreign tables as partitions: {', '.join(foreign)}",
+            hint="another server does not commit together with the progress record; detach these partitions",
+        )
+    return TableFacts(
+        oid=oid,
+        schema=schema,
+        name=name,
+        is_partitioned=kind == "p",
+        columns=tuple(_column(column) for column in columns),
+        key_columns=tuple(key_columns),
+        key_is_deferrable=is_immediate is False,
+        other_unique=tuple(other_unique),
+        triggers=tuple(triggers),
+        rules=tuple(rules),
+        code=tuple(code),
+    )
+
+
+async def check_table_access(
+    conn: psycopg.AsyncConnection[Any], facts: TableFacts, privileges: Sequence[str] = ROW_PRIVILEGES
+) -> None:
+    """Make sure that the session's role may write to the table and sees all its rows.
+
+    Table privileges count, not those on single columns, as for the built-in subscription. SELECT belongs to them:
+    finding a row by key reads it (trap T-65).
+
+    Args:
+        conn: a session of the role that applies.
+        facts: of the table.
+        privileges: names as in GRANT.
+
+    Raises:
+        TargetRefused: a privilege is missing (all are named), row-level security applies, or the table is gone.
+        TargetLost: the connection broke.
+    """
+    table = f"{facts.schema}.{facts.name}"
+    with target_errors(f"checking access to {table}"):
+        row = await _one_row(conn, ACCESS_SQL, (facts.oid, list(privileges)))
+    if row is None:
+        raise TargetRefused(f"target table {table} was dropped", hint="create it again; its rows are still in the slot")
+    has_policies, has_usage, missing, user = row
+    if not has_usage:
+        missing = [f"USAGE on schema {facts.schema}", *missing]
+    if missing:
+        raise TargetRefused(
+            f"role {user} lacks privileges on target table {table}: {', '.join(missing)}",
+            hint="grant them to the role of target.dsn",
+        )
+    if has_policies:
+        # A hidden row would be UPDATE 0 (trap T-63).
+        raise TargetRefused(
+            f"row-level security of target table {table} applies to role {user}",
+            hint="apply with the table's owner, a superuser or a role with BYPASSRLS",
+        )
+
+
+async def _one_row(conn: psycopg.AsyncConnection[Any], query: str, params: Sequence[object]) -> tuple[Any, ...] | None:
+    # A raw cursor: these texts hold percent signs of their own. The row factory of the connection is not ours.
+    async with psycopg.AsyncRawCursor(conn, row_factory=tuple_row) as cursor:
+        await cursor.execute(sql.SQL(query), params)
+        return await cursor.fetchone()
+
+
+def _column(column: dict[str, Any]) -> ColumnFacts:
+    """Turn one JSON object of the catalogue query into facts."""
+    equality = Equality.UNKNOWN
+    # The key's index decides: another operator class or collation compares in its own way (trap T-21).
+    if column["is_index_default"]:
+        equality = equality_of(
+            column["base_type_oid"], is_enum=column["is_enum"], is_deterministic=column["is_deterministic"]
+        )
+    return ColumnFacts(
+        name=column["name"],
+        type_sql=column["type_sql"],
+        type_oid=column["type_oid"],
+        base_type_oid=column["base_type_oid"],
+        type_modifier=column["type_modifier"],
+        is_enum=column["is_enum"],
+        is_generated=column["is_generated"],
+        is_identity_always=column["is_identity_always"],
+        has_equality=column["has_equality"],
+        equality=equality,
+        equality_operator=column["operator"] or "OPERATOR(pg_catalog.=)",
+        collation_sql=column["collate"] or "",
+        default_code=tuple(column["default_code"]),
+        has_text_cast=column["has_text_cast"],
+    )

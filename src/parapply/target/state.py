@@ -1,0 +1,245 @@
+"""Progress of a slot on the target: read it at start, record it with every batch, advance it durably.
+
+In: a control session (autocommit, pinned), the name of the state schema, LSNs as integers. Out: `SlotState`, SQL texts.
+All LSNs are commit END LSNs (trap T-3). Must never be asked for progress before `lease.fence` has returned: until
+then a session of an earlier daemon may still commit (trap T-14).
+
+Source: traps T-1 to T-16; PostgreSQL manual, "Asynchronous Commit".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from psycopg import sql
+
+from parapply.errors import SourceRefused
+from parapply.model import format_lsn, parse_lsn
+from parapply.target.display import DaemonRow, TableRow, WorkerRow, set_state, write_daemon, write_tables, write_workers
+from parapply.target.settings import rows, target_errors
+from parapply.target.state_schema import drop_schema, ensure_schema, gone, has_schema, in_schema, lsn_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.target.settings import Connection
+
+__all__ = [
+    "DaemonRow",
+    "NewSlot",
+    "Progress",
+    "SlotState",
+    "TableRow",
+    "WorkerRow",
+    "advance",
+    "create",
+    "drop_schema",
+    "drop_slot_state",
+    "ensure_schema",
+    "has_schema",
+    "in_schema",
+    "load",
+    "record_sql",
+    "set_state",
+    "write_daemon",
+    "write_tables",
+    "write_workers",
+]
+
+#: A source commit time, microseconds since 2000-01-01 UTC, as timestamptz. Exact: a float holds 2^53
+#: of them, which is 285 years.
+_TIME = "('2000-01-01 00:00:00+00'::timestamptz + {}::bigint * '1 microsecond'::interval)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotState:
+    """What is committed on the target, as read at start."""
+
+    slot_id: int
+    slot_name: str
+    system_identifier: str
+    timeline: int
+    lowest_lsn: int  # everything that ends here or before is committed
+    ranges: tuple[tuple[int, int], ...]  # every transaction that ends in [first, last] is committed, too
+    members: frozenset[int]  # these, too
+
+    @property
+    def resume_lsn(self) -> int:
+        """Return where START_REPLICATION begins; never 0/0, the publisher forgets what it was told (T-4)."""
+        return self.lowest_lsn
+
+    def is_applied(self, end_lsn: int) -> bool:
+        """Tell whether the source transaction that ends at `end_lsn` is committed here."""
+        return (
+            end_lsn <= self.lowest_lsn
+            or end_lsn in self.members
+            or any(first <= end_lsn <= last for first, last in self.ranges)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSlot:
+    """The first row of a slot."""
+
+    slot_name: str
+    system_identifier: str
+    timeline: int
+    database_name: str  # on the publisher
+    publications: tuple[str, ...]
+    lowest_lsn: int  # where the slot starts: what ends before is on the target already, or never will be
+    commit_order: str
+    workers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What `advance` writes. None leaves a display column as it is."""
+
+    lowest_lsn: int
+    highest_lsn: int
+    confirmed_flush_lsn: int | None = None  # what the publisher was last told, which is the previous lowest_lsn
+    source_lsn: int | None = None
+    last_commit_time_us: int | None = None  # publisher's clock, microseconds since 2000-01-01 UTC
+    lag_s: float | None = None
+    state: str
+    reason: str = ""
+
+
+def record_sql(schema: str) -> str:
+    """Return the INSERT that a worker sends as the FIRST statement of every target transaction.
+
+    First, because a second apply of the same transactions then blocks on this row's key and fails with 23505
+    instead of writing rows twice (T-14); in the same transaction, so that rows and record are one (T-11).
+
+    Parameters, in text format: $1 slot_id; $2 end_lsn; $3 first_lsn; $4 members, a pg_lsn[] literal or NULL for
+    "all that end from first_lsn to end_lsn"; $5 low_lsn; $6 source commit time of the last one in microseconds
+    since 2000-01-01 UTC, the number on the wire; $7 number of source transactions.
+    """
+    text = (
+        "INSERT INTO {s}.applied (slot_id, end_lsn, first_lsn, members, low_lsn, commit_time, n_transactions)"  # noqa: S608  only our own text
+        " VALUES ($1::int, $2::pg_lsn, $3::pg_lsn, $4::pg_lsn[], $5::pg_lsn, " + _TIME.format("$6") + ", $7::int)"
+    )
+    return sql.SQL(text).format(s=sql.Identifier(schema)).as_string(None)
+
+
+async def load(conn: Connection, schema: str, slot_name: str, system_identifier: str) -> SlotState | None:
+    """Read what is committed here for a slot; None if the target knows nothing of it.
+
+    Raises:
+        SourceRefused: the state belongs to a slot of the same name in another cluster (F13).
+        TargetRefused: the state schema is not there, or may not be read.
+        TargetLost: the connection broke.
+    """
+    # One statement, hence one snapshot: between two, an applied row could be pruned into a watermark not yet seen.
+    query = in_schema(
+        "SELECT slot_id, system_identifier, timeline, lowest_lsn, batch.first_lsn, batch.end_lsn,"
+        " batch.members::text[], batch.low_lsn FROM {s}.slots LEFT JOIN {s}.applied AS batch USING (slot_id)"
+        " WHERE slot_name = $1 ORDER BY batch.end_lsn",
+        schema,
+    )
+    with target_errors("reading the state"):
+        found = await rows(conn, query, [slot_name])
+    others = sorted({row[1] for row in found if row[1] != system_identifier})
+    if others:
+        raise SourceRefused(
+            f"slot {slot_name!r} was applied here from the cluster with system identifier {', '.join(others)}; "
+            f"source.dsn leads to the cluster {system_identifier}",
+            hint="correct source.dsn; to follow both clusters give the slots different names or state schemas",
+        )
+    return _slot_state(slot_name, found) if found else None
+
+
+def _slot_state(slot_name: str, found: Sequence[tuple[Any, ...]]) -> SlotState:
+    slot_id, system_identifier, timeline, lowest = found[0][:4]
+    batches = [row[4:] for row in found if row[5] is not None]
+    lowest_lsn = max([parse_lsn(lowest), *(parse_lsn(low) for *_, low in batches)])
+    ranges = []
+    members: set[int] = set()
+    for first, end, ends, _ in batches:
+        if ends is None:
+            ranges.append((parse_lsn(first), parse_lsn(end)))
+        else:
+            members.update(parse_lsn(member) for member in ends)
+    return SlotState(
+        slot_id=slot_id,
+        slot_name=slot_name,
+        system_identifier=system_identifier,
+        timeline=timeline,
+        lowest_lsn=lowest_lsn,
+        ranges=tuple(pair for pair in ranges if pair[1] > lowest_lsn),
+        members=frozenset(member for member in members if member > lowest_lsn),
+    )
+
+
+async def create(conn: Connection, schema: str, slot: NewSlot) -> int:
+    """Write the first row of a slot, durably (a control session commits synchronously), and return its slot_id.
+
+    Raises:
+        TargetRefused: the row exists, or a privilege is missing.
+        TargetLost: the connection broke; look before trying again.
+    """
+    query = in_schema(
+        "INSERT INTO {s}.slots (slot_name, system_identifier, timeline, database_name, publications, lowest_lsn,"
+        " highest_lsn, commit_order, workers, state) VALUES ($1, $2, $3::int, $4, $5::text[], $6::pg_lsn, $6::pg_lsn,"
+        " $7, $8::int, 'stopped') RETURNING slot_id",
+        schema,
+    )
+    values = [slot.slot_name, slot.system_identifier, slot.timeline, slot.database_name, list(slot.publications)]
+    with target_errors("creating the state of the slot"):
+        ((slot_id,),) = await rows(conn, query, [*values, format_lsn(slot.lowest_lsn), slot.commit_order, slot.workers])
+    return int(slot_id)
+
+
+async def advance(conn: Connection, schema: str, slot_id: int, progress: Progress) -> int:
+    """Move the watermark durably, prune what it has passed, and return where it stands.
+
+    When this returns, everything that committed on this cluster before the call is durable, whatever
+    synchronous_commit it used: WAL is one sequence, flushed in order, and this commit waits for the flush of its
+    own record, which lies behind theirs (T-1). So the publisher may be told `lowest_lsn`; and because an idle
+    keep-alive's LSN is persisted here before it is told, a slot ahead of the watermark always means a gap (T-8).
+
+    The watermark never goes backwards. Only the control session writes this row: workers updating it would wait
+    for each other against the commit order (T-16).
+
+    Raises:
+        TargetRefused: the slot's row is gone.
+        TargetLost: the connection broke; what was and was not advanced is known after reading the state again.
+    """
+    query = in_schema(
+        "WITH moved AS (UPDATE {s}.slots SET lowest_lsn = GREATEST(lowest_lsn, $2::pg_lsn),"  # noqa: S608  only our own text
+        " highest_lsn = GREATEST(highest_lsn, $2::pg_lsn, $3::pg_lsn),"
+        " confirmed_flush_lsn = COALESCE($4::pg_lsn, confirmed_flush_lsn),"
+        " source_lsn = COALESCE($5::pg_lsn, source_lsn),"
+        " last_commit_time = COALESCE(" + _TIME.format("$6") + ", last_commit_time),"
+        " lag_s = COALESCE($7::float8, lag_s), state = $8, reason = $9, updated_at = pg_catalog.clock_timestamp()"
+        " WHERE slot_id = $1::int RETURNING slot_id, lowest_lsn),"
+        " pruned AS (DELETE FROM {s}.applied AS batch USING moved WHERE batch.slot_id = moved.slot_id"
+        " AND batch.end_lsn <= moved.lowest_lsn)"
+        " SELECT lowest_lsn FROM moved",
+        schema,
+    )
+    values: list[object] = [slot_id, format_lsn(progress.lowest_lsn), format_lsn(progress.highest_lsn)]
+    values += [lsn_text(progress.confirmed_flush_lsn), lsn_text(progress.source_lsn), progress.last_commit_time_us]
+    values += [progress.lag_s, progress.state, progress.reason]
+    with target_errors("advancing the watermark"):
+        async with conn.transaction():
+            await conn.execute("SET LOCAL synchronous_commit = on")
+            found = await rows(conn, query, values)
+    if not found:
+        raise gone(slot_id)
+    return parse_lsn(found[0][0])
+
+
+async def drop_slot_state(conn: Connection, schema: str, slot_id: int) -> None:
+    """Forget a slot. The lease must be held: a daemon that still runs would apply without a record.
+
+    Raises:
+        TargetRefused: a privilege is missing.
+        TargetLost: the connection broke.
+    """
+    with target_errors("dropping the state of the slot"):
+        async with conn.transaction():
+            for table in ("tables", "workers", "applied", "slots"):
+                query = sql.SQL("DELETE FROM {} WHERE slot_id = $1::int").format(sql.Identifier(schema, table))
+                await rows(conn, query, [slot_id])

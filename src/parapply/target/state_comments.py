@@ -1,0 +1,96 @@
+"""What COMMENT ON says about each table, view and column of the state schema. Text for people, no logic."""
+
+from __future__ import annotations
+
+#: (kind, name) of the object: its comment and those of its columns.
+COMMENTS: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
+    ("TABLE", "schema_version"): (
+        "One row: the layout version of this schema, written by parapply.",
+        {"version": "Layout version; a parapply that knows only older ones refuses to start.", "created_at": "When."},
+    ),
+    ("TABLE", "slots"): (
+        "One row for each replication slot applied here. Read the view progress instead. LSNs are commit end LSNs.",
+        {
+            "slot_id": "Names the locks and prepared transactions of this slot.",
+            "slot_name": "Replication slot on the publisher.",
+            "system_identifier": "Cluster the slot belongs to; unsigned 64 bits, hence text.",
+            "timeline": "Timeline of the publisher when last connected.",
+            "database_name": "Database of the slot on the publisher.",
+            "publications": "Publications the slot is read with.",
+            "lowest_lsn": "Permanent watermark: every source transaction that ends here or before is committed here.",
+            "highest_lsn": "End of the newest source transaction known to be committed here.",
+            "confirmed_flush_lsn": "What the publisher was last told is durable here.",
+            "source_lsn": "End of the publisher's WAL as last heard.",
+            "last_commit_time": "When the newest applied transaction committed on the publisher, by its clock.",
+            "lag_s": "Seconds from commit on the publisher to commit here, for the newest transaction.",
+            "commit_order": "preserve: commits come in source order. relaxed: independent ones in any order.",
+            "workers": "Number of worker connections.",
+            "state": "What the daemon does: starting, streaming, catching up, waiting, stopped.",
+            "reason": "Why it is in that state, if it is not plain.",
+            "host": "Machine of the daemon.",
+            "pid": "Process id of the daemon on its machine.",
+            "version": "Version of the daemon.",
+            "started_at": "When the daemon started.",
+            "updated_at": "When this row was last written; an old time means that no daemon runs.",
+        },
+    ),
+    ("TABLE", "applied"): (
+        "One row for each target transaction above the watermark, written inside it; pruned when that has passed it.",
+        {
+            "slot_id": "Slot.",
+            "end_lsn": "End of the last source transaction in it.",
+            "first_lsn": "End of the first source transaction in it.",
+            "members": "Ends of the source transactions in it; null: all that end from first_lsn to end_lsn.",
+            "low_lsn": "Every source transaction that ends here or before is committed once this row is.",
+            "commit_time": "When the last of them committed on the publisher.",
+            "n_transactions": "Number of source transactions in it.",
+        },
+    ),
+    ("TABLE", "workers"): (
+        "What each worker does, and what it waits for; written about once a second for people to read.",
+        {
+            "slot_id": "Slot.",
+            "worker": "Number, from 0.",
+            "pid": "Its server process here, as in pg_stat_activity.",
+            "state": "What it does.",
+            "batch_seq": "Number of its batch since the daemon started.",
+            "end_lsn": "End of the last source transaction in its batch.",
+            "waits_for": "What it waits for and why; null: nothing.",
+            "since": "Since when.",
+            "transactions": "Source transactions applied since the daemon started.",
+            "changes": "Row changes applied since the daemon started.",
+        },
+    ),
+    ("TABLE", "tables"): (
+        "How each table is applied, and why.",
+        {
+            "slot_id": "Slot.",
+            "schema_name": "Schema of the table.",
+            "table_name": "Table.",
+            "lane": "set-based, row by row, or serial.",
+            "is_table_exclusive": "Batches that touch the table never run at the same time.",
+            "reason": "Which index, trigger or rule made it so.",
+            "key_columns": "Columns rows are found by; empty: the whole row.",
+            "retries": "Batches retried because of this table since the daemon started.",
+            "updated_at": "When this row was last written.",
+        },
+    ),
+    ("VIEW", "progress"): (
+        "How far each slot is applied here. Start reading here.",
+        {
+            "slot_name": "Replication slot on the publisher.",
+            "lowest_remote_lsn": "Every source transaction that ends here or before is committed and visible here.",
+            "highest_remote_lsn": "End of the newest source transaction committed here.",
+            "list_remote_lsn": "Ends of source transactions committed above the lowest; of an unbroken run just two.",
+            "in_doubt": "Commits whose outcome is not known yet.",
+            "confirmed_flush_lsn": "What the publisher was last told is durable here.",
+            "lag_bytes": "WAL the publisher has written beyond lowest_remote_lsn, as last heard.",
+            "lag_s": "Seconds from commit on the publisher to commit here, for the newest transaction.",
+            "commit_order": "preserve or relaxed.",
+            "workers": "Number of worker connections.",
+            "state": "What the daemon does.",
+            "reason": "Why it is in that state, if it is not plain.",
+            "updated_at": "When the daemon last wrote; an old time means that no daemon runs.",
+        },
+    ),
+}

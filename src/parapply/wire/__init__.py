@@ -1,0 +1,10 @@
+"""Bytes from the publisher to messages. No I/O, no clocks.
+
+What others may use:
+
+* `frames`: what a walsender puts into a CopyData message, and the status update that goes back;
+* `decode`: the complete, checked decoder of every pgoutput message, protocol versions 1 to 4;
+* `messages`: the types it returns.
+
+Nothing is re-exported here: a function `decode` in this namespace would hide the module of that name.
+"""

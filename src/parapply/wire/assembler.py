@@ -1,0 +1,133 @@
+"""Frames in, source transactions out. Owns the open transaction; does no I/O.
+
+Change messages are not decoded here: the frame is kept whole and read once, by the planner. Only the messages that frame
+a transaction are looked into. One assembler serves one stream: after a reconnect a new one starts empty, because the
+publisher announces its relations again (PROTOCOL.md 5.3, 7).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+from parapply.errors import ProtocolError
+from parapply.model import FRAME_HEADER_BYTES, Relation, Transaction
+from parapply.wire.decode import decode
+from parapply.wire.messages import Begin, Commit, LogicalMessage, Origin, RelationMessage, TypeMessage
+
+#: Counted per change beside its bytes: what the interpreter needs for the frame, the row and its values.
+OVERHEAD_BYTES = 400
+
+_INSERT, _UPDATE, _DELETE, _TRUNCATE = b"IUDT"
+_BEGIN, _COMMIT = b"BC"
+_begin_at = struct.Struct(">qqI").unpack_from
+_commit_at = struct.Struct(">Bqqq").unpack_from
+_send_time_at = struct.Struct(">q").unpack_from
+_BEGIN_BYTES = FRAME_HEADER_BYTES + 1 + 20
+_COMMIT_BYTES = FRAME_HEADER_BYTES + 1 + 25
+_SEND_TIME_AT = 17
+
+
+class Assembler:
+    """Collects the frames of one stream into transactions, large ones in pieces.
+
+    With streaming off the publisher sends a transaction only after its commit, whole, and in commit order: so a piece of
+    a large one may be applied (not committed) before its Commit message has come.
+    """
+
+    def __init__(self, piece_bytes: int) -> None:
+        """Start outside any transaction.
+
+        Args:
+            piece_bytes: a transaction larger than this leaves in pieces of about this size (as counted in
+                ``Transaction.size_bytes``, interpreter overhead included).
+        """
+        self._piece_bytes = piece_bytes
+        self._open: Transaction | None = None
+        self._loose_relations: list[Relation] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether a transaction has begun and not ended; then a keep-alive's LSN proves nothing."""
+        return self._open is not None
+
+    def push(self, frames: Iterable[bytes]) -> list[Transaction]:
+        """Take frames of kind 'w' in arrival order and return the transactions and pieces that are complete.
+
+        Raises:
+            ProtocolError: bytes out of place; the stream cannot go on.
+        """
+        done: list[Transaction] = []
+        current = self._open
+        for frame in frames:
+            kind = frame[FRAME_HEADER_BYTES] if len(frame) > FRAME_HEADER_BYTES else 0
+            if kind in (_INSERT, _UPDATE, _DELETE):
+                if current is None:
+                    raise ProtocolError(chr(kind), 0, "a change outside a transaction")
+                current.changes.append(frame)
+                current.size_bytes += len(frame) + OVERHEAD_BYTES
+                if current.size_bytes >= self._piece_bytes:
+                    current = self._cut(current, done)
+            elif kind == _BEGIN:
+                current = self._begin(frame, current)
+            elif kind == _COMMIT:
+                done.append(self._commit(frame, current))
+                current = None
+            elif kind == _TRUNCATE:
+                if current is None:
+                    raise ProtocolError("T", 0, "a change outside a transaction")
+                decode(frame[FRAME_HEADER_BYTES:])
+                current.changes.append(frame)
+                current.size_bytes += len(frame) + OVERHEAD_BYTES
+                current.has_truncate = True
+            else:
+                self._other(frame, current)
+        self._open = current
+        return done
+
+    def _begin(self, frame: bytes, current: Transaction | None) -> Transaction:
+        if current is not None:
+            raise ProtocolError("B", 0, "a transaction begins inside another")
+        if len(frame) != _BEGIN_BYTES:
+            decode(frame[FRAME_HEADER_BYTES:])
+        commit_lsn, commit_time_us, xid = _begin_at(frame, FRAME_HEADER_BYTES + 1)
+        begun = Transaction(xid, commit_lsn, commit_time_us)
+        for relation in self._loose_relations:
+            _announce(begun, relation)
+        self._loose_relations = []
+        return begun
+
+    def _commit(self, frame: bytes, current: Transaction | None) -> Transaction:
+        if current is None:
+            raise ProtocolError("C", 0, "a commit without a begin")
+        if len(frame) != _COMMIT_BYTES:
+            decode(frame[FRAME_HEADER_BYTES:])
+        flags, commit_lsn, end_lsn, _ = _commit_at(frame, FRAME_HEADER_BYTES + 1)
+        if flags or commit_lsn != current.commit_lsn or end_lsn < commit_lsn:
+            raise ProtocolError("C", 1, "the commit does not match its begin")
+        current.end_lsn = end_lsn
+        current.send_time_us = _send_time_at(frame, _SEND_TIME_AT)[0]
+        return current
+
+    def _cut(self, current: Transaction, done: list[Transaction]) -> Transaction:
+        current.is_last = False
+        done.append(current)
+        rest = Transaction(current.xid, current.commit_lsn, current.commit_time_us)
+        rest.is_first = False
+        return rest
+
+    def _other(self, frame: bytes, current: Transaction | None) -> None:
+        message = decode(frame[FRAME_HEADER_BYTES:])
+        if isinstance(message, RelationMessage):
+            if current is None:
+                self._loose_relations.append(message.relation)
+            else:
+                _announce(current, message.relation)
+        elif not isinstance(message, Origin | TypeMessage | LogicalMessage):
+            assert not isinstance(message, Begin | Commit)
+            raise ProtocolError(chr(frame[FRAME_HEADER_BYTES]), 0, "this message was not asked for")
+
+
+def _announce(transaction: Transaction, relation: Relation) -> None:
+    transaction.relations.append(relation)
+    transaction.changes.append(relation)

@@ -1,0 +1,151 @@
+"""Row data of change messages as slices, for the hot path. The checked reference is ``wire/decode.py``.
+
+A text column on the wire is ``'t'``, a four-byte length and the bytes. From the length on, that is exactly one element of
+a binary ``text[]``: so a value is sliced out once, length included, and travels like that from the socket to the
+parameter; nothing is parsed, escaped or copied again. (PostgreSQL manual, "Logical Replication Message Formats",
+TupleData; the array layout is that of ``array_recv``.)
+
+The interpreted reader makes one bytes object a value, which is the cheapest way plain Python has to move it; no other
+object is made per column.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from parapply.errors import ProtocolError
+from parapply.model import FRAME_HEADER_BYTES
+
+#: A column value: its length-prefixed slice, NULL, or UNCHANGED (a TOAST value that was not sent, trap T-41).
+Value = bytes | None
+Row = list[Value]
+
+#: Length -1: the NULL element of a binary array.
+NULL = b"\xff\xff\xff\xff"
+UNCHANGED = None
+
+_TEXT = ord("t")
+_NULL = ord("n")
+_UNCHANGED = ord("u")
+_length_at = struct.Struct(">I").unpack_from
+
+#: Offsets inside a CopyData frame that holds Insert, Update or Delete outside a stream block.
+KIND_AT = FRAME_HEADER_BYTES
+RELATION_AT = FRAME_HEADER_BYTES + 1
+MARK_AT = FRAME_HEADER_BYTES + 5
+ROW_AT = FRAME_HEADER_BYTES + 6
+
+INSERT = ord("I")
+UPDATE = ord("U")
+DELETE = ord("D")
+TRUNCATE = ord("T")
+NEW = ord("N")
+_OLD_MARKS = b"KO"
+
+
+def read_row(frame: bytes, at: int) -> tuple[Row, int]:
+    """Read the TupleData at an offset.
+
+    Args:
+        frame: a whole CopyData frame.
+        at: offset of the column count.
+
+    Returns:
+        One value per column in wire order, and the offset behind the row. An offset beyond the frame means that the
+        message was cut: callers compare it with the length, because slices shorten silently.
+
+    Raises:
+        IndexError, struct.error: the frame ends early. Callers turn these into ProtocolError with ``malformed``.
+        ProtocolError: a column kind that was not asked for.
+    """
+    count = frame[at] << 8 | frame[at + 1]
+    at += 2
+    row: Row = []
+    append = row.append
+    for _ in range(count):
+        kind = frame[at]
+        at += 1
+        if kind == _TEXT:
+            end = at + 4 + _length_at(frame, at)[0]
+            append(frame[at:end])
+            at = end
+        elif kind == _NULL:
+            append(NULL)
+        elif kind == _UNCHANGED:
+            append(UNCHANGED)
+        else:
+            raise ProtocolError(chr(frame[KIND_AT]), at - 1 - FRAME_HEADER_BYTES, f"column kind {kind:#x} was not asked for")
+    return row, at
+
+
+def read_insert(frame: bytes, n_columns: int) -> Row:
+    """Return the new row of an Insert frame.
+
+    Raises:
+        ProtocolError: the bytes are not an Insert of ``n_columns`` columns.
+    """
+    try:
+        row, end = read_row(frame, ROW_AT)
+        if end == len(frame) and len(row) == n_columns and frame[MARK_AT] == NEW:
+            return row
+    except (IndexError, struct.error):
+        pass
+    raise malformed(frame, n_columns)
+
+
+def read_update(frame: bytes, n_columns: int) -> tuple[Row | None, Row]:
+    """Return the old row (None if it was not sent) and the new row of an Update frame.
+
+    In an old key ('K') the columns outside the publisher's replica identity are NULL: they were not sent, they are not
+    values (PROTOCOL.md 5.3).
+
+    Raises:
+        ProtocolError: the bytes are not an Update of ``n_columns`` columns.
+    """
+    try:
+        if frame[MARK_AT] == NEW:
+            row, end = read_row(frame, ROW_AT)
+            if end == len(frame) and len(row) == n_columns:
+                return None, row
+        elif frame[MARK_AT] in _OLD_MARKS:
+            old, middle = read_row(frame, ROW_AT)
+            if frame[middle] == NEW:
+                row, end = read_row(frame, middle + 1)
+                if end == len(frame) and len(row) == n_columns == len(old):
+                    return old, row
+    except (IndexError, struct.error):
+        pass
+    raise malformed(frame, n_columns)
+
+
+def read_delete(frame: bytes, n_columns: int) -> Row:
+    """Return the old row of a Delete frame; as in ``read_update`` only identity columns are values.
+
+    Raises:
+        ProtocolError: the bytes are not a Delete of ``n_columns`` columns.
+    """
+    try:
+        row, end = read_row(frame, ROW_AT)
+        if end == len(frame) and len(row) == n_columns and frame[MARK_AT] in _OLD_MARKS:
+            return row
+    except (IndexError, struct.error):
+        pass
+    raise malformed(frame, n_columns)
+
+
+def malformed(frame: bytes, n_columns: int) -> ProtocolError:
+    """Return the exact error for a frame the fast readers could not take, by way of the checked decoder."""
+    # Imported here: the reference decoder is needed only when something is already wrong.
+    from parapply.wire.decode import decode  # noqa: PLC0415
+
+    kind = chr(frame[KIND_AT]) if len(frame) > KIND_AT else ""
+    try:
+        decode(frame[FRAME_HEADER_BYTES:])
+    except ProtocolError as error:
+        return error
+    return ProtocolError(kind, 0, f"the row does not have the {n_columns} columns its relation announced")
+
+
+def text_of(value: bytes) -> bytes | None:
+    """Return a value as a text-format parameter: its bytes without the length, or None for NULL."""
+    return None if value is NULL or value == NULL else value[4:]

@@ -1,0 +1,5 @@
+"""Names the plugins of the test suite."""
+
+from __future__ import annotations
+
+pytest_plugins = ["tests.fixtures.selection", "tests.fixtures.servers"]

@@ -1,0 +1,209 @@
+"""Slot checks on real publishers: facts, refusals, timelines, and what a role without privileges can do."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING, TypeVar
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from parapply.errors import SlotBusy, SourceLost, SourceRefused
+from parapply.model import format_lsn, parse_lsn
+from parapply.source import options, refusals, slot
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tests.fixtures.databases import Database
+    from tests.fixtures.servers import OwnServers
+
+T = TypeVar("T")
+
+
+def on_source(dsn: str, work: Callable[[slot.Connection], Awaitable[T]]) -> T:
+    """Run something on a plain session."""
+
+    async def run() -> T:
+        async with await slot.connect(dsn, application_name="test") as conn:
+            return await work(conn)
+
+    return asyncio.run(run())
+
+
+def new_name() -> str:
+    """Return a slot name: they are shared by all databases of a server."""
+    return f"s_{secrets.token_hex(4)}"
+
+
+@pytest.mark.pg_majors(15, 16, 18)
+def test_facts_and_life_of_a_slot(source_db: Database) -> None:
+    """A slot is made, found with its position and dropped; a second one of its name is refused."""
+    name = new_name()
+
+    async def work(conn: slot.Connection) -> None:
+        assert (await slot.inspect(conn, name)).slot is None
+        start_lsn = await slot.create_slot(conn, name)
+        facts = await slot.inspect(conn, name)
+        assert facts.slot is not None
+        assert (facts.slot.confirmed_flush_lsn, facts.slot.plugin) == (start_lsn, "pgoutput")
+        assert (facts.database, facts.timeline, facts.wal_level) == (source_db.dbname, 1, "logical")
+        assert facts.flush_lsn >= start_lsn
+        with pytest.raises(SourceRefused, match="already exists"):
+            await slot.create_slot(conn, name)
+        known = refusals.KnownPosition(system_identifier=facts.system_identifier, timeline=1, lowest_lsn=start_lsn)
+        await refusals.verify(conn, source_db.dsn, name, known)
+        await slot.drop_slot(conn, name)
+        with pytest.raises(SourceRefused, match="no longer"):
+            await refusals.verify(conn, source_db.dsn, name, known)
+
+    on_source(source_db.dsn, work)
+    (identifier,) = source_db.rows("SELECT system_identifier::text FROM pg_control_system()")[0]
+    facts = on_source(source_db.dsn, lambda conn: slot.inspect(conn, name))
+    assert facts.system_identifier == identifier
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_slots_of_other_kinds_are_refused(source_db: Database) -> None:
+    """What the catalogue says of a slot that is not for us is understood on every version."""
+    two_phase = "SELECT pg_create_logical_replication_slot('{}', 'pgoutput', false, true)"
+    makers = {
+        "physical": "SELECT pg_create_physical_replication_slot('{}')",
+        "two_phase": two_phase,
+    }
+    for reason, maker in makers.items():
+        name = new_name()
+        source_db.execute(maker.format(name))
+        with pytest.raises(SourceRefused, match=reason):
+            on_source(source_db.dsn, lambda conn, name=name: refusals.verify(conn, source_db.dsn, name, None))  # type: ignore[misc]
+        source_db.execute(sql.SQL("SELECT pg_drop_replication_slot({})").format(sql.Literal(name)))
+
+
+def test_missing_publications_are_listed(source_db: Database) -> None:
+    """Newer servers only warn of a missing publication: the error says which are missing and which are there."""
+    source_db.execute('CREATE PUBLICATION "P q"; CREATE TABLE t (i int); ALTER PUBLICATION "P q" ADD TABLE t')
+    on_source(source_db.dsn, lambda conn: slot.check_publications(conn, ["P q"]))
+    assert on_source(source_db.dsn, lambda conn: slot.published_tables(conn, ["P q"])) == (("public", "t"),)
+    with pytest.raises(SourceRefused, match="no publication 'p' in this database; there is 'P q'"):
+        on_source(source_db.dsn, lambda conn: slot.check_publications(conn, ["P q", "p"]))
+
+
+@pytest.mark.pg_majors(15, 16, 18)
+def test_stream_starts_with_the_command(source_db: Database) -> None:
+    """The server takes the quoted command with odd publication names; a busy slot is SlotBusy, here and on drop."""
+    name = new_name()
+    publications = ['P "q", %s', "it's"]
+    for publication in publications:
+        source_db.execute(sql.SQL("CREATE PUBLICATION {}").format(sql.Identifier(publication)))
+
+    async def work(conn: slot.Connection) -> None:
+        start_lsn = await slot.create_slot(conn, name)
+        chosen = options.start_options(conn.info.server_version, publications, "any")
+        command = options.start_replication_sql(name, start_lsn, chosen)
+        stream = await slot.connect(source_db.dsn, application_name="test", is_replication=True)
+        async with stream:
+            (style,) = (await (await stream.execute("SHOW DateStyle")).fetchall())[0]
+            assert style == "ISO, YMD"
+            stream.pgconn.send_query(command.encode())
+            source_db.wait_until(f"SELECT active FROM pg_replication_slots WHERE slot_name = '{name}'")
+            with pytest.raises(SlotBusy):
+                await slot.drop_slot(conn, name)
+            stream.pgconn.finish()
+
+    on_source(source_db.dsn, work)
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_minimal_role(source_db: Database) -> None:
+    """A role with nothing but LOGIN and REPLICATION can do all; without REPLICATION the error says what to grant."""
+    name, role = new_name(), new_name()
+    source_db.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)))
+    try:
+        dsn = source_db.dsn_with(user=role)
+        on_source(dsn, lambda conn: slot.inspect(conn, name))
+        with pytest.raises(SourceRefused) as caught:
+            on_source(dsn, lambda conn: slot.create_slot(conn, name))
+        assert "REPLICATION" in caught.value.hint
+        source_db.execute(sql.SQL("ALTER ROLE {} REPLICATION").format(sql.Identifier(role)))
+
+        async def work(conn: slot.Connection) -> None:
+            start_lsn = await slot.create_slot(conn, name)
+            facts = await slot.inspect(conn, name)
+            assert facts.slot is not None
+            assert facts.slot.confirmed_flush_lsn == start_lsn
+            await slot.drop_slot(conn, name)
+
+        on_source(dsn, work)
+    finally:
+        source_db.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
+
+
+def test_unreachable_publisher_is_lost(source_db: Database) -> None:
+    """No server behind the address is retried, not refused."""
+    with pytest.raises(SourceLost):
+        on_source(source_db.dsn_with(host="127.0.0.1", port=1), lambda conn: slot.inspect(conn, "s"))
+
+
+@pytest.mark.crash
+@pytest.mark.pg_majors(15, 18)
+def test_invalidated_slot_is_refused(own_servers: OwnServers) -> None:
+    """A slot that lost its WAL is refused for good, with the server's reason where it tells one (F11)."""
+    server = own_servers(settings={"max_slot_wal_keep_size": "1MB"})
+    server.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+    for _ in range(3):
+        server.execute("SELECT pg_logical_emit_message(false, 'x', 'y'), pg_switch_wal()")
+        server.execute("CHECKPOINT")
+    with pytest.raises(SourceRefused, match=r"invalidated by the publisher \(wal_removed\)"):
+        on_source(server.dsn(), lambda conn: refusals.verify(conn, server.dsn(), "s", None))
+
+
+@pytest.mark.crash
+@pytest.mark.pg_majors(15, 18)
+def test_promotion_is_judged_by_its_switch_point(own_servers: OwnServers) -> None:
+    """After a promotion a watermark before the switch point goes on; one beyond it is refused (F14)."""
+    server = own_servers()
+    dsn = server.dsn()
+    before = on_source(dsn, lambda conn: slot.inspect(conn, "s"))
+    server.stop()
+    (server.data_dir / "standby.signal").touch()
+    server.start()
+    with pytest.raises(SourceRefused, match="standby"):
+        on_source(dsn, lambda conn: refusals.verify(conn, dsn, "s", None))
+    server.execute("SELECT pg_promote()")
+    server.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+    after = on_source(dsn, lambda conn: slot.inspect(conn, "s"))
+    assert (before.timeline, after.timeline) == (1, 2)
+    history = asyncio.run(refusals.timeline_history(dsn, 2))
+    assert before.flush_lsn <= history[1] <= after.flush_lsn
+
+    def verify(lowest_lsn: int) -> None:
+        known = refusals.KnownPosition(system_identifier=before.system_identifier, timeline=1, lowest_lsn=lowest_lsn)
+        on_source(dsn, lambda conn: refusals.verify(conn, dsn, "s", known))
+
+    with pytest.raises(SourceRefused, match=f"left it at {format_lsn(history[1])}"):
+        verify(history[1] + 1)
+    # At the switch point the timeline is accepted; this slot is newer, so the gap is what is refused.
+    with pytest.raises(SourceRefused, match="made anew"):
+        verify(history[1])
+
+
+def test_a_recreated_slot_is_a_gap(source_db: Database) -> None:
+    """A slot dropped and made again starts later than what the target has: refused (F12)."""
+    name = new_name()
+    start_lsn = on_source(source_db.dsn, lambda conn: slot.create_slot(conn, name))
+    with psycopg.connect(source_db.dsn, autocommit=True) as conn:
+        conn.execute(sql.SQL("SELECT pg_drop_replication_slot({})").format(sql.Literal(name)))
+        conn.execute("CREATE TABLE t (i int)")
+        row = conn.execute(
+            sql.SQL("SELECT lsn::text FROM pg_create_logical_replication_slot({}, 'pgoutput')").format(
+                sql.Literal(name)
+            )
+        ).fetchone()
+    assert row
+    assert parse_lsn(row[0]) > start_lsn
+    facts = on_source(source_db.dsn, lambda conn: slot.inspect(conn, name))
+    known = refusals.KnownPosition(system_identifier=facts.system_identifier, timeline=1, lowest_lsn=start_lsn)
+    with pytest.raises(SourceRefused, match="made anew"):
+        on_source(source_db.dsn, lambda conn: refusals.verify(conn, source_db.dsn, name, known))

@@ -1,0 +1,257 @@
+"""The state on the target: its schema, what is read at start, and how it advances."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from psycopg import pq, sql
+
+from parapply.errors import SourceRefused, TargetRefused
+from parapply.model import format_lsn, parse_lsn
+from parapply.target import settings, state
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.fixtures.databases import Database
+    from tests.fixtures.servers import OwnServers
+
+#: Everything that breaks naive quoting (trap T-60).
+NASTY = "S.p %s \"x\" {c} 'q'"
+NEW = state.NewSlot(
+    slot_name="s",
+    system_identifier="18446744073709551615",
+    timeline=1,
+    database_name="d",
+    publications=("p", "q,r"),
+    lowest_lsn=parse_lsn("FF/FFFFFFF0"),
+    commit_order="preserve",
+    workers=4,
+)
+
+
+@asynccontextmanager
+async def control(dsn: str) -> AsyncIterator[settings.Connection]:
+    """Open a control session."""
+    conn = await settings.connect_control(dsn, role="replica", application_name="test control")
+    async with conn:
+        yield conn
+
+
+def record(dsn: str, schema: str, *values: object) -> str:
+    """Send record_sql as a worker does, with text parameters; return the SQLSTATE, '' if it went well."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        texts = [None if value is None else str(value).encode() for value in values]
+        result = conn.pgconn.exec_params(state.record_sql(schema).encode(), texts)
+        return (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+
+
+async def made(conn: settings.Connection, schema: str) -> int:
+    """Make the schema and one slot."""
+    await state.ensure_schema(conn, schema)
+    return await state.create(conn, schema, NEW)
+
+
+@pytest.mark.pg_majors(15, 16, 18)
+def test_schema_takes_any_name_and_explains_itself(target_db: Database) -> None:
+    """Any schema name works, making it twice changes nothing, and every object and column has a comment."""
+
+    async def run() -> None:
+        async with control(target_db.dsn) as conn:
+            await state.ensure_schema(conn, NASTY)
+            await state.ensure_schema(conn, NASTY)
+
+    asyncio.run(run())
+    bare = target_db.rows(
+        sql.SQL(
+            "SELECT c.relname, a.attname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum >= 0"
+            " WHERE c.relnamespace = {}::regnamespace AND c.relkind IN ('r', 'v')"
+            " AND (col_description(c.oid, a.attnum) IS NULL OR obj_description(c.oid, 'pg_class') IS NULL)"
+        ).format(sql.Literal(sql.Identifier(NASTY).as_string(None)))
+    )
+    assert bare == []
+    columns = target_db.rows(
+        "SELECT attname::text FROM pg_attribute JOIN pg_class c ON c.oid = attrelid"
+        " WHERE relname = 'progress' AND attnum > 0 ORDER BY attnum"
+    )
+    assert [name for (name,) in columns] == [
+        *("slot_name", "lowest_remote_lsn", "highest_remote_lsn", "list_remote_lsn", "in_doubt", "confirmed_flush_lsn"),
+        *("lag_bytes", "lag_s", "commit_order", "workers", "state", "reason", "updated_at"),
+    ]
+
+
+def test_two_at_once_make_one_schema(target_db: Database) -> None:
+    """Daemons that start together do not collide on CREATE ... IF NOT EXISTS."""
+
+    async def run() -> None:
+        async with control(target_db.dsn) as one, control(target_db.dsn) as two, control(target_db.dsn) as three:
+            await asyncio.gather(*(state.ensure_schema(conn, "x") for conn in (one, two, three)))
+
+    asyncio.run(run())
+    assert target_db.rows("SELECT version FROM x.schema_version") == [(1,)]
+
+
+def test_unlogged_state_and_newer_layout_are_refused(target_db: Database) -> None:
+    """A crash empties an unlogged table (F7); a layout of a newer version is not understood."""
+
+    async def run() -> None:
+        async with control(target_db.dsn) as conn:
+            await state.ensure_schema(conn, "x")
+            await conn.execute("ALTER TABLE x.applied SET UNLOGGED")
+            with pytest.raises(TargetRefused, match="applied is UNLOGGED"):
+                await state.ensure_schema(conn, "x")
+            await conn.execute("ALTER TABLE x.applied SET LOGGED; UPDATE x.schema_version SET version = 99")
+            with pytest.raises(TargetRefused, match="99"):
+                await state.ensure_schema(conn, "x")
+
+    asyncio.run(run())
+
+
+def test_missing_schema_points_to_init(target_db: Database) -> None:
+    """Reading a state that was never made is a refusal with the command that makes it."""
+
+    async def run() -> None:
+        async with control(target_db.dsn) as conn:
+            with pytest.raises(TargetRefused) as caught:
+                await state.load(conn, "x", "s", "1")
+            assert "init" in caught.value.hint
+
+    asyncio.run(run())
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_what_is_recorded_is_what_is_read(target_db: Database) -> None:
+    """Ranges and member lists above the watermark are known exactly; LSNs compare as numbers (T-6)."""
+    base = NEW.lowest_lsn
+
+    async def run() -> state.SlotState | None:
+        async with control(target_db.dsn) as conn:
+            slot_id = await made(conn, NASTY)
+            low = format_lsn(base + 0x20)
+            at = [format_lsn(base + step) for step in (0x10, 0x20, 0x40, 0x50, 0x80, 0xA0)]
+            assert record(target_db.dsn, NASTY, slot_id, at[1], at[0], None, low, 0, 2) == ""
+            assert record(target_db.dsn, NASTY, slot_id, at[3], at[2], None, low, 1, 2) == ""
+            members = f"{{{at[4]},{at[5]}}}"
+            assert record(target_db.dsn, NASTY, slot_id, at[5], at[4], members, low, 789_000_000_123_456, 2) == ""
+            # The row's key is what stops a second apply of the same transactions (T-14).
+            assert record(target_db.dsn, NASTY, slot_id, at[5], at[4], None, low, 2, 2) == "23505"
+            return await state.load(conn, NASTY, "s", NEW.system_identifier)
+
+    found = asyncio.run(run())
+    assert found is not None
+    assert found.resume_lsn == base + 0x20
+    applied = [step for step in range(0, 0xC0, 8) if found.is_applied(base + step)]
+    assert applied == [0, 8, 0x10, 0x18, 0x20, 0x40, 0x48, 0x50, 0x80, 0xA0]
+    progress = sql.SQL(
+        "SELECT lowest_remote_lsn, highest_remote_lsn, list_remote_lsn::text[], in_doubt FROM {}.progress"
+    )
+    assert target_db.rows(progress.format(sql.Identifier(NASTY))) == [
+        ("100/10", "100/90", ["100/30", "100/40", "100/70", "100/90"], 0)
+    ]
+    times = sql.SQL("SELECT max(commit_time) = '2024-12-31 22:40:00.123456+00' FROM {}.applied")
+    assert target_db.rows(times.format(sql.Identifier(NASTY))) == [(True,)]
+
+
+def test_state_of_another_cluster_is_refused(target_db: Database) -> None:
+    """The same slot name in another cluster names both system identifiers (F13); an unknown slot is None."""
+
+    async def run() -> None:
+        async with control(target_db.dsn) as conn:
+            await made(conn, "x")
+            assert await state.load(conn, "x", "other", "1") is None
+            with pytest.raises(SourceRefused, match=r"18446744073709551615.*cluster 77"):
+                await state.load(conn, "x", "s", "77")
+
+    asyncio.run(run())
+
+
+def test_watermark_never_goes_back_and_prunes(target_db: Database) -> None:
+    """A late, lower advance changes nothing; rows at or below the watermark go, others stay; display is kept."""
+    base = NEW.lowest_lsn
+
+    async def run() -> None:
+        async with control(target_db.dsn) as conn:
+            slot_id = await made(conn, "x")
+            for step in (16, 32, 48):
+                end = format_lsn(base + step)
+                assert record(target_db.dsn, "x", slot_id, end, end, None, end, 0, 1) == ""
+            up = state.Progress(
+                lowest_lsn=base + 32, highest_lsn=base + 48, source_lsn=base + 64, lag_s=0.5, state="streaming"
+            )
+            assert await state.advance(conn, "x", slot_id, up) == base + 32
+            down = state.Progress(lowest_lsn=base, highest_lsn=base, state="waiting", reason="lock")
+            assert await state.advance(conn, "x", slot_id, down) == base + 32
+            with pytest.raises(TargetRefused, match="no longer"):
+                await state.advance(conn, "x", slot_id + 1, up)
+
+    asyncio.run(run())
+    assert target_db.rows("SELECT count(*) FROM x.applied") == [(1,)]
+    assert target_db.rows("SELECT lag_bytes, lag_s, state, reason FROM x.progress") == [(16, 0.5, "waiting", "lock")]
+
+
+@pytest.mark.crash
+def test_what_was_advanced_survives_a_crash(own_servers: OwnServers) -> None:
+    """Once advance has returned, earlier commits with synchronous_commit off are durable (T-1, F6)."""
+    server = own_servers(settings={"wal_writer_delay": "10s"})
+    server.execute("CREATE TABLE t (i int)")
+
+    async def run() -> None:
+        async with control(server.dsn()) as conn:
+            slot_id = await made(conn, "x")
+            with psycopg.connect(server.dsn(), autocommit=True) as worker:
+                worker.execute("SET synchronous_commit = off")
+                worker.execute("INSERT INTO t VALUES (1)")
+            lsn = NEW.lowest_lsn + 8
+            await state.advance(conn, "x", slot_id, state.Progress(lowest_lsn=lsn, highest_lsn=lsn, state="streaming"))
+            # The control: without an advance after it, the same kind of commit is lost.
+            with psycopg.connect(server.dsn(), autocommit=True) as worker:
+                worker.execute("SET synchronous_commit = off")
+                worker.execute("INSERT INTO t VALUES (2)")
+            server.crash()
+
+    asyncio.run(run())
+    server.start()
+    assert server.execute("SELECT array_agg(i) FROM t") == [([1],)]
+    assert server.execute("SELECT lowest_remote_lsn::text FROM x.progress") == [(format_lsn(NEW.lowest_lsn + 8),)]
+
+
+def test_display_rows_and_drop(target_db: Database) -> None:
+    """What is shown is replaced row by row, a new daemon starts with an empty screen, and drop leaves nothing."""
+    worker = state.WorkerRow(worker=0, pid=1, state="idle")
+    table = state.TableRow(
+        schema_name="a b",
+        table_name="t%s",
+        lane="serial",
+        is_table_exclusive=True,
+        reason="trigger",
+        key_columns=('k"',),
+    )
+    daemon = state.DaemonRow(
+        timeline=2, publications=("p",), commit_order="preserve", workers=2, host="h", pid=7, version="1"
+    )
+
+    async def run() -> None:
+        async with control(target_db.dsn) as conn:
+            slot_id = await made(conn, "x")
+            await state.write_workers(conn, "x", slot_id, [worker, state.WorkerRow(worker=1, pid=2, state="idle")])
+            await state.write_workers(
+                conn, "x", slot_id, [state.WorkerRow(worker=1, pid=2, state="busy", waits_for="0")]
+            )
+            await state.write_tables(conn, "x", slot_id, [table, table])
+            assert target_db.rows("SELECT worker, state FROM x.workers ORDER BY 1") == [(0, "idle"), (1, "busy")]
+            assert target_db.rows("SELECT table_name, key_columns FROM x.tables") == [("t%s", ['k"'])]
+            await state.write_daemon(conn, "x", slot_id, daemon)
+            await state.set_state(conn, "x", slot_id, "stopped", "SIGTERM")
+            assert target_db.rows("SELECT count(*) FROM x.workers") == [(0,)]
+            assert target_db.rows("SELECT timeline, pid, state, reason FROM x.slots") == [(2, 7, "stopped", "SIGTERM")]
+            assert not await state.drop_schema(conn, "x")
+            await state.drop_slot_state(conn, "x", slot_id)
+            assert await state.drop_schema(conn, "x")
+            assert not await state.has_schema(conn, "x")
+
+    asyncio.run(run())
+    assert target_db.rows("SELECT 1 FROM pg_namespace WHERE nspname = 'x'") == []

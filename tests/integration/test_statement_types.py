@@ -1,0 +1,180 @@
+"""Every built-in type through set and row forms: the same text comes out, and what the input refuses is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from parapply.plan.table import Equality, Lane
+from tests.integration.table_cases import CASELESS_TYPE, Refused, Worker, worker_on
+from tests.integration.type_cases import JUDGED_BY_INPUT, KEYS, ROUND_TRIPS, TYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.fixtures.databases import Database
+
+
+@pytest.fixture
+def worker(target_db: Database) -> Iterator[Worker]:
+    """A worker's session on a database with types of every kind."""
+    with worker_on(target_db) as session:
+        session.run_text(TYPES)
+        yield session
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_text_in_is_text_out(worker: Worker) -> None:
+    """Every value of every type comes out as it went in, through all four writing forms, and so does NULL."""
+    # One table: a publisher's row has them all.
+    names = [f"c{number}" for number in range(len(ROUND_TRIPS))]
+    columns = ", ".join(f"{name} {type_}" for name, type_ in zip(names, ROUND_TRIPS, strict=True))
+    worker.run_text(f"CREATE TABLE t(id int PRIMARY KEY, {columns})")
+    statements = worker.statements("t")
+    everything = tuple(range(len(names) + 1))
+    depth = max(len(texts) for texts in ROUND_TRIPS.values())
+    rows: list[list[str | None]] = [[texts[row % len(texts)] for texts in ROUND_TRIPS.values()] for row in range(depth)]
+    rows.append([None] * len(names))
+    keyed: list[list[str | None]] = [[str(key), *row] for key, row in enumerate(rows)]
+    expected: list[tuple[str | None, ...]] = [tuple(row) for row in keyed]
+    query = f"SELECT id, {', '.join(names)} FROM t ORDER BY id"
+    worker.run(statements.set_insert(everything), *keyed)
+    _same(worker.rows(query), expected)
+    worker.run_text("TRUNCATE t")
+    for row in keyed:
+        worker.run(statements.row_insert(everything), row)
+    _same(worker.rows(query), expected)
+    blank = f"UPDATE t SET {', '.join(f'{name} = NULL' for name in names)}"
+    worker.run_text(blank)
+    assert worker.run(statements.set_update(everything), *keyed) == len(rows)
+    _same(worker.rows(query), expected)
+    worker.run_text(blank)
+    for row in keyed:
+        assert worker.run(statements.row_update(everything), [*row, row[0]]) == 1
+    _same(worker.rows(query), expected)
+
+
+def _same(found: list[tuple[str | None, ...]], expected: list[tuple[str | None, ...]]) -> None:
+    types = ["id", *ROUND_TRIPS]
+    wrong = {
+        (types[column], row[column], want[column])
+        for row, want in zip(found, expected, strict=True)
+        for column in range(len(types))
+        if row[column] != want[column]
+    }
+    assert not wrong
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_lengths_and_errors_are_those_of_the_input_function(worker: Worker) -> None:
+    """Set and row forms store, round and refuse exactly as a literal does: nothing is cut silently (trap T-44)."""
+    for number, (type_, text) in enumerate(JUDGED_BY_INPUT):
+        worker.run_text(f"CREATE TABLE t{number}(id int PRIMARY KEY, v {type_})")
+        statements = worker.statements(f"t{number}")
+        insert, update = statements.set_insert((0, 1)), statements.set_update((0, 1))
+        row_insert, row_update = statements.row_insert((0, 1)), statements.row_update((0, 1))
+        literal = _outcome(
+            worker, number, lambda n=number, x=text: worker.run_text(f"INSERT INTO t{n} VALUES (1, '{x}')")
+        )
+        as_set = _outcome(worker, number, lambda s=insert, x=text: worker.run(s, ["1", x]))
+        as_row = _outcome(worker, number, lambda s=row_insert, x=text: worker.run(s, ["1", x]))
+        assert as_set == as_row == literal, (type_, text)
+        worker.run(insert, ["1", None])
+        assert _outcome(worker, number, lambda s=update, x=text: worker.run(s, ["1", x])) == literal, (type_, text)
+        worker.run(insert, ["1", None])
+        assert _outcome(worker, number, lambda s=row_update, x=text: worker.run(s, ["1", x, "1"])) == literal, (
+            type_,
+            text,
+        )
+
+
+def _outcome(worker: Worker, number: int, write: object) -> str | None:
+    """Return the text stored or the SQLSTATE; the table is empty afterwards."""
+    assert callable(write)
+    try:
+        write()
+        ((text,),) = worker.rows(f"SELECT v FROM t{number}")
+    except Refused as refused:
+        text = refused.sqlstate
+    worker.run_text(f"DELETE FROM t{number}")
+    return text
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_keys_are_found_by_their_index(worker: Worker) -> None:
+    """Every form finds a row by an equal key of any type, through the key's index and never by reading the table."""
+    for number, (type_, stored, same) in enumerate(KEYS):
+        worker.run_text(f"CREATE TABLE t{number}(v int, k {type_}, PRIMARY KEY (k))")
+        statements = worker.statements(f"t{number}")
+        update, delete = statements.set_update((0, 1)), statements.set_delete()
+        row_update, row_delete = statements.row_update((0, 1)), statements.row_delete()
+        for statement in (update, delete, row_update, row_delete, statements.row_exists()):
+            plan = worker.plan_of(statement)
+            assert "Index Cond" in plan, (type_, plan)
+            assert "Seq Scan" not in plan, (type_, plan)
+        worker.run(statements.row_insert((0, 1)), ["0", stored])
+        assert worker.run(update, ["1", same]) == 1, type_
+        assert worker.run(row_update, ["2", same, same]) == 1, type_
+        assert worker.run(statements.row_exists(), [same]) == 1, type_
+        assert worker.run(row_delete, [same]) == 1, type_
+        worker.run(statements.row_insert((0, 1)), ["0", stored])
+        assert worker.run(delete, [same]) == 1, type_
+
+
+def test_new_text_of_an_equal_key_is_kept(worker: Worker) -> None:
+    """A set update writes key columns whose equal values print differently: 1.00 replaces 1.0."""
+    worker.run_text("CREATE TABLE t(k numeric PRIMARY KEY, v int)")
+    statements = worker.statements("t")
+    assert statements.plan.columns[0].equality is Equality.NUMERIC
+    worker.run(statements.set_insert((0, 1)), ["1.0", "1"])
+    assert worker.run(statements.set_update((0, 1)), ["1.00", "2"]) == 1
+    assert worker.rows("SELECT * FROM t") == [("1.00", "2")]
+
+
+def test_partitions_are_found_by_their_index(worker: Worker) -> None:
+    """Sets and rows reach partitions through indexes, without reading a partition."""
+    worker.run_text(
+        "CREATE TABLE t(id int PRIMARY KEY, v int) PARTITION BY HASH (id);"
+        "CREATE TABLE t0 PARTITION OF t FOR VALUES WITH (MODULUS 2, REMAINDER 0);"
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES WITH (MODULUS 2, REMAINDER 1)"
+    )
+    statements = worker.statements("t")
+    for statement in (statements.set_update((0, 1)), statements.set_delete(), statements.row_update((0, 1))):
+        assert "Seq Scan" not in worker.plan_of(statement)
+
+
+@pytest.mark.pg_majors(15)  # the embedded servers are built without libxml
+def test_xml(worker: Worker) -> None:
+    """Fragments of XML come out as they went in, and what is not XML is refused by every form."""
+    worker.run_text("CREATE TABLE t(id int PRIMARY KEY, v xml)")
+    statements = worker.statements("t")
+    insert, row_insert = statements.set_insert((0, 1)), statements.row_insert((0, 1))
+    worker.run(insert, ["1", "<a/><b/>"], ["2", "just text"])
+    worker.run(row_insert, ["3", "<a/><b/>"])
+    assert worker.rows("SELECT v FROM t ORDER BY id") == [("<a/><b/>",), ("just text",), ("<a/><b/>",)]
+    for statement in (insert, row_insert):
+        with pytest.raises(Refused) as caught:
+            worker.run(statement, ["4", "<a>"])
+        assert caught.value.sqlstate == "2200N"
+
+
+def test_cast_from_text_is_not_input(worker: Worker) -> None:
+    """A cast from text that somebody made would change values in a set: such tables go row by row."""
+    worker.run_text(CASELESS_TYPE)
+    worker.run_text(
+        "CREATE FUNCTION ext.upper_pair(text) RETURNS public.pair LANGUAGE sql IMMUTABLE"
+        " AS $$ SELECT ROW(0, pg_catalog.upper($1))::public.pair $$;"
+        "CREATE CAST (text AS public.pair) WITH FUNCTION ext.upper_pair(text) AS ASSIGNMENT;"
+        "CREATE TABLE t(id int PRIMARY KEY, v public.pair); CREATE TABLE u(id int PRIMARY KEY, v ext.ci);"
+        "CREATE TABLE r(id int PRIMARY KEY, v regclass)"
+    )
+    statements = worker.statements("t")
+    assert statements.plan.lane is Lane.ROW
+    worker.run(statements.row_insert((0, 1)), ["1", "(1,a)"])
+    assert worker.rows("SELECT v FROM t") == [("(1,a)",)]
+    by_number = worker.statements("r")
+    assert by_number.plan.lane is Lane.ROW
+    worker.run(by_number.row_insert((0, 1)), ["1", "99999999"])
+    # A relabelling from text with text's own input function is no other function.
+    assert worker.statements("u").plan.lane is Lane.SET

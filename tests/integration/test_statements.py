@@ -1,0 +1,273 @@
+"""Statements on a real server: what is written, what is found, and what is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from parapply.errors import TargetRefused
+from parapply.target.statements import Statements, truncate
+from tests.integration.table_cases import CASELESS_TYPE, Refused, Worker, worker_on
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.fixtures.databases import Database
+
+
+@pytest.fixture
+def worker(target_db: Database) -> Iterator[Worker]:
+    """A worker's session on an empty database."""
+    with worker_on(target_db) as session:
+        yield session
+
+
+def test_names_are_only_names(worker: Worker) -> None:
+    """Quotes, dots, percent signs and braces in names mean nothing to any form (trap T-60)."""
+    worker.run_text('CREATE SCHEMA "S.p 1"')
+    worker.run_text(
+        'CREATE TABLE "S.p 1"."t%s""x"("a%b" int PRIMARY KEY, "{c}" text, "d\'e" int, "$1" int, "x y;--" int)'
+    )
+    statements = worker.statements('t%s"x', "S.p 1")
+    everything = (0, 1, 2, 3, 4)
+    assert worker.run(statements.set_insert(everything), ["1", "a", "2", "3", "4"], ["2", "b", "2", "3", "4"]) == 2
+    assert worker.run(statements.row_insert(everything), ["3", "c", None, "3", "4"]) == 1
+    assert worker.run(statements.set_update(everything), ["1", "A", "5", "6", "7"]) == 1
+    assert worker.run(statements.row_update(everything), ["2", "B", "5", "6", "7", "2"]) == 1
+    assert worker.run(statements.row_exists(), ["3"]) == 1
+    assert worker.run(statements.row_delete(), ["3"]) == 1
+    rows = worker.rows('SELECT * FROM "S.p 1"."t%s""x" ORDER BY 1')
+    assert rows == [("1", "A", "5", "6", "7"), ("2", "B", "5", "6", "7")]
+    assert worker.run(statements.set_delete(), ["1"], ["9"]) == 1
+    worker.control(truncate([statements.plan.facts], restart_identity=True).text.decode())
+    assert worker.rows('SELECT * FROM "S.p 1"."t%s""x"') == []
+
+
+def test_unchanged_columns_keep_their_value(worker: Worker) -> None:
+    """An update without a column leaves it alone; NULL sets it (trap T-41)."""
+    worker.run_text("CREATE TABLE t(id int PRIMARY KEY, big text, n int)")
+    statements = worker.statements("t")
+    worker.run(statements.set_insert((0, 1, 2)), ["1", "x", "0"], ["2", "y", "0"], ["3", "z", "0"])
+    assert worker.run(statements.set_update((0, 2)), ["1", "7"], ["2", "8"]) == 2
+    assert worker.run(statements.row_update((0, 2)), ["3", "9", "3"]) == 1
+    assert worker.run(statements.set_update((0, 1, 2)), ["2", None, "8"]) == 1
+    assert worker.rows("SELECT * FROM t ORDER BY 1") == [("1", "x", "7"), ("2", None, "8"), ("3", "z", "9")]
+
+
+def test_row_count_tells_missing_rows(worker: Worker) -> None:
+    """Every form counts the rows found, so a missing row is seen (trap T-43)."""
+    worker.run_text("CREATE TABLE t(id int PRIMARY KEY, v int)")
+    statements = worker.statements("t")
+    worker.run(statements.set_insert((0, 1)), ["1", "1"], ["2", "2"])
+    assert worker.run(statements.set_update((0, 1)), ["1", "10"], ["7", "10"]) == 1
+    assert worker.run(statements.row_update((0, 1)), ["7", "10", "7"]) == 0
+    assert worker.run(statements.row_exists(), ["7"]) == 0
+    assert worker.run(statements.row_delete(), ["7"]) == 0
+    assert worker.run(statements.set_delete(), ["1"], ["7"]) == 1
+
+
+def test_table_of_keys_only_counts_updates(worker: Worker) -> None:
+    """Where nothing changes but the key column, an update still counts the rows it found."""
+    worker.run_text(
+        "CREATE TABLE t(id int PRIMARY KEY); CREATE TABLE i(id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY)"
+    )
+    for name in ("t", "i"):
+        statements = worker.statements(name)
+        worker.run(statements.set_insert((0,)), ["1"], ["2"])
+        assert worker.run(statements.set_update((0,)), ["1"], ["2"], ["3"]) == 2
+    assert worker.run(worker.statements("t").row_update((0,), is_key_moved=True), ["5", "1"]) == 1
+    assert worker.run(worker.statements("i").row_update((0,)), ["2"]) == 1
+    assert worker.rows("SELECT id FROM t ORDER BY 1") == [("2",), ("5",)]
+
+
+def test_always_identity(worker: Worker) -> None:
+    """Identity columns take the publisher's value on insert and are left out of SET; a move is refused (trap T-50)."""
+    worker.run_text("CREATE TABLE t(id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, v int)")
+    statements = worker.statements("t")
+    worker.run(statements.set_insert((0, 1)), ["100", "1"])
+    worker.run(statements.row_insert((0, 1)), ["200", "1"])
+    assert worker.run(statements.set_update((0, 1)), ["100", "2"]) == 1
+    assert worker.run(statements.row_update((0, 1)), ["2", "200"]) == 1
+    assert worker.rows("SELECT * FROM t ORDER BY 1") == [("100", "2"), ("200", "2")]
+    with pytest.raises(TargetRefused, match='GENERATED ALWAYS AS IDENTITY and SQL cannot change its value: "id"'):
+        statements.row_update((0, 1), is_key_moved=True)
+
+
+def test_changed_always_identity_is_not_lost_in_silence(worker: Worker) -> None:
+    """An update that would change an identity column outside the key finds no row, though the row exists."""
+    worker.run_text("CREATE TABLE t(k int PRIMARY KEY, n int GENERATED ALWAYS AS IDENTITY, v int)")
+    statements = worker.statements("t")
+    worker.run(statements.set_insert((0, 1, 2)), ["1", "10", "0"], ["2", "20", "0"])
+    assert worker.run(statements.set_update((0, 1, 2)), ["1", "10", "5"], ["2", "99", "5"]) == 1
+    changed = statements.row_update((0, 1, 2))
+    by_position = {0: "2", 1: "99", 2: "5"}
+    values = [by_position[position] for position in changed.positions]
+    assert worker.run(changed, [*values, "2"]) == 0
+    assert worker.run(statements.row_exists(), ["2"]) == 1
+
+
+def test_generated_and_dropped_columns_are_not_written(worker: Worker) -> None:
+    """Columns that the target computes and columns that are gone take no part, also where rows are found whole."""
+    worker.run_text("CREATE TABLE t(gone int, a int, twice int GENERATED ALWAYS AS (a * 2) STORED, b text)")
+    worker.run_text("ALTER TABLE t DROP gone; ALTER TABLE t ADD extra int DEFAULT 7")
+    statements = worker.statements("t", identity="f")
+    assert [column.name for column in statements.plan.columns] == ["a", "b", "extra"]
+    worker.run(statements.row_insert((0, 1)), ["1", "x"])
+    assert worker.run(statements.row_update((0, 1, 2)), ["2", "y", "7", "1", "x", "7"]) == 1
+    assert worker.rows("SELECT a, twice, b, extra FROM t") == [("2", "4", "y", "7")]
+    assert worker.run(statements.row_delete(), ["2", "y", "7"]) == 1
+
+
+def test_no_columns(worker: Worker) -> None:
+    """A table without columns takes rows, and loses one at a time (trap T-67)."""
+    worker.run_text("CREATE TABLE t()")
+    statements = worker.statements("t", identity="f")
+    for _ in range(3):
+        worker.run(statements.row_insert(()))
+    assert worker.run(statements.row_update(())) == 1
+    assert worker.run(statements.row_delete()) == 1
+    assert worker.rows("SELECT count(*) FROM t") == [("2",)]
+
+
+def test_inheritance_children_are_left_alone(worker: Worker) -> None:
+    """Children of a plain table are other published tables: no form touches their rows."""
+    worker.run_text("CREATE TABLE t(id int PRIMARY KEY, v int); CREATE TABLE child() INHERITS (t)")
+    worker.run_text("CREATE TABLE f(a int); CREATE TABLE fchild() INHERITS (f)")
+    worker.run_text(
+        "INSERT INTO t VALUES (1, 1); INSERT INTO child VALUES (1, 1), (2, 2); INSERT INTO fchild VALUES (1)"
+    )
+    statements, full = worker.statements("t"), worker.statements("f", identity="f")
+    assert worker.run(statements.set_update((0, 1)), ["1", "5"], ["2", "5"]) == 1
+    assert worker.run(statements.row_update((0, 1)), ["2", "5", "2"]) == 0
+    assert worker.run(statements.set_delete(), ["1"], ["2"]) == 1
+    assert worker.run(statements.row_exists(), ["1"]) == 0
+    assert worker.run(full.row_delete(), ["1"]) == 0
+    worker.control(truncate([statements.plan.facts, full.plan.facts], restart_identity=False).text.decode())
+    assert worker.rows("SELECT * FROM child ORDER BY 1") == [("1", "1"), ("2", "2")]
+    assert worker.rows("SELECT * FROM fchild") == [("1",)]
+
+
+def test_partitioned_table_is_written_as_a_whole(worker: Worker) -> None:
+    """Rows are found in every partition and move between them; twins in two files at one ctid are told apart."""
+    worker.run_text(
+        "CREATE TABLE t(id int, v int, PRIMARY KEY (id)) PARTITION BY RANGE (id);"
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10);"
+        "CREATE TABLE t2 PARTITION OF t FOR VALUES FROM (10) TO (20);"
+        "CREATE TABLE f(a int) PARTITION BY LIST (a);"
+        "CREATE TABLE f1 PARTITION OF f FOR VALUES IN (1); CREATE TABLE f2 PARTITION OF f FOR VALUES IN (2)"
+    )
+    statements = worker.statements("t")
+    worker.run(statements.set_insert((0, 1)), ["1", "1"], ["11", "1"])
+    worker.run(statements.row_insert((0, 1)), ["12", "1"])
+    assert worker.run(statements.set_update((0, 1)), ["1", "2"], ["11", "2"]) == 2
+    assert worker.run(statements.row_update((0, 1), is_key_moved=True), ["13", "3", "1"]) == 1
+    assert worker.run(statements.set_delete(), ["11"]) == 1
+    assert worker.run(statements.row_delete(), ["12"]) == 1
+    assert worker.rows("SELECT tableoid::regclass, id, v FROM t") == [("t2", "13", "3")]
+    full = worker.statements("f", identity="f")
+    worker.run(full.row_insert((0,)), ["1"])
+    worker.run(full.row_insert((0,)), ["2"])
+    assert worker.run(full.row_update((0,)), ["1", "2"]) == 1
+    assert worker.rows("SELECT tableoid::regclass, a FROM f") == [("f1", "1"), ("f1", "1")]
+    assert worker.run(full.row_delete(), ["1"]) == 1
+    worker.control(truncate([statements.plan.facts, full.plan.facts], restart_identity=False).text.decode())
+    assert worker.rows("SELECT id FROM t UNION ALL SELECT a FROM f") == []
+
+
+def test_whole_row_takes_one_of_twins(worker: Worker) -> None:
+    """One change, one row; NULL finds NULL, and a composite of NULLs is not NULL (trap T-24)."""
+    worker.run_text("CREATE TYPE pair AS (x int, y int); CREATE TABLE t(a int, b text, c public.pair)")
+    statements = worker.statements("t", identity="f")
+    twins = ["1", "x", "(1,2)"], ["1", "x", "(1,2)"], ["1", None, "(,)"], ["1", None, None]
+    for twin in twins:
+        worker.run(statements.row_insert((0, 1, 2)), twin)
+    assert worker.run(statements.row_delete(), ["1", "x", "(1,2)"]) == 1
+    assert worker.run(statements.row_update((0, 1, 2)), ["2", "x", "(1,2)", "1", "x", "(1,2)"]) == 1
+    assert worker.run(statements.row_delete(), ["1", "x", "(1,2)"]) == 0
+    assert worker.run(statements.row_delete(), ["1", None, None]) == 1
+    assert worker.run(statements.row_exists(), ["1", None, "(,)"]) == 1
+    assert worker.rows("SELECT * FROM t ORDER BY 1") == [("1", None, "(,)"), ("2", "x", "(1,2)")]
+
+
+def test_whole_row_without_equality_is_refused(worker: Worker) -> None:
+    """A column that cannot be compared is named with its type, as by the built-in subscription; inserts go on."""
+    worker.run_text("CREATE TABLE t(a int, j json, p point[])")
+    statements = worker.statements("t", identity="f")
+    worker.run(statements.row_insert((0, 1, 2)), ["1", '{"b": 1}', "{}"])
+    with pytest.raises(TargetRefused, match=r'"j" \(json\), "p" \(point\[\]\)'):
+        statements.row_delete()
+
+
+def test_operators_outside_the_catalogue(worker: Worker) -> None:
+    """A type's own equality is used for keys and whole rows, although search_path does not show it."""
+    worker.run_text(CASELESS_TYPE)
+    worker.run_text("CREATE TABLE t(k ext.ci PRIMARY KEY, v int); CREATE TABLE f(k ext.ci)")
+    statements, full = worker.statements("t"), worker.statements("f", identity="f")
+    worker.run(statements.row_insert((0, 1)), ["Bob", "1"])
+    assert worker.run(statements.set_update((0, 1)), ["BOB", "2"]) == 1
+    assert worker.run(statements.row_update((0, 1)), ["boB", "3", "bob"]) == 1
+    assert worker.rows("SELECT * FROM t") == [("boB", "3")]
+    assert worker.run(statements.set_delete(), ["bOb"]) == 1
+    worker.run(full.row_insert((0,)), ["Bob"])
+    assert worker.run(full.row_delete(), ["BOB"]) == 1
+
+
+@pytest.mark.pg_majors(15)  # the embedded servers are built without ICU, and no other collation can be nondeterministic
+def test_index_collation_decides(worker: Worker) -> None:
+    """Rows are found as the identity index compares, not as the column does."""
+    worker.run_text(
+        "CREATE COLLATION public.ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false);"
+        "CREATE TABLE t(k text NOT NULL, v int); CREATE UNIQUE INDEX i ON t(k COLLATE public.ci);"
+        "ALTER TABLE t REPLICA IDENTITY USING INDEX i"
+    )
+    statements = worker.statements("t")
+    worker.run(statements.row_insert((0, 1)), ["Bob", "1"])
+    assert worker.run(statements.row_delete(), ["BOB"]) == 1
+
+
+def test_key_moves_and_deferrable_keys(worker: Worker) -> None:
+    """A moved key is set row by row; two rows may swap under a deferrable key, found by the whole row (trap T-49)."""
+    worker.run_text(
+        "CREATE TABLE t(id int PRIMARY KEY, v int);"
+        "CREATE TABLE d(id int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED, v int)"
+    )
+    statements = worker.statements("t")
+    worker.run(statements.row_insert((0, 1)), ["1", "1"])
+    assert worker.run(statements.row_update((0, 1), is_key_moved=True), ["2", "1", "1"]) == 1
+    swap = worker.statements("d", identity="f")
+    worker.run(swap.row_insert((0, 1)), ["1", "10"])
+    worker.run(swap.row_insert((0, 1)), ["2", "20"])
+    worker.control("BEGIN")
+    assert worker.run(swap.row_update((0, 1)), ["2", "10", "1", "10"]) == 1
+    assert worker.run(swap.row_update((0, 1)), ["1", "20", "2", "20"]) == 1
+    worker.control("COMMIT")
+    assert worker.rows("SELECT * FROM d ORDER BY 1") == [("1", "20"), ("2", "10")]
+    # Why nothing here relies on a deferrable key: this role does not even check it.
+    worker.run(swap.row_insert((0, 1)), ["1", "30"])
+    assert worker.rows("SELECT count(*) FROM d WHERE id = 1") == [("2",)]
+
+
+def test_truncate_is_one_statement_without_cascade(worker: Worker) -> None:
+    """Tables that refer to each other are emptied together; a table that only the target has is not (trap T-26)."""
+    worker.run_text(
+        "CREATE TABLE a(id serial PRIMARY KEY); CREATE TABLE b(a int REFERENCES a);"
+        "INSERT INTO a DEFAULT VALUES; INSERT INTO b VALUES (1)"
+    )
+    a, b = worker.facts("a"), worker.facts("b")
+    with pytest.raises(Refused) as caught:
+        worker.control(truncate([a], restart_identity=False).text.decode())
+    assert caught.value.sqlstate == "0A000"
+    worker.control(truncate([a, b, a], restart_identity=True).text.decode())
+    assert worker.rows("SELECT nextval('public.a_id_seq')") == [("1",)]
+    assert worker.rows("SELECT a FROM b") == []
+
+
+def test_rows_of_a_refused_plan(worker: Worker) -> None:
+    """Where the publisher sends no usable identity, inserts work and the rest says why, as PostgreSQL does."""
+    worker.run_text("CREATE TABLE t(a int)")
+    statements: Statements = worker.statements("t")
+    assert worker.run(statements.set_insert((0,)), ["1"], ["1"]) == 2
+    for form in (statements.set_delete, statements.row_delete, statements.row_exists):
+        with pytest.raises(TargetRefused, match="neither a replica identity index nor a primary key"):
+            form()

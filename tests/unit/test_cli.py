@@ -1,0 +1,151 @@
+"""Command line: help with examples, exit codes, one line for an error."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+import parapply
+from parapply import cli
+from parapply.errors import ApplyFailed, ParapplyError, SourceRefused, TargetRefused
+
+CONNECTED = ["--source", "dbname=a", "--target", "dbname=b", "--slot", "app", "--publication", "app"]
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("PARAPPLY_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in cli.cli.commands)])
+def test_help_has_examples(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command's help shows how it is called."""
+    assert cli.main([*command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "Examples:" in out
+    assert f"parapply {' '.join(command)}".strip() in out.partition("Examples:")[2]
+
+
+def test_version_names_what_matters_in_a_bug_report(capsys: pytest.CaptureFixture[str]) -> None:
+    """--version tells parapply, Python, psycopg, libpq and the decoder."""
+    assert cli.main(["--version"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"parapply {parapply.__version__}\n")
+    for word in ("python 3.", "psycopg 3.", "libpq ", "decoder interpreted"):
+        assert word in out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["run", "--nonsense"],
+        ["run", *CONNECTED, "--until", "zz"],
+        ["run", *CONNECTED, "--until", "-1/0"],
+        ["wait", "--lsn", "123"],
+        ["wait", *CONNECTED],
+        ["status", *CONNECTED, "--json", "--watch"],
+        ["demo", "--workers", "65"],
+    ],
+)
+def test_usage_errors_exit_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong command line is exit 2 and says what is wrong, without a traceback."""
+    assert cli.main(arguments) == 2
+    err = capsys.readouterr().err
+    assert "Error: " in err
+    assert "Traceback" not in err
+
+
+def test_configuration_errors_exit_2_all_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is missing or wrong in the configuration is told in one go, a line each."""
+    assert cli.main(["run", "--slot", "app", "--set", "apply.workers=0", "--set", "apply.nonsense=1"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("parapply: ") for line in lines)
+    keys = {line.split(": ")[1] for line in lines}
+    assert keys == {"source.dsn", "source.publications", "target.dsn", "apply.workers", "apply.nonsense"}
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        ("init", {"source.dsn", "source.slot", "source.publications", "target.dsn"}),
+        ("run", {"source.dsn", "source.slot", "source.publications", "target.dsn"}),
+        ("status", {"source.dsn", "source.slot", "target.dsn"}),
+        ("drop", {"source.dsn", "source.slot", "target.dsn"}),
+        ("wait", {"source.slot", "target.dsn"}),
+    ],
+)
+def test_commands_ask_only_for_what_they_need(
+    command: str, missing: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command that reads no publication does not ask for one."""
+    assert cli.main([command, *(["--lsn", "0/1"] if command == "wait" else [])]) == 2
+    assert {line.split(": ")[1] for line in capsys.readouterr().err.splitlines()} == missing
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (SourceRefused("slot lost.", hint="run init"), 3, "parapply: slot lost. Hint: run init\n"),
+        (TargetRefused("no\n privilege"), 4, "parapply: no privilege\n"),
+        (ApplyFailed(), 5, "parapply: A conflict or a data error remains after the retry at the head.\n"),
+        (ParapplyError("postgres://u:hunter2@h/d"), 1, "parapply: postgresql://***\n"),
+    ],
+)
+def test_errors_become_one_line_and_their_exit_code(
+    error: Exception, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each error of ours is one line that begins with parapply:, and its class's exit code; no secret prints."""
+
+    @cli.cli.command("fails", hidden=True)
+    def fails() -> None:
+        raise error
+
+    try:
+        assert cli.main(["fails"]) == code
+    finally:
+        del cli.cli.commands["fails"]
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, click.Abort])
+def test_interruption_exits_130(interruption: type[BaseException], capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C ends with 130 and without a traceback."""
+
+    @cli.cli.command("stops", hidden=True)
+    def stops() -> None:
+        raise interruption
+
+    try:
+        assert cli.main(["stops"]) == 130
+    finally:
+        del cli.cli.commands["stops"]
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_module_is_the_command() -> None:
+    """`python -m parapply` is the command, with its exit codes, and an unknown failpoint is a configuration error."""
+    environ = {**os.environ, "PYTHONPATH": str(Path(parapply.__file__).parents[1]), "PARAPPLY_FAILPOINT": "x:kill"}
+    done = subprocess.run(
+        [sys.executable, "-m", "parapply", "run"], env=environ, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("parapply: PARAPPLY_FAILPOINT: unknown point 'x'")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_help_does_not_load_the_driver() -> None:
+    """Help and usage errors answer at once: the driver and the validation are loaded by the commands that need them."""
+    script = (
+        "import sys; from parapply.cli import main; main(['--help']);"
+        "sys.exit(sum(name in sys.modules for name in ('psycopg', 'pydantic', 'structlog', 'rich')))"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(Path(parapply.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, check=False, timeout=60)
+    assert done.returncode == 0

@@ -1,0 +1,203 @@
+"""Configuration: bounds, order of the layers, all errors at once, and no secret in any text."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from parapply.config import REQUIRED, Config, load_config
+from parapply.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+SAMPLE = ROOT / "config" / "parapply.toml"
+SECRET = "s3cr3t-hunter2"
+GIVEN: dict[str, object] = {
+    "source.dsn": "dbname=a",
+    "source.slot": "app",
+    "source.publications": ("app",),
+    "target.dsn": "dbname=b",
+}
+
+
+def errors_of(*overrides: str, path: Path | None = None, environ: dict[str, str] | None = None) -> list[str]:
+    """Return the lines of the ConfigError these layers raise."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides, GIVEN, environ or {})
+    return str(caught.value).splitlines()
+
+
+def keys_of(model: type[BaseModel], prefix: str = "") -> set[str]:
+    """Return the dotted names of all keys of a model."""
+    names: set[str] = set()
+    for name, field in model.model_fields.items():
+        kind: Any = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            names |= keys_of(kind, f"{prefix}{name}.")
+        else:
+            names.add(prefix + name)
+    return names
+
+
+def test_sample_file_names_every_key_and_equals_the_defaults() -> None:
+    """config/parapply.toml loads, holds every key there is, and each with its default."""
+    assert load_config(SAMPLE, environ={}, required=()) == Config()
+    sections = tomllib.loads(SAMPLE.read_text())
+    assert {f"{section}.{key}" for section, keys in sections.items() for key in keys} == keys_of(Config)
+
+
+def test_sample_file_explains_every_key() -> None:
+    """Each key of the sample stands below a comment, of its own or of the keys just above it."""
+    explained = False
+    for line in SAMPLE.read_text().splitlines():
+        assert explained or "=" not in line or line.startswith("#"), line
+        explained = line.startswith("#") or (explained and "=" in line)
+
+
+def test_order_of_layers(tmp_path: Path) -> None:
+    """File is overridden by the environment, that by --set, that by flags, key by key."""
+    path = tmp_path / "app.toml"
+    path.write_text(
+        '[source]\nslot = "file"\norigin = "none"\n[apply]\nworkers = 2\nlinger_s = 1\n[log]\nlevel="error"'
+    )
+    environ = {"PARAPPLY_APPLY__WORKERS": "3", "PARAPPLY_LOG__LEVEL": "debug", "PARAPPLY_SOURCE__SLOT": "environment"}
+    config = load_config(path, ["log.level=warning", "source.slot=override"], GIVEN, environ)
+    assert config.apply.workers == 3
+    assert config.apply.linger_s == 1.0
+    assert config.log.level == "warning"
+    assert config.source.slot == "app"
+    assert config.source.origin == "none"
+
+
+@pytest.mark.parametrize("text", ["a,b", "a, b", '["a","b"]'])
+def test_lists_in_texts(text: str) -> None:
+    """A list in the environment or --set is JSON or separated by commas."""
+    flags = {**GIVEN, "source.publications": ()}
+    assert load_config(None, [f"source.publications={text}"], flags, {}).source.publications == ("a", "b")
+    environ = {"PARAPPLY_SOURCE__PUBLICATIONS": text}
+    assert load_config(None, (), flags, environ).source.publications == ("a", "b")
+
+
+@pytest.mark.parametrize("name", ["Upper", "a-b", "a b", "x" * 64])
+def test_slot_names(name: str) -> None:
+    """A slot name is what PostgreSQL takes: 1 to 63 lower-case letters, digits and underscores."""
+    with pytest.raises(ConfigError, match=r"^source\.slot: must be 1 to 63"):
+        load_config(None, (), {**GIVEN, "source.slot": name}, {})
+
+
+def test_table_sections() -> None:
+    """A table is addressed by its quoted name and holds its own keys."""
+    config = load_config(None, ['apply.tables."public.Or.ders".parallel=never'], GIVEN, {})
+    assert config.apply.tables["public.Or.ders"].parallel == "never"
+
+
+def test_all_errors_at_once(tmp_path: Path) -> None:
+    """Unknown keys, wrong types, ranges and missing keys of all layers are one error, a line each."""
+    path = tmp_path / "app.toml"
+    path.write_text('[apply]\nworkers = "4"\nlinger_s = true\n[sorce]\nslot = "x"\n[apply.tables.nodot]\n')
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, ["apply.worker=3", "log.level=loud", "x"], {}, {"PARAPPLY_TARGET__LEASE_WAIT_S": "-1"})
+    lines = str(caught.value).splitlines()
+    for start in (
+        "apply.workers: must be",
+        "apply.linger_s: must be",
+        "sorce: unknown key; did you mean source?",
+        'apply.tables.nodot: must be written "schema.table"',
+        "apply.worker: unknown key; did you mean workers?",
+        "log.level: must be",
+        "--set (number 3): must be section.key=value",
+        "target.lease_wait_s: must be",
+        "source.dsn: is required",
+        "source.slot: is required",
+        "source.publications: is required",
+        "target.dsn: is required",
+    ):
+        assert sum(line.startswith(start) for line in lines) == 1, (start, lines)
+    assert len(lines) == 12
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "apply.workers=0",
+        "apply.workers=65",
+        "apply.workers=1.5",
+        "apply.commit_order=relaxed",
+        "apply.linger_s=nan",
+        "apply.linger_s=inf",
+        "apply.max_batch_bytes=999999999999",
+        "source.origin=local",
+        "source.reconnect_min_s=60",
+        "source.status_interval_s=0",
+        "target.state_schema=pg_parapply",
+        "target.state_schema=",
+        "target.synchronous_commit=maybe",
+        "applylog.rotate_s=0",
+    ],
+)
+def test_bounds(override: str) -> None:
+    """A value outside its bounds is one error that names its key or its section."""
+    lines = errors_of(override)
+    assert len(lines) == 1
+    assert lines[0].startswith(override.partition(".")[0])
+
+
+def test_secrets_never_print() -> None:
+    """No representation, dump or error shows a connection string, whichever way it was wrong."""
+    uri = f"postgresql://u:{SECRET}@h/db"
+    config = load_config(None, (), {**GIVEN, "source.dsn": uri, "target.dsn": f"password={SECRET}"}, {})
+    assert config.source.dsn.get_secret_value() == uri
+    assert SECRET not in repr(config) + str(config) + config.model_dump_json() + str(config.model_dump())
+    for overrides in ([f"source.dsn=={SECRET}"], [uri], [f"{uri}?x=1"], [f"source.dsn.x={SECRET}"], [f"apply.x={uri}"]):
+        with pytest.raises(ConfigError) as caught:
+            load_config(None, overrides, {}, {"PARAPPLY_TARGET__DSN": f"pass word {SECRET}"})
+        assert SECRET not in repr(caught.value) + str(caught.value)
+        assert caught.value.__context__ is None
+        assert caught.value.__cause__ is None
+
+
+def test_broken_file_is_told_without_its_text(tmp_path: Path) -> None:
+    """A file that is not TOML, or not there, is an error that names it and quotes nothing."""
+    path = tmp_path / "app.toml"
+    path.write_text(f'[source]\ndsn = "{SECRET}\n')
+    lines = errors_of(path=path)
+    assert len(lines) == 1
+    assert lines[0].startswith(f"--config: {path} is not TOML (at line 2")
+    assert SECRET not in lines[0]
+    assert errors_of(path=tmp_path / "none.toml")[0].endswith("No such file or directory")
+
+
+def test_single_underscore_is_an_error() -> None:
+    """PARAPPLY_SOURCE_DSN, a likely slip, is not passed over; variables that are no configuration are."""
+    lines = errors_of(environ={"PARAPPLY_SOURCE_DSN": SECRET, "PARAPPLY_FAILPOINT": "x", "PARAPPLY_PGBIN": "y"})
+    assert len(lines) == 1
+    assert lines[0].startswith("PARAPPLY_SOURCE_DSN: ")
+    assert SECRET not in lines[0]
+
+
+def test_only_what_a_command_needs_is_required() -> None:
+    """A command names what it cannot do without; the rest may be missing."""
+    assert load_config(None, (), {"target.dsn": "dbname=b"}, {}, required=["target.dsn"]).source.slot == ""
+    with pytest.raises(ConfigError, match=r"^source\.slot: is required; give --slot, PARAPPLY_SOURCE__SLOT"):
+        load_config(None, (), {"target.dsn": "dbname=b"}, {}, required=["target.dsn", "source.slot"])
+    assert set(REQUIRED) <= keys_of(Config)
+
+
+def test_configuration_is_frozen() -> None:
+    """Nobody changes the configuration after it was loaded."""
+    config = load_config(None, (), GIVEN, {})
+    with pytest.raises(ValueError, match="frozen"):
+        config.apply.workers = 8  # type: ignore[misc]
+    with pytest.raises(ValueError, match="frozen"):
+        config.log = Config().log  # type: ignore[misc]
+
+
+def test_the_environment_is_read_only_through_load_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Config() alone reads no environment; load_config does, by default the process's."""
+    monkeypatch.setenv("PARAPPLY_APPLY__WORKERS", "7")
+    monkeypatch.setenv("SOURCE", "{}")
+    assert Config().apply.workers == 4
+    assert load_config(None, (), GIVEN).apply.workers == 7

@@ -1,0 +1,100 @@
+"""Operational log: one line an event, known names, no secrets."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import structlog
+
+from parapply import logs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SOURCES = Path(logs.__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    root = logging.getLogger()
+    before = (root.level, list(root.handlers), logging.getLogger("psycopg").level)
+    yield
+    structlog.reset_defaults()
+    root.setLevel(before[0])
+    root.handlers[:] = before[1]
+    logging.getLogger("psycopg").setLevel(before[2])
+
+
+def test_json_lines() -> None:
+    """Each event is one JSON object with event, level and UTC time; what is below the level is not written."""
+    stream = io.BytesIO()
+    logs.configure("info", "json", stream)
+    log = logs.get_logger()
+    log.debug("advanced", low_lsn="0/1")
+    log.info("source_connected", slot="app", hint=Path("x"))
+    (line,) = stream.getvalue().splitlines()
+    event = json.loads(line)
+    assert event.pop("timestamp").endswith("Z")
+    assert event == {"event": "source_connected", "level": "info", "slot": "app", "hint": "x"}
+
+
+def test_console_lines() -> None:
+    """The console form is for people: the event and its facts on one line."""
+    stream = io.BytesIO()
+    logs.configure("info", "console", stream)
+    logs.get_logger().info("source_connected", slot="app")
+    assert b"source_connected" in stream.getvalue()
+    assert b"slot=app" in stream.getvalue()
+
+
+@pytest.mark.parametrize("output_format", ["json", "console"])
+def test_secrets_are_hidden(output_format: str) -> None:
+    """Connection strings and passwords never reach a line, in whatever value or traceback they hide."""
+    stream = io.BytesIO()
+    logs.configure("info", output_format, stream)
+    log = logs.get_logger()
+    log.info("source_lost", error="postgres://u:hunter2@h/d failed", dsn="hunter2")
+    log.info("source_lost", error="x password=hunter2 y", hint={"a": ["PASSWORD = 'hun\\'ter2 hunter2' y"]})
+    log.info("source_lost", error=ValueError("postgresql://u:hunter2@h/d"))
+    try:
+        int("password=hunter2")
+    except ValueError:
+        log.exception("daemon_failed")
+    assert b"hunter2" not in stream.getvalue()
+    assert b"***" in stream.getvalue()
+
+
+def test_foreign_records_come_the_same_way_once() -> None:
+    """Warnings of the standard library's logging become our lines; psycopg's own, which it also raises, do not."""
+    stream = io.BytesIO()
+    logs.configure("info", "json", stream)
+    logs.configure("info", "json", stream)
+    logging.getLogger("asyncio").warning("slow %s", "postgresql://u:hunter2@h/d")
+    logging.getLogger("asyncio").info("quiet")
+    logging.getLogger("psycopg.pool").warning("error connecting")
+    (line,) = stream.getvalue().splitlines()
+    event = json.loads(line)
+    assert (event["event"], event["level"], event["error"]) == ("asyncio", "warning", "slow postgresql://***")
+
+
+def test_event_and_key_names_are_listed() -> None:
+    """Every event logged in the sources is in EVENTS, and every key in KEYS: dashboards depend on the names."""
+    unknown = []
+    for path in sorted(SOURCES.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+                continue
+            owner = ast.unparse(node.func.value).rpartition(".")[2]
+            name = node.args[0]
+            if owner not in {"log", "_log"} or not isinstance(name, ast.Constant):
+                continue
+            keys = {keyword.arg for keyword in node.keywords if keyword.arg} - {"exc_info"}
+            if name.value not in logs.EVENTS or keys - logs.KEYS:
+                unknown.append((path.name, node.lineno, name.value, keys - logs.KEYS))
+    assert unknown == []
