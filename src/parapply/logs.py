@@ -29,6 +29,7 @@ EVENTS: Final = {
     "target_lost": "warning: reconnecting after wait_s, state is read again",
     "lease_waiting": "warning: another daemon holds the lease",
     "lease_taken": "info: this daemon owns the slot",
+    "workers_reduced": "warning: the target has no connection for more workers",
     "settings_lowered": "info: an interval was lowered to suit the server",
     "table_planned": "info: how a table is applied and why",
     "table_serial": "warning: a table is applied serially for a while after retries",

@@ -1,7 +1,8 @@
 """A batch: one target transaction holding whole source transactions (or the pieces of one large one). Pure.
 
-A batch is a list of steps applied in order. Most have one step, the changes of each table. TRUNCATE of several relations
-is a step of its own (trap T-26); a transaction that touches a serial table is one step of raw frames in source order.
+A batch is a list of steps applied in order. Most have one step, the changes of each table. TRUNCATE of several
+relations is a step of its own (trap T-26); a transaction that touches a serial table is one step of raw frames in
+source order.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from parapply.plan.changes import NotASet, TableChanges
 from parapply.plan.table import Lane, TablePlan
 from parapply.wire.decode import decode
 from parapply.wire.messages import Truncate
-from parapply.wire.rows import KIND_AT, RELATION_AT, TRUNCATE
+from parapply.wire.rows import KIND_AT, RELATION_AT, TRUNCATE, malformed
 
+_OID_BYTES = 4
 _relation_at = struct.Struct(">I").unpack_from
 
 
@@ -69,9 +71,11 @@ class Plans:
         """Return the plan of a change frame.
 
         Raises:
-            ProtocolError: the change names a relation that was never announced.
+            ProtocolError: the change names a relation that was never announced, or is cut before the name.
         """
-        oid = _relation_at(frame, RELATION_AT)[0] if len(frame) >= RELATION_AT + 4 else -1
+        if len(frame) < RELATION_AT + _OID_BYTES:
+            raise malformed(frame, 0)
+        oid = _relation_at(frame, RELATION_AT)[0]
         plan = self.current.get(oid)
         if plan is None:
             raise ProtocolError(chr(frame[KIND_AT]), 1, f"relation {oid} was never announced")
@@ -87,9 +91,9 @@ class Batch:
     __slots__ = (
         "_by_relation",
         "commit_time_us",
+        "end_lsn",
         "first_commit_time_us",
         "first_lsn",
-        "end_lsn",
         "has_truncate",
         "is_barrier",
         "is_large",
@@ -136,8 +140,11 @@ class Batch:
     def add(self, transaction: Transaction, plans: Plans) -> None:
         """Add one transaction (or piece), reading its changes.
 
+        With `is_suspect` set afterwards, steps and keys are incomplete: only `transactions` counts, and the batch
+        should be closed.
+
         Raises:
-            ProtocolError: a change cannot be read.
+            ProtocolError: a change cannot be read; neither batch nor plans are of use any more.
         """
         self._count(transaction)
         if is_serial(transaction, plans):
@@ -164,29 +171,34 @@ class Batch:
         except NotASet:
             self._give_up_sets(transaction, plans)
         except struct.error as error:
-            raise ProtocolError("?", 0, "a change message is cut") from error
+            # Asking each frame for its length first would cost more than all of this loop.
+            frames = [change for change in transaction.changes if isinstance(change, bytes)]
+            raise malformed(min(frames, key=len), 0) from error
 
     def _count(self, transaction: Transaction) -> None:
         if not self.transactions:
-            self.first_lsn = transaction.end_lsn
             self.first_commit_time_us = transaction.commit_time_us
+        if not (transaction.is_first and transaction.is_last):
+            # What the pieces to come will touch is not known, so nothing may run beside this one.
+            self.is_large = self.is_barrier = True
         self.transactions.append(transaction)
+        # Only the last piece of a large transaction knows where it ends.
+        self.first_lsn = self.first_lsn or transaction.end_lsn
         self.end_lsn = transaction.end_lsn
         self.commit_time_us = transaction.commit_time_us
-        self.n_changes += len(transaction.changes)
+        self.n_changes += len(transaction.changes) - len(transaction.relations)
         self.size_bytes += transaction.size_bytes
 
     def _announce(self, relation: Relation, plans: Plans) -> None:
-        plan = plans.announce(relation)
+        plans.announce(relation)
+        # Its next change looks the plan up again.
         self._by_relation.pop(relation.oid, None)
-        step = self.steps[-1] if self.steps else None
-        if isinstance(step, TablesStep) and plan.facts.oid in step.tables:
-            step.tables[plan.facts.oid].use(plan)
 
     def _table(self, relation_oid: int, plan: TablePlan) -> TableChanges:
         """Return the changes of a target table in the current step.
 
-        Several published relations can map to one target table (partitions): they share one lane, in source order.
+        Several published relations can map to one target table (partitions): they share one lane, in source order,
+        and each change of relation goes on with the other's plan.
         """
         step = self.steps[-1] if self.steps else None
         if not isinstance(step, TablesStep):
@@ -196,10 +208,13 @@ class Batch:
         if table is None:
             table = step.tables[plan.facts.oid] = TableChanges(plan)
             self.table_changes.append(table)
-        else:
+        elif table.plan is not plan:
             table.use(plan)
-        if not plan.is_shared:
-            self._by_relation[relation_oid] = table
+            # Changes of another relation that maps here must not be read with this one's columns.
+            for other, changes in list(self._by_relation.items()):
+                if changes is table:
+                    del self._by_relation[other]
+        self._by_relation[relation_oid] = table
         return table
 
     def _truncate(self, frame: bytes, plans: Plans) -> None:
@@ -217,6 +232,15 @@ class Batch:
             if isinstance(change, Relation):
                 plans.announce(change)
         self._by_relation = {}
+
+    def table_changes_for_log(self) -> list[TableChanges]:
+        """Return the tables with their counts but without their rows, which a large transaction must not keep."""
+        counted = []
+        for changes in self.table_changes:
+            without_rows = TableChanges(changes.plan)
+            without_rows.counts = list(changes.counts)
+            counted.append(without_rows)
+        return counted
 
 
 def ordered_changes(transaction: Transaction, plans: Plans) -> list[tuple[TablePlan, bytes] | TruncateStep]:
@@ -240,6 +264,8 @@ def truncate_step(frame: bytes, plans: Plans) -> TruncateStep:
     """
     message = decode(frame[FRAME_HEADER_BYTES:])
     assert isinstance(message, Truncate)
+    if not message.relation_oids:
+        raise ProtocolError("T", 1, "no relation is truncated")
     tables = []
     for oid in message.relation_oids:
         plan = plans.current.get(oid)
@@ -253,17 +279,23 @@ def is_serial(transaction: Transaction, plans: Plans) -> bool:
     """Tell whether a transaction touches a table where the target runs code: then all of it keeps source order.
 
     The leader gives such a transaction a batch of its own.
+
+    Raises:
+        ProtocolError: a change names a relation that was never announced, or is malformed.
     """
     if not any(plan.lane is Lane.SERIAL for plan in plans.current.values()) and not any(
         plans.known[relation].lane is Lane.SERIAL for relation in transaction.relations
     ):
         return False
-    announced: dict[int, TablePlan] = {}
+    # A view of the plans as the changes see them; the real ones move only when the changes are read.
+    ahead = Plans()
+    ahead.known = plans.known
+    ahead.current = dict(plans.current)
     for change in transaction.changes:
         if isinstance(change, Relation):
-            announced[change.oid] = plans.known[change]
-        elif change[KIND_AT] != TRUNCATE:
-            plan = announced.get(_relation_at(change, RELATION_AT)[0]) or plans.of(change)
-            if plan.lane is Lane.SERIAL:
+            ahead.announce(change)
+        else:
+            touched = truncate_step(change, ahead).plans if change[KIND_AT] == TRUNCATE else (ahead.of(change),)
+            if any(plan.lane is Lane.SERIAL for plan in touched):
                 return True
     return False

@@ -7,11 +7,15 @@ exact: there the lane starts a new segment (traps T-20, T-38 to T-41).
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from parapply.plan.keys import Key, key_reader
+from parapply.errors import ProtocolError
+from parapply.plan.keys import Key, key_form, key_reader
 from parapply.plan.table import Lane, TablePlan
 from parapply.wire.rows import DELETE, INSERT, KIND_AT, NULL, UNCHANGED, Row, read_delete, read_insert, read_update
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 #: Net effect of one key's changes inside one segment.
 NET_INSERT: Final = 1  # the row must not exist, then does
@@ -29,7 +33,11 @@ class NotASet(Exception):
 
 
 class NetSegment:
-    """The net change of each key, and the rows to write it."""
+    """The net change of each key, and the rows to write it.
+
+    Applied as deletes, then updates, then inserts: no two entries are for one row, so only what other unique indexes
+    forbid on the way can fail, and that fails on the target, loudly (trap T-38).
+    """
 
     __slots__ = ("_key_of", "_n_columns", "has_unchanged", "net", "plan")
 
@@ -37,17 +45,24 @@ class NetSegment:
         """Start empty for a table whose lane is SET and that has a key."""
         self.plan = plan
         #: Per key: [net effect, row]. Written here, read by the dependency check (its keys) and by the statements.
+        #: Only the row of a NET_UPDATE can hold UNCHANGED, and never in a key column.
         self.net: dict[Key, tuple[int, Row]] = {}
         #: Whether any row holds UNCHANGED, so that updates must be grouped by the columns present.
         self.has_unchanged = False
         self._key_of = key_reader(plan)
         self._n_columns = len(plan.columns)
 
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether there is no change."""
+        return not self.net
+
     def insert(self, frame: bytes) -> None:
         """Add an Insert frame.
 
         Raises:
             NotASet: the key already exists inside the batch.
+            ProtocolError: the frame is malformed.
         """
         row = read_insert(frame, self._n_columns)
         key = self._key_of(row)
@@ -66,24 +81,25 @@ class NetSegment:
 
         Raises:
             NotASet: the row was deleted inside the batch.
+            ProtocolError: the frame is malformed.
         """
         old, row = read_update(frame, self._n_columns)
-        if old is not None:
-            if UNCHANGED in row:
-                _fill(row, old, self.plan)
-            if self._key_of(old) != self._key_of(row):
-                return False
+        is_partial = UNCHANGED in row
+        if is_partial:
+            _fill_key(row, old, self.plan)
+            is_partial = UNCHANGED in row
         key = self._key_of(row)
+        if old is not None and self._key_of(old) != key:
+            return False
         before = self.net.get(key)
         if before is None:
             self.net[key] = (NET_UPDATE, row)
-            if UNCHANGED in row:
-                self.has_unchanged = True
+            self.has_unchanged |= is_partial
             return True
         effect, earlier = before
         if effect in (NET_DELETE, NET_ABSENT):
             raise NotASet
-        if UNCHANGED in row:
+        if is_partial:
             # An insert followed by an update with unchanged TOAST is the insert with both (trap T-41).
             row = [was if now is UNCHANGED else now for was, now in zip(earlier, row, strict=True)]
             self.has_unchanged = self.has_unchanged or UNCHANGED in row
@@ -95,6 +111,7 @@ class NetSegment:
 
         Raises:
             NotASet: the row was deleted inside the batch already.
+            ProtocolError: the frame is malformed.
         """
         row = read_delete(frame, self._n_columns)
         key = self._key_of(row)
@@ -120,8 +137,17 @@ class InsertSegment:
         self.rows: list[Row] = []
         self._n_columns = len(plan.columns)
 
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether there is no change."""
+        return not self.rows
+
     def insert(self, frame: bytes) -> None:
-        """Add an Insert frame."""
+        """Add an Insert frame.
+
+        Raises:
+            ProtocolError: the frame is malformed.
+        """
         self.rows.append(read_insert(frame, self._n_columns))
 
 
@@ -135,21 +161,32 @@ class RowSegment:
         self.plan = plan
         self.frames: list[bytes] = []
 
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether there is no change."""
+        return not self.frames
+
 
 Segment = NetSegment | InsertSegment | RowSegment
 
 
 class TableChanges:
-    """All changes of one batch to one target table, as segments applied in order."""
+    """All changes of one batch to one target table, as segments applied in order; the last one may be empty."""
 
-    __slots__ = ("_current", "_net", "counts", "moved_keys", "plan", "segments")
+    __slots__ = ("_current", "_net", "counts", "is_whole_table", "key_form", "moved_keys", "plan", "segments")
 
     def __init__(self, plan: TablePlan) -> None:
         """Start empty, in the best form the plan allows."""
+        #: In force for the next change; each segment has its own.
         self.plan = plan
         self.segments: list[Segment] = []
         #: Keys that rows moved from and to; the dependency check reads them beside the segments' own.
         self.moved_keys: set[Key] = set()
+        #: Other batches that touch the table depend on this one whatever their keys. Once true it stays true: an
+        #: earlier plan of the batch may have been wider than the last.
+        self.is_whole_table = False
+        #: What all keys of the batch are made of; of no meaning with `is_whole_table`.
+        self.key_form = key_form(plan)
         #: Source changes: inserts, updates, deletes; for the apply log.
         self.counts = [0, 0, 0]
         self._net: NetSegment | None = None
@@ -159,13 +196,24 @@ class TableChanges:
         """Go on with another plan of the same table: its columns were announced anew inside the batch."""
         if plan is not self.plan:
             self.plan = plan
+            if key_form(plan) != self.key_form:
+                self.is_whole_table = True
             self._current = self._open(plan)
+
+    def key_sets(self) -> Iterator[set[Key]]:
+        """Return every key the batch touches in the table, in sets that are not copies: read only."""
+        for segment in self.segments:
+            if isinstance(segment, NetSegment) and segment.net:
+                yield segment.net.keys()  # type: ignore[misc]  # a key view does what is asked of a set
+        if self.moved_keys:
+            yield self.moved_keys
 
     def add(self, frame: bytes) -> None:
         """Add one Insert, Update or Delete frame.
 
         Raises:
             NotASet: see there.
+            ProtocolError: the frame is malformed. Frames of a RowSegment are read later.
         """
         kind = frame[KIND_AT]
         net = self._net
@@ -179,7 +227,7 @@ class TableChanges:
             else:
                 self.counts[1] += 1
                 if not net.update(frame):
-                    self._move(net, frame)
+                    self._move(frame)
             return
         self.counts[0 if kind == INSERT else 2 if kind == DELETE else 1] += 1
         current = self._current
@@ -189,34 +237,38 @@ class TableChanges:
             current.insert(frame)
         else:
             # Only a table whose updates are refused meets this: the statement layer says why, with the row in order.
-            self._rows(self.plan).frames.append(frame)
-            self._current = self._open(self.plan)
+            self.is_whole_table = True
+            self._by_itself(frame)
 
-    def _move(self, net: NetSegment, frame: bytes) -> None:
+    def _move(self, frame: bytes) -> None:
         """Apply a key move by itself, after what came before and before what follows (trap T-20)."""
         old, row = read_update(frame, len(self.plan.columns))
         assert old is not None
-        _fill(row, old, self.plan)
+        _fill_key(row, old, self.plan)
         key_of = key_reader(self.plan)
         self.moved_keys.add(key_of(old))
         self.moved_keys.add(key_of(row))
-        if not net.net:
-            self.segments.pop()
+        self._by_itself(frame)
+
+    def _by_itself(self, frame: bytes) -> None:
+        """Put a frame between two segments; a run of such frames shares one."""
+        self._drop_empty()
         last = self.segments[-1] if self.segments else None
-        # A run of moves shares one segment.
-        segment = last if isinstance(last, RowSegment) and last.plan is self.plan else self._rows(self.plan)
-        segment.frames.append(frame)
+        if not isinstance(last, RowSegment) or last.plan is not self.plan:
+            last = RowSegment(self.plan)
+            self.segments.append(last)
+        last.frames.append(frame)
         self._current = self._open(self.plan)
 
-    def _rows(self, plan: TablePlan) -> RowSegment:
-        segment = RowSegment(plan)
-        self.segments.append(segment)
-        return segment
-
     def _open(self, plan: TablePlan) -> Segment:
-        segment: Segment
+        self._drop_empty()
         self._net = None
-        if plan.lane is not Lane.SET:
+        segment: Segment
+        # Without columns a set of rows has no length (trap T-67).
+        is_by_row = plan.lane is not Lane.SET or not plan.columns
+        if is_by_row or plan.is_table_exclusive or plan.is_shared:
+            self.is_whole_table = True
+        if is_by_row:
             segment = RowSegment(plan)
         elif plan.key_positions:
             segment = self._net = NetSegment(plan)
@@ -225,15 +277,23 @@ class TableChanges:
         self.segments.append(segment)
         return segment
 
+    def _drop_empty(self) -> None:
+        if self.segments and self.segments[-1].is_empty:
+            self.segments.pop()
 
-def _fill(row: Row, old: Row, plan: TablePlan) -> None:
-    """Take what the new row says is unchanged from the old row, where the old row really holds it (trap T-41).
 
-    Under REPLICA IDENTITY FULL that is every column, else only identity columns: elsewhere NULL means not sent.
+def _fill_key(row: Row, old: Row | None, plan: TablePlan) -> None:
+    """Take key values that an update says are unchanged from its old row (trap T-41).
+
+    Only those: other unchanged values stay absent, so that the target keeps its own, as the built-in worker does.
+
+    Raises:
+        ProtocolError: no old row was sent, so nothing says which row is meant.
     """
-    is_full = plan.relation.replica_identity == "f"
-    for position, value in enumerate(row):
-        if value is UNCHANGED and (is_full or plan.relation.columns[position].is_key):
+    for position in plan.key_positions:
+        if row[position] is UNCHANGED:
+            if old is None:
+                raise ProtocolError("U", 5, "a key value is unchanged and was not sent, nor was the old row")
             row[position] = old[position]
 
 

@@ -1,22 +1,23 @@
 """Which batch waits for which. Pure; one scheduler serves one stream.
 
 The idea is Amit Kapila's for parallel apply (pgsql-hackers, 2022-04-06 and 2025-08-11): a transaction depends on every
-earlier, unfinished one that holds one of its keys. Two things differ. What is ordered is a batch, because a batch is what
-commits; and a batch's keys are the keys of the dictionaries that already hold its net changes, so two batches are compared
-by set operations and nothing is kept per change. A batch that meets a key in flight waits until its holder has committed,
-not until it has finished executing (traps T-34, T-35).
+earlier, unfinished one that holds one of its keys. Two things differ. What is ordered is a batch, because a batch is
+what commits; and a batch's keys are the keys of the dictionaries that already hold its net changes, so two batches are
+compared by set operations and nothing is kept per change. A batch that meets a key in flight waits until its holder has
+committed, not until it has finished executing (traps T-34, T-35).
 
-Doubt widens: a table without comparable keys, with unique indexes beside its key or applied row by row counts as one key.
+Doubt widens: a table without comparable keys, with unique indexes beside its key or applied row by row counts as one
+key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from parapply.plan.batch import Batch
-from parapply.plan.changes import NetSegment, TableChanges
-from parapply.plan.table import Lane
+if TYPE_CHECKING:
+    from parapply.plan.batch import Batch
+    from parapply.plan.changes import TableChanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,42 +31,27 @@ class Wait:
 
 def conflict(earlier: Batch, later: Batch) -> Wait | None:
     """Return why the later batch must wait for the earlier one to commit, or None if they are independent."""
-    if earlier.is_barrier or later.is_barrier:
+    if earlier.is_barrier or later.is_barrier or earlier.is_suspect or later.is_suspect:
         return Wait(earlier.seq, "", "barrier")
-    if earlier.is_suspect or later.is_suspect:
-        return Wait(earlier.seq, "", "barrier")
-    for table in later.table_changes:
-        for other in earlier.table_changes:
-            if table.plan.facts.oid != other.plan.facts.oid:
-                continue
-            kind = _meet(other, table)
+    held: dict[int, list[TableChanges]] = {}
+    for changes in earlier.table_changes:
+        held.setdefault(changes.plan.facts.oid, []).append(changes)
+    for changes in later.table_changes:
+        for other in held.get(changes.plan.facts.oid, ()):
+            kind = _meet(other, changes)
             if kind:
-                return Wait(earlier.seq, table.plan.relation.qualified_name, kind)
+                return Wait(earlier.seq, changes.plan.relation.qualified_name, kind)
     return None
 
 
 def _meet(earlier: TableChanges, later: TableChanges) -> str:
-    if _is_whole_table(earlier) or _is_whole_table(later):
+    if earlier.is_whole_table or later.is_whole_table or earlier.key_form != later.key_form:
         return "table"
-    for held in _keys(earlier):
-        for wanted in _keys(later):
+    for held in earlier.key_sets():
+        for wanted in later.key_sets():
             if not held.isdisjoint(wanted):
                 return "key"
     return ""
-
-
-def _is_whole_table(changes: TableChanges) -> bool:
-    plan = changes.plan
-    return plan.is_table_exclusive or plan.lane is not Lane.SET or plan.is_shared
-
-
-def _keys(changes: TableChanges) -> Iterator[set[object]]:
-    for segment in changes.segments:
-        if isinstance(segment, NetSegment) and segment.net:
-            # A dictionary's key view has the set operations, without a copy.
-            yield segment.net.keys()  # type: ignore[misc]
-    if changes.moved_keys:
-        yield changes.moved_keys  # type: ignore[misc]
 
 
 class Scheduler:
@@ -85,6 +71,7 @@ class Scheduler:
 
     def add(self, batch: Batch) -> bool:
         """Add a closed batch, later than all others; True if it may start at once."""
+        assert not self._open or batch.seq > next(reversed(self._open)), "batches are added in source order"
         waits = {}
         for earlier in self._open.values():
             wait = conflict(earlier, batch)

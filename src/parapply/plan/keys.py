@@ -1,15 +1,20 @@
 """Key values as the target's index compares them, not as bytes (trap T-21). Pure.
 
-A key is the length-prefixed value of a single column, or a tuple of those: prefixes keep ('ab','c') and ('a','bc')
-apart (trap T-33). What cannot be canonicalised never gets here: ``target/match.py`` widens such a table.
+A key is the value of a single column, or a tuple with one value per key column, which keeps ('ab','c') and ('a','bc')
+apart (trap T-33). A value is its slice of the wire, length included, or where equal values differ in their text its
+canonical text. What cannot be canonicalised never gets here: ``target/match.py`` widens such a table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from parapply.plan.table import Equality, TablePlan
-from parapply.wire.rows import Row
+from parapply.plan.table import Equality
+from parapply.wire.rows import NULL, Row
+
+if TYPE_CHECKING:
+    from parapply.plan.table import TablePlan
 
 #: A key: one value, or one value per key column.
 Key = bytes | tuple[bytes, ...]
@@ -19,22 +24,36 @@ KeyOf = Callable[[Row], Key]
 def key_reader(plan: TablePlan) -> KeyOf:
     """Return the function that takes a row to its key under the target's replica identity or primary key.
 
-    The function raises TypeError or AttributeError when a key column is UNCHANGED: callers fill that from the old row.
+    No key column of the row may be UNCHANGED: callers fill it from the old row. NULL is a value like others here,
+    equal to itself only; no row of the target has it in its key.
+
+    Raises:
+        KeyError: the plan has no key, or one that compares in an unknown way; such a plan's lane is never SET.
     """
     positions = plan.key_positions
     forms = [_FORMS[plan.columns[position].equality] for position in positions]
+    if not positions:
+        raise KeyError(plan.relation.qualified_name)
     if len(positions) == 1:
         position, form = positions[0], forms[0]
         if form is None:
             return lambda row: row[position]  # type: ignore[return-value]
         return lambda row: form(row[position])  # type: ignore[arg-type]
     if not any(forms):
-        if len(positions) == 2:  # noqa: PLR2004
+        if len(positions) == 2:
             first, second = positions
             return lambda row: (row[first], row[second])  # type: ignore[return-value]
-        return lambda row: tuple([row[position] for position in positions])  # type: ignore[return-value, misc]
+        return lambda row: tuple([row[position] for position in positions])  # type: ignore[misc]
     pairs = [(position, form or _same) for position, form in zip(positions, forms, strict=True)]
     return lambda row: tuple([form(row[position]) for position, form in pairs])  # type: ignore[arg-type]
+
+
+def key_form(plan: TablePlan) -> tuple[object, ...]:
+    """Return what the keys of a plan are made of: keys of two plans of one table can be compared only if this is equal.
+
+    It changes when the target's key does, or when a column comes in another type of the publisher.
+    """
+    return plan.facts.key_columns, tuple([plan.columns[position].equality for position in plan.key_positions])
 
 
 def _same(value: bytes) -> bytes:
@@ -55,8 +74,8 @@ def _float(value: bytes) -> bytes:
 
 
 def _bpchar(value: bytes) -> bytes:
-    """Trailing blanks do not count in char(n)."""
-    return value[4:].rstrip(b" ")
+    """Trailing blanks do not count in char(n); NULL keeps its length, or it would be the empty string."""
+    return value if value == NULL else value[4:].rstrip(b" ")
 
 
 _FORMS: dict[Equality, Callable[[bytes], bytes] | None] = {

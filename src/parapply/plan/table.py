@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from parapply.model import Relation
+if TYPE_CHECKING:
+    from parapply.model import Relation
 
 
 class Equality(Enum):
@@ -70,7 +72,7 @@ class TablePlan:
     relation: Relation
     facts: TableFacts
     columns: tuple[ColumnFacts, ...]  # target column of each wire column, in wire order
-    key_positions: tuple[int, ...]  # wire positions of the target's key columns; () if updates and deletes need the whole row
+    key_positions: tuple[int, ...]  # wire positions of the target's key columns; () if rows are not found by a key
     is_full: bool  # updates and deletes carry the whole old row, and no target key serves: match every column
     can_update: bool  # updates and deletes can be applied at all; `refusal` says why not
     refusal: str

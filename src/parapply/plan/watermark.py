@@ -28,11 +28,13 @@ class Watermark:
 
     def open(self, end_lsn: int) -> None:
         """Register a batch by its last end LSN; calls come in source order."""
-        assert not self._open or end_lsn > self._open[-1], "batches are opened in source order"
+        assert end_lsn > (self._open[-1] if self._open else self.low_lsn), "batches are opened in source order"
         self._open.append(end_lsn)
 
     def close(self, end_lsn: int) -> bool:
-        """Register the commit of a batch; True if the low LSN moved."""
+        """Register the commit of a batch that was opened; True if the low LSN moved."""
+        assert end_lsn in self._open, "a batch is closed once, after it was opened"
+        assert end_lsn not in self._done, "a batch is closed once, after it was opened"
         self.high_lsn = max(self.high_lsn, end_lsn)
         self._done.add(end_lsn)
         low_lsn = self.low_lsn

@@ -105,12 +105,13 @@ async def _init(config: Config) -> None:
         if facts.slot is None:
             # The slot first: if this ends in between, the next init adopts it. State first would name a lost slot.
             await slot.create_slot(ends.source, name)
-        await adopt(config, ends)
+        adopted = await adopt(config, ends)
+        click.echo(f"slot {name!r}: starts at {format_lsn(adopted.lowest_lsn)}; rows from before are not copied")
         click.echo("next: parapply run")
 
 
 async def adopt(config: Config, ends: Ends) -> state.SlotState:
-    """Write the state of a slot that the target knows nothing of, from the slot's own position; say so.
+    """Write the state of a slot that the target knows nothing of, from the slot's own position.
 
     Raises:
         SourceRefused: the slot cannot be read.
@@ -131,7 +132,6 @@ async def adopt(config: Config, ends: Ends) -> state.SlotState:
         workers=config.apply.workers,
     )
     await state.create(ends.target, schema, new)
-    click.echo(f"slot {name!r}: starts at {format_lsn(start_lsn)}; rows from before are not copied")
     found = await state.load(ends.target, schema, name, facts.system_identifier)
     if found is None:
         raise TargetRefused(f"the state of slot {name!r} vanished while it was made", hint="run one init at a time")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import psycopg
 
 from parapply.errors import SlotBusy, SourceLost, SourceRefused
-from parapply.model import parse_lsn
+from parapply.model import POSTGRES_EPOCH_US, parse_lsn
 from parapply.source.options import source_conninfo
 
 if TYPE_CHECKING:
@@ -165,6 +165,21 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
         flush_lsn=parse_lsn(flush) if flush else 0,
         slot=_slot_facts(slot) if slot else None,
     )
+
+
+async def position(conn: Connection) -> tuple[int, int]:
+    """Return the end of the publisher's durable WAL and its clock, in microseconds since 2000-01-01 UTC.
+
+    Raises:
+        SourceLost: the connection broke.
+    """
+    query: LiteralString = """
+        SELECT CASE WHEN r THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END,
+               (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint
+          FROM pg_catalog.pg_is_in_recovery() AS r"""
+    with source_errors("reading the publisher's position"):
+        ((flush, unix_us),) = await _rows(conn, query)
+    return parse_lsn(flush) if flush else 0, unix_us - POSTGRES_EPOCH_US
 
 
 def _slot_facts(row: dict[str, Any]) -> SlotFacts:

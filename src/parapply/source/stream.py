@@ -124,13 +124,7 @@ class ReplicationStream:
             return
         flushed_lsn = max(flushed_lsn, self.reported_flush_lsn)
         now_us = int(time.time() * 1_000_000) - POSTGRES_EPOCH_US
-        message = status_update(
-            max(written_lsn, flushed_lsn),
-            flushed_lsn,
-            max(applied_lsn, flushed_lsn),
-            now_us,
-            reply_requested,
-        )
+        message = status_update(written_lsn, flushed_lsn, max(applied_lsn, flushed_lsn), now_us, reply_requested)
         try:
             self._pg.put_copy_data(message)
         except psycopg.Error as error:

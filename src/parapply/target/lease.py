@@ -117,7 +117,14 @@ async def holders(conn: Connection, slot_id: int) -> tuple[Holder, ...]:
     )
 
 
-async def take_lease(conn: Connection, slot_id: int, wait_s: float, *, takeover: bool = False) -> None:
+async def take_lease(
+    conn: Connection,
+    slot_id: int,
+    wait_s: float,
+    *,
+    takeover: bool = False,
+    on_wait: Callable[[Sequence[Holder]], None] | None = None,
+) -> None:
     """Take lock 1 on the control session, which keeps it until it ends.
 
     Args:
@@ -125,6 +132,7 @@ async def take_lease(conn: Connection, slot_id: int, wait_s: float, *, takeover:
         slot_id: of the state.
         wait_s: how long to wait for another leader to go; 0 tries once.
         takeover: end the server processes of the other leader and its workers instead of waiting for them.
+        on_wait: called once with who holds it, before the wait.
 
     Raises:
         LeaseHeld: another session still holds it after `wait_s`; names it.
@@ -142,6 +150,9 @@ async def take_lease(conn: Connection, slot_id: int, wait_s: float, *, takeover:
                 f"another parapply holds the lease of this slot: {', '.join(leaders) or 'a session that just left'}",
                 hint="stop that one, or give --takeover to end its sessions if it hangs",
             )
+        if on_wait is not None:
+            on_wait([holder for holder in await holders(conn, slot_id) if holder.is_leader])
+            on_wait = None
         await asyncio.sleep(delay_s)
         delay_s = min(delay_s * 2, _POLL_MAX_S)
 

@@ -8,7 +8,7 @@ costs ten times the CPU of this path per statement (DEPENDENCIES: 18 us against 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import psycopg
@@ -22,6 +22,10 @@ FLIGHT_STATEMENTS = 512
 FLIGHT_BYTES = 8 * 1024 * 1024
 
 _OK = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
+
+
+def _nothing() -> None:
+    """Stand in where nobody listens."""
 
 
 class Prepared(Protocol):
@@ -80,8 +84,12 @@ class Pipeline:
         """Tell whether the connection is unusable."""
         return self._lost is not None
 
-    async def run(self, statements: Sequence[Statement]) -> list[Outcome]:
+    async def run(self, statements: Sequence[Statement], *, on_sent: Callable[[], None] = _nothing) -> list[Outcome]:
         """Execute statements in order and return one outcome each.
+
+        Args:
+            statements: to execute.
+            on_sent: called after each flight has left, before its results are read; a failpoint's place.
 
         Raises:
             StatementFailed: one failed; those after it were not executed. The transaction must be rolled back.
@@ -90,10 +98,12 @@ class Pipeline:
         outcomes: list[Outcome] = []
         start = 0
         while start < len(statements):
-            start = await self._flight(statements, start, outcomes)
+            start = await self._flight(statements, start, outcomes, on_sent)
         return outcomes
 
-    async def _flight(self, statements: Sequence[Statement], start: int, outcomes: list[Outcome]) -> int:
+    async def _flight(
+        self, statements: Sequence[Statement], start: int, outcomes: list[Outcome], on_sent: Callable[[], None]
+    ) -> int:
         if self._lost is not None:
             raise self._lost
         pg, names = self._pg, self._names
@@ -118,6 +128,7 @@ class Pipeline:
         except psycopg.Error as error:
             raise self._lose(error) from error
         self._flush()
+        on_sent()
         await self._results(expected, start, outcomes)
         return end
 
@@ -195,7 +206,9 @@ class Pipeline:
 
     def _lose(self, error: Exception) -> TargetLost:
         if self._lost is None:
-            self._lost = TargetLost(f"the connection to the target ended: {str(error).strip() or type(error).__name__}.")
+            self._lost = TargetLost(
+                f"the connection to the target ended: {str(error).strip() or type(error).__name__}."
+            )
             self._loop.remove_reader(self._fd)
             if self._is_writing:
                 self._loop.remove_writer(self._fd)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
+from parapply import probes
 from parapply.errors import SourceRefused
 from parapply.model import format_lsn, parse_lsn
 from parapply.target.display import DaemonRow, TableRow, WorkerRow, set_state, write_daemon, write_tables, write_workers
@@ -226,6 +227,7 @@ async def advance(conn: Connection, schema: str, slot_id: int, progress: Progres
         async with conn.transaction():
             await conn.execute("SET LOCAL synchronous_commit = on")
             found = await rows(conn, query, values)
+            probes.probe(probes.PRUNING)
     if not found:
         raise gone(slot_id)
     return parse_lsn(found[0][0])

@@ -1,27 +1,31 @@
 """Frames in, source transactions out. Owns the open transaction; does no I/O.
 
-Change messages are not decoded here: the frame is kept whole and read once, by the planner. Only the messages that frame
-a transaction are looked into. One assembler serves one stream: after a reconnect a new one starts empty, because the
-publisher announces its relations again (PROTOCOL.md 5.3, 7).
+Row changes are not decoded here: the frame is kept whole and read once, by the planner, which finds what is malformed
+in it. Every other message is looked into. One assembler serves one stream: after a reconnect a new one starts empty,
+because the publisher announces its relations again (PROTOCOL.md 5.3, 7).
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from parapply.errors import ProtocolError
 from parapply.model import FRAME_HEADER_BYTES, Relation, Transaction
 from parapply.wire.decode import decode
 from parapply.wire.messages import Begin, Commit, LogicalMessage, Origin, RelationMessage, TypeMessage
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 #: Counted per change beside its bytes: what the interpreter needs for the frame, the row and its values.
 OVERHEAD_BYTES = 400
 
 _INSERT, _UPDATE, _DELETE, _TRUNCATE = b"IUDT"
 _BEGIN, _COMMIT = b"BC"
-_begin_at = struct.Struct(">qqI").unpack_from
-_commit_at = struct.Struct(">Bqqq").unpack_from
+# LSNs are unsigned, times are not.
+_begin_at = struct.Struct(">QqI").unpack_from
+_commit_at = struct.Struct(">BQQq").unpack_from
 _send_time_at = struct.Struct(">q").unpack_from
 _BEGIN_BYTES = FRAME_HEADER_BYTES + 1 + 20
 _COMMIT_BYTES = FRAME_HEADER_BYTES + 1 + 25
@@ -31,8 +35,8 @@ _SEND_TIME_AT = 17
 class Assembler:
     """Collects the frames of one stream into transactions, large ones in pieces.
 
-    With streaming off the publisher sends a transaction only after its commit, whole, and in commit order: so a piece of
-    a large one may be applied (not committed) before its Commit message has come.
+    With streaming off the publisher sends a transaction only after its commit, whole, and in commit order: so a piece
+    of a large one may be applied (not committed) before its Commit message has come.
     """
 
     def __init__(self, piece_bytes: int) -> None:
@@ -123,7 +127,10 @@ class Assembler:
                 self._loose_relations.append(message.relation)
             else:
                 _announce(current, message.relation)
-        elif not isinstance(message, Origin | TypeMessage | LogicalMessage):
+        elif isinstance(message, Origin):
+            if current is None:
+                raise ProtocolError("O", 0, "an origin outside a transaction")
+        elif not isinstance(message, TypeMessage | LogicalMessage):
             assert not isinstance(message, Begin | Commit)
             raise ProtocolError(chr(frame[FRAME_HEADER_BYTES]), 0, "this message was not asked for")
 

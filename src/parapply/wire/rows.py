@@ -1,9 +1,12 @@
 """Row data of change messages as slices, for the hot path. The checked reference is ``wire/decode.py``.
 
-A text column on the wire is ``'t'``, a four-byte length and the bytes. From the length on, that is exactly one element of
-a binary ``text[]``: so a value is sliced out once, length included, and travels like that from the socket to the
+A text column on the wire is ``'t'``, a four-byte length and the bytes. From the length on, that is exactly one element
+of a binary ``text[]``: so a value is sliced out once, length included, and travels like that from the socket to the
 parameter; nothing is parsed, escaped or copied again. (PostgreSQL manual, "Logical Replication Message Formats",
 TupleData; the array layout is that of ``array_recv``.)
+
+UNCHANGED occurs only in new rows of updates. Elsewhere it is read as NULL, as the built-in apply worker does
+(``slot_store_data`` in worker.c): a publisher's row filter that turns an update into an insert does send it there.
 
 The interpreted reader makes one bytes object a value, which is the cheapest way plain Python has to move it; no other
 object is made per column.
@@ -43,12 +46,13 @@ NEW = ord("N")
 _OLD_MARKS = b"KO"
 
 
-def read_row(frame: bytes, at: int) -> tuple[Row, int]:
+def read_row(frame: bytes, at: int, unchanged: Value = UNCHANGED) -> tuple[Row, int]:
     """Read the TupleData at an offset.
 
     Args:
         frame: a whole CopyData frame.
         at: offset of the column count.
+        unchanged: what stands for a TOAST value that was not sent.
 
     Returns:
         One value per column in wire order, and the offset behind the row. An offset beyond the frame means that the
@@ -72,50 +76,55 @@ def read_row(frame: bytes, at: int) -> tuple[Row, int]:
         elif kind == _NULL:
             append(NULL)
         elif kind == _UNCHANGED:
-            append(UNCHANGED)
+            append(unchanged)
         else:
-            raise ProtocolError(chr(frame[KIND_AT]), at - 1 - FRAME_HEADER_BYTES, f"column kind {kind:#x} was not asked for")
+            offset = at - 1 - FRAME_HEADER_BYTES
+            raise ProtocolError(chr(frame[KIND_AT]), offset, f"column kind {kind:#x} was not asked for")
     return row, at
 
 
 def read_insert(frame: bytes, n_columns: int) -> Row:
-    """Return the new row of an Insert frame.
+    """Return the new row of an Insert frame, without any UNCHANGED.
 
     Raises:
         ProtocolError: the bytes are not an Insert of ``n_columns`` columns.
     """
     try:
-        row, end = read_row(frame, ROW_AT)
-        if end == len(frame) and len(row) == n_columns and frame[MARK_AT] == NEW:
-            return row
+        if frame[KIND_AT] == INSERT and frame[MARK_AT] == NEW:
+            row, end = read_row(frame, ROW_AT, NULL)
+            if end == len(frame) and len(row) == n_columns:
+                return row
     except (IndexError, struct.error):
         pass
-    raise malformed(frame, n_columns)
+    raise malformed(frame, n_columns, INSERT)
 
 
 def read_update(frame: bytes, n_columns: int) -> tuple[Row | None, Row]:
     """Return the old row (None if it was not sent) and the new row of an Update frame.
 
     In an old key ('K') the columns outside the publisher's replica identity are NULL: they were not sent, they are not
-    values (PROTOCOL.md 5.3).
+    values (PROTOCOL.md 5.3). Whether it is an old key says the message, never the relation: a partition with another
+    identity than its root sends 'K' although the root is announced as full (trap T-28).
 
     Raises:
         ProtocolError: the bytes are not an Update of ``n_columns`` columns.
     """
     try:
-        if frame[MARK_AT] == NEW:
+        if frame[KIND_AT] != UPDATE:
+            pass
+        elif frame[MARK_AT] == NEW:
             row, end = read_row(frame, ROW_AT)
             if end == len(frame) and len(row) == n_columns:
                 return None, row
         elif frame[MARK_AT] in _OLD_MARKS:
-            old, middle = read_row(frame, ROW_AT)
+            old, middle = read_row(frame, ROW_AT, NULL)
             if frame[middle] == NEW:
                 row, end = read_row(frame, middle + 1)
                 if end == len(frame) and len(row) == n_columns == len(old):
                     return old, row
     except (IndexError, struct.error):
         pass
-    raise malformed(frame, n_columns)
+    raise malformed(frame, n_columns, UPDATE)
 
 
 def read_delete(frame: bytes, n_columns: int) -> Row:
@@ -125,16 +134,23 @@ def read_delete(frame: bytes, n_columns: int) -> Row:
         ProtocolError: the bytes are not a Delete of ``n_columns`` columns.
     """
     try:
-        row, end = read_row(frame, ROW_AT)
-        if end == len(frame) and len(row) == n_columns and frame[MARK_AT] in _OLD_MARKS:
-            return row
+        if frame[KIND_AT] == DELETE and frame[MARK_AT] in _OLD_MARKS:
+            row, end = read_row(frame, ROW_AT, NULL)
+            if end == len(frame) and len(row) == n_columns:
+                return row
     except (IndexError, struct.error):
         pass
-    raise malformed(frame, n_columns)
+    raise malformed(frame, n_columns, DELETE)
 
 
-def malformed(frame: bytes, n_columns: int) -> ProtocolError:
-    """Return the exact error for a frame the fast readers could not take, by way of the checked decoder."""
+def malformed(frame: bytes, n_columns: int, expected: int | None = None) -> ProtocolError:
+    """Return the exact error for a frame the fast readers could not take, by way of the checked decoder.
+
+    Args:
+        frame: a whole CopyData frame.
+        n_columns: as many as its relation announced.
+        expected: the type byte the caller looked for, if it looked for one.
+    """
     # Imported here: the reference decoder is needed only when something is already wrong.
     from parapply.wire.decode import decode  # noqa: PLC0415
 
@@ -143,9 +159,11 @@ def malformed(frame: bytes, n_columns: int) -> ProtocolError:
         decode(frame[FRAME_HEADER_BYTES:])
     except ProtocolError as error:
         return error
+    if expected is not None and kind != chr(expected):
+        return ProtocolError(kind, 0, f"a message of kind {chr(expected)!r} was expected")
     return ProtocolError(kind, 0, f"the row does not have the {n_columns} columns its relation announced")
 
 
 def text_of(value: bytes) -> bytes | None:
     """Return a value as a text-format parameter: its bytes without the length, or None for NULL."""
-    return None if value is NULL or value == NULL else value[4:]
+    return None if value == NULL else value[4:]

@@ -1,0 +1,115 @@
+"""The command `parapply`, run as a user runs it: in a process of its own.
+
+In go a stage, a slot and settings; out come the command's output and a daemon that can be stopped.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parapply.demo.errors import DemoError
+from parapply.demo.stage import BANK, PUBLICATION, end, own_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.demo.stage import Stage
+
+# Longer than any wait we ask for on the command line.
+_CALL_TIMEOUT_S = 900.0
+_TAIL_LINES = 5
+
+
+class Parapply:
+    """`parapply` between the two servers of a stage, for one slot."""
+
+    def __init__(self, stage: Stage, *, slot: str, target_dbname: str = BANK, settings: Sequence[str] = ()) -> None:
+        """Start nothing yet.
+
+        Args:
+            stage: the servers.
+            slot: name of the slot; it also names the daemon's log.
+            target_dbname: database on the subscriber.
+            settings: `key=value`, as for `--set`.
+        """
+        self.slot = slot
+        self.log = stage.directory / f"daemon-{slot}.log"
+        self._stage = stage
+        self._process: subprocess.Popen[bytes] | None = None
+        self._options = [
+            "--source", stage.source.dsn(BANK), "--target", stage.target.dsn(target_dbname),
+            "--slot", slot, "--publication", PUBLICATION,
+        ]  # fmt: skip
+        self._settings = [word for setting in settings for word in ("--set", setting)]
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the daemon; `None` if it was not started."""
+        return self._process.pid if self._process else None
+
+    def call(self, command: str, *arguments: str) -> str:
+        """Run a command to its end and return what it printed.
+
+        Raises:
+            DemoError: it failed; the message holds what it wrote.
+        """
+        words = [sys.executable, "-m", "parapply", command, *self._options, *arguments]
+        done = subprocess.run(  # noqa: S603 - our own program, no shell
+            words, env=own_environment(), capture_output=True, text=True, check=False,
+            timeout=_CALL_TIMEOUT_S, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        if done.returncode != 0:
+            raise DemoError(f"`parapply {command}` ended with {done.returncode}: {done.stderr.strip()}{self._tail()}")
+        return done.stdout
+
+    def start(self) -> None:
+        """Start the daemon.
+
+        Raises:
+            OSError: Python cannot be run.
+        """
+        words = [sys.executable, "-m", "parapply", "run", *self._options, *self._settings]
+        self._process = self._stage.start(words, env=own_environment(), log=self.log)
+
+    def check(self) -> None:
+        """Do nothing if the daemon runs.
+
+        Raises:
+            DemoError: it does not; the message holds the end of its log.
+        """
+        code = self._process.poll() if self._process else None
+        if code is not None:
+            raise DemoError(f"`parapply run` ended with {code}.{self._tail()}")
+
+    def stop(self) -> None:
+        """Ask the daemon to finish what it has in hand and end, and wait for that.
+
+        Raises:
+            DemoError: it did not end with status 0.
+        """
+        if self._process and (code := end(self._process)):
+            raise DemoError(f"`parapply run` ended with {code} when it was asked to stop.{self._tail()}")
+
+    def shell_line(self, command: str, *arguments: str) -> str:
+        """Return a command as the user can type it."""
+        settings = self._settings if command == "run" else []
+        return f"{_program()} {shlex.join([command, *self._options, *settings, *arguments])}"
+
+    def _tail(self) -> str:
+        if not self.log.exists():
+            return ""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
+        return " The end of its log: " + "\n".join(lines) if lines else ""
+
+
+def _program() -> str:
+    """Return the shortest name under which the user's shell finds us."""
+    if shutil.which("parapply"):
+        return "parapply"
+    beside = Path(sys.executable).with_name("parapply")
+    return shlex.quote(str(beside)) if beside.exists() else f"{shlex.quote(sys.executable)} -m parapply"

@@ -1,0 +1,181 @@
+"""The same backlog drained by parapply and by the built-in subscription, each alone.
+
+In goes a stage with a slot for each runner, made before the backlog; out come the times. A runner's clock starts when
+it is told to start, so its start-up counts, and stops when the backlog's last row is visible to a reader.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psycopg
+from psycopg import sql
+
+from parapply.demo.command import Parapply
+from parapply.demo.compare import Comparison, compare
+from parapply.demo.errors import DemoError
+from parapply.demo.load import Load
+from parapply.demo.stage import BANK, PUBLICATION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from parapply.demo.stage import Stage
+
+# Often enough for the times printed, seldom enough to cost nothing beside the apply.
+_POLL_S = 0.01
+# A backlog of a million transactions takes a minute or two on a slow machine.
+_DRAIN_TIMEOUT_S = 600.0
+_FIRST, _LAST = 1, 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drained:
+    """One runner's result.
+
+    Attributes:
+        first_s: until the backlog's first row was visible: mostly start-up.
+        total_s: until its last row was visible.
+        tables: both ends afterwards.
+    """
+
+    first_s: float
+    total_s: float
+    tables: list[Comparison]
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether every table was equal afterwards."""
+        return all(table.is_equal for table in self.tables)
+
+
+def make_backlog(stage: Stage, *, clients: int, limit: str) -> int:
+    """Commit simple-update transactions between two marked rows, and return how many.
+
+    Args:
+        stage: whose publisher takes them.
+        clients: pgbench clients.
+        limit: as for `Load`.
+
+    Raises:
+        DemoError: pgbench or the server failed.
+    """
+    before = _count(stage)
+    _mark(stage, _FIRST, "first")
+    Load(stage, "simple-update", clients=clients, limit=limit).wait()
+    _mark(stage, _LAST, "last")
+    return _count(stage) - before
+
+
+def _count(stage: Stage) -> int:
+    ((transactions,),) = stage.source.execute("SELECT count(*) FROM pgbench_history", dbname=BANK)
+    return int(transactions)
+
+
+def _mark(stage: Stage, position: int, label: str) -> None:
+    stage.source.execute("INSERT INTO race_line VALUES (%s, %s)", [position, label], dbname=BANK)
+
+
+def make_target(stage: Stage, dbname: str, *, template: str = BANK) -> None:
+    """Make a database on the subscriber as a copy of another, without parapply's state in it.
+
+    Raises:
+        DemoError: somebody is connected to the template.
+    """
+    create = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy")
+    stage.target.execute(create.format(sql.Identifier(dbname), sql.Identifier(template)))
+    stage.target.execute("SET client_min_messages = warning; DROP SCHEMA IF EXISTS parapply CASCADE", dbname=dbname)
+
+
+def drop_target(stage: Stage, dbname: str) -> None:
+    """Drop a database on the subscriber."""
+    stage.target.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(dbname)))
+
+
+def create_slot(stage: Stage, name: str) -> None:
+    """Make a logical slot on the publisher, as CREATE SUBSCRIPTION would."""
+    stage.source.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name], dbname=BANK)
+
+
+def drain_with_parapply(stage: Stage, *, slot: str, dbname: str, settings: Sequence[str]) -> Drained:
+    """Drain a slot with the daemon, started as a user starts it, and drop the slot.
+
+    Args:
+        stage: the servers.
+        slot: with the backlog.
+        dbname: database on the subscriber, in the state the slot starts from.
+        settings: `key=value`, as for `--set`.
+
+    Raises:
+        DemoError: the daemon failed, or was not there in time.
+    """
+    runner = Parapply(stage, slot=slot, target_dbname=dbname, settings=settings)
+    runner.call("init")
+    first_s, total_s = _measure(stage, dbname, runner.start, runner.check)
+    runner.stop()
+    runner.call("drop", "--yes")
+    return Drained(first_s=first_s, total_s=total_s, tables=_tables(stage, dbname))
+
+
+def drain_with_subscription(stage: Stage, *, slot: str, dbname: str, synchronous_commit: str = "off") -> Drained:
+    """Drain a slot with the built-in subscription, and drop both.
+
+    Source: PostgreSQL manual, "CREATE SUBSCRIPTION".
+
+    Args:
+        stage: the servers.
+        slot: with the backlog; the subscription has its name.
+        dbname: database on the subscriber, in the state the slot starts from.
+        synchronous_commit: `off` (PostgreSQL's default for subscriptions) or `on`.
+
+    Raises:
+        DemoError: it was not there in time.
+    """
+    name = sql.Identifier(slot)
+    create = sql.SQL(
+        "CREATE SUBSCRIPTION {} CONNECTION {} PUBLICATION {} WITH (slot_name = {}, create_slot = false,"
+        " copy_data = false, enabled = false, synchronous_commit = {})"
+    ).format(
+        name, sql.Literal(stage.source.dsn(BANK)), sql.Identifier(PUBLICATION), name, sql.Literal(synchronous_commit)
+    )
+    stage.target.execute(create, dbname=dbname)
+
+    def enable() -> None:
+        stage.target.execute(sql.SQL("ALTER SUBSCRIPTION {} ENABLE").format(name), dbname=dbname)
+
+    first_s, total_s = _measure(stage, dbname, enable, lambda: None)
+    stage.target.execute(sql.SQL("ALTER SUBSCRIPTION {} DISABLE").format(name), dbname=dbname)
+    stage.target.execute(sql.SQL("DROP SUBSCRIPTION {}").format(name), dbname=dbname)
+    return Drained(first_s=first_s, total_s=total_s, tables=_tables(stage, dbname))
+
+
+def _tables(stage: Stage, dbname: str) -> list[Comparison]:
+    return compare(stage.source.dsn(BANK), stage.target.dsn(dbname), PUBLICATION)
+
+
+def _measure(stage: Stage, dbname: str, start: Callable[[], None], check: Callable[[], None]) -> tuple[float, float]:
+    """Start a runner and return the seconds until the first and until the last row of the backlog were visible."""
+    for server in (stage.source, stage.target):
+        # What was written before the race must not be flushed during one runner's turn.
+        server.execute("CHECKPOINT")
+    first_s = math.inf
+    try:
+        with psycopg.connect(stage.target.dsn(dbname), autocommit=True) as connection:
+            started_s = time.monotonic()
+            start()
+            while True:
+                row = connection.execute("SELECT coalesce(max(position), 0) FROM race_line").fetchone()
+                elapsed_s, position = time.monotonic() - started_s, row[0] if row else 0
+                if position >= _FIRST:
+                    first_s = min(first_s, elapsed_s)
+                if position >= _LAST:
+                    return first_s, elapsed_s
+                if elapsed_s > _DRAIN_TIMEOUT_S:
+                    raise DemoError(f"The backlog was not drained within {_DRAIN_TIMEOUT_S:g} s.")
+                check()
+                time.sleep(_POLL_S)
+    except psycopg.Error as error:
+        raise DemoError(f"The subscriber said: {error}", sqlstate=error.sqlstate or "") from error

@@ -1,0 +1,149 @@
+"""The demonstration: two servers, a load, the daemon, a proof that both sides are equal, and a race.
+
+In go the options of `parapply demo`; out comes an exit code. Nothing is left behind, unless it was asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from parapply.demo.command import Parapply
+from parapply.demo.compare import compare
+from parapply.demo.interrupts import Interrupts
+from parapply.demo.load import Load
+from parapply.demo.race import create_slot, drain_with_parapply, drain_with_subscription, make_backlog, make_target
+from parapply.demo.show import (
+    show_applylog,
+    show_comparison,
+    show_how_to_go_on,
+    show_progress,
+    show_race,
+)
+from parapply.demo.stage import BANK, PUBLICATION, Stage
+from parapply.demo.view import View
+
+if TYPE_CHECKING:
+    from parapply.demo.race import Drained
+
+_SLOT = "demo"
+_RACE_PARAPPLY, _RACE_BUILT_IN = "race_parapply", "race_built_in"
+# A time, not a number: the backlog suits the machine, a few seconds of work for either runner. At most the time of
+# the load before it: a demonstration that was asked to be short is short.
+_RACE_LOAD_S = 8
+# What is left when the load ends is a few seconds' work; ten times that is a fault.
+_WAIT_S = 60
+_NOT_EQUAL = 1
+
+
+def main(*, duration_s: int, clients: int, workers: int, scale: int, keep: bool) -> int:
+    """Show everything and return the exit code: 0 if every comparison was equal, else 1.
+
+    Args:
+        duration_s: length of the load.
+        clients: pgbench clients.
+        workers: target connections of the daemon.
+        scale: pgbench scale factor, 100,000 accounts each.
+        keep: leave servers and daemon running at the end.
+
+    Raises:
+        DemoError: a server, pgbench or the daemon failed; all is cleaned up, whatever `keep` says.
+        KeyboardInterrupt: Ctrl-C; all is cleaned up.
+        SystemExit: SIGTERM or SIGHUP; all is cleaned up.
+    """
+    console = Console(highlight=False)
+    with Interrupts() as interrupts, Stage(interrupts, name="demo") as stage:
+        demo = Demo(stage, console, workers=workers)
+        demo.prepare(scale)
+        is_equal = demo.follow(duration_s, clients)
+        is_equal = demo.race(min(duration_s, _RACE_LOAD_S), clients) and is_equal
+        if keep:
+            demo.keep()
+        verdict = "Every comparison was equal." if is_equal else "NOT EQUAL: see the tables above."
+        console.print(f"\n[bold]{verdict}[/bold]")
+        console.print("Cleaning up; --keep would leave all of it running." if not keep else "Left running.")
+    return 0 if is_equal else _NOT_EQUAL
+
+
+class Demo:
+    """The acts, in their order."""
+
+    def __init__(self, stage: Stage, console: Console, *, workers: int) -> None:
+        """Do nothing yet."""
+        self._stage = stage
+        self._console = console
+        self._n_workers = workers
+        self._applylog = stage.directory / "applylog"
+        self._applylog.mkdir()
+        settings = [f"apply.workers={workers}", f"applylog.directory={self._applylog}"]
+        self._daemon = Parapply(stage, slot=_SLOT, settings=settings)
+
+    def prepare(self, scale: int) -> None:
+        """Fill both servers alike and make slot and state."""
+        for role, server in (("publisher", self._stage.source), ("subscriber", self._stage.target)):
+            self._say(f"{role}: PostgreSQL {server.binaries.version_text} on 127.0.0.1, port {server.port}")
+        self._stage.fill_bank(scale)
+        self._say(f"both hold the same pgbench bank of {scale * 100_000:,} accounts")
+        self._heading("parapply init")
+        self._say(self._daemon.call("init").rstrip())
+
+    def follow(self, duration_s: int, clients: int) -> bool:
+        """Run load and daemon, wait for the daemon, compare, and say whether all is equal."""
+        self._heading(f"Load: {clients} pgbench clients for {duration_s} s, {self._n_workers} workers follow")
+        self._daemon.start()
+        load = Load(self._stage, "tpcb-like", clients=clients, limit=f"--time={duration_s}")
+
+        def goes_on() -> bool:
+            self._daemon.check()
+            return load.is_running()
+
+        View(self._stage, _SLOT, self._console).follow(goes_on)
+        ((end_lsn, transactions),) = self._stage.source.execute(
+            "SELECT pg_current_wal_insert_lsn(), (SELECT count(*) FROM pgbench_history)", dbname=BANK
+        )
+        self._say(f"The load is over: {transactions:,} transactions. `parapply wait --lsn {end_lsn}` ...")
+        self._daemon.call("wait", "--lsn", end_lsn, "--timeout", str(_WAIT_S))
+        self._daemon.stop()
+        self._say("The subscriber has all of it; the daemon was asked to stop, and did.")
+        self._heading("Proof: every published table on both sides")
+        tables = compare(self._stage.source.dsn(BANK), self._stage.target.dsn(BANK), PUBLICATION)
+        show_comparison(self._console, tables)
+        self._heading("What the daemon left to read")
+        show_progress(self._console, self._stage, _SLOT)
+        show_applylog(self._console, self._applylog, self._daemon.log)
+        return all(table.is_equal for table in tables)
+
+    def race(self, load_s: int, clients: int) -> bool:
+        """Load a backlog for some seconds, have it drained twice, show the times, and say whether all is equal."""
+        self._heading("Race: the same backlog, drained by one runner after the other")
+        for slot in (_RACE_BUILT_IN, _RACE_PARAPPLY):
+            create_slot(self._stage, slot)
+            make_target(self._stage, slot)
+        self._say(f"Each has a slot and a copy of the bank; {clients} clients load for {load_s} s ...")
+        transactions = make_backlog(self._stage, clients=clients, limit=f"--time={load_s}")
+        self._say(f"The backlog is {transactions:,} transactions. First the built-in subscription ...")
+        built_in = drain_with_subscription(self._stage, slot=_RACE_BUILT_IN, dbname=_RACE_BUILT_IN)
+        self._say("... then parapply.")
+        settings = [f"apply.workers={self._n_workers}"]
+        ours = drain_with_parapply(self._stage, slot=_RACE_PARAPPLY, dbname=_RACE_PARAPPLY, settings=settings)
+        runners: dict[str, Drained] = {
+            "built-in subscription": built_in,
+            f"parapply, {self._n_workers} workers": ours,
+        }
+        show_race(self._console, runners, transactions)
+        return all(runner.is_equal for runner in runners.values())
+
+    def keep(self) -> None:
+        """Start the daemon again, leave everything running, and say what can be done with it."""
+        self._daemon.start()
+        self._stage.keep()
+        self._heading("Left running")
+        show_how_to_go_on(self._console, self._stage, self._daemon, self._applylog)
+
+    def _heading(self, text: str) -> None:
+        self._console.print(f"\n[bold]{text}[/bold]")
+
+    def _say(self, text: str) -> None:
+        # What programs print may look like markup.
+        self._console.print(text, markup=False, soft_wrap=True)

@@ -1,0 +1,135 @@
+"""What the demonstration prints: comparisons, the daemon's records, the race, and what to try next.
+
+In go results; out comes text for people. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from parapply.demo.server import SUPERUSER
+from parapply.demo.stage import BANK
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from parapply.demo.command import Parapply
+    from parapply.demo.compare import Comparison
+    from parapply.demo.race import Drained
+    from parapply.demo.stage import Stage
+
+_PROGRESS = "SELECT to_json(p) FROM parapply.progress AS p WHERE slot_name = %s"
+_LOG_TAIL_LINES = 3
+
+
+def show_comparison(console: Console, tables: Sequence[Comparison]) -> None:
+    """Print a row for each table, with the verdict."""
+    grid = _grid("table", "rows: publisher", "subscriber", "checksum", "")
+    for table in tables:
+        verdict = Text("equal", style="green") if table.is_equal else Text("DIFFERS", style="bold red")
+        grid.add_row(
+            Text(f"{table.schema}.{table.table}"),
+            f"{table.source.rows:,}",
+            f"{table.target.rows:,}",
+            _checksums(table),
+            verdict,
+        )
+    console.print(grid)
+
+
+def _checksums(table: Comparison) -> str:
+    source, target = (f"{digest.checksum % (1 << 64):016x}" for digest in (table.source, table.target))
+    return source if table.source.checksum == table.target.checksum else f"{source[-6:]} / {target[-6:]}"
+
+
+def _grid(first: str, *others: str) -> Table:
+    """Return an empty table: the first column to the left, the figures to the right."""
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    grid.add_column(first, no_wrap=True)
+    for name in others:
+        grid.add_column(name, justify="right", no_wrap=True)
+    return grid
+
+
+def show_progress(console: Console, stage: Stage, slot: str) -> None:
+    """Print the slot's row of the progress view."""
+    ((row,),) = stage.target.execute(_PROGRESS, [slot], dbname=BANK)
+    console.print("The view parapply.progress on the subscriber:")
+    grid = Table.grid(padding=(0, 2))
+    for name, value in row.items():
+        grid.add_row(f"  {name}", Text("" if value is None else str(value)))
+    console.print(grid)
+
+
+def show_applylog(console: Console, directory: Path, log: Path) -> None:
+    """Print what the apply log holds, its largest record, and the last lines of the operational log."""
+    records = [json.loads(line) for path in sorted(directory.glob("apply-*.jsonl")) for line in path.open("rb")]
+    transactions = sum(record["n_transactions"] for record in records)
+    console.print(
+        f"The apply log: {len(records):,} target transactions hold {transactions:,} source transactions.",
+        soft_wrap=True,
+    )
+    if records:
+        largest = max(records, key=lambda record: int(record["n_transactions"]))
+        console.print("The largest (the xids shortened):")
+        console.print(_record_text(largest), markup=False, soft_wrap=True)
+    console.print("The daemon's log ends with:")
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_TAIL_LINES:]:
+        console.print(f"  {line}", markup=False, soft_wrap=True)
+
+
+def _record_text(record: dict[str, Any]) -> str:
+    short = {**record, "xids": record["xids"][:4]}
+    return "\n".join(f"  {name}: {json.dumps(value)}" for name, value in short.items())
+
+
+def show_race(console: Console, runners: Mapping[str, Drained], transactions: int) -> None:
+    """Print both times, start-up included."""
+    grid = _grid("runner", "first row after", "caught up after", "transactions/s", "tables")
+    for name, runner in runners.items():
+        verdict = Text("equal", style="green") if runner.is_equal else Text("DIFFERS", style="bold red")
+        rate = transactions / runner.total_s
+        grid.add_row(name, f"{runner.first_s:.2f} s", f"{runner.total_s:.2f} s", f"{rate:,.0f}", verdict)
+    console.print(grid)
+    for runner in runners.values():
+        if not runner.is_equal:
+            show_comparison(console, runner.tables)
+    built_in, ours = runners.values()
+    share = ours.total_s / built_in.total_s
+    console.print(
+        f"parapply needed {share:.0%} of the built-in subscription's time; the start-up of both counts.", soft_wrap=True
+    )
+
+
+def show_how_to_go_on(console: Console, stage: Stage, daemon: Parapply, applylog: Path) -> None:
+    """Print connection strings, places, what to try, and how to end it."""
+    pgbench = str(stage.source.program("pgbench"))
+    source_dsn, target_dsn = stage.source.dsn(BANK), stage.target.dsn(BANK)
+    pids = [str(pid) for pid in (daemon.pid, stage.source.pid, stage.target.pid)]
+    address = ["-h", "127.0.0.1", "-p", str(stage.source.port), "-U", SUPERUSER]
+    lines = [
+        f"publisher   {source_dsn}",
+        f"subscriber  {target_dsn}",
+        f"slot        {daemon.slot}",
+        f"apply log   {applylog}",
+        f"daemon log  {daemon.log}",
+        "",
+        "Try:",
+        f"  {shlex.join([pgbench, *address, '-n', '-c', '4', '-T', '30', BANK])}",
+        f"  {daemon.shell_line('status', '--watch')}",
+        f"  psql {shlex.quote(target_dsn)} -c 'TABLE parapply.progress'",
+        "",
+        "End it and remove everything:",
+        # SIGINT is PostgreSQL's fast shutdown, and the daemon drains on it too.
+        f"  kill -INT {' '.join(pids)}; sleep 3; rm -r {shlex.quote(str(stage.directory))}",
+    ]
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)

@@ -1,0 +1,183 @@
+"""Two servers and a directory to show something on, and every process started there.
+
+In goes the name of the show; out come a publisher, a subscriber and processes. When the stage is left, or our process
+dies, however it dies, the processes end and the directory goes, unless `keep` was called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from parapply.demo.binaries import find_binaries
+from parapply.demo.server import PgServer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from parapply.demo.cluster import Setting
+    from parapply.demo.interrupts import Interrupts
+
+MAJOR = 18
+#: Database on both servers, and the publication of all its tables.
+BANK = "bank"
+PUBLICATION = "bank"
+
+# A process that ignores SIGTERM for so long is killed: the daemon drains within a few seconds.
+STOP_TIMEOUT_S = 20.0
+# Scale 100 takes about half a minute on a slow machine.
+_FILL_TIMEOUT_S = 900.0
+# Checkpoints in the middle of a short race would decide it by chance.
+_SETTINGS: Mapping[str, Setting] = {"max_wal_size": "8GB", "checkpoint_timeout": "1h"}
+
+# Every line on its input is the list of processes that run now. The end of input without a last word means that we
+# died: the processes and the directory must go; the servers have guardians of their own.
+_WATCH_SCRIPT = """
+pids=
+while read -r line; do [ "$line" = dismissed ] && exit 0; pids=$line; done
+[ -n "$pids" ] && kill -KILL $pids 2>/dev/null
+sleep 1
+rm -rf -- "$1"
+"""
+
+
+class Stage:
+    """A publisher, a subscriber, a directory, and the processes that run between them.
+
+    Attributes:
+        directory: everything of the stage lies in it.
+        source: the publisher.
+        target: the subscriber.
+    """
+
+    directory: Path
+    source: PgServer
+    target: PgServer
+
+    def __init__(self, interrupts: Interrupts, *, name: str, settings: Mapping[str, Setting] | None = None) -> None:
+        """Choose programs; nothing runs before the stage is entered.
+
+        Args:
+            interrupts: held back while processes are started and ended.
+            name: begins the directory's name.
+            settings: of both servers, over those of `PgServer`.
+
+        Raises:
+            DemoError: PostgreSQL 18 is not on this machine.
+        """
+        self._interrupts = interrupts
+        self._name = name
+        self._settings = {**_SETTINGS, **(settings or {})}
+        self._binaries = find_binaries(MAJOR)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._is_kept = False
+
+    def __enter__(self) -> Self:
+        """Start both servers.
+
+        Raises:
+            DemoError: one did not start; nothing is left behind.
+        """
+        with self._interrupts.held():
+            self._make_directory()
+        try:
+            for server in (self.source, self.target):
+                with self._interrupts.held():
+                    server.__enter__()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _make_directory(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix=f"parapply-{self._name}-"))
+        # The account that runs the servers passes through; it reads nothing of ours.
+        self.directory.chmod(0o711)
+        self._watch = subprocess.Popen(  # noqa: S603 - constant script, the directory is an argument
+            [shutil.which("sh") or "/bin/sh", "-c", _WATCH_SCRIPT, "watch", str(self.directory)],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
+            start_new_session=True,
+        )  # fmt: skip
+        self.source = self._server("publisher")
+        self.target = self._server("subscriber")
+
+    def _server(self, name: str) -> PgServer:
+        return PgServer(parent=self.directory, binaries=self._binaries, settings=self._settings, name=name)
+
+    def __exit__(self, *_: object) -> None:
+        """End everything and remove the directory, unless `keep` was called; a signal no longer interrupts."""
+        self._interrupts.ignore()
+        if not self._is_kept:
+            for process in reversed(self._processes):
+                end(process)
+            for server in (self.source, self.target):
+                server.cleanup()
+            shutil.rmtree(self.directory, ignore_errors=True)
+        with contextlib.suppress(BrokenPipeError):
+            self._watch.communicate(b"dismissed\n")
+
+    def start(self, command: Sequence[str], *, env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+        """Start a process that writes to a log; the terminal's Ctrl-C is ours to handle, not its.
+
+        Raises:
+            OSError: the program cannot be run.
+        """
+        with self._interrupts.held(), log.open("ab") as file:
+            process = subprocess.Popen(  # noqa: S603 - our own programs, no shell
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, start_new_session=True
+            )
+            self._processes = [one for one in self._processes if one.poll() is None] + [process]
+            self._tell_watch()
+        return process
+
+    def keep(self) -> None:
+        """Let everything that runs outlive us, and the directory stay."""
+        with self._interrupts.held():
+            self._is_kept = True
+            self.source.keep()
+            self.target.keep()
+
+    def fill_bank(self, scale: int) -> None:
+        """Make the same bank on both servers, and publish it.
+
+        pgbench fills its tables the same way every time, so there is nothing to copy.
+
+        Args:
+            scale: 100,000 accounts each.
+
+        Raises:
+            DemoError: a server or pgbench failed.
+        """
+        for server in (self.source, self.target):
+            server.execute(f"CREATE DATABASE {BANK}")
+            server.run("pgbench", "--initialize", "--quiet", f"--scale={scale}", dbname=BANK, timeout_s=_FILL_TIMEOUT_S)
+            server.execute("CREATE TABLE race_line (position int PRIMARY KEY, label text NOT NULL)", dbname=BANK)
+        self.source.execute(f"CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES", dbname=BANK)
+
+    def _tell_watch(self) -> None:
+        if self._watch.stdin and self._watch.poll() is None:
+            pids = " ".join(str(process.pid) for process in self._processes)
+            self._watch.stdin.write(f"{pids}\n".encode())
+            self._watch.stdin.flush()
+
+
+def end(process: subprocess.Popen[bytes], timeout_s: float = STOP_TIMEOUT_S) -> int:
+    """Ask a process to end, kill it if it does not, and return its exit status."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    return process.wait()
+
+
+def own_environment() -> dict[str, str]:
+    """Return our environment without what would steer PostgreSQL's clients or `parapply` elsewhere."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PG", "PARAPPLY_"))}

@@ -1,0 +1,162 @@
+"""The daemon: epochs with back-off between them, signals, and the exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, TypeVar
+
+from parapply import __version__
+from parapply.applylog import ApplyLog
+from parapply.errors import ApplyFailed, ParapplyError, Retry, SourceLost, SourceRefused, TargetLost, TargetRefused
+from parapply.logs import get_logger
+from parapply.model import format_lsn
+from parapply.runtime.ends import Opener
+from parapply.runtime.epoch import Epoch
+from parapply.runtime.notify import Notifier
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from parapply.config import Config
+
+_T = TypeVar("_T")
+
+#: An epoch that lasted this many seconds was a success: the next attempt comes at once.
+_GOOD_EPOCH_S = 10.0
+#: What a server says when it will serve in a moment; any other FATAL at the very first attempt is a wrong setting.
+_LATER = ("starting up", "shutting down", "in recovery", "too many", "remaining connection slots", "not yet accepting")
+
+
+def run(config: Config, until_lsn: int | None, takeover: bool) -> int:  # noqa: FBT001  the command line's option
+    """Run until stopped; return 0.
+
+    SIGTERM and SIGINT drain, a second one aborts. Both leave the target consistent: what is not committed is rolled
+    back and will be sent again.
+
+    Raises:
+        ParapplyError: what no retry helps; its exit code is the command's.
+    """
+    return asyncio.run(_Daemon(config, until_lsn, takeover=takeover).run())
+
+
+class _Daemon:
+    """Owns the signals and the apply log; everything else belongs to an epoch."""
+
+    def __init__(self, config: Config, until_lsn: int | None, *, takeover: bool) -> None:
+        self._config = config
+        self._until_lsn = until_lsn
+        self._opener = Opener(config, takeover=takeover)
+        self._stop = asyncio.Event()
+        self._abort = asyncio.Event()
+        self._delay_s = config.source.reconnect_min_s
+        self._has_served = False
+        self._notifier = Notifier()
+        self._log = get_logger()
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+        config = self._config
+        self._log.info(
+            "daemon_started",
+            version=__version__,
+            pid=os.getpid(),
+            slot=config.source.slot,
+            workers=config.apply.workers,
+            until_lsn=None if self._until_lsn is None else format_lsn(self._until_lsn),
+        )
+        log_config = config.applylog
+        applylog = (
+            ApplyLog(log_config.directory, log_config.rotate_bytes, log_config.rotate_s)
+            if log_config.directory is not None
+            else None
+        )
+        watchdog = asyncio.create_task(self._feed_watchdog(), name="watchdog")
+        try:
+            reason = await self._epochs(applylog)
+        except ParapplyError as error:
+            self._log.error("daemon_failed", error=str(error), hint=error.hint)
+            raise
+        finally:
+            self._notifier.stopping("stopping")
+            watchdog.cancel()
+            await asyncio.gather(watchdog, return_exceptions=True)
+            if applylog is not None:
+                applylog.close()
+        self._log.info("daemon_stopped", reason=reason)
+        return 0
+
+    async def _epochs(self, applylog: ApplyLog | None) -> str:
+        while True:
+            started_s = time.monotonic()
+            try:
+                return await self._epoch(applylog)
+            except ParapplyError as error:
+                if self._stop.is_set() and error.retry is Retry.RECONNECT:
+                    return "stopped by a signal while an end was lost"
+                if not self._may_retry(error):
+                    raise
+                if time.monotonic() - started_s >= _GOOD_EPOCH_S:
+                    self._delay_s = self._config.source.reconnect_min_s
+                event = "source_lost" if isinstance(error, SourceLost) else "target_lost"
+                self._log.warning(event, error=error.line(), wait_s=round(self._delay_s, 3))
+            self._notifier.status(f"reconnecting in {self._delay_s:.1f} s")
+            if await self._unless_stopped(asyncio.sleep(self._delay_s, result=True)) is None:
+                return "stopped by a signal while reconnecting"
+            self._delay_s = min(self._delay_s * 2, self._config.source.reconnect_max_s)
+
+    async def _epoch(self, applylog: ApplyLog | None) -> str:
+        async with AsyncExitStack() as stack:
+            ends = await self._unless_stopped(self._opener.open(stack))
+            if ends is None:
+                return "stopped by a signal before it began"
+            self._has_served = True
+            self._notifier.ready(f"applying slot {self._config.source.slot}")
+            epoch = Epoch(self._config, ends, applylog, self._until_lsn)
+            before_lsn = epoch.low_lsn
+            try:
+                return await epoch.serve(self._stop, self._abort)
+            finally:
+                if epoch.low_lsn > before_lsn:
+                    self._delay_s = self._config.source.reconnect_min_s
+
+    def _may_retry(self, error: ParapplyError) -> bool:
+        if error.retry is Retry.RECONNECT:
+            # A server that answers and refuses, before anything ever worked, means a wrong setting: say so at once.
+            text = str(error)
+            is_refusal = isinstance(error, SourceLost | TargetLost) and "FATAL:" in text
+            return self._has_served or not is_refusal or any(words in text for words in _LATER)
+        is_data = isinstance(error, ApplyFailed | TargetRefused | SourceRefused) and self._has_served
+        return is_data and not isinstance(error, SourceRefused) and self._config.apply.on_error == "retry"
+
+    async def _unless_stopped(self, work: Coroutine[None, None, _T]) -> _T | None:
+        """Do some work; give it up and return None as soon as a signal comes."""
+        task = asyncio.create_task(work, name="connect")
+        stopping = asyncio.create_task(self._stop.wait(), name="stop")
+        try:
+            await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            return None
+        finally:
+            task.cancel()
+            stopping.cancel()
+            await asyncio.gather(task, stopping, return_exceptions=True)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if self._stop.is_set():
+            self._abort.set()
+        self._stop.set()
+        self._notifier.stopping("draining")
+
+    async def _feed_watchdog(self) -> None:
+        """Tell systemd twice in its interval that the event loop turns."""
+        interval_s = self._notifier.watchdog_s
+        while interval_s:
+            self._notifier.alive()
+            await asyncio.sleep(interval_s / 2)

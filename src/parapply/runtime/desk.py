@@ -1,0 +1,80 @@
+"""Sessions on the target for questions beside the apply path: the catalogue, locks, what is shown to people.
+
+A small pool, because such a question must wait neither for the control session's commit to disk nor for a worker.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
+
+from parapply.errors import TargetLost
+from parapply.target import settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from typing import Self
+
+#: Sessions at most: the catalogue and the stall check may ask at the same time.
+_SESSIONS = 2
+#: Seconds to wait for a session; a target that gives none in this time is taken for lost.
+_TIMEOUT_S = 15.0
+
+
+class Desk:
+    """Opened and closed by the daemon, once for each epoch."""
+
+    def __init__(self, dsn: str, role: str, application_name: str) -> None:
+        """Open nothing yet."""
+        self._role = role
+        self._pool: AsyncConnectionPool[settings.Connection] = AsyncConnectionPool(
+            dsn,
+            kwargs={
+                "autocommit": True,
+                "application_name": application_name,
+                "connect_timeout": settings.CONNECT_TIMEOUT_S,
+            },
+            connection_class=psycopg.AsyncConnection[tuple[Any, ...]],
+            configure=self._pin,
+            min_size=1,
+            max_size=_SESSIONS,
+            timeout=_TIMEOUT_S,
+            open=False,
+            name=application_name,
+        )
+
+    async def __aenter__(self) -> Self:
+        """Open the first session.
+
+        Raises:
+            TargetLost: no connection.
+        """
+        try:
+            await self._pool.open(wait=True, timeout=_TIMEOUT_S)
+        except PoolTimeout as error:
+            await self._pool.close()
+            raise TargetLost("target: no session for catalogue questions could be opened") from error
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close all sessions."""
+        await self._pool.close()
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[settings.Connection]:
+        """Give one session, in autocommit mode.
+
+        Raises:
+            TargetLost: none is free or can be opened in time.
+        """
+        try:
+            async with self._pool.connection() as conn:
+                yield conn
+        except (PoolTimeout, PoolClosed) as error:
+            raise TargetLost("target: no session for catalogue questions") from error
+
+    async def _pin(self, conn: settings.Connection) -> None:
+        await settings.pin_session(conn, kind="control", role=self._role, synchronous_commit="on")

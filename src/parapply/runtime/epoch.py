@@ -1,0 +1,220 @@
+"""One epoch: from both ends connected to the first that is lost, or to the end of the daemon.
+
+Nothing of an epoch outlives it: the next one reads the target's state again (trap T-1: what was committed but not
+durable is gone after a crash, with its record). Here every task of the daemon is started, named and ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from parapply import probes
+from parapply.errors import ApplyFailed, ParapplyError, SourceLost, TargetLost
+from parapply.logs import get_logger
+from parapply.model import format_lsn
+from parapply.runtime.crew import Crew
+from parapply.runtime.intake import Intake
+from parapply.runtime.monitor import Monitor
+from parapply.runtime.progress import Progress
+from parapply.runtime.record import record_of
+from parapply.runtime.stall import StallCheck
+from parapply.runtime.tables import Tables
+from parapply.runtime.worker import Worker
+from parapply.target import state
+from parapply.target.commands import CommandBuilder
+from parapply.wire.assembler import Assembler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from parapply.applylog import ApplyLog
+    from parapply.config import Config
+    from parapply.runtime.ends import Ends
+    from parapply.runtime.job import Job
+
+#: Seconds that batches in hand get to finish, when the daemon is to stop and when the publisher is gone.
+_DRAIN_S = 8.0
+#: Bytes after which a transaction is applied in pieces inside one target transaction.
+_PIECE_BYTES = 8 * 1024 * 1024
+#: Parts of the publisher's patience between two reports: two may be late.
+_TIMEOUT_PARTS = 3
+
+
+class Epoch:
+    """Wires the parts together. Its fields are set once; only the parts write their own."""
+
+    def __init__(self, config: Config, ends: Ends, applylog: ApplyLog | None, until_lsn: int | None) -> None:
+        """Make every part; start nothing."""
+        self._config = config
+        self._ends = ends
+        self._applylog = applylog
+        self._log = get_logger()
+        loop = asyncio.get_running_loop()
+        self._unix_minus_loop_s = time.time() - loop.time()
+        self._idle = asyncio.Event()
+        low_lsn = ends.state.lowest_lsn
+        self._crew = Crew(low_lsn, self._changed, self._committed)
+        self._tables = Tables(ends.desk, config.target.session_replication_role, config.apply.tables)
+        self._intake = Intake(
+            ends.stream,
+            Assembler(min(_PIECE_BYTES, config.apply.memory_limit_bytes // 4)),
+            self._tables,
+            self._crew,
+            config.apply,
+            ends.state,
+        )
+        builder = CommandBuilder()
+        self._workers = [
+            Worker(number, session, self._crew, builder, self._tables, stops_on_error=config.apply.on_error == "stop")
+            for number, session in enumerate(ends.sessions, 1)
+        ]
+        self._progress = Progress(
+            ends.control,
+            ends.stream,
+            self._intake,
+            self._crew,
+            schema=config.target.state_schema,
+            slot_id=ends.state.slot_id,
+            advance_interval_s=config.apply.advance_interval_s,
+            status_interval_s=self._status_interval_s(),
+            receive_timeout_s=config.source.receive_timeout_s,
+            is_apply_durable=config.target.synchronous_commit != "off",
+            until_lsn=until_lsn,
+        )
+        stall = StallCheck(self._crew, self._workers, ends.desk, config.apply.stall_check_s)
+        monitor = Monitor(
+            ends.source,
+            ends.desk,
+            config.target.state_schema,
+            ends.state.slot_id,
+            crew=self._crew,
+            intake=self._intake,
+            progress=self._progress,
+            workers=self._workers,
+            tables=self._tables,
+            foreign_waits=stall.foreign_waits,
+            applylog=applylog,
+        )
+        self._parts: dict[str, Callable[[], Coroutine[None, None, None]]] = {
+            "intake": self._intake.run,
+            "progress": self._progress.run,
+            "monitor": monitor.run,
+            "stall-check": stall.run,
+            **{f"worker-{worker.number}": worker.run for worker in self._workers},
+        }
+
+    @property
+    def low_lsn(self) -> int:
+        """Return the LSN up to which everything is committed on the target."""
+        return self._crew.watermark.low_lsn
+
+    async def serve(self, stop: asyncio.Event, abort: asyncio.Event) -> str:
+        """Apply until `until_lsn` is durable or `stop` is set; return why it ended.
+
+        Raises:
+            ParapplyError: an end was lost or refuses; the state on the target says why, if it could be written.
+        """
+        tasks = {name: asyncio.create_task(run(), name=name) for name, run in self._parts.items()}
+        stopping = asyncio.create_task(stop.wait(), name="stop")
+        try:
+            await asyncio.wait({*tasks.values(), stopping}, return_when=asyncio.FIRST_COMPLETED)
+            error = _first_error(tasks)
+            if error is None:
+                reason = "stopped by a signal" if stop.is_set() else "everything up to --until is durable"
+                await self._drain(tasks, abort)
+                error = _first_error(tasks)
+                if error is None:
+                    await self._say_goodbye(reason)
+                    return reason
+            if not isinstance(error, TargetLost):
+                await self._leave(error, tasks, abort)
+            raise error
+        finally:
+            for task in (*tasks.values(), stopping):
+                task.cancel()
+            await asyncio.gather(*tasks.values(), stopping, return_exceptions=True)
+
+    async def _leave(self, error: BaseException, tasks: dict[str, asyncio.Task[None]], abort: asyncio.Event) -> None:
+        """Save what can be saved after an error that is not the target's end."""
+        if isinstance(error, SourceLost):
+            # Closed first: a publisher that is shutting down must not wait for what we still have in hand (F9).
+            await self._ends.stream.close()
+        if not isinstance(error, ApplyFailed):
+            await self._drain(tasks, abort)
+        tasks["progress"].cancel()
+        await asyncio.wait({tasks["progress"]})
+        try:
+            shown = "reconnecting" if isinstance(error, SourceLost) else "stopped"
+            reason = error.line() if isinstance(error, ParapplyError) else type(error).__name__
+            self._progress.shown_state = lambda: (shown, reason)
+            await self._progress.advance()
+        except (SourceLost, TargetLost):
+            return
+
+    async def _drain(self, tasks: dict[str, asyncio.Task[None]], abort: asyncio.Event) -> None:
+        """Read no more; finish the whole transactions in hand, within a time limit."""
+        probes.probe(probes.DRAIN)
+        tasks["intake"].cancel()
+        await asyncio.wait({tasks["intake"]})
+        self._log.info("drain_started", n_transactions=sum([job.n_transactions for job in self._crew.jobs()]))
+        self._changed()
+        idle = asyncio.create_task(self._idle.wait(), name="drained")
+        aborting = asyncio.create_task(abort.wait(), name="abort")
+        workers = [task for name, task in tasks.items() if name.startswith("worker-")]
+        try:
+            await asyncio.wait({idle, aborting, *workers}, timeout=_DRAIN_S, return_when=asyncio.FIRST_COMPLETED)
+            if not idle.done() and _first_error(tasks) is None:
+                self._log.warning("drain_aborted", reason="a second signal" if abort.is_set() else "time limit")
+        finally:
+            idle.cancel()
+            aborting.cancel()
+            await asyncio.gather(idle, aborting, return_exceptions=True)
+
+    async def _say_goodbye(self, reason: str) -> None:
+        """Leave both ends with what is true: the watermark durable and reported, the state `stopped`."""
+        self._progress.shown_state = lambda: ("stopped", reason)
+        await self._progress.advance()
+        self._progress.report()
+        await state.set_state(
+            self._ends.control, self._config.target.state_schema, self._ends.state.slot_id, "stopped", reason
+        )
+
+    def _changed(self) -> None:
+        self._intake.worker_changed()
+        head = self._crew.head
+        # A large transaction that has not come whole cannot be finished; it is always the last.
+        if head is None or (self._intake.is_inside_large and head.pieces is not None):
+            self._idle.set()
+        else:
+            self._idle.clear()
+
+    def _committed(self, job: Job) -> None:
+        self._progress.committed(job)
+        if self._applylog is not None:
+            self._applylog.write(record_of(job, self._config.source.slot, job.worker, self._unix_minus_loop_s))
+        self._log.debug(
+            "batch_committed",
+            seq=job.batch.seq,
+            worker=job.worker,
+            end_lsn=format_lsn(job.batch.end_lsn),
+            n_transactions=job.n_transactions,
+            n_changes=job.n_changes,
+        )
+
+    def _status_interval_s(self) -> float:
+        wanted_s = self._config.source.status_interval_s
+        timeout_s = self._ends.source_facts.wal_sender_timeout_s
+        if not timeout_s or wanted_s <= timeout_s / _TIMEOUT_PARTS:
+            return wanted_s
+        self._log.info("settings_lowered", setting="source.status_interval_s", value=timeout_s / _TIMEOUT_PARTS)
+        return timeout_s / _TIMEOUT_PARTS
+
+
+def _first_error(tasks: dict[str, asyncio.Task[None]]) -> BaseException | None:
+    """Return the error to act on: a verdict on the data before a lost end, which may be its consequence."""
+    errors = [task.exception() for task in tasks.values() if task.done() and not task.cancelled()]
+    found = [error for error in errors if error is not None]
+    found.sort(key=lambda error: (not isinstance(error, ApplyFailed), not isinstance(error, TargetLost)))
+    return found[0] if found else None

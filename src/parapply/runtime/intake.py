@@ -1,0 +1,276 @@
+"""From the stream to batches: reads what has come, adds whole transactions to a batch, decides when it closes.
+
+The rule: a batch closes when a worker is free to take it and the stream has nothing more at hand, or at its limits.
+Without a backlog every transaction so leaves at once and alone; with one, batches grow to what sets are good at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from parapply.logs import get_logger
+from parapply.plan.batch import Batch, is_serial
+from parapply.runtime.job import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from parapply.config import ApplyConfig
+    from parapply.model import Transaction
+    from parapply.runtime.crew import Crew
+    from parapply.runtime.tables import Tables
+    from parapply.source.stream import ReplicationStream
+    from parapply.target.state import SlotState
+    from parapply.wire.assembler import Assembler
+    from parapply.wire.frames import Keepalive
+
+#: Bytes read before workers and timers get their turn: some thousand transactions, a few milliseconds.
+_DRAIN_BYTES = 512 * 1024
+#: Fewer messages than this at once in a backlog mean that the publisher is slower than we are: let it collect for a
+#: moment, because waking up for every message costs more than reading it.
+_SMALL_READ = 256
+_COLLECT_S = 0.001
+#: Pieces of a large transaction that wait for their worker.
+_PIECES = 2
+
+
+def _ignore(_keepalive: Keepalive) -> None:
+    """Stand in until somebody listens."""
+
+
+class Intake:
+    """All fields are written by its own task, and by the crew's callback through `worker_changed`."""
+
+    def __init__(  # noqa: PLR0913  one place makes it
+        self,
+        stream: ReplicationStream,
+        assembler: Assembler,
+        tables: Tables,
+        crew: Crew,
+        config: ApplyConfig,
+        state: SlotState,
+    ) -> None:
+        """Start with nothing read."""
+        self._stream = stream
+        self._assembler = assembler
+        self._tables = tables
+        self._crew = crew
+        self._config = config
+        self._state = state
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._clock = loop.time
+        self._readable = asyncio.Event()
+        self._room = asyncio.Event()
+        self._log = get_logger()
+        self._seq = 0
+        self._building: Job | None = None
+        self._large: Job | None = None
+        self._plans_now = dict(tables.plans.current)
+        self._is_backlog = False
+        self._linger: asyncio.TimerHandle | None = None
+        self._is_told_full = False
+        #: Batches closed ahead of the workers: enough that none waits for the leader, few enough to stay small.
+        self._ahead = 2 * config.workers + 2
+        #: When bytes last came. Read by progress, which takes a silent publisher for gone.
+        self.heard_s = loop.time()
+        #: Whether reading is paused because memory or the queue is full. Read by progress.
+        self.is_paused = False
+        #: Highest LSN received: end of a transaction or of a keep-alive. Read by progress.
+        self.received_lsn = state.lowest_lsn
+        #: Told of every keep-alive, after what came before it was taken; progress puts itself here.
+        self.on_keepalive: Callable[[Keepalive], None] = _ignore
+
+    @property
+    def holds_nothing(self) -> bool:
+        """Tell whether every byte read is in the crew's hands or behind it."""
+        return self._building is None and self._large is None and not self._assembler.is_open
+
+    @property
+    def is_inside_large(self) -> bool:
+        """Tell whether a large transaction was begun that has not been received whole."""
+        return self._large is not None
+
+    @property
+    def oldest_commit_time_us(self) -> int | None:
+        """Return the publisher's commit time of the oldest transaction not committed here, None if there is none."""
+        head = self._crew.head or self._building
+        return head.batch.first_commit_time_us if head else None
+
+    async def run(self) -> None:
+        """Read until cancelled.
+
+        Raises:
+            SourceLost: the stream ended. What was received whole is in the crew's hands.
+            ProtocolError: the stream cannot be read.
+            TargetRefused, TargetLost: a published table cannot be applied.
+        """
+        self._stream.resume_reading(self._readable.set)
+        try:
+            while True:
+                await self._readable.wait()
+                self._readable.clear()
+                frames = self._stream.drain(_DRAIN_BYTES)
+                self.heard_s = self._clock()
+                for transaction in self._assembler.push(frames):
+                    await self._take(transaction)
+                keepalive, self._stream.keepalive = self._stream.keepalive, None
+                if keepalive is not None:
+                    self.received_lsn = max(self.received_lsn, keepalive.end_lsn)
+                    self.on_keepalive(keepalive)
+                self._close_if_due()
+                await self._wait_for_room()
+                if self._is_backlog and len(frames) < _SMALL_READ:
+                    await self._collect()
+        finally:
+            self._stream.pause_reading()
+            self.finish()
+
+    def worker_changed(self) -> None:
+        """Be told by the crew that a worker is idle or a batch has committed."""
+        self._room.set()
+        self._close_if_due()
+
+    def finish(self) -> None:
+        """Hand over what is whole; what is not will be sent again."""
+        self._disarm()
+        if self._building is not None:
+            self._close()
+
+    async def _take(self, transaction: Transaction) -> None:
+        if transaction.relations:
+            if self._building is not None:
+                self._close()
+            await self._tables.resolve(transaction.relations)
+            self._plans_now = dict(self._tables.plans.current)
+        if self._is_done(transaction):
+            self._read_announcements(transaction)
+            return
+        if not (transaction.is_first and transaction.is_last):
+            await self._take_piece(transaction)
+            return
+        self.received_lsn = transaction.end_lsn
+        late_us = transaction.send_time_us - transaction.commit_time_us
+        self._is_backlog = late_us > self._config.backlog_threshold_s * 1e6
+        if self._tables.has_serial and is_serial(transaction, self._tables.plans):
+            if self._building is not None:
+                self._close()
+            self._add(transaction)
+            self._close()
+            return
+        self._add(transaction)
+        batch = self._building.batch if self._building else None
+        if batch is not None and (
+            len(batch.transactions) >= self._config.max_batch_transactions
+            or batch.n_changes >= self._config.max_batch_changes
+            or batch.size_bytes >= self._config.max_batch_bytes
+        ):
+            self._close()
+
+    def _add(self, transaction: Transaction) -> None:
+        job = self._building
+        if job is None:
+            job = self._building = self._new_job()
+        job.batch.add(transaction, self._tables.plans)
+        job.received_s = self.heard_s
+        if transaction.relations:
+            self._plans_now = dict(self._tables.plans.current)
+
+    def _new_job(self) -> Job:
+        self._seq += 1
+        return Job(Batch(self._seq), self._plans_now)
+
+    def _is_done(self, transaction: Transaction) -> bool:
+        """Tell whether a re-sent transaction is committed here; of a large one only the commit LSN is known early."""
+        if transaction.is_first and transaction.is_last:
+            return self._state.is_applied(transaction.end_lsn)
+        # No commit record straddles the watermark: it is the end of another one, or of a keep-alive between them.
+        return transaction.commit_lsn < self._state.lowest_lsn
+
+    def _read_announcements(self, transaction: Transaction) -> None:
+        for relation in transaction.relations:
+            self._tables.plans.announce(relation)
+        self._plans_now = dict(self._tables.plans.current)
+
+    async def _take_piece(self, piece: Transaction) -> None:
+        """Hand a piece of a large transaction to its worker; waits while enough of them wait there."""
+        if piece.is_first:
+            if self._building is not None:
+                self._close()
+            job = self._large = self._new_job()
+            job.pieces = asyncio.Queue(_PIECES)
+            job.received_s = self.heard_s
+            job.batch.is_barrier = job.batch.is_large = True
+            job.batch.first_commit_time_us = job.batch.commit_time_us = piece.commit_time_us
+            self._crew.submit(job, self._clock())
+        job = self._large  # type: ignore[assignment]
+        assert job is not None, "the pieces of a transaction come one after the other"
+        assert job.pieces is not None
+        self._read_announcements(piece)
+        self._crew.held_bytes += piece.size_bytes
+        await job.pieces.put(piece)
+        if piece.is_last:
+            self.received_lsn = piece.end_lsn
+            job.batch.first_lsn = job.batch.end_lsn = piece.end_lsn
+            self._crew.ended(job)
+            self._large = None
+            await job.pieces.put(None)
+
+    def _close_if_due(self) -> None:
+        if self._building is None or not self._crew.wants_work:
+            return
+        if not self._is_backlog:
+            self._close()
+        elif self._linger is None:
+            self._linger = self._loop.call_later(self._config.linger_s, self._close_lingering, self.heard_s)
+
+    def _close_lingering(self, armed_s: float) -> None:
+        """Close a batch of a backlog if nothing has come for a while; else wait for that much again."""
+        self._linger = None
+        if self._building is None or not self._crew.wants_work:
+            return
+        if self.heard_s > armed_s:
+            self._linger = self._loop.call_later(self._config.linger_s, self._close_lingering, self.heard_s)
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        self._disarm()
+        job = self._building
+        assert job is not None
+        self._building = None
+        job.count_batch()
+        self._crew.submit(job, self._clock())
+
+    def _disarm(self) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+
+    async def _wait_for_room(self) -> None:
+        """Stop reading while enough is held: the kernel's buffers fill up and the publisher waits."""
+        while not self._has_room():
+            if not self.is_paused:
+                self.is_paused = True
+                self._stream.pause_reading()
+            self._room.clear()
+            await self._room.wait()
+        if self.is_paused:
+            self.is_paused = self._is_told_full = False
+            self._stream.resume_reading(self._readable.set)
+
+    def _has_room(self) -> bool:
+        building = self._building.batch.size_bytes if self._building else 0
+        if self._crew.held_bytes + building >= self._config.memory_limit_bytes and len(self._crew):
+            if not self._is_told_full:
+                self._is_told_full = True
+                self._log.warning("memory_limit_reached", size_bytes=self._crew.held_bytes + building)
+            return False
+        return len(self._crew) < self._ahead
+
+    async def _collect(self) -> None:
+        """Let a slow publisher collect more than one message before the next read."""
+        self._stream.pause_reading()
+        await asyncio.sleep(_COLLECT_S)
+        self._stream.resume_reading(self._readable.set)

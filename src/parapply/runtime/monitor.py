@@ -1,0 +1,138 @@
+"""What people see: the lag, what each worker does and waits for, how tables are applied. Nothing here decides anything."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from parapply.errors import SourceLost
+from parapply.source import slot
+from parapply.target import state
+from parapply.target.state import WorkerRow
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from parapply.applylog import ApplyLog
+    from parapply.runtime.crew import Crew
+    from parapply.runtime.desk import Desk
+    from parapply.runtime.intake import Intake
+    from parapply.runtime.progress import Progress
+    from parapply.runtime.tables import Tables
+    from parapply.runtime.worker import Worker
+
+#: Seconds between two looks: what a person watching expects.
+_INTERVAL_S = 1.0
+#: Seconds the stream may go on after the publisher ended our plain session: a fast stop ends plain sessions first and
+#: then waits for the stream, which should end by itself once all is confirmed (trap T-9). If it is still there then,
+#: it is held up by us, and nothing is lost by leaving (F9).
+_LEAVE_S = 3.0
+
+
+class Monitor:
+    """Reads the others' fields; writes only what progress shows (`source_lsn`, `lag_s`)."""
+
+    def __init__(  # noqa: PLR0913  one place makes it
+        self,
+        source: slot.Connection,
+        desk: Desk,
+        schema: str,
+        slot_id: int,
+        *,
+        crew: Crew,
+        intake: Intake,
+        progress: Progress,
+        workers: Sequence[Worker],
+        tables: Tables,
+        foreign_waits: Mapping[int, str],
+        applylog: ApplyLog | None,
+    ) -> None:
+        """Keep whom to look at; `foreign_waits` says what a worker waits for on the target, by its number."""
+        self._source = source
+        self._desk = desk
+        self._schema = schema
+        self._slot_id = slot_id
+        self._crew = crew
+        self._intake = intake
+        self._progress = progress
+        self._workers = workers
+        self._tables = tables
+        self._foreign_waits = foreign_waits
+        self._applylog = applylog
+        self._clock = asyncio.get_running_loop().time
+        #: The publisher's positions not yet applied, each with the time it was first seen.
+        self._seen: deque[tuple[int, float]] = deque()
+
+    async def run(self) -> None:
+        """Look once a second until cancelled.
+
+        Raises:
+            SourceLost: the plain session on the publisher ended, and the stream did not end by itself.
+            TargetLost, TargetRefused: nothing can be shown.
+        """
+        while True:
+            try:
+                flush_lsn, now_us = await slot.position(self._source)
+            except SourceLost:
+                await asyncio.sleep(_LEAVE_S)
+                raise
+            self._progress.source_lsn = flush_lsn
+            self._progress.lag_s = self._lag_s(flush_lsn, now_us)
+            await self._show()
+            if self._applylog is not None:
+                self._applylog.tick()
+            await asyncio.sleep(_INTERVAL_S)
+
+    def _lag_s(self, flush_lsn: int, now_us: int) -> float:
+        """Return how far the target is behind: the age of the oldest source position or transaction not applied."""
+        now_s = self._clock()
+        low_lsn = self._crew.watermark.low_lsn
+        if flush_lsn > low_lsn and (not self._seen or self._seen[-1][0] < flush_lsn):
+            self._seen.append((flush_lsn, now_s))
+        while self._seen and self._seen[0][0] <= low_lsn:
+            self._seen.popleft()
+        lag_s = now_s - self._seen[0][1] if self._seen else 0.0
+        oldest_us = self._intake.oldest_commit_time_us
+        if oldest_us is not None:
+            lag_s = max(lag_s, (now_us - oldest_us) / 1e6)
+        return lag_s
+
+    async def _show(self) -> None:
+        rows = [self._row(worker) for worker in self._workers]
+        tables = self._tables.take_rows()
+        async with self._desk.session() as conn:
+            await state.write_workers(conn, self._schema, self._slot_id, rows)
+            if tables:
+                await state.write_tables(conn, self._schema, self._slot_id, tables)
+
+    def _row(self, worker: Worker) -> WorkerRow:
+        job = worker.job
+        since_s = datetime.now(UTC).timestamp() - (self._clock() - worker.since_s)
+        return WorkerRow(
+            worker=worker.number,
+            pid=worker.session.pipeline.backend_pid,
+            state=worker.state,
+            batch_seq=job.batch.seq if job else None,
+            end_lsn=job.batch.end_lsn or None if job else None,
+            waits_for=self._waits_for(worker),
+            since=datetime.fromtimestamp(since_s, UTC),
+            transactions=worker.transactions,
+            changes=worker.changes,
+        )
+
+    def _waits_for(self, worker: Worker) -> str | None:
+        if worker.number in self._foreign_waits:
+            return self._foreign_waits[worker.number]
+        if worker.state == "waiting":
+            head = self._crew.head
+            return f"its turn to commit, after batch {head.batch.seq}" if head else "its turn to commit"
+        if worker.state == "idle":
+            waiting = self._crew.waiting_jobs()
+            waits = self._crew.waits_of(waiting[0]) if waiting else ()
+            if waits:
+                wait = waits[-1]
+                what = f"{wait.kind} in {wait.table}" if wait.table else wait.kind
+                return f"batch {waiting[0].batch.seq} waits for batch {wait.seq}: {what}"
+        return None

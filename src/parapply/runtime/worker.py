@@ -1,0 +1,258 @@
+"""One worker: takes a batch, executes it, waits for its turn, commits; on failure repeats it in order at the head.
+
+Owns one session on the target. The leader starts one task for each worker and names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from parapply.errors import StatementFailed, TargetRefused
+from parapply.logs import get_logger
+from parapply.model import format_lsn
+from parapply.plan.batch import Batch, Plans, ordered_changes
+from parapply.runtime.crew import Turn
+from parapply.runtime.verdict import Verdict, apply_failed, verdict
+from parapply.target.session import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.model import Transaction
+    from parapply.plan.table import TablePlan
+    from parapply.runtime.crew import Crew
+    from parapply.runtime.job import Job
+    from parapply.runtime.tables import Tables
+    from parapply.target.commands import Command, CommandBuilder
+    from parapply.target.session import WorkerSession
+
+#: Seconds between attempts at the head when somebody else is in the way, doubled from the first to the last.
+_AGAIN_MIN_S = 0.01
+_AGAIN_MAX_S = 1.0
+#: Seconds between attempts with on_error = "retry", doubled likewise.
+_ERROR_MIN_S = 0.5
+_ERROR_MAX_S = 30.0
+
+
+class Worker:
+    """All fields are written by its own task and read by progress, which shows them."""
+
+    def __init__(  # noqa: PLR0913  one place makes workers
+        self,
+        number: int,
+        session: WorkerSession,
+        crew: Crew,
+        builder: CommandBuilder,
+        tables: Tables,
+        *,
+        stops_on_error: bool,
+    ) -> None:
+        """Start idle."""
+        self.number = number
+        self.session = session
+        #: idle, executing, waiting (for its turn), committing, retrying
+        self.state = "idle"
+        self.job: Job | None = None
+        self.since_s = asyncio.get_running_loop().time()
+        self.transactions = 0
+        self.changes = 0
+        self._crew = crew
+        self._builder = builder
+        self._tables = tables
+        self._stops_on_error = stops_on_error
+        self._clock = asyncio.get_running_loop().time
+        self._log = get_logger()
+
+    async def run(self) -> None:
+        """Work until cancelled.
+
+        Raises:
+            ApplyFailed: a batch still fails at the head.
+            TargetLost: the connection ended.
+            TargetRefused: a table or a privilege is missing.
+            ProtocolError: a change cannot be read.
+        """
+        while True:
+            self._now("idle")
+            job = await self._crew.next_job()
+            self.job = job
+            self._now("executing")
+            job.started_s = self.since_s
+            job.worker = self.number
+            if job.pieces is not None:
+                await self._large(job, job.pieces)
+            else:
+                await self._small(job)
+            self.transactions += job.n_transactions
+            self.changes += job.n_changes
+            self.job = None
+            self._crew.committed(job, self._clock())
+
+    def _now(self, state: str) -> None:
+        self.state = state
+        self.since_s = self._clock()
+
+    async def _small(self, job: Job) -> None:
+        batch = job.batch
+        if batch.is_suspect:
+            await self._in_order(job, "suspect")
+            return
+        try:
+            commands = self._builder.of_steps(batch.steps, batch.size_bytes)
+        except TargetRefused:
+            # What comes before the refused change is applied first: at the head, where the same is met again.
+            await self._in_order(job, "refused")
+            return
+        record = Record(batch.first_lsn, batch.end_lsn, batch.commit_time_us, len(batch.transactions))
+        while True:
+            try:
+                await self.session.execute(record, commands)
+                job.executed_s = self._clock()
+                self._now("waiting")
+                is_ours = await self._crew.turn(job) is Turn.COMMIT
+                job.turn_s = self._clock()
+                if is_ours:
+                    self._now("committing")
+                    await self.session.commit()
+                    return
+            except StatementFailed as failure:
+                await self.session.rollback()
+                job.turn_s = 0.0
+                if not job.must_yield or verdict(failure) is not Verdict.AGAIN:
+                    await self._in_order(job, failure.sqlstate or "row count")
+                    return
+            else:
+                await self.session.rollback()
+            job.attempts += 1
+            job.must_yield = False
+            self._now("waiting")
+            await self._crew.head_turn(job)
+            self._now("executing")
+
+    async def _in_order(self, job: Job, why: str) -> None:
+        """Repeat a batch at the head: each source transaction by itself, row by row, everything earlier committed."""
+        batch = job.batch
+        job.attempts += 1
+        job.mode = "rows"
+        job.error = why
+        self._now("retrying")
+        await self._crew.head_turn(job)
+        self._log.warning(
+            "batch_retried", seq=batch.seq, worker=self.number, end_lsn=format_lsn(batch.end_lsn), reason=why
+        )
+        self._tables.count_retry(batch)
+        current = dict(job.plans_before)
+        for transaction in batch.transactions:
+            current = await self._one(job, transaction, current)
+        job.executed_s = job.turn_s = self._clock()
+
+    async def _one(self, job: Job, transaction: Transaction, current: dict[int, TablePlan]) -> dict[int, TablePlan]:
+        """Apply one source transaction at the head until it is committed; return the plans in force after it."""
+        record = Record(transaction.end_lsn, transaction.end_lsn, transaction.commit_time_us, 1)
+        attempts = _Attempts(stops_on_error=self._stops_on_error)
+        while True:
+            plans = self._tables.plans_from(current)
+            commands: Sequence[Command] = ()
+            try:
+                commands = self._builder.in_order(ordered_changes(transaction, plans))
+                await self.session.execute(record, commands)
+                await self.session.commit()
+            except StatementFailed as failure:
+                await self.session.rollback()
+                job.attempts += 1
+                await self._look_at(failure, commands, transaction, attempts)
+            else:
+                return dict(plans.current)
+
+    async def _look_at(
+        self, failure: StatementFailed, commands: Sequence[Command], transaction: Transaction, attempts: _Attempts
+    ) -> None:
+        """Return when the same may be tried again.
+
+        Raises:
+            ApplyFailed: it makes no sense to.
+        """
+        failed = commands[failure.statement] if 0 <= failure.statement < len(commands) else None
+        judged = verdict(failure)
+        if judged is Verdict.AGAIN:
+            await asyncio.sleep(attempts.again_s())
+            return
+        if judged is Verdict.STALE and not attempts.is_refreshed:
+            attempts.is_refreshed = True
+            await self.session.forget_statements()
+            await self._tables.refresh({command.plan.relation for command in commands})
+            return
+        error = apply_failed(failure, failed, transaction.xid, transaction.end_lsn)
+        if attempts.stops_on_error:
+            raise error
+        self._log.error("batch_failed", worker=self.number, error=str(error), hint=error.hint)
+        attempts.is_refreshed = False
+        await asyncio.sleep(attempts.error_s())
+
+    async def _large(self, job: Job, pieces: asyncio.Queue[Transaction | None]) -> None:
+        """Apply one large transaction piece by piece. It is a barrier: everything earlier has committed."""
+        job.mode = "large"
+        current = dict(job.plans_before)
+        last: Transaction | None = None
+        await self.session.begin()
+        while (piece := await pieces.get()) is not None:
+            current = await self._piece(job, piece, current)
+            self._crew.held_bytes -= piece.size_bytes
+            self._crew.changed()
+            last = piece
+        assert last is not None, "a large transaction has pieces"
+        try:
+            await self.session.record(Record(last.end_lsn, last.end_lsn, last.commit_time_us, 1))
+            job.executed_s = job.turn_s = self._clock()
+            self._now("committing")
+            await self.session.commit()
+        except StatementFailed as failure:
+            # A deferred check: it fails for the whole, and every row was applied already in its best form.
+            raise apply_failed(failure, None, last.xid, last.end_lsn) from failure
+
+    async def _piece(self, job: Job, piece: Transaction, current: dict[int, TablePlan]) -> dict[int, TablePlan]:
+        """Apply one piece, as sets if that succeeds, else row by row; return the plans in force after it."""
+        attempts = _Attempts(stops_on_error=self._stops_on_error)
+        in_order = False
+        while True:
+            plans = self._tables.plans_from(current)
+            commands: Sequence[Command] = ()
+            try:
+                if in_order:
+                    commands = self._builder.in_order(ordered_changes(piece, plans))
+                else:
+                    batch = Batch(job.batch.seq)
+                    batch.add(piece, plans)
+                    if batch.is_suspect:
+                        in_order = True
+                        continue
+                    commands = self._builder.of_steps(batch.steps, batch.size_bytes)
+                await self.session.piece(commands)
+            except StatementFailed as failure:
+                await self.session.undo_piece()
+                job.attempts += 1
+                if in_order:
+                    await self._look_at(failure, commands, piece, attempts)
+                in_order = True
+            else:
+                job.count_piece(piece, plans.current)
+                return dict(plans.current)
+
+
+class _Attempts:
+    """How often one source transaction was tried at the head, and how long to wait before the next."""
+
+    def __init__(self, *, stops_on_error: bool) -> None:
+        self.stops_on_error = stops_on_error
+        self.is_refreshed = False
+        self._again_s = _AGAIN_MIN_S
+        self._error_s = _ERROR_MIN_S
+
+    def again_s(self) -> float:
+        self._again_s, now = min(self._again_s * 2, _AGAIN_MAX_S), self._again_s
+        return now
+
+    def error_s(self) -> float:
+        self._error_s, now = min(self._error_s * 2, _ERROR_MAX_S), self._error_s
+        return now

@@ -1,0 +1,260 @@
+"""What to execute for a batch: its steps as statements with parameters and the row counts they must have.
+
+In: steps of the plan. Out: `Command`s in the order to execute them. Must never decide what is right: a count that
+differs is the session's to notice and the worker's to retry.
+
+On the hot path (sets) no object is made per column: values are the slices of the plan's rows, joined once per column
+and statement. A binary ``text[]`` is a header of 20 bytes and the length-prefixed values as pgoutput sent them.
+(PostgreSQL's `array_recv`: dimensions, has-null flag, element type, length and lower bound of each dimension.)
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final, Literal
+
+from parapply.errors import ProtocolError
+from parapply.model import FRAME_HEADER_BYTES
+from parapply.plan.batch import OrderedStep, TablesStep, TruncateStep
+from parapply.plan.changes import NET_ABSENT, NET_DELETE, NET_INSERT, NET_UPDATE, InsertSegment, NetSegment, RowSegment
+from parapply.target.pipeline import Statement
+from parapply.target.statements import Sql, Statements, truncate
+from parapply.wire.rows import DELETE, INSERT, KIND_AT, UNCHANGED, Row, read_delete, read_insert, read_update, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from parapply.plan.batch import Step
+    from parapply.plan.changes import TableChanges
+    from parapply.plan.table import TablePlan
+
+Operation = Literal["insert", "update", "delete", "truncate", "exists"]
+
+#: Bytes of rows in one set statement at most: far below the gigabyte that one parameter may have (trap T-45).
+SET_BYTES: Final = 32 * 1024 * 1024
+
+#: The count is not to be checked: code on the target may change it.
+ANY_COUNT: Final = -1
+
+_TEXT_OID = 25
+_array_header = struct.Struct(">iiIii").pack
+
+
+class Command(Statement):
+    """One statement of a batch, what it is for, and the number of rows it must report."""
+
+    __slots__ = ("expected", "operation", "plan")
+
+    def __init__(
+        self,
+        prepared: Sql,
+        parameters: Sequence[bytes | None],
+        *,
+        expected: int,
+        operation: Operation,
+        plan: TablePlan,
+    ) -> None:
+        """Keep it all; for a truncate of several tables `plan` is the first one's."""
+        super().__init__(prepared, parameters, is_binary=prepared.is_set)
+        self.expected = expected
+        self.operation: Operation = operation
+        self.plan = plan
+
+
+class CommandBuilder:
+    """Turns steps into commands. Keeps the statements of each plan; one builder serves all workers of a leader."""
+
+    def __init__(self) -> None:
+        """Start without statements."""
+        # By identity: hashing a plan's facts for every batch would cost more than its statements. Each entry keeps
+        # its plan alive, so an identity cannot come back for another.
+        self._statements: dict[int, Statements] = {}
+
+    def of_steps(self, steps: Sequence[Step], size_bytes: int) -> list[Command]:
+        """Return the commands of a batch's steps, in order.
+
+        Args:
+            steps: of the batch.
+            size_bytes: of all its changes; tells whether statements must be cut by size.
+
+        Raises:
+            ProtocolError: a change cannot be read.
+            TargetRefused: an update or a delete came for a table that allows none.
+        """
+        commands: list[Command] = []
+        for step in steps:
+            if isinstance(step, TablesStep):
+                for changes in step.tables.values():
+                    self._table(changes, size_bytes, commands)
+            elif isinstance(step, OrderedStep):
+                commands += self.in_order(step.changes)
+            else:
+                commands.append(self._truncate(step))
+        return commands
+
+    def in_order(self, changes: Sequence[tuple[TablePlan, bytes] | TruncateStep]) -> list[Command]:
+        """Return the commands of changes one by one, in source order.
+
+        Raises:
+            ProtocolError, TargetRefused: as `of_steps`.
+        """
+        commands: list[Command] = []
+        for change in changes:
+            if isinstance(change, TruncateStep):
+                commands.append(self._truncate(change))
+            else:
+                self._row(*change, commands)
+        return commands
+
+    def forget(self) -> None:
+        """Drop the statements of plans that are no longer used."""
+        self._statements.clear()
+
+    def _of(self, plan: TablePlan) -> Statements:
+        found = self._statements.get(id(plan))
+        if found is None:
+            found = self._statements[id(plan)] = Statements(plan)
+        return found
+
+    def _table(self, changes: TableChanges, size_bytes: int, out: list[Command]) -> None:
+        for segment in changes.segments:
+            if isinstance(segment, NetSegment):
+                self._net(segment, size_bytes, out)
+            elif isinstance(segment, RowSegment):
+                for frame in segment.frames:
+                    self._row(segment.plan, frame, out)
+            elif segment.rows:
+                self._inserts(segment, size_bytes, out)
+
+    def _inserts(self, segment: InsertSegment, size_bytes: int, out: list[Command]) -> None:
+        plan = segment.plan
+        prepared = self._of(plan).set_insert(_all(plan))
+        for rows in _cut(segment.rows, size_bytes):
+            out.append(_set(prepared, rows, "insert", plan))
+
+    def _net(self, segment: NetSegment, size_bytes: int, out: list[Command]) -> None:
+        """Deletes first, inserts last: a replaced row is in both."""
+        plan = segment.plan
+        deletes: list[Row] = []
+        absents: list[Row] = []
+        updates: list[Row] = []
+        inserts: list[Row] = []
+        for effect, row in segment.net.values():
+            if effect == NET_UPDATE:
+                updates.append(row)
+            elif effect == NET_INSERT:
+                inserts.append(row)
+            elif effect == NET_DELETE:
+                deletes.append(row)
+            elif effect == NET_ABSENT:
+                absents.append(row)
+            else:
+                deletes.append(row)
+                inserts.append(row)
+        statements = self._of(plan)
+        for rows in _cut(deletes, size_bytes):
+            out.append(_set(statements.set_delete(), rows, "delete", plan))
+        for rows in _cut(absents, size_bytes):
+            # Inserted and deleted inside the batch. A row found here means the insert would have failed: the wrong
+            # count rolls all back.
+            out.append(_set(statements.set_delete(), rows, "insert", plan, expected=0))
+        for present, group in _by_columns(updates, segment).items():
+            prepared = statements.set_update(present)
+            for rows in _cut(group, size_bytes):
+                out.append(_set(prepared, rows, "update", plan))
+        if inserts:
+            prepared = statements.set_insert(_all(plan))
+            for rows in _cut(inserts, size_bytes):
+                out.append(_set(prepared, rows, "insert", plan))
+
+    def _row(self, plan: TablePlan, frame: bytes, out: list[Command]) -> None:
+        kind = frame[KIND_AT]
+        statements = self._of(plan)
+        expected = ANY_COUNT if plan.facts.triggers else 1
+        if kind == INSERT:
+            row = read_insert(frame, len(plan.columns))
+            prepared = statements.row_insert(_all(plan))
+            parameters = [_text(row[position], frame) for position in prepared.positions]
+            out.append(Command(prepared, parameters, expected=expected, operation="insert", plan=plan))
+            return
+        if kind == DELETE:
+            old: Row | None = read_delete(frame, len(plan.columns))
+            new: Row = []
+            prepared = statements.row_delete()
+            operation: Operation = "delete"
+        else:
+            old, new = read_update(frame, len(plan.columns))
+            present = tuple([position for position, value in enumerate(new) if value is not UNCHANGED])
+            prepared = statements.row_update(present, is_key_moved=old is not None and _is_moved(plan, old, new))
+            operation = "update"
+        if plan.is_full and old is None:
+            raise ProtocolError(chr(kind), 5, "the old row of a table with REPLICA IDENTITY FULL is missing")
+        found = new if old is None else old
+        if plan.facts.triggers:
+            # A trigger may veto the change (trap T-43): whether the row is there is asked for by itself.
+            exists = statements.row_exists()
+            keys = [_text(found[position], frame) for position in exists.old_positions]
+            out.append(Command(exists, keys, expected=1, operation="exists", plan=plan))
+        parameters = [_text(new[position], frame) for position in prepared.positions]
+        parameters += [_text(found[position], frame) for position in prepared.old_positions]
+        out.append(Command(prepared, parameters, expected=expected, operation=operation, plan=plan))
+
+    def _truncate(self, step: TruncateStep) -> Command:
+        prepared = truncate([plan.facts for plan in step.plans], restart_identity=step.restart_identity)
+        return Command(prepared, (), expected=ANY_COUNT, operation="truncate", plan=step.plans[0])
+
+
+def _all(plan: TablePlan) -> tuple[int, ...]:
+    return tuple(range(len(plan.columns)))
+
+
+def _set(
+    prepared: Sql, rows: Sequence[Row], operation: Operation, plan: TablePlan, *, expected: int | None = None
+) -> Command:
+    columns = list(zip(*rows, strict=True))
+    header = _array_header(1, 1, _TEXT_OID, len(rows), 1)
+    parameters = [header + b"".join(columns[position]) for position in prepared.positions]
+    return Command(
+        prepared, parameters, expected=len(rows) if expected is None else expected, operation=operation, plan=plan
+    )
+
+
+def _by_columns(rows: list[Row], segment: NetSegment) -> dict[tuple[int, ...], list[Row]]:
+    """Group rows by the columns that have a value: unchanged TOAST is absent (trap T-41)."""
+    if not rows:
+        return {}
+    if not segment.has_unchanged:
+        return {_all(segment.plan): rows}
+    groups: dict[tuple[int, ...], list[Row]] = {}
+    for row in rows:
+        present = tuple([position for position, value in enumerate(row) if value is not UNCHANGED])
+        groups.setdefault(present, []).append(row)
+    return groups
+
+
+def _cut(rows: list[Row], size_bytes: int) -> Iterator[Sequence[Row]]:
+    """Yield runs of rows of at most about SET_BYTES; nothing for no rows."""
+    if not rows:
+        return
+    if size_bytes <= SET_BYTES:
+        yield rows
+        return
+    start = size = 0
+    for index, row in enumerate(rows):
+        row_bytes = sum([len(value) for value in row if value is not UNCHANGED])
+        if size and size + row_bytes > SET_BYTES:
+            yield rows[start:index]
+            start, size = index, 0
+        size += row_bytes
+    yield rows[start:]
+
+
+def _is_moved(plan: TablePlan, old: Row, new: Row) -> bool:
+    return any(new[position] is not UNCHANGED and new[position] != old[position] for position in plan.key_positions)
+
+
+def _text(value: bytes | None, frame: bytes) -> bytes | None:
+    if value is UNCHANGED:
+        # Only a key value can get here: without it the row cannot be found, and guessing would write another one.
+        raise ProtocolError(chr(frame[KIND_AT]), FRAME_HEADER_BYTES, "a value that finds the row was not sent")
+    return text_of(value)

@@ -1,0 +1,231 @@
+"""A worker's session on the target: one target transaction after another, each with its record.
+
+In: a pipeline and commands. Out: nothing, or why it failed. The record row is the first thing in every transaction and
+its COMMIT is believed only by its tag (traps T-11, T-12, T-14). Must never decide when to commit: that is the crew's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import psycopg
+
+from parapply import probes
+from parapply.errors import StatementFailed, TargetLost
+from parapply.model import format_lsn
+from parapply.target import lease, settings, state
+from parapply.target.commands import ANY_COUNT
+from parapply.target.pipeline import Pipeline, Statement
+from parapply.target.statements import Sql
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.target.commands import Command
+
+
+class Record(NamedTuple):
+    """What a target transaction says of itself in the state: end LSNs of the source transactions it holds."""
+
+    first_lsn: int
+    end_lsn: int
+    commit_time_us: int  # of the last one, as on the wire
+    n_transactions: int
+
+
+class SessionOptions(NamedTuple):
+    """What every worker session of one leader shares."""
+
+    dsn: str
+    schema: str
+    slot_id: int
+    leader_pid: int  # server process that holds the lease
+    role: str
+    synchronous_commit: str
+    application_name: str
+
+
+def _plain(name: bytes, text: bytes) -> Statement:
+    return Statement(Sql(name=name, text=text, n_parameters=0, is_set=False, positions=()), ())
+
+
+_BEGIN: Final = _plain(b"begin", b"BEGIN")
+_COMMIT: Final = _plain(b"commit", b"COMMIT")
+_ROLLBACK: Final = _plain(b"rollback", b"ROLLBACK")
+_SAVEPOINT: Final = _plain(b"savepoint", b"SAVEPOINT piece")
+_RELEASE: Final = _plain(b"release", b"RELEASE SAVEPOINT piece")
+_ROLLBACK_TO: Final = _plain(b"rollback_to", b"ROLLBACK TO SAVEPOINT piece")
+_FORGET: Final = _plain(b"", b"DEALLOCATE ALL")
+
+#: The record's key was there already: somebody else applied this, or an answer was lost. Only the state can tell.
+_ALREADY_RECORDED = "23505"
+
+
+class WorkerSession:
+    """One target connection. Used by one worker, one call at a time."""
+
+    def __init__(self, connection: psycopg.AsyncConnection[tuple[object, ...]], options: SessionOptions) -> None:
+        """Take over a connection whose settings are pinned and whose fence lock is held; see `connect`."""
+        self.pipeline = Pipeline(connection)
+        self._connection = connection
+        self._slot_id = str(options.slot_id).encode()
+        text = state.record_sql(options.schema).encode()
+        self._record = Sql(name=b"record", text=text, n_parameters=7, is_set=False, positions=())
+
+    @classmethod
+    async def connect(cls, options: SessionOptions) -> WorkerSession:
+        """Open a session: settings pinned, the fence's lock taken while this leader holds the lease.
+
+        Raises:
+            TargetLost: no connection, or this leader no longer holds the lease.
+            TargetRefused: a privilege is missing.
+        """
+        with settings.target_errors("connecting a worker"):
+            connection = await psycopg.AsyncConnection.connect(
+                options.dsn,
+                autocommit=True,
+                application_name=options.application_name,
+                connect_timeout=settings.CONNECT_TIMEOUT_S,
+            )
+        try:
+            await settings.pin_session(
+                connection, kind="worker", role=options.role, synchronous_commit=options.synchronous_commit
+            )
+            await settings.check_direct(connection)
+            await _take_lock(connection, options)
+            return cls(connection, options)
+        except BaseException:
+            await connection.close()
+            raise
+
+    async def execute(self, record: Record, commands: Sequence[Command]) -> None:
+        """Begin a transaction, record it, execute the commands and check their counts. Does not commit.
+
+        Raises:
+            StatementFailed: a command failed or reported another number of rows; `statement` is its index, -1 for the
+                record. The caller rolls back.
+            TargetLost: the connection ended, or the record was there already: the state must be read again.
+        """
+        probes.probe(probes.BEFORE_STATE)
+        statements = [_BEGIN, Statement(self._record, self._values(record)), *commands]
+        await self._run_checked(statements, commands, before=2)
+        probes.probe(probes.DML_SENT)
+
+    async def begin(self) -> None:
+        """Begin the transaction of a large source transaction, whose record comes last: its end LSN is not known yet.
+
+        Raises:
+            StatementFailed, TargetLost: as `execute`.
+        """
+        await self.pipeline.run([_BEGIN])
+
+    async def piece(self, commands: Sequence[Command]) -> None:
+        """Execute one piece of a large transaction behind a savepoint.
+
+        Raises:
+            StatementFailed: as `execute`; the caller goes back with `undo_piece`.
+            TargetLost: the connection ended.
+        """
+        await self._run_checked([_SAVEPOINT, *commands], commands, before=1)
+        await self.pipeline.run([_RELEASE])
+
+    async def undo_piece(self) -> None:
+        """Go back to before the last piece, after it failed.
+
+        Raises:
+            TargetLost: the connection ended.
+        """
+        await self.pipeline.run([_ROLLBACK_TO, _RELEASE])
+
+    async def record(self, record: Record) -> None:
+        """Record a large transaction at its end.
+
+        Raises:
+            StatementFailed, TargetLost: as `execute`.
+        """
+        probes.probe(probes.BEFORE_STATE)
+        await self._run_checked([Statement(self._record, self._values(record))], (), before=1)
+
+    async def commit(self) -> None:
+        """Commit.
+
+        Raises:
+            StatementFailed: a deferred check failed, or the server rolled back instead (trap T-12).
+            TargetLost: the connection ended; whether it committed is in doubt and only the state tells (trap T-14).
+        """
+        probes.probe(probes.BEFORE_COMMIT)
+        (outcome,) = await self.pipeline.run([_COMMIT], on_sent=_commit_sent)
+        probes.probe(probes.COMMITTED)
+        if outcome.tag != b"COMMIT":
+            raise StatementFailed("the server rolled back instead of committing")
+
+    async def rollback(self) -> None:
+        """End the transaction without effect, whatever state it is in.
+
+        Raises:
+            TargetLost: the connection ended.
+        """
+        await self.pipeline.run([_ROLLBACK])
+
+    async def forget_statements(self) -> None:
+        """Have every statement planned anew: tables changed under them (trap T-48).
+
+        Raises:
+            TargetLost: the connection ended.
+        """
+        self.pipeline.forget_statements()
+        # The unnamed statement: the named ones are what goes.
+        await self.pipeline.run([_FORGET])
+        self.pipeline.forget_statements()
+
+    async def cancel(self) -> None:
+        """Ask the server to stop what runs; it fails with 57014."""
+        if not self.pipeline.is_lost:
+            with settings.target_errors("cancelling"):
+                await self._connection.cancel_safe(timeout=5)
+
+    async def close(self) -> None:
+        """Close the connection; what was not committed is rolled back by the server."""
+        self.pipeline.close()
+        await self._connection.close()
+
+    def _values(self, record: Record) -> list[bytes | None]:
+        end_lsn = format_lsn(record.end_lsn).encode()
+        return [
+            self._slot_id,
+            end_lsn,
+            format_lsn(record.first_lsn).encode(),
+            None,
+            # Commit order is kept: everything up to the end of this transaction is committed with it.
+            end_lsn,
+            str(record.commit_time_us).encode(),
+            str(record.n_transactions).encode(),
+        ]
+
+    async def _run_checked(self, statements: Sequence[Statement], commands: Sequence[Command], before: int) -> None:
+        """Run statements of which the last are `commands`, and check the counts of those."""
+        try:
+            outcomes = await self.pipeline.run(statements)
+        except StatementFailed as failure:
+            failure.statement -= before
+            if failure.statement == -1 and failure.sqlstate == _ALREADY_RECORDED:
+                raise TargetLost(
+                    "target: this transaction is recorded as applied already; the state is read again"
+                ) from failure
+            raise
+        for index, (command, outcome) in enumerate(zip(commands, outcomes[before:], strict=True)):
+            if command.expected not in (outcome.rows, ANY_COUNT):
+                raise StatementFailed(f"{outcome.rows} rows where {command.expected} are expected", statement=index)
+
+
+def _commit_sent() -> None:
+    probes.probe(probes.COMMIT_SENT)
+
+
+async def _take_lock(connection: psycopg.AsyncConnection[tuple[object, ...]], options: SessionOptions) -> None:
+    with settings.target_errors("taking the worker's lock"):
+        try:
+            await connection.execute(lease.worker_lock_sql(options.slot_id, options.leader_pid).encode())
+        except psycopg.errors.ObjectInUse as error:
+            # Whether the control session broke or another daemon took over is seen when the lease is taken again.
+            raise TargetLost("target: this daemon no longer holds the lease of its slot") from error
