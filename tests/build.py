@@ -10,7 +10,7 @@ Source: PostgreSQL manual, "Logical Replication Message Formats" and "Streaming 
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 
 class ColumnSpec(NamedTuple):
@@ -20,6 +20,13 @@ class ColumnSpec(NamedTuple):
     type_oid: int = 25
     type_modifier: int = -1
     flags: int = 0
+
+
+class Before(TypedDict, total=False):
+    """The old row of an update or delete as it goes to `update` and `delete`; at most one of the two."""
+
+    key: bytes
+    old: bytes
 
 
 def string(text: str) -> bytes:

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-pytest_plugins = ["tests.fixtures.selection", "tests.fixtures.servers"]
+pytest_plugins = ["tests.fixtures.selection", "tests.fixtures.servers", "tests.fixtures.daemon"]

@@ -69,6 +69,6 @@ def sent(name: str, type_: str = "int4", *, is_key: bool = False, type_modifier:
     return Column(name=name, type_oid=oid or TYPES[type_], type_modifier=type_modifier, is_key=is_key)
 
 
-def relation(*columns: Column, identity: str = "d") -> Relation:
+def relation(*columns: Column, identity: str = "d", oid: int = 7, name: str = "t") -> Relation:
     """Return a published relation ``s.t``."""
-    return Relation(oid=7, schema="s", name="t", replica_identity=identity, columns=columns)
+    return Relation(oid=oid, schema="s", name=name, replica_identity=identity, columns=columns)

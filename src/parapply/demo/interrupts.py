@@ -33,7 +33,10 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         """Take the signals over."""
-        self._previous = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        # A hang-up that `nohup` made ignored stays so.
+        is_immune = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        numbers = [number for number in _SIGNALS if not (is_immune and number == signal.SIGHUP)]
+        self._previous = {number: signal.signal(number, self._on_signal) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:

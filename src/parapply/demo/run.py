@@ -13,7 +13,14 @@ from parapply.demo.command import Parapply
 from parapply.demo.compare import compare
 from parapply.demo.interrupts import Interrupts
 from parapply.demo.load import Load
-from parapply.demo.race import create_slot, drain_with_parapply, drain_with_subscription, make_backlog, make_target
+from parapply.demo.race import (
+    create_slot,
+    drain_with_parapply,
+    drain_with_subscription,
+    drop_target,
+    make_backlog,
+    make_target,
+)
 from parapply.demo.show import (
     show_applylog,
     show_comparison,
@@ -58,11 +65,12 @@ def main(*, duration_s: int, clients: int, workers: int, scale: int, keep: bool)
         demo.prepare(scale)
         is_equal = demo.follow(duration_s, clients)
         is_equal = demo.race(min(duration_s, _RACE_LOAD_S), clients) and is_equal
-        if keep:
-            demo.keep()
         verdict = "Every comparison was equal." if is_equal else "NOT EQUAL: see the tables above."
         console.print(f"\n[bold]{verdict}[/bold]")
-        console.print("Cleaning up; --keep would leave all of it running." if not keep else "Left running.")
+        if keep:
+            demo.keep()
+        else:
+            console.print("Cleaning up; --keep would leave all of it running.")
     return 0 if is_equal else _NOT_EQUAL
 
 
@@ -132,11 +140,17 @@ class Demo:
             f"parapply, {self._n_workers} workers": ours,
         }
         show_race(self._console, runners, transactions)
+        for slot in (_RACE_BUILT_IN, _RACE_PARAPPLY):
+            drop_target(self._stage, slot)
         return all(runner.is_equal for runner in runners.values())
 
     def keep(self) -> None:
-        """Start the daemon again, leave everything running, and say what can be done with it."""
+        """Start the daemon again, let it catch up, leave everything running, and say what can be done with it."""
         self._daemon.start()
+        ((lsn,),) = self._stage.source.execute("SELECT pg_current_wal_insert_lsn()", dbname=BANK)
+        # The race's backlog is in this slot, too: what is left shall be at rest, and the daemon known to run.
+        self._daemon.call("wait", "--lsn", lsn, "--timeout", str(_WAIT_S))
+        self._daemon.check()
         self._stage.keep()
         self._heading("Left running")
         show_how_to_go_on(self._console, self._stage, self._daemon, self._applylog)

@@ -111,7 +111,7 @@ def show_race(console: Console, runners: Mapping[str, Drained], transactions: in
 
 def show_how_to_go_on(console: Console, stage: Stage, daemon: Parapply, applylog: Path) -> None:
     """Print connection strings, places, what to try, and how to end it."""
-    pgbench = str(stage.source.program("pgbench"))
+    pgbench, psql = str(stage.source.program("pgbench")), str(stage.target.program("psql"))
     source_dsn, target_dsn = stage.source.dsn(BANK), stage.target.dsn(BANK)
     pids = [str(pid) for pid in (daemon.pid, stage.source.pid, stage.target.pid)]
     address = ["-h", "127.0.0.1", "-p", str(stage.source.port), "-U", SUPERUSER]
@@ -125,7 +125,7 @@ def show_how_to_go_on(console: Console, stage: Stage, daemon: Parapply, applylog
         "Try:",
         f"  {shlex.join([pgbench, *address, '-n', '-c', '4', '-T', '30', BANK])}",
         f"  {daemon.shell_line('status', '--watch')}",
-        f"  psql {shlex.quote(target_dsn)} -c 'TABLE parapply.progress'",
+        f"  {shlex.join([psql, target_dsn, '-xc', 'TABLE parapply.progress'])}",
         "",
         "End it and remove everything:",
         # SIGINT is PostgreSQL's fast shutdown, and the daemon drains on it too.

@@ -60,7 +60,7 @@ class _Daemon:
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled, number)
+            loop.add_signal_handler(number, self._signalled)
         config = self._config
         self._log.info(
             "daemon_started",
@@ -148,7 +148,7 @@ class _Daemon:
             stopping.cancel()
             await asyncio.gather(task, stopping, return_exceptions=True)
 
-    def _signalled(self, number: signal.Signals) -> None:
+    def _signalled(self) -> None:
         if self._stop.is_set():
             self._abort.set()
         self._stop.set()

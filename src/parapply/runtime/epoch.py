@@ -62,8 +62,8 @@ class Epoch:
             Assembler(min(_PIECE_BYTES, config.apply.memory_limit_bytes // 4)),
             self._tables,
             self._crew,
-            config.apply,
-            ends.state,
+            config=config.apply,
+            state=ends.state,
         )
         builder = CommandBuilder()
         self._workers = [

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from parapply.wire.assembler import Assembler
     from parapply.wire.frames import Keepalive
 
-#: Bytes read before workers and timers get their turn: some thousand transactions, a few milliseconds.
-_DRAIN_BYTES = 512 * 1024
+#: Bytes read before workers and timers get their turn: some hundred transactions, about two milliseconds.
+_DRAIN_BYTES = 128 * 1024
 #: Fewer messages than this at once in a backlog mean that the publisher is slower than we are: let it collect for a
 #: moment, because waking up for every message costs more than reading it.
 _SMALL_READ = 256
@@ -48,6 +48,7 @@ class Intake:
         assembler: Assembler,
         tables: Tables,
         crew: Crew,
+        *,
         config: ApplyConfig,
         state: SlotState,
     ) -> None:

@@ -1,4 +1,4 @@
-"""What people see: the lag, what each worker does and waits for, how tables are applied. Nothing here decides anything."""
+"""What people see: the lag, what each worker does and waits for, how tables are applied. Nothing here decides."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg import pq
@@ -18,6 +18,9 @@ from psycopg import pq
 from parapply.errors import SlotBusy, SourceLost, SourceRefused
 from parapply.model import POSTGRES_EPOCH_US
 from parapply.wire.frames import Keepalive, parse_keepalive, status_update
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: Kernel buffer asked for, so that the walsender is not stopped while the leader computes. The kernel may give less.
 RECEIVE_BUFFER_BYTES = 4 * 1024 * 1024

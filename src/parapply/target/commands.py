@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Final, Literal
 from parapply.errors import ProtocolError
 from parapply.model import FRAME_HEADER_BYTES
 from parapply.plan.batch import OrderedStep, TablesStep, TruncateStep
-from parapply.plan.changes import NET_ABSENT, NET_DELETE, NET_INSERT, NET_UPDATE, InsertSegment, NetSegment, RowSegment
+from parapply.plan.changes import (
+    NET_ABSENT,
+    NET_DELETE,
+    NET_INSERT,
+    NET_REPLACE,
+    NET_UPDATE,
+    InsertSegment,
+    NetSegment,
+    RowSegment,
+)
 from parapply.target.pipeline import Statement
 from parapply.target.statements import Sql, Statements, truncate
 from parapply.wire.rows import DELETE, INSERT, KIND_AT, UNCHANGED, Row, read_delete, read_insert, read_update, text_of
@@ -36,6 +45,7 @@ SET_BYTES: Final = 32 * 1024 * 1024
 #: The count is not to be checked: code on the target may change it.
 ANY_COUNT: Final = -1
 
+_NET_EFFECTS: Final = (NET_INSERT, NET_UPDATE, NET_DELETE, NET_REPLACE, NET_ABSENT)
 _TEXT_OID = 25
 _array_header = struct.Struct(">iiIii").pack
 
@@ -128,44 +138,28 @@ class CommandBuilder:
 
     def _inserts(self, segment: InsertSegment, size_bytes: int, out: list[Command]) -> None:
         plan = segment.plan
-        prepared = self._of(plan).set_insert(_all(plan))
-        for rows in _cut(segment.rows, size_bytes):
-            out.append(_set(prepared, rows, "insert", plan))
+        out += _sets(self._of(plan).set_insert(_all(plan)), segment.rows, size_bytes, "insert", plan)
 
     def _net(self, segment: NetSegment, size_bytes: int, out: list[Command]) -> None:
         """Deletes first, inserts last: a replaced row is in both."""
         plan = segment.plan
-        deletes: list[Row] = []
-        absents: list[Row] = []
-        updates: list[Row] = []
-        inserts: list[Row] = []
+        by_effect: dict[int, list[Row]] = {effect: [] for effect in _NET_EFFECTS}
         for effect, row in segment.net.values():
-            if effect == NET_UPDATE:
-                updates.append(row)
-            elif effect == NET_INSERT:
-                inserts.append(row)
-            elif effect == NET_DELETE:
-                deletes.append(row)
-            elif effect == NET_ABSENT:
-                absents.append(row)
-            else:
-                deletes.append(row)
-                inserts.append(row)
+            by_effect[effect].append(row)
+        replaced = by_effect[NET_REPLACE]
         statements = self._of(plan)
-        for rows in _cut(deletes, size_bytes):
-            out.append(_set(statements.set_delete(), rows, "delete", plan))
-        for rows in _cut(absents, size_bytes):
+        if deleted := by_effect[NET_DELETE] + replaced:
+            out += _sets(statements.set_delete(), deleted, size_bytes, "delete", plan)
+        if absent := by_effect[NET_ABSENT]:
             # Inserted and deleted inside the batch. A row found here means the insert would have failed: the wrong
             # count rolls all back.
-            out.append(_set(statements.set_delete(), rows, "insert", plan, expected=0))
-        for present, group in _by_columns(updates, segment).items():
-            prepared = statements.set_update(present)
-            for rows in _cut(group, size_bytes):
-                out.append(_set(prepared, rows, "update", plan))
-        if inserts:
-            prepared = statements.set_insert(_all(plan))
-            for rows in _cut(inserts, size_bytes):
-                out.append(_set(prepared, rows, "insert", plan))
+            for command in _sets(statements.set_delete(), absent, size_bytes, "insert", plan):
+                command.expected = 0
+                out.append(command)
+        for present, group in _by_columns(by_effect[NET_UPDATE], segment).items():
+            out += _sets(statements.set_update(present), group, size_bytes, "update", plan)
+        if inserted := by_effect[NET_INSERT] + replaced:
+            out += _sets(statements.set_insert(_all(plan)), inserted, size_bytes, "insert", plan)
 
     def _row(self, plan: TablePlan, frame: bytes, out: list[Command]) -> None:
         kind = frame[KIND_AT]
@@ -208,15 +202,13 @@ def _all(plan: TablePlan) -> tuple[int, ...]:
     return tuple(range(len(plan.columns)))
 
 
-def _set(
-    prepared: Sql, rows: Sequence[Row], operation: Operation, plan: TablePlan, *, expected: int | None = None
-) -> Command:
-    columns = list(zip(*rows, strict=True))
-    header = _array_header(1, 1, _TEXT_OID, len(rows), 1)
-    parameters = [header + b"".join(columns[position]) for position in prepared.positions]
-    return Command(
-        prepared, parameters, expected=len(rows) if expected is None else expected, operation=operation, plan=plan
-    )
+def _sets(prepared: Sql, rows: list[Row], size_bytes: int, operation: Operation, plan: TablePlan) -> Iterator[Command]:
+    """Yield the statement for runs of rows, each with one array for each position."""
+    for run in _cut(rows, size_bytes):
+        columns = list(zip(*run, strict=True))
+        header = _array_header(1, 1, _TEXT_OID, len(run), 1)
+        parameters = [header + b"".join(columns[position]) for position in prepared.positions]
+        yield Command(prepared, parameters, expected=len(run), operation=operation, plan=plan)
 
 
 def _by_columns(rows: list[Row], segment: NetSegment) -> dict[tuple[int, ...], list[Row]]:

@@ -8,13 +8,15 @@ costs ten times the CPU of this path per statement (DEPENDENCIES: 18 us against 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import psycopg
 from psycopg import pq
 
 from parapply.errors import StatementFailed, TargetLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 #: Bounds of one flight: statements and bytes sent before their results are taken. Larger flights make libpq move its
 #: buffers quadratically and let both sides block on full sockets.

@@ -1,0 +1,148 @@
+"""`parapply demo` as a user runs it, to the end and interrupted in the middle; and that its proof can fail."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil  # type: ignore[import-untyped]  # no types in the pinned environment
+import pytest
+
+from parapply.demo.compare import compare
+from parapply.demo.interrupts import Interrupts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.fixtures.databases import Database
+
+SOURCE_TREE = Path(__file__).parents[2] / "src"
+# Much longer than the few seconds that each needs: a hang is what ends here.
+END_TIMEOUT_S = 90
+# A line of the load's progress: servers, pgbench and the daemon run.
+LOAD_LINE = re.compile(r"publisher +[\d,]+ tx/s +applied")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A directory for temporary files that the account of the servers can enter; pytest's own it cannot."""
+    with tempfile.TemporaryDirectory(prefix="demo-test-") as name:
+        Path(name).chmod(0o711)
+        yield Path(name)
+
+
+def start(scratch: Path, duration_s: int) -> subprocess.Popen[str]:
+    """Start the demonstration in a process group of its own, as a shell does."""
+    paths = [str(SOURCE_TREE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.Popen(
+        [sys.executable, "-m", "parapply", "demo", f"--duration-s={duration_s}", "--clients=2"],
+        env={**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def left_behind(scratch: Path) -> list[str]:
+    """Return the processes that belong to a demonstration, and its directories.
+
+    A process is known by the directory in its command line or its environment; both are asked, for PostgreSQL
+    overwrites its environment and pgbench has no path on its command line.
+    """
+    found = [str(path) for path in scratch.glob("parapply-demo-*")]
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+            if any(str(scratch) in word for word in [*words, process.environ().get("TMPDIR", "")]):
+                found.append(f"{process.pid}: {words}")
+        except psutil.Error:
+            continue  # It has just ended, or is a process of the system's.
+    return found
+
+
+def test_the_demonstration_proves_equality_and_leaves_nothing(scratch: Path) -> None:
+    """It ends with 0, says of every table that it is equal, races, and leaves neither process nor directory."""
+    with start(scratch, duration_s=3) as demo:
+        output, _ = demo.communicate(timeout=END_TIMEOUT_S)
+    assert demo.returncode == 0, output
+    assert "Every comparison was equal." in output
+    assert re.search(r"public\.pgbench_history +[1-9].* equal", output), output
+    assert re.search(r"built-in subscription .* s .* equal", output), output
+    assert re.search(r"parapply, 4 workers .* s .* equal", output), output
+    assert "DIFFERS" not in output
+    assert left_behind(scratch) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_demonstration_cleans_up(scratch: Path, number: signal.Signals, code: int) -> None:
+    """Ctrl-C, which reaches the whole process group, and SIGTERM end it, and nothing is left behind."""
+    with start(scratch, duration_s=60) as demo:
+        assert demo.stdout is not None
+        seen = next((line for line in demo.stdout if LOAD_LINE.search(line)), "")
+        os.killpg(demo.pid, number)
+        rest, _ = demo.communicate(timeout=END_TIMEOUT_S)
+    assert seen
+    assert demo.returncode == code, rest
+    assert "Traceback" not in rest
+    assert left_behind(scratch) == []
+
+
+def test_a_killed_demonstration_leaves_nothing_running(scratch: Path) -> None:
+    """SIGKILL leaves no time to clean up: others end the daemon, pgbench and the servers and remove the files."""
+    with start(scratch, duration_s=60) as demo:
+        assert demo.stdout is not None
+        seen = next((line for line in demo.stdout if LOAD_LINE.search(line)), "")
+        family = psutil.Process(demo.pid).children(recursive=True)
+        demo.kill()
+        demo.communicate(timeout=END_TIMEOUT_S)
+    _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
+    assert seen
+    assert alive == []
+    assert left_behind(scratch) == []
+
+
+TABLE = """
+CREATE TABLE "a ""%s"" {{}}" (t text, "whole row" int, at timestamptz DEFAULT '2026-01-02 03:04:05.678901+00');
+CREATE TABLE other (id int PRIMARY KEY);
+"""
+
+
+def equal_tables(source_db: Database, target_db: Database) -> list[bool]:
+    """Compare all tables of two databases and return the verdicts, in the order of the names."""
+    return [table.is_equal for table in compare(source_db.dsn, target_db.dsn, "everything")]
+
+
+def test_the_comparison_sees_rows_and_nothing_else(source_db: Database, target_db: Database) -> None:
+    """Order and time zone do not matter; a changed value, a missing row and a row held twice do."""
+    source_db.execute(TABLE + "CREATE PUBLICATION everything FOR ALL TABLES")
+    target_db.execute(TABLE)
+    name = '"a ""%s"" {{}}"'
+    source_db.execute(f"INSERT INTO {name} VALUES ('x', 1), ('y', 2), ('y', 2), (NULL, NULL)")
+    target_db.execute(f"INSERT INTO {name} VALUES (NULL, NULL), ('y', 2), ('y', 2), ('x', 1)")
+    target_db.execute(f"ALTER DATABASE {target_db.dbname} SET timezone = 'Asia/Kathmandu'")
+    assert equal_tables(source_db, target_db) == [True, True]
+    # As many rows as before: the checksum alone tells.
+    target_db.execute(f"UPDATE {name} SET t = 'x', \"whole row\" = 1 WHERE ctid = '(0,2)'")
+    assert equal_tables(source_db, target_db) == [False, True]
+    source_db.execute("INSERT INTO other VALUES (1)")
+    assert equal_tables(source_db, target_db) == [False, False]
+
+
+def test_a_signal_waits_for_the_end_of_a_held_block_and_comes_once() -> None:
+    """Between the start of a process and the note of it nothing is raised; a second signal is ignored."""
+    reached = []
+    with Interrupts() as interrupts:
+        with pytest.raises(SystemExit) as raised, interrupts.held():  # noqa: PT012  the end of the block is what raises
+            signal.raise_signal(signal.SIGTERM)
+            reached.append("held")
+        signal.raise_signal(signal.SIGINT)
+        reached.append("after")
+    assert raised.value.code == 143
+    assert reached == ["held", "after"]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -1,0 +1,71 @@
+"""The daemon beside pgbench: it follows a running load and drains a backlog, and the tables are equal."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from parapply.demo.binaries import find_binaries, find_program
+from tests.fixtures.route import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.fixtures.daemon import StartDaemon
+    from tests.fixtures.databases import Database
+
+_TABLES = ("pgbench_accounts", "pgbench_branches", "pgbench_tellers", "pgbench_history")
+_PGBENCH_TIMEOUT_S = 60.0
+_CLIENTS = 8
+_LOAD_S = 5
+_BACKLOG_CLIENTS = 4
+_BACKLOG_TRANSACTIONS = 1500
+
+
+@pytest.fixture
+def route(source_db: Database, target_db: Database, init_route: Callable[[Route], None]) -> Route:
+    """The tables of pgbench with the same rows on both sides, and a slot."""
+    for database in (source_db, target_db):
+        _pgbench(database, "--initialize", "--quiet")
+    source_db.execute(f"CREATE PUBLICATION pub FOR TABLE {', '.join(_TABLES)}")
+    made = Route(source=source_db, target=target_db)
+    init_route(made)
+    return made
+
+
+def _pgbench(database: Database, *arguments: str) -> None:
+    command = [str(find_program("pgbench", find_binaries())), *arguments, database.dsn]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PGBENCH_TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+
+
+def _check_equal(route: Route) -> None:
+    """Compare number and content of the rows of every table, in any order."""
+    for table in _TABLES:
+        query = f"SELECT count(*), sum(hashtextextended(t::text, 0)::numeric) FROM {table} AS t"
+        assert route.source.rows(query) == route.target.rows(query), f"{table} differs"
+
+
+@pytest.mark.pg_majors(15, 16, 18)
+def test_the_daemon_follows_tpcb(route: Route, start_daemon: StartDaemon) -> None:
+    """Eight clients of TPC-B, which all meet on one branch row: afterwards every table is equal."""
+    daemon = start_daemon(route)
+    daemon.wait_for_event("source_connected")
+    _pgbench(route.source, "--client", str(_CLIENTS), "--time", str(_LOAD_S), "--no-vacuum")
+    daemon.wait_caught_up()
+    daemon.stop()
+    assert route.source.rows("SELECT count(*) > 100 FROM pgbench_history") == [(True,)]
+    _check_equal(route)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_until_drains_a_backlog(route: Route, start_daemon: StartDaemon, workers: int) -> None:
+    """With `--until` the daemon applies what waits in the slot, exits 0 by itself, and every table is equal."""
+    arguments = ("--builtin", "simple-update", "--client", str(_BACKLOG_CLIENTS), "--no-vacuum")
+    _pgbench(route.source, *arguments, "--transactions", str(_BACKLOG_TRANSACTIONS))
+    daemon = start_daemon(route, "--until", route.end_of_source_lsn(), settings={"apply.workers": workers})
+    assert daemon.exit_code(timeout_s=60) == 0, daemon.log_tail()
+    assert route.target.rows("SELECT count(*) FROM pgbench_history") == [(_BACKLOG_CLIENTS * _BACKLOG_TRANSACTIONS,)]
+    _check_equal(route)

@@ -1,0 +1,114 @@
+"""SIGKILL at every named point and at random: nothing is lost, nothing is applied twice, no reader sees a torn one."""
+
+from __future__ import annotations
+
+import random
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from parapply import probes
+from tests.fixtures.route import Route
+from tests.fixtures.workloads import BankLoad, BankReader, check_bank, create_bank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.fixtures.daemon import Daemon, StartDaemon
+    from tests.fixtures.databases import Database
+
+pytestmark = pytest.mark.crash
+
+_KILLS = 50
+# The longest life of a daemon that is killed at random: several advances of the watermark (0.2 s each) fit in.
+_LIFE_LIMIT_S = 0.8
+# Every so many lives are counted from the start of the process, not from the first row: they end in the recovery.
+_EARLY_KILL_EVERY = 5
+_EARLY_LIFE_LIMIT_S = 1.5
+# Passages of points that come with every batch before the kill: other batches are at work beside it then.
+_PASSAGES = {
+    probes.BATCH_READY: 5, probes.BEFORE_STATE: 5, probes.DML_SENT: 5, probes.BEFORE_COMMIT: 5,
+    probes.COMMIT_SENT: 5, probes.COMMITTED: 5, probes.ADVANCED: 3, probes.FEEDBACK_SENT: 3, probes.PRUNING: 3,
+}  # fmt: skip
+# The recovery itself is killed again: what it does must be repeatable.
+_REPEATS = {probes.RECOVERY: 3, probes.CONNECTED: 2}
+
+
+@pytest.fixture
+def route(source_db: Database, target_db: Database, init_route: Callable[[Route], None]) -> Route:
+    """A bank on both sides, with the slot made before its first transaction."""
+    create_bank(source_db, target_db)
+    made = Route(source=source_db, target=target_db, settings={"apply.workers": 4, "apply.max_batch_transactions": 5})
+    init_route(made)
+    return made
+
+
+def _finish(daemon: Daemon, route: Route, load: BankLoad) -> None:
+    """Let the daemon end in order and check everything there is to check."""
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_bank(route.source, route.target, load)
+    # Nothing of any daemon is left on either side (O9).
+    for database in (route.source, route.target):
+        database.wait_until(
+            "SELECT count(*) = 0 FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name LIKE 'parapply%'"
+        )
+    locks = (
+        "SELECT count(*) FROM pg_locks JOIN pg_database AS d ON d.oid = pg_locks.database"
+        " WHERE locktype = 'advisory' AND datname = current_database()"
+    )
+    assert route.target.rows(locks) == [(0,)]
+
+
+@pytest.mark.parametrize("point", sorted(probes.NAMES))
+def test_kill_at_a_named_point(route: Route, start_daemon: StartDaemon, point: str) -> None:
+    """Killed under load at any point from the first connection to the drain, the next one goes on exactly (F1, T-14).
+
+    The process must have died by the signal, at the point: one that nobody passes would prove nothing.
+    """
+    failpoint = {"PARAPPLY_FAILPOINT": f"{point}:kill:{_PASSAGES.get(point, 1)}"}
+    with BankReader(route.target) as reader, BankLoad(route.source, seed=1, pace_s=0.005) as load:
+        for _ in range(_REPEATS.get(point, 1)):
+            daemon = start_daemon(route, environ=failpoint)
+            if point == probes.DRAIN:
+                daemon.wait_for_event("source_connected")
+                load.wait_for_more(50)
+                daemon.send(signal.SIGTERM)
+            code = daemon.exit_code(timeout_s=30)
+            assert code == -signal.SIGKILL, f"{point} was not reached: exit code {code}\n{daemon.log_tail()}"
+        daemon = start_daemon(route)
+        daemon.wait_for_event("source_connected")
+        load.wait_for_more(50)
+        load.stop()
+        daemon.wait_caught_up()
+        reader.wait_for_snapshot()
+        _finish(daemon, route, load)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_random_kills_under_load(route: Route, start_daemon: StartDaemon) -> None:
+    """Killed 50 times at random moments and restarted at once each time: O1, O2 and O3 hold, during and afterwards."""
+    chooser = random.Random(2)
+    progress = set()
+    with BankReader(route.target) as reader, BankLoad(route.source, seed=2, pace_s=0.01) as load:
+        for number in range(_KILLS):
+            daemon = start_daemon(route)
+            if number % _EARLY_KILL_EVERY:
+                daemon.wait_for_event("source_connected")
+                lives = daemon.runs_for(chooser.uniform(0, _LIFE_LIMIT_S))
+            else:
+                lives = daemon.runs_for(chooser.uniform(0, _EARLY_LIFE_LIMIT_S))
+            assert lives, f"kill {number}: the daemon ended by itself\n{daemon.log_tail()}"
+            daemon.kill()
+            progress.update(route.target.rows("SELECT lowest_remote_lsn FROM parapply.progress"))
+            reader.check()
+        load.stop()
+        daemon = start_daemon(route)
+        daemon.wait_caught_up()
+        reader.wait_for_snapshot()
+        _finish(daemon, route, load)
+    # Otherwise the daemons were killed before they did anything.
+    assert len(progress) > _KILLS // 3, f"only {len(progress)} different positions"

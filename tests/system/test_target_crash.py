@@ -1,0 +1,107 @@
+"""The target crashes while it acknowledges commits that are not on disk: nothing that was confirmed is lost."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import TYPE_CHECKING, Self
+
+import pytest
+
+from tests.fixtures.databases import create_database
+from tests.fixtures.route import Route
+from tests.fixtures.workloads import BankLoad, BankReader, check_bank, create_bank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from parapply.demo.server import PgServer
+    from tests.fixtures.daemon import StartDaemon
+    from tests.fixtures.databases import Database
+    from tests.fixtures.servers import OwnServers
+
+pytestmark = pytest.mark.crash
+
+_SAMPLE_PACE_S = 0.01
+_SAMPLER_TIMEOUT_S = 30.0
+# Commits are acknowledged at once, and on disk ten seconds later unless somebody flushes (F6).
+_LAZY = {"synchronous_commit": "off", "wal_writer_delay": "10s", "wal_writer_flush_after": "1GB"}
+
+
+class _ConfirmedSampler:
+    """Reads what the publisher was told is flushed, all the time; as a context manager it starts and stops."""
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="confirmed-sampler", daemon=True)
+        # Written by the thread, read after it ended.
+        self.lsns: list[int] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join(_SAMPLER_TIMEOUT_S)
+
+    def _run(self) -> None:
+        query = b"SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = %s"
+        with self._route.source.connect() as connection:
+            while not self._stopping.wait(_SAMPLE_PACE_S):
+                row = connection.execute(query, [self._route.slot]).fetchone()
+                if row:
+                    self.lsns.append(int(row[0]))
+
+
+@pytest.fixture
+def lazy_server(own_servers: OwnServers) -> PgServer:
+    """A target that loses what nobody flushes."""
+    return own_servers("lazy", settings=_LAZY)
+
+
+@pytest.mark.slow
+def test_nothing_confirmed_is_lost(
+    source_db: Database, lazy_server: PgServer, init_route: Callable[[Route], None], start_daemon: StartDaemon
+) -> None:
+    """After each of four crashes under load, all that was confirmed is there before anybody repairs anything (O7, T-1).
+
+    Then the daemon, the same process all the time, comes back by itself, and in the end nothing is lost or doubled.
+    """
+    target = create_database(lazy_server, "target")
+    # With longer breaks between the durable advances more is at stake.
+    route = Route(source=source_db, target=target, settings={"apply.workers": 4, "apply.advance_interval_s": 0.5})
+    create_bank(route.source, route.target)
+    lazy_server.execute("CHECKPOINT")
+    init_route(route)
+    lost = 0
+    with BankReader(route.target) as reader, BankLoad(source_db, seed=3, pace_s=0.001) as load:
+        daemon = start_daemon(route)
+        for crash in (lazy_server.crash, lazy_server.kill, lazy_server.kill, lazy_server.crash):
+            with _ConfirmedSampler(route) as sampler:
+                daemon.wait_caught_up()
+                load.wait_for_more(500)
+                applied = _transfers(route)
+                crash()
+            # It must not repair what we are about to look at.
+            daemon.send(signal.SIGSTOP)
+            confirmed = load.ids_up_to(max([*sampler.lsns, route.confirmed_flush_lsn()]))
+            lazy_server.start()
+            present = _transfers(route)
+            assert confirmed, "nothing was confirmed: this proves nothing"
+            assert confirmed <= present, f"{len(confirmed - present)} confirmed transactions are lost"
+            lost += len(applied - present)
+            daemon.send(signal.SIGCONT)
+        daemon.wait_caught_up()
+        load.stop()
+        daemon.wait_caught_up()
+        reader.wait_for_snapshot()
+        daemon.stop()
+        check_bank(route.source, route.target, load)
+    assert reader.outages >= 1
+    assert lost, "the crashes lost nothing at all: the target was not lazy, and this proves nothing"
+
+
+def _transfers(route: Route) -> set[int]:
+    return {int(one) for (one,) in route.target.rows("SELECT id FROM xfer")}

@@ -1,0 +1,143 @@
+"""Keys: equal exactly when the target's index holds them equal."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parapply.plan.keys import Key, key_form, key_reader
+from parapply.plan.table import Equality, TablePlan
+from parapply.target.match import match
+from parapply.wire.rows import NULL
+from tests.unit import plans
+
+FLOATS = st.floats().map(lambda number: "NaN" if math.isnan(number) else repr(number).removesuffix(".0"))
+DECIMALS = st.builds(
+    lambda digits, scale: format(Decimal(digits).scaleb(-scale), "f"), st.integers(-2000, 2000), st.integers(0, 4)
+)
+TEXTS = st.text("ab ", max_size=4)
+
+
+def _plan(*types: tuple[str, Equality]) -> TablePlan:
+    names = [f"k{number}" for number in range(len(types))]
+    columns = [
+        plans.column(name, type_, equality=equality) for name, (type_, equality) in zip(names, types, strict=True)
+    ]
+    columns.insert(0, plans.column("a", "text"))
+    sent = [plans.sent("a", "text"), *[plans.sent(name, types[n][0], is_key=True) for n, name in enumerate(names)]]
+    return match(plans.relation(*sent), plans.table(columns, names))
+
+
+def _value(text: str | None) -> bytes:
+    return NULL if text is None else len(text.encode()).to_bytes(4, "big") + text.encode()
+
+
+def _key(plan: TablePlan, *texts: str | None) -> Key:
+    return key_reader(plan)([NULL, *map(_value, texts)])
+
+
+def _decimal(text: str) -> Decimal:
+    return abs(Decimal(text)) if not Decimal(text) else Decimal(text)
+
+
+@pytest.mark.parametrize("others", [0, 1, 2])
+@given(first=DECIMALS, second=DECIMALS)
+def test_numeric_keys_compare_as_numbers(first: str, second: str, others: int) -> None:
+    """Scale does not count in numeric, alone or beside other columns."""
+    plan = _plan(("numeric", Equality.NUMERIC), *[("int4", Equality.BYTES)] * others)
+    first, second = (text.replace("-0", "0", 1) if not Decimal(text) else text for text in (first, second))
+    rest = ["7"] * others
+    assert (_key(plan, first, *rest) == _key(plan, second, *rest)) is (_decimal(first) == _decimal(second))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_equal"),
+    [
+        ("1.0", "1.00", True),
+        ("1", "1.000", True),
+        ("10", "1", False),
+        ("100", "10.0", False),
+        ("0", "0.00", True),
+        ("-1.50", "-1.5", True),
+        ("-1", "1", False),
+        ("NaN", "NaN", True),
+        ("Infinity", "-Infinity", False),
+    ],
+)
+def test_numeric_keys_by_example(first: str, second: str, *, is_equal: bool) -> None:
+    """Zeros behind the point do not count, those before it do."""
+    plan = _plan(("numeric", Equality.NUMERIC))
+    assert (_key(plan, first) == _key(plan, second)) is is_equal
+
+
+@given(first=FLOATS, second=FLOATS)
+def test_float_keys_compare_as_numbers(first: str, second: str) -> None:
+    """-0 is 0, and NaN is itself, as in PostgreSQL's index."""
+    plan = _plan(("float8", Equality.FLOAT))
+    is_equal = first == second or float(first) == float(second)
+    assert (_key(plan, first) == _key(plan, second)) is is_equal
+
+
+@given(first=TEXTS, second=TEXTS)
+def test_blank_padded_keys_compare_without_trailing_blanks(first: str, second: str) -> None:
+    """In char(n) trailing blanks do not count, leading ones do; in text all do."""
+    padded, plain = _plan(("bpchar", Equality.BPCHAR)), _plan(("text", Equality.BYTES))
+    assert (_key(padded, first) == _key(padded, second)) is (first.rstrip(" ") == second.rstrip(" "))
+    assert (_key(plain, first) == _key(plain, second)) is (first == second)
+
+
+@given(
+    first=st.lists(TEXTS | st.none(), min_size=3, max_size=3),
+    second=st.lists(TEXTS | st.none(), min_size=3, max_size=3),
+)
+@pytest.mark.parametrize("n_columns", [1, 2, 3])
+def test_keys_of_several_columns_keep_them_apart(
+    first: list[str | None], second: list[str | None], n_columns: int
+) -> None:
+    """('ab','c') is not ('a','bc'), and NULL is neither '' nor 'NULL' (trap T-33)."""
+    plan = _plan(*[("text", Equality.BYTES)] * n_columns)
+    first, second = first[:n_columns], second[:n_columns]
+    assert (_key(plan, *first) == _key(plan, *second)) is (first == second)
+
+
+@pytest.mark.parametrize("equality", [Equality.BYTES, Equality.NUMERIC, Equality.FLOAT, Equality.BPCHAR])
+def test_null_is_no_other_key(equality: Equality) -> None:
+    """A NULL in an old row is one key, and no value's: an update of it must not be merged with one of ''."""
+    types = {Equality.BYTES: "text", Equality.NUMERIC: "numeric", Equality.FLOAT: "float8", Equality.BPCHAR: "bpchar"}
+    plan = _plan((types[equality], equality))
+    assert _key(plan, None) == _key(plan, None)
+    assert _key(plan, None) != _key(plan, "0")
+    if equality in (Equality.BYTES, Equality.BPCHAR):
+        assert _key(plan, None) != _key(plan, "")
+        assert _key(plan, None) != _key(plan, " ")
+
+
+def test_keys_are_in_the_order_of_the_targets_index() -> None:
+    """The publisher's order of columns does not matter: another order is the same key and the same form."""
+    columns = [plans.column("x", "text"), plans.column("y", "text")]
+    facts = plans.table(columns, ("x", "y"))
+    x, y = plans.sent("x", "text", is_key=True), plans.sent("y", "text", is_key=True)
+    straight, turned = match(plans.relation(x, y), facts), match(plans.relation(y, x), facts)
+    assert key_reader(straight)([_value("1"), _value("2")]) == key_reader(turned)([_value("2"), _value("1")])
+    assert key_form(straight) == key_form(turned)
+
+
+def test_keys_of_another_form_are_known_as_such() -> None:
+    """A key in other columns, or compared in another way, cannot be looked for among these."""
+    plan = _plan(("numeric", Equality.NUMERIC))
+    other_way = _plan(("text", Equality.BYTES))
+    other_columns = replace(plan, facts=replace(plan.facts, key_columns=("a",)))
+    assert len({key_form(plan), key_form(other_way), key_form(other_columns)}) == 3
+
+
+def test_a_key_that_cannot_be_compared_is_refused() -> None:
+    """A plan whose key compares in an unknown way, or that has none, never gets a reader."""
+    with pytest.raises(KeyError):
+        key_reader(_plan(("jsonb", Equality.UNKNOWN)))
+    with pytest.raises(KeyError):
+        key_reader(_plan())
