@@ -137,6 +137,7 @@ def test_the_comparison_sees_rows_and_nothing_else(source_db: Database, target_d
 def test_a_signal_waits_for_the_end_of_a_held_block_and_comes_once() -> None:
     """Between the start of a process and the note of it nothing is raised; a second signal is ignored."""
     reached = []
+    before = signal.getsignal(signal.SIGTERM)
     with Interrupts() as interrupts:
         with pytest.raises(SystemExit) as raised, interrupts.held():  # noqa: PT012  the end of the block is what raises
             signal.raise_signal(signal.SIGTERM)
@@ -145,4 +146,4 @@ def test_a_signal_waits_for_the_end_of_a_held_block_and_comes_once() -> None:
         reached.append("after")
     assert raised.value.code == 143
     assert reached == ["held", "after"]
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before

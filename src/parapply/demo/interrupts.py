@@ -42,7 +42,8 @@ class Interrupts:
     def __exit__(self, *_: object) -> None:
         """Give the signals back."""
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
+            # A handler that was not set from Python reads as None and cannot be set again.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     @contextmanager
     def held(self) -> Iterator[None]:

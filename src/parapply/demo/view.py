@@ -50,7 +50,7 @@ class Sample:
         published: transactions committed on the publisher.
         applied: of these, applied on the subscriber.
         lag_bytes: WAL of the publisher beyond the watermark.
-        lag_s: from commit to commit, for the newest transaction; `None` before the first.
+        lag_s: age of the oldest change that is not applied, as the daemon last said; `None` before it spoke.
         watermark: everything up to this LSN is on the subscriber.
         state: of the daemon, with the reason.
         workers: number, server process, state, what it waits for, transactions, changes.
@@ -168,4 +168,4 @@ def _size(size_bytes: int) -> str:
 
 
 def _seconds(lag_s: float | None) -> str:
-    return "no commit yet" if lag_s is None else f"{lag_s:.2f} s"
+    return "unknown" if lag_s is None else f"{lag_s:.2f} s"

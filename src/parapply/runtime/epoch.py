@@ -22,7 +22,6 @@ from parapply.runtime.record import record_of
 from parapply.runtime.stall import StallCheck
 from parapply.runtime.tables import Tables
 from parapply.runtime.worker import Worker
-from parapply.target import state
 from parapply.target.commands import CommandBuilder
 from parapply.wire.assembler import Assembler
 
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
 
 #: Seconds that batches in hand get to finish, when the daemon is to stop and when the publisher is gone.
 _DRAIN_S = 8.0
+#: Seconds for the last commit and report.
+_LAST_WORD_S = 5.0
 #: Bytes after which a transaction is applied in pieces inside one target transaction.
 _PIECE_BYTES = 8 * 1024 * 1024
 #: Parts of the publisher's patience between two reports: two may be late.
@@ -121,16 +122,18 @@ class Epoch:
         try:
             await asyncio.wait({*tasks.values(), stopping}, return_when=asyncio.FIRST_COMPLETED)
             error = _first_error(tasks)
+            reason = "stopped by a signal" if stop.is_set() else "everything up to --until is durable"
             if error is None:
-                reason = "stopped by a signal" if stop.is_set() else "everything up to --until is durable"
                 await self._drain(tasks, abort)
                 error = _first_error(tasks)
-                if error is None:
-                    await self._say_goodbye(reason)
-                    return reason
-            if not isinstance(error, TargetLost):
+            if error is None:
+                await self._last_word(tasks, "stopped", reason)
+                error = _first_error(tasks)
+            elif not isinstance(error, TargetLost):
                 await self._leave(error, tasks, abort)
-            raise error
+            if error is not None:
+                raise error
+            return reason
         finally:
             for task in (*tasks.values(), stopping):
                 task.cancel()
@@ -143,15 +146,22 @@ class Epoch:
             await self._ends.stream.close()
         if not isinstance(error, ApplyFailed):
             await self._drain(tasks, abort)
-        tasks["progress"].cancel()
-        await asyncio.wait({tasks["progress"]})
-        try:
-            shown = "reconnecting" if isinstance(error, SourceLost) else "stopped"
-            reason = error.line() if isinstance(error, ParapplyError) else type(error).__name__
-            self._progress.shown_state = lambda: (shown, reason)
-            await self._progress.advance()
-        except (SourceLost, TargetLost):
+        shown = "reconnecting" if isinstance(error, SourceLost) else "stopped"
+        reason = error.line() if isinstance(error, ParapplyError) else type(error).__name__
+        await self._last_word(tasks, shown, reason)
+
+    async def _last_word(self, tasks: dict[str, asyncio.Task[None]], shown: str, reason: str) -> None:
+        """Leave both ends with what is true: the watermark durable and reported, the state for people.
+
+        A target or publisher that is lost by now is the caller's to see in the task.
+        """
+        progress = tasks["progress"]
+        if progress.done() and (progress.cancelled() or progress.exception() is not None):
             return
+        self._progress.finish(shown, reason)
+        if progress.done():
+            progress = tasks["progress"] = asyncio.create_task(self._progress.run(), name="progress")
+        await asyncio.wait({progress}, timeout=_LAST_WORD_S)
 
     async def _drain(self, tasks: dict[str, asyncio.Task[None]], abort: asyncio.Event) -> None:
         """Read no more; finish the whole transactions in hand, within a time limit."""
@@ -171,15 +181,6 @@ class Epoch:
             idle.cancel()
             aborting.cancel()
             await asyncio.gather(idle, aborting, return_exceptions=True)
-
-    async def _say_goodbye(self, reason: str) -> None:
-        """Leave both ends with what is true: the watermark durable and reported, the state `stopped`."""
-        self._progress.shown_state = lambda: ("stopped", reason)
-        await self._progress.advance()
-        self._progress.report()
-        await state.set_state(
-            self._ends.control, self._config.target.state_schema, self._ends.state.slot_id, "stopped", reason
-        )
 
     def _changed(self) -> None:
         self._intake.worker_changed()

@@ -215,8 +215,9 @@ class Intake:
             self.received_lsn = piece.end_lsn
             job.batch.first_lsn = job.batch.end_lsn = piece.end_lsn
             self._crew.ended(job)
-            self._large = None
             await job.pieces.put(None)
+            # Only now: until the worker can know of the end, a drain must not wait for it.
+            self._large = None
 
     def _close_if_due(self) -> None:
         if self._building is None or not self._crew.wants_work:

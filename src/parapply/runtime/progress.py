@@ -16,8 +16,6 @@ from parapply.model import format_lsn
 from parapply.target import state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from parapply.runtime.crew import Crew
     from parapply.runtime.intake import Intake
     from parapply.runtime.job import Job
@@ -96,19 +94,21 @@ class Progress:
         #: Shown to people; written by the monitor.
         self.source_lsn: int | None = None
         self.lag_s: float | None = None
-        self.shown_state: Callable[[], tuple[str, str]] = lambda: ("running", "")
+        #: State and reason shown to people; written by the epoch.
+        self.shown = ("running", "")
+        self._is_finishing = False
         self._last_commit_time_us: int | None = None
         intake.on_keepalive = self.keepalive
 
     async def run(self) -> None:
-        """Keep the target's record and the publisher informed; return once `until_lsn` is durable.
+        """Keep the target's record and the publisher informed until `until_lsn` is durable or `finish` is called.
 
         Raises:
             SourceLost: the stream ended, the publisher is silent, or it shuts down and waits for us.
             TargetLost: the control session ended.
             TargetRefused: the state is gone.
         """
-        while True:
+        while not self._is_finishing:
             self._settle()
             if self._advance_is_due():
                 await self.advance()
@@ -117,6 +117,19 @@ class Progress:
                 return
             self._check_silence()
             await self._sleep()
+        await self.advance()
+        self.report()
+
+    def finish(self, shown: str, reason: str) -> None:
+        """Make `run` write and report once more, and return.
+
+        Args:
+            shown: state for people, for example stopped.
+            reason: why, in one line.
+        """
+        self.shown = (shown, reason)
+        self._is_finishing = True
+        self._wake.set()
 
     def keepalive(self, keepalive: Keepalive) -> None:
         """Take a keep-alive; everything received before it is in the crew's hands or committed."""
@@ -144,7 +157,7 @@ class Progress:
         """
         self._advanced_s = self._clock()
         low_lsn = self._crew.watermark.low_lsn
-        shown, reason = self.shown_state()
+        shown, reason = self.shown
         progress = state.Progress(
             lowest_lsn=low_lsn,
             highest_lsn=self._crew.watermark.high_lsn,
@@ -238,9 +251,9 @@ class Progress:
             deadlines.append(self._reported_s + _REPLY_S)
         if self._until_lsn is not None:
             deadlines.append(now_s + _ASK_S)
-        self._wake.clear()
         try:
             async with asyncio.timeout(max(0.001, min(deadlines) - now_s)):
                 await self._wake.wait()
         except TimeoutError:
             pass
+        self._wake.clear()
