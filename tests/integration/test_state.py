@@ -255,3 +255,41 @@ def test_display_rows_and_drop(target_db: Database) -> None:
 
     asyncio.run(run())
     assert target_db.rows("SELECT 1 FROM pg_namespace WHERE nspname = 'x'") == []
+
+
+@pytest.mark.pg_majors(15, 16, 18)
+async def test_wait_for_returns_as_soon_as_the_progress_is_there(target_db: Database) -> None:
+    """wait_for is read-your-writes in SQL: true once the watermark reaches the LSN, false when the time is over."""
+    async with control(target_db.dsn) as conn:
+        slot_id = await made(conn, NASTY)
+        call = sql.SQL("SELECT {}.wait_for($1::pg_lsn, $2)").format(sql.Identifier(NASTY))
+        async with control(target_db.dsn) as reader:
+            assert await settings.rows(reader, call, ["FF/FFFFFFF0", 0]) == [(True,)]
+            assert await settings.rows(reader, call, ["100/0", 0.05]) == [(False,)]
+            waiting = asyncio.ensure_future(settings.rows(reader, call, ["100/0", 30]))
+            progress = state.Progress(lowest_lsn=parse_lsn("100/0"), highest_lsn=0, state="running")
+            await state.advance(conn, NASTY, slot_id, progress)
+            assert await waiting == [(True,)]
+            with pytest.raises(psycopg.errors.UndefinedObject, match="needs one slot"):
+                await reader.execute(
+                    sql.SQL("SELECT {}.wait_for('0/1', 0, 'no such slot')").format(sql.Identifier(NASTY))
+                )
+            await reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            with pytest.raises(psycopg.errors.InvalidTransactionState, match="sees no progress"):
+                await settings.rows(reader, call, ["100/0", 0])
+            await reader.execute("ROLLBACK")
+
+
+async def test_a_monitoring_role_may_read_everything_and_write_nothing(target_db: Database) -> None:
+    """A role of pg_monitor inspects the progress without further grants."""
+    target_db.execute("DROP ROLE IF EXISTS parapply_watcher")
+    target_db.execute("CREATE ROLE parapply_watcher LOGIN IN ROLE pg_monitor")
+    async with control(target_db.dsn) as conn:
+        await made(conn, "parapply")
+    with psycopg.connect(target_db.dsn_with(user="parapply_watcher"), autocommit=True) as watcher:
+        for relation in ("progress", "slots", "applied", "workers", "tables", "schema_version"):
+            watcher.execute(sql.SQL("SELECT * FROM parapply.{}").format(sql.Identifier(relation)))
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            watcher.execute("DELETE FROM parapply.applied")
+    target_db.execute("DROP OWNED BY parapply_watcher")
+    target_db.execute("DROP ROLE parapply_watcher")

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parapply.errors import ProtocolError
@@ -15,7 +15,7 @@ from parapply.plan.batch import Batch, OrderedStep, Plans, TablesStep, TruncateS
 from parapply.plan.changes import NetSegment, RowSegment
 from parapply.plan.table import Lane
 from tests import build
-from tests.unit.changes_model import BY_ROW, KEYLESS, NUMERIC, PAIR, PLAIN, SERIAL, SPECS, Refused, Side, Spec
+from tests.unit.changes_model import BY_ROW, KEYLESS, NUMERIC, PAIR, PLAIN, SERIAL, SPECS, Side, Spec
 from tests.unit.changes_stream import Op, Publisher, assembled, batches, ops
 
 ONE = b"1"
@@ -26,6 +26,7 @@ def _published(*wishes: Op, specs: tuple[Spec, ...] = (PLAIN,)) -> tuple[Publish
     return publisher, assembled(publisher.run(wishes))
 
 
+@settings(max_examples=200)
 @given(wishes=ops(), sizes=st.lists(st.integers(1, 9), max_size=10))
 def test_net_effects_leave_the_rows_of_serial_application(wishes: list[Op], sizes: list[int]) -> None:
     """Any transactions, merged in any way, lead to the rows that they lead to one change at a time."""
@@ -37,6 +38,7 @@ def test_net_effects_leave_the_rows_of_serial_application(wishes: list[Op], size
     assert target == publisher.side
 
 
+@settings(max_examples=200)
 @given(wishes=ops((PLAIN, NUMERIC)))
 def test_net_effects_of_few_rows(wishes: list[Op]) -> None:
     """Many changes of the same few keys in one batch net to what they lead to one at a time."""
@@ -62,6 +64,7 @@ def test_pieces_of_a_large_transaction_lead_to_the_same_rows(wishes: list[Op], p
     assert target == publisher.side
 
 
+@settings(max_examples=200)
 @given(wishes=ops(), sizes=st.lists(st.integers(1, 9), max_size=10))
 def test_changes_in_order_are_the_retry_of_a_batch(wishes: list[Op], sizes: list[int]) -> None:
     """From the plans in force before a batch its transactions can be read again, one by one, as often as needed."""
@@ -85,79 +88,27 @@ def test_changes_in_order_are_the_retry_of_a_batch(wishes: list[Op], sizes: list
     assert target == publisher.side
 
 
-SEQUENCES = [letters for length in range(1, 6) for letters in itertools.product("IUD", repeat=length)]
+def test_a_relation_announced_in_the_middle_counts_from_there() -> None:
+    """Changes of one batch on both sides of an announcement are read with the columns of their own."""
+    wishes = (Op("put", 0, key=1), Op("announce", 0), Op("put", 0, key=1), Op("move", 0, key=1, other_key=2))
+    publisher, transactions = _published(*wishes, Op("announce", 0), Op("move", 0, key=2, other_key=3))
+    [batch] = batches(transactions, publisher.plans, [9])
+    [changes] = batch.table_changes
+    assert [type(segment) for segment in changes.segments[:4]] == [NetSegment, NetSegment, RowSegment, RowSegment]
+    variants = [PLAIN.plan(0), PLAIN.plan(1), PLAIN.plan(1), PLAIN.plan(0)]
+    assert all(segment.plan is plan for segment, plan in zip(changes.segments, variants, strict=False))
+    target = Side((PLAIN,))
+    target.apply_batch(batch)
+    assert target == publisher.side
 
 
-def _of_one_key(letters: tuple[str, ...], spec: Spec, number: int = 0) -> list[bytes]:
-    """Return the frames of inserts, updates and deletes of one key, possible or not; each in another text of it."""
-    frames = []
-    for position, letter in enumerate(letters):
-        forms = spec.keys[number]
-        texts = [build.text(text) for text in forms[position % len(forms)]]
-        new = build.row(*texts, build.text(b"%d" % position), build.text(ONE))
-        old = build.row(*texts, build.null(), build.null())
-        payload = {
-            "I": build.insert(new, oid=spec.oid),
-            "U": build.update(new, oid=spec.oid),
-            "D": build.delete(key=old, oid=spec.oid),
-        }[letter]
-        frames.append(build.xlog_data(payload))
-    return frames
-
-
-@pytest.mark.parametrize("is_there", [False, True], ids=["absent", "present"])
-@pytest.mark.parametrize("spec", [PLAIN, NUMERIC], ids=["bytes", "numeric"])
-def test_a_contradiction_is_never_hidden(*, is_there: bool, spec: Spec) -> None:
-    """Every sequence on one key is applied exactly, or refused by the target, or given up as a set before."""
-    for letters in SEQUENCES:
-        frames = _of_one_key(letters, spec)
-        serial, target = Side((spec,)), Side((spec,))
-        if not is_there:
-            serial.truncate(spec.oid)
-            target.truncate(spec.oid)
-        plans = Plans()
-        plans.current[spec.oid] = spec.plan(0)
-        transaction = Transaction(1, 1, 1)
-        transaction.changes += frames
-        batch = Batch(1)
-        batch.add(transaction, plans)
-        try:
-            for frame in frames:
-                serial.apply(frame, spec.relation(0))
-        except Refused:
-            if not batch.is_suspect:
-                with pytest.raises(Refused):
-                    target.apply_batch(batch)
-        else:
-            target.apply_batch(batch)
-            assert target == serial, letters
-
-
-def test_what_no_row_could_have_gone_through_is_suspect() -> None:
-    """Exactly the sequences that no state of the target allows are given up before they are sent."""
-    for letters in SEQUENCES:
-        plans = Plans()
-        plans.current[PLAIN.oid] = PLAIN.plan(0)
-        transaction = Transaction(1, 1, 1)
-        transaction.changes += _of_one_key(letters, PLAIN)
-        batch = Batch(1)
-        batch.add(transaction, plans)
-        is_possible = not any(pair in ("II", "UI", "DU", "DD") for pair in map("".join, itertools.pairwise(letters)))
-        assert batch.is_suspect is not is_possible, letters
-
-
-def test_relations_announced_after_a_contradiction_count() -> None:
-    """Giving up sets in the middle of a transaction does not lose what it announces later."""
-    publisher = Publisher((PLAIN,))
-    plan = PLAIN.plan(1)
-    publisher.plans.known[plan.relation] = plan
-    publisher.plans.current[PLAIN.oid] = PLAIN.plan(0)
-    transaction = Transaction(1, 1, 1)
-    transaction.changes += [*_of_one_key(("D", "D"), PLAIN), plan.relation]
-    batch = Batch(1)
-    batch.add(transaction, publisher.plans)
-    assert batch.is_suspect
-    assert publisher.plans.current[PLAIN.oid] is plan
+def test_nothing_moves_across_a_serial_transaction() -> None:
+    """Changes after a transaction in source order are a step after it."""
+    specs = (PLAIN, SERIAL)
+    wishes = (Op("put", 0, key=1), Op("commit", 0), Op("put", 1), Op("commit", 0), Op("put", 0, key=1))
+    publisher, transactions = _published(*wishes, specs=specs)
+    [batch] = batches(transactions, publisher.plans, [9])
+    assert [type(step) for step in batch.steps] == [TablesStep, OrderedStep, TablesStep]
 
 
 def test_truncate_is_a_barrier_and_a_step_of_its_own() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from decimal import Decimal
@@ -83,6 +84,15 @@ def test_float_keys_compare_as_numbers(first: str, second: str) -> None:
     assert (_key(plan, first) == _key(plan, second)) is is_equal
 
 
+@pytest.mark.parametrize(("first", "second"), [("-0", "0"), ("0", "-0"), ("-0", "-0"), ("-0", "1"), ("0", "NaN")])
+def test_zeros_of_both_signs_are_one_float_key(first: str, second: str) -> None:
+    """Alone or beside other columns, -0 is 0 and nothing else is."""
+    for others in ([], ["7"], ["7", "8"]):
+        plan = _plan(("float8", Equality.FLOAT), *[("int4", Equality.BYTES)] * len(others))
+        is_equal = _key(plan, first, *others) == _key(plan, second, *others)
+        assert is_equal is (float(first) == float(second))
+
+
 @given(first=TEXTS, second=TEXTS)
 def test_blank_padded_keys_compare_without_trailing_blanks(first: str, second: str) -> None:
     """In char(n) trailing blanks do not count, leading ones do; in text all do."""
@@ -119,12 +129,16 @@ def test_null_is_no_other_key(equality: Equality) -> None:
 
 def test_keys_are_in_the_order_of_the_targets_index() -> None:
     """The publisher's order of columns does not matter: another order is the same key and the same form."""
-    columns = [plans.column("x", "text"), plans.column("y", "text")]
-    facts = plans.table(columns, ("x", "y"))
-    x, y = plans.sent("x", "text", is_key=True), plans.sent("y", "text", is_key=True)
-    straight, turned = match(plans.relation(x, y), facts), match(plans.relation(y, x), facts)
-    assert key_reader(straight)([_value("1"), _value("2")]) == key_reader(turned)([_value("2"), _value("1")])
-    assert key_form(straight) == key_form(turned)
+    names = ("x", "y", "z")
+    facts = plans.table([plans.column(name, "text") for name in names], names)
+    for count in (2, 3):
+        key = replace(facts, key_columns=names[:count])
+        forms = set()
+        for order in itertools.permutations(names):
+            plan = match(plans.relation(*[plans.sent(name, "text", is_key=True) for name in order]), key)
+            assert key_reader(plan)([_value(name) for name in order]) == tuple(map(_value, names[:count]))
+            forms.add(key_form(plan))
+        assert len(forms) == 1
 
 
 def test_keys_of_another_form_are_known_as_such() -> None:

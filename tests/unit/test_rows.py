@@ -153,6 +153,25 @@ def _with(frame: bytes, at: int, byte: int) -> bytes:
     return frame[:at] + bytes([byte]) + frame[at + 1 :]
 
 
+@pytest.mark.parametrize("mark", [b"K", b"O", b"n", b"\0"])
+def test_the_new_row_of_an_update_is_marked(mark: bytes) -> None:
+    """Behind an old row stands 'N'."""
+    row = build.row(build.text(b"1"))
+    payload = build.update(row, key=row)
+    frame = build.xlog_data(payload[:6] + row + mark + row)
+    with pytest.raises(ProtocolError):
+        read_update(frame, 1)
+    assert read_update(build.xlog_data(payload), 1) == ([b"\0\0\0\x011"], [b"\0\0\0\x011"])
+
+
+@pytest.mark.parametrize(("n_old", "n_new"), [(1, 2), (2, 1), (0, 2)])
+def test_both_rows_of_an_update_have_every_column(n_old: int, n_new: int) -> None:
+    """Old and new row are of one relation."""
+    old, new = (build.row(*[build.null()] * count) for count in (n_old, n_new))
+    with pytest.raises(ProtocolError, match="2 columns"):
+        read_update(build.xlog_data(build.update(new, old=old)), 2)
+
+
 @pytest.mark.parametrize("count", [-1, -(2**15)])
 def test_a_negative_number_of_columns_is_a_protocol_error(count: int) -> None:
     """The number of columns is signed on the wire."""

@@ -15,6 +15,7 @@ from parapply.errors import TargetRefused
 from parapply.model import format_lsn
 from parapply.target.settings import rows, target_errors
 from parapply.target.state_comments import COMMENTS
+from parapply.target.state_functions import functions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,7 +118,10 @@ SELECT slot.slot_name,
  CROSS JOIN LATERAL (SELECT GREATEST(slot.lowest_lsn, done.low_lsn) AS lowest_lsn) AS low;
 """
 
-_DROP = "DROP VIEW {s}.progress; DROP TABLE {s}.tables, {s}.workers, {s}.applied, {s}.slots, {s}.schema_version"
+_DROP = (
+    "DROP FUNCTION {s}.wait_for; DROP VIEW {s}.progress;"
+    " DROP TABLE {s}.tables, {s}.workers, {s}.applied, {s}.slots, {s}.schema_version"
+)
 
 
 async def ensure_schema(conn: Connection, schema: str) -> None:
@@ -187,7 +191,7 @@ async def _create(conn: Connection, schema: str) -> None:
         if await _version(conn, schema) is not None:
             return
         tables = sql.SQL(_TABLES).format(s=name, start=start)
-        await conn.execute(sql.Composed([tables, *_comments(schema)]))
+        await conn.execute(sql.Composed([tables, *_comments(schema), functions(schema)]))
         insert = sql.SQL("INSERT INTO {s}.schema_version (version) VALUES ($1)").format(s=name)
         await rows(conn, insert, [SCHEMA_VERSION])
 
