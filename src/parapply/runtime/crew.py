@@ -1,8 +1,8 @@
 """The batches in flight, the workers, and whose turn it is to commit. Starts no task and does no I/O.
 
 Dependencies say when a batch may start, the commit order says when it may commit. The head, the earliest batch that has
-not committed, has the turn; it must always be able to run, so the last idle worker is kept for the earliest batch that
-has none (trap T-30: later batches that wait for their turn would otherwise hold every worker while the head has none).
+not committed, has the turn, and always a worker (trap T-30): ready batches are given out in source order, and what a
+blocked batch waits for has a worker or is earlier still. So the last commit before a batch frees a worker for it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class Crew:
         self._scheduler = Scheduler()
         self._jobs: dict[int, Job] = {}
         self._ready: list[int] = []  # heap of batch numbers that may start
-        self._unassigned: list[int] = []  # heap of batch numbers without a worker; assigned ones are removed lazily
         self._assigned: set[int] = set()
         self._idle: list[asyncio.Future[Job]] = []
         self._turns: dict[int, asyncio.Future[Turn]] = {}
@@ -94,7 +93,6 @@ class Crew:
         batch = job.batch
         job.submitted_s = job.freed_s = now_s
         self._jobs[batch.seq] = job
-        heapq.heappush(self._unassigned, batch.seq)
         if job.pieces is None:
             self.held_bytes += batch.size_bytes
             self.watermark.open(batch.end_lsn)
@@ -119,12 +117,7 @@ class Crew:
 
     def _assign(self) -> None:
         while self._idle and self._ready:
-            while self._unassigned[0] in self._assigned or self._unassigned[0] not in self._jobs:
-                heapq.heappop(self._unassigned)
-            seq = self._ready[0]
-            if len(self._idle) == 1 and self._unassigned[0] != seq:
-                return
-            heapq.heappop(self._ready)
+            seq = heapq.heappop(self._ready)
             self._assigned.add(seq)
             self._idle.pop().set_result(self._jobs[seq])
 

@@ -1,0 +1,224 @@
+"""Exactly once: what identifies a transaction, what may be confirmed, what a restart applies (traps T-1 to T-8)."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from parapply.demo.account import process_options, server_account
+from parapply.target.state import SlotState
+from parapply.wire.assembler import Assembler
+from tests import build
+from tests.fixtures.databases import create_database
+from tests.fixtures.plain import (
+    WORKER_IS_BLOCKED,
+    check_equal,
+    commit_each,
+    foreign_transaction,
+    lsn_of,
+    plain_route,
+    wait_for_replies,
+    watermark,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.fixtures.daemon import StartDaemon
+    from tests.fixtures.databases import Database
+    from tests.fixtures.route import Route
+    from tests.fixtures.servers import OwnServers
+
+pytestmark = pytest.mark.crash
+
+_SAMPLES = 15
+
+
+@pytest.fixture
+def route(source_db: Database, target_db: Database, init_route: Callable[[Route], None]) -> Route:
+    """Plain tables, replies every 50 ms."""
+    return plain_route(source_db, target_db, init_route, source__status_interval_s=0.05)
+
+
+def test_t1_t8c_what_is_confirmed_is_durable_and_recorded_before(route: Route, start_daemon: StartDaemon) -> None:
+    """T-1, T-8c: at no moment is the slot's confirmed position above the watermark recorded on the target.
+
+    The daemon is stopped for each look, so that both numbers stand still; published and unpublished changes go on.
+    """
+    route.source.execute("CREATE TABLE quiet (n int)")
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    confirmed = set()
+    for number in range(_SAMPLES):
+        if number % 2:
+            commit_each(route.source, number * 200, number * 200 + 199)
+        else:
+            route.source.execute("INSERT INTO quiet SELECT generate_series(1, 1000)")
+        wait_for_replies(route, 1 + number % 3)
+        daemon.send(signal.SIGSTOP)
+        confirmed.add(route.confirmed_flush_lsn())
+        assert route.confirmed_flush_lsn() <= watermark(route)
+        daemon.send(signal.SIGCONT)
+    assert len(confirmed) > _SAMPLES // 3, "the position hardly moved: this proves nothing"
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(route)
+
+
+def test_t2_nothing_is_confirmed_past_a_frozen_transaction(route: Route, start_daemon: StartDaemon) -> None:
+    """T-2, T-8b: one worker is frozen by a foreign row lock, 1000 later transactions and unpublished ones come.
+
+    The slot stays at or before the frozen commit all the time; after a kill and a restart nothing is lost, although
+    the lock is still held when the next daemon takes over.
+    """
+    route.source.execute("CREATE TABLE quiet (n int); INSERT INTO item VALUES (1, 0)")
+    first = start_daemon(route)
+    first.wait_caught_up()
+    with foreign_transaction(route.target, "SELECT FROM item WHERE id = 1 FOR UPDATE"):
+        route.source.execute("UPDATE item SET v = 1 WHERE id = 1")
+        frozen_lsn = lsn_of(route.source)
+        route.target.wait_until(WORKER_IS_BLOCKED)
+        commit_each(route.source, 2, 1001)
+        route.source.execute("INSERT INTO quiet SELECT generate_series(1, 10000)")
+
+        def look() -> None:
+            assert route.confirmed_flush_lsn() <= frozen_lsn
+            assert watermark(route) <= frozen_lsn
+
+        wait_for_replies(route, 20, look)
+        first.kill()
+        second = start_daemon(route, settings={"target.lease_wait_s": 20})
+        second.wait_for_event("source_connected")
+        wait_for_replies(route, 5, look)
+        assert route.target.rows("SELECT count(*) FROM item") == [(1,)], "a later transaction became visible"
+    second.wait_caught_up()
+    second.stop()
+    assert route.target.rows("SELECT v FROM item WHERE id = 1") == [(1,)]
+    check_equal(route)
+
+
+def test_t3_a_restart_applies_nothing(route: Route, start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """T-3: the slot is confirmed at the end LSN, so that it sends nothing again and a restart applies nothing."""
+    first = start_daemon(route)
+    commit_each(route.source, 1, 50)
+    first.wait_caught_up()
+    first.stop()
+    peek = f"SELECT count(*) FROM pg_logical_slot_peek_binary_changes('{route.slot}', NULL, NULL, 'proto_version', '1', 'publication_names', 'pub')"  # noqa: E501
+    assert route.source.rows(peek) == [(0,)]
+    second = start_daemon(route, settings={"applylog.directory": str(tmp_path)})
+    second.wait_caught_up()
+    second.stop()
+    assert list(tmp_path.iterdir()) == [], "something was applied again"
+    check_equal(route)
+
+
+@pytest.mark.parametrize(("columns", "mode"), [("g, 1", "set"), ("g, 1, repeat('x', 9000)", "large")])
+def test_t5_a_copy_killed_in_the_middle(
+    source_db: Database,
+    target_db: Database,
+    init_route: Callable[[Route], None],
+    start_daemon: StartDaemon,
+    tmp_path: Path,
+    columns: str,
+    mode: str,
+) -> None:
+    """T-5: the rows of one COPY share LSNs; killed between two of them, the next daemon still applies all 1000."""
+    for database in (source_db, target_db):
+        database.execute("CREATE TABLE item (id int PRIMARY KEY, v int, pad text); CREATE TABLE evt (n int)")
+    source_db.execute("CREATE PUBLICATION pub FOR TABLE item, evt")
+    route = plain_copy_route(source_db, target_db, init_route)
+    first = start_daemon(route)
+    first.wait_caught_up()
+    # The same key, not yet decided: the row waits, those before it are in.
+    with foreign_transaction(route.target, "INSERT INTO item VALUES (800, 0)"):
+        rows = "\n".join("\t".join(map(str, row)) for row in source_db.rows(f"SELECT {columns} FROM generate_series(1, 1000) AS g"))
+        n_columns = "id, v, pad" if mode == "large" else "id, v"
+        with source_db.connect() as connection, connection.cursor() as cursor:
+            with cursor.copy(f"COPY item ({n_columns}) FROM STDIN".encode()) as copy:
+                copy.write(rows)
+        route.target.wait_until(WORKER_IS_BLOCKED)
+        first.kill()
+    second = start_daemon(route, settings={"target.lease_wait_s": 20, "applylog.directory": str(tmp_path)})
+    second.wait_caught_up()
+    second.stop()
+    assert route.target.rows("SELECT count(*) FROM item") == [(1000,)]
+    check_equal(route)
+    (path,) = tmp_path.iterdir()
+    assert f'"mode":"{mode}"' in path.read_text(encoding="utf-8")
+
+
+def plain_copy_route(source: Database, target: Database, init_route: Callable[[Route], None]) -> Route:
+    """Make a route whose pieces are 4 MiB: the smallest memory limit."""
+    from tests.fixtures.plain import slot_route
+
+    return slot_route(source, target, init_route, apply__memory_limit_bytes=16 << 20)
+
+
+def test_t6_positions_are_numbers(
+    own_servers: OwnServers, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon
+) -> None:
+    """T-6: LSNs go from F/FFxxxxxx to 10/0xxxxxxx, which is less as text; the watermark and the restart do not mind."""
+    server = own_servers("publisher")
+    server.stop()
+    subprocess.run(
+        [server.program("pg_resetwal"), "-l", "000000010000000F000000FE", "-D", server.data_dir],
+        check=True, capture_output=True, cwd="/", **process_options(server_account()),
+    )  # fmt: skip
+    server.start()
+    source = create_database(server, "source")
+    route = plain_route(source, target_db, init_route)
+    first = start_daemon(route)
+    commit_each(source, 1, 100)
+    first.wait_caught_up()
+    assert 0xF_FE00_0000 <= watermark(route) < 0x10_0000_0000
+    while lsn_of(source) < 0x10_0000_0000:
+        source.execute("SELECT pg_switch_wal()")
+        source.execute("INSERT INTO evt VALUES (0)")
+    commit_each(source, 101, 200)
+    first.wait_caught_up()
+    assert watermark(route) >= 0x10_0000_0000
+    assert route.target.rows(f"SELECT lowest_remote_lsn::text FROM parapply.progress")[0][0].startswith("10/")
+    first.kill()
+    second = start_daemon(route, settings={"target.lease_wait_s": 20})
+    commit_each(source, 201, 300)
+    second.wait_caught_up()
+    second.stop()
+    check_equal(route)
+
+
+def test_t7_the_same_xid_twice_is_two_transactions() -> None:
+    """T-7: transaction ids are reused; only the end LSN tells whether a transaction was applied."""
+    xid, first_lsn, second_lsn = 700, 0x1000, 0x2000
+    frames = []
+    for lsn in (first_lsn, second_lsn):
+        frames += [build.frame(build.begin(lsn, 0, xid)), build.frame(build.commit(lsn, lsn + 8, 0))]
+    first, second = Assembler(1 << 20).push(frames)
+    assert first.xid == second.xid == xid
+    state = SlotState(
+        slot_id=1, slot_name="s", system_identifier="1", timeline=1, lowest_lsn=first.end_lsn, ranges=(),
+        members=frozenset(),
+    )  # fmt: skip
+    assert state.is_applied(first.end_lsn)
+    assert not state.is_applied(second.end_lsn)
+
+
+def test_t8a_unpublished_changes_move_the_slot(route: Route, start_daemon: StartDaemon) -> None:
+    """T-8a: while only unpublished tables change, confirmed_flush_lsn and restart_lsn follow, and WAL can go."""
+    route.source.execute("CREATE TABLE quiet (n int)")
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    for _ in range(3):
+        route.source.execute("INSERT INTO quiet SELECT generate_series(1, 20000)")
+        lsn = lsn_of(route.source)
+        # Where the slot may start is logged at a checkpoint, and taken over when a later position is confirmed.
+        route.source.execute("CHECKPOINT")
+        route.source.execute("INSERT INTO quiet VALUES (0)")
+        for column in ("confirmed_flush_lsn", "restart_lsn"):
+            route.source.wait_until(
+                f"SELECT {column} - '0/0' >= {lsn} FROM pg_replication_slots WHERE slot_name = '{route.slot}'"
+            )
+    daemon.stop()

@@ -1,0 +1,152 @@
+"""Net changes as sets: one, four and eight workers, beside the source and from a backlog, against one oracle.
+
+All cases go through the same streams once, with the built-in subscription beside them (`tests/fixtures/fan.py`); each
+test then looks at its own tables.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fixtures.fan import Fan, Variant
+from tests.system.set_cases import CASES, EQUAL_TEXTS, EQUAL_TEXTS_ICU, SETUP, equal_texts_case
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.fixtures.servers import ServerPool
+
+LIVE = tuple(Variant(workers=workers, mode="live") for workers in (1, 4, 8))
+BACKLOG = tuple(Variant(workers=workers, mode="backlog") for workers in (1, 4, 8))
+
+every_variant = pytest.mark.parametrize("variant", [*LIVE, *BACKLOG], ids=str)
+
+
+@pytest.fixture(scope="module")
+def fans(server_pool: ServerPool) -> Callable[[int], Fan]:
+    """The cases, run when first asked for."""
+    made: dict[int, Fan] = {}
+
+    def get(major: int) -> Fan:
+        if major not in made:
+            cases = [*CASES, equal_texts_case(EQUAL_TEXTS)]
+            source, target = server_pool.get("source", major), server_pool.get("target", major)
+            made[major] = Fan(source, target, cases, [*LIVE, *BACKLOG], setup=SETUP)
+        return made[major]
+
+    return get
+
+
+@pytest.fixture
+def fan(fans: Callable[[int], Fan], pg_major: int) -> Fan:
+    """The cases on this test's major version."""
+    return fans(pg_major)
+
+
+@every_variant
+def test_t18_a_chain_of_changes_to_one_row(fan: Fan, variant: Variant) -> None:
+    """Insert, update, delete and insert of one key in a row of transactions end as on the source (T-18)."""
+    assert fan.check(variant, "t18")["t"] == [f"({key},last)" for key in range(5)]
+
+
+@every_variant
+def test_t20_moved_keys(fan: Fan, variant: Variant) -> None:
+    """A key that moves counts under its old and its new value; swaps are never netted into a cycle (T-20)."""
+    fan.check(variant, "t20")
+
+
+@every_variant
+def test_t21_equal_keys_in_different_texts(fan: Fan, variant: Variant) -> None:
+    """Keys are compared as the target's index does: 1.0 is 1.00, -0 is 0, '1 mon' is '30 days' (T-21)."""
+    found = fan.check(variant, "t21")
+    assert all(len(rows) == 1 for rows in found.values())
+
+
+@every_variant
+def test_t22_uniqueness_that_is_not_column_equality(fan: Fan, variant: Variant) -> None:
+    """What expression, partial, NULLS NOT DISTINCT and exclusion indexes free, a later row may take (T-22)."""
+    fan.check(variant, "t22")
+
+
+@every_variant
+def test_t24_twins_under_replica_identity_full(fan: Fan, variant: Variant) -> None:
+    """One change of one of several equal rows changes one, also where values are NULL (T-24)."""
+    fan.check(variant, "t24")
+
+
+@every_variant
+def test_t25_foreign_keys_under_the_replica_role(fan: Fan, variant: Variant) -> None:
+    """The target's own cascades do nothing: what the source's did arrives by itself and finds its rows (T-25)."""
+    fan.check(variant, "t25")
+
+
+@every_variant
+def test_t26_truncate_between_other_changes(fan: Fan, variant: Variant) -> None:
+    """TRUNCATE of several tables, with CASCADE and RESTART IDENTITY, keeps its place among the rows (T-26)."""
+    assert fan.check(variant, "t26")["parent"] == ["(1000,after)"]
+
+
+@every_variant
+def test_t33_keys_of_several_columns_stay_apart(fan: Fan, variant: Variant) -> None:
+    """('ab', 'c') is not ('a', 'bc'), '' is not 'NULL', a zero byte is a byte (T-33)."""
+    fan.check(variant, "t33")
+
+
+@every_variant
+def test_t38_t49_unique_values_pass_from_row_to_row(fan: Fan, variant: Variant) -> None:
+    """Shifts and swaps of unique values end as on the source, with immediate and deferred checks (T-38, T-49)."""
+    fan.check(variant, "t38")
+
+
+@every_variant
+def test_t39_several_operations_on_one_key_in_one_transaction(fan: Fan, variant: Variant) -> None:
+    """What a transaction does to one key is done in its order, or netted to the same (T-39)."""
+    assert fan.check(variant, "t39")["t"] == ["(1,new)", "(3,c)", "(4,z)", "(6,kept)"]
+
+
+@every_variant
+def test_t40_the_last_of_several_updates_of_a_key_holds(fan: Fan, variant: Variant) -> None:
+    """Of many updates of one key in one batch the last one's values remain (T-40)."""
+    fan.check(variant, "t40")
+
+
+@every_variant
+def test_t41_unchanged_toast(fan: Fan, variant: Variant) -> None:
+    """A value that was not sent stays what it was, also beside moved keys, in keys and in whole old rows (T-41)."""
+    fan.check(variant, "t41")
+
+
+@every_variant
+def test_t45_large_rows_many_rows_many_columns(fan: Fan, variant: Variant) -> None:
+    """Rows of megabytes, statements of thousands of rows and tables of 1600 columns arrive whole (T-45)."""
+    found = fan.check(variant, "t45")
+    assert len(found["many"]) == 13334
+
+
+@every_variant
+def test_t67_tables_without_columns(fan: Fan, variant: Variant) -> None:
+    """Rows without columns are counted, and a table that is all key is updated (T-67)."""
+    assert fan.check(variant, "t67")["none"] == ["()"] * 3
+
+
+@every_variant
+def test_t69_no_conflict_is_reported(fan: Fan, variant: Variant) -> None:
+    """Batches may be repeated; what the built-in subscription applies never ends in a conflict or an error (T-69)."""
+    outcome = fan.outcomes[str(variant)]
+    assert not outcome.problem, outcome.problem
+    assert [event for event in outcome.events if event.get("level") == "error"] == []
+
+
+@pytest.mark.pg_majors(15)  # the embedded servers have neither ICU nor citext
+def test_t21_nondeterministic_collations_and_citext(server_pool: ServerPool, pg_major: int) -> None:
+    """Texts that the target's collation or type holds for equal are one key (T-21)."""
+    caseless = "CREATE EXTENSION citext; CREATE COLLATION public.caseless"
+    setup = f"{caseless} (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+    variants = [LIVE[-1], BACKLOG[-1]]
+    source, target = server_pool.get("source", pg_major), server_pool.get("target", pg_major)
+    fan = Fan(source, target, [equal_texts_case(EQUAL_TEXTS_ICU)], variants, setup=setup)
+    for variant in variants:
+        found = fan.check(variant, "t21")
+        assert all(len(rows) == 1 for rows in found.values())

@@ -1,0 +1,120 @@
+"""Who may start and who may commit: every batch commits in source order, whatever the workers do."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parapply.plan.dependencies import conflict
+from parapply.runtime.crew import Crew, Turn
+from parapply.runtime.job import Job
+from tests.unit.changes_stream import Op, Publisher, assembled, batches, ops
+
+
+class _Run:
+    """A crew whose workers take random numbers of steps and sometimes are told to yield."""
+
+    def __init__(self, jobs: list[Job], n_workers: int, random: Random) -> None:
+        self.jobs = jobs
+        self.random = random
+        self.commits: list[int] = []
+        self.running: dict[int, Job] = {}
+        self.n_idle_calls = 0
+        self.crew = Crew(0, self._changed, self._committed)
+        self.n_workers = n_workers
+
+    async def run(self) -> None:
+        workers = [asyncio.create_task(self._work()) for _ in range(self.n_workers)]
+        try:
+            for job in self.jobs:
+                await self._steps()
+                self.crew.submit(job, 0.0)
+            async with asyncio.timeout(20):
+                while not self.crew.is_idle:
+                    await self._steps()
+                    self._tell_somebody_to_yield()
+        finally:
+            for worker in workers:
+                worker.cancel()
+            results = await asyncio.gather(*workers, return_exceptions=True)
+        assert all(isinstance(result, asyncio.CancelledError) for result in results), results
+
+    async def _work(self) -> None:
+        while True:
+            job = await self.crew.next_job()
+            self._check_start(job)
+            self.running[job.batch.seq] = job
+            while True:
+                await self._steps()
+                if await self.crew.turn(job) is Turn.COMMIT:
+                    break
+                await self.crew.head_turn(job)
+            head = self.crew.head
+            assert head is job, "only the head has the turn"
+            await self._steps()
+            del self.running[job.batch.seq]
+            self.crew.committed(job, 0.0)
+
+    def _check_start(self, job: Job) -> None:
+        assert job.batch.seq not in self.commits
+        for earlier in self.crew.jobs():
+            if earlier.batch.seq < job.batch.seq:
+                assert conflict(earlier.batch, job.batch) is None, "a dependency has not committed"
+
+    def _tell_somebody_to_yield(self) -> None:
+        if self.running and self.random.random() < 0.3:
+            self.crew.yield_to_head(self.random.choice(list(self.running.values())))
+
+    async def _steps(self) -> None:
+        for _ in range(self.random.randrange(4)):
+            await asyncio.sleep(0)
+
+    def _changed(self) -> None:
+        self.n_idle_calls += 1
+
+    def _committed(self, job: Job) -> None:
+        self.commits.append(job.batch.seq)
+
+
+@given(
+    wishes=ops(),
+    sizes=st.lists(st.integers(1, 3), max_size=20),
+    n_workers=st.integers(1, 4),
+    seed=st.integers(0, 1 << 32),
+)
+def test_all_commit_in_source_order_and_nobody_starts_before_what_it_depends_on(
+    wishes: list[Op], sizes: list[int], n_workers: int, seed: int
+) -> None:
+    """With any number of workers, any timing and any yields the head gets a worker and its turn (traps T-30, T-35)."""
+    publisher = Publisher()
+    jobs = [Job(batch, {}) for batch in batches(assembled(publisher.run(wishes)), publisher.plans, sizes)]
+    run = _Run(jobs, n_workers, Random(seed))
+    asyncio.run(run.run())
+    assert run.commits == [job.batch.seq for job in jobs]
+    assert run.crew.held_bytes == 0
+    assert len(run.crew) == 0
+    if jobs:
+        assert run.crew.watermark.low_lsn == jobs[-1].batch.end_lsn
+
+
+def test_the_watermark_moves_only_with_the_head() -> None:
+    """What commits is the head, so the low LSN is the end of the last commit (trap T-2)."""
+    publisher = Publisher()
+    wishes = [Op("put", 0, 1), Op("commit", 0), Op("put", 0, 2), Op("commit", 0)]
+    jobs = [Job(batch, {}) for batch in batches(assembled(publisher.run(wishes)), publisher.plans, [1, 1])]
+
+    async def go() -> None:
+        lows: list[int] = []
+        crew = Crew(0, lambda: None, lambda _: lows.append(crew.watermark.low_lsn))
+        for job in jobs:
+            crew.submit(job, 0.0)
+        for job in jobs:
+            assert await crew.next_job() is job
+            assert await crew.turn(job) is Turn.COMMIT
+            crew.committed(job, 0.0)
+        assert lows == [job.batch.end_lsn for job in jobs]
+
+    asyncio.run(go())
