@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fixtures.fan import Fan, Variant
+from tests.fixtures.fan import Fan, Fans, Variant
 from tests.system.set_cases import CASES, EQUAL_TEXTS, EQUAL_TEXTS_ICU, SETUP, equal_texts_case
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.fixtures.servers import ServerPool
 
 LIVE = tuple(Variant(workers=workers, mode="live") for workers in (1, 4, 8))
@@ -25,24 +23,20 @@ every_variant = pytest.mark.parametrize("variant", [*LIVE, *BACKLOG], ids=str)
 
 
 @pytest.fixture(scope="module")
-def fans(server_pool: ServerPool) -> Callable[[int], Fan]:
+def fans(server_pool: ServerPool) -> Fans:
     """The cases, run when first asked for."""
-    made: dict[int, Fan] = {}
 
-    def get(major: int) -> Fan:
-        if major not in made:
-            cases = [*CASES, equal_texts_case(EQUAL_TEXTS)]
-            source, target = server_pool.get("source", major), server_pool.get("target", major)
-            made[major] = Fan(source, target, cases, [*LIVE, *BACKLOG], setup=SETUP)
-        return made[major]
+    def make(major: int) -> Fan:
+        source, target = server_pool.get("source", major), server_pool.get("target", major)
+        return Fan(source, target, [*CASES, equal_texts_case(EQUAL_TEXTS)], [*LIVE, *BACKLOG], setup=SETUP)
 
-    return get
+    return Fans(make)
 
 
 @pytest.fixture
-def fan(fans: Callable[[int], Fan], pg_major: int) -> Fan:
+def fan(fans: Fans, pg_major: int) -> Fan:
     """The cases on this test's major version."""
-    return fans(pg_major)
+    return fans.get(pg_major)
 
 
 @every_variant

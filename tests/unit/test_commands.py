@@ -1,0 +1,161 @@
+"""Batches as statements: which, in what order, with which arrays and expected counts."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import pytest
+
+from parapply.errors import ProtocolError
+from parapply.plan.batch import Batch, Plans, ordered_changes
+from parapply.target import commands
+from parapply.target.commands import ANY_COUNT, Command, CommandBuilder
+from parapply.wire.assembler import Assembler
+from tests import build
+from tests.unit.changes_model import KEYLESS, PLAIN, SERIAL, Spec
+
+if TYPE_CHECKING:
+    from parapply.model import Transaction
+
+NULL = object()
+
+
+def transaction(plans: Plans, *payloads: bytes, specs: tuple[Spec, ...] = (PLAIN, KEYLESS, SERIAL)) -> Transaction:
+    """Return one transaction of these messages; the tables are announced before."""
+    for spec in specs:
+        plan = spec.plan(0)
+        plans.known[plan.relation] = plan
+        plans.announce(plan.relation)
+    frames = [build.xlog_data(payload) for payload in (build.begin(), *payloads, build.commit())]
+    (done,) = Assembler(1 << 30).push(frames)
+    return done
+
+
+def of_batch(*payloads: bytes) -> list[Command]:
+    """Return the commands of a batch with one transaction."""
+    plans = Plans()
+    batch = Batch(1)
+    batch.add(transaction(plans, *payloads), plans)
+    assert not batch.is_suspect
+    return CommandBuilder().of_steps(batch.steps, batch.size_bytes)
+
+
+def elements(array: bytes | None) -> list[object]:
+    """Read a binary text[] as array_recv does."""
+    assert array is not None
+    dimensions, has_null, element_oid, length, lower = struct.unpack_from("!iiIii", array)
+    assert (dimensions, element_oid, lower) == (1, 25, 1)
+    assert has_null in (0, 1)
+    at, values = 20, []
+    for _ in range(length):
+        (size,) = struct.unpack_from("!i", array, at)
+        at += 4
+        values.append(NULL if size == -1 else array[at : at + size])
+        at += max(size, 0)
+    assert at == len(array)
+    return values
+
+
+def cells(*values: str | None) -> bytes:
+    """Return a row of text values and NULLs."""
+    return build.row(*[build.null() if value is None else build.text(value.encode()) for value in values])
+
+
+def test_sets_come_as_deletes_updates_inserts_with_one_array_a_column() -> None:
+    """Values go as slices into arrays, in the order of the statement's positions; a NULL has length -1."""
+    oid = PLAIN.oid
+    made = of_batch(
+        build.insert(cells("2", "new", None), oid=oid),
+        build.update(cells("3", "u", "w"), oid=oid),
+        build.delete(key=cells("1", None, None), oid=oid),
+    )
+    assert [command.operation for command in made] == ["delete", "update", "insert"]
+    assert [command.expected for command in made] == [1, 1, 1]
+    assert all(command.is_binary for command in made)
+    delete, update, insert = made
+    assert [elements(array) for array in delete.parameters] == [[b"1"]]
+    assert [elements(array) for array in insert.parameters] == [[b"2"], [b"new"], [NULL]]
+    assert {tuple(elements(array)) for array in update.parameters} == {(b"3",), (b"u",), (b"w",)}
+
+
+def test_a_row_inserted_and_deleted_in_a_batch_must_not_be_there() -> None:
+    """Nothing is written, but a row of that key would have refused the insert: it is looked for with count 0 (T-39)."""
+    oid = PLAIN.oid
+    (command,) = of_batch(
+        build.insert(cells("1", "a", "b"), oid=oid), build.delete(key=cells("1", None, None), oid=oid)
+    )
+    assert (command.operation, command.expected) == ("insert", 0)
+    assert b"DELETE" in command.prepared.text
+
+
+def test_a_replaced_row_is_deleted_and_inserted() -> None:
+    """Columns that only the target has must start anew, so delete then insert is not an update."""
+    oid = PLAIN.oid
+    made = of_batch(build.delete(key=cells("1", None, None), oid=oid), build.insert(cells("1", "n", "m"), oid=oid))
+    assert [command.operation for command in made] == ["delete", "insert"]
+
+
+def test_updates_are_grouped_by_the_columns_that_have_a_value() -> None:
+    """An unchanged TOAST value is absent, not NULL (trap T-41)."""
+    oid = PLAIN.oid
+    without = build.row(build.text(b"1"), build.text(b"a"), build.unchanged())
+    made = of_batch(build.update(without, oid=oid), build.update(cells("2", "a", "b"), oid=oid))
+    assert [command.expected for command in made] == [1, 1]
+    assert sorted(len(command.parameters) for command in made) == [2, 3]
+
+
+def test_large_sets_are_cut_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No parameter comes near the gigabyte that PostgreSQL allows; every row is in exactly one cut (trap T-45)."""
+    monkeypatch.setattr(commands, "SET_BYTES", 5000)
+    width = len(KEYLESS.plan(0).columns)
+    rows = [build.insert(cells(*["x" * 900] * width), oid=KEYLESS.oid) for _ in range(20)]
+    made = of_batch(*rows)
+    assert len(made) > 1
+    assert sum(command.expected for command in made) == 20
+    assert all(len(parameter or b"") < 5000 for command in made for parameter in command.parameters)
+    assert sum(len(elements(command.parameters[0])) for command in made) == 20
+
+
+def test_in_order_every_change_is_a_statement_of_its_own() -> None:
+    """At the head the target sees what the publisher did, row by row, in text format."""
+    plans = Plans()
+    oid = PLAIN.oid
+    one = transaction(
+        plans,
+        build.insert(cells("1", "a", None), oid=oid),
+        build.update(cells("2", "c", "d"), key=cells("1", None, None), oid=oid),
+        build.delete(key=cells("2", None, None), oid=oid),
+        build.truncate(oid, KEYLESS.oid),
+    )
+    made = CommandBuilder().in_order(ordered_changes(one, plans))
+    assert [command.operation for command in made] == ["insert", "update", "delete", "truncate"]
+    assert [command.expected for command in made] == [1, 1, 1, ANY_COUNT]
+    assert not any(command.is_binary for command in made)
+    assert list(made[0].parameters) == [b"1", b"a", None]
+    assert list(made[1].parameters) == [b"2", b"c", b"d", b"1"]
+    assert list(made[2].parameters) == [b"2"]
+
+
+def test_where_triggers_act_the_row_is_looked_for_instead_of_counted() -> None:
+    """A BEFORE trigger may veto a change, which is no conflict; a missing row is one (trap T-43)."""
+    plans = Plans()
+    oid = SERIAL.oid
+    one = transaction(
+        plans,
+        build.insert(cells("1", "a", "b"), oid=oid),
+        build.update(cells("1", "c", "d"), oid=oid),
+        build.delete(key=cells("1", None, None), oid=oid),
+    )
+    made = CommandBuilder().in_order(ordered_changes(one, plans))
+    assert [command.operation for command in made] == ["insert", "exists", "update", "exists", "delete"]
+    assert [command.expected for command in made] == [ANY_COUNT, 1, ANY_COUNT, 1, ANY_COUNT]
+
+
+def test_a_key_that_was_not_sent_is_never_guessed() -> None:
+    """An update without old row whose key is 'unchanged' cannot find its row: ProtocolError, not NULL (trap T-41)."""
+    plans = Plans()
+    row = build.row(build.unchanged(), build.text(b"a"), build.text(b"b"))
+    one = transaction(plans, build.update(row, oid=PLAIN.oid))
+    with pytest.raises(ProtocolError, match="was not sent"):
+        CommandBuilder().in_order(ordered_changes(one, plans))
