@@ -203,15 +203,6 @@ def test_a_large_transaction_begins_and_ends_at_one_lsn() -> None:
     assert batch.size_bytes == sum(piece.size_bytes for piece in pieces)
 
 
-def test_what_the_log_keeps_of_a_table_holds_no_rows() -> None:
-    """The log's view of a batch has every table's counts and no change."""
-    publisher, transactions = _published(Op("put", 0, key=1), Op("delete", 0, key=1), Op("move", 0, other_key=2))
-    [batch] = batches(transactions, publisher.plans, [9])
-    [logged] = batch.table_changes_for_log()
-    assert logged.counts == batch.table_changes[0].counts == [1, 1, 1]
-    assert all(segment.is_empty for segment in logged.segments)
-
-
 @given(wishes=ops((PLAIN, PAIR, KEYLESS, SERIAL), ("put", "update", "delete", "move")), data=st.data())
 def test_a_cut_change_is_a_protocol_error(wishes: list[Op], data: st.DataObject) -> None:
     """A change message cut at any length raises ProtocolError, or is left for the worker to read row by row."""

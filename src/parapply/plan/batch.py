@@ -54,12 +54,14 @@ class Plans:
     `current` maps a publisher's OID to the plan of the relation last announced under it (trap T-71).
     """
 
-    __slots__ = ("current", "known")
+    __slots__ = ("current", "known", "may_be_serial")
 
     def __init__(self) -> None:
         """Start with nothing announced."""
         self.known: dict[Relation, TablePlan] = {}
         self.current: dict[int, TablePlan] = {}
+        #: False only if whoever fills `known` is sure that no table in it is serial: spares a look at every transaction.
+        self.may_be_serial = True
 
     def announce(self, relation: Relation) -> TablePlan:
         """Put a relation in force and return its plan."""
@@ -233,15 +235,6 @@ class Batch:
                 plans.announce(change)
         self._by_relation = {}
 
-    def table_changes_for_log(self) -> list[TableChanges]:
-        """Return the tables with their counts but without their rows, which a large transaction must not keep."""
-        counted = []
-        for changes in self.table_changes:
-            without_rows = TableChanges(changes.plan)
-            without_rows.counts = list(changes.counts)
-            counted.append(without_rows)
-        return counted
-
 
 def ordered_changes(transaction: Transaction, plans: Plans) -> list[tuple[TablePlan, bytes] | TruncateStep]:
     """Return a transaction's changes in source order, each with its plan; announcements on the way are put in force."""
@@ -283,9 +276,7 @@ def is_serial(transaction: Transaction, plans: Plans) -> bool:
     Raises:
         ProtocolError: a change names a relation that was never announced, or is malformed.
     """
-    if not any(plan.lane is Lane.SERIAL for plan in plans.current.values()) and not any(
-        plans.known[relation].lane is Lane.SERIAL for relation in transaction.relations
-    ):
+    if not plans.may_be_serial:
         return False
     # A view of the plans as the changes see them; the real ones move only when the changes are read.
     ahead = Plans()

@@ -154,7 +154,7 @@ class Intake:
         self.received_lsn = transaction.end_lsn
         late_us = transaction.send_time_us - transaction.commit_time_us
         self._is_backlog = late_us > self._config.backlog_threshold_s * 1e6
-        if self._tables.has_serial and is_serial(transaction, self._tables.plans):
+        if is_serial(transaction, self._tables.plans):
             if self._building is not None:
                 self._close()
             self._add(transaction)
@@ -163,7 +163,8 @@ class Intake:
         self._add(transaction)
         batch = self._building.batch if self._building else None
         if batch is not None and (
-            len(batch.transactions) >= self._config.max_batch_transactions
+            batch.is_suspect
+            or len(batch.transactions) >= self._config.max_batch_transactions
             or batch.n_changes >= self._config.max_batch_changes
             or batch.size_bytes >= self._config.max_batch_bytes
         ):

@@ -117,7 +117,7 @@ class Job:
         """
         self.n_transactions = 1
         self.xids = (piece.xid,)
-        self.n_changes += len(piece.changes)
+        self.n_changes += len(piece.changes) - len(piece.relations)
         self.size_bytes += piece.size_bytes
         for change in piece.changes:
             if not isinstance(change, Relation) and change[KIND_AT] != TRUNCATE:

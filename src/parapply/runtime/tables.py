@@ -37,8 +37,6 @@ class Tables:
         """
         #: In force where intake reads. Batches and retries keep their own view of `current`.
         self.plans = Plans()
-        #: Whether any table in force is serial: lets intake skip the question for every transaction.
-        self.has_serial = False
         self._desk = desk
         self._role = role
         self._config = config
@@ -104,12 +102,13 @@ class Tables:
         return match.match(relation, found, parallel=setting.parallel if setting else "auto")
 
     def _look_for_serial(self) -> None:
-        self.has_serial = any(plan.lane is Lane.SERIAL for plan in self.plans.known.values())
+        self.plans.may_be_serial = any(plan.lane is Lane.SERIAL for plan in self.plans.known.values())
 
     def plans_from(self, current: Mapping[int, TablePlan]) -> Plans:
         """Return plans for reading changes again from an earlier point, with what was refreshed since."""
         plans = Plans()
         known = plans.known = self.plans.known
+        plans.may_be_serial = self.plans.may_be_serial
         plans.current = {oid: known.get(plan.relation, plan) for oid, plan in current.items()}
         return plans
 

@@ -157,7 +157,9 @@ class Pipeline:
 
     async def _next_result(self) -> pq.abc.PGresult:
         result = await self._get()
-        assert result is not None, "a statement in a pipeline has a result"
+        if result is None:
+            # libpq tells once that the connection broke, in the result of whatever ran, and has nothing for the rest.
+            raise self._lose(RuntimeError(self._pg.get_error_message()))
         # In pipeline mode a null pointer follows the results of each statement.
         while await self._get() is not None:
             pass
@@ -165,7 +167,9 @@ class Pipeline:
 
     async def _sync(self) -> None:
         result = await self._get()
-        if result is None or result.status != pq.ExecStatus.PIPELINE_SYNC:
+        if result is None:
+            raise self._lose(RuntimeError(self._pg.get_error_message()))
+        if result.status != pq.ExecStatus.PIPELINE_SYNC:
             raise self._lose(RuntimeError("the pipeline lost its synchronisation"))
 
     async def _get(self) -> pq.abc.PGresult | None:

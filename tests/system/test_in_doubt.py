@@ -1,0 +1,148 @@
+"""Commits whose outcome nobody saw, and commits that failed (traps T-11, T-12, T-14, faults F2, F16)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fixtures.daemon import EVENT_TIMEOUT_S
+from tests.fixtures.plain import FAST, check_equal, commit_each, plain_route
+from tests.fixtures.proxy import CutProxy
+from tests.fixtures.route import Route
+from tests.fixtures.workloads import BankLoad, BankReader, check_bank, create_bank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.fixtures.daemon import StartDaemon
+    from tests.fixtures.databases import Database
+
+pytestmark = pytest.mark.crash
+
+# A Bind message of the statement that commits: unnamed portal, name of the statement.
+_COMMIT = b"\0commit\0"
+_COMMIT_DONE = b"COMMIT\0"
+_CUTS = 20
+
+_FAILS_AT_COMMIT = """
+CREATE SEQUENCE attempts;
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+$$BEGIN IF nextval('public.attempts') <= {times} THEN RAISE EXCEPTION 'not now'; END IF; RETURN NULL; END$$;
+CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON item DEFERRABLE INITIALLY DEFERRED
+FOR EACH ROW WHEN (NEW.id = 7) EXECUTE FUNCTION refuse();
+ALTER TABLE item ENABLE ALWAYS TRIGGER refuse;
+"""
+
+
+@pytest.fixture
+def proxy(target_db: Database) -> Iterator[CutProxy]:
+    """A network before the target that breaks."""
+    with CutProxy("127.0.0.1", int(target_db.rows("SELECT inet_server_port()")[0][0])) as made:
+        yield made
+
+
+@pytest.fixture
+def bank(
+    source_db: Database, target_db: Database, proxy: CutProxy, init_route: Callable[[Route], None]
+) -> Route:
+    """A bank on both sides, the target behind the proxy, a target transaction for each few source transactions."""
+    create_bank(source_db, target_db)
+    made = Route(
+        source=source_db,
+        target=target_db,
+        target_dsn=proxy.dsn(target_db.dsn),
+        settings={**FAST, "apply.max_batch_transactions": 5, "target.lease_wait_s": 20},
+    )
+    init_route(made)
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("synchronous_commit", ["off", "on"])
+def test_t11_t14_commits_in_doubt(
+    bank: Route, proxy: CutProxy, start_daemon: StartDaemon, synchronous_commit: str
+) -> None:
+    """T-11, T-14, F16: again and again a COMMIT is lost on its way, or its answer is: once applied, exactly.
+
+    The daemon, the same process all the time, reads from the target's state which of the two it was.
+    """
+    with BankReader(bank.target) as reader, BankLoad(bank.source, seed=11, pace_s=0.01) as load:
+        daemon = start_daemon(bank, settings={"target.synchronous_commit": synchronous_commit})
+        daemon.wait_for_event("source_connected")
+        for number in range(_CUTS):
+            if number % 2:
+                cut = proxy.drop_before(_COMMIT)
+            else:
+                cut = proxy.drop_reply_after(_COMMIT, reply=_COMMIT_DONE)
+            assert cut.wait(EVENT_TIMEOUT_S), f"no commit came after cut {number}:\n{daemon.log_tail()}"
+            daemon.wait_for_event("target_lost", count=number + 1)
+        load.wait_for_more(50)
+        load.stop()
+        daemon.wait_caught_up()
+        reader.wait_for_snapshot()
+        daemon.stop()
+    check_bank(bank.source, bank.target, load)
+
+
+def test_t14_the_next_daemon_waits_for_a_commit_on_its_way(
+    bank: Route, proxy: CutProxy, start_daemon: StartDaemon
+) -> None:
+    """T-14, F1 at K5: killed while its COMMIT is held up in the network; the next daemon waits until it is decided.
+
+    The commit arrives after the daemon that sent it is gone, while its successor already asks for the lease.
+    """
+    direct = Route(
+        source=bank.source, target=bank.target, slot=bank.slot, settings=bank.settings, publication=bank.publication
+    )
+    first = start_daemon(bank)
+    first.wait_caught_up()
+    held = proxy.freeze_before(_COMMIT)
+    with BankLoad(bank.source, seed=14, clients=1) as load:
+        assert held.wait(EVENT_TIMEOUT_S)
+        first.kill()
+        second = start_daemon(direct)
+        waiting = second.wait_for_event("lease_waiting")
+        assert "parapply leader" in waiting["holder"][0]
+        before = bank.target.rows("SELECT count(*) FROM evt")
+        proxy.thaw()
+        second.wait_for_event("source_connected")
+        assert bank.target.rows("SELECT count(*) FROM evt") != before, "the held commit never arrived"
+        load.wait_for_more(20)
+    second.wait_caught_up()
+    second.stop()
+    check_bank(bank.source, bank.target, load)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_t12_a_commit_that_rolls_back(
+    source_db: Database,
+    target_db: Database,
+    init_route: Callable[[Route], None],
+    start_daemon: StartDaemon,
+    times: int,
+) -> None:
+    """T-12: a deferred check fails at COMMIT: nothing of it is applied or recorded, and it is repeated.
+
+    Failing once, the transaction is applied by the repetition. Failing there, too, it stops the daemon with exit 5;
+    started again after the repair, the daemon goes on with this very transaction.
+    """
+    route = plain_route(source_db, target_db, init_route)
+    target_db.execute(_FAILS_AT_COMMIT.format(times=times))
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    commit_each(source_db, 1, 20)
+    if times > 1:
+        assert daemon.exit_code() == 5, daemon.log_tail()
+        assert target_db.rows("SELECT max(id), count(*) FROM item") == [(6, 6)]
+        # At the head a deferred check is made at once, behind its row: the message names the table.
+        assert "public.item" in daemon.lines[-1]
+        assert "raise_exception (P0001)" in daemon.lines[-1]
+        ((state, reason),) = target_db.rows("SELECT state, reason FROM parapply.progress")
+        assert state == "stopped"
+        assert "P0001" in reason
+        target_db.execute("DROP TRIGGER refuse ON item")
+        daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(route)
