@@ -161,7 +161,9 @@ def render(report: dict[str, Any]) -> Group:
         keys = ("worker", "state", "end_lsn", "waits_for", "since", "transactions", "changes")
         parts.append(_grid(*(key.replace("_", " ") for key in keys)))
         for worker in report["workers"]:
-            _add(parts[-1], *(worker[key] for key in keys))
+            # The time of day is enough: a worker does nothing for days.
+            shown = {**worker, "since": (worker["since"] or "")[11:19]}
+            _add(parts[-1], *(shown[key] for key in keys))
     if report["tables"]:
         parts.append(_grid("table", "lane", "one batch at a time", "reason", "retries"))
         for table in report["tables"]:
@@ -181,7 +183,7 @@ def _facts(report: dict[str, Any]) -> Table:
     _add(grid, "complete up to", f"{report['lowest_remote_lsn']}, newest {report['highest_remote_lsn']}")
     _add(grid, "confirmed", report["confirmed_flush_lsn"] or "nothing yet")
     lag_bytes = "unknown" if report["lag_bytes"] is None else f"{report['lag_bytes']:,} bytes of WAL"
-    lag_s = "" if report["lag_s"] is None else f", last commit {report['lag_s']:.3f} s after the source's"
+    lag_s = "" if report["lag_s"] is None else f", {report['lag_s']:.1f} s"
     _add(grid, "lag", lag_bytes + lag_s)
     _add(grid, "commit order", f"{report['commit_order']}, {report['worker_count']} workers")
     return grid
