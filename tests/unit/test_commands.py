@@ -148,7 +148,7 @@ def test_where_triggers_act_the_row_is_looked_for_instead_of_counted() -> None:
         build.delete(key=cells("1", None, None), oid=oid),
     )
     made = CommandBuilder().in_order(ordered_changes(one, plans))
-    assert [command.operation for command in made] == ["insert", "exists", "update", "exists", "delete"]
+    assert [command.operation for command in made] == ["insert", "exists", "update", "delete", "delete"]
     assert [command.expected for command in made] == [ANY_COUNT, 1, ANY_COUNT, 1, ANY_COUNT]
 
 

@@ -1,0 +1,270 @@
+"""When a batch closes, and that nothing half read ever reaches a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from parapply.config import ApplyConfig
+from parapply.errors import ProtocolError
+from parapply.plan.batch import Plans
+from parapply.runtime.crew import Crew
+from parapply.runtime.intake import Intake
+from parapply.target.state import SlotState
+from parapply.wire.assembler import Assembler
+from parapply.wire.frames import Keepalive
+from tests import build
+from tests.unit.changes_model import PLAIN
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from parapply.runtime.job import Job
+    from parapply.runtime.tables import Tables
+    from parapply.source.stream import ReplicationStream
+
+#: Microseconds by which a transaction of a backlog was sent after its commit.
+LATE_US = 1_000_000
+OID = PLAIN.oid
+
+
+class _Stream:
+    """Feeds frames as the socket would: what is here at once is drained at once."""
+
+    def __init__(self) -> None:
+        self.waiting: list[list[bytes]] = []
+        self.keepalive: Keepalive | None = None
+        self.reading = asyncio.Event()
+        self._on_readable: Callable[[], None] = lambda: None
+
+    def feed(self, *frames: bytes) -> None:
+        self.waiting.append(list(frames))
+        self._on_readable()
+
+    def drain(self, _limit_bytes: int) -> list[bytes]:
+        frames, self.waiting = [frame for part in self.waiting for frame in part], []
+        return frames
+
+    def resume_reading(self, on_readable: Callable[[], None]) -> None:
+        self.reading.set()
+        self._on_readable = on_readable
+        if self.waiting:
+            on_readable()
+
+    def pause_reading(self) -> None:
+        self.reading.clear()
+
+
+class _Tables:
+    """Plans of the model's tables, without a server."""
+
+    def __init__(self) -> None:
+        self.plans = Plans()
+        plan = PLAIN.plan(0)
+        self.plans.known[plan.relation] = plan
+        self.plans.announce(plan.relation)
+
+    async def resolve(self, relations: Sequence[object]) -> None:
+        assert all(relation in self.plans.known for relation in relations)
+
+
+class _Lab:
+    """An intake with a crew whose workers take jobs only when the test says so."""
+
+    def __init__(self, *, piece_bytes: int = 1 << 30, lowest_lsn: int = 0, **config: float) -> None:
+        self.stream = _Stream()
+        self.crew = Crew(lowest_lsn, self._changed, lambda _job: None)
+        state = SlotState(
+            slot_id=1,
+            slot_name="s",
+            system_identifier="1",
+            timeline=1,
+            lowest_lsn=lowest_lsn,
+            ranges=(),
+            members=frozenset(),
+        )
+        self.intake = Intake(
+            cast("ReplicationStream", self.stream),
+            Assembler(piece_bytes),
+            cast("Tables", _Tables()),
+            self.crew,
+            config=ApplyConfig(workers=2, **config),  # type: ignore[arg-type]
+            state=state,
+        )
+        self.lsn = 0x1000
+
+    def _changed(self) -> None:
+        self.intake.worker_changed()
+
+    def transaction(self, *payloads: bytes, late_us: int = 0) -> list[bytes]:
+        """Return the frames of the next transaction; without changes it has one insert."""
+        self.lsn += 0x100
+        lsn = self.lsn
+        changes = payloads or (build.insert(row(str(lsn)), oid=OID),)
+        whole = (
+            build.begin(final_lsn=lsn, commit_time_us=1000, xid=lsn),
+            *changes,
+            build.commit(commit_lsn=lsn, end_lsn=lsn + 0x30, commit_time_us=1000),
+        )
+        return [build.xlog_data(payload, send_time_us=1000 + late_us) for payload in whole]
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[asyncio.Task[None]]:
+        task = asyncio.create_task(self.intake.run())
+        await settle()
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def take(self) -> Job:
+        """Be an idle worker until a job comes."""
+        async with asyncio.timeout(5):
+            return await self.crew.next_job()
+
+    def commit(self, job: Job) -> None:
+        """Be the worker at its turn."""
+        self.crew.committed(job, 0.0)
+
+
+def row(key: str) -> bytes:
+    """Return a row of the plain table."""
+    return build.row(build.text(key.encode()), build.text(b"a"), build.null())
+
+
+async def settle() -> None:
+    """Let every task that can run do so."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_without_a_backlog_each_transaction_leaves_alone_and_at_once() -> None:
+    """Merging never adds latency: an idle worker gets the first transaction before a second is there."""
+    lab = _Lab()
+    async with lab.running():
+        for _ in range(2):
+            worker = asyncio.create_task(lab.take())
+            await settle()
+            lab.stream.feed(*lab.transaction())
+            assert len((await worker).batch.transactions) == 1
+
+
+async def test_while_all_workers_are_busy_transactions_gather_in_one_batch() -> None:
+    """A batch closes when a worker is free to take it, so what waits is merged."""
+    lab = _Lab()
+    async with lab.running():
+        first = asyncio.create_task(lab.take())
+        await settle()
+        lab.stream.feed(*lab.transaction())
+        job = await first
+        for _ in range(3):
+            lab.stream.feed(*lab.transaction())
+        await settle()
+        assert len(lab.crew) == 1, "nobody is free: nothing is closed"
+        second = asyncio.create_task(lab.take())
+        assert len((await second).batch.transactions) == 3
+        lab.commit(job)
+
+
+async def test_in_a_backlog_a_free_worker_waits_for_more_until_the_stream_is_quiet() -> None:
+    """With a backlog batches grow; when nothing more comes for linger_s the batch closes all the same."""
+    lab = _Lab(linger_s=0.05)
+    async with lab.running():
+        worker = asyncio.create_task(lab.take())
+        await settle()
+        for _ in range(3):
+            lab.stream.feed(*lab.transaction(late_us=LATE_US))
+            await asyncio.sleep(0.002)
+        assert len((await worker).batch.transactions) == 3
+
+
+@pytest.mark.parametrize(
+    ("limit", "size"),
+    [({"max_batch_transactions": 2}, 2), ({"max_batch_changes": 3}, 3), ({"max_batch_bytes": 1024}, 3)],
+)
+async def test_a_batch_closes_at_its_limits(limit: dict[str, int], size: int) -> None:
+    """Transactions, changes and bytes each limit what is merged."""
+    lab = _Lab(**limit)
+    async with lab.running():
+        lab.stream.feed(*[frame for _ in range(size + 1) for frame in lab.transaction(late_us=LATE_US)])
+        await settle()
+        (job,) = lab.crew.jobs()
+        assert len(job.batch.transactions) == size
+
+
+async def test_reading_stops_while_enough_batches_wait_and_goes_on_when_one_has_committed() -> None:
+    """Back-pressure: the publisher waits, nothing piles up here."""
+    lab = _Lab(max_batch_transactions=1)
+    async with lab.running():
+        for _ in range(10):
+            lab.stream.feed(*lab.transaction(late_us=LATE_US))
+        await settle()
+        assert lab.intake.is_paused
+        assert not lab.stream.reading.is_set()
+        while len(lab.crew):
+            lab.commit(await lab.take())
+        async with asyncio.timeout(5):
+            await lab.stream.reading.wait()
+        assert not lab.intake.is_paused
+
+
+async def test_what_is_committed_already_is_not_applied_again() -> None:
+    """A transaction that ends at or below the watermark was re-sent (trap T-4)."""
+    lab = _Lab(lowest_lsn=0x1130)
+    async with lab.running():
+        worker = asyncio.create_task(lab.take())
+        await settle()
+        lab.stream.feed(*lab.transaction(), *lab.transaction())
+        job = await worker
+        assert [transaction.end_lsn for transaction in job.batch.transactions] == [0x1230]
+
+
+async def test_half_a_transaction_never_reaches_a_worker() -> None:
+    """A change that cannot be read ends the stream; its transaction and what was merged with it are sent again."""
+    lab = _Lab()
+    async with lab.running() as task:
+        malformed = build.insert(build.row(build.text(b"1")), oid=OID)
+        good = build.insert(row("7"), oid=OID)
+        lab.stream.feed(*lab.transaction(), *lab.transaction(good, malformed))
+        with pytest.raises(ProtocolError):
+            await task
+        assert lab.crew.is_idle
+
+
+async def test_a_large_transaction_goes_to_one_worker_in_pieces() -> None:
+    """Its pieces reach the worker before its commit is read, and memory holds a few of them only."""
+    lab = _Lab(piece_bytes=2000)
+    async with lab.running():
+        worker = asyncio.create_task(lab.take())
+        await settle()
+        frames = lab.transaction(*[build.insert(row(str(key)), oid=OID) for key in range(100)])
+        lab.stream.feed(*frames[:-1])
+        job = await worker
+        assert job.pieces is not None
+        assert job.batch.is_barrier
+        assert lab.intake.is_inside_large
+        lab.stream.feed(frames[-1])
+        n_changes = 0
+        while (piece := await job.pieces.get()) is not None:
+            n_changes += len(piece.changes)
+        assert n_changes == 100
+        await settle()
+        assert not lab.intake.is_inside_large
+        assert job.batch.end_lsn == lab.lsn + 0x30
+
+
+async def test_a_keepalive_is_told_after_what_came_before_it() -> None:
+    """Its LSN proves something only if everything before it is in the crew's hands (trap T-8)."""
+    lab = _Lab()
+    told: list[tuple[int, bool]] = []
+    lab.intake.on_keepalive = lambda keepalive: told.append((keepalive.end_lsn, lab.intake.holds_nothing))
+    async with lab.running():
+        lab.stream.keepalive = Keepalive(end_lsn=0x9000, send_time_us=1, reply_requested=False)
+        lab.stream.feed(*lab.transaction())
+        await settle()
+        assert told == [(0x9000, False)]
+        assert lab.intake.received_lsn == 0x9000
