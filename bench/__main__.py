@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from datetime import UTC, datetime
 
@@ -9,7 +10,7 @@ import click
 from rich.console import Console
 
 from bench.catchup import Sync, Turn, Workload, prepare, turns
-from bench.results import RESULTS, machine_facts, save, summary
+from bench.report import RESULTS, machine_facts, save, summary
 from parapply.demo.interrupts import Interrupts
 from parapply.demo.stage import Stage
 from parapply.errors import ParapplyError
@@ -44,6 +45,8 @@ def main(  # noqa: PLR0913  one parameter for each option
 def _measure(workload: Workload, console: Console, *, is_saved: bool) -> bool:
     """Run everything, print it, and say whether the tables were equal after every turn."""
     at = datetime.now(UTC)
+    # Of others: a busy machine makes the figures worthless, and the reader shall see it.
+    load = os.getloadavg()[0]
     done: list[Turn] = []
     with Interrupts() as interrupts, Stage(interrupts, name="bench", settings=_SETTINGS) as stage:
         console.print(f"Making a backlog of {workload.transactions:,} transactions ...")
@@ -52,7 +55,7 @@ def _measure(workload: Workload, console: Console, *, is_saved: bool) -> bool:
             done.append(turn)
             verdict = "tables equal" if turn.is_equal else "TABLES DIFFER"
             console.print(f"round {turn.round_number}  {turn.runner:22} {turn.total_s:6.2f} s  {verdict}")
-        facts = machine_facts(stage.source.binaries.version_text)
+        facts = machine_facts(stage.source.binaries.version_text, load)
     console.print(f"\n{transactions:,} transactions, synchronous_commit {workload.sync}, {workload.workers} workers")
     console.print(summary(done, transactions))
     if is_saved:

@@ -28,11 +28,17 @@ if TYPE_CHECKING:
 RESULTS = Path(__file__).parent / "results"
 
 
-def machine_facts(postgresql_version: str) -> dict[str, str | int]:
-    """Return what the figures depend on."""
+def machine_facts(postgresql_version: str, load: float) -> dict[str, str | float]:
+    """Return what the figures depend on.
+
+    Args:
+        postgresql_version: of both servers.
+        load: mean number of running processes in the minute before.
+    """
     return {
         "cores": os.cpu_count() or 0,
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "load_before": round(load, 2),
         "architecture": platform.machine(),
         "processor": _processor(),
         "python": platform.python_version(),
@@ -71,7 +77,7 @@ def summary(turns: Sequence[Turn], transactions: int) -> Table:
 
 
 def save(
-    turns: Sequence[Turn], workload: Workload, transactions: int, facts: dict[str, str | int], at: datetime
+    turns: Sequence[Turn], workload: Workload, transactions: int, facts: dict[str, str | float], at: datetime
 ) -> Path:
     """Write the JSON file and return its place.
 
