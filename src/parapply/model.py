@@ -86,7 +86,7 @@ class Transaction:
         self.end_lsn = 0
         #: Publisher's clock, microseconds since 2000-01-01 UTC.
         self.commit_time_us = commit_time_us
-        #: Publisher's clock when the last message was sent; with commit_time_us it tells a backlog apart from live traffic.
+        #: Publisher's clock when the last message was sent; with commit_time_us it tells a backlog from live traffic.
         self.send_time_us = 0
         #: Whole CopyData frames of Insert, Update, Delete, Truncate in source order (payload at FRAME_HEADER_BYTES).
         #: A Relation object stands where the publisher announced it: what follows is decoded with it.

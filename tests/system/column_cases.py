@@ -31,7 +31,8 @@ CASES = (
         tables="CREATE TABLE t (a int PRIMARY KEY, b text, c numeric); CREATE TYPE mood AS ENUM ('sad', 'glad');"
         "CREATE TABLE u (id int2 PRIMARY KEY, i int4, m mood, t text, v varchar(3), d date, u uuid, ia int4[], j json,"
         " f float4, b bool, c char(3), r int4range, n numeric(5,2))",
-        target_tables="CREATE TYPE mood AS ENUM ('glad', 'sad', 'new'); CREATE DOMAIN short AS varchar(5) CHECK (value <> '');"
+        target_tables="CREATE TYPE mood AS ENUM ('glad', 'sad', 'new');"
+        "CREATE DOMAIN short AS varchar(5) CHECK (value <> '');"
         "CREATE TABLE t (a text PRIMARY KEY, b varchar(20), c text);"
         "CREATE TABLE u (id int8 PRIMARY KEY, i text, m text, t mood, v short, d timestamp, u text, ia int8[], j jsonb,"
         " f float8, b text, c varchar, r text, n float8)",
@@ -48,19 +49,19 @@ CASES = (
     ),
     Case(
         name='S.p 1 "%s" {} ;--',
-        tables=f'CREATE TABLE {_ODD} ("a%b" int, "{{c}}" text, "d\'e" int, "F""G" int, "order" int, "$1" text,'
-        ' PRIMARY KEY ("a%b", "F""G"));'
-        f'CREATE TABLE "{_LONG}" ("{_LONG}" int PRIMARY KEY, "%(x)s" text); CREATE TABLE "pg_class" (oid int PRIMARY KEY,'
-        ' relname text); CREATE TABLE t ("T" int PRIMARY KEY, t int)',
+        tables=f'CREATE TABLE {_ODD} ("a%b" int, "{{c}}" text, "d\'e" int, "F""G" int, "order" int,'
+        ' "$1" text, PRIMARY KEY ("a%b", "F""G"));'
+        f'CREATE TABLE "{_LONG}" ("{_LONG}" int PRIMARY KEY, "%(x)s" text); CREATE TABLE "pg_class" (oid int'
+        ' PRIMARY KEY, relname text); CREATE TABLE t ("T" int PRIMARY KEY, t int)',
         transactions=[
             f"INSERT INTO {_ODD} VALUES (1, 'x', 2, 3, 4, 'y'), (2, '%s {{}}', 2, 3, 4, NULL)",
             f'UPDATE {_ODD} SET "{{c}}" = \'$1\', "order" = 9 WHERE "a%b" = 1',
             f'UPDATE {_ODD} SET "F""G" = 8 WHERE "a%b" = 2',
             f'UPDATE {_ODD} SET "d\'e" = NULL',
-            f'INSERT INTO "{_LONG}" VALUES (1, \'%s\'), (2, NULL)',
+            f"INSERT INTO \"{_LONG}\" VALUES (1, '%s'), (2, NULL)",
             f'UPDATE "{_LONG}" SET "%(x)s" = \'%%\' WHERE "{_LONG}" = 2',
             f'DELETE FROM "{_LONG}" WHERE "{_LONG}" = 1',
-            """INSERT INTO "pg_class" VALUES (1, 'ours'), (2, 'too')""",
+            """INSERT INTO "S.p 1 ""%s"" {} ;--".pg_class VALUES (1, 'ours'), (2, 'too')""",
             "INSERT INTO t VALUES (1, 2), (2, 1)",
             'UPDATE t SET t = 5 WHERE "T" = 1',
         ],
@@ -118,12 +119,18 @@ CASES = (
         # The leaves are applied by their names: these two belong to no table here.
         target_tables="CREATE TABLE low (b text, a int PRIMARY KEY, c numeric); CREATE TABLE high (a int PRIMARY KEY,"
         " b text, c text)",
-        transactions=[*_LOAD, "UPDATE t SET a = 30 - a WHERE a BETWEEN 10 AND 30", "UPDATE low SET c = 7", "TRUNCATE low"],
+        transactions=[
+            *_LOAD,
+            "UPDATE t SET a = a - 50 WHERE a BETWEEN 10 AND 15",
+            "UPDATE t SET a = a + 500 WHERE a < 7",
+            "UPDATE low SET c = 7",
+            "TRUNCATE low",
+        ],
         compared=False,
     ),
     Case(
         name="inherited",
-        tables="CREATE TABLE t (a int PRIMARY KEY, b text, c numeric); CREATE TABLE child (PRIMARY KEY (a)) INHERITS (t)",
+        tables=f"{_SOURCE}; CREATE TABLE child (PRIMARY KEY (a)) INHERITS (t)",
         transactions=[
             *_LOAD,
             "INSERT INTO child SELECT n, 'child', n FROM generate_series(10, 15) AS n",

@@ -3,24 +3,6 @@
 from __future__ import annotations
 
 from tests.fixtures.fan import Case
-from tests.integration.table_cases import CASELESS_TYPE
-
-#: For every database, before the tables: a type compared without regard to case.
-SETUP = CASELESS_TYPE
-
-#: Equal values that print differently, by column type (trap T-21).
-EQUAL_TEXTS = {
-    "numeric": ("1.0", "1.00"),
-    "char(5)": ("a", "a    "),
-    "float8": ("-0", "0"),
-    "interval": ("1 mon", "30 days"),
-    "jsonb": ("1.0", "1.00"),
-    "ext.ci": ("Bob", "BOB"),
-    "numeric[]": ("{1.0}", "{1.00}"),
-    "numrange": ("[1.0,2]", "[1.00,2.0]"),
-}
-#: The same where the server has ICU and citext.
-EQUAL_TEXTS_ICU = {"citext": ("Bob", "bOB"), "text COLLATE caseless": ("Bob", "BOB"), "varchar(5) COLLATE caseless": ("x", "X")}
 
 _SAME_ROW = [
     text
@@ -53,14 +35,19 @@ _MOVES = [
     ),
     *(_SWAP.format(a=number, b=number + 1) for number in range(1, 12)),
     # A move onto a key freed in the same transaction, a move there and back, a move and then a delete.
-    "BEGIN; DELETE FROM t WHERE id = 15; UPDATE t SET id = 15 WHERE id = 16; INSERT INTO t VALUES (16, 'again'); COMMIT",
+    (
+        "BEGIN; DELETE FROM t WHERE id = 15; UPDATE t SET id = 15 WHERE id = 16;"
+        " INSERT INTO t VALUES (16, 'again'); COMMIT"
+    ),
     "BEGIN; UPDATE t SET id = 500 WHERE id = 17; UPDATE t SET id = 17, v = 'back' WHERE id = 500; COMMIT",
     "BEGIN; UPDATE t SET id = 600 WHERE id = 18; DELETE FROM t WHERE id = 600; COMMIT",
     "UPDATE t SET id = 700 WHERE id = 19",
     "DELETE FROM t WHERE id = 700",
     # Every key by one, from the top: no unique check fails row by row, and any other order fails.
-    "DO $$ DECLARE k int; BEGIN FOR k IN SELECT id FROM t ORDER BY id DESC LOOP"
-    " UPDATE t SET id = id + 1 WHERE id = k; END LOOP; END $$",
+    (
+        "DO $$ DECLARE k int; BEGIN FOR k IN SELECT id FROM t ORDER BY id DESC LOOP"
+        " UPDATE t SET id = id + 1 WHERE id = k; END LOOP; END $$"
+    ),
     "UPDATE pair SET (a, b) = (b, a) WHERE a = 'x'",
     "INSERT INTO pair VALUES ('x', 'y', 0)",
     "BEGIN; UPDATE pair SET a = 'z' WHERE a = 'y'; UPDATE pair SET n = n + 1; COMMIT",
@@ -72,9 +59,11 @@ _TWINS = [
     "DELETE FROM t WHERE ctid = (SELECT min(ctid) FROM t WHERE b IS NULL AND a = 1)",
     "DELETE FROM t WHERE ctid = (SELECT min(ctid) FROM t WHERE a IS NULL)",
     "UPDATE t SET b = 'changed' WHERE ctid = (SELECT min(ctid) FROM t WHERE b = 'x')",
-    "BEGIN; INSERT INTO t SELECT 3, 'z' FROM generate_series(1, 6);"
-    " DELETE FROM t WHERE ctid = (SELECT min(ctid) FROM t WHERE a = 3);"
-    " DELETE FROM t WHERE ctid = (SELECT min(ctid) FROM t WHERE a = 3); COMMIT",
+    (
+        "BEGIN; INSERT INTO t SELECT 3, 'z' FROM generate_series(1, 6);"
+        " DELETE FROM t WHERE ctid = (SELECT min(ctid) FROM t WHERE a = 3);"
+        " DELETE FROM t WHERE ctid = (SELECT min(ctid) FROM t WHERE a = 3); COMMIT"
+    ),
     *("DELETE FROM t WHERE ctid = (SELECT min(ctid) FROM t WHERE a = 3)" for _ in range(2)),
     "UPDATE t SET a = 1, b = NULL WHERE a = 2",
 ]
@@ -88,8 +77,10 @@ _TRUNCATES = [
         "UPDATE parent SET v = 'q' WHERE id % 2 = 0",
         "TRUNCATE parent, child RESTART IDENTITY" if number % 2 else "TRUNCATE parent CASCADE",
         "INSERT INTO parent (id, v) VALUES (1000, 'after')",
-        "BEGIN; INSERT INTO child (id, parent) VALUES (5, 1000); TRUNCATE child; INSERT INTO child (id, parent)"
-        " VALUES (7, 1000); COMMIT",
+        (
+            "BEGIN; INSERT INTO child (id, parent) VALUES (5, 1000); TRUNCATE child; INSERT INTO child (id, parent)"
+            " VALUES (7, 1000); COMMIT"
+        ),
         "INSERT INTO other SELECT n FROM generate_series(1, 5) AS n",
         "DELETE FROM parent USING child WHERE false",
         "TRUNCATE other",
@@ -118,14 +109,19 @@ CASES = (
             text
             for n in range(0, 40, 2)
             for text in (
-                f"INSERT INTO nulls VALUES ({n}, NULL)", f"DELETE FROM nulls WHERE id = {n}",
-                f"INSERT INTO folded VALUES ({n}, 'A@x')", f"DELETE FROM folded WHERE id = {n}",
-                f"INSERT INTO folded VALUES ({n + 1}, 'a@X')", f"UPDATE folded SET e = 'a' || id WHERE id = {n + 1}",
-                f"INSERT INTO active VALUES ({n}, 'e', true)", f"UPDATE active SET is_active = false WHERE id = {n}",
-                f"INSERT INTO room VALUES ({n}, '[1,10)')", f"UPDATE room SET r = '[{n}00,{n}01)' WHERE id = {n}",
+                f"INSERT INTO nulls VALUES ({n}, NULL)",
+                f"DELETE FROM nulls WHERE id = {n}",
+                f"INSERT INTO folded VALUES ({n}, 'A@x')",
+                f"DELETE FROM folded WHERE id = {n}",
+                f"INSERT INTO folded VALUES ({n + 1}, 'a@X')",
+                f"UPDATE folded SET e = 'a' || id WHERE id = {n + 1}",
+                f"INSERT INTO active VALUES ({n}, 'e', true)",
+                f"UPDATE active SET is_active = false WHERE id = {n}",
+                f"INSERT INTO room VALUES ({n}, '[1,10)')",
+                f"UPDATE room SET r = '[{n}00,{n}01)' WHERE id = {n}",
             )
         ],
-    ),  # fmt: skip
+    ),
     Case(
         name="t24",
         tables="CREATE TABLE t (a int, b text); ALTER TABLE t REPLICA IDENTITY FULL",
@@ -154,7 +150,8 @@ CASES = (
     ),
     Case(
         name="t33",
-        tables="CREATE TABLE t (a text, b text, v int, PRIMARY KEY (a, b)); CREATE TABLE raw (k bytea PRIMARY KEY, v int)",
+        tables="CREATE TABLE t (a text, b text, v int, PRIMARY KEY (a, b));"
+        "CREATE TABLE raw (k bytea PRIMARY KEY, v int)",
         transactions=[
             "INSERT INTO t VALUES ('ab', 'c', 1), ('', '', 2), ('NULL', '', 3), ('', 'NULL', 4)",
             "DELETE FROM t WHERE a = 'ab'",
@@ -173,8 +170,10 @@ CASES = (
         " UNIQUE (pos) DEFERRABLE INITIALLY DEFERRED)",
         transactions=[
             "INSERT INTO t SELECT n, n FROM generate_series(1, 30) AS n",
-            "DO $$ DECLARE k int; BEGIN FOR k IN SELECT id FROM t ORDER BY pos DESC LOOP"
-            " UPDATE t SET pos = pos + 1 WHERE id = k; END LOOP; END $$",
+            (
+                "DO $$ DECLARE k int; BEGIN FOR k IN SELECT id FROM t ORDER BY pos DESC LOOP"
+                " UPDATE t SET pos = pos + 1 WHERE id = k; END LOOP; END $$"
+            ),
             "BEGIN; UPDATE t SET pos = 0 WHERE id = 1; UPDATE t SET pos = 2 WHERE id = 2; COMMIT",
             # T-49: two rows hold one value until the commit.
             "INSERT INTO late VALUES (1, 1), (2, 2), (3, 3)",
@@ -189,11 +188,16 @@ CASES = (
         transactions=[
             "BEGIN; INSERT INTO t VALUES (1, 'a'), (2, 'b'), (3, 'c'); INSERT INTO keyless VALUES ('k'), ('k'); COMMIT",
             "BEGIN; DELETE FROM t WHERE id = 1; INSERT INTO t VALUES (1, 'new'); COMMIT",
-            "BEGIN; INSERT INTO t VALUES (4, 'x'); UPDATE t SET v = 'y' WHERE id = 4; DELETE FROM t WHERE id = 4;"
-            " INSERT INTO t VALUES (4, 'z'); COMMIT",
+            (
+                "BEGIN; INSERT INTO t VALUES (4, 'x'); UPDATE t SET v = 'y' WHERE id = 4; DELETE FROM t WHERE id = 4;"
+                " INSERT INTO t VALUES (4, 'z'); COMMIT"
+            ),
             "BEGIN; INSERT INTO t VALUES (5, 'x'); DELETE FROM t WHERE id = 5; COMMIT",
             "BEGIN; UPDATE t SET v = 'u' WHERE id = 2; DELETE FROM t WHERE id = 2; COMMIT",
-            "BEGIN; SAVEPOINT a; INSERT INTO t VALUES (6, 'gone'); ROLLBACK TO a; INSERT INTO t VALUES (6, 'kept'); COMMIT",
+            (
+                "BEGIN; SAVEPOINT a; INSERT INTO t VALUES (6, 'gone'); ROLLBACK TO a;"
+                " INSERT INTO t VALUES (6, 'kept'); COMMIT"
+            ),
         ],
     ),
     Case(
@@ -214,19 +218,28 @@ CASES = (
         "CREATE TABLE whole (n int, big text); ALTER TABLE whole REPLICA IDENTITY FULL;"
         "ALTER TABLE whole ALTER big SET STORAGE EXTERNAL",
         transactions=[
-            f"INSERT INTO t SELECT n, {_TOAST.format(seed='n')}, 0, {_TOAST.format(seed='n + 7')}"
-            " FROM generate_series(1, 6) AS n",
+            (
+                f"INSERT INTO t SELECT n, {_TOAST.format(seed='n')}, 0, {_TOAST.format(seed='n + 7')}"
+                " FROM generate_series(1, 6) AS n"
+            ),
             "UPDATE t SET n = 1",
             f"UPDATE t SET big = {_TOAST.format(seed='99')} WHERE id = 1",
             "UPDATE t SET other = 'short' WHERE id = 2",
             "UPDATE t SET n = n + 1, big = NULL WHERE id = 3",
             "UPDATE t SET id = 100 WHERE id = 4",
-            f"BEGIN; INSERT INTO t VALUES (7, {_TOAST.format(seed='5')}, 0, NULL); UPDATE t SET n = 2 WHERE id = 7; COMMIT",
+            (
+                f"BEGIN; INSERT INTO t VALUES (7, {_TOAST.format(seed='5')}, 0, NULL);"
+                " UPDATE t SET n = 2 WHERE id = 7; COMMIT"
+            ),
             "UPDATE t SET n = n + 1 WHERE id IN (5, 100)",
-            "BEGIN; UPDATE t SET n = 9 WHERE id = 6; UPDATE t SET big = 'x' WHERE id = 6; UPDATE t SET n = 10"
-            " WHERE id = 6; COMMIT",
-            f"INSERT INTO keyed SELECT n, {_TOAST.format(seed='n')}, {_TOAST.format(seed='n + 1')}"
-            " FROM generate_series(1, 3) AS n",
+            (
+                "BEGIN; UPDATE t SET n = 9 WHERE id = 6; UPDATE t SET big = 'x' WHERE id = 6; UPDATE t SET n = 10"
+                " WHERE id = 6; COMMIT"
+            ),
+            (
+                f"INSERT INTO keyed SELECT n, {_TOAST.format(seed='n')}, {_TOAST.format(seed='n + 1')}"
+                " FROM generate_series(1, 3) AS n"
+            ),
             "UPDATE keyed SET n = n + 10",
             "UPDATE keyed SET big = 'short' WHERE n = 11",
             f"UPDATE keyed SET k = {_TOAST.format(seed='77')} WHERE n = 12",
@@ -242,8 +255,10 @@ CASES = (
         tables="CREATE TABLE big (id int PRIMARY KEY, v text, b bytea); CREATE TABLE many (id int PRIMARY KEY, v text);"
         f"CREATE TABLE wide (id int PRIMARY KEY, {', '.join(f'c{n} int2' for n in range(1599))})",
         transactions=[
-            "INSERT INTO big SELECT n, repeat(md5(n::text), 90000), decode(repeat('00ff', 500000), 'hex')"
-            " FROM generate_series(1, 2) AS n",
+            (
+                "INSERT INTO big SELECT n, repeat(md5(n::text), 90000), decode(repeat('00ff', 500000), 'hex')"
+                " FROM generate_series(1, 2) AS n"
+            ),
             "UPDATE big SET v = v || 'x' WHERE id = 1",
             "INSERT INTO many SELECT n, 'v' || n FROM generate_series(1, 20000) AS n",
             "UPDATE many SET v = v || '!' WHERE id % 2 = 0",
@@ -266,22 +281,3 @@ CASES = (
         ],
     ),
 )
-
-
-def equal_texts_case(texts: dict[str, tuple[str, str]], extra: str = "") -> Case:
-    """Return a case in which each type's key is written in two texts of one value, back and forth (trap T-21)."""
-    tables = [extra]
-    transactions: list[str] = []
-    for number, (type_, (first, second)) in enumerate(texts.items()):
-        table = f"k{number}"
-        tables.append(f"CREATE TABLE {table} (v int, k {type_} PRIMARY KEY);")
-        for turn, (one, same) in enumerate([(first, second), (second, first)] * 2):
-            transactions += [
-                f"INSERT INTO {table} VALUES ({turn}, '{one}')",
-                f"DELETE FROM {table} WHERE k = '{same}'",
-                f"INSERT INTO {table} VALUES ({turn}, '{same}')",
-                f"UPDATE {table} SET k = '{one}', v = v + 10 WHERE k = '{same}'",
-                f"UPDATE {table} SET v = v + 1 WHERE k = '{same}'",
-                *([f"DELETE FROM {table}"] if turn < 3 else []),
-            ]
-    return Case(name="t21", tables="".join(tables), transactions=transactions)

@@ -50,14 +50,14 @@ def published_fan(published_fans: Fans, pg_major: int) -> Fan:
 def test_columns_are_matched_by_name(fan: Fan, variant: Variant) -> None:
     """Another order and dropped columns do not matter; columns only the target has take their defaults."""
     found = fan.check(variant, "other_order")
-    assert found["t"][0] == '("from the target",15,b10!,,10,20)'
+    assert '("from the target",15.0,b10!,,10,20)' in found["t"]
 
 
 @every_variant
 def test_values_go_where_their_text_can(fan: Fan, variant: Variant) -> None:
     """A column may have any type that reads the publisher's text: int to text or bigint, text to an enum, ..."""
     found = fan.check(variant, "other_types")
-    assert '(10,7,,sad,z,,,,,,f,,,100)' in found["u"]
+    assert "(10,7,,sad,z,,,,,,f,,,100)" in found["u"]
 
 
 @every_variant

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from parapply.errors import ProtocolError
+from parapply.errors import ParapplyError, ProtocolError
 from parapply.model import FRAME_HEADER_BYTES, Relation, Transaction
 from parapply.plan.changes import NotASet, TableChanges
 from parapply.plan.table import Lane, TablePlan
@@ -52,35 +52,56 @@ class Plans:
 
     `known` maps every announced relation to its plan; the leader writes it before the announcement is read here.
     `current` maps a publisher's OID to the plan of the relation last announced under it (trap T-71).
+    `refused` holds announced relations that cannot be applied, and why. That is no error before a change of them comes:
+    pgoutput announces a partition beside the root that it is published as, and the target may have no such partition.
     """
 
-    __slots__ = ("current", "known", "may_be_serial")
+    __slots__ = ("current", "known", "may_be_serial", "refused")
 
     def __init__(self) -> None:
         """Start with nothing announced."""
         self.known: dict[Relation, TablePlan] = {}
         self.current: dict[int, TablePlan] = {}
-        #: False only if whoever fills `known` is sure that no table in it is serial: spares a look at every transaction.
+        self.refused: dict[Relation, ParapplyError] = {}
+        #: False only if whoever fills `known` is sure that no table in it is serial: spares a look at each transaction.
         self.may_be_serial = True
 
-    def announce(self, relation: Relation) -> TablePlan:
-        """Put a relation in force and return its plan."""
-        plan = self.known[relation]
-        self.current[relation.oid] = plan
-        return plan
+    def announce(self, relation: Relation) -> None:
+        """Put a relation in force; a refused one leaves its OID without a plan."""
+        if relation in self.refused:
+            self.current.pop(relation.oid, None)
+        else:
+            self.current[relation.oid] = self.known[relation]
+
+    def view(self) -> Plans:
+        """Return plans that can move ahead without moving these."""
+        ahead = Plans()
+        ahead.known, ahead.refused, ahead.may_be_serial = self.known, self.refused, self.may_be_serial
+        ahead.current = dict(self.current)
+        return ahead
 
     def of(self, frame: bytes) -> TablePlan:
         """Return the plan of a change frame.
 
         Raises:
             ProtocolError: the change names a relation that was never announced, or is cut before the name.
+            TargetRefused: the relation cannot be applied.
         """
         if len(frame) < RELATION_AT + _OID_BYTES:
             raise malformed(frame, 0)
-        oid = _relation_at(frame, RELATION_AT)[0]
+        return self.of_oid(_relation_at(frame, RELATION_AT)[0], chr(frame[KIND_AT]), 1)
+
+    def of_oid(self, oid: int, kind: str, offset: int) -> TablePlan:
+        """Return the plan of the publisher's OID at a place of a message.
+
+        Raises:
+            ProtocolError, TargetRefused: as `of`.
+        """
         plan = self.current.get(oid)
         if plan is None:
-            raise ProtocolError(chr(frame[KIND_AT]), 1, f"relation {oid} was never announced")
+            # The last one first: an OID may have been announced several times.
+            errors = [error for relation, error in self.refused.items() if relation.oid == oid]
+            raise errors[-1] if errors else ProtocolError(kind, offset, f"relation {oid} was never announced")
         return plan
 
 
@@ -254,18 +275,24 @@ def truncate_step(frame: bytes, plans: Plans) -> TruncateStep:
 
     Raises:
         ProtocolError: a relation was never announced, or the bytes are malformed.
+        TargetRefused: a relation cannot be applied.
     """
     message = decode(frame[FRAME_HEADER_BYTES:])
     assert isinstance(message, Truncate)
     if not message.relation_oids:
         raise ProtocolError("T", 1, "no relation is truncated")
-    tables = []
-    for oid in message.relation_oids:
-        plan = plans.current.get(oid)
-        if plan is None:
-            raise ProtocolError("T", 5, f"relation {oid} was never announced")
-        tables.append(plan)
+    tables = [plans.of_oid(oid, "T", 5) for oid in message.relation_oids]
     return TruncateStep(tuple(tables), message.restart_identity)
+
+
+def check_plans(transaction: Transaction, plans: Plans) -> None:
+    """Make sure that every change can be applied, before anything of the transaction is in a batch.
+
+    Raises:
+        ProtocolError, TargetRefused: as `Plans.of`.
+    """
+    if plans.refused:
+        ordered_changes(transaction, plans.view())
 
 
 def is_serial(transaction: Transaction, plans: Plans) -> bool:
@@ -279,9 +306,7 @@ def is_serial(transaction: Transaction, plans: Plans) -> bool:
     if not plans.may_be_serial:
         return False
     # A view of the plans as the changes see them; the real ones move only when the changes are read.
-    ahead = Plans()
-    ahead.known = plans.known
-    ahead.current = dict(plans.current)
+    ahead = plans.view()
     for change in transaction.changes:
         if isinstance(change, Relation):
             ahead.announce(change)

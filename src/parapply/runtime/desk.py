@@ -31,12 +31,8 @@ class Desk:
         """Open nothing yet."""
         self._role = role
         self._pool: AsyncConnectionPool[settings.Connection] = AsyncConnectionPool(
-            dsn,
-            kwargs={
-                "autocommit": True,
-                "application_name": application_name,
-                "connect_timeout": settings.CONNECT_TIMEOUT_S,
-            },
+            settings.client_conninfo(dsn, application_name),
+            kwargs={"autocommit": True},
             connection_class=psycopg.AsyncConnection[tuple[Any, ...]],
             configure=self._pin,
             min_size=1,

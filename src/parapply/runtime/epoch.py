@@ -85,7 +85,7 @@ class Epoch:
             until_lsn=until_lsn,
         )
         stall = StallCheck(self._crew, self._workers, ends.desk, config.apply.stall_check_s)
-        monitor = Monitor(
+        self._monitor = Monitor(
             ends.source,
             ends.desk,
             config.target.state_schema,
@@ -101,7 +101,7 @@ class Epoch:
         self._parts: dict[str, Callable[[], Coroutine[None, None, None]]] = {
             "intake": self._intake.run,
             "progress": self._progress.run,
-            "monitor": monitor.run,
+            "monitor": self._monitor.run,
             "stall-check": stall.run,
             **{f"worker-{worker.number}": worker.run for worker in self._workers},
         }
@@ -161,7 +161,11 @@ class Epoch:
         self._progress.finish(shown, reason)
         if progress.done():
             progress = tasks["progress"] = asyncio.create_task(self._progress.run(), name="progress")
-        await asyncio.wait({progress}, timeout=_LAST_WORD_S)
+        # A short run may have planned tables and met its error since the monitor's last look.
+        look = asyncio.create_task(self._monitor.show(), name="last-look")
+        await asyncio.wait({progress, look}, timeout=_LAST_WORD_S)
+        look.cancel()
+        await asyncio.gather(look, return_exceptions=True)
 
     async def _drain(self, tasks: dict[str, asyncio.Task[None]], abort: asyncio.Event) -> None:
         """Read no more; finish the whole transactions in hand, within a time limit."""

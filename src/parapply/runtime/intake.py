@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from parapply.errors import ParapplyError
 from parapply.logs import get_logger
-from parapply.plan.batch import Batch, is_serial
+from parapply.plan.batch import Batch, check_plans, is_serial
 from parapply.runtime.job import Job
 
 if TYPE_CHECKING:
@@ -151,6 +152,7 @@ class Intake:
         if not (transaction.is_first and transaction.is_last):
             await self._take_piece(transaction)
             return
+        check_plans(transaction, self._tables.plans)
         self.received_lsn = transaction.end_lsn
         late_us = transaction.send_time_us - transaction.commit_time_us
         self._is_backlog = late_us > self._config.backlog_threshold_s * 1e6
@@ -174,7 +176,12 @@ class Intake:
         job = self._building
         if job is None:
             job = self._building = self._new_job()
-        job.batch.add(transaction, self._tables.plans)
+        try:
+            job.batch.add(transaction, self._tables.plans)
+        except ParapplyError:
+            # Half a transaction must not reach a worker: all of the batch is sent again.
+            self._building = None
+            raise
         job.received_s = self.heard_s
         if transaction.relations:
             self._plans_now = dict(self._tables.plans.current)

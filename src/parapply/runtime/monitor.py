@@ -80,7 +80,7 @@ class Monitor:
                 raise
             self._progress.source_lsn = flush_lsn
             self._progress.lag_s = self._lag_s(flush_lsn, now_us)
-            await self._show()
+            await self.show()
             if self._applylog is not None:
                 self._applylog.tick()
             await asyncio.sleep(_INTERVAL_S)
@@ -99,7 +99,12 @@ class Monitor:
             lag_s = max(lag_s, (now_us - oldest_us) / 1e6)
         return lag_s
 
-    async def _show(self) -> None:
+    async def show(self) -> None:
+        """Write what the workers do and how the tables are applied.
+
+        Raises:
+            TargetLost, TargetRefused: it could not be written.
+        """
         rows = [self._row(worker) for worker in self._workers]
         tables = self._tables.take_rows()
         async with self._desk.session() as conn:

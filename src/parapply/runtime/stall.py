@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from parapply.runtime.desk import Desk
     from parapply.runtime.worker import Worker
 
-_BLOCKERS = sql.SQL("SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids($1::int))")
+#: Not only who blocks the head, but also who blocks those: somebody else's session in the way may itself wait for a
+#: later batch of ours, which waits for the head.
+_BLOCKERS = sql.SQL(
+    "WITH RECURSIVE chain (pid) AS (SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids($1::int))"
+    " UNION SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids(pid)) FROM chain) SELECT pid FROM chain"
+)
 
 
 class StallCheck:

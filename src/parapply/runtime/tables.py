@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from parapply.config import TableConfig
     from parapply.model import Relation
     from parapply.plan.batch import Batch
-    from parapply.plan.table import TablePlan
+    from parapply.plan.table import TableFacts, TablePlan
     from parapply.runtime.desk import Desk
+    from parapply.target.settings import Connection
 
 
 class Tables:
@@ -47,13 +48,20 @@ class Tables:
     async def resolve(self, relations: Iterable[Relation]) -> None:
         """Find the target table of each announced relation.
 
+        A missing table, column or privilege is kept in `plans.refused` until a change needs it.
+
         Raises:
-            TargetRefused: a table or a column is missing, or a privilege.
             TargetLost: the connection ended.
         """
         for relation in relations:
             known = self.plans.known
-            plan = await self._plan(relation)
+            self.plans.refused.pop(relation, None)
+            try:
+                plan = await self._plan(relation)
+            except TargetRefused as error:
+                self.plans.refused[relation] = error
+                self._forget_namesakes(relation)
+                continue
             # An equal plan stays the same object: statements and open segments go on.
             if known.get(relation) != plan:
                 known[relation] = plan
@@ -91,15 +99,24 @@ class Tables:
 
     async def _plan(self, relation: Relation) -> TablePlan:
         async with self._desk.session() as conn:
-            found = await facts.load_facts(conn, relation.schema, relation.name, role=self._role)
-            if found is None:
-                raise TargetRefused(
-                    f"target table {relation.qualified_name} does not exist",
-                    hint="create it as on the publisher and start again, or take it out of the publication",
-                )
-            await facts.check_table_access(conn, found)
+            found = await self._facts(conn, relation)
+            try:
+                await facts.check_table_access(conn, found)
+            except TargetRefused:
+                # Another table may have taken the name between the two looks, as online rewrites of a table do.
+                found = await self._facts(conn, relation)
+                await facts.check_table_access(conn, found)
         setting = self._config.get(relation.qualified_name)
         return match.match(relation, found, parallel=setting.parallel if setting else "auto")
+
+    async def _facts(self, conn: Connection, relation: Relation) -> TableFacts:
+        found = await facts.load_facts(conn, relation.schema, relation.name, role=self._role)
+        if found is None:
+            raise TargetRefused(
+                f"target table {relation.qualified_name} does not exist",
+                hint="create it as on the publisher and start again, or take it out of the publication",
+            )
+        return found
 
     def _look_for_serial(self) -> None:
         self.plans.may_be_serial = any(plan.lane is Lane.SERIAL for plan in self.plans.known.values())
@@ -108,6 +125,7 @@ class Tables:
         """Return plans for reading changes again from an earlier point, with what was refreshed since."""
         plans = Plans()
         known = plans.known = self.plans.known
+        plans.refused = self.plans.refused
         plans.may_be_serial = self.plans.may_be_serial
         plans.current = {oid: known.get(plan.relation, plan) for oid, plan in current.items()}
         return plans

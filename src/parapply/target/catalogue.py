@@ -161,13 +161,22 @@ SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object(
   'is_index_default', coalesce(kc.is_default, true),
   'collate', kc.collate_clause,
   'default_code', (
-    SELECT coalesce(pg_catalog.json_agg(DISTINCT f.function), '[]') FROM called f
-    WHERE (f.classid, f.objid) IN (
-      SELECT 'pg_catalog.pg_attrdef'::pg_catalog.regclass, d.oid FROM pg_catalog.pg_attrdef d
+    SELECT coalesce(pg_catalog.json_agg(DISTINCT x.code), '[]') FROM (
+      SELECT f.function FROM called f
+      WHERE (f.classid, f.objid) IN (
+        SELECT 'pg_catalog.pg_attrdef'::pg_catalog.regclass, d.oid FROM pg_catalog.pg_attrdef d
+        WHERE d.adrelid = a.attrelid AND d.adnum = a.attnum
+        UNION ALL
+        SELECT 'pg_catalog.pg_type'::pg_catalog.regclass, p.typid FROM part p
+        JOIN pg_catalog.pg_type pt ON pt.oid = p.typid AND pt.typtype = 'd' WHERE p.attnum = a.attnum)
+      UNION ALL  -- nextval is built in, but the numbers it gives show the order (trap T-29)
+      SELECT 'sequence ' || s.oid::pg_catalog.regclass FROM pg_catalog.pg_attrdef d
+      JOIN pg_catalog.pg_depend n ON n.classid = 'pg_catalog.pg_attrdef'::pg_catalog.regclass AND n.objid = d.oid
+        AND n.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
+      JOIN pg_catalog.pg_class s ON s.oid = n.refobjid AND s.relkind = 'S'
       WHERE d.adrelid = a.attrelid AND d.adnum = a.attnum
       UNION ALL
-      SELECT 'pg_catalog.pg_type'::pg_catalog.regclass, p.typid FROM part p
-      JOIN pg_catalog.pg_type pt ON pt.oid = p.typid AND pt.typtype = 'd' WHERE p.attnum = a.attnum)),
+      SELECT 'its identity sequence' WHERE a.attidentity <> '') x(code)),
   'has_text_cast', EXISTS (
     SELECT FROM pg_catalog.pg_cast k
     WHERE k.castsource = 'pg_catalog.text'::pg_catalog.regtype AND k.casttarget = t.oid

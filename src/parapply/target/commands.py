@@ -188,7 +188,8 @@ class CommandBuilder:
             # A trigger may veto the change (trap T-43): whether the row is there is asked for by itself.
             exists = statements.row_exists()
             keys = [_text(found[position], frame) for position in exists.old_positions]
-            out.append(Command(exists, keys, expected=1, operation="exists", plan=plan))
+            asked: Operation = "delete" if operation == "delete" else "exists"
+            out.append(Command(exists, keys, expected=1, operation=asked, plan=plan))
         parameters = [_text(new[position], frame) for position in prepared.positions]
         parameters += [_text(found[position], frame) for position in prepared.old_positions]
         out.append(Command(prepared, parameters, expected=expected, operation=operation, plan=plan))

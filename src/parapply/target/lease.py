@@ -140,6 +140,8 @@ async def take_lease(
         TargetLost: the connection broke.
     """
     if takeover:
+        with target_errors("taking over the lease"):
+            await conn.execute(_takeover_sql(slot_id).encode())
         await _terminate(conn, await holders(conn, slot_id))
     deadline_s = time.monotonic() + wait_s
     delay_s = _POLL_MIN_S
@@ -192,6 +194,24 @@ async def _try_lock(conn: Connection, key: int) -> bool:
         query = sql.SQL("SELECT pg_catalog.pg_try_advisory_lock($1::int, $2::int)")
         ((is_taken,),) = await rows(conn, query, [LOCK_CLASS, key])
     return bool(is_taken)
+
+
+def _takeover_sql(slot_id: int) -> str:
+    """Return the statement that ends the leader and stands in line for its lock before the leader is gone.
+
+    Between two statements a leader that lives would have reconnected and taken the lease again. The lock may be taken
+    once more afterwards: it ends with the session however often it was taken.
+    """
+    return f"""DO $parapply$BEGIN
+PERFORM pg_catalog.set_config('lock_timeout', '{_TERMINATE_WAIT_MS:d}', true);
+PERFORM pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_locks WHERE locktype = 'advisory'
+    AND classid = {LOCK_CLASS:d} AND objid = {lease_key(slot_id):d} AND objsubid = 2 AND granted
+    AND pid <> pg_catalog.pg_backend_pid() AND database =
+    (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database());
+PERFORM pg_catalog.pg_advisory_lock({LOCK_CLASS:d}, {lease_key(slot_id):d});
+EXCEPTION WHEN lock_not_available THEN
+    NULL;
+END$parapply$"""  # noqa: S608  integers only
 
 
 async def _terminate(conn: Connection, sessions: Sequence[Holder]) -> None:

@@ -82,10 +82,7 @@ class WorkerSession:
         """
         with settings.target_errors("connecting a worker"):
             connection = await psycopg.AsyncConnection.connect(
-                options.dsn,
-                autocommit=True,
-                application_name=options.application_name,
-                connect_timeout=settings.CONNECT_TIMEOUT_S,
+                settings.client_conninfo(options.dsn, options.application_name), autocommit=True
             )
         try:
             await settings.pin_session(
@@ -154,7 +151,11 @@ class WorkerSession:
             TargetLost: the connection ended; whether it committed is in doubt and only the state tells (trap T-14).
         """
         probes.probe(probes.BEFORE_COMMIT)
-        (outcome,) = await self.pipeline.run([_COMMIT], on_sent=_commit_sent)
+        try:
+            (outcome,) = await self.pipeline.run([_COMMIT], on_sent=_commit_sent)
+        except StatementFailed as failure:
+            failure.statement = -1  # no command's: a deferred check does not say whose row it was
+            raise
         probes.probe(probes.COMMITTED)
         if outcome.tag != b"COMMIT":
             raise StatementFailed("the server rolled back instead of committing")

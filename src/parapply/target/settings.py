@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import psycopg
-from psycopg import sql
+from psycopg import conninfo, sql
 
 from parapply.errors import TargetLost, TargetRefused
 
@@ -26,6 +26,16 @@ Kind: TypeAlias = Literal["worker", "control"]
 
 #: Seconds to wait for a TCP connection to the target; libpq would wait for the kernel, which is minutes.
 CONNECT_TIMEOUT_S = 10
+
+#: Of every connection, where the DSN does not say otherwise. A target that goes without a word is noticed in a minute;
+#: the kernel alone takes a quarter of an hour with data on its way, and two hours without (F16).
+_CLIENT_PARAMETERS = {
+    "connect_timeout": CONNECT_TIMEOUT_S,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,  # milliseconds
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +192,24 @@ async def rows(conn: Connection, query: sql.Composed | sql.SQL, params: Sequence
         return await cursor.fetchall() if cursor.description else []
 
 
+def client_conninfo(dsn: str, application_name: str) -> str:
+    """Return the connection string of a session on the target: the DSN, and what it leaves open.
+
+    Args:
+        dsn: as configured; it holds the password, so the result does, too.
+        application_name: put over one in the DSN, because our own sessions are known by it.
+
+    Raises:
+        psycopg.ProgrammingError: the DSN cannot be parsed.
+    """
+    parameters: dict[str, Any] = {
+        **_CLIENT_PARAMETERS,
+        **conninfo.conninfo_to_dict(dsn),
+        "application_name": application_name,
+    }
+    return conninfo.make_conninfo(**parameters)
+
+
 async def connect_control(dsn: str, *, role: str, application_name: str) -> Connection:
     """Open a control session: autocommit, every setting pinned, checked to be direct and writable.
 
@@ -190,9 +218,7 @@ async def connect_control(dsn: str, *, role: str, application_name: str) -> Conn
         TargetRefused: a privilege is missing, a pooler stands between, or the server is read only.
     """
     with target_errors("connecting"):
-        conn = await psycopg.AsyncConnection.connect(
-            dsn, autocommit=True, application_name=application_name, connect_timeout=CONNECT_TIMEOUT_S
-        )
+        conn = await psycopg.AsyncConnection.connect(client_conninfo(dsn, application_name), autocommit=True)
     try:
         await pin_session(conn, kind="control", role=role, synchronous_commit="on")
         await check_direct(conn)
@@ -209,9 +235,7 @@ async def connect_reader(dsn: str, application_name: str) -> Connection:
         TargetLost: no connection.
     """
     with target_errors("connecting"):
-        conn = await psycopg.AsyncConnection.connect(
-            dsn, autocommit=True, application_name=application_name, connect_timeout=CONNECT_TIMEOUT_S
-        )
+        conn = await psycopg.AsyncConnection.connect(client_conninfo(dsn, application_name), autocommit=True)
     try:
         with target_errors("pinning session settings"):
             await conn.execute(

@@ -1,0 +1,146 @@
+"""The apply log says what was applied: compared with the same stream as another slot of the publisher saw it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from parapply.applylog import XIDS_LIMIT, BatchRecord, RowCounts
+from parapply.model import parse_lsn
+from parapply.wire.decode import decode
+from parapply.wire.messages import Begin, Commit, Delete, Insert, RelationMessage, Truncate, Update
+from tests.fixtures.plain import check_equal, slot_route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from tests.fixtures.daemon import StartDaemon
+    from tests.fixtures.databases import Database
+    from tests.fixtures.route import Route
+
+# In keys and in other columns: whoever reads the log must not find it.
+_VALUE = "very-private-value"
+_OBSERVER = "observer"
+_TABLES = """
+CREATE TABLE item (id text PRIMARY KEY, v int NOT NULL);
+CREATE TABLE evt (n int NOT NULL, note text);
+CREATE SCHEMA "Other";
+CREATE TABLE "Other"."t%s" (id int PRIMARY KEY);
+"""
+_KINDS = {Insert: "insert", Update: "update", Delete: "delete"}
+
+
+@pytest.fixture
+def route(source_db: Database, target_db: Database, init_route: Callable[[Route], None]) -> Route:
+    """Three tables, and a second slot that sees the same."""
+    for database in (source_db, target_db):
+        database.execute(_TABLES)
+    source_db.execute('CREATE PUBLICATION pub FOR TABLE item, evt, "Other"."t%s"')
+    source_db.execute(f"SELECT pg_create_logical_replication_slot('{_OBSERVER}_' || current_database(), 'pgoutput')")
+    return slot_route(source_db, target_db, init_route, apply__max_batch_transactions=20)
+
+
+def _load(source: Database) -> None:
+    """Commit some 300 transactions of every kind; one in ten changes one key several times."""
+    source.execute("TRUNCATE item, evt")
+    source.execute(
+        f"DO $$ BEGIN FOR i IN 1..300 LOOP INSERT INTO item VALUES ('{_VALUE}-' || i, 0);"
+        f" INSERT INTO evt SELECT i, '{_VALUE}' FROM generate_series(1, i % 3);"
+        f" IF i % 10 = 0 THEN UPDATE item SET v = v + 1 WHERE id = '{_VALUE}-' || i;"
+        f" UPDATE item SET id = id || 'x' WHERE id = '{_VALUE}-' || i - 1;"
+        f" DELETE FROM item WHERE id = '{_VALUE}-' || i;"
+        " END IF; COMMIT; END LOOP; END $$"
+    )
+    source.execute('INSERT INTO "Other"."t%s" SELECT generate_series(1, 3000)')
+    source.execute('TRUNCATE "Other"."t%s"')
+
+
+class _Seen:
+    """What the publisher sent: end LSNs with their transaction ids in commit order, rows by table."""
+
+    def __init__(self, payloads: Sequence[bytes]) -> None:
+        self.ends: dict[int, int] = {}
+        self.rows: dict[str, dict[str, int]] = {}
+        names: dict[int, str] = {}
+        xid = 0
+        for payload in payloads:
+            message = decode(payload)
+            if isinstance(message, Begin):
+                xid = message.xid
+            elif isinstance(message, Commit):
+                self.ends[message.end_lsn] = xid
+            elif isinstance(message, RelationMessage):
+                names[message.relation.oid] = message.relation.qualified_name
+            elif isinstance(message, Truncate):
+                for oid in message.relation_oids:
+                    self._count(names[oid], "truncate")
+            elif isinstance(message, Insert | Update | Delete):
+                self._count(names[message.relation_oid], _KINDS[type(message)])
+
+    def _count(self, table: str, kind: str) -> None:
+        counts = self.rows.setdefault(table, msgspec.to_builtins(RowCounts()))
+        counts[kind] += 1
+
+
+def _seen(source: Database) -> _Seen:
+    query = (
+        "SELECT data FROM pg_logical_slot_get_binary_changes("
+        f"'{_OBSERVER}_' || current_database(), NULL, NULL, 'proto_version', '1', 'publication_names', 'pub')"
+    )
+    return _Seen([bytes(data) for (data,) in source.rows(query)])
+
+
+def _records(directory: Path) -> list[BatchRecord]:
+    """Read every closed file strictly, the oldest first, and check that nothing else is there."""
+    paths = sorted(directory.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    assert all(path.name.endswith(".jsonl") for path in paths), paths
+    decoder = msgspec.json.Decoder(BatchRecord)
+    lines = [line for path in paths for line in path.read_bytes().splitlines()]
+    fields = set(BatchRecord.__struct_fields__) | {"record"}
+    assert all(set(msgspec.json.decode(line)) <= fields for line in lines)
+    return [decoder.decode(line) for line in lines]
+
+
+@pytest.mark.parametrize("settings", [{"apply.workers": 1}, {"apply.workers": 4, "applylog.rotate_bytes": 4096}])
+def test_the_log_adds_up(route: Route, start_daemon: StartDaemon, tmp_path: Path, settings: dict[str, int]) -> None:
+    """Valid records, each source transaction in exactly one, rows as sent, LSNs ascending, no value of any row.
+
+    This holds over an orderly restart, several files, and a log of the operation beside it.
+    """
+    directory = tmp_path / "log"
+    lines: list[str] = []
+    for _ in range(2):
+        daemon = start_daemon(route, settings={**settings, "applylog.directory": str(directory), "log.level": "debug"})
+        _load(route.source)
+        daemon.wait_caught_up()
+        daemon.stop()
+        lines += daemon.lines
+    seen, records = _seen(route.source), _records(directory)
+    rows: dict[str, dict[str, int]] = {}
+    ends = list(seen.ends)
+    at = 0
+    for record in records:
+        members = ends[at : at + record.n_transactions]
+        assert (parse_lsn(record.first_end_lsn), parse_lsn(record.end_lsn)) == (members[0], members[-1])
+        assert list(record.xids) == [seen.ends[end] for end in members][:XIDS_LIMIT]
+        at += record.n_transactions
+        for table, counts in record.rows.items():
+            total = rows.setdefault(table, msgspec.to_builtins(RowCounts()))
+            for kind, count in msgspec.to_builtins(counts).items():
+                total[kind] += count
+        times = (record.received_at, record.started_at, record.committed_at)
+        assert times == tuple(sorted(times))
+        assert (
+            min(record.queued_s, record.wait_dependency_s, record.execute_s, record.wait_turn_s, record.commit_s) >= 0
+        )
+        assert (record.slot, record.attempts) == (route.slot, 1)
+        assert 1 <= record.worker <= settings["apply.workers"]
+    assert at == len(ends)
+    assert rows == seen.rows
+    written = b"".join(path.read_bytes() for path in directory.iterdir())
+    assert _VALUE.encode() not in written
+    assert _VALUE not in "\n".join(lines)
+    check_equal(route, "item", "evt", '"Other"."t%s"')

@@ -1,0 +1,186 @@
+"""Real conflicts and errors of the data: the daemon stops with 5 at the right place, and goes on once repaired."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fixtures.pair import SECRET, Pair, pair
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["pair"]
+
+_TABLE = "CREATE TABLE t (id int, part text, v text, u int, PRIMARY KEY (id, part))"
+_ROWS = "INSERT INTO t SELECT n, 'p', 'start', n FROM generate_series(1, 5) AS n"
+_BEFORE = ("INSERT INTO t VALUES (100, 'p', 'before', 100)", "UPDATE t SET v = 'before' WHERE id = 5")
+_AFTER = ("INSERT INTO t VALUES (200, 'p', 'after', 200)", "UPDATE t SET v = 'after' WHERE id = 5")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damage:
+    """A way in which a target refuses a change.
+
+    Attributes:
+        kind: what the message calls it.
+        target: SQL that makes the target refuse.
+        poison: the change.
+        repair: SQL for the target.
+    """
+
+    kind: str
+    target: str
+    poison: Sequence[str]
+    repair: str
+
+    def __str__(self) -> str:
+        """Return the test's id."""
+        return self.target.split()[0] + "-" + self.kind if self.kind in ("insert", "update") else self.kind
+
+
+DAMAGES = (
+    Damage(
+        kind="insert_exists",
+        target=f"INSERT INTO t VALUES (7, 'p', '{SECRET}', 0)",
+        poison=[f"INSERT INTO t VALUES (7, 'p', '{SECRET} too', 7)"],
+        repair="DELETE FROM t WHERE id = 7",
+    ),
+    Damage(
+        kind="update_missing",
+        target="DELETE FROM t WHERE id = 2",
+        poison=[f"UPDATE t SET v = '{SECRET}' WHERE id = 2"],
+        repair="INSERT INTO t VALUES (2, 'p', 'start', 2)",
+    ),
+    Damage(
+        kind="delete_missing",
+        target="DELETE FROM t WHERE id = 2",
+        poison=["DELETE FROM t WHERE id = 2"],
+        repair="INSERT INTO t VALUES (2, 'p', 'start', 2)",
+    ),
+    Damage(
+        kind="update_exists",
+        target=f"CREATE UNIQUE INDEX ON t (u); INSERT INTO t VALUES (99, 'p', '{SECRET}', 77)",
+        poison=["UPDATE t SET u = 77 WHERE id = 3"],
+        repair="DELETE FROM t WHERE id = 99",
+    ),
+    Damage(
+        kind="update_exists",
+        target=f"INSERT INTO t VALUES (99, 'p', '{SECRET}', 77)",
+        poison=["UPDATE t SET id = 99 WHERE id = 3"],
+        repair="DELETE FROM t WHERE id = 99",
+    ),
+    Damage(
+        kind="insert",
+        target="ALTER TABLE t ALTER u SET NOT NULL",
+        poison=[f"INSERT INTO t VALUES (7, 'p', '{SECRET}', NULL)"],
+        repair="ALTER TABLE t ALTER u DROP NOT NULL",
+    ),
+    Damage(
+        kind="update",
+        target="ALTER TABLE t ADD CONSTRAINT small CHECK (length(v) < 20)",
+        poison=[f"UPDATE t SET v = '{SECRET}' || repeat('x', 30) WHERE id = 4", "DELETE FROM t WHERE id = 3"],
+        repair="ALTER TABLE t DROP CONSTRAINT small",
+    ),
+    Damage(
+        kind="insert",
+        target="ALTER TABLE t ALTER v TYPE varchar(8)",
+        # Blanks too many are cut, as the type demands; letters are not (T-44).
+        poison=["INSERT INTO t VALUES (6, 'p', 'blank', 6)", f"INSERT INTO t VALUES (7, 'p', '{SECRET}!!!', 7)"],
+        repair="ALTER TABLE t ALTER v TYPE text",
+    ),
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=str)
+def test_t46_a_conflict_stops_between_its_neighbours(pair: Pair, damage: Damage) -> None:
+    """In a merged batch, all before the poison is applied and nothing of it or after; repaired, it goes on (T-46)."""
+    pair.create(f"{_TABLE}; {_ROWS}")
+    pair.target.execute(damage.target)
+    pair.write(*_BEFORE)
+    xid = pair.write_one("INSERT INTO t VALUES (150, 'p', 'same transaction', 150)", *damage.poison)
+    pair.write(*_AFTER)
+    daemon = pair.start()
+    pair.check_conflict(daemon, kind=damage.kind, xid=xid, place="public.t, key (id, part)")
+    seen = pair.target.rows("SELECT id, v FROM t WHERE id >= 100 OR id = 5 ORDER BY id")
+    assert seen == [(5, "before"), (100, "before")]
+    pair.target.execute(damage.repair)
+    pair.drain()
+    pair.check_equal()
+
+
+@pytest.mark.parametrize("workers", [1, 8])
+def test_a_conflict_under_load_lets_nothing_later_through(pair: Pair, workers: int) -> None:
+    """What is independent of the poison but behind it is not there when the daemon has stopped."""
+    pair.create("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    pair.target.execute("INSERT INTO t VALUES (50, 'in the way')")
+    daemon = pair.start(workers=workers, settings={"apply.max_batch_transactions": 3})
+    pair.write(*(f"INSERT INTO t VALUES ({number}, 'v')" for number in range(100)))
+    assert daemon.exit_code(30) == 5, daemon.log_tail()
+    assert pair.target.rows("SELECT count(*), max(id) FROM t WHERE v = 'v'") == [(50, 49)]
+    pair.target.execute("DELETE FROM t WHERE id = 50")
+    pair.drain(workers=workers)
+    pair.check_equal()
+
+
+def test_on_error_retry_goes_on_by_itself_once_repaired(pair: Pair) -> None:
+    """With on_error = "retry" the daemon keeps trying, says so without values, and needs no restart."""
+    pair.create(f"{_TABLE}; {_ROWS}")
+    pair.target.execute("DELETE FROM t WHERE id = 2")
+    daemon = pair.start(settings={"apply.on_error": "retry"})
+    pair.write(_BEFORE[0], f"UPDATE t SET v = '{SECRET}' WHERE id = 2", _AFTER[0])
+    failed = daemon.wait_for_event("batch_failed", count=2)
+    assert "update_missing on public.t" in failed["error"]
+    assert pair.target.rows("SELECT id FROM t WHERE id >= 100") == [(100,)]
+    pair.target.execute("INSERT INTO t VALUES (2, 'p', 'start', 2)")
+    daemon.wait_caught_up()
+    daemon.stop()
+    assert not [line for line in daemon.lines if SECRET in line]
+    pair.check_state_has_no_values()
+    pair.check_equal()
+
+
+def test_t42_an_insert_is_never_an_upsert(pair: Pair) -> None:
+    """A row inserted and deleted again inside one batch still is a conflict if the target has one there (T-42)."""
+    pair.create("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    pair.target.execute(f"INSERT INTO t VALUES (1, '{SECRET}')")
+    xid = pair.write_one("INSERT INTO t VALUES (1, 'x')")
+    pair.write("DELETE FROM t WHERE id = 1")
+    pair.check_conflict(pair.start(), kind="insert_exists", xid=xid, place="public.t, key (id)")
+    assert pair.target.rows("SELECT v FROM t") == [(SECRET,)]
+
+
+def test_t46_a_conflict_inside_a_large_transaction(pair: Pair) -> None:
+    """A transaction applied in pieces is rolled back as a whole when a row in its midst is refused (T-46)."""
+    pair.create("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    pair.target.execute(f"INSERT INTO t VALUES (9000, '{SECRET}')")
+    pair.write("INSERT INTO t VALUES (0, 'before')")
+    # Twenty megabytes: more than one piece.
+    xid = pair.write_one("INSERT INTO t SELECT n, repeat('x', 1000) FROM generate_series(1, 20000) AS n")
+    pair.write("INSERT INTO t VALUES (30000, 'after')")
+    says = rf"parapply: insert_exists on public\.t, key \(id\): .*; transaction {xid}, "
+    pair.check_stopped(pair.start(), code=5, says=says)
+    assert pair.target.rows("SELECT id FROM t ORDER BY id") == [(0,), (9000,)]
+    pair.target.execute("DELETE FROM t WHERE id = 9000")
+    pair.drain()
+    pair.check_equal()
+
+
+def test_t35_a_check_at_the_commit_fails_the_transaction(pair: Pair) -> None:
+    """What a deferred trigger refuses at COMMIT is refused: nothing is recorded, and a restart tries again (T-35)."""
+    pair.create("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    pair.target.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.v = 'bad' THEN RAISE"
+        f" 'no {SECRET}'; END IF; RETURN NULL; END $$;"
+        "CREATE CONSTRAINT TRIGGER late AFTER INSERT ON t DEFERRABLE INITIALLY DEFERRED FOR EACH ROW"
+        " EXECUTE FUNCTION refuse(); ALTER TABLE t ENABLE ALWAYS TRIGGER late"
+    )
+    pair.write(*(f"INSERT INTO t VALUES ({number}, '{v}')" for number, v in ((1, "good"), (2, "bad"), (3, "good"))))
+    says = r"parapply: commit: raise_exception \(P0001\); transaction \d+, end LSN"
+    pair.check_stopped(pair.start(), code=5, says=says)
+    assert pair.target.rows("SELECT id FROM t") == [(1,)]
+    pair.target.execute("DROP TRIGGER late ON t")
+    pair.drain()
+    pair.check_equal()

@@ -1,0 +1,244 @@
+"""Reasons not to go on: slot, publisher, target or password are not as they were (F7, F11 to F13, F17, F30)."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from psycopg import sql
+
+from tests.fixtures.databases import Database, create_database, drop_database
+from tests.fixtures.plain import FAST, check_equal, commit_each, end_sessions, plain_route
+from tests.fixtures.route import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from parapply.demo.server import PgServer
+    from tests.fixtures.daemon import Daemon, StartDaemon
+    from tests.fixtures.servers import OwnServers
+
+pytestmark = pytest.mark.crash
+
+_SOURCE_REFUSED = 3
+_TARGET_REFUSED = 4
+_PASSWORD = "secret-sesame"
+
+
+@pytest.fixture
+def route(source_db: Database, target_db: Database, init_route: Callable[[Route], None]) -> Route:
+    """Plain tables and a slot."""
+    return plain_route(source_db, target_db, init_route)
+
+
+def check_refused(daemon: Daemon, code: int, *words: str) -> None:
+    """Wait for the end and check exit code and last line; nobody sees a traceback or a password.
+
+    Raises:
+        AssertionError: it ended differently.
+    """
+    assert daemon.exit_code() == code, daemon.log_tail()
+    last = daemon.lines[-1]
+    assert last.startswith("parapply: ")
+    assert [word for word in words if word not in last] == [], last
+    everything = "\n".join(daemon.lines)
+    assert "Traceback" not in everything
+    assert _PASSWORD not in everything
+    assert [line for line in daemon.lines if not line.startswith("{")] == [last]
+
+
+def _apply_and_stop(route: Route, start_daemon: StartDaemon, first: int = 1) -> None:
+    daemon = start_daemon(route)
+    commit_each(route.source, first, first + 9)
+    daemon.wait_caught_up()
+    daemon.stop()
+
+
+def test_t16_an_unlogged_state_is_refused(route: Route, start_daemon: StartDaemon) -> None:
+    """T-16, F7: a state table that a crash would empty is refused, named, with what to do."""
+    _apply_and_stop(route, start_daemon)
+    route.target.execute("ALTER TABLE parapply.applied SET UNLOGGED")
+    check_refused(start_daemon(route), _TARGET_REFUSED, "applied is UNLOGGED", "SET LOGGED")
+    route.target.execute("ALTER TABLE parapply.applied SET LOGGED")
+    _apply_and_stop(route, start_daemon, 11)
+    check_equal(route)
+
+
+def test_f12_a_dropped_slot_is_not_made_again(route: Route, start_daemon: StartDaemon) -> None:
+    """F12: without its slot the daemon refuses, and makes none."""
+    _apply_and_stop(route, start_daemon)
+    route.source.execute(f"SELECT pg_drop_replication_slot('{route.slot}')")
+    check_refused(start_daemon(route), _SOURCE_REFUSED, f"slot '{route.slot}' is no longer on the publisher")
+    assert route.source.rows(f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{route.slot}'") == [(0,)]
+
+
+def test_f12_a_slot_made_anew_is_a_gap(route: Route, start_daemon: StartDaemon) -> None:
+    """F12: a slot of the same name that starts after transactions nobody read is refused; so is it the next time."""
+    _apply_and_stop(route, start_daemon)
+    route.source.execute(f"SELECT pg_drop_replication_slot('{route.slot}')")
+    commit_each(route.source, 11, 110)
+    route.source.execute(f"SELECT pg_create_logical_replication_slot('{route.slot}', 'pgoutput')")
+    for _ in range(2):
+        check_refused(start_daemon(route), _SOURCE_REFUSED, "the slot was made anew", "transactions are missing")
+    assert route.target.rows("SELECT count(*) FROM item") == [(10,)]
+
+
+def test_f12_a_slot_that_vanishes_ends_a_running_daemon(route: Route, start_daemon: StartDaemon) -> None:
+    """F12: the slot goes while the daemon runs: it ends with exit 3 instead of trying for ever."""
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    daemon.send(signal.SIGSTOP)
+    route.source.execute(
+        f"SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots WHERE slot_name = '{route.slot}'"
+    )
+    route.source.execute(f"SELECT pg_drop_replication_slot('{route.slot}')")
+    daemon.send(signal.SIGCONT)
+    check_refused(daemon, _SOURCE_REFUSED, "is no longer on the publisher")
+
+
+def test_f11_an_invalidated_slot_ends_the_daemon(
+    own_servers: OwnServers, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon
+) -> None:
+    """F11: the publisher removes WAL that a stopped daemon would need: exit 3 as it wakes up, and at every start."""
+    server = own_servers("publisher", settings={"max_slot_wal_keep_size": "1MB"})
+    source = create_database(server, "source")
+    route = plain_route(source, target_db, init_route)
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    daemon.send(signal.SIGSTOP)
+    for number in range(4):
+        commit_each(source, number + 1, number + 1)
+        source.execute("SELECT pg_switch_wal()")
+    source.execute("CHECKPOINT")
+    source.wait_until(f"SELECT wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = '{route.slot}'")
+    daemon.send(signal.SIGCONT)
+    check_refused(daemon, _SOURCE_REFUSED, "was invalidated by the publisher (wal_removed)", "parapply drop")
+    check_refused(start_daemon(route), _SOURCE_REFUSED, "was invalidated by the publisher")
+
+
+def test_f13_another_cluster_is_refused(
+    route: Route, start_daemon: StartDaemon, init_route: Callable[[Route], None]
+) -> None:
+    """F13: the source's DSN leads to another cluster with tables, publication and slot of the same names."""
+    _apply_and_stop(route, start_daemon)
+    route.target.execute("CREATE PUBLICATION pub FOR TABLE item, evt")
+    route.target.execute(f"SELECT pg_create_logical_replication_slot('{route.slot}', 'pgoutput')")
+    wrong = Route(source=route.target, target=route.target, slot=route.slot, settings=route.settings)
+    check_refused(start_daemon(wrong), _SOURCE_REFUSED, "system identifier", "correct source.dsn")
+    _apply_and_stop(route, start_daemon, 11)
+    check_equal(route)
+
+
+@pytest.fixture
+def older_target(route: Route, start_daemon: StartDaemon) -> Iterator[Database]:
+    """The target as it was before its last transactions, as a restored backup would be."""
+    _apply_and_stop(route, start_daemon)
+    older = Database(dbname=f"older_{secrets.token_hex(4)}", server=route.target.server)
+    route.target.server.execute(
+        sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
+            sql.Identifier(older.dbname), sql.Identifier(route.target.dbname)
+        ),
+        dbname="postgres",
+    )
+    yield older
+    drop_database(older)
+
+
+def test_f30_a_target_restored_to_an_older_state_is_refused(
+    route: Route, older_target: Database, start_daemon: StartDaemon
+) -> None:
+    """F30, F31: the publisher was told of more than the target has: exit 3, and nothing is applied after the gap."""
+    _apply_and_stop(route, start_daemon, 11)
+    commit_each(route.source, 21, 30)
+    restored = Route(source=route.source, target=older_target, slot=route.slot, settings=route.settings)
+    check_refused(start_daemon(restored), _SOURCE_REFUSED, "the target was restored", "restore the target")
+    assert older_target.rows("SELECT count(*) FROM item") == [(10,)]
+
+
+@pytest.fixture
+def limited_role(target_db: Database) -> Iterator[str]:
+    """A role with all it needs but connections."""
+    name = f"applier_{secrets.token_hex(4)}"
+    for command in (
+        f"CREATE ROLE {name} LOGIN CONNECTION LIMIT 4",
+        f"GRANT CREATE ON DATABASE {target_db.dbname} TO {name}",
+        f"GRANT ALL ON SCHEMA public TO {name}",
+        f"GRANT SET ON PARAMETER session_replication_role TO {name}",
+    ):
+        target_db.execute(command)
+    yield name
+    target_db.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+def test_f17_too_few_connections_mean_fewer_workers(
+    source_db: Database,
+    target_db: Database,
+    limited_role: str,
+    init_route: Callable[[Route], None],
+    start_daemon: StartDaemon,
+) -> None:
+    """F17: the target gives four connections: two of the eight workers serve, it is said once, and all is applied."""
+    for database, user in ((source_db, "postgres"), (target_db, limited_role)):
+        with database.connect(user=user) as connection:
+            connection.execute(b"CREATE TABLE item (id int PRIMARY KEY, v int); CREATE TABLE evt (n int)")
+    source_db.execute("CREATE PUBLICATION pub FOR TABLE item, evt")
+    route = Route(source=source_db, target=target_db, target_dsn=target_db.dsn_with(user=limited_role), settings=FAST)
+    init_route(route)
+    daemon = start_daemon(route, settings={"apply.workers": 8})
+    assert daemon.wait_for_event("workers_reduced")["workers"] == 2
+    commit_each(source_db, 1, 500)
+    daemon.wait_caught_up()
+    assert len(daemon.events_of("workers_reduced")) == 1
+    daemon.stop()
+    check_equal(route)
+
+
+@pytest.fixture
+def guarded(own_servers: OwnServers) -> PgServer:
+    """A server that asks the role `guarded` for its password."""
+    server = own_servers("guarded")
+    server.execute(f"CREATE ROLE guarded LOGIN SUPERUSER REPLICATION PASSWORD '{_PASSWORD}'")
+    path = server.data_dir / "pg_hba.conf"
+    rules = "host all guarded 127.0.0.1/32 scram-sha-256\nhost replication guarded 127.0.0.1/32 scram-sha-256\n"
+    path.write_text(rules + path.read_text(encoding="utf-8"), encoding="utf-8")
+    server.restart()
+    return server
+
+
+@pytest.mark.parametrize(("end", "code"), [("source", _SOURCE_REFUSED), ("target", _TARGET_REFUSED)])
+def test_f17_a_wrong_password_is_said_at_once(
+    *,
+    guarded: PgServer,
+    source_db: Database,
+    target_db: Database,
+    init_route: Callable[[Route], None],
+    start_daemon: StartDaemon,
+    end: str,
+    code: int,
+) -> None:
+    """F17: refused at the first attempt, the daemon says so in one line without the password and exits.
+
+    Refused later, while it runs, it goes on trying, and comes back when the password is right again.
+    """
+    ends = {"source": source_db, "target": target_db, end: create_database(guarded, end)}
+    plain = plain_route(ends["source"], ends["target"], init_route)
+
+    def with_password(password: str) -> Route:
+        dsn = ends[end].dsn_with(user="guarded", password=password)
+        dsns = {"source_dsn": "", "target_dsn": "", f"{end}_dsn": dsn}
+        return Route(source=plain.source, target=plain.target, slot=plain.slot, settings=plain.settings, **dsns)
+
+    check_refused(start_daemon(with_password(f"{_PASSWORD}-wrong")), code, end, "password authentication failed")
+    daemon = start_daemon(with_password(_PASSWORD))
+    daemon.wait_caught_up()
+    guarded.execute("ALTER ROLE guarded PASSWORD 'another'")
+    assert end_sessions(ends[end], f"%{plain.slot}") >= 1
+    daemon.wait_for_event(f"{end}_lost", count=2)
+    commit_each(plain.source, 1, 50)
+    guarded.execute(f"ALTER ROLE guarded PASSWORD '{_PASSWORD}'")
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(plain)
+    assert _PASSWORD not in "\n".join(daemon.lines)

@@ -1,0 +1,201 @@
+"""Settings and privileges as administrators leave them: pinned, or refused by name (F26, T-34, T-62 to T-65, T-72)."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+import pytest
+from psycopg import sql
+
+from tests.fixtures.plain import FAST, WORKER_IS_BLOCKED, check_equal, commit_each, foreign_transaction
+from tests.fixtures.route import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.fixtures.daemon import RunCommand, StartDaemon
+    from tests.fixtures.databases import Database
+
+_TARGET_REFUSED = 4
+
+#: What may be set for a role or a database; each one breaks an applier that does not pin it (F26).
+_HOSTILE = {
+    "default_transaction_isolation": "serializable",
+    "default_transaction_read_only": "on",
+    "default_transaction_deferrable": "on",
+    "statement_timeout": "800ms",
+    "lock_timeout": "500ms",
+    "idle_in_transaction_session_timeout": "1s",
+    "idle_session_timeout": "1s",
+    "transaction_timeout": "1s",
+    "row_security": "on",
+    "search_path": "hostile, public",
+    "DateStyle": "SQL, DMY",
+    "IntervalStyle": "iso_8601",
+    "TimeZone": "Asia/Tokyo",
+    "extra_float_digits": "-10",
+    "bytea_output": "escape",
+    "xmloption": "document",
+    "array_nulls": "off",
+    "client_encoding": "LATIN1",
+    "standard_conforming_strings": "off",
+}
+_SINCE = {"transaction_timeout": 17}
+
+_TYPES = """
+CREATE TABLE item (id int PRIMARY KEY, v int NOT NULL);
+CREATE TABLE evt (n int NOT NULL);
+CREATE TABLE typed (id int PRIMARY KEY, d date, t timestamptz, i interval, f float8, b bytea, a text[], s text);
+"""
+_TYPED_ROWS = """
+INSERT INTO typed VALUES
+(1, DATE '2024-03-02', TIMESTAMPTZ '2024-03-02 01:02:03.000004+00', INTERVAL '1 year -2 days 3:04:05',
+ 0.1::float8 + 0.2, decode('00ff27', 'hex'), ARRAY[NULL, 'NULL', 'a\\b'], U&'\\20AC \\4E2D');
+UPDATE typed SET d = DATE '2024-12-01' WHERE id = 1;
+"""
+# Operators and functions that would be taken if the path of the role were.
+_SHADOWS = """
+CREATE SCHEMA hostile;
+CREATE FUNCTION hostile.set_config(text, text, bool) RETURNS text LANGUAGE plpgsql AS
+$$BEGIN RAISE EXCEPTION 'shadowed'; END$$;
+CREATE TABLE hostile.item (id int PRIMARY KEY, v int NOT NULL);
+"""
+
+
+@pytest.fixture
+def roles(source_db: Database, target_db: Database) -> Iterator[str]:
+    """A superuser on both ends with every hostile setting; whether by role or by database does not matter."""
+    name = f"hostile_{secrets.token_hex(4)}"
+    for database in (source_db, target_db):
+        database.execute(f"CREATE ROLE {name} LOGIN SUPERUSER REPLICATION")
+        major = int(database.rows("SELECT current_setting('server_version_num')")[0][0]) // 10000
+        for setting, value in _HOSTILE.items():
+            if major >= _SINCE.get(setting, 0):
+                # A list must not become one quoted name.
+                text = sql.SQL(value) if setting == "search_path" else sql.Literal(value)
+                database.execute(
+                    sql.SQL("ALTER ROLE {} SET {} = {}").format(sql.Identifier(name), sql.Identifier(setting), text)
+                )
+        database.execute(
+            sql.SQL("ALTER DATABASE {} SET statement_timeout = '800ms'").format(sql.Identifier(database.dbname))
+        )
+    yield name
+    for database in (source_db, target_db):
+        database.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_f26_hostile_settings_change_nothing(
+    source_db: Database,
+    target_db: Database,
+    roles: str,
+    init_route: Callable[[Route], None],
+    start_daemon: StartDaemon,
+) -> None:
+    """F26, T-34, T-64, T-72: with every hostile setting of role and database the stream is applied, and equal.
+
+    A worker waits for a lock longer than each timeout, and later ones for their turn to commit.
+    """
+    for database in (source_db, target_db):
+        database.execute(_TYPES)
+    target_db.execute(_SHADOWS)
+    source_db.execute("CREATE PUBLICATION pub FOR TABLE item, evt, typed")
+    route = Route(
+        source=source_db,
+        target=target_db,
+        settings={**FAST, "apply.max_batch_transactions": 10},
+        source_dsn=source_db.dsn_with(user=roles),
+        target_dsn=target_db.dsn_with(user=roles),
+    )
+    init_route(route)
+    daemon = start_daemon(route)
+    source_db.execute(_TYPED_ROWS)
+    commit_each(source_db, 1, 50)
+    daemon.wait_caught_up()
+    with foreign_transaction(target_db, "SELECT FROM public.item WHERE id = 1 FOR UPDATE") as foreign:
+        source_db.execute("UPDATE item SET v = 7 WHERE id = 1")
+        commit_each(source_db, 51, 300)
+        target_db.wait_until(WORKER_IS_BLOCKED)
+        foreign.execute(b"SET LOCAL statement_timeout = 0; SELECT pg_sleep(1.5)")
+    daemon.wait_caught_up()
+    assert not daemon.events_of("target_lost")
+    assert not daemon.events_of("source_lost")
+    assert not daemon.events_of("batch_retried")
+    daemon.stop()
+    check_equal(route, "public.item", "evt", "typed")
+    assert target_db.rows("SELECT count(*) FROM hostile.item") == [(0,)]
+
+
+@pytest.fixture
+def plain_role(target_db: Database) -> Iterator[str]:
+    """A role on the target that may make the state schema, and nothing else."""
+    name = f"plain_{secrets.token_hex(4)}"
+    target_db.execute(f"CREATE ROLE {name} LOGIN")
+    target_db.execute(
+        sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(sql.Identifier(target_db.dbname), sql.Identifier(name))
+    )
+    yield name
+    target_db.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+@pytest.fixture
+def plain_route_of_role(
+    source_db: Database, target_db: Database, plain_role: str, init_route: Callable[[Route], None]
+) -> Route:
+    """Tables of somebody else, which the role may change but, as yet, not read."""
+    for database in (source_db, target_db):
+        database.execute("CREATE TABLE item (id int PRIMARY KEY, v int NOT NULL); CREATE TABLE evt (n int NOT NULL)")
+    source_db.execute("CREATE PUBLICATION pub FOR TABLE item, evt; INSERT INTO item VALUES (1, 0)")
+    target_db.execute("INSERT INTO item VALUES (1, 0)")
+    target_db.execute(f"GRANT SET ON PARAMETER session_replication_role TO {plain_role}")
+    target_db.execute(f"GRANT INSERT, UPDATE, DELETE ON item, evt TO {plain_role}")
+    route = Route(source=source_db, target=target_db, target_dsn=target_db.dsn_with(user=plain_role), settings=FAST)
+    init_route(route)
+    return route
+
+
+def test_t62_the_role_needs_the_replica_role(
+    plain_route_of_role: Route, plain_role: str, start_daemon: StartDaemon, run_command: RunCommand
+) -> None:
+    """T-62: without SET on session_replication_role, init and run refuse with exit 4 and the GRANT to give."""
+    route = plain_route_of_role
+    route.target.execute(f"REVOKE SET ON PARAMETER session_replication_role FROM {plain_role}")
+    daemon = start_daemon(route)
+    assert daemon.exit_code() == _TARGET_REFUSED
+    assert "GRANT SET ON PARAMETER session_replication_role" in daemon.lines[-1]
+    done = run_command(route, "init")
+    assert done.returncode == _TARGET_REFUSED
+    assert "GRANT SET ON PARAMETER session_replication_role" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_t65_a_missing_select_is_named(plain_route_of_role: Route, plain_role: str, start_daemon: StartDaemon) -> None:
+    """T-65: an update needs SELECT on its table; exit 4 names privilege and table, and nothing is skipped."""
+    route = plain_route_of_role
+    route.source.execute("UPDATE item SET v = 1 WHERE id = 1")
+    daemon = start_daemon(route)
+    assert daemon.exit_code() == _TARGET_REFUSED, daemon.log_tail()
+    assert "SELECT" in daemon.lines[-1]
+    assert "item" in daemon.lines[-1]
+    route.target.execute(f"GRANT SELECT ON item, evt TO {plain_role}")
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(route)
+
+
+def test_t63_row_security_is_an_error(plain_route_of_role: Route, plain_role: str, start_daemon: StartDaemon) -> None:
+    """T-63: a policy that would hide rows from the role stops the daemon by name; no update is lost silently."""
+    route = plain_route_of_role
+    route.target.execute(f"GRANT SELECT ON item, evt TO {plain_role}; ALTER TABLE item ENABLE ROW LEVEL SECURITY")
+    route.source.execute("UPDATE item SET v = 1 WHERE id = 1; INSERT INTO evt VALUES (1)")
+    daemon = start_daemon(route)
+    assert daemon.exit_code() == _TARGET_REFUSED, daemon.log_tail()
+    assert "item" in daemon.lines[-1]
+    assert route.target.rows("SELECT count(*) FROM evt") == [(0,)]
+    route.target.execute(f"ALTER ROLE {plain_role} BYPASSRLS")
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(route)

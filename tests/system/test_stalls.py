@@ -1,0 +1,54 @@
+"""Waits that PostgreSQL cannot see: the commit order among our own sessions, with somebody else's in between (T-30)."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fixtures.plain import WORKER_IS_BLOCKED, check_equal, foreign_transaction, plain_route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.fixtures.daemon import StartDaemon
+    from tests.fixtures.databases import Database
+    from tests.fixtures.route import Route
+
+_STALL_TIMEOUT_S = 15
+_ONE_WAITS_ITS_TURN = (
+    "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()"
+    " AND application_name LIKE 'parapply worker%' AND state = 'idle in transaction')"
+)
+
+
+@pytest.fixture
+def route(source_db: Database, target_db: Database, init_route: Callable[[Route], None]) -> Route:
+    """Plain tables; each source transaction is a target transaction."""
+    return plain_route(source_db, target_db, init_route, apply__max_batch_transactions=1)
+
+
+def test_t30_a_foreign_session_between_head_and_later_batch(route: Route, start_daemon: StartDaemon) -> None:
+    """T-30: the head waits for a foreign session, which waits for a later batch, which waits for its turn.
+
+    The later one yields, the foreign session gets its lock and ends, and everything is applied, in order.
+    """
+    route.source.execute("INSERT INTO item VALUES (1, 0), (2, 0)")
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    with (
+        foreign_transaction(route.target, "SELECT FROM item WHERE id = 1 FOR UPDATE") as foreign,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        for item in (1, 2):
+            route.source.execute(f"UPDATE item SET v = 1 WHERE id = {item}")
+        route.target.wait_until(WORKER_IS_BLOCKED)
+        route.target.wait_until(_ONE_WAITS_ITS_TURN)
+        # The server gives up in time, so that a stall fails the test instead of holding it.
+        foreign.execute(f"SET LOCAL statement_timeout = '{_STALL_TIMEOUT_S}s'".encode())
+        pool.submit(foreign.execute, b"SELECT FROM item WHERE id = 2 FOR UPDATE").result()
+        daemon.wait_for_event("stall_broken")
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(route)
