@@ -1,8 +1,7 @@
 """The replication stream: frames out of the socket, status updates into it.
 
-psycopg has no replication API beyond COPY_BOTH, so this is libpq's copy protocol on the raw `pq` layer, never blocking:
-`get_copy_data(0)` would hold the interpreter lock while it waits (DEPENDENCIES, trap 1).
-(PostgreSQL manual, "Streaming Replication Protocol".)
+psycopg has no replication API beyond COPY_BOTH, so this is the copy protocol itself, never blocking; `transport.py`
+moves the bytes. (PostgreSQL manual, "Streaming Replication Protocol".)
 """
 
 from __future__ import annotations
@@ -12,35 +11,37 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-import psycopg
-from psycopg import pq
-
 from parapply.errors import SlotBusy, SourceLost, SourceRefused
 from parapply.model import POSTGRES_EPOCH_US
+from parapply.source.transport import CopyFailed, transport_of
 from parapply.wire.frames import Keepalive, parse_keepalive, status_update
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from parapply.source.slot import Connection
+    from parapply.source.transport import Transport
+
 #: Kernel buffer asked for, so that the walsender is not stopped while the leader computes. The kernel may give less.
 RECEIVE_BUFFER_BYTES = 4 * 1024 * 1024
-
-_XLOG_DATA = ord("w")
-_KEEPALIVE = ord("k")
 
 
 class ReplicationStream:
     """One running START_REPLICATION. Only the leader uses it."""
 
-    def __init__(self, connection: psycopg.AsyncConnection[object]) -> None:
-        """Take over a connection opened with ``replication=database``."""
+    def __init__(self, connection: Connection, *, past_libpq: bool = True) -> None:
+        """Take over a connection opened with ``replication=database``.
+
+        Args:
+            connection: idle; closed by `close`.
+            past_libpq: read an unencrypted socket directly, which is faster; else always by libpq.
+        """
         self._connection = connection
-        self._pg = connection.pgconn
+        self._transport: Transport = transport_of(connection, past_libpq=past_libpq)
         self._loop = asyncio.get_running_loop()
-        self._fd = self._pg.socket
+        self._fd = self._transport.fd
         self._is_writing = False
         self._is_reading = False
-        self._on_readable: Callable[[], None] = _nothing
         self._ended = False
         #: Latest keep-alive, valid once every frame drained before it has been handled; the leader takes it.
         self.keepalive: Keepalive | None = None
@@ -55,24 +56,23 @@ class ReplicationStream:
             SourceRefused: the publisher will never accept this command.
             SourceLost: the connection ended.
         """
-        try:
-            # psycopg must stay out of COPY_BOTH here: executed through a cursor, the result is a cursor left active.
-            await self._connection.execute(command.encode())
-        except psycopg.Error as error:
-            raise _start_error(error) from error
-        self._pg.nonblocking = 1
         with socket.socket(fileno=self._fd) as view:
             try:
                 view.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
             finally:
                 view.detach()
+        try:
+            await self._transport.start(command)
+        except CopyFailed as failure:
+            raise _start_error(failure) from failure
 
     def resume_reading(self, on_readable: Callable[[], None]) -> None:
         """Call `on_readable` whenever bytes have come, until `pause_reading`."""
-        self._on_readable = on_readable
         if not self._is_reading and not self._ended:
             self._is_reading = True
             self._loop.add_reader(self._fd, on_readable)
+            if self._transport.has_early_data:
+                self._loop.call_soon(on_readable)
 
     def pause_reading(self) -> None:
         """Stop reading: back-pressure. Status updates still go out, which keeps the walsender alive (trap T-10)."""
@@ -87,32 +87,15 @@ class ReplicationStream:
 
         Raises:
             SourceLost: the stream ended.
+            ProtocolError: the bytes are not what a walsender sends.
         """
-        pg = self._pg
-        frames: list[bytes] = []
-        append, get_copy_data = frames.append, pg.get_copy_data
-        size = 0
+        transport = self._transport
         try:
-            while size < limit_bytes:
-                pg.consume_input()
-                before = len(frames)
-                while True:
-                    n_bytes, data = get_copy_data(1)
-                    if n_bytes <= 0:
-                        break
-                    # One copy of the message: the view belongs to a libpq buffer that goes with it.
-                    frame = bytes(data)
-                    if frame[0] == _XLOG_DATA:
-                        append(frame)
-                        size += n_bytes
-                    elif frame[0] == _KEEPALIVE:
-                        self.keepalive = parse_keepalive(frame)
-                if n_bytes < 0:
-                    raise self._end()
-                if len(frames) == before:
-                    break
-        except psycopg.Error as error:
-            raise self._lost(error) from error
+            frames = transport.drain(limit_bytes)
+        except CopyFailed as failure:
+            raise self._lost(failure) from failure
+        if transport.keepalive is not None:
+            self.keepalive, transport.keepalive = parse_keepalive(transport.keepalive), None
         return frames
 
     def send_status(
@@ -129,9 +112,9 @@ class ReplicationStream:
         now_us = int(time.time() * 1_000_000) - POSTGRES_EPOCH_US
         message = status_update(written_lsn, flushed_lsn, max(applied_lsn, flushed_lsn), now_us, reply_requested)
         try:
-            self._pg.put_copy_data(message)
-        except psycopg.Error as error:
-            raise self._lost(error) from error
+            self._transport.write(message)
+        except CopyFailed as failure:
+            raise self._lost(failure) from failure
         self.reported_flush_lsn = flushed_lsn
         self._flush()
 
@@ -140,22 +123,15 @@ class ReplicationStream:
         self.pause_reading()
         if not self._ended:
             self._ended = True
-            try:
-                self._pg.put_copy_end()
-                self._pg.flush()
-            except psycopg.Error:
-                pass
+            self._transport.end()
         if self._is_writing:
             self._loop.remove_writer(self._fd)
             self._is_writing = False
+        self._transport.close()
         await self._connection.close()
 
     def _flush(self) -> None:
-        try:
-            blocked = self._pg.flush()
-        except psycopg.Error:
-            # The reader meets the same error and reports it.
-            blocked = 0
+        blocked = self._transport.flush()
         if blocked and not self._is_writing:
             self._is_writing = True
             self._loop.add_writer(self._fd, self._flush)
@@ -163,34 +139,21 @@ class ReplicationStream:
             self._is_writing = False
             self._loop.remove_writer(self._fd)
 
-    def _end(self) -> SourceLost:
-        """Read why the copy ended."""
-        result = self._pg.get_result()
-        message = ""
-        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
-            message = (result.error_message or b"").decode("utf-8", "replace").strip()
-        return self._lost(RuntimeError(message or "the publisher ended the stream"))
-
-    def _lost(self, error: Exception) -> SourceLost:
+    def _lost(self, failure: CopyFailed) -> SourceLost:
         self.pause_reading()
         self._ended = True
-        return SourceLost(f"the stream from the publisher ended: {str(error).strip() or type(error).__name__}.")
+        return SourceLost(f"the stream from the publisher ended: {str(failure) or 'connection lost'}.")
 
 
-def _nothing() -> None:
-    """Stand in until a reader is set."""
-
-
-def _start_error(error: psycopg.Error) -> Exception:
-    text = str(error).strip()
-    if error.sqlstate == "55006":
+def _start_error(failure: CopyFailed) -> SlotBusy | SourceLost | SourceRefused:
+    if failure.sqlstate == "55006":
         return SlotBusy(
-            f"the replication slot is in use: {text}.",
+            f"the replication slot is in use: {failure}.",
             hint="another reader holds it, or the publisher has not noticed yet that one went away; trying again",
         )
-    if error.sqlstate is None or error.sqlstate[:2] in ("08", "53", "57"):
-        return SourceLost(f"the publisher did not start the stream: {text}.")
+    if failure.sqlstate is None or failure.sqlstate[:2] in ("08", "53", "57"):
+        return SourceLost(f"the publisher did not start the stream: {failure}.")
     return SourceRefused(
-        f"the publisher refused to start the stream: {text}.",
+        f"the publisher refused to start the stream: {failure}.",
         hint="see docs/OPERATIONS.md for what each refusal means",
     )

@@ -1,0 +1,73 @@
+"""Messages cut out of the server's bytes, however the network cuts those."""
+
+from __future__ import annotations
+
+import struct
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parapply.errors import ProtocolError
+from parapply.wire.copy import CopyReader, error_fields
+
+
+def message(kind: bytes, contents: bytes) -> bytes:
+    """Return one message of the protocol."""
+    return kind + struct.pack(">I", len(contents) + 4) + contents
+
+
+CONTENTS = st.binary(max_size=40)
+MESSAGES = st.lists(
+    st.one_of(
+        st.tuples(st.just(b"d"), CONTENTS.map(lambda contents: b"w" + contents)),
+        st.tuples(st.just(b"d"), CONTENTS.map(lambda contents: b"k" + contents)),
+        st.tuples(st.just(b"d"), st.just(b"")),
+        st.tuples(st.sampled_from([b"E", b"N", b"S", b"c", b"Z"]), CONTENTS),
+    ),
+    max_size=12,
+)
+
+
+@given(messages=MESSAGES, cuts=st.lists(st.integers(0, 600), max_size=12))
+def test_any_cutting_of_the_bytes_gives_the_same_messages(messages: list[tuple[bytes, bytes]], cuts: list[int]) -> None:
+    """TCP keeps the order of bytes, not their grouping."""
+    data = b"".join(message(kind, contents) for kind, contents in messages)
+    reader = CopyReader()
+    frames: list[bytes] = []
+    bounds = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
+    for start, end in pairwise(bounds):
+        reader.push(data[start:end], frames)
+    copies = [contents for kind, contents in messages if kind == b"d"]
+    assert frames == [contents for contents in copies if contents[:1] == b"w"]
+    keepalives = [contents for contents in copies if contents[:1] == b"k"]
+    assert reader.keepalive == (keepalives[-1] if keepalives else None)
+    others = [(kind[0], contents) for kind, contents in messages if kind != b"d" or not contents]
+    assert reader.others == others
+
+
+def test_a_large_message_is_put_together_once() -> None:
+    """While it comes, what is here is only added to: its bytes are not copied with every read."""
+    reader = CopyReader()
+    frames: list[bytes] = []
+    whole = message(b"d", b"w" + b"x" * 100_000)
+    for start in range(0, len(whole) - 1000, 1000):
+        reader.push(whole[start : start + 1000], frames)
+        assert len(reader._rest) == start + 1000
+    assert frames == []
+    reader.push(whole[len(reader._rest) :], frames)
+    assert frames == [whole[5:]]
+
+
+@pytest.mark.parametrize("length", [0, 3, (1 << 31), 0xFFFFFFFF])
+def test_an_impossible_length_is_an_error(length: int) -> None:
+    """Waiting for bytes that never come would look like a silent publisher."""
+    with pytest.raises(ProtocolError, match="a message of"):
+        CopyReader().push(b"d" + struct.pack(">I", length) + b"w", [])
+
+
+def test_error_fields() -> None:
+    """An ErrorResponse is a list of fields, each a type byte and a string."""
+    contents = b'SERROR\0VERROR\0C55006\0Mslot "s" is active\0\0'
+    assert error_fields(contents) == {"S": "ERROR", "V": "ERROR", "C": "55006", "M": 'slot "s" is active'}
