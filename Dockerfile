@@ -1,7 +1,7 @@
 # The daemon: docker run -e PARAPPLY_SOURCE__DSN=... -e PARAPPLY_TARGET__DSN=... parapply run --slot app --publication app
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /build
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml constraints.txt hatch_build.py README.md LICENSE ./
 COPY src src
 RUN python -m venv /opt/parapply && /opt/parapply/bin/pip install --no-cache-dir -c constraints.txt .
 

@@ -9,6 +9,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 MARK := $(VENV)/.made-by-make
 STAMP := $(VENV)/.up-to-date
+# What the compiled hot path is made from; the manifest is the last file of its build.
+HOT_SOURCES := $(wildcard hatch_build.py src/parapply/hotpath.py $(foreach d,. wire plan,src/parapply/$d/*.pxd src/parapply/$d/*.py))
+MANIFEST := $(if $(wildcard hatch_build.py),src/parapply/_compiled.json)
+# The contract of the hot path, which both twins keep.
+HOT_TESTS := $(patsubst %,tests/unit/test_%.py,rows assembler keys changes batch dependencies contradictions commands compiled)
 # The oldest supported version first: it is the one the pins were tested with.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
@@ -20,7 +25,7 @@ help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r target text; do \
 		printf 'make %-10s %s\n' "$$target" "$$text"; done
 
-venv: $(STAMP) ## make or renew .venv with the pinned versions
+venv: $(STAMP) $(MANIFEST) ## make or renew .venv with the pinned versions; compile the hot path
 
 # The mark comes before the environment: an interrupted attempt is ours to repeat.
 $(STAMP): pyproject.toml constraints.txt
@@ -33,9 +38,15 @@ $(STAMP): pyproject.toml constraints.txt
 		echo "$(PYTHON) has no venv or pip: install python3-venv (Debian: the package of that Python, e.g. python3.11-venv)" >&2; exit 1; }; \
 	mkdir -p $(VENV) && touch $(MARK); \
 	[ -x $(BIN)/python ] && $(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv $(VENV); \
-	$(PIP_INSTALL) hatchling editables; \
+	$(PIP_INSTALL) hatchling editables cython setuptools; \
 	$(PIP_INSTALL) --no-build-isolation -e '.[dev,demo]'; \
 	touch $@
+
+ifneq ($(MANIFEST),)
+# Not only part of the installation above: sources change, and a foreign environment is used too.
+$(MANIFEST): $(HOT_SOURCES) | $(STAMP)
+	@$(BIN)/python hatch_build.py
+endif
 
 lint: venv ## ruff, mypy and the import rules
 	@$(BIN)/ruff check
@@ -47,8 +58,10 @@ fmt: venv ## format and fix what ruff can fix
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-test: lint ## lint and all tests
+test: lint ## lint, all tests, and the hot path's once more interpreted if it is compiled
 	@$(BIN)/python -m pytest --quiet
+	@if PYTHONPATH=src $(BIN)/python -c 'import parapply, sys; sys.exit(bool(parapply.WHY_INTERPRETED))'; then \
+		PARAPPLY_COMPILED=forbid $(BIN)/python -m pytest --quiet $(HOT_TESTS); fi
 
 test-unit: venv ## the tests that need no server
 	@$(BIN)/python -m pytest --quiet tests/unit
@@ -60,5 +73,6 @@ bench: venv ## catch-up benchmark against the built-in subscription
 	@$(BIN)/python -m bench
 
 clean: ## remove caches and builds; .venv stays
+	@rm -f src/parapply/_compiled.json $(foreach d,. wire plan,src/parapply/$d/*.so)
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from parapply import __version__, probes
+from parapply import WHY_INTERPRETED, __version__, probes
 from parapply.errors import ParapplyError
 from parapply.model import parse_lsn
 
@@ -50,10 +50,11 @@ def _print_version(ctx: click.Context, _param: click.Parameter, is_asked: bool) 
     import psycopg  # noqa: PLC0415
 
     libpq = psycopg.pq.version()
+    hot_path = f"interpreted ({WHY_INTERPRETED})" if WHY_INTERPRETED else "compiled"
     python = ".".join(map(str, sys.version_info[:3]))
     click.echo(f"parapply {__version__}")
     click.echo(f"python {python}, psycopg {psycopg.__version__} ({psycopg.pq.__impl__}), ", nl=False)
-    click.echo(f"libpq {libpq // 10000}.{libpq % 10000}, decoder interpreted")
+    click.echo(f"libpq {libpq // 10000}.{libpq % 10000}, hot path {hot_path}")
     ctx.exit()
 
 

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import cython  # read by the compiler only
+else:
+    from parapply import uncompiled as cython
 
 #: Bytes before the pgoutput payload in a CopyData frame of kind 'w': type byte, start, end, send time.
 #: Frames keep their header from the socket to the parameter, so that a message is copied only once.
@@ -57,6 +65,9 @@ class Relation:
         return f"{self.schema}.{self.name}"
 
 
+_NO_RELATIONS: Sequence[Relation] = []
+
+
 class Transaction:
     """One whole source transaction, or one piece of a large one, as raw change messages.
 
@@ -93,8 +104,11 @@ class Transaction:
         self.changes: list[bytes | Relation] = []
         self.size_bytes = 0
         #: Relations announced inside this transaction; the leader resolves them before the plan reads the changes.
-        self.relations: list[Relation] = []
+        #: Written by replacing it: nearly all transactions share the empty one, which spares the collector a list each.
+        self.relations: Sequence[Relation] = _NO_RELATIONS
         self.has_truncate = False
         #: A large transaction travels in pieces: the first, any number between, the last (the one with end_lsn).
         self.is_first = True
         self.is_last = True
+        if cython.compiled:
+            untrack(self.changes)  # type: ignore[name-defined]  # noqa: F821  collector.pxd

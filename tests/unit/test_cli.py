@@ -33,11 +33,11 @@ def test_help_has_examples(command: list[str], capsys: pytest.CaptureFixture[str
 
 
 def test_version_names_what_matters_in_a_bug_report(capsys: pytest.CaptureFixture[str]) -> None:
-    """--version tells parapply, Python, psycopg, libpq and the decoder."""
+    """--version tells parapply, Python, psycopg, libpq and which twin of the hot path runs."""
     assert cli.main(["--version"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"parapply {parapply.__version__}\n")
-    for word in ("python 3.", "psycopg 3.", "libpq ", "decoder interpreted"):
+    for word in ("python 3.", "psycopg 3.", "libpq ", "hot path "):
         assert word in out
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from parapply.errors import ParapplyError, ProtocolError
 from parapply.model import FRAME_HEADER_BYTES, Relation, Transaction
@@ -16,7 +17,10 @@ from parapply.plan.changes import NotASet, TableChanges
 from parapply.plan.table import Lane, TablePlan
 from parapply.wire.decode import decode
 from parapply.wire.messages import Truncate
-from parapply.wire.rows import KIND_AT, RELATION_AT, TRUNCATE, malformed
+from parapply.wire.rows import KIND_AT, MARK_AT, RELATION_AT, TRUNCATE, malformed
+
+if TYPE_CHECKING:
+    from parapply.plan.segments import Taker
 
 _OID_BYTES = 4
 _relation_at = struct.Struct(">I").unpack_from
@@ -113,6 +117,7 @@ class Batch:
 
     __slots__ = (
         "_by_relation",
+        "_takers",
         "commit_time_us",
         "end_lsn",
         "first_commit_time_us",
@@ -154,6 +159,9 @@ class Batch:
         self.commit_time_us = 0
         #: Cache for one step: publisher's OID to the changes of its target table.
         self._by_relation: dict[int, TableChanges] = {}
+        #: Cache on top of it: kind and OID, as the bytes of a frame, to what takes such frames. Emptied whenever a
+        #: table may go on with another segment or plan.
+        self._takers: dict[bytes, Taker] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -170,33 +178,31 @@ class Batch:
             ProtocolError: a change cannot be read; neither batch nor plans are of use any more.
         """
         self._count(transaction)
-        if is_serial(transaction, plans):
+        if plans.may_be_serial and is_serial(transaction, plans):
             self.is_barrier = True
-            self._by_relation = {}
+            self._forget()
             self.steps.append(OrderedStep(ordered_changes(transaction, plans)))
             return
-        by_relation = self._by_relation
+        has_relations = bool(transaction.relations)
+        takers = self._takers
         try:
             for change in transaction.changes:
-                if isinstance(change, Relation):
+                if has_relations and isinstance(change, Relation):
                     self._announce(change, plans)
                     continue
-                kind = change[KIND_AT]
-                if kind == TRUNCATE:
-                    self._truncate(change, plans)
-                    by_relation = self._by_relation
-                    continue
-                oid = _relation_at(change, RELATION_AT)[0]
-                table = by_relation.get(oid)
-                if table is None:
-                    table = self._table(oid, plans.of(change))
-                table.add(change)
+                frame: bytes = change  # type: ignore[assignment]  # only Relations are announced
+                # A frame too short for this is in no cache.
+                take = takers.get(frame[KIND_AT:MARK_AT])
+                if take is None:
+                    if frame[KIND_AT] == TRUNCATE:
+                        self._truncate(frame, plans)
+                        continue
+                    take = self._taker(frame, plans)
+                if take(frame):
+                    self._by_relation[_relation_at(frame, RELATION_AT)[0]].add_by_itself(frame)
+                    takers.clear()
         except NotASet:
             self._give_up_sets(transaction, plans)
-        except struct.error as error:
-            # Asking each frame for its length first would cost more than all of this loop.
-            frames = [change for change in transaction.changes if isinstance(change, bytes)]
-            raise malformed(min(frames, key=len), 0) from error
 
     def _count(self, transaction: Transaction) -> None:
         if not self.transactions:
@@ -216,6 +222,23 @@ class Batch:
         plans.announce(relation)
         # Its next change looks the plan up again.
         self._by_relation.pop(relation.oid, None)
+        self._takers.clear()
+
+    def _forget(self) -> None:
+        """Begin a new step: what comes is not merged with what came before."""
+        self._by_relation.clear()
+        self._takers.clear()
+
+    def _taker(self, frame: bytes, plans: Plans) -> Taker:
+        """Return what takes a frame, and keep it for others of its kind and relation."""
+        if len(frame) < MARK_AT:
+            raise malformed(frame, 0)
+        oid = _relation_at(frame, RELATION_AT)[0]
+        table = self._by_relation.get(oid)
+        if table is None:
+            table = self._table(oid, plans.of(frame))
+        take = self._takers[frame[KIND_AT:MARK_AT]] = table.taker(frame[KIND_AT])
+        return take
 
     def _table(self, relation_oid: int, plan: TablePlan) -> TableChanges:
         """Return the changes of a target table in the current step.
@@ -233,6 +256,7 @@ class Batch:
             self.table_changes.append(table)
         elif table.plan is not plan:
             table.use(plan)
+            self._takers.clear()
             # Changes of another relation that maps here must not be read with this one's columns.
             for other, changes in list(self._by_relation.items()):
                 if changes is table:
@@ -246,7 +270,7 @@ class Batch:
         self.truncates.append(step)
         self.has_truncate = True
         self.is_barrier = True
-        self._by_relation = {}
+        self._forget()
 
     def _give_up_sets(self, transaction: Transaction, plans: Plans) -> None:
         """Mark the batch for row by row application; relations announced later in the transaction still count."""
@@ -254,7 +278,7 @@ class Batch:
         for change in transaction.changes:
             if isinstance(change, Relation):
                 plans.announce(change)
-        self._by_relation = {}
+        self._forget()
 
 
 def ordered_changes(transaction: Transaction, plans: Plans) -> list[tuple[TablePlan, bytes] | TruncateStep]:

@@ -48,6 +48,14 @@ def key_reader(plan: TablePlan) -> KeyOf:
     return lambda row: tuple([form(row[position]) for position, form in pairs])  # type: ignore[arg-type]
 
 
+def plain_position(plan: TablePlan) -> int:
+    """Return the position of the value that is the key as it is, or -1 if the key must be made by `key_reader`."""
+    positions = plan.key_positions
+    if len(positions) == 1 and plan.columns[positions[0]].equality is Equality.BYTES:
+        return positions[0]
+    return -1
+
+
 def key_form(plan: TablePlan) -> tuple[object, ...]:
     """Return what the keys of a plan are made of: keys of two plans of one table can be compared only if this is equal.
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 #: Counted per change beside its bytes: what the interpreter needs for the frame, the row and its values.
 OVERHEAD_BYTES = 400
 
-_INSERT, _UPDATE, _DELETE, _TRUNCATE = b"IUDT"
-_BEGIN, _COMMIT = b"BC"
+_ROW_CHANGES = b"IUD"
+_BEGIN, _COMMIT, _TRUNCATE = b"BCT"
 # LSNs are unsigned, times are not.
 _begin_at = struct.Struct(">QqI").unpack_from
 _commit_at = struct.Struct(">BQQq").unpack_from
@@ -63,14 +63,15 @@ class Assembler:
         """
         done: list[Transaction] = []
         current = self._open
+        piece_bytes = self._piece_bytes
         for frame in frames:
             kind = frame[FRAME_HEADER_BYTES] if len(frame) > FRAME_HEADER_BYTES else 0
-            if kind in (_INSERT, _UPDATE, _DELETE):
+            if kind in _ROW_CHANGES:
                 if current is None:
                     raise ProtocolError(chr(kind), 0, "a change outside a transaction")
                 current.changes.append(frame)
-                current.size_bytes += len(frame) + OVERHEAD_BYTES
-                if current.size_bytes >= self._piece_bytes:
+                size_bytes = current.size_bytes = current.size_bytes + len(frame) + OVERHEAD_BYTES
+                if size_bytes >= piece_bytes:
                     current = self._cut(current, done)
             elif kind == _BEGIN:
                 current = self._begin(frame, current)
@@ -136,5 +137,5 @@ class Assembler:
 
 
 def _announce(transaction: Transaction, relation: Relation) -> None:
-    transaction.relations.append(relation)
+    transaction.relations = [*transaction.relations, relation]
     transaction.changes.append(relation)

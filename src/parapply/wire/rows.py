@@ -8,16 +8,22 @@ TupleData; the array layout is that of ``array_recv``.)
 UNCHANGED occurs only in new rows of updates. Elsewhere it is read as NULL, as the built-in apply worker does
 (``slot_store_data`` in worker.c): a publisher's row filter that turns an update into an insert does send it there.
 
-The interpreted reader makes one bytes object a value, which is the cheapest way plain Python has to move it; no other
-object is made per column.
+One bytes object is made a value, which is the cheapest way plain Python has to move it; no other object is made per
+column. The types of the compiled twin are in ``rows.pxd``; what differs between the twins stands in `read_row`.
 """
 
 from __future__ import annotations
 
 import struct
+from typing import TYPE_CHECKING
 
 from parapply.errors import ProtocolError
 from parapply.model import FRAME_HEADER_BYTES
+
+if TYPE_CHECKING:
+    import cython  # read by the compiler only
+else:
+    from parapply import uncompiled as cython
 
 #: A column value: its length-prefixed slice, NULL, or UNCHANGED (a TOAST value that was not sent, trap T-41).
 Value = bytes | None
@@ -46,17 +52,18 @@ NEW = ord("N")
 _OLD_MARKS = b"KO"
 
 
-def read_row(frame: bytes, at: int, unchanged: Value = UNCHANGED) -> tuple[Row, int]:
-    """Read the TupleData at an offset.
+def read_row(frame: bytes, at: int, unchanged: Value, row: Row) -> int:
+    """Read the TupleData at an offset into a row.
 
     Args:
         frame: a whole CopyData frame.
         at: offset of the column count.
         unchanged: what stands for a TOAST value that was not sent.
+        row: an empty list; gets one value per column in wire order.
 
     Returns:
-        One value per column in wire order, and the offset behind the row. An offset beyond the frame means that the
-        message was cut: callers compare it with the length, because slices shorten silently.
+        The offset behind the row. One beyond the frame means that the message was cut: callers compare it with the
+        length, because slices shorten silently.
 
     Raises:
         IndexError, struct.error: the frame ends early. Callers turn these into ProtocolError with ``malformed``.
@@ -64,23 +71,37 @@ def read_row(frame: bytes, at: int, unchanged: Value = UNCHANGED) -> tuple[Row, 
     """
     count = frame[at] << 8 | frame[at + 1]
     at += 2
-    row: Row = []
-    append = row.append
+    if cython.compiled:
+        untrack(row)  # type: ignore[name-defined]  # noqa: F821  collector.pxd
+    data = frame
+    size = len(frame)
     for _ in range(count):
         kind = frame[at]
         at += 1
         if kind == _TEXT:
-            end = at + 4 + _length_at(frame, at)[0]
-            append(frame[at:end])
+            if cython.compiled:
+                # `data` is a bare pointer: nothing below looks behind `size`.
+                if at + 4 > size:
+                    raise IndexError(at)
+                length = data[at]
+                length = length << 8 | data[at + 1]
+                length = length << 8 | data[at + 2]
+                end = at + 4 + (length << 8 | data[at + 3])
+                if end > size:
+                    raise IndexError(end)
+                row.append(data[at:end])
+            else:
+                end = at + 4 + _length_at(frame, at)[0]
+                row.append(frame[at:end])
             at = end
         elif kind == _NULL:
-            append(NULL)
+            row.append(NULL)
         elif kind == _UNCHANGED:
-            append(unchanged)
+            row.append(unchanged)
         else:
             offset = at - 1 - FRAME_HEADER_BYTES
             raise ProtocolError(chr(frame[KIND_AT]), offset, f"column kind {kind:#x} was not asked for")
-    return row, at
+    return at
 
 
 def read_insert(frame: bytes, n_columns: int) -> Row:
@@ -91,8 +112,8 @@ def read_insert(frame: bytes, n_columns: int) -> Row:
     """
     try:
         if frame[KIND_AT] == INSERT and frame[MARK_AT] == NEW:
-            row, end = read_row(frame, ROW_AT, NULL)
-            if end == len(frame) and len(row) == n_columns:
+            row: Row = []
+            if read_row(frame, ROW_AT, NULL, row) == len(frame) and len(row) == n_columns:
                 return row
     except (IndexError, struct.error):
         pass
@@ -109,17 +130,18 @@ def read_update(frame: bytes, n_columns: int) -> tuple[Row | None, Row]:
     Raises:
         ProtocolError: the bytes are not an Update of ``n_columns`` columns.
     """
+    row: Row = []
     try:
         if frame[KIND_AT] != UPDATE:
             pass
         elif frame[MARK_AT] == NEW:
-            row, end = read_row(frame, ROW_AT)
-            if end == len(frame) and len(row) == n_columns:
+            if read_row(frame, ROW_AT, UNCHANGED, row) == len(frame) and len(row) == n_columns:
                 return None, row
         elif frame[MARK_AT] in _OLD_MARKS:
-            old, middle = read_row(frame, ROW_AT, NULL)
+            old: Row = []
+            middle = read_row(frame, ROW_AT, NULL, old)
             if frame[middle] == NEW:
-                row, end = read_row(frame, middle + 1)
+                end = read_row(frame, middle + 1, UNCHANGED, row)
                 if end == len(frame) and len(row) == n_columns == len(old):
                     return old, row
     except (IndexError, struct.error):
@@ -135,8 +157,8 @@ def read_delete(frame: bytes, n_columns: int) -> Row:
     """
     try:
         if frame[KIND_AT] == DELETE and frame[MARK_AT] in _OLD_MARKS:
-            row, end = read_row(frame, ROW_AT, NULL)
-            if end == len(frame) and len(row) == n_columns:
+            row: Row = []
+            if read_row(frame, ROW_AT, NULL, row) == len(frame) and len(row) == n_columns:
                 return row
     except (IndexError, struct.error):
         pass

@@ -1,0 +1,19 @@
+# Types for the compiled twin of model.py.
+
+cimport cython
+from parapply.collector cimport untrack
+
+# It refers to lists of bytes and of Relations, never to itself: the collector need not look at it.
+@cython.no_gc
+cdef class Transaction:
+    cdef public object xid
+    cdef public object commit_lsn
+    cdef public object end_lsn
+    cdef public object commit_time_us
+    cdef public object send_time_us
+    cdef public list changes
+    cdef public Py_ssize_t size_bytes
+    cdef public list relations
+    cdef public bint has_truncate
+    cdef public bint is_first
+    cdef public bint is_last

@@ -1,0 +1,239 @@
+"""Segments: changes of one table that are applied at once, or one by one in order. Pure.
+
+The types of the compiled twin are in ``segments.pxd``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from parapply.errors import ProtocolError
+from parapply.plan.keys import Key, key_reader, plain_position
+from parapply.wire.rows import DELETE, INSERT, KIND_AT, UNCHANGED, Row, read_delete, read_insert, read_update
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import cython  # read by the compiler only
+
+    from parapply.plan.table import TablePlan
+
+    #: Takes one change frame of one kind into a segment; True if the frame must be applied by itself instead.
+    #: Good as long as the segment is its table's last.
+    Taker = Callable[[bytes], bool]
+else:
+    from parapply import uncompiled as cython
+
+#: Net effect of one key's changes inside one segment.
+NET_INSERT: Final = 1  # the row must not exist, then does
+NET_UPDATE: Final = 2  # the row exists; values present are set
+NET_DELETE: Final = 3  # the row exists, then does not
+NET_REPLACE: Final = 4  # deleted, then inserted: both are done, so that columns only the target has start anew
+NET_ABSENT: Final = 5  # inserted, then deleted: nothing to write, but the row must not exist
+
+
+class NotASet(Exception):
+    """The changes of one key contradict each other (two inserts, an update after a delete).
+
+    The set form would hide that, so the batch is applied row by row at the head, where the target says what is wrong.
+    """
+
+
+class NetSegment:
+    """The net change of each key, and the rows to write it.
+
+    Applied as deletes, then updates, then inserts: no two entries are for one row, so only what other unique indexes
+    forbid on the way can fail, and that fails on the target, loudly (trap T-38).
+    """
+
+    __slots__ = ("_key_of", "_n_columns", "_plain_at", "counts", "has_unchanged", "net", "plan")
+
+    def __init__(self, plan: TablePlan) -> None:
+        """Start empty for a table whose lane is SET and that has a key."""
+        self.plan = plan
+        #: Per key: [net effect, row]. Written here, read by the dependency check (its keys) and by the statements.
+        #: Only the row of a NET_UPDATE can hold UNCHANGED, and never in a key column.
+        self.net: dict[Key, tuple[int, Row]] = {}
+        #: Whether any row holds UNCHANGED, so that updates must be grouped by the columns present.
+        self.has_unchanged = False
+        #: Inserts, updates, deletes taken.
+        self.counts = [0, 0, 0]
+        self._key_of = key_reader(plan)
+        # Most keys are one value as it is: spares the call.
+        self._plain_at = plain_position(plan)
+        self._n_columns = len(plan.columns)
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether there is no change."""
+        return not self.net
+
+    def taker(self, kind: int) -> Taker:
+        """Return the method for frames of a kind."""
+        return self.insert if kind == INSERT else self.delete if kind == DELETE else self.update
+
+    def insert(self, frame: bytes) -> bool:
+        """Add an Insert frame.
+
+        Raises:
+            NotASet: the key already exists inside the batch.
+            ProtocolError: the frame is malformed.
+        """
+        row = read_insert(frame, self._n_columns)
+        self.counts[0] += 1
+        at = self._plain_at
+        key = row[at] if at >= 0 else self._key_of(row)
+        change = (NET_INSERT, row)
+        if cython.compiled:
+            untrack(change)  # type: ignore[name-defined]  # noqa: F821  collector.pxd
+        before = self.net.setdefault(key, change)  # type: ignore[arg-type]  # no key value is UNCHANGED here
+        if before is change:
+            return False
+        if before[0] == NET_DELETE:
+            change = (NET_REPLACE, row)
+        elif before[0] != NET_ABSENT:
+            raise NotASet
+        self.net[key] = change  # type: ignore[index]  # as above
+        return False
+
+    def update(self, frame: bytes) -> bool:
+        """Add an Update frame; True if it moves the row to another key, which no set can do (trap T-38).
+
+        Raises:
+            NotASet: the row was deleted inside the batch.
+            ProtocolError: the frame is malformed.
+        """
+        old, row = read_update(frame, self._n_columns)
+        is_partial = UNCHANGED in row
+        if is_partial:
+            fill_key(row, old, self.plan)
+            is_partial = UNCHANGED in row
+        at = self._plain_at
+        key = row[at] if at >= 0 else self._key_of(row)
+        if old is not None and self._key_of(old) != key:
+            return True
+        self.counts[1] += 1
+        change = (NET_UPDATE, row)
+        if cython.compiled:
+            untrack(change)  # type: ignore[name-defined]  # noqa: F821  collector.pxd
+        before = self.net.setdefault(key, change)  # type: ignore[arg-type]  # no key value is UNCHANGED here
+        if before is change:
+            if is_partial:
+                self.has_unchanged = True
+            return False
+        effect, earlier = before
+        if effect in (NET_DELETE, NET_ABSENT):
+            raise NotASet
+        if is_partial:
+            # An insert followed by an update with unchanged TOAST is the insert with both (trap T-41).
+            row = [was if now is UNCHANGED else now for was, now in zip(earlier, row, strict=True)]
+            self.has_unchanged = self.has_unchanged or UNCHANGED in row
+        self.net[key] = (effect, row)  # type: ignore[index]  # as above
+        return False
+
+    def delete(self, frame: bytes) -> bool:
+        """Add a Delete frame.
+
+        Raises:
+            NotASet: the row was deleted inside the batch already.
+            ProtocolError: the frame is malformed.
+        """
+        row = read_delete(frame, self._n_columns)
+        self.counts[2] += 1
+        key = self._key_of(row)
+        before = self.net.get(key)
+        if before is None or before[0] == NET_UPDATE:
+            self.net[key] = (NET_DELETE, row)
+        elif before[0] == NET_INSERT:
+            self.net[key] = (NET_ABSENT, row)
+        elif before[0] == NET_REPLACE:
+            self.net[key] = (NET_DELETE, row)
+        else:
+            raise NotASet
+        return False
+
+
+class InsertSegment:
+    """Inserts into a table without a key: nothing to net, nothing to depend on."""
+
+    __slots__ = ("_n_columns", "plan", "rows")
+
+    def __init__(self, plan: TablePlan) -> None:
+        """Start empty."""
+        self.plan = plan
+        self.rows: list[Row] = []
+        self._n_columns = len(plan.columns)
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether there is no change."""
+        return not self.rows
+
+    @property
+    def counts(self) -> list[int]:
+        """Return inserts, updates, deletes."""
+        return [len(self.rows), 0, 0]
+
+    def taker(self, kind: int) -> Taker:
+        """Return the method for frames of a kind."""
+        return self.insert if kind == INSERT else self.refuse
+
+    def insert(self, frame: bytes) -> bool:
+        """Add an Insert frame.
+
+        Raises:
+            ProtocolError: the frame is malformed.
+        """
+        self.rows.append(read_insert(frame, self._n_columns))
+        return False
+
+    def refuse(self, _frame: bytes) -> bool:
+        """Take no update and no delete."""
+        return True
+
+
+class RowSegment:
+    """Change frames of one table, applied one by one in this order."""
+
+    __slots__ = ("counts", "frames", "plan")
+
+    def __init__(self, plan: TablePlan) -> None:
+        """Start empty."""
+        self.plan = plan
+        self.frames: list[bytes] = []
+        #: Inserts, updates, deletes taken.
+        self.counts = [0, 0, 0]
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether there is no change."""
+        return not self.frames
+
+    def taker(self, _kind: int) -> Taker:
+        """Return the method for frames of a kind."""
+        return self.add
+
+    def add(self, frame: bytes) -> bool:
+        """Add a frame, which is read later."""
+        kind = frame[KIND_AT]
+        self.counts[0 if kind == INSERT else 2 if kind == DELETE else 1] += 1
+        self.frames.append(frame)
+        return False
+
+
+Segment = NetSegment | InsertSegment | RowSegment
+
+
+def fill_key(row: Row, old: Row | None, plan: TablePlan) -> None:
+    """Take key values that an update says are unchanged from its old row (trap T-41).
+
+    Only those: other unchanged values stay absent, so that the target keeps its own, as the built-in worker does.
+
+    Raises:
+        ProtocolError: no old row was sent, so nothing says which row is meant.
+    """
+    for position in plan.key_positions:
+        if row[position] is UNCHANGED:
+            if old is None:
+                raise ProtocolError("U", 5, "a key value is unchanged and was not sent, nor was the old row")
+            row[position] = old[position]

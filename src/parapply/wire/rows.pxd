@@ -1,0 +1,19 @@
+# Types for the compiled twin of rows.py.
+
+cimport cython
+from parapply.collector cimport untrack
+
+@cython.locals(
+    count="Py_ssize_t", kind="unsigned char", end="Py_ssize_t", length="Py_ssize_t", size="Py_ssize_t",
+    data="const unsigned char *",
+)
+cdef Py_ssize_t read_row(bytes frame, Py_ssize_t at, bytes unchanged, list row) except -1
+
+@cython.locals(row=list)
+cpdef list read_insert(bytes frame, Py_ssize_t n_columns)
+
+@cython.locals(row=list, old=list, middle="Py_ssize_t", end="Py_ssize_t")
+cpdef tuple read_update(bytes frame, Py_ssize_t n_columns)
+
+@cython.locals(row=list)
+cpdef list read_delete(bytes frame, Py_ssize_t n_columns)
