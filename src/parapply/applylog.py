@@ -48,7 +48,7 @@ class RowCounts(msgspec.Struct, kw_only=True):
 
 
 class WaitedFor(msgspec.Struct, frozen=True, kw_only=True):
-    """The last dependency a batch waited for."""
+    """The last dependency that a batch waited for, or only its late keys."""
 
     seq: int  # of the batch waited for
     table: str  # schema.table
@@ -74,12 +74,13 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record",
     queued_s: float  # from received to started, dependency and turn not counted
     wait_dependency_s: float
     execute_s: float
-    wait_turn_s: float  # done, waiting for its place in the commit order
-    commit_s: float
+    wait_turn_s: float  # done but for late keys, waiting for its place in the commit order
+    commit_s: float  # late keys and COMMIT
     attempts: int  # 1 where nothing had to be repeated
     mode: str  # set, rows or large
     rows: dict[str, RowCounts]  # by schema.table
     size_bytes: int
+    late_keys: int = 0  # held by earlier batches and so applied in its turn, all others at once
     waited_for: WaitedFor | None = None
 
 

@@ -5,6 +5,7 @@ Each command imports what it needs when it runs, so that ``--help`` and a wrong 
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import sys
@@ -132,6 +133,8 @@ Examples:
 @click.option("--takeover", is_flag=True, help="End another daemon's sessions on the target instead of waiting.")
 def run(*, until_lsn: int | None, takeover: bool, **options: Any) -> int:  # noqa: ANN401  click's options
     """Run the daemon: SIGTERM or Ctrl-C drains, a second one aborts."""
+    # Modules make many objects and no garbage: the daemon lets the collector in again, behind them.
+    gc.disable()
     config = _load(options)
     from parapply import logs  # noqa: PLC0415
     from parapply.runtime import daemon  # noqa: PLC0415

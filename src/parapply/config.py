@@ -26,7 +26,6 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from parapply import config_layers
 from parapply.errors import ConfigError
@@ -210,30 +209,14 @@ class LogConfig(_Section):
     format: Literal["json", "console"] = "json"
 
 
-class Config(BaseSettings):
-    """Everything that can be set. Built directly it reads nothing but its arguments; see `load_config`."""
-
-    model_config = SettingsConfigDict(
-        extra="forbid", frozen=True, strict=True, hide_input_in_errors=True, case_sensitive=True
-    )
+class Config(_Section):
+    """Everything that can be set. Reads nothing but its arguments; see `load_config`."""
 
     source: SourceConfig = SourceConfig()
     target: TargetConfig = TargetConfig()
     apply: ApplyConfig = ApplyConfig()
     applylog: ApplyLogConfig = ApplyLogConfig()
     log: LogConfig = LogConfig()
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],  # noqa: ARG003  the library's signature
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Leave the library's own reading of the environment out: it skips unknown sections silently."""
-        return (init_settings,)
 
 
 def load_config(
@@ -269,7 +252,7 @@ def load_config(
     ]
     config = None
     try:
-        config = Config(_build_sources=(tuple(InitSettingsSource(Config, layer) for layer in layers), {}))
+        config = Config.model_validate(config_layers.merged(layers))
     except ValidationError as error:
         errors += [_line(details) for details in error.errors(include_input=False, include_url=False)]
     errors += [

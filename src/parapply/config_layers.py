@@ -91,6 +91,16 @@ def nest(entries: Iterable[tuple[list[str], object]]) -> dict[str, Any]:
     return tree
 
 
+def merged(layers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return one tree of several, the highest layer first: it wins key by key."""
+    tree: dict[str, Any] = {}
+    for layer in reversed(layers):
+        for key, value in layer.items():
+            below = tree.get(key)
+            tree[key] = merged([value, below]) if isinstance(value, dict) and isinstance(below, dict) else value
+    return tree
+
+
 def first_value(layers: Sequence[dict[str, Any]], parts: Sequence[str]) -> object:
     """Return the value of ``section.key`` in the first layer that has it, else None."""
     section, key = parts

@@ -8,7 +8,7 @@
 | SourceLost       | 3    | reconnect | nobody: the daemon reconnects with back-off          |
 | SlotBusy         | 3    | reconnect | another reader holds the slot                        |
 | TargetRefused    | 4    | never     | a privilege, a table or a column is missing          |
-| LeaseHeld        | 4    | reconnect | another daemon owns the slot's lease                 |
+| LeaseHeld        | 4    | never     | another daemon holds the lease: stop it or take over |
 | TargetLost       | 4    | reconnect | nobody: state is read again, the stream replayed     |
 | ApplyFailed      | 5    | never     | a conflict or data error remains after the retry     |
 """

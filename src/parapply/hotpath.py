@@ -25,7 +25,7 @@ VARIABLE: Final = "PARAPPLY_COMPILED"
 MANIFEST: Final = "_compiled.json"
 
 #: Compiled all or none: they know each other's types.
-MODULES: Final = ("model", "wire.rows", "wire.assembler", "plan.keys", "plan.segments", "plan.batch")
+MODULES: Final = ("model", "wire.copy", "wire.rows", "wire.assembler", "plan.keys", "plan.segments", "plan.batch")
 
 _PACKAGE: Final = Path(__file__).parent
 

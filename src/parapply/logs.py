@@ -11,7 +11,17 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import structlog
+
+_rich = sys.modules.get("rich")
+try:
+    # structlog takes rich for coloured tracebacks wherever it is installed: a tenth of each start, for nothing here.
+    sys.modules["rich"] = None  # type: ignore[assignment]
+    import structlog
+finally:
+    if _rich is None:
+        del sys.modules["rich"]
+    else:
+        sys.modules["rich"] = _rich
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping

@@ -6,11 +6,11 @@ from parapply.collector cimport untrack
 # It refers to lists of bytes and of Relations, never to itself: the collector need not look at it.
 @cython.no_gc
 cdef class Transaction:
-    cdef public object xid
-    cdef public object commit_lsn
-    cdef public object end_lsn
-    cdef public object commit_time_us
-    cdef public object send_time_us
+    cdef public unsigned int xid
+    cdef public unsigned long long commit_lsn
+    cdef public unsigned long long end_lsn
+    cdef public long long commit_time_us
+    cdef public long long send_time_us
     cdef public list changes
     cdef public Py_ssize_t size_bytes
     cdef public list relations

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -382,5 +382,9 @@ def _insert_in_pipeline(connection: psycopg.Connection) -> None:
 
 
 def _is_mapped(path: Path, pids: list[int]) -> bool:
-    """Say whether one of the processes has a file in its memory."""
-    return any(str(path) in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8") for pid in pids)
+    """Say whether one of the processes has a file in its memory; one that has just ended has not."""
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if str(path) in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8"):
+                return True
+    return False

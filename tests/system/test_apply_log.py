@@ -95,7 +95,8 @@ def _seen(source: Database) -> _Seen:
 
 def _records(directory: Path) -> list[BatchRecord]:
     """Read every closed file strictly, the oldest first, and check that nothing else is there."""
-    paths = sorted(directory.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    # Two files of one process may be written last at what the kernel's clock takes for the same time.
+    paths = sorted(directory.iterdir(), key=lambda path: (path.stat().st_mtime_ns, int(path.stem.split("-")[-1])))
     assert all(path.name.endswith(".jsonl") for path in paths), paths
     decoder = msgspec.json.Decoder(BatchRecord)
     lines = [line for path in paths for line in path.read_bytes().splitlines()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from tests.fixtures.plain import (
     plain_route,
     slot_route,
     wait_for_replies,
+    wait_until_unread,
     watermark,
 )
 
@@ -37,10 +39,11 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.crash
 
+_LOOKS = 40
 _SAMPLES = 10
-# Some four seconds of transactions, every other one on a table that is not published.
+# Some quarter of a second of transactions from a number on, every other one on a table that is not published.
 _MIXED_LOAD = (
-    "DO $$ BEGIN FOR i IN 1..800 LOOP INSERT INTO item VALUES (i, i); INSERT INTO evt VALUES (i); COMMIT;"
+    "DO $$ BEGIN FOR i IN {0}..{0} + 49 LOOP INSERT INTO item VALUES (i, i); INSERT INTO evt VALUES (i); COMMIT;"
     " PERFORM pg_sleep(0.002); INSERT INTO quiet VALUES (i); COMMIT; PERFORM pg_sleep(0.002); END LOOP; END $$"
 )
 
@@ -62,18 +65,30 @@ def test_t1_t8c_what_is_confirmed_is_durable_and_recorded_before(route: Route, s
     daemon.wait_caught_up()
     confirmed = set()
     with ThreadPoolExecutor(1) as pool:
-        load = pool.submit(route.source.execute, _MIXED_LOAD)
-        while not load.done():
-            wait_for_replies(route, 1)
-            daemon.send(signal.SIGSTOP)
-            confirmed.add(route.confirmed_flush_lsn())
-            assert route.confirmed_flush_lsn() <= watermark(route)
-            daemon.send(signal.SIGCONT)
+        # As long as somebody looks, however slow the machine is.
+        is_enough = threading.Event()
+        load = pool.submit(_mixed_load, route.source, is_enough)
+        try:
+            for _ in range(_LOOKS):
+                wait_for_replies(route, 1)
+                daemon.send(signal.SIGSTOP)
+                confirmed.add(route.confirmed_flush_lsn())
+                assert route.confirmed_flush_lsn() <= watermark(route)
+                daemon.send(signal.SIGCONT)
+        finally:
+            is_enough.set()
         load.result()
     assert len(confirmed) >= _SAMPLES, "the position hardly moved: this proves nothing"
     daemon.wait_caught_up()
     daemon.stop()
     check_equal(route)
+
+
+def _mixed_load(source: Database, is_enough: threading.Event) -> None:
+    first = 1
+    while not is_enough.is_set():
+        source.execute(_MIXED_LOAD.format(first))
+        first += 50
 
 
 def test_t2_nothing_is_confirmed_past_a_frozen_transaction(route: Route, start_daemon: StartDaemon) -> None:
@@ -114,6 +129,7 @@ def test_t3_a_restart_applies_nothing(route: Route, start_daemon: StartDaemon, t
     commit_each(route.source, 1, 50)
     first.wait_caught_up()
     first.stop()
+    wait_until_unread(route)
     peek = (
         f"SELECT count(*) FROM pg_logical_slot_peek_binary_changes('{route.slot}', NULL, NULL,"
         " 'proto_version', '1', 'publication_names', 'pub')"

@@ -62,8 +62,9 @@ def test_t9_a_publisher_stops_at_once(publisher: PgServer, route: Route, start_d
         ((expected,),) = route.source.rows("SELECT count(*) FROM item")
         if not count:
             daemon.wait_caught_up()
+        losses = len(daemon.events_of("source_lost"))
         publisher.stop("fast", timeout_s=_STOP_LIMIT_S)
-        daemon.wait_for_event("source_lost")
+        daemon.wait_for_event("source_lost", count=losses + 1)
         assert route.target.rows("SELECT count(*) FROM item") == [(expected,)]
         publisher.start()
         daemon.wait_for_event("source_connected", count=number)

@@ -54,10 +54,12 @@ def test_t15_f18_a_second_daemon_waits_and_names_the_first(route: Route, start_d
     with BankReader(route.target) as reader, BankLoad(route.source, seed=21) as load:
         first = start_daemon(route)
         first.wait_caught_up()
+        # While there is only one.
+        leader_pid = _leader_pid(route)
         second = start_daemon(route)
         holder = second.wait_for_event("lease_waiting")["holder"]
         assert second.exit_code() == _TARGET_REFUSED
-        assert f"pid {_leader_pid(route)} (parapply leader {route.slot}" in holder[0]
+        assert f"pid {leader_pid} (parapply leader {route.slot}" in holder[0]
         assert second.lines[-1].startswith("parapply: another parapply holds the lease")
         assert holder[0] in second.lines[-1]
         assert "Traceback" not in "\n".join(second.lines)

@@ -28,6 +28,8 @@ pytestmark = pytest.mark.crash
 _COMMIT = b"\0commit\0"
 _COMMIT_DONE = b"COMMIT\0"
 _CUTS = 12
+# Enough for the wait to grow to its maximum, were it to grow.
+_UNSEEN_CUTS = 5
 
 _FAILS_AT_COMMIT = """
 CREATE SEQUENCE attempts;
@@ -84,6 +86,34 @@ def test_t11_t14_commits_in_doubt(
     check_bank(bank.source, bank.target, load)
 
 
+def test_f16_an_unseen_commit_is_progress(
+    source_db: Database,
+    target_db: Database,
+    proxy: CutProxy,
+    init_route: Callable[[Route], None],
+    start_daemon: StartDaemon,
+) -> None:
+    """F16: a commit whose answer is lost is progress once it is seen: the wait before the next attempt does not grow.
+
+    Each connection of the daemon achieves just that: its first commit happens, and is known only to the next one.
+    """
+    direct = plain_route(source_db, target_db, init_route)
+    # Armed all at once: the daemon's next connection may be faster than the test. One worker sends one at a time.
+    cuts = [proxy.drop_reply_after(_COMMIT, reply=_COMMIT_DONE) for _ in range(_UNSEEN_CUTS)]
+    commit_each(source_db, 1, 2 * _UNSEEN_CUTS)
+    behind = Route(
+        source=source_db, target=target_db, target_dsn=proxy.dsn(target_db.dsn), slot=direct.slot,
+        settings={**direct.settings, "target.lease_wait_s": 20},
+    )  # fmt: skip
+    daemon = start_daemon(behind, settings={"apply.workers": 1, "apply.max_batch_transactions": 1})
+    daemon.wait_caught_up()
+    daemon.stop()
+    assert all(cut.is_set() for cut in cuts)
+    waits_s = [event["wait_s"] for event in daemon.events_of("target_lost")]
+    assert waits_s == [FAST["source.reconnect_min_s"]] * _UNSEEN_CUTS, daemon.log_tail()
+    check_equal(behind)
+
+
 @pytest.mark.parametrize("holder", ["leader", "worker"])
 def test_t14_the_next_daemon_waits_for_a_commit_on_its_way(
     bank: Route, proxy: CutProxy, start_daemon: StartDaemon, holder: str
@@ -103,7 +133,10 @@ def test_t14_the_next_daemon_waits_for_a_commit_on_its_way(
         assert held.wait(EVENT_TIMEOUT_S)
         first.kill()
         if holder == "worker":
+            # One that is still dying would be the first holder that the second daemon meets.
+            leader = f"application_name = 'parapply leader {bank.slot}'"
             end_sessions(bank.target, f"parapply leader {bank.slot}")
+            bank.target.wait_until(f"SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE {leader})")
         second = start_daemon(direct)
         waiting = second.wait_for_event("lease_waiting")
         assert f"parapply {holder}" in waiting["holder"][0]

@@ -94,6 +94,7 @@ def test_random_kills_under_load(route: Route, start_daemon: StartDaemon) -> Non
     chooser = random.Random(2)
     progress = set()
     with BankReader(route.target) as reader, BankLoad(route.source, seed=2, pace_s=0.01) as load:
+        reader.wait_for_snapshot()
         for number in range(_KILLS):
             daemon = start_daemon(route)
             if number % _EARLY_KILL_EVERY:

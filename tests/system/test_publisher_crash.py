@@ -39,6 +39,9 @@ def test_a_forgetful_slot_sends_nothing_twice(
         for crash in (server.crash, server.kill, server.crash):
             daemon.wait_caught_up()
             load.wait_for_more(100)
+            # Otherwise there may be nothing to forget.
+            slot = f"FROM pg_replication_slots WHERE slot_name = '{route.slot}'"
+            route.source.wait_until(f"SELECT confirmed_flush_lsn >= '{route.end_of_source_lsn()}' {slot}")
             confirmed_lsn, losses = route.confirmed_flush_lsn(), len(daemon.events_of("source_lost"))
             crash()
             daemon.wait_for_event("source_lost", count=losses + 1)

@@ -78,7 +78,7 @@ def test_t31_a_deadlock_between_own_batches(pair: Pair, first: str) -> None:
     pair.create(_TABLES, _TABLES + _COUNTERS)
     timeout = "50ms" if first == "server" else "30s"
     pair.target.execute(f"ALTER DATABASE {pair.target.dbname} SET deadlock_timeout = '{timeout}'")
-    stall_check_s = 1.0 if first == "server" else 0.1
+    stall_check_s = 60.0 if first == "server" else 0.1
     daemon = pair.start(settings={**_TRUSTED, "apply.stall_check_s": stall_check_s})
     with pair.target.connect() as foreign:
         foreign.execute(_LOCK_HOLD)
@@ -122,8 +122,8 @@ def test_f24_a_deadlock_with_a_foreign_session(pair: Pair) -> None:
     pair.create(_TABLES)
     pair.write("INSERT INTO ta VALUES (1, 0)", "INSERT INTO tb VALUES (1, 0)")
     pair.drain()
-    # Only the worker looks for deadlocks, half a second after it began to wait; by then there is one.
-    pair.target.execute(f"ALTER DATABASE {pair.target.dbname} SET deadlock_timeout = '500ms'")
+    # Only the worker looks for deadlocks, once, so long after it began to wait; by then there must be one.
+    pair.target.execute(f"ALTER DATABASE {pair.target.dbname} SET deadlock_timeout = '3s'")
     daemon = pair.start()
     with pair.target.connect() as foreign:
         foreign.execute("SET deadlock_timeout = '60s'; BEGIN; UPDATE tb SET k = k WHERE id = 1")

@@ -88,6 +88,9 @@ def test_nothing_confirmed_is_lost(
         ):  # fmt: skip
             with _ConfirmedSampler(route) as sampler:
                 daemon.wait_caught_up()
+                # Otherwise nothing may be confirmed yet in the first round.
+                slot = f"FROM pg_replication_slots WHERE slot_name = '{route.slot}'"
+                source_db.wait_until(f"SELECT confirmed_flush_lsn >= '{route.end_of_source_lsn()}' {slot}")
                 load.wait_for_more(500)
                 with before(route) as at_stake:
                     crash()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from parapply.plan.batch import Batch
     from parapply.plan.changes import TableChanges
+    from parapply.plan.keys import Key
 
 #: What a column holds that no insert has given a value; rows that were there first hold OLD in it.
 DEFAULT = b"default"
@@ -150,6 +151,14 @@ class Side:
 
     __hash__ = None  # type: ignore[assignment]
 
+    def snapshot(self) -> Side:
+        """Return the rows as they are now, in dictionaries of their own."""
+        copied = Side(())
+        copied.specs = self.specs
+        copied.rows = {oid: {key: dict(row) for key, row in rows.items()} for oid, rows in self.rows.items()}
+        copied.heaps = {oid: list(heap) for oid, heap in self.heaps.items()}
+        return copied
+
     def _key(self, oid: int, values: Values) -> int:
         spec = self.specs[oid]
         return spec.key_of(tuple([values[name] or b"" for name in spec.facts.key_columns]))
@@ -206,13 +215,18 @@ class Side:
             for oid in message.relation_oids:
                 self.truncate(oid)
 
-    def apply_batch(self, batch: Batch) -> None:
-        """Apply a batch's steps as the target does; tables of one step in another order than they came."""
+    def apply_batch(self, batch: Batch, *, with_late_keys: bool = True) -> None:
+        """Apply a batch's steps as the target does; tables of one step in another order than they came.
+
+        Args:
+            batch: closed.
+            with_late_keys: all changes; else those of late keys are left to `apply_late_keys`.
+        """
         assert not batch.is_suspect
         for step in batch.steps:
             if isinstance(step, TablesStep):
                 for changes in reversed(step.tables.values()):
-                    self._apply_table(changes)
+                    self._apply_table(changes, set() if with_late_keys else changes.late_keys)
             elif isinstance(step, OrderedStep):
                 for change in step.changes:
                     if isinstance(change, TruncateStep):
@@ -223,15 +237,22 @@ class Side:
             else:
                 self._apply_truncate(step)
 
+    def apply_late_keys(self, batch: Batch) -> None:
+        """Apply what `apply_batch` left out."""
+        for changes in batch.table_changes:
+            for segment in changes.segments:
+                if isinstance(segment, NetSegment):
+                    self._apply_net(segment, set(segment.net) - changes.late_keys)
+
     def _apply_truncate(self, step: TruncateStep) -> None:
         for plan in step.plans:
             self.truncate(plan.relation.oid)
 
-    def _apply_table(self, changes: TableChanges) -> None:
+    def _apply_table(self, changes: TableChanges, left_out: set[Key]) -> None:
         for segment in changes.segments:
             relation = segment.plan.relation
             if isinstance(segment, NetSegment):
-                self._apply_net(segment, relation)
+                self._apply_net(segment, left_out)
             elif isinstance(segment, InsertSegment):
                 for row in segment.rows:
                     self.insert(relation.oid, _present(row, relation))
@@ -239,9 +260,11 @@ class Side:
                 for frame in segment.frames:
                     self.apply(frame, relation)
 
-    def _apply_net(self, segment: NetSegment, relation: Relation) -> None:
+    def _apply_net(self, segment: NetSegment, left_out: set[Key]) -> None:
+        relation = segment.plan.relation
         oid = relation.oid
-        effects = [(effect, _present(row, relation)) for effect, row in segment.net.values()]
+        entries = [entry for key, entry in segment.net.items() if key not in left_out]
+        effects = [(effect, _present(row, relation)) for effect, row in entries]
         for effect, values in effects:
             if effect in (net.NET_DELETE, net.NET_REPLACE):
                 self.delete(oid, values)

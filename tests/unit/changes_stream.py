@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hypothesis import strategies as st
 
-from parapply.model import FRAME_HEADER_BYTES
 from parapply.plan.batch import Batch, Plans
 from parapply.wire.assembler import Assembler
-from parapply.wire.decode import decode
-from parapply.wire.messages import Delete, Insert, Truncate, TupleData, Update
 from tests import build
 from tests.unit.changes_model import SPECS, Side, Spec, Values
 
@@ -197,28 +194,3 @@ def batches(transactions: Iterable[Transaction], plans: Plans, sizes: Iterable[i
                 batch.add(left.pop(0), plans)
         done.append(batch)
     return done
-
-
-def touched(batch: Batch, specs: Iterable[Spec] = SPECS) -> set[tuple[int, object]]:
-    """Return every table and key that a batch's frames name, by the reference decoder; a truncated table as a whole."""
-    by_oid = {spec.oid: spec for spec in specs}
-    found: set[tuple[int, object]] = set()
-    for transaction in batch.transactions:
-        for change in transaction.changes:
-            message = decode(change[FRAME_HEADER_BYTES:]) if isinstance(change, bytes) else None
-            if isinstance(message, Truncate):
-                found |= {(oid, "all") for oid in message.relation_oids}
-            elif isinstance(message, Insert | Update | Delete):
-                spec = by_oid[message.relation_oid]
-                found.add((spec.oid, "any"))
-                rows = [getattr(message, side, None) for side in ("new", "key", "old")]
-                found |= {(spec.oid, key) for row in rows if row is not None for key in _keys(spec, row)}
-    return found
-
-
-def _keys(spec: Spec, row: TupleData) -> list[int]:
-    """Return the key in a row, if it has one that was sent; the number of columns tells which variant it is of."""
-    relation = spec.relation(int(len(row) < len(spec.relation(0).columns)))
-    values = {column.name: cell.value for column, cell in zip(relation.columns, row, strict=True)}
-    texts = [text for name in spec.facts.key_columns if (text := values[name]) is not None]
-    return [spec.key_of(tuple(texts))] if spec.keys and len(texts) == len(spec.facts.key_columns) else []

@@ -57,6 +57,7 @@ def record(seq: int = 1) -> BatchRecord:
         mode="set",
         rows={"public.t": RowCounts(insert=3)},
         size_bytes=120,
+        late_keys=2,
         waited_for=WaitedFor(seq=1, table="public.t", kind="key"),
     )
 
@@ -105,6 +106,7 @@ def test_the_schema_changes_only_with_its_version() -> None:
         "mode",
         "rows",
         "size_bytes",
+        "late_keys",
         "waited_for",
     )
 

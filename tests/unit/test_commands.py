@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from parapply.errors import ProtocolError
 from parapply.plan.batch import Batch, Plans, ordered_changes
+from parapply.plan.changes import NET_REPLACE
+from parapply.plan.dependencies import Scheduler
 from parapply.target import commands
 from parapply.target.commands import ANY_COUNT, Command, CommandBuilder
 from parapply.wire.assembler import Assembler
 from tests import build
-from tests.unit.changes_model import KEYLESS, PLAIN, SERIAL, Spec
+from tests.unit.changes_model import KEYLESS, NUMERIC, PAIR, PLAIN, SERIAL, Spec
+from tests.unit.changes_stream import Op, Publisher, assembled, batches, ops
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from parapply.model import Transaction
 
 NULL = object()
@@ -159,3 +167,74 @@ def test_a_key_that_was_not_sent_is_never_guessed() -> None:
     one = transaction(plans, build.update(row, oid=PLAIN.oid))
     with pytest.raises(ProtocolError, match="was not sent"):
         CommandBuilder().in_order(ordered_changes(one, plans))
+
+
+def every_row(made: Iterable[Command]) -> Counter[tuple[object, ...]]:
+    """Count the rows of commands: statement, operation, whether it must be found, and the row's values in order."""
+    found: Counter[tuple[object, ...]] = Counter()
+    for command in made:
+        if command.is_binary:
+            rows = list(zip(*[elements(array) for array in command.parameters], strict=True))
+            assert command.expected in (0, len(rows))
+        else:
+            rows = [tuple(command.parameters)]
+        for row in rows:
+            found[command.prepared.name, command.operation, command.expected == 0, *row] += 1
+    return found
+
+
+@given(
+    wishes=ops((PLAIN, PAIR, NUMERIC, KEYLESS), ("put", "update", "delete", "move", "commit", "commit", "announce")),
+    sizes=st.lists(st.integers(1, 4), max_size=10),
+)
+def test_early_and_late_commands_are_all_commands(wishes: list[Op], sizes: list[int]) -> None:
+    """Every row is in exactly one of both parts, in the statement it would be in undivided; late are the late keys."""
+    publisher = Publisher((PLAIN, PAIR, NUMERIC, KEYLESS))
+    builder, scheduler = CommandBuilder(), Scheduler()
+    for batch in batches(assembled(publisher.run(wishes)), publisher.plans, sizes):
+        undivided = every_row(builder.of_steps(batch.steps, batch.size_bytes))
+        assert builder.of_late_keys(batch.steps, batch.size_bytes) == []
+        scheduler.add(batch)
+        early = every_row(builder.of_steps(batch.steps, batch.size_bytes))
+        late = every_row(builder.of_late_keys(batch.steps, batch.size_bytes))
+        assert early + late == undivided
+        assert bool(late) is (batch.late_for is not None)
+        entries = [changes.segments[0].net[key] for changes in batch.table_changes for key in changes.late_keys]  # type: ignore[union-attr]
+        # A replaced row is in two statements.
+        assert late.total() == len(entries) + sum(effect == NET_REPLACE for effect, _ in entries)
+
+
+def test_late_keys_keep_the_order_and_the_counts_of_their_effects() -> None:
+    """Late too, deletes come first and inserts last, and a row that must not be there has count 0 (trap T-39)."""
+    oid, plans = PLAIN.oid, Plans()
+    names = ["1", "2", "3", "4", "5", "6"]
+    batch = Batch(2)
+    delete, replaced, absent, update, insert, early = names
+    payloads = [
+        build.delete(key=cells(delete, None, None), oid=oid),
+        build.delete(key=cells(replaced, None, None), oid=oid),
+        build.insert(cells(replaced, "r", None), oid=oid),
+        build.insert(cells(absent, "a", None), oid=oid),
+        build.delete(key=cells(absent, None, None), oid=oid),
+        build.update(build.row(build.text(update.encode()), build.text(b"u"), build.unchanged()), oid=oid),
+        build.insert(cells(insert, "i", None), oid=oid),
+        build.update(cells(early, "e", "f"), oid=oid),
+    ]
+    batch.add(transaction(plans, *payloads), plans)
+    scheduler = Scheduler()
+    holder = Batch(1)
+    holder.add(transaction(plans, *[build.update(cells(name, "h", "h"), oid=oid) for name in names[:-1]]), plans)
+    scheduler.add(holder)
+    scheduler.add(batch)
+    builder = CommandBuilder()
+    assert [command.operation for command in builder.of_steps(batch.steps, batch.size_bytes)] == ["update"]
+    late = builder.of_late_keys(batch.steps, batch.size_bytes)
+    assert [(command.operation, command.expected) for command in late] == [
+        ("delete", 2),
+        ("insert", 0),
+        ("update", 1),
+        ("insert", 2),
+    ]
+    assert b"DELETE" in late[1].prepared.text
+    # The unchanged value is absent, not NULL (trap T-41).
+    assert {tuple(elements(array)) for array in late[2].parameters} == {(b"4",), (b"u",)}

@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parapply.plan.dependencies import conflict
+from parapply.plan.dependencies import Wait, meetings
 from parapply.runtime.crew import Crew, Turn
 from parapply.runtime.job import Job
 from tests.unit.changes_stream import Op, Publisher, assembled, batches, ops
@@ -32,6 +32,7 @@ class _Run:
             for job in self.jobs:
                 await self._steps()
                 self.crew.submit(job, 0.0)
+                self._check_submitted(job)
             async with asyncio.timeout(20):
                 while not self.crew.is_idle:
                     await self._steps()
@@ -58,11 +59,18 @@ class _Run:
             del self.running[job.batch.seq]
             self.crew.committed(job, 0.0)
 
+    def _check_submitted(self, job: Job) -> None:
+        waits = self.crew.waits_of(job)
+        assert job.waited_for is (waits[-1] if waits else job.batch.late_for)
+
     def _check_start(self, job: Job) -> None:
         assert job.batch.seq not in self.commits
         for earlier in self.crew.jobs():
             if earlier.batch.seq < job.batch.seq:
-                assert conflict(earlier.batch, job.batch) is None, "a dependency has not committed"
+                for meeting in meetings(earlier.batch, job.batch):
+                    assert meeting.changes is not None, "a barrier has not committed"
+                    assert meeting.keys, "a table's holder has not committed"
+                    assert meeting.keys <= meeting.changes.late_keys, "a key's holder has not committed"
 
     def _tell_somebody_to_yield(self) -> None:
         if self.running and self.random.random() < 0.3:
@@ -116,5 +124,28 @@ def test_the_watermark_moves_only_with_the_head() -> None:
             assert await crew.turn(job) is Turn.COMMIT
             crew.committed(job, 0.0)
         assert lows == [job.batch.end_lsn for job in jobs]
+
+    asyncio.run(go())
+
+
+def test_a_batch_with_late_keys_starts_at_once_and_names_their_holder() -> None:
+    """Only changes of common keys wait, for the turn to commit, which comes after their holder's commit (trap T-35)."""
+    publisher = Publisher()
+    wishes = [Op("put", 0, 1), Op("commit", 0), Op("put", 0, 1), Op("put", 0, 2), Op("commit", 0)]
+    jobs = [Job(batch, {}) for batch in batches(assembled(publisher.run(wishes)), publisher.plans, [1, 1])]
+
+    async def go() -> None:
+        crew = Crew(0, lambda: None, lambda _: None)
+        for job in jobs:
+            crew.submit(job, 0.0)
+        assert [crew.waits_of(job) for job in jobs] == [(), ()]
+        assert [job.waited_for for job in jobs] == [None, Wait(1, "s.t1", "key")]
+        assert [await crew.next_job() for _ in jobs] == jobs
+        turn = asyncio.create_task(crew.turn(jobs[1]))
+        assert await crew.turn(jobs[0]) is Turn.COMMIT
+        assert not turn.done()
+        crew.committed(jobs[0], 0.0)
+        assert await turn is Turn.COMMIT
+        crew.committed(jobs[1], 0.0)
 
     asyncio.run(go())

@@ -11,79 +11,117 @@ from hypothesis import strategies as st
 
 from parapply.model import Transaction
 from parapply.plan.batch import Batch, Plans
-from parapply.plan.dependencies import Scheduler, conflict
-from parapply.plan.table import Equality, Lane
+from parapply.plan.changes import NetSegment
+from parapply.plan.dependencies import Meeting, Scheduler, Wait, meetings
+from parapply.plan.table import Equality
 from tests import build
-from tests.unit.changes_model import KEYLESS, NUMERIC, PAIR, PLAIN, SPECS, UNIQUE, Spec
-from tests.unit.changes_stream import Op, Publisher, assembled, batches, ops, touched
+from tests.unit.changes_model import KEYLESS, NUMERIC, PAIR, PLAIN, UNIQUE, Spec
+from tests.unit.changes_stream import Op, Publisher, assembled, batches, ops
+from tests.unit.dependency_model import common, put_off, touched, wire_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
+    from parapply.plan.keys import Key
     from parapply.plan.table import TablePlan
+    from tests.unit.dependency_model import Late
 
-WIDE = {spec.oid for spec in SPECS if spec.is_exclusive or spec.lane is not Lane.SET}
 CHANGES = ("put", "update", "delete", "move", "commit", "announce")
 
 
-def _must_wait(earlier: Batch, later: Batch) -> bool:
-    """Tell by the messages alone whether two batches depend on each other."""
-    first, second = touched(earlier), touched(later)
-    tables = {oid for oid, _ in first} & {oid for oid, _ in second}
-    keys = {(oid, key) for oid, key in first & second if key != "any"}
-    return bool(keys) or bool(tables & WIDE)
-
-
 @given(wishes=ops(), sizes=st.lists(st.integers(1, 4), max_size=20))
-def test_whatever_shares_a_key_or_a_wide_table_waits(wishes: list[Op], sizes: list[int]) -> None:
+def test_whatever_shares_a_key_or_a_wide_table_meets(wishes: list[Op], sizes: list[int]) -> None:
     """Batches are independent only if no key, no exclusive table is in both and neither is a barrier."""
     publisher = Publisher()
     done = batches(assembled(publisher.run(wishes)), publisher.plans, sizes)
     for number, later in enumerate(done):
         for earlier in done[:number]:
-            wait = conflict(earlier, later)
-            is_barrier = earlier.is_barrier or later.is_barrier
-            assert (wait is not None) is (is_barrier or _must_wait(earlier, later))
-            if wait is not None:
-                assert wait.seq == earlier.seq
-                assert (wait.kind == "barrier") is is_barrier
-                assert bool(wait.table) is not is_barrier
+            found = meetings(earlier, later)
+            assert {meeting.wait.seq for meeting in found} <= {earlier.seq}
+            if earlier.is_barrier or later.is_barrier:
+                assert found == [Meeting(Wait(earlier.seq, "", "barrier"), None, frozenset())]
+                continue
+            assert all(meeting.changes in later.table_changes for meeting in found)
+            tables = {meeting.changes.plan.relation: meeting for meeting in found if meeting.changes}
+            assert len(tables) == len(found)
+            met = {relation.oid: (meeting.wait.kind, set(meeting.keys)) for relation, meeting in tables.items()}
+            assert met == common(earlier, later)
+            assert all(meeting.wait.table == relation.qualified_name for relation, meeting in tables.items())
 
 
 @given(wishes=ops((PLAIN, PAIR, NUMERIC, KEYLESS), CHANGES), sizes=st.lists(st.integers(1, 4), max_size=20))
 def test_other_keys_of_tables_applied_as_sets_are_independent(wishes: list[Op], sizes: list[int]) -> None:
-    """Without barriers and wide tables exactly a common key makes a batch wait, and inserts without a key never do."""
+    """Without barriers and wide tables batches meet in common keys only, and inserts without a key never do."""
     specs = (PLAIN, PAIR, NUMERIC, KEYLESS)
     publisher = Publisher(specs)
     done = batches(assembled(publisher.run(wishes)), publisher.plans, sizes)
     for number, later in enumerate(done):
         for earlier in done[:number]:
-            wait = conflict(earlier, later)
+            found = meetings(earlier, later)
             common = {(oid, key) for oid, key in touched(earlier) & touched(later) if key != "any"}
-            assert (wait is not None) is bool(common)
-            assert wait is None or wait.kind == "key"
+            assert sum(len(meeting.keys) for meeting in found) == len(common)
+            assert {meeting.wait.kind for meeting in found} <= {"key"}
+
+
+@given(
+    wishes=ops((PLAIN, NUMERIC, UNIQUE, KEYLESS), (*CHANGES, "truncate")),
+    sizes=st.lists(st.integers(1, 3), max_size=20),
+)
+def test_late_are_the_common_keys_of_what_can_be_split(wishes: list[Op], sizes: list[int]) -> None:
+    """A batch waits for all it meets, but for keys of tables with one net change a key: those only are late.
+
+    Nothing commits meanwhile, so what counts is every earlier batch.
+    """
+    publisher = Publisher((PLAIN, NUMERIC, UNIQUE, KEYLESS))
+    scheduler = Scheduler()
+    earlier: list[Batch] = []
+    for batch in batches(assembled(publisher.run(wishes)), publisher.plans, sizes):
+        can_start = scheduler.add(batch)
+        waits, late = put_off(batch, earlier)
+        assert {wait.seq for wait in scheduler.waits_of(batch)} == waits
+        assert can_start is not bool(waits)
+        _check_late(batch, late)
+        earlier.append(batch)
+
+
+def _check_late(batch: Batch, late: Late) -> None:
+    expected: dict[int, set[Key]] = {}
+    for tables in late.values():
+        for oid, keys in tables.items():
+            expected.setdefault(oid, set()).update(keys)
+    found = {changes.plan.relation.oid: changes.late_keys for changes in batch.table_changes if changes.late_keys}
+    assert found == expected
+    assert (batch.late_for.seq if batch.late_for else None) == (max(late) if late else None)
+    for changes in batch.table_changes:
+        if changes.late_keys:
+            [segment] = changes.segments
+            assert isinstance(segment, NetSegment)
+            assert changes.late_keys <= segment.net.keys()
 
 
 def _batch(seq: int, plan: TablePlan, *keys: bytes) -> Batch:
+    batch = Batch(seq)
+    _fill(batch, plan, *keys)
+    return batch
+
+
+def _fill(batch: Batch, plan: TablePlan, *keys: bytes) -> None:
+    """Add a transaction that inserts these keys."""
     plans = Plans()
     plans.current[plan.relation.oid] = plan
-    transaction = Transaction(seq, seq, seq)
-    transaction.end_lsn = seq
+    transaction = Transaction(batch.seq, batch.seq, batch.seq)
+    transaction.end_lsn = batch.seq
     names = [column.name for column in plan.relation.columns]
     for key in keys:
         cells = [build.text(key if name in plan.facts.key_columns else b"v") for name in names]
         transaction.changes.append(build.xlog_data(build.insert(build.row(*cells), oid=plan.relation.oid)))
-    batch = Batch(seq)
     batch.add(transaction, plans)
-    return batch
 
 
 def test_the_columns_order_in_the_stream_does_not_matter() -> None:
     """A key met through another announcement of the relation is the same key."""
-    wait = conflict(_batch(1, PLAIN.plan(0), b"1"), _batch(2, PLAIN.plan(1), b"1"))
-    assert wait is not None
-    assert (wait.seq, wait.table, wait.kind) == (1, "s.t1", "key")
-    assert conflict(_batch(1, PLAIN.plan(0), b"1"), _batch(2, PLAIN.plan(1), b"2")) is None
+    [meeting] = meetings(_batch(1, PLAIN.plan(0), b"1"), _batch(2, PLAIN.plan(1), b"1", b"2"))
+    assert meeting.wait == Wait(1, "s.t1", "key")
+    assert meeting.keys == {wire_key(PLAIN, 0)}
+    assert meetings(_batch(1, PLAIN.plan(0), b"1"), _batch(2, PLAIN.plan(1), b"2")) == []
 
 
 @pytest.mark.parametrize("is_first", [False, True])
@@ -94,9 +132,7 @@ def test_keys_of_another_form_take_the_table(*, is_first: bool) -> None:
     other_key = replace(plan, facts=replace(plan.facts, key_columns=("a",)), key_positions=(1,))
     for other in (as_bytes, other_key):
         first, second = (other, plan) if is_first else (plan, other)
-        wait = conflict(_batch(1, first, b"1"), _batch(2, second, b"1"))
-        assert wait is not None
-        assert wait.kind == "table"
+        _check_waits(_batch(1, first, b"1"), _batch(2, second, b"1"), "table")
 
 
 @pytest.mark.parametrize("change", ["is_shared", "is_table_exclusive"])
@@ -105,55 +141,95 @@ def test_one_wide_batch_makes_both_wait(*, change: str, is_first: bool) -> None:
     """A table that is shared or exclusive for one of two batches is taken whole, whatever their keys."""
     wide = replace(PLAIN.plan(0), **{change: True})  # type: ignore[arg-type]
     plans = (wide, PLAIN.plan(0)) if is_first else (PLAIN.plan(0), wide)
-    wait = conflict(_batch(1, plans[0], b"1"), _batch(2, plans[1], b"2"))
-    assert wait is not None
-    assert wait.kind == "table"
+    _check_waits(_batch(1, plans[0], b"1"), _batch(2, plans[1], b"2"), "table")
+    _check_waits(_batch(1, plans[0], b"1"), _batch(2, plans[1], b"1"), "table")
+
+
+def _check_waits(earlier: Batch, later: Batch, kind: str) -> None:
+    """Fail unless the later batch waits as a whole, for this reason."""
+    scheduler = Scheduler()
+    assert scheduler.add(earlier)
+    assert not scheduler.add(later)
+    assert [(wait.seq, wait.kind) for wait in scheduler.waits_of(later)] == [(earlier.seq, kind)]
+    assert later.late_for is None
+    assert not any(changes.late_keys for changes in later.table_changes)
 
 
 def test_a_published_relation_of_another_name_can_be_the_same_table() -> None:
     """The target's table counts, not the publisher's OID: what maps to it shares its keys (trap T-71)."""
     plan = PLAIN.plan(0)
     again = replace(plan, relation=replace(plan.relation, oid=99))
-    assert conflict(_batch(1, plan, b"1"), _batch(2, again, b"1")) is not None
+    assert len(meetings(_batch(1, plan, b"1"), _batch(2, again, b"1"))) == 1
     elsewhere = replace(plan, facts=replace(plan.facts, oid=1234))
-    assert conflict(_batch(1, plan, b"1"), _batch(2, elsewhere, b"1")) is None
+    assert meetings(_batch(1, plan, b"1"), _batch(2, elsewhere, b"1")) == []
+
+
+def test_two_relations_of_one_table_in_a_batch_are_not_split() -> None:
+    """Their changes of one key follow each other in segments, so that the batch waits as a whole (trap T-28)."""
+    plan = PLAIN.plan(0)
+    again = replace(PLAIN.plan(1), relation=replace(PLAIN.plan(1).relation, oid=99))
+    both = _batch(2, plan, b"1")
+    _fill(both, again, b"2")
+    _check_waits(_batch(1, plan, b"1"), both, "key")
 
 
 def test_a_suspect_batch_runs_beside_nothing() -> None:
     """Its keys are not all known."""
-    suspect = _batch(1, PLAIN.plan(0), b"1", b"1")
-    assert suspect.is_suspect
-    other = _batch(2, UNIQUE.plan(0), b"1")
-    for wait in (conflict(suspect, other), conflict(other, suspect)):
-        assert wait is not None
-        assert wait.kind == "barrier"
+    for is_first in (False, True):
+        first = _batch(1, PLAIN.plan(0), *([b"1", b"1"] if is_first else [b"1"]))
+        second = _batch(2, PLAIN.plan(0), *([b"1"] if is_first else [b"1", b"1"]))
+        assert (first.is_suspect, second.is_suspect) == (is_first, not is_first)
+        _check_waits(first, second, "barrier")
 
 
-def _random_batches(data: st.DataObject) -> list[Batch]:
-    drawn = data.draw(
-        st.lists(st.tuples(st.sets(st.integers(0, 6), max_size=3), st.integers(0, 9)), max_size=10), label="keys"
-    )
-    done = []
-    for seq, (keys, number) in enumerate(drawn, 1):
-        batch = _batch(seq, PLAIN.plan(0), *[b"%d" % key for key in sorted(keys)])
-        batch.is_barrier = number == 0
-        done.append(batch)
-    return done
+def test_a_key_late_for_a_batch_that_waits_for_its_own_is_late_for_its_followers_too() -> None:
+    """A late key stays held by the batch that puts it off: whoever comes next meets it there, whatever committed."""
+    first, second, third = [_batch(seq, PLAIN.plan(0), b"1", b"%d0" % seq) for seq in (1, 2, 3)]
+    scheduler = Scheduler()
+    assert scheduler.add(first)
+    assert scheduler.add(second)
+    scheduler.committed(first)
+    assert scheduler.add(third)
+    assert third.late_for == Wait(2, "s.t1", "key")
+    assert third.table_changes[0].late_keys == {wire_key(PLAIN, 0)}
 
 
-def _waits_for(batch: Batch, committed: set[int], earlier: Iterable[Batch], to_head: set[int]) -> set[int]:
-    left = [other for other in earlier if other.seq < batch.seq and other.seq not in committed]
-    return {other.seq for other in left if batch.seq in to_head or conflict(other, batch) is not None}
+def test_a_batch_can_wait_for_one_and_have_keys_late_for_another() -> None:
+    """It starts when the one it waits for has committed, and its late keys stay late."""
+    first, second = _batch(1, UNIQUE.plan(0), b"1"), _batch(2, PLAIN.plan(0), b"1")
+    third = _batch(3, PLAIN.plan(0), b"1", b"2")
+    _fill(third, UNIQUE.plan(0), b"2")
+    scheduler = Scheduler()
+    scheduler.add(first)
+    scheduler.add(second)
+    assert not scheduler.add(third)
+    assert scheduler.waits_of(third) == (Wait(1, "s.t5", "table"),)
+    assert third.late_for == Wait(2, "s.t1", "key")
+    assert scheduler.committed(first) == [third]
+    assert [changes.late_keys for changes in third.table_changes] == [{wire_key(PLAIN, 0)}, set()]
+
+
+SPLIT_SPECS = (PLAIN, UNIQUE)
 
 
 @pytest.mark.parametrize("is_ordered", [False, True], ids=["any order", "commit order"])
-@given(data=st.data())
-def test_nothing_starts_before_what_it_depends_on_has_committed(*, data: st.DataObject, is_ordered: bool) -> None:
-    """Batches come, are sent to the head and commit in any order: who may start is what a naive model says."""
-    coming = _random_batches(data)
+@given(
+    data=st.data(),
+    wishes=ops(SPLIT_SPECS, (*CHANGES, "commit", "commit", "truncate")),
+    sizes=st.lists(st.integers(1, 3), max_size=9),
+)
+def test_nothing_starts_before_what_it_depends_on_has_committed(
+    *, data: st.DataObject, wishes: list[Op], sizes: list[int], is_ordered: bool
+) -> None:
+    """Batches come, are sent to the head and commit in any order: who may start is what a naive model says.
+
+    Keys are late for what is in flight when their batch comes, and stay so.
+    """
+    publisher = Publisher(SPLIT_SPECS)
+    coming = batches(assembled(publisher.run(wishes)), publisher.plans, sizes)
     added: list[Batch] = []
     committed: set[int] = set()
-    to_head: set[int] = set()
+    models: dict[int, tuple[set[int], Late]] = {}
     free: set[int] = set()
     scheduler = Scheduler()
     while coming or len(committed) < len(added):
@@ -168,11 +244,12 @@ def test_nothing_starts_before_what_it_depends_on_has_committed(*, data: st.Data
         if step == "add":
             batch = coming.pop(0)
             added.append(batch)
+            models[batch.seq] = put_off(batch, open_)
             if scheduler.add(batch):
                 free.add(batch.seq)
         elif step == "retry":
             batch = data.draw(st.sampled_from(ready), label="retried")
-            to_head.add(batch.seq)
+            models[batch.seq][0].update(other.seq for other in open_ if other.seq < batch.seq)
             if not scheduler.wait_for_all_earlier(batch):
                 free.discard(batch.seq)
         else:
@@ -184,10 +261,11 @@ def test_nothing_starts_before_what_it_depends_on_has_committed(*, data: st.Data
             free |= set(freed)
             assert scheduler.waits_of(batch) == ()
         for batch in added:
+            waits, late = models[batch.seq]
+            _check_late(batch, late)
             if batch.seq not in committed:
-                expected = _waits_for(batch, committed, added, to_head)
-                assert {wait.seq for wait in scheduler.waits_of(batch)} == expected
-                assert (batch.seq in free) is not bool(expected)
+                assert {wait.seq for wait in scheduler.waits_of(batch)} == waits - committed
+                assert (batch.seq in free) is not bool(waits - committed)
 
 
 def test_batches_are_added_in_source_order() -> None:

@@ -67,8 +67,13 @@ class _Tables:
         self.plans.known[plan.relation] = plan
         self.plans.announce(plan.relation)
 
+        #: Held by a test while the catalogue is to be slow.
+        self.catalogue = asyncio.Lock()
+
     async def resolve(self, relations: Sequence[object]) -> None:
         assert all(relation in self.plans.known for relation in relations)
+        async with self.catalogue:
+            pass
 
 
 class _Lab:
@@ -76,6 +81,7 @@ class _Lab:
 
     def __init__(self, *, piece_bytes: int = 1 << 30, lowest_lsn: int = 0, **config: float) -> None:
         self.stream = _Stream()
+        self.tables = _Tables()
         self.crew = Crew(lowest_lsn, self._changed, lambda _job: None)
         state = SlotState(
             slot_id=1,
@@ -89,7 +95,7 @@ class _Lab:
         self.intake = Intake(
             cast("ReplicationStream", self.stream),
             Assembler(piece_bytes),
-            cast("Tables", _Tables()),
+            cast("Tables", self.tables),
             self.crew,
             config=ApplyConfig(workers=2, **config),  # type: ignore[arg-type]
             state=state,
@@ -209,6 +215,42 @@ async def test_reading_stops_while_enough_batches_wait_and_goes_on_when_one_has_
             lab.commit(await lab.take())
         async with asyncio.timeout(5):
             await lab.stream.reading.wait()
+        assert not lab.intake.is_paused
+
+
+async def test_bytes_that_wait_for_a_busy_intake_do_not_wake_it_again_and_again() -> None:
+    """While the catalogue or a large transaction takes its time the socket is left alone; then all of it is read.
+
+    A descriptor that stays readable would call back in every turn of the loop: a core lost just when the target needs
+    it. Nor is the publisher silent meanwhile, however long it takes: `is_paused` says so (progress reads it).
+    """
+    lab = _Lab()
+    announcement = build.relation(
+        *[
+            build.ColumnSpec(column.name, type_oid=column.type_oid, flags=int(column.is_key))
+            for column in PLAIN.relation(0).columns
+        ],
+        oid=OID,
+        namespace="s",
+        name=PLAIN.name,
+    )
+    async with lab.running():
+        await lab.tables.catalogue.acquire()
+        lab.stream.feed(*lab.transaction(announcement, build.insert(row("1"), oid=OID), late_us=LATE_US))
+        await settle()
+        lab.stream.feed(*lab.transaction(late_us=LATE_US))
+        assert lab.stream.reading.is_set(), "once is no spin"
+        assert not lab.intake.is_paused
+        lab.stream.feed(*lab.transaction(late_us=LATE_US))
+        assert not lab.stream.reading.is_set()
+        assert lab.intake.is_paused
+        lab.tables.catalogue.release()
+        async with asyncio.timeout(5):
+            await lab.stream.reading.wait()
+            jobs = [await lab.take()]
+            while sum(len(job.batch.transactions) for job in jobs) < 3:
+                lab.commit(jobs[-1])
+                jobs.append(await lab.take())
         assert not lab.intake.is_paused
 
 

@@ -74,7 +74,7 @@ class Parapply:
             OSError: Python cannot be run.
         """
         words = [sys.executable, "-m", "parapply", "run", *self._options, *self._settings]
-        self._process = self._stage.start(words, env=own_environment(), log=self.log)
+        self._process = self._stage.start(words, env=own_environment(), output=self.log)
 
     def check(self) -> None:
         """Do nothing if the daemon runs.

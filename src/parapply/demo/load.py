@@ -48,7 +48,7 @@ class Load:
             str(stage.source.program("pgbench")), "--no-vacuum", "--protocol=prepared", f"--builtin={script}",
             f"--client={clients}", f"--jobs={threads}", limit,
         ]  # fmt: skip
-        self._process: subprocess.Popen[bytes] = stage.start(command, env=env, log=self._log)
+        self._process: subprocess.Popen[bytes] = stage.start(command, env=env, output=self._log)
 
     def is_running(self) -> bool:
         """Say whether it still writes.

@@ -122,13 +122,13 @@ class Stage:
         with contextlib.suppress(BrokenPipeError):
             self._watch.communicate(b"dismissed\n")
 
-    def start(self, command: Sequence[str], *, env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    def start(self, command: Sequence[str], *, env: Mapping[str, str], output: Path) -> subprocess.Popen[bytes]:
         """Start a process that writes to a log; the terminal's Ctrl-C is ours to handle, not its.
 
         Raises:
             OSError: the program cannot be run.
         """
-        with self._interrupts.held(), log.open("ab") as file:
+        with self._interrupts.held(), output.open("ab") as file:
             process = subprocess.Popen(  # noqa: S603 - our own programs, no shell
                 command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, start_new_session=True
             )

@@ -3,6 +3,11 @@
 cimport cython
 from parapply.model cimport Transaction
 
+cdef class Limits:
+    cdef public Py_ssize_t transactions
+    cdef public Py_ssize_t changes
+    cdef public Py_ssize_t size_bytes
+
 cdef class Batch:
     cdef public object seq
     cdef public list transactions
@@ -11,17 +16,21 @@ cdef class Batch:
     cdef public bint is_barrier
     cdef public bint is_large
     cdef public bint is_suspect
+    cdef public object late_for
     cdef public bint has_truncate
     cdef public list truncates
     cdef public Py_ssize_t n_changes
     cdef public Py_ssize_t size_bytes
-    cdef public object first_lsn
-    cdef public object end_lsn
-    cdef public object first_commit_time_us
-    cdef public object commit_time_us
+    cdef public unsigned long long first_lsn
+    cdef public unsigned long long end_lsn
+    cdef public long long first_commit_time_us
+    cdef public long long commit_time_us
     cdef dict _by_relation
     cdef dict _takers
 
     @cython.locals(has_relations=bint, takers=dict, frame=bytes)
     cpdef add(self, Transaction transaction, object plans)
+    @cython.locals(count="Py_ssize_t", transaction=Transaction)
+    cpdef Py_ssize_t add_run(self, list transactions, Py_ssize_t at, object plans, Limits limits) except -1
+    cpdef bint is_full(self, Limits limits)
     cdef _count(self, Transaction transaction)

@@ -20,6 +20,7 @@ from parapply.wire.messages import Truncate
 from parapply.wire.rows import KIND_AT, MARK_AT, RELATION_AT, TRUNCATE, malformed
 
 if TYPE_CHECKING:
+    from parapply.plan.dependencies import Wait
     from parapply.plan.segments import Taker
 
 _OID_BYTES = 4
@@ -109,6 +110,18 @@ class Plans:
         return plan
 
 
+class Limits:
+    """When a batch is large enough to be closed; it may go beyond by its last transaction."""
+
+    __slots__ = ("changes", "size_bytes", "transactions")
+
+    def __init__(self, transactions: int, changes: int, size_bytes: int) -> None:
+        """Keep them."""
+        self.transactions = transactions
+        self.changes = changes
+        self.size_bytes = size_bytes
+
+
 class Batch:
     """Source transactions on their way into one target transaction.
 
@@ -126,6 +139,7 @@ class Batch:
         "is_barrier",
         "is_large",
         "is_suspect",
+        "late_for",
         "n_changes",
         "seq",
         "size_bytes",
@@ -149,6 +163,8 @@ class Batch:
         self.is_large = False
         #: The set form would hide a contradiction: go to the head and row by row at once.
         self.is_suspect = False
+        #: The last batch that holds some of its late keys; None if it has none.
+        self.late_for: Wait | None = None
         self.has_truncate = False
         self.truncates: list[TruncateStep] = []
         self.n_changes = 0
@@ -203,6 +219,35 @@ class Batch:
                     takers.clear()
         except NotASet:
             self._give_up_sets(transaction, plans)
+
+    def add_run(self, transactions: list[Transaction], at: int, plans: Plans, limits: Limits) -> int:
+        """Add transactions from an index on while they are whole and announce nothing, and return the index behind.
+
+        This is `add` for nearly everything there is. It ends at a limit, too: the batch must be closed then. The plans
+        must be without serial and refused tables.
+
+        Raises:
+            ProtocolError: as `add`.
+        """
+        count = len(transactions)
+        while at < count:
+            transaction = transactions[at]
+            if transaction.relations or not (transaction.is_first and transaction.is_last):
+                break
+            self.add(transaction, plans)
+            at += 1
+            if self.is_full(limits):
+                break
+        return at
+
+    def is_full(self, limits: Limits) -> bool:
+        """Tell whether nothing should be added any more."""
+        return (
+            self.is_suspect
+            or len(self.transactions) >= limits.transactions
+            or self.n_changes >= limits.changes
+            or self.size_bytes >= limits.size_bytes
+        )
 
     def _count(self, transaction: Transaction) -> None:
         if not self.transactions:

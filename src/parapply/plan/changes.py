@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class TableChanges:
     """All changes of one batch to one target table, as segments applied in order; the last one may be empty."""
 
-    __slots__ = ("_current", "is_whole_table", "key_form", "moved_keys", "plan", "segments")
+    __slots__ = ("_current", "is_whole_table", "key_form", "late_keys", "moved_keys", "plan", "segments")
 
     def __init__(self, plan: TablePlan) -> None:
         """Start empty, in the best form the plan allows."""
@@ -49,7 +49,15 @@ class TableChanges:
         self.is_whole_table = False
         #: What all keys of the batch are made of; of no meaning with `is_whole_table`.
         self.key_form = key_form(plan)
+        #: Keys that an earlier batch in flight holds too: their changes are applied when that one has committed, the
+        #: others at once. Written when the batch is closed, and only if `can_split`.
+        self.late_keys: set[Key] = set()
         self._current: Segment = self._open(plan)
+
+    @property
+    def can_split(self) -> bool:
+        """Tell whether the changes of some keys can be applied after those of all others: one net change a key."""
+        return not self.is_whole_table and len(self.segments) == 1 and isinstance(self.segments[0], NetSegment)
 
     @property
     def counts(self) -> list[int]:

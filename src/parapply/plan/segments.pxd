@@ -2,7 +2,7 @@
 
 cimport cython
 from parapply.collector cimport untrack
-from parapply.wire.rows cimport read_delete, read_insert, read_update
+from parapply.wire.rows cimport has_unchanged, read_delete, read_insert, read_update
 
 cdef class NetSegment:
     cdef public object plan

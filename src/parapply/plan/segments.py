@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Final
 
 from parapply.errors import ProtocolError
 from parapply.plan.keys import Key, key_reader, plain_position
-from parapply.wire.rows import DELETE, INSERT, KIND_AT, UNCHANGED, Row, read_delete, read_insert, read_update
+from parapply.wire.rows import (
+    DELETE,
+    INSERT,
+    KIND_AT,
+    UNCHANGED,
+    Row,
+    has_unchanged,
+    read_delete,
+    read_insert,
+    read_update,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,10 +114,10 @@ class NetSegment:
             ProtocolError: the frame is malformed.
         """
         old, row = read_update(frame, self._n_columns)
-        is_partial = UNCHANGED in row
+        is_partial = has_unchanged(row)
         if is_partial:
             fill_key(row, old, self.plan)
-            is_partial = UNCHANGED in row
+            is_partial = has_unchanged(row)
         at = self._plain_at
         key = row[at] if at >= 0 else self._key_of(row)
         if old is not None and self._key_of(old) != key:

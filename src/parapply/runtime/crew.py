@@ -98,6 +98,7 @@ class Crew:
             self.watermark.open(batch.end_lsn)
         if self._scheduler.add(batch):
             heapq.heappush(self._ready, batch.seq)
+            job.waited_for = batch.late_for
         else:
             job.waited_for = self._scheduler.waits_of(batch)[-1]
         self._assign()

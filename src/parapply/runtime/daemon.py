@@ -53,9 +53,9 @@ def _calm_garbage_collector() -> None:
     Rows and transactions are freed by their reference counts; with Python's own thresholds the looks cost the leader a
     third of its time. Cycles come only from rare things like exceptions, and are still found.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_ALLOCATIONS)
+    gc.enable()
 
 
 class _Daemon:
@@ -68,6 +68,7 @@ class _Daemon:
         self._stop = asyncio.Event()
         self._abort = asyncio.Event()
         self._delay_s = config.source.reconnect_min_s
+        self._low_lsn: int | None = None
         self._has_served = False
         self._notifier = Notifier()
         self._log = get_logger()
@@ -133,12 +134,21 @@ class _Daemon:
             self._has_served = True
             self._notifier.ready(f"applying slot {self._config.source.slot}")
             epoch = Epoch(self._config, ends, applylog, self._until_lsn)
-            before_lsn = epoch.low_lsn
+            self._look_for_progress(epoch.low_lsn)
             try:
                 return await epoch.serve(self._stop, self._abort)
             finally:
-                if epoch.low_lsn > before_lsn:
-                    self._delay_s = self._config.source.reconnect_min_s
+                self._look_for_progress(epoch.low_lsn)
+
+    def _look_for_progress(self, low_lsn: int) -> None:
+        """Forget the growth of the delay if something was applied since the last look.
+
+        At the end of an epoch and at the start of the next: what its last commit did, in doubt until then, only the
+        state on the target tells (trap T-14).
+        """
+        if self._low_lsn is not None and low_lsn > self._low_lsn:
+            self._delay_s = self._config.source.reconnect_min_s
+        self._low_lsn = low_lsn
 
     def _may_retry(self, error: ParapplyError) -> bool:
         if error.retry is Retry.RECONNECT:

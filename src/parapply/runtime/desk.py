@@ -12,7 +12,7 @@ import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from parapply.errors import TargetLost
-from parapply.target import settings
+from parapply.target import facts, settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -58,6 +58,15 @@ class Desk:
     async def __aexit__(self, *_: object) -> None:
         """Close all sessions."""
         await self._pool.close()
+
+    async def warm_up(self) -> None:
+        """Read the catalogue once, for nothing: its first reader waits while the server fills the session's caches.
+
+        Raises:
+            TargetLost: no session, or it ended.
+        """
+        async with self.session() as conn:
+            await facts.load_facts(conn, "pg_catalog", "pg_class", role=self._role)
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[settings.Connection]:

@@ -2,20 +2,21 @@
 
 The order matters. The lease first, so that no other daemon goes on; then the fence, which waits until the last session
 of an earlier daemon is gone, commits in doubt included; only then is the state read, and the publisher checked against
-it; the stream last (traps T-14, T-15, F18, F20).
+it; the stream and the workers last, all at the same time (traps T-14, T-15, F18, F20).
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
 from parapply import __version__, probes
-from parapply.errors import TargetLost, TargetRefused
+from parapply.errors import ParapplyError, TargetLost, TargetRefused
 from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.runtime import operations
@@ -26,7 +27,7 @@ from parapply.target import lease, settings, state
 from parapply.target.session import SessionOptions, WorkerSession
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
     from contextlib import AsyncExitStack
 
     from parapply.config import Config
@@ -81,19 +82,14 @@ class Opener:
         )
         await slot.check_publications(source, config.source.publications)
         await state.write_daemon(control, config.target.state_schema, found.slot_id, self._daemon_row(source_facts))
-        desk = await stack.enter_async_context(
-            Desk(
-                config.target.dsn.get_secret_value(),
-                config.target.session_replication_role,
-                f"parapply desk {config.source.slot}",
-            )
+        (desk, sessions), stream = await _together(
+            self._target(stack, found.slot_id, control.info.backend_pid), self._stream(stack, source_facts, found)
         )
-        sessions = await self._workers(stack, found.slot_id, control.info.backend_pid)
         self._log.info("target_connected", low_lsn=format_lsn(found.lowest_lsn), workers=len(sessions))
-        stream = await self._stream(stack, source_facts, found)
+        self._log.info("source_connected", slot=config.source.slot, start_lsn=format_lsn(found.resume_lsn))
         self._own_pids = [control.info.backend_pid, *(session.pipeline.backend_pid for session in sessions)]
         probes.probe(probes.CONNECTED)
-        return Ends(control, source, source_facts, stream, tuple(sessions), desk, found)
+        return Ends(control, source, source_facts, stream, sessions, desk, found)
 
     async def _end_own(self, control: settings.Connection) -> None:
         """End what an earlier connection of this very process left behind a broken network (F16)."""
@@ -137,29 +133,50 @@ class Opener:
             version=__version__,
         )
 
-    async def _workers(self, stack: AsyncExitStack, slot_id: int, leader_pid: int) -> list[WorkerSession]:
+    async def _target(
+        self, stack: AsyncExitStack, slot_id: int, leader_pid: int
+    ) -> tuple[Desk, tuple[WorkerSession, ...]]:
+        """Open the desk first: it serves, too, where connections are scarce and workers must be fewer."""
         config = self._config
-        sessions: list[WorkerSession] = []
-        for number in range(1, config.apply.workers + 1):
-            session_options = SessionOptions(
-                dsn=config.target.dsn.get_secret_value(),
-                schema=config.target.state_schema,
-                slot_id=slot_id,
-                leader_pid=leader_pid,
-                role=config.target.session_replication_role,
-                synchronous_commit=config.target.synchronous_commit,
-                application_name=f"parapply worker {number} {config.source.slot}",
-            )
-            try:
-                session = await WorkerSession.connect(session_options)
-            except (TargetLost, TargetRefused) as error:
-                if not sessions or not any(words in str(error) for words in _TOO_MANY):
-                    raise
-                self._log.warning("workers_reduced", workers=len(sessions), error=str(error))
-                break
-            stack.push_async_callback(session.close)
-            sessions.append(session)
+        dsn, role = config.target.dsn.get_secret_value(), config.target.session_replication_role
+        desk = await stack.enter_async_context(Desk(dsn, role, f"parapply desk {config.source.slot}"))
+        sessions, _ = await _together(self._workers(stack, slot_id, leader_pid), desk.warm_up())
+        return desk, sessions
+
+    async def _workers(self, stack: AsyncExitStack, slot_id: int, leader_pid: int) -> tuple[WorkerSession, ...]:
+        numbers = range(1, self._config.apply.workers + 1)
+        tries = [self._worker(stack, number, slot_id, leader_pid) for number in numbers]
+        opened = await _together(*tries)
+        sessions = tuple([session for session in opened if isinstance(session, WorkerSession)])
+        errors = [error for error in opened if isinstance(error, ParapplyError)]
+        if errors:
+            if not sessions:
+                raise errors[0]
+            self._log.warning("workers_reduced", workers=len(sessions), error=str(errors[0]))
         return sessions
+
+    async def _worker(
+        self, stack: AsyncExitStack, number: int, slot_id: int, leader_pid: int
+    ) -> WorkerSession | ParapplyError:
+        """Open one session; return the error if the target has no connection left for it."""
+        config = self._config
+        session_options = SessionOptions(
+            dsn=config.target.dsn.get_secret_value(),
+            schema=config.target.state_schema,
+            slot_id=slot_id,
+            leader_pid=leader_pid,
+            role=config.target.session_replication_role,
+            synchronous_commit=config.target.synchronous_commit,
+            application_name=f"parapply worker {number} {config.source.slot}",
+        )
+        try:
+            session = await WorkerSession.connect(session_options)
+        except (TargetLost, TargetRefused) as error:
+            if any(words in str(error) for words in _TOO_MANY):
+                return error
+            raise
+        stack.push_async_callback(session.close)
+        return session
 
     async def _stream(
         self, stack: AsyncExitStack, facts: slot.SourceFacts, found: state.SlotState
@@ -176,5 +193,15 @@ class Opener:
         stream = ReplicationStream(connection)
         stack.push_async_callback(stream.close)
         await stream.start(command)
-        self._log.info("source_connected", slot=source.slot, start_lsn=format_lsn(found.resume_lsn))
         return stream
+
+
+async def _together(*works: Coroutine[None, None, Any]) -> list[Any]:
+    """Do all at the same time and return their results; when one fails the others end before its error is raised."""
+    tasks = [asyncio.create_task(work, name=f"open-{number}") for number, work in enumerate(works, 1)]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

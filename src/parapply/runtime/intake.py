@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from parapply.errors import ParapplyError
 from parapply.logs import get_logger
-from parapply.plan.batch import Batch, check_plans, is_serial
+from parapply.plan.batch import Batch, Limits, check_plans, is_serial
 from parapply.runtime.job import Job
 
 if TYPE_CHECKING:
@@ -71,13 +71,17 @@ class Intake:
         self._large: Job | None = None
         self._plans_now = dict(tables.plans.current)
         self._is_backlog = False
+        self._backlog_us = config.backlog_threshold_s * 1e6
+        self._limits = Limits(config.max_batch_transactions, config.max_batch_changes, config.max_batch_bytes)
+        #: What comes now ends behind everything in the state.
+        self._is_past_state = False
         self._linger: asyncio.TimerHandle | None = None
         self._is_told_full = False
         #: Batches closed ahead of the workers: enough that none waits for the leader, few enough to stay small.
         self._ahead = 2 * config.workers + 2
         #: When bytes last came. Read by progress, which takes a silent publisher for gone.
         self.heard_s = loop.time()
-        #: Whether reading is paused because memory or the queue is full. Read by progress.
+        #: Whether nobody listens: memory or the queue is full, or intake is busy. Read by progress.
         self.is_paused = False
         #: Highest LSN received: end of a transaction or of a keep-alive. Read by progress.
         self.received_lsn = state.lowest_lsn
@@ -108,15 +112,19 @@ class Intake:
             ProtocolError: the stream cannot be read.
             TargetRefused, TargetLost: a published table cannot be applied.
         """
-        self._stream.resume_reading(self._readable.set)
+        self._stream.resume_reading(self._bytes_came)
         try:
             while True:
+                self._go_on_reading()
                 await self._readable.wait()
                 self._readable.clear()
                 frames = self._stream.drain(_DRAIN_BYTES)
                 self.heard_s = self._clock()
-                for transaction in self._assembler.push(frames):
-                    await self._take(transaction)
+                transactions = self._assembler.push(frames)
+                at = 0
+                while (at := self._take_run(transactions, at)) < len(transactions):
+                    await self._take(transactions[at])
+                    at += 1
                 keepalive, self._stream.keepalive = self._stream.keepalive, None
                 if keepalive is not None:
                     self.received_lsn = max(self.received_lsn, keepalive.end_lsn)
@@ -129,6 +137,24 @@ class Intake:
             self._stream.pause_reading()
             self.finish()
 
+    def _bytes_came(self) -> None:
+        """Be told that there is something to read; again and again, until it is read or nobody asks for it."""
+        if self._readable.is_set():
+            # Busy elsewhere: with a table's catalogue, or with a large transaction whose worker waits for a lock.
+            self._stop_reading()
+        self._readable.set()
+
+    def _stop_reading(self) -> None:
+        self.is_paused = True
+        self._stream.pause_reading()
+
+    def _go_on_reading(self) -> None:
+        if self.is_paused:
+            self.is_paused = self._is_told_full = False
+            # Nobody listened, so nobody was silent.
+            self.heard_s = self._clock()
+            self._stream.resume_reading(self._bytes_came)
+
     def worker_changed(self) -> None:
         """Be told by the crew that a worker is idle or a batch has committed."""
         self._room.set()
@@ -139,6 +165,35 @@ class Intake:
         self._disarm()
         if self._building is not None:
             self._close()
+
+    def _take_run(self, transactions: list[Transaction], at: int) -> int:
+        """Add transactions from an index on while nothing about them is special; return the index of one that is."""
+        plans = self._tables.plans
+        if plans.refused or plans.may_be_serial:
+            return at
+        while at < len(transactions):
+            first = transactions[at]
+            if first.relations or not (first.is_first and first.is_last) or self._may_be_done(first):
+                break
+            job = self._building
+            if job is None:
+                job = self._building = self._new_job()
+            try:
+                at = job.batch.add_run(transactions, at, plans, self._limits)
+            except ParapplyError:
+                # Half a transaction must not reach a worker: all of the batch is sent again.
+                self._building = None
+                raise
+            job.received_s = self.heard_s
+            self._received(transactions[at - 1])
+            if job.batch.is_full(self._limits):
+                self._close()
+        return at
+
+    def _received(self, transaction: Transaction) -> None:
+        self.received_lsn = transaction.end_lsn
+        late_us = transaction.send_time_us - transaction.commit_time_us
+        self._is_backlog = late_us > self._backlog_us
 
     async def _take(self, transaction: Transaction) -> None:
         if transaction.relations:
@@ -153,9 +208,7 @@ class Intake:
             await self._take_piece(transaction)
             return
         check_plans(transaction, self._tables.plans)
-        self.received_lsn = transaction.end_lsn
-        late_us = transaction.send_time_us - transaction.commit_time_us
-        self._is_backlog = late_us > self._config.backlog_threshold_s * 1e6
+        self._received(transaction)
         if is_serial(transaction, self._tables.plans):
             if self._building is not None:
                 self._close()
@@ -163,13 +216,7 @@ class Intake:
             self._close()
             return
         self._add(transaction)
-        batch = self._building.batch if self._building else None
-        if batch is not None and (
-            batch.is_suspect
-            or len(batch.transactions) >= self._config.max_batch_transactions
-            or batch.n_changes >= self._config.max_batch_changes
-            or batch.size_bytes >= self._config.max_batch_bytes
-        ):
+        if self._building is not None and self._building.batch.is_full(self._limits):
             self._close()
 
     def _add(self, transaction: Transaction) -> None:
@@ -189,6 +236,13 @@ class Intake:
     def _new_job(self) -> Job:
         self._seq += 1
         return Job(Batch(self._seq), self._plans_now)
+
+    def _may_be_done(self, transaction: Transaction) -> bool:
+        """Tell whether a whole transaction must be looked up in the state; never again after the last one in it."""
+        if self._is_past_state:
+            return False
+        self._is_past_state = transaction.end_lsn > self._state.highest_lsn
+        return not self._is_past_state
 
     def _is_done(self, transaction: Transaction) -> bool:
         """Tell whether a re-sent transaction is committed here; of a large one only the commit LSN is known early."""
@@ -261,14 +315,10 @@ class Intake:
     async def _wait_for_room(self) -> None:
         """Stop reading while enough is held: the kernel's buffers fill up and the publisher waits."""
         while not self._has_room():
-            if not self.is_paused:
-                self.is_paused = True
-                self._stream.pause_reading()
+            self._stop_reading()
             self._room.clear()
             await self._room.wait()
-        if self.is_paused:
-            self.is_paused = self._is_told_full = False
-            self._stream.resume_reading(self._readable.set)
+        self._go_on_reading()
 
     def _has_room(self) -> bool:
         building = self._building.batch.size_bytes if self._building else 0
@@ -283,4 +333,4 @@ class Intake:
         """Let a slow publisher collect more than one message before the next read."""
         self._stream.pause_reading()
         await asyncio.sleep(_COLLECT_S)
-        self._stream.resume_reading(self._readable.set)
+        self._stream.resume_reading(self._bytes_came)

@@ -75,7 +75,7 @@ class Job:
         self.mode = "set"  # or rows, large
         #: A later batch than the head stands in its way: it rolls back and waits for its turn (trap T-30).
         self.must_yield = False
-        #: The last dependency it had to wait for.
+        #: The last dependency that it, or the changes of its late keys, had to wait for.
         self.waited_for: Wait | None = None
         #: Why it had to be repeated, for people: SQLSTATE or 'row count'.
         self.error = ""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks: what a person watching expects.
 _INTERVAL_S = 1.0
+#: Before the first look: the first announced tables are looked up over the same few sessions, and the stream waits.
+_FIRST_LOOK_S = 0.2
 #: Seconds the stream may go on after the publisher ended our plain session: a fast stop ends plain sessions first and
 #: then waits for the stream, which should end by itself once all is confirmed (trap T-9). If it is still there then,
 #: it is held up by us, and nothing is lost by leaving (F9).
@@ -72,6 +74,7 @@ class Monitor:
             SourceLost: the plain session on the publisher ended, and the stream did not end by itself.
             TargetLost, TargetRefused: nothing can be shown.
         """
+        await asyncio.sleep(_FIRST_LOOK_S)
         while True:
             try:
                 flush_lsn, now_us = await slot.position(self._source)

@@ -100,6 +100,7 @@ class Worker:
             return
         try:
             commands = self._builder.of_steps(batch.steps, batch.size_bytes)
+            late = self._builder.of_late_keys(batch.steps, batch.size_bytes) if batch.late_for else []
         except TargetRefused:
             # What comes before the refused change is applied first: at the head, where the same is met again.
             await self._in_order(job, "refused")
@@ -107,14 +108,7 @@ class Worker:
         record = Record(batch.first_lsn, batch.end_lsn, batch.commit_time_us, len(batch.transactions))
         while True:
             try:
-                await self.session.execute(record, commands)
-                job.executed_s = self._clock()
-                self._now("waiting")
-                is_ours = await self._crew.turn(job) is Turn.COMMIT
-                job.turn_s = self._clock()
-                if is_ours:
-                    self._now("committing")
-                    await self.session.commit()
+                if await self._attempt(job, record, commands, late):
                     return
             except StatementFailed as failure:
                 await self.session.rollback()
@@ -129,6 +123,23 @@ class Worker:
             self._now("waiting")
             await self._crew.head_turn(job)
             self._now("executing")
+
+    async def _attempt(self, job: Job, record: Record, commands: list[Command], late: list[Command]) -> bool:
+        """Execute, wait for the turn and commit; False if the job was told to yield instead."""
+        is_head = self._crew.head is job
+        await self.session.execute(record, [*commands, *late] if is_head else commands)
+        job.executed_s = self._clock()
+        self._now("waiting")
+        if await self._crew.turn(job) is Turn.YIELD:
+            return False
+        job.turn_s = self._clock()
+        if late and not is_head:
+            # The stall check looks at a head that executes.
+            self._now("executing")
+            await self.session.execute_late(late)
+        self._now("committing")
+        await self.session.commit()
+        return True
 
     async def _in_order(self, job: Job, why: str) -> None:
         """Repeat a batch at the head: each source transaction by itself, row by row, everything earlier committed."""

@@ -19,9 +19,6 @@ from parapply.wire.copy import CopyReader, error_fields
 if TYPE_CHECKING:
     from parapply.source.slot import Connection
 
-#: Bytes asked of the kernel at once.
-_READ_BYTES = 256 * 1024
-
 
 class CopyFailed(Exception):
     """The stream did not start, or ended; the caller turns it into an error of ours."""
@@ -185,10 +182,10 @@ class PlainTransport:
         try:
             await loop.sock_sendall(self._socket, _message(b"Q", command.encode() + b"\0"))
             while True:
-                data = await loop.sock_recv(self._socket, _READ_BYTES)
-                if not data:
+                n_bytes = await loop.sock_recv_into(self._socket, self._reader.room())
+                if not n_bytes:
                     raise CopyFailed("the server closed the connection unexpectedly")
-                self._reader.push(data, self._early)
+                self._reader.received(n_bytes, self._early)
                 for kind, contents in others:
                     if kind == ord("E"):
                         fields = error_fields(contents)
@@ -203,17 +200,21 @@ class PlainTransport:
     def drain(self, limit_bytes: int) -> list[bytes]:
         """See Transport."""
         frames, self._early = self._early, []
-        push, receive = self._reader.push, self._socket.recv
+        reader, receive_into = self._reader, self._socket.recv_into
         size = 0
         try:
             while size < limit_bytes:
-                data = receive(_READ_BYTES)
-                if not data:
+                room = reader.room()
+                n_bytes = receive_into(room)
+                if not n_bytes:
                     raise CopyFailed("the server closed the connection unexpectedly")
-                push(data, frames)
-                size += len(data)
-                if self._reader.others:
+                reader.received(n_bytes, frames)
+                size += n_bytes
+                if reader.others:
                     self._look_at_others()
+                if n_bytes < len(room):
+                    # That was all; asking again would cost as much as reading.
+                    break
         except BlockingIOError:
             pass
         except OSError as error:

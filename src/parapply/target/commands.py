@@ -31,7 +31,7 @@ from parapply.target.statements import Sql, Statements, truncate
 from parapply.wire.rows import DELETE, INSERT, KIND_AT, UNCHANGED, Row, read_delete, read_insert, read_update, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from parapply.plan.batch import Step
     from parapply.plan.changes import TableChanges
@@ -116,6 +116,22 @@ class CommandBuilder:
                 self._row(*change, commands)
         return commands
 
+    def of_late_keys(self, steps: Sequence[Step], size_bytes: int) -> list[Command]:
+        """Return the commands that `of_steps` left out: those of keys which an earlier batch held.
+
+        They are for the end of the target transaction, when all earlier ones have committed.
+        """
+        commands: list[Command] = []
+        for step in steps:
+            if isinstance(step, TablesStep):
+                for changes in step.tables.values():
+                    if changes.late_keys:
+                        (segment,) = changes.segments
+                        assert isinstance(segment, NetSegment)
+                        late = [segment.net[key] for key in changes.late_keys]
+                        self._net(segment, late, size_bytes, commands)
+        return commands
+
     def forget(self) -> None:
         """Drop the statements of plans that are no longer used."""
         self._statements.clear()
@@ -129,7 +145,9 @@ class CommandBuilder:
     def _table(self, changes: TableChanges, size_bytes: int, out: list[Command]) -> None:
         for segment in changes.segments:
             if isinstance(segment, NetSegment):
-                self._net(segment, size_bytes, out)
+                late = changes.late_keys
+                now = [change for key, change in segment.net.items() if key not in late] if late else None
+                self._net(segment, segment.net.values() if now is None else now, size_bytes, out)
             elif isinstance(segment, RowSegment):
                 for frame in segment.frames:
                     self._row(segment.plan, frame, out)
@@ -140,11 +158,11 @@ class CommandBuilder:
         plan = segment.plan
         out += _sets(self._of(plan).set_insert(_all(plan)), segment.rows, size_bytes, "insert", plan)
 
-    def _net(self, segment: NetSegment, size_bytes: int, out: list[Command]) -> None:
+    def _net(self, segment: NetSegment, net: Iterable[tuple[int, Row]], size_bytes: int, out: list[Command]) -> None:
         """Deletes first, inserts last: a replaced row is in both."""
         plan = segment.plan
         by_effect: dict[int, list[Row]] = {effect: [] for effect in _NET_EFFECTS}
-        for effect, row in segment.net.values():
+        for effect, row in net:
             by_effect[effect].append(row)
         replaced = by_effect[NET_REPLACE]
         statements = self._of(plan)
@@ -174,6 +192,7 @@ class CommandBuilder:
         if kind == DELETE:
             old: Row | None = read_delete(frame, len(plan.columns))
             new: Row = []
+            present: tuple[int, ...] = ()
             prepared = statements.row_delete()
             operation: Operation = "delete"
         else:
@@ -185,11 +204,14 @@ class CommandBuilder:
             raise ProtocolError(chr(kind), 5, "the old row of a table with REPLICA IDENTITY FULL is missing")
         found = new if old is None else old
         if plan.facts.triggers:
-            # A trigger may veto the change (trap T-43): whether the row is there is asked for by itself.
-            exists = statements.row_exists()
-            keys = [_text(found[position], frame) for position in exists.old_positions]
+            # A trigger may veto the change (trap T-43): whether the row is there is asked for by itself. An update of
+            # nothing but ALWAYS identity columns asks as well whether they have the new value already (trap T-50).
+            identity = tuple([position for position in present if plan.columns[position].is_identity_always])
+            exists = statements.row_update(identity) if identity else statements.row_exists()
+            values = [_text(new[position], frame) for position in exists.positions]
+            values += [_text(found[position], frame) for position in exists.old_positions]
             asked: Operation = "delete" if operation == "delete" else "exists"
-            out.append(Command(exists, keys, expected=1, operation=asked, plan=plan))
+            out.append(Command(exists, values, expected=1, operation=asked, plan=plan))
         parameters = [_text(new[position], frame) for position in prepared.positions]
         parameters += [_text(found[position], frame) for position in prepared.old_positions]
         out.append(Command(prepared, parameters, expected=expected, operation=operation, plan=plan))

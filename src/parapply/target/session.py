@@ -108,6 +108,14 @@ class WorkerSession:
         await self._run_checked(statements, commands, before=2)
         probes.probe(probes.DML_SENT)
 
+    async def execute_late(self, commands: Sequence[Command]) -> None:
+        """Execute more commands of the open transaction, and check their counts.
+
+        Raises:
+            StatementFailed, TargetLost: as `execute`.
+        """
+        await self._run_checked(commands, commands, before=0)
+
     async def begin(self) -> None:
         """Begin the transaction of a large source transaction, whose record comes last: its end LSN is not known yet.
 

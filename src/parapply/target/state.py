@@ -70,6 +70,11 @@ class SlotState:
         """Return where START_REPLICATION begins; never 0/0, the publisher forgets what it was told (T-4)."""
         return self.lowest_lsn
 
+    @property
+    def highest_lsn(self) -> int:
+        """Return the LSN behind which nothing is committed here."""
+        return max([self.lowest_lsn, *self.members, *[last for _, last in self.ranges]])
+
     def is_applied(self, end_lsn: int) -> bool:
         """Tell whether the source transaction that ends at `end_lsn` is committed here."""
         return (

@@ -7,7 +7,6 @@ because the publisher announces its relations again (PROTOCOL.md 5.3, 7).
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING
 
 from parapply.errors import ProtocolError
@@ -18,18 +17,27 @@ from parapply.wire.messages import Begin, Commit, LogicalMessage, Origin, Relati
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import cython  # read by the compiler only
+else:
+    from parapply import uncompiled as cython
+
 #: Counted per change beside its bytes: what the interpreter needs for the frame, the row and its values.
 OVERHEAD_BYTES = 400
 
+_OVERHEAD_BYTES = OVERHEAD_BYTES  # C numbers in the compiled twin, like all that follow
+_KIND_AT = FRAME_HEADER_BYTES
 _ROW_CHANGES = b"IUD"
 _BEGIN, _COMMIT, _TRUNCATE = b"BCT"
-# LSNs are unsigned, times are not.
-_begin_at = struct.Struct(">QqI").unpack_from
-_commit_at = struct.Struct(">BQQq").unpack_from
-_send_time_at = struct.Struct(">q").unpack_from
-_BEGIN_BYTES = FRAME_HEADER_BYTES + 1 + 20
-_COMMIT_BYTES = FRAME_HEADER_BYTES + 1 + 25
+#: Offsets in a CopyData frame, and its length. (PostgreSQL manual, "Logical Replication Message Formats".)
 _SEND_TIME_AT = 17
+_BEGIN_LSN_AT = FRAME_HEADER_BYTES + 1
+_BEGIN_TIME_AT = FRAME_HEADER_BYTES + 9
+_BEGIN_XID_AT = FRAME_HEADER_BYTES + 17
+_BEGIN_BYTES = FRAME_HEADER_BYTES + 21
+_COMMIT_FLAGS_AT = FRAME_HEADER_BYTES + 1
+_COMMIT_LSN_AT = FRAME_HEADER_BYTES + 2
+_COMMIT_END_AT = FRAME_HEADER_BYTES + 10
+_COMMIT_BYTES = FRAME_HEADER_BYTES + 26
 
 
 class Assembler:
@@ -65,12 +73,12 @@ class Assembler:
         current = self._open
         piece_bytes = self._piece_bytes
         for frame in frames:
-            kind = frame[FRAME_HEADER_BYTES] if len(frame) > FRAME_HEADER_BYTES else 0
+            kind = frame[_KIND_AT] if len(frame) > _KIND_AT else 0
             if kind in _ROW_CHANGES:
                 if current is None:
                     raise ProtocolError(chr(kind), 0, "a change outside a transaction")
                 current.changes.append(frame)
-                size_bytes = current.size_bytes = current.size_bytes + len(frame) + OVERHEAD_BYTES
+                size_bytes = current.size_bytes = current.size_bytes + len(frame) + _OVERHEAD_BYTES
                 if size_bytes >= piece_bytes:
                     current = self._cut(current, done)
             elif kind == _BEGIN:
@@ -81,9 +89,9 @@ class Assembler:
             elif kind == _TRUNCATE:
                 if current is None:
                     raise ProtocolError("T", 0, "a change outside a transaction")
-                decode(frame[FRAME_HEADER_BYTES:])
+                decode(frame[_KIND_AT:])
                 current.changes.append(frame)
-                current.size_bytes += len(frame) + OVERHEAD_BYTES
+                current.size_bytes += len(frame) + _OVERHEAD_BYTES
                 current.has_truncate = True
             else:
                 self._other(frame, current)
@@ -95,8 +103,9 @@ class Assembler:
             raise ProtocolError("B", 0, "a transaction begins inside another")
         if len(frame) != _BEGIN_BYTES:
             decode(frame[FRAME_HEADER_BYTES:])
-        commit_lsn, commit_time_us, xid = _begin_at(frame, FRAME_HEADER_BYTES + 1)
-        begun = Transaction(xid, commit_lsn, commit_time_us)
+        begun = Transaction(
+            _unsigned(frame, _BEGIN_XID_AT, 4), _unsigned(frame, _BEGIN_LSN_AT, 8), _signed(frame, _BEGIN_TIME_AT)
+        )
         for relation in self._loose_relations:
             _announce(begun, relation)
         self._loose_relations = []
@@ -107,11 +116,11 @@ class Assembler:
             raise ProtocolError("C", 0, "a commit without a begin")
         if len(frame) != _COMMIT_BYTES:
             decode(frame[FRAME_HEADER_BYTES:])
-        flags, commit_lsn, end_lsn, _ = _commit_at(frame, FRAME_HEADER_BYTES + 1)
-        if flags or commit_lsn != current.commit_lsn or end_lsn < commit_lsn:
+        commit_lsn, end_lsn = _unsigned(frame, _COMMIT_LSN_AT, 8), _unsigned(frame, _COMMIT_END_AT, 8)
+        if frame[_COMMIT_FLAGS_AT] or commit_lsn != current.commit_lsn or end_lsn < commit_lsn:
             raise ProtocolError("C", 1, "the commit does not match its begin")
         current.end_lsn = end_lsn
-        current.send_time_us = _send_time_at(frame, _SEND_TIME_AT)[0]
+        current.send_time_us = _signed(frame, _SEND_TIME_AT)
         return current
 
     def _cut(self, current: Transaction, done: list[Transaction]) -> Transaction:
@@ -134,6 +143,22 @@ class Assembler:
         elif not isinstance(message, TypeMessage | LogicalMessage):
             assert not isinstance(message, Begin | Commit)
             raise ProtocolError(chr(frame[FRAME_HEADER_BYTES]), 0, "this message was not asked for")
+
+
+def _unsigned(frame: bytes, at: int, n_bytes: int) -> int:
+    """Return an unsigned number: an LSN or a transaction id."""
+    value = 0
+    if cython.compiled:
+        for index in range(at, at + n_bytes):
+            value = value << 8 | frame[index]
+    else:
+        value = int.from_bytes(frame[at : at + n_bytes])
+    return value
+
+
+def _signed(frame: bytes, at: int) -> int:
+    """Return a time: microseconds since 2000, which may lie before."""
+    return _unsigned(frame, at, 8) if cython.compiled else int.from_bytes(frame[at : at + 8], signed=True)
 
 
 def _announce(transaction: Transaction, relation: Relation) -> None:

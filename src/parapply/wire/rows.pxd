@@ -3,6 +3,10 @@
 cimport cython
 from parapply.collector cimport untrack
 
+cdef unsigned char _TEXT, _NULL, _UNCHANGED
+cdef Py_ssize_t _KIND_AT, _MARK_AT, _ROW_AT
+cdef unsigned char _INSERT, _UPDATE, _DELETE, _NEW
+
 @cython.locals(
     count="Py_ssize_t", kind="unsigned char", end="Py_ssize_t", length="Py_ssize_t", size="Py_ssize_t",
     data="const unsigned char *",
@@ -14,6 +18,9 @@ cpdef list read_insert(bytes frame, Py_ssize_t n_columns)
 
 @cython.locals(row=list, old=list, middle="Py_ssize_t", end="Py_ssize_t")
 cpdef tuple read_update(bytes frame, Py_ssize_t n_columns)
+
+@cython.locals(found=bint)
+cpdef bint has_unchanged(list row)
 
 @cython.locals(row=list)
 cpdef list read_delete(bytes frame, Py_ssize_t n_columns)

@@ -1,0 +1,21 @@
+# Types for the compiled twin of copy.py.
+
+cimport cython
+
+cdef unsigned char _COPY_DATA, _XLOG_DATA, _KEEPALIVE
+
+cdef class CopyReader:
+    cdef bytearray _buffer
+    cdef Py_ssize_t _buffer_bytes
+    cdef Py_ssize_t _filled
+    cdef public bytes keepalive
+    cdef public list others
+
+    @cython.locals(
+        size="Py_ssize_t", at="Py_ssize_t", end="Py_ssize_t", length="Py_ssize_t", kind="unsigned char",
+        data="const unsigned char *",
+    )
+    cpdef object received(self, Py_ssize_t n_bytes, list frames)
+    @cython.locals(left="Py_ssize_t", needed="Py_ssize_t", length="Py_ssize_t")
+    cdef object _keep(self, Py_ssize_t at, Py_ssize_t size)
+    cdef object _replace(self, Py_ssize_t buffer_bytes, Py_ssize_t at, Py_ssize_t left)
