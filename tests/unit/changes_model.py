@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from parapply.model import FRAME_HEADER_BYTES, Relation
 from parapply.plan import changes as net
-from parapply.plan.batch import OrderedStep, TablesStep, TruncateStep
 from parapply.plan.changes import InsertSegment, NetSegment
+from parapply.plan.steps import OrderedStep, TablesStep, TruncateStep
 from parapply.plan.table import Equality, Lane, TableFacts, TablePlan
 from parapply.target.match import match
 from parapply.wire.decode import decode

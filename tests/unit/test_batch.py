@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from parapply.errors import ProtocolError
 from parapply.model import FRAME_HEADER_BYTES, Relation, Transaction
-from parapply.plan.batch import Batch, OrderedStep, Plans, TablesStep, TruncateStep, is_serial, ordered_changes
+from parapply.plan.batch import Batch
 from parapply.plan.changes import NetSegment, RowSegment
+from parapply.plan.plans import Plans
+from parapply.plan.steps import OrderedStep, TablesStep, TruncateStep, is_serial, ordered_changes
 from parapply.plan.table import Lane
 from tests import build
 from tests.unit.changes_model import BY_ROW, KEYLESS, NUMERIC, PAIR, PLAIN, SERIAL, SPECS, Side, Spec

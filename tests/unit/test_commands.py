@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parapply.errors import ProtocolError
-from parapply.plan.batch import Batch, Plans, ordered_changes
+from parapply.plan.batch import Batch
 from parapply.plan.changes import NET_REPLACE
 from parapply.plan.dependencies import Scheduler
+from parapply.plan.plans import Plans
+from parapply.plan.steps import ordered_changes
 from parapply.target import commands
 from parapply.target.commands import ANY_COUNT, Command, CommandBuilder
 from parapply.wire.assembler import Assembler

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parapply.model import Transaction
-from parapply.plan.batch import Batch, Plans
+from parapply.plan.batch import Batch
 from parapply.plan.changes import NetSegment
 from parapply.plan.dependencies import Meeting, Scheduler, Wait, meetings
+from parapply.plan.plans import Plans
 from parapply.plan.table import Equality
 from tests import build
 from tests.unit.changes_model import KEYLESS, NUMERIC, PAIR, PLAIN, UNIQUE, Spec

@@ -10,7 +10,7 @@ import pytest
 
 from parapply.config import ApplyConfig
 from parapply.errors import ProtocolError
-from parapply.plan.batch import Plans
+from parapply.plan.plans import Plans
 from parapply.runtime.crew import Crew
 from parapply.runtime.intake import Intake
 from parapply.target.state import SlotState

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from parapply.errors import ProtocolError, TargetRefused
-from parapply.plan.batch import Batch, Plans, check_plans, is_serial, ordered_changes
+from parapply.plan.batch import Batch
+from parapply.plan.plans import Plans
+from parapply.plan.steps import check_plans, is_serial, ordered_changes
 from parapply.wire.assembler import Assembler
 from tests import build
 from tests.unit.changes_model import PLAIN

@@ -1,113 +1,25 @@
 """A batch: one target transaction holding whole source transactions (or the pieces of one large one). Pure.
 
-A batch is a list of steps applied in order. Most have one step, the changes of each table. TRUNCATE of several
-relations is a step of its own (trap T-26); a transaction that touches a serial table is one step of raw frames in
-source order.
+A batch is a list of steps applied in order; see `steps.py`.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from parapply.errors import ParapplyError, ProtocolError
-from parapply.model import FRAME_HEADER_BYTES, Relation, Transaction
+from parapply.model import Relation, Transaction
 from parapply.plan.changes import NotASet, TableChanges
-from parapply.plan.table import Lane, TablePlan
-from parapply.wire.decode import decode
-from parapply.wire.messages import Truncate
+from parapply.plan.steps import OrderedStep, Step, TablesStep, TruncateStep, is_serial, ordered_changes, truncate_step
 from parapply.wire.rows import KIND_AT, MARK_AT, RELATION_AT, TRUNCATE, malformed
 
 if TYPE_CHECKING:
     from parapply.plan.dependencies import Wait
+    from parapply.plan.plans import Plans
     from parapply.plan.segments import Taker
+    from parapply.plan.table import TablePlan
 
-_OID_BYTES = 4
 _relation_at = struct.Struct(">I").unpack_from
-
-
-@dataclass(slots=True)
-class TablesStep:
-    """Changes of tables that do not care about each other, by target table OID."""
-
-    tables: dict[int, TableChanges]
-
-
-@dataclass(frozen=True, slots=True)
-class TruncateStep:
-    """One TRUNCATE of all its relations at once."""
-
-    plans: tuple[TablePlan, ...]
-    restart_identity: bool
-
-
-@dataclass(frozen=True, slots=True)
-class OrderedStep:
-    """Change frames in source order, each with the plan it is decoded with; applied one by one."""
-
-    changes: list[tuple[TablePlan, bytes] | TruncateStep]
-
-
-Step = TablesStep | TruncateStep | OrderedStep
-
-
-class Plans:
-    """The table plans in force at a point of the stream.
-
-    `known` maps every announced relation to its plan; the leader writes it before the announcement is read here.
-    `current` maps a publisher's OID to the plan of the relation last announced under it (trap T-71).
-    `refused` holds announced relations that cannot be applied, and why. That is no error before a change of them comes:
-    pgoutput announces a partition beside the root that it is published as, and the target may have no such partition.
-    """
-
-    __slots__ = ("current", "known", "may_be_serial", "refused")
-
-    def __init__(self) -> None:
-        """Start with nothing announced."""
-        self.known: dict[Relation, TablePlan] = {}
-        self.current: dict[int, TablePlan] = {}
-        self.refused: dict[Relation, ParapplyError] = {}
-        #: False only if whoever fills `known` is sure that no table in it is serial: spares a look at each transaction.
-        self.may_be_serial = True
-
-    def announce(self, relation: Relation) -> None:
-        """Put a relation in force; a refused one leaves its OID without a plan."""
-        if relation in self.refused:
-            self.current.pop(relation.oid, None)
-        else:
-            self.current[relation.oid] = self.known[relation]
-
-    def view(self) -> Plans:
-        """Return plans that can move ahead without moving these."""
-        ahead = Plans()
-        ahead.known, ahead.refused, ahead.may_be_serial = self.known, self.refused, self.may_be_serial
-        ahead.current = dict(self.current)
-        return ahead
-
-    def of(self, frame: bytes) -> TablePlan:
-        """Return the plan of a change frame.
-
-        Raises:
-            ProtocolError: the change names a relation that was never announced, or is cut before the name.
-            TargetRefused: the relation cannot be applied.
-        """
-        if len(frame) < RELATION_AT + _OID_BYTES:
-            raise malformed(frame, 0)
-        return self.of_oid(_relation_at(frame, RELATION_AT)[0], chr(frame[KIND_AT]), 1)
-
-    def of_oid(self, oid: int, kind: str, offset: int) -> TablePlan:
-        """Return the plan of the publisher's OID at a place of a message.
-
-        Raises:
-            ProtocolError, TargetRefused: as `of`.
-        """
-        plan = self.current.get(oid)
-        if plan is None:
-            # The last one first: an OID may have been announced several times.
-            errors = [error for relation, error in self.refused.items() if relation.oid == oid]
-            raise errors[-1] if errors else ProtocolError(kind, offset, f"relation {oid} was never announced")
-        return plan
 
 
 class Limits:
@@ -324,63 +236,3 @@ class Batch:
             if isinstance(change, Relation):
                 plans.announce(change)
         self._forget()
-
-
-def ordered_changes(transaction: Transaction, plans: Plans) -> list[tuple[TablePlan, bytes] | TruncateStep]:
-    """Return a transaction's changes in source order, each with its plan; announcements on the way are put in force."""
-    changes: list[tuple[TablePlan, bytes] | TruncateStep] = []
-    for change in transaction.changes:
-        if isinstance(change, Relation):
-            plans.announce(change)
-        elif change[KIND_AT] == TRUNCATE:
-            changes.append(truncate_step(change, plans))
-        else:
-            changes.append((plans.of(change), change))
-    return changes
-
-
-def truncate_step(frame: bytes, plans: Plans) -> TruncateStep:
-    """Read a Truncate frame.
-
-    Raises:
-        ProtocolError: a relation was never announced, or the bytes are malformed.
-        TargetRefused: a relation cannot be applied.
-    """
-    message = decode(frame[FRAME_HEADER_BYTES:])
-    assert isinstance(message, Truncate)
-    if not message.relation_oids:
-        raise ProtocolError("T", 1, "no relation is truncated")
-    tables = [plans.of_oid(oid, "T", 5) for oid in message.relation_oids]
-    return TruncateStep(tuple(tables), message.restart_identity)
-
-
-def check_plans(transaction: Transaction, plans: Plans) -> None:
-    """Make sure that every change can be applied, before anything of the transaction is in a batch.
-
-    Raises:
-        ProtocolError, TargetRefused: as `Plans.of`.
-    """
-    if plans.refused:
-        ordered_changes(transaction, plans.view())
-
-
-def is_serial(transaction: Transaction, plans: Plans) -> bool:
-    """Tell whether a transaction touches a table where the target runs code: then all of it keeps source order.
-
-    The leader gives such a transaction a batch of its own.
-
-    Raises:
-        ProtocolError: a change names a relation that was never announced, or is malformed.
-    """
-    if not plans.may_be_serial:
-        return False
-    # A view of the plans as the changes see them; the real ones move only when the changes are read.
-    ahead = plans.view()
-    for change in transaction.changes:
-        if isinstance(change, Relation):
-            ahead.announce(change)
-        else:
-            touched = truncate_step(change, ahead).plans if change[KIND_AT] == TRUNCATE else (ahead.of(change),)
-            if any(plan.lane is Lane.SERIAL for plan in touched):
-                return True
-    return False

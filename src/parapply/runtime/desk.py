@@ -83,3 +83,5 @@ class Desk:
 
     async def _pin(self, conn: settings.Connection) -> None:
         await settings.pin_session(conn, kind="control", role=self._role, synchronous_commit="on")
+        with settings.target_errors("pinning session settings"):
+            await conn.execute("SET plan_cache_mode = force_generic_plan")

@@ -66,9 +66,31 @@ class Opener:
             SourceRefused, SourceLost, SlotBusy: the publisher cannot serve, or not now.
             TargetRefused, TargetLost, LeaseHeld: the same for the target.
         """
-        config = self._config
-        control = await stack.enter_async_context(await operations.open_target(config, "leader"))
+        control = await stack.enter_async_context(await operations.open_target(self._config, "leader"))
         await self._end_own(control)
+        # The desk first: it serves, too, where connections are scarce and workers must be fewer.
+        desk, (source, source_facts, found) = await _together(self._desk(stack), self._own(stack, control))
+        sessions, stream = await _together(
+            self._workers(stack, found.slot_id, control.info.backend_pid), self._stream(stack, source_facts, found)
+        )
+        self._log.info("target_connected", low_lsn=format_lsn(found.lowest_lsn), workers=len(sessions))
+        self._log.info("source_connected", slot=found.slot_name, start_lsn=format_lsn(found.resume_lsn))
+        self._own_pids = [control.info.backend_pid, *(session.pipeline.backend_pid for session in sessions)]
+        probes.probe(probes.CONNECTED)
+        return Ends(control, source, source_facts, stream, sessions, desk, found)
+
+    async def _desk(self, stack: AsyncExitStack) -> Desk:
+        target, slot_name = self._config.target, self._config.source.slot
+        desk = Desk(target.dsn.get_secret_value(), target.session_replication_role, f"parapply desk {slot_name}")
+        await stack.enter_async_context(desk)
+        await desk.warm_up()
+        return desk
+
+    async def _own(
+        self, stack: AsyncExitStack, control: settings.Connection
+    ) -> tuple[slot.Connection, slot.SourceFacts, state.SlotState]:
+        """Take the lease and read the state behind the fence, with a plain session on the publisher to compare it."""
+        config = self._config
         await state.ensure_schema(control, config.target.state_schema)
         source = await stack.enter_async_context(
             await slot.connect(config.source.dsn.get_secret_value(), application_name=f"parapply {config.source.slot}")
@@ -82,14 +104,7 @@ class Opener:
         )
         await slot.check_publications(source, config.source.publications)
         await state.write_daemon(control, config.target.state_schema, found.slot_id, self._daemon_row(source_facts))
-        (desk, sessions), stream = await _together(
-            self._target(stack, found.slot_id, control.info.backend_pid), self._stream(stack, source_facts, found)
-        )
-        self._log.info("target_connected", low_lsn=format_lsn(found.lowest_lsn), workers=len(sessions))
-        self._log.info("source_connected", slot=config.source.slot, start_lsn=format_lsn(found.resume_lsn))
-        self._own_pids = [control.info.backend_pid, *(session.pipeline.backend_pid for session in sessions)]
-        probes.probe(probes.CONNECTED)
-        return Ends(control, source, source_facts, stream, sessions, desk, found)
+        return source, source_facts, found
 
     async def _end_own(self, control: settings.Connection) -> None:
         """End what an earlier connection of this very process left behind a broken network (F16)."""
@@ -132,16 +147,6 @@ class Opener:
             pid=os.getpid(),
             version=__version__,
         )
-
-    async def _target(
-        self, stack: AsyncExitStack, slot_id: int, leader_pid: int
-    ) -> tuple[Desk, tuple[WorkerSession, ...]]:
-        """Open the desk first: it serves, too, where connections are scarce and workers must be fewer."""
-        config = self._config
-        dsn, role = config.target.dsn.get_secret_value(), config.target.session_replication_role
-        desk = await stack.enter_async_context(Desk(dsn, role, f"parapply desk {config.source.slot}"))
-        sessions, _ = await _together(self._workers(stack, slot_id, leader_pid), desk.warm_up())
-        return desk, sessions
 
     async def _workers(self, stack: AsyncExitStack, slot_id: int, leader_pid: int) -> tuple[WorkerSession, ...]:
         numbers = range(1, self._config.apply.workers + 1)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from parapply.errors import ParapplyError
 from parapply.logs import get_logger
-from parapply.plan.batch import Batch, Limits, check_plans, is_serial
+from parapply.plan.batch import Batch, Limits
+from parapply.plan.steps import check_plans, is_serial
 from parapply.runtime.job import Job
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Intake:
         self._linger: asyncio.TimerHandle | None = None
         self._is_told_full = False
         #: Batches closed ahead of the workers: enough that none waits for the leader, few enough to stay small.
-        self._ahead = 2 * config.workers + 2
+        self._ahead = config.workers + 2
         #: When bytes last came. Read by progress, which takes a silent publisher for gone.
         self.heard_s = loop.time()
         #: Whether nobody listens: memory or the queue is full, or intake is busy. Read by progress.

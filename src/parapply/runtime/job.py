@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from parapply.applylog import XIDS_LIMIT, RowCounts
 from parapply.model import Relation
-from parapply.plan.batch import OrderedStep, TruncateStep
+from parapply.plan.steps import OrderedStep, TruncateStep
 from parapply.wire.rows import DELETE, INSERT, KIND_AT, RELATION_AT, TRUNCATE
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from parapply.errors import TargetRefused
 from parapply.logs import get_logger
-from parapply.plan.batch import Plans
+from parapply.plan.plans import Plans
 from parapply.plan.table import Lane
 from parapply.target import facts, match
 from parapply.target.state import TableRow

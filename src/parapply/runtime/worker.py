@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from parapply.errors import StatementFailed, TargetRefused
 from parapply.logs import get_logger
 from parapply.model import format_lsn
-from parapply.plan.batch import Batch, ordered_changes
+from parapply.plan.batch import Batch
+from parapply.plan.steps import ordered_changes
 from parapply.runtime.crew import Turn
 from parapply.runtime.verdict import Verdict, apply_failed, verdict
 from parapply.target.session import Record

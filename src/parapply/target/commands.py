@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from parapply.errors import ProtocolError
 from parapply.model import FRAME_HEADER_BYTES
-from parapply.plan.batch import OrderedStep, TablesStep, TruncateStep
 from parapply.plan.changes import (
     NET_ABSENT,
     NET_DELETE,
@@ -26,6 +25,7 @@ from parapply.plan.changes import (
     NetSegment,
     RowSegment,
 )
+from parapply.plan.steps import OrderedStep, TablesStep, TruncateStep
 from parapply.target.pipeline import Statement
 from parapply.target.statements import Sql, Statements, truncate
 from parapply.wire.rows import DELETE, INSERT, KIND_AT, UNCHANGED, Row, read_delete, read_insert, read_update, text_of
@@ -33,8 +33,8 @@ from parapply.wire.rows import DELETE, INSERT, KIND_AT, UNCHANGED, Row, read_del
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from parapply.plan.batch import Step
     from parapply.plan.changes import TableChanges
+    from parapply.plan.steps import Step
     from parapply.plan.table import TablePlan
 
 Operation = Literal["insert", "update", "delete", "truncate", "exists"]

@@ -1,0 +1,107 @@
+"""What a batch does one after the other, and the form that keeps source order change by change. Pure.
+
+Most batches have one step, the changes of each table. TRUNCATE of several relations is a step of its own (trap T-26); a
+transaction that touches a serial table is one step of raw frames in source order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from parapply.errors import ProtocolError
+from parapply.model import FRAME_HEADER_BYTES, Relation
+from parapply.plan.table import Lane, TablePlan
+from parapply.wire.decode import decode
+from parapply.wire.messages import Truncate
+from parapply.wire.rows import KIND_AT, TRUNCATE
+
+if TYPE_CHECKING:
+    from parapply.model import Transaction
+    from parapply.plan.changes import TableChanges
+    from parapply.plan.plans import Plans
+
+
+@dataclass(slots=True)
+class TablesStep:
+    """Changes of tables that do not care about each other, by target table OID."""
+
+    tables: dict[int, TableChanges]
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateStep:
+    """One TRUNCATE of all its relations at once."""
+
+    plans: tuple[TablePlan, ...]
+    restart_identity: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedStep:
+    """Change frames in source order, each with the plan it is decoded with; applied one by one."""
+
+    changes: list[tuple[TablePlan, bytes] | TruncateStep]
+
+
+Step = TablesStep | TruncateStep | OrderedStep
+
+
+def ordered_changes(transaction: Transaction, plans: Plans) -> list[tuple[TablePlan, bytes] | TruncateStep]:
+    """Return a transaction's changes in source order, each with its plan; announcements on the way are put in force."""
+    changes: list[tuple[TablePlan, bytes] | TruncateStep] = []
+    for change in transaction.changes:
+        if isinstance(change, Relation):
+            plans.announce(change)
+        elif change[KIND_AT] == TRUNCATE:
+            changes.append(truncate_step(change, plans))
+        else:
+            changes.append((plans.of(change), change))
+    return changes
+
+
+def truncate_step(frame: bytes, plans: Plans) -> TruncateStep:
+    """Read a Truncate frame.
+
+    Raises:
+        ProtocolError: a relation was never announced, or the bytes are malformed.
+        TargetRefused: a relation cannot be applied.
+    """
+    message = decode(frame[FRAME_HEADER_BYTES:])
+    assert isinstance(message, Truncate)
+    if not message.relation_oids:
+        raise ProtocolError("T", 1, "no relation is truncated")
+    tables = [plans.of_oid(oid, "T", 5) for oid in message.relation_oids]
+    return TruncateStep(tuple(tables), message.restart_identity)
+
+
+def check_plans(transaction: Transaction, plans: Plans) -> None:
+    """Make sure that every change can be applied, before anything of the transaction is in a batch.
+
+    Raises:
+        ProtocolError, TargetRefused: as `Plans.of`.
+    """
+    if plans.refused:
+        ordered_changes(transaction, plans.view())
+
+
+def is_serial(transaction: Transaction, plans: Plans) -> bool:
+    """Tell whether a transaction touches a table where the target runs code: then all of it keeps source order.
+
+    The leader gives such a transaction a batch of its own.
+
+    Raises:
+        ProtocolError: a change names a relation that was never announced, or is malformed.
+    """
+    if not plans.may_be_serial:
+        return False
+    # A view of the plans as the changes see them; the real ones move only when the changes are read.
+    ahead = plans.view()
+    for change in transaction.changes:
+        if isinstance(change, Relation):
+            ahead.announce(change)
+        else:
+            touched = truncate_step(change, ahead).plans if change[KIND_AT] == TRUNCATE else (ahead.of(change),)
+            if any(plan.lane is Lane.SERIAL for plan in touched):
+                return True
+    return False
