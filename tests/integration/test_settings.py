@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import socket
 import struct
@@ -170,3 +171,20 @@ def test_standby_and_dead_server(own_servers: OwnServers) -> None:
     server.stop()
     with pytest.raises(TargetLost):
         asyncio.run(connect())
+
+
+@pytest.mark.parametrize(("kind", "timeout_ms"), [("control", 30_000), ("worker", 0)])
+def test_f23_a_worker_may_wait_for_a_lock_with_much_sent(
+    target_db: Database, kind: settings.Kind, timeout_ms: int
+) -> None:
+    """Only sessions with short questions have the kernel's user timeout: it counts a living server's full buffer, too.
+
+    Observed: with more sent than the server's buffer takes, and its statement waiting for a table lock, a worker's
+    session ended after 30 s, and so did every next one until the lock was released.
+    """
+    with (
+        psycopg.connect(settings.client_conninfo(target_db.dsn, "timeouts", kind=kind)) as connection,
+        socket.socket(fileno=os.dup(connection.pgconn.socket)) as view,
+    ):
+        assert view.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == timeout_ms
+        assert view.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

@@ -49,14 +49,14 @@ def test_f23_back_pressure_bounds_memory(
     source_db.execute(
         sql.SQL("ALTER DATABASE {} SET wal_sender_timeout = '2s'").format(sql.Identifier(source_db.dbname))
     )
-    # More workers, a longer queue: the limit is reached before the queue is full.
+    # Transactions of more than 4 MB each, and ten in the queue: the limit is reached before the queue is full.
     route = slot_route(source_db, target_db, init_route, apply__memory_limit_bytes=_LIMIT_BYTES, apply__workers=8)
     daemon = start_daemon(route)
     daemon.wait_caught_up()
     pid = walsender_pid(route)
     with foreign_transaction(target_db, "LOCK TABLE wide IN ACCESS EXCLUSIVE MODE"):
         source_db.execute(
-            "DO $$ BEGIN FOR i IN 1..200 LOOP INSERT INTO wide SELECT i * 1000 + g, repeat(md5((i * g)::text), 32)"
+            "DO $$ BEGIN FOR i IN 1..50 LOOP INSERT INTO wide SELECT i * 1000 + g, repeat(md5((i * g)::text), 128)"
             " FROM generate_series(0, 999) AS g; COMMIT; END LOOP; END $$"
         )
         target_db.wait_until(WORKER_IS_BLOCKED)

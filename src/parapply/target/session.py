@@ -82,7 +82,7 @@ class WorkerSession:
         """
         with settings.target_errors("connecting a worker"):
             connection = await psycopg.AsyncConnection.connect(
-                settings.client_conninfo(options.dsn, options.application_name), autocommit=True
+                settings.client_conninfo(options.dsn, options.application_name, kind="worker"), autocommit=True
             )
         try:
             await settings.pin_session(

@@ -34,8 +34,11 @@ _CLIENT_PARAMETERS = {
     "keepalives_idle": 30,
     "keepalives_interval": 10,
     "keepalives_count": 3,
-    "tcp_user_timeout": 30_000,  # milliseconds
 }
+#: Milliseconds; of sessions that ask short questions only. The kernel counts the time that a living server does not
+#: read, too: a worker whose statement waits for a lock, with more sent than the server's buffer takes, would lose its
+#: session. A server that is gone is noticed by the control session, and then every session is closed.
+_QUESTION_TIMEOUT_MS = 30_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,18 +195,20 @@ async def rows(conn: Connection, query: sql.Composed | sql.SQL, params: Sequence
         return await cursor.fetchall() if cursor.description else []
 
 
-def client_conninfo(dsn: str, application_name: str) -> str:
+def client_conninfo(dsn: str, application_name: str, *, kind: Kind = "control") -> str:
     """Return the connection string of a session on the target: the DSN, and what it leaves open.
 
     Args:
         dsn: as configured; it holds the password, so the result does, too.
         application_name: put over one in the DSN, because our own sessions are known by it.
+        kind: a worker's may wait as long as locks on the target make it.
 
     Raises:
         psycopg.ProgrammingError: the DSN cannot be parsed.
     """
     parameters: dict[str, Any] = {
         **_CLIENT_PARAMETERS,
+        **({"tcp_user_timeout": _QUESTION_TIMEOUT_MS} if kind == "control" else {}),
         **conninfo.conninfo_to_dict(dsn),
         "application_name": application_name,
     }
