@@ -5,6 +5,7 @@ A small pool, because such a question must wait neither for the control session'
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,10 @@ class Desk:
         except PoolTimeout as error:
             await self._pool.close()
             raise TargetLost("target: no session for catalogue questions could be opened") from error
+        except asyncio.CancelledError:
+            # Tasks of the pool that nobody stops would not let the process end.
+            await self._pool.close()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
