@@ -5,7 +5,6 @@ A small pool, because such a question must wait neither for the control session'
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -54,8 +53,8 @@ class Desk:
         except PoolTimeout as error:
             await self._pool.close()
             raise TargetLost("target: no session for catalogue questions could be opened") from error
-        except asyncio.CancelledError:
-            # Tasks of the pool that nobody stops would not let the process end.
+        except BaseException:
+            # Cancelled, for the most part. Tasks of the pool that nobody stops would not let the process end.
             await self._pool.close()
             raise
         return self

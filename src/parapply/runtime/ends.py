@@ -132,8 +132,9 @@ class Opener:
         def waits(sessions: Sequence[lease.Holder]) -> None:
             self._log.warning("lease_waiting", holder=[str(session) for session in sessions])
 
-        takeover, self._takeover = self._takeover, False
-        await lease.take_lease(control, slot_id, self._config.target.lease_wait_s, takeover=takeover, on_wait=waits)
+        wait_s = self._config.target.lease_wait_s
+        await lease.take_lease(control, slot_id, wait_s, takeover=self._takeover, on_wait=waits)
+        self._takeover = False
         await lease.fence(control, slot_id, waits)
         self._log.info("lease_taken", slot=self._config.source.slot)
 
@@ -208,5 +209,7 @@ async def _together(*works: Coroutine[None, None, Any]) -> list[Any]:
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
-            task.cancel()
+            # Once: a second time would interrupt the cleaning up after the first.
+            if not task.cancelling():
+                task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
