@@ -2,7 +2,8 @@
 
 The order matters. The lease first, so that no other daemon goes on; then the fence, which waits until the last session
 of an earlier daemon is gone, commits in doubt included; only then is the state read, and the publisher checked against
-it; the stream and the workers last, all at the same time (traps T-14, T-15, F18, F20).
+it; the stream and the workers last, all at the same time (traps T-14, T-15, F18, F20). Only the desk, which just asks,
+opens beside all this.
 """
 
 from __future__ import annotations
