@@ -70,7 +70,7 @@ demo: venv ## two servers, a load, the daemon, a proof and a race
 	@$(BIN)/parapply demo
 
 bench: venv ## catch-up benchmark against the built-in subscription
-	@$(BIN)/python -m bench
+	@$(BIN)/python -m bench $(BENCH)
 
 clean: ## remove caches and builds; .venv stays
 	@rm -f src/parapply/_compiled.json $(foreach d,. wire plan,src/parapply/$d/*.so)

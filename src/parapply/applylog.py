@@ -52,7 +52,8 @@ class WaitedFor(msgspec.Struct, frozen=True, kw_only=True):
 
     seq: int  # of the batch waited for
     table: str  # schema.table
-    kind: str  # key, table ...
+    kind: str  # key, unique, foreign key, table or barrier
+    name: str = ""  # of the index or constraint
 
 
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="batch"):

@@ -68,8 +68,14 @@ BACKLOG_THRESHOLD_S = 0.05
 LINGER_S = 0.002
 #: Seconds between durable advances of the watermark, which are the only synchronous commits.
 ADVANCE_INTERVAL_S = 0.2
-#: Seconds the head may stand still before pg_blocking_pids() is asked: the value of deadlock_timeout.
-STALL_CHECK_S = 1.0
+#: Seconds a batch may stand still before pg_blocking_pids() is asked: longer than most batches take, and a question
+#: costs the target less than a millisecond. PostgreSQL's own deadlock_timeout is for waits it can see.
+STALL_CHECK_S = 0.25
+#: Row changes of one transaction above which it takes its tables whole: it is alone in its batch then, and comparing
+#: its keys with those of every batch that follows takes longer than what runs beside it would save.
+TABLE_LOCK_THRESHOLD = 20_000
+#: Seconds between two looks for changes of the target's catalogue, which are not in the stream.
+CATALOGUE_CHECK_S = 5.0
 #: Bytes of an apply log file before the next is begun: one task of the Spark job reads it in seconds.
 ROTATE_BYTES = 64 * 1024 * 1024
 #: Seconds after which a quiet apply log file is closed, so that reports see it.
@@ -176,7 +182,7 @@ class ApplyConfig(_Section):
     """How changes are applied."""
 
     workers: Annotated[int, Field(ge=1, le=WORKERS_LIMIT)] = WORKERS
-    commit_order: Literal["preserve"] = "preserve"
+    commit_order: Literal["preserve", "relaxed"] = "preserve"
     max_batch_transactions: Annotated[int, Field(ge=1, le=1_000_000)] = MAX_BATCH_TRANSACTIONS
     max_batch_changes: Annotated[int, Field(ge=1, le=1_000_000)] = MAX_BATCH_CHANGES
     max_batch_bytes: Annotated[int, Field(ge=1024)] = MAX_BATCH_BYTES
@@ -184,7 +190,9 @@ class ApplyConfig(_Section):
     backlog_threshold_s: Seconds = BACKLOG_THRESHOLD_S
     linger_s: Seconds = LINGER_S
     advance_interval_s: Interval = ADVANCE_INTERVAL_S
+    table_lock_threshold: Annotated[int, Field(ge=1)] = TABLE_LOCK_THRESHOLD
     stall_check_s: Interval = STALL_CHECK_S
+    catalogue_check_s: Interval = CATALOGUE_CHECK_S
     on_error: Literal["stop", "retry"] = "stop"
     tables: dict[Annotated[str, AfterValidator(_table_name)], TableConfig] = {}
 

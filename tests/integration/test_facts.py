@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from tests.fixtures.databases import Database
 
 
+def unique_names(facts: TableFacts) -> tuple[str, ...]:
+    """Return the names of the unique indexes beside the key."""
+    return tuple(index.name for index in facts.unique)
+
+
 @pytest.fixture
 def worker(target_db: Database) -> Iterator[Worker]:
     """A worker's session on an empty database."""
@@ -39,9 +44,9 @@ def test_key(worker: Worker) -> None:
     )
     assert worker.facts("p").key_columns == ("a", "b")
     assert worker.facts("n").key_columns == ()
-    assert worker.facts("n").other_unique == ("n_a_key",)
+    assert unique_names(worker.facts("n")) == ("n_a_key",)
     assert worker.facts("i").key_columns == ("e",)
-    assert worker.facts("i").other_unique == ("i_pkey",)
+    assert unique_names(worker.facts("i")) == ("i_pkey",)
     assert worker.facts("f").key_columns == ("a",)
     deferrable = worker.facts("d")
     assert deferrable.key_columns == ("a",)
@@ -63,11 +68,11 @@ def test_other_unique_indexes(worker: Worker) -> None:
         "CREATE TABLE p11 PARTITION OF p1 FOR VALUES FROM (0) TO (5);"
         "CREATE UNIQUE INDEX leaf ON p11(e); CREATE UNIQUE INDEX rooted ON p(id, e)"
     )
-    assert worker.facts("t").other_unique == ("lowered", "nd", "partial", "x")
-    assert worker.facts("p").other_unique == ("rooted", "leaf on public.p11")
+    assert unique_names(worker.facts("t")) == ("lowered", "nd", "partial", "x")
+    assert unique_names(worker.facts("p")) == ("rooted", "leaf on public.p11")
     # A partition that is published by itself has an index of its own, inherited or not.
     assert worker.facts("p11").key_columns == ("id",)
-    assert worker.facts("p11").other_unique == ("leaf", "p11_id_e_idx")
+    assert unique_names(worker.facts("p11")) == ("leaf", "p11_id_e_idx")
 
 
 def test_index_being_built_counts(worker: Worker) -> None:
@@ -75,7 +80,7 @@ def test_index_being_built_counts(worker: Worker) -> None:
     worker.run_text("CREATE TABLE t(id int PRIMARY KEY, e int); INSERT INTO t VALUES (1, 1), (2, 1)")
     with pytest.raises(Refused, match="could not create unique index"):
         worker.run_text("CREATE UNIQUE INDEX CONCURRENTLY half ON t(e)")
-    assert worker.facts("t").other_unique == ("half",)
+    assert unique_names(worker.facts("t")) == ("half",)
     worker.run_text(
         "CREATE TABLE p(a int) PARTITION BY LIST (a); CREATE TABLE p1 PARTITION OF p FOR VALUES IN (1);"
         "CREATE UNIQUE INDEX i ON ONLY p(a)"
@@ -89,7 +94,7 @@ def test_key_without_overlaps(worker: Worker) -> None:
     worker.run_text("CREATE TABLE t(k int4range, d daterange, v int, PRIMARY KEY (k, d WITHOUT OVERLAPS))")
     facts = worker.facts("t")
     assert facts.key_columns == ("k", "d")
-    assert facts.other_unique == ("t_pkey",)
+    assert [(index.name, index.is_exclusion) for index in facts.unique] == [("t_pkey", True)]
     plan = match(relation_of(facts), facts)
     assert plan.lane is Lane.ROW
     assert plan.is_table_exclusive
@@ -103,7 +108,7 @@ def test_key_without_overlaps(worker: Worker) -> None:
 
 @pytest.mark.pg_majors(15, 18)
 def test_triggers_by_role(worker: Worker) -> None:
-    """Triggers count if they fire under the session's role, on partitions too; so do foreign keys (trap T-25)."""
+    """User triggers count if they fire under the session's role, on partitions too; those of constraints do not."""
     worker.run_text(
         "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
         "CREATE TABLE t(id int PRIMARY KEY, d int UNIQUE DEFERRABLE); CREATE TABLE c(t int REFERENCES t);"
@@ -113,13 +118,9 @@ def test_triggers_by_role(worker: Worker) -> None:
         worker.run_text(f"ALTER TABLE t ENABLE {state} TRIGGER {name}")
     worker.run_text("CREATE TRIGGER off AFTER INSERT ON t EXECUTE FUNCTION f(); ALTER TABLE t DISABLE TRIGGER off")
     assert worker.facts("t").triggers == ("trigger always_", "trigger replica_")
-    assert worker.facts("t", role="origin").triggers == ("foreign key c_t_fkey", "trigger always_", "trigger plain")
+    assert worker.facts("t", role="origin").triggers == ("trigger always_", "trigger plain")
     assert worker.facts("t", role="local").triggers == worker.facts("t", role="origin").triggers
-    assert worker.facts("c").triggers == ()
-    assert worker.facts("c", role="origin").triggers == ("foreign key c_t_fkey",)
-    for (trigger,) in worker.rows("SELECT quote_ident(tgname) FROM pg_trigger WHERE tgrelid = 'c'::regclass"):
-        worker.run_text(f"ALTER TABLE c ENABLE ALWAYS TRIGGER {trigger}")
-    assert worker.facts("c").triggers == ("foreign key c_t_fkey",)
+    assert worker.facts("c", role="origin").triggers == ()
     worker.run_text(
         "CREATE TABLE p(a int) PARTITION BY LIST (a); CREATE TABLE p1 PARTITION OF p FOR VALUES IN (1);"
         "CREATE TRIGGER cloned AFTER INSERT ON p FOR EACH ROW EXECUTE FUNCTION f();"

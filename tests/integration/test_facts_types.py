@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from tests.fixtures.databases import Database
 
-#: Key type and texts, canonical and distinct, that come near to being equal.
+#: Key type and texts, canonical and distinct, that come near to being equal. Where the canonical form is not plain,
+#: test_equality.py has the texts.
 EQUALITIES: list[tuple[str, Equality, list[str]]] = [
     ("bool", Equality.BYTES, ["t", "f"]),
     ("int2", Equality.BYTES, ["0", "1"]),
@@ -49,12 +50,12 @@ EQUALITIES: list[tuple[str, Equality, list[str]]] = [
     ("float8", Equality.FLOAT, ["0", "-0", "NaN", "5e-324"]),
     ("char(3)", Equality.BPCHAR, ["a  ", "A  "]),
     ("money", Equality.UNKNOWN, []),
-    ("interval", Equality.UNKNOWN, []),
-    ("jsonb", Equality.UNKNOWN, []),
-    ("int4[]", Equality.UNKNOWN, []),
-    ("numrange", Equality.UNKNOWN, []),
+    ("interval", Equality.INTERVAL, []),
+    ("jsonb", Equality.JSONB, []),
+    ("int4[]", Equality.BYTES, ["{1,2}", "{2,1}", "[0:1]={1,2}", "{{1,2}}", "{}"]),
+    ("numrange", Equality.NUMBERS, []),
     ("public.pair", Equality.UNKNOWN, []),
-    ("public.amounts", Equality.UNKNOWN, []),
+    ("public.amounts", Equality.BYTES, ["{1}", "{NULL}"]),
     ("regclass", Equality.UNKNOWN, []),
     ("tsvector", Equality.UNKNOWN, []),
     ("ext.ci", Equality.UNKNOWN, []),

@@ -223,7 +223,7 @@ def test_f23_a_foreign_lock_on_a_hot_row_is_waited_for(pair: Pair, end: str, tmp
             (0, 1),
             (1, 1),
             (0, 1),
-            (1, 1),
+            (0, 1),  # nothing but the hot row: it waits as a whole
         ]
 
 

@@ -102,7 +102,7 @@ def _spec(
     table = plans.table(columns, names, oid=oid, name=f"t{oid}", **facts)
     lane = Lane.ROW if facts.get("key_is_deferrable") else Lane.SERIAL if facts.get("triggers") else Lane.SET
     forms = tuple(tuple(each) for each in keys)
-    return Spec(f"t{oid}", table, identity, forms, lane, is_exclusive=bool(facts.get("other_unique")))
+    return Spec(f"t{oid}", table, identity, forms, lane, is_exclusive=bool(facts.get("unique")))
 
 
 PLAIN = _spec(1, ("int4",), Equality.BYTES, [[(b"1",)], [(b"2",)], [(b"3",)], [(b"10",)]])
@@ -115,7 +115,7 @@ NUMERIC = _spec(
     [[(b"1.0",), (b"1.00",), (b"1",)], [(b"10",), (b"10.0",)], [(b"0",), (b"0.00",)], [(b"100",)]],
 )
 BLANK = _spec(4, ("bpchar",), Equality.BPCHAR, [[(b"a",), (b"a  ",)], [(b"b",)], [(b"",), (b"  ",)]], identity="f")
-UNIQUE = _spec(5, ("int4",), Equality.BYTES, [[(b"1",)], [(b"2",)], [(b"3",)]], other_unique=("t5_a_key",))
+UNIQUE = _spec(5, ("int4",), Equality.BYTES, [[(b"1",)], [(b"2",)], [(b"3",)]], unique=(plans.exclusion("t5_a_excl"),))
 BY_ROW = _spec(6, ("int4",), Equality.BYTES, [[(b"1",)], [(b"2",)], [(b"3",)]], key_is_deferrable=True)
 SERIAL = _spec(7, ("int4",), Equality.BYTES, [[(b"1",)], [(b"2",)]], triggers=("trigger audit",))
 KEYLESS = _spec(8, (), Equality.BYTES, [], identity="n")

@@ -193,5 +193,6 @@ def batches(transactions: Iterable[Transaction], plans: Plans, sizes: Iterable[i
         for _ in range(next(wanted, 1)):
             if left:
                 batch.add(left.pop(0), plans)
+        batch.close()
         done.append(batch)
     return done

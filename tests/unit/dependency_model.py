@@ -93,7 +93,21 @@ def put_off(batch: Batch, in_flight: Iterable[Batch]) -> tuple[set[int], Late]:
                 late.setdefault(earlier.seq, {})[oid] = keys
             else:
                 waits.add(earlier.seq)
+    if late and _is_all_late(batch, split, late):
+        return waits | late.keys(), {}
     return waits, late
+
+
+def _is_all_late(batch: Batch, split: set[int], late: Late) -> bool:
+    """Tell whether nothing is left to apply before the late keys: then the batch waits without a worker."""
+    put_off_keys: dict[int, set[Key]] = {}
+    for tables in late.values():
+        for oid, keys in tables.items():
+            put_off_keys.setdefault(oid, set()).update(keys)
+    for oid, key in touched(batch):
+        if oid not in split or (isinstance(key, int) and wire_key(BY_OID[oid], key) not in put_off_keys.get(oid, ())):
+            return False
+    return True
 
 
 def _messages(batch: Batch) -> Iterator[Insert | Update | Delete | Truncate]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from parapply.model import Column, Relation
-from parapply.plan.table import ColumnFacts, Equality, TableFacts
+from parapply.plan.table import ColumnFacts, Equality, ForeignKeyFacts, TableFacts, UniqueFacts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,13 +31,15 @@ TYPES = {
 
 PLAIN_TABLE = TableFacts(
     oid=1,
+    root_oid=1,
     schema="s",
     name="t",
     is_partitioned=False,
     columns=(),
     key_columns=(),
     key_is_deferrable=False,
-    other_unique=(),
+    unique=(),
+    foreign_keys=(),
     triggers=(),
     rules=(),
     code=(),
@@ -61,7 +63,41 @@ def column(name: str, type_: str = "int4", **changes: Any) -> ColumnFacts:  # no
 
 def table(columns: Sequence[ColumnFacts], key: Sequence[str] = (), **changes: Any) -> TableFacts:  # noqa: ANN401
     """Return a target table ``s.t``."""
+    changes.setdefault("root_oid", changes.get("oid", PLAIN_TABLE.oid))
     return replace(PLAIN_TABLE, columns=tuple(columns), key_columns=tuple(key), **changes)
+
+
+def unique(name: str, *columns: str, **changes: Any) -> UniqueFacts:  # noqa: ANN401 - any field
+    """Return a unique index on columns that compare by bytes; without columns, on an expression."""
+    facts = UniqueFacts(
+        name=name,
+        columns=columns,
+        equalities=(Equality.BYTES,) * len(columns),
+        is_nulls_distinct=True,
+        is_partial=False,
+        is_exclusion=False,
+    )
+    return replace(facts, **changes)
+
+
+def exclusion(name: str, *columns: str) -> UniqueFacts:
+    """Return an exclusion constraint."""
+    return unique(name, *columns, equalities=(Equality.UNKNOWN,) * len(columns), is_exclusion=True)
+
+
+def foreign_key(name: str, *columns: str, **changes: Any) -> ForeignKeyFacts:  # noqa: ANN401 - any field
+    """Return an enforced foreign key to columns of the same names, compared by bytes, of ``s.parent``."""
+    facts = ForeignKeyFacts(
+        name=name,
+        columns=columns,
+        parent_oid=2,
+        parent="s.parent",
+        parent_columns=columns,
+        parent_equalities=(Equality.BYTES,) * len(columns),
+        is_enforced=True,
+        is_cascading=False,
+    )
+    return replace(facts, **changes)
 
 
 def sent(name: str, type_: str = "int4", *, is_key: bool = False, type_modifier: int = -1, oid: int = 0) -> Column:

@@ -125,7 +125,7 @@ def test_all_errors_at_once(tmp_path: Path) -> None:
         "apply.workers=0",
         "apply.workers=65",
         "apply.workers=1.5",
-        "apply.commit_order=relaxed",
+        "apply.commit_order=any",
         "apply.linger_s=nan",
         "apply.linger_s=inf",
         "apply.max_batch_bytes=999999999999",

@@ -206,7 +206,7 @@ def test_a_batch_can_wait_for_one_and_have_keys_late_for_another() -> None:
     assert not scheduler.add(third)
     assert scheduler.waits_of(third) == (Wait(1, "s.t5", "table"),)
     assert third.late_for == Wait(2, "s.t1", "key")
-    assert scheduler.committed(first) == [third]
+    assert scheduler.committed(first).to_start == [third]
     assert [changes.late_keys for changes in third.table_changes] == [{wire_key(PLAIN, 0)}, set()]
 
 
@@ -256,7 +256,7 @@ def test_nothing_starts_before_what_it_depends_on_has_committed(
         else:
             batch = data.draw(st.sampled_from(ready), label="committed")
             committed.add(batch.seq)
-            freed = [other.seq for other in scheduler.committed(batch)]
+            freed = [other.seq for other in scheduler.committed(batch).to_start]
             assert freed == sorted(freed)
             assert not free & set(freed)
             free |= set(freed)

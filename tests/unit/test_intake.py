@@ -70,6 +70,9 @@ class _Tables:
         #: Held by a test while the catalogue is to be slow.
         self.catalogue = asyncio.Lock()
 
+    def take_changed(self) -> bool:
+        return False
+
     async def resolve(self, relations: Sequence[object]) -> None:
         assert all(relation in self.plans.known for relation in relations)
         async with self.catalogue:

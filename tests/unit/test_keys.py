@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parapply.plan.keys import Key, key_form, key_reader
+from parapply.plan.keys import Key, key_form, key_reader, value_reader
 from parapply.plan.table import Equality, TablePlan
 from parapply.target.match import match
-from parapply.wire.rows import NULL
+from parapply.wire.rows import NULL, UNCHANGED
 from tests.unit import plans
 
 FLOATS = st.floats().map(lambda number: "NaN" if math.isnan(number) else repr(number).removesuffix(".0"))
@@ -115,13 +115,28 @@ def test_keys_of_several_columns_keep_them_apart(
     assert (_key(plan, *first) == _key(plan, *second)) is (first == second)
 
 
-@pytest.mark.parametrize("equality", [Equality.BYTES, Equality.NUMERIC, Equality.FLOAT, Equality.BPCHAR])
+#: A text of each class.
+KNOWN = {
+    Equality.BYTES: "0",
+    Equality.NUMERIC: "0",
+    Equality.FLOAT: "0",
+    Equality.BPCHAR: "0",
+    Equality.INTERVAL: "00:00:00",
+    Equality.JSONB: "null",
+    Equality.NUMBERS: "empty",
+    Equality.FLOAT_ARRAY: "{NULL}",
+    Equality.BPCHAR_ARRAY: "{}",
+    Equality.INTERVAL_ARRAY: "{NULL}",
+    Equality.JSONB_ARRAY: "{null}",
+}
+
+
+@pytest.mark.parametrize("equality", KNOWN)
 def test_null_is_no_other_key(equality: Equality) -> None:
     """A NULL in an old row is one key, and no value's: an update of it must not be merged with one of ''."""
-    types = {Equality.BYTES: "text", Equality.NUMERIC: "numeric", Equality.FLOAT: "float8", Equality.BPCHAR: "bpchar"}
-    plan = _plan((types[equality], equality))
+    plan = _plan(("text", equality))
     assert _key(plan, None) == _key(plan, None)
-    assert _key(plan, None) != _key(plan, "0")
+    assert _key(plan, None) != _key(plan, KNOWN[equality])
     if equality in (Equality.BYTES, Equality.BPCHAR):
         assert _key(plan, None) != _key(plan, "")
         assert _key(plan, None) != _key(plan, " ")
@@ -149,9 +164,72 @@ def test_keys_of_another_form_are_known_as_such() -> None:
     assert len({key_form(plan), key_form(other_way), key_form(other_columns)}) == 3
 
 
+def test_every_class_but_the_unknown_one_has_a_form() -> None:
+    """A class that a table can be keyed by is one that a key can be made of."""
+    assert set(KNOWN) == set(Equality) - {Equality.UNKNOWN}
+
+
 def test_a_key_that_cannot_be_compared_is_refused() -> None:
     """A plan whose key compares in an unknown way, or that has none, never gets a reader."""
     with pytest.raises(KeyError):
         key_reader(_plan(("jsonb", Equality.UNKNOWN)))
     with pytest.raises(KeyError):
         key_reader(_plan())
+
+
+@given(texts=st.tuples(DECIMALS, TEXTS | st.none(), TEXTS | st.none()), is_nulls_distinct=st.booleans())
+@pytest.mark.parametrize("n_columns", [1, 2, 3])
+def test_values_are_what_keys_are(
+    texts: tuple[str, str | None, str | None], n_columns: int, *, is_nulls_distinct: bool
+) -> None:
+    """A value of a unique or foreign key is the key of its columns, but nothing if a NULL is distinct."""
+    types = (("numeric", Equality.NUMERIC), ("bpchar", Equality.BPCHAR), ("text", Equality.BYTES))[:n_columns]
+    of = value_reader(
+        tuple(range(1, n_columns + 1)), tuple(equality for _, equality in types), is_nulls_distinct=is_nulls_distinct
+    )
+    value = of([NULL, *map(_value, texts)])
+    claims_nothing = is_nulls_distinct and None in texts[:n_columns]
+    assert value == (None if claims_nothing else _key(_plan(*types), *texts[:n_columns]))
+
+
+@pytest.mark.parametrize("is_nulls_distinct", [True, False])
+@pytest.mark.parametrize("at", [0, 1])
+def test_what_was_not_sent_claims_nothing(at: int, *, is_nulls_distinct: bool) -> None:
+    """An UNCHANGED value is not known, so neither is a value it is part of."""
+    row = [UNCHANGED if position == at else _value("1") for position in range(2)]
+    both = (Equality.BYTES, Equality.BYTES)
+    assert value_reader((0, 1), both, is_nulls_distinct=is_nulls_distinct)(row) is None
+    alone = value_reader((0,), both[:1], is_nulls_distinct=is_nulls_distinct)(row)
+    assert alone == (None if at == 0 else _value("1"))
+
+
+def test_nulls_that_are_not_distinct_are_one_value() -> None:
+    """Under NULLS NOT DISTINCT a NULL claims its place, which is no text's."""
+    for equality, text in KNOWN.items():
+        of = value_reader((0,), (equality,), is_nulls_distinct=False)
+        assert of([NULL]) is not None
+        assert of([NULL]) == of([NULL])
+        assert of([NULL]) != of([_value(text)])
+        assert value_reader((0,), (equality,), is_nulls_distinct=True)([NULL]) is None
+
+
+@given(number=st.integers(), scale=st.integers(0, 5))
+def test_values_of_two_tables_do_not_depend_on_the_wires_type(number: int, scale: int) -> None:
+    """A child's integer is its parent's numeric, alone and beside others."""
+    integer, numeric = str(number), f"{number}.{'0' * scale}".rstrip(".")
+    child = value_reader((0,), (Equality.NUMERIC,), is_nulls_distinct=True)
+    parent = value_reader((1,), (Equality.NUMERIC,), is_nulls_distinct=True)
+    assert child([_value(integer)]) == parent([NULL, _value(numeric)])
+    both = (Equality.NUMERIC, Equality.BYTES)
+    of = value_reader((0, 1), both, is_nulls_distinct=True)
+    assert of([_value(integer), _value("a")]) == of([_value(numeric), _value("a")])
+    assert of([_value(integer), _value("a")]) != of([_value(numeric), _value("b")])
+
+
+def test_values_that_cannot_be_compared_are_refused() -> None:
+    """Nothing reads a value of no column, of an unknown class, or of columns and classes that do not pair."""
+    for positions, equalities in [((), ()), ((0,), (Equality.UNKNOWN,)), ((0, 1), (Equality.BYTES, Equality.UNKNOWN))]:
+        with pytest.raises(KeyError):
+            value_reader(positions, equalities, is_nulls_distinct=True)
+    with pytest.raises(ValueError):
+        value_reader((0, 1), (Equality.BYTES,), is_nulls_distinct=True)

@@ -124,7 +124,7 @@ class _Target:
             _write(self.committed, transaction.written())
         del self._open[head.seq]
         self._ready.remove(head)
-        self._ready += self._scheduler.committed(head)
+        self._ready += self._scheduler.committed(head).to_start
 
     def _check_no_lock_is_waited_for(self) -> None:
         """Fail if two open transactions have written one row: the head could wait for a later one (trap T-30)."""

@@ -13,11 +13,11 @@ from parapply.errors import TargetRefused
 from parapply.plan.table import Equality, Lane
 from parapply.target.equality import equality_across, equality_of
 from parapply.target.match import match
-from tests.unit.plans import TYPES, column, relation, sent, table
+from tests.unit.plans import TYPES, column, exclusion, foreign_key, relation, sent, table, unique
 
 if TYPE_CHECKING:
     from parapply.model import Column, Relation
-    from parapply.plan.table import ColumnFacts, TableFacts
+    from parapply.plan.table import ColumnFacts, ForeignKeyFacts, TableFacts, UniqueFacts
 
 KEYED = table([column("id"), column("v", "text")], key=["id"])
 SENT = relation(sent("id", is_key=True), sent("v", "text"))
@@ -83,11 +83,16 @@ def test_never_is_serial() -> None:
         match(SENT, KEYED, parallel="sometimes")
 
 
-def test_further_unique_index_keeps_the_set_and_widens() -> None:
-    """What such an index frees is not on the wire: one batch at a time (traps T-19, T-22)."""
-    plan = match(SENT, replace(KEYED, other_unique=("t_email_key",)))
+def test_exclusion_constraint_keeps_the_set_and_widens() -> None:
+    """Different values clash there: one batch at a time, unless the configuration vouches for it (trap T-22)."""
+    facts = replace(KEYED, unique=(exclusion("t_excl", "v"), unique("t_v_key", "v")))
+    plan = match(SENT, facts)
     assert (plan.lane, plan.is_table_exclusive) == (Lane.SET, True)
-    assert "t_email_key" in plan.reason
+    assert plan.reason == 'set-based by key ("id"); one batch at a time: exclusion constraint t_excl'
+    trusted = match(SENT, facts, parallel="always")
+    assert (trusted.lane, trusted.is_table_exclusive) == (Lane.SET, False)
+    assert 'parallel = "always" trusts exclusion constraint t_excl; waits by unique index t_v_key' in trusted.reason
+    assert [key.name for key in trusted.unique_keys] == ["t_v_key"]
 
 
 def test_unknown_key_equality_goes_row_by_row_alone() -> None:
@@ -105,10 +110,24 @@ def test_full_identity_with_a_key_uses_the_key() -> None:
 
 
 def test_no_key_and_full_identity_matches_whole_rows() -> None:
-    """Without a key on the target, rows are found by all columns, in order and alone (trap T-24)."""
+    """Without a key inserts are sets; the planner takes updates and deletes in order and alone (trap T-24)."""
     plan = match(SENT_FULL, KEYLESS)
-    assert (plan.lane, plan.is_full, plan.is_table_exclusive, plan.can_update) == (Lane.ROW, True, True, True)
+    assert (plan.lane, plan.is_full, plan.is_table_exclusive, plan.can_update) == (Lane.SET, True, False, True)
     assert plan.key_positions == ()
+    assert plan.reason == (
+        "inserts set-based; updates and deletes row by row, one batch at a time: no key on the target serves, rows are "
+        "found by all their columns"
+    )
+
+
+def test_whole_rows_with_a_cast_go_row_by_row_alone() -> None:
+    """Where inserts cannot be sets, nothing of such a table can run beside another batch."""
+    facts = table([column("a"), column("b", "text", has_text_cast=True)])
+    plan = match(SENT_FULL, facts)
+    assert (plan.lane, plan.is_full, plan.is_table_exclusive) == (Lane.ROW, True, True)
+    assert plan.reason.endswith(
+        "; one batch at a time: no key on the target serves, rows are found by all their columns"
+    )
 
 
 def test_whole_rows_need_equality() -> None:
@@ -117,6 +136,7 @@ def test_whole_rows_need_equality() -> None:
     plan = match(SENT_FULL, facts)
     assert not plan.can_update
     assert '"b" (json)' in plan.refusal
+    assert plan.reason == "set-based: inserts only; updates and deletes are refused"
 
 
 def test_no_key_and_no_full_identity_is_insert_only() -> None:
@@ -143,7 +163,7 @@ def test_deferrable_key() -> None:
     plan = match(SENT, facts)
     assert (plan.lane, plan.key_positions, plan.is_full) == (Lane.ROW, (0,), False)
     full = match(relation(sent("id", is_key=True), sent("v", "text", is_key=True), identity="f"), facts)
-    assert (full.lane, full.key_positions, full.is_full) == (Lane.ROW, (), True)
+    assert (full.lane, full.key_positions, full.is_full) == (Lane.SET, (), True)
 
 
 def test_no_columns_go_row_by_row() -> None:
@@ -212,6 +232,20 @@ def test_nondeterministic_collation_is_unknown() -> None:
 
 
 @st.composite
+def _uniques(draw: st.DrawFn, names: list[str]) -> UniqueFacts:
+    columns = draw(st.lists(st.sampled_from(names), unique=True)) if names else []
+    equalities = tuple(draw(st.sampled_from(Equality)) for _ in columns)
+    return unique(draw(st.sampled_from("ij")), *columns, equalities=equalities, is_exclusion=draw(st.booleans()))
+
+
+@st.composite
+def _foreign_keys(draw: st.DrawFn, names: list[str]) -> ForeignKeyFacts:
+    columns = draw(st.lists(st.sampled_from([*names, "unsent"]), unique=True, min_size=1))
+    equalities = tuple(draw(st.sampled_from(Equality)) for _ in columns)
+    return foreign_key("f", *columns, parent_equalities=equalities, is_enforced=draw(st.booleans()))
+
+
+@st.composite
 def _cases(draw: st.DrawFn) -> tuple[Relation, TableFacts]:
     names = draw(st.lists(st.sampled_from("abcd"), unique=True, max_size=4))
     equality = st.sampled_from(Equality)
@@ -222,7 +256,8 @@ def _cases(draw: st.DrawFn) -> tuple[Relation, TableFacts]:
         columns,
         key,
         key_is_deferrable=bool(key) and draw(st.booleans()),
-        other_unique=draw(flags),
+        unique=tuple(draw(st.lists(_uniques(names), max_size=2))),
+        foreign_keys=tuple(draw(st.lists(_foreign_keys(names), max_size=2))),
         triggers=draw(flags),
         rules=draw(flags),
         code=draw(flags),
@@ -232,20 +267,30 @@ def _cases(draw: st.DrawFn) -> tuple[Relation, TableFacts]:
     return relation(*published[: draw(st.integers(0, len(published)))], identity=identity), facts
 
 
-@given(case=_cases(), parallel=st.sampled_from(["auto", "always", "never"]))
-def test_what_every_plan_promises(case: tuple[Relation, TableFacts], parallel: str) -> None:
+@given(case=_cases(), parallel=st.sampled_from(["auto", "always", "never"]), is_relaxed=st.booleans())
+def test_what_every_plan_promises(case: tuple[Relation, TableFacts], parallel: str, *, is_relaxed: bool) -> None:
     """Whatever the table: the planner and the statements may rely on these."""
-    plan = match(*case, parallel=parallel)
+    plan = match(*case, parallel=parallel, is_relaxed=is_relaxed)
     assert plan.reason
     assert plan.can_update == (not plan.refusal)
     assert not (plan.key_positions and (plan.is_full or not plan.can_update))
     assert plan.can_update == bool(plan.key_positions or (plan.is_full and not plan.refusal))
-    if plan.lane is Lane.SERIAL or plan.is_full or plan.facts.other_unique:
+    is_excluding = parallel != "always" and any(index.is_exclusion for index in plan.facts.unique)
+    if plan.lane is Lane.SERIAL or (plan.is_full and plan.lane is Lane.ROW) or is_excluding:
         assert plan.is_table_exclusive
     if plan.lane is Lane.SET:
         assert plan.columns
-        assert not plan.is_full
     if not plan.is_table_exclusive:
         assert all(plan.columns[position].equality is not Equality.UNKNOWN for position in plan.key_positions)
     if parallel != "always" and (plan.facts.triggers or plan.facts.rules or plan.facts.code):
         assert plan.lane is Lane.SERIAL
+    for key in plan.unique_keys:
+        assert key.positions
+        assert len(key.positions) == len(key.equalities)
+        assert Equality.UNKNOWN not in key.equalities
+    for foreign in plan.foreign_keys:
+        assert foreign.is_enforced or is_relaxed
+        assert not foreign.equalities or len(foreign.equalities) == len(foreign.positions)
+        assert Equality.UNKNOWN not in foreign.equalities
+        if foreign.is_enforced and parallel != "always":
+            assert plan.lane in {Lane.SET, Lane.SERIAL}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from parapply.model import Relation, Transaction
 from parapply.plan.changes import NotASet, TableChanges
+from parapply.plan.families import can_order, meets_itself
 from parapply.plan.steps import OrderedStep, Step, TablesStep, TruncateStep, is_serial, ordered_changes, truncate_step
 from parapply.wire.rows import KIND_AT, MARK_AT, RELATION_AT, TRUNCATE, malformed
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from parapply.plan.table import TablePlan
 
 _relation_at = struct.Struct(">I").unpack_from
+
+#: More changes than any batch holds.
+NO_THRESHOLD = 1 << 62
 
 
 class Limits:
@@ -47,9 +51,12 @@ class Batch:
         "end_lsn",
         "first_commit_time_us",
         "first_lsn",
+        "has_foreign_keys",
         "has_truncate",
         "is_barrier",
+        "is_fence",
         "is_large",
+        "is_slow",
         "is_suspect",
         "late_for",
         "n_changes",
@@ -57,13 +64,20 @@ class Batch:
         "size_bytes",
         "steps",
         "table_changes",
+        "table_lock_threshold",
         "transactions",
         "truncates",
     )
 
-    def __init__(self, seq: int) -> None:
-        """Start empty. `seq` counts batches in source order."""
+    def __init__(self, seq: int, table_lock_threshold: int = NO_THRESHOLD) -> None:
+        """Start empty.
+
+        Args:
+            seq: counts batches in source order.
+            table_lock_threshold: a transaction of more changes takes its tables whole.
+        """
         self.seq = seq
+        self.table_lock_threshold = table_lock_threshold
         #: Kept until the commit: a failed batch is split and retried from them.
         self.transactions: list[Transaction] = []
         self.steps: list[Step] = []
@@ -71,6 +85,13 @@ class Batch:
         self.table_changes: list[TableChanges] = []
         #: Waits for everything earlier to commit, and everything later waits for it.
         self.is_barrier = False
+        #: A barrier, because tables have changed since the batch before: what is known of them is not comparable.
+        #: Written when it is closed.
+        self.is_fence = False
+        #: Whether a plan of its tables has foreign keys that matter. Known when it is closed.
+        self.has_foreign_keys = False
+        #: Others have waited for it long enough. Written and read by the scheduler.
+        self.is_slow = False
         #: One large transaction in pieces: raw frames are not kept, a failure replays the stream.
         self.is_large = False
         #: The set form would hide a contradiction: go to the head and row by row at once.
@@ -90,6 +111,11 @@ class Batch:
         #: Cache on top of it: kind and OID, as the bytes of a frame, to what takes such frames. Emptied whenever a
         #: table may go on with another segment or plan.
         self._takers: dict[bytes, Taker] = {}
+
+    @property
+    def runs_alone(self) -> bool:
+        """Tell whether everything earlier commits before it starts, and it before anything later starts."""
+        return self.is_barrier or self.is_suspect or self.is_fence
 
     @property
     def is_empty(self) -> bool:
@@ -129,8 +155,19 @@ class Batch:
                 if take(frame):
                     self._by_relation[_relation_at(frame, RELATION_AT)[0]].add_by_itself(frame)
                     takers.clear()
+            if len(transaction.changes) > self.table_lock_threshold:
+                self._take_tables(transaction)
         except NotASet:
             self._give_up_sets(transaction, plans)
+
+    def close(self) -> None:
+        """Look at what only the whole batch shows; nothing is added afterwards."""
+        self.has_foreign_keys = any(changes.plan.foreign_keys for changes in self.table_changes)
+        if self.has_foreign_keys and not all(can_order(step) for step in self.steps if isinstance(step, TablesStep)):
+            self.is_suspect = True
+        trees = {changes.tree_oid for changes in self.table_changes}
+        if len(trees) < len(self.table_changes) and meets_itself(self.table_changes):
+            self.is_suspect = True
 
     def add_run(self, transactions: list[Transaction], at: int, plans: Plans, limits: Limits) -> int:
         """Add transactions from an index on while they are whole and announce nothing, and return the index behind.
@@ -180,6 +217,14 @@ class Batch:
         # Its next change looks the plan up again.
         self._by_relation.pop(relation.oid, None)
         self._takers.clear()
+
+    def _take_tables(self, transaction: Transaction) -> None:
+        """Take the tables of a transaction with too many keys whole: looking for them would cost more than it gains."""
+        for change in transaction.changes:
+            if isinstance(change, bytes) and change[KIND_AT] != TRUNCATE:
+                table = self._by_relation.get(_relation_at(change, RELATION_AT)[0])
+                if table is not None:
+                    table.is_whole_table = True
 
     def _forget(self) -> None:
         """Begin a new step: what comes is not merged with what came before."""

@@ -1,8 +1,8 @@
 """What a batch holds for one target table: net changes per key, plain inserts, or rows in order. Pure.
 
-Inside a batch the order between tables does not matter (replica role: foreign keys are not checked and triggers do not
-fire; tables where code runs never get here, they are serial). Inside a table it matters only where a set cannot be
-exact: there the lane starts a new segment (traps T-20, T-38 to T-41).
+Inside a batch the order between tables does not matter but where foreign keys are enforced (`plan/families.py`); tables
+where code runs never get here, they are serial. Inside a table it matters only where a set cannot be exact: there the
+lane starts a new segment (traps T-20, T-38 to T-41).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from parapply.plan.segments import (
     fill_key,
 )
 from parapply.plan.table import Lane, TablePlan
-from parapply.wire.rows import INSERT, KIND_AT, NULL, read_update
+from parapply.wire.rows import INSERT, KIND_AT, NULL, Row, read_update
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,17 @@ if TYPE_CHECKING:
 class TableChanges:
     """All changes of one batch to one target table, as segments applied in order; the last one may be empty."""
 
-    __slots__ = ("_current", "is_whole_table", "key_form", "late_keys", "moved_keys", "plan", "segments")
+    __slots__ = (
+        "_current",
+        "is_whole_table",
+        "key_form",
+        "late_keys",
+        "moved_keys",
+        "moved_rows",
+        "plan",
+        "segments",
+        "values",
+    )
 
     def __init__(self, plan: TablePlan) -> None:
         """Start empty, in the best form the plan allows."""
@@ -44,15 +54,29 @@ class TableChanges:
         self.segments: list[Segment] = []
         #: Keys that rows moved from and to; the dependency check reads them beside the segments' own.
         self.moved_keys: set[Key] = set()
+        #: Their rows: before and after. Values of other keys are read from there.
+        self.moved_rows: list[tuple[Row, Row]] = []
         #: Other batches that touch the table depend on this one whatever their keys. Once true it stays true: an
         #: earlier plan of the batch may have been wider than the last.
         self.is_whole_table = False
         #: What all keys of the batch are made of; of no meaning with `is_whole_table`.
-        self.key_form = key_form(plan)
+        self.key_form = _form(plan)
         #: Keys that an earlier batch in flight holds too: their changes are applied when that one has committed, the
         #: others at once. Written when the batch is closed, and only if `can_split`.
         self.late_keys: set[Key] = set()
+        #: Values of unique and foreign keys, read once when the batch is compared first; see `plan/values.py`.
+        self.values: dict[object, set[Key] | None] = {}
         self._current: Segment = self._open(plan)
+
+    @property
+    def tree_oid(self) -> int:
+        """Return the topmost table of the target's partition tree: rows of two trees never meet."""
+        return self.plan.facts.root_oid
+
+    @property
+    def is_all_late(self) -> bool:
+        """Tell whether nothing is to be applied before the late keys."""
+        return self.can_split and len(self.late_keys) == len(self.segments[0].net)  # type: ignore[union-attr]  # as said
 
     @property
     def can_split(self) -> bool:
@@ -68,7 +92,7 @@ class TableChanges:
         """Go on with another plan of the same table: its columns were announced anew inside the batch."""
         if plan is not self.plan:
             self.plan = plan
-            if key_form(plan) != self.key_form:
+            if _form(plan) != self.key_form:
                 self.is_whole_table = True
             self._current = self._open(plan)
 
@@ -103,7 +127,7 @@ class TableChanges:
         if isinstance(self._current, NetSegment):
             self._note_move(frame)
         else:
-            # Only a table whose updates are refused meets this: the statement layer says why, with the row in order.
+            # Without a key any row may be meant. Where updates are refused the statement layer says why.
             self.is_whole_table = True
         self._drop_empty()
         last = self.segments[-1] if self.segments else None
@@ -120,6 +144,7 @@ class TableChanges:
         key_of = key_reader(self.plan)
         self.moved_keys.add(key_of(old))
         self.moved_keys.add(key_of(row))
+        self.moved_rows.append((old, row))
 
     def _open(self, plan: TablePlan) -> Segment:
         self._drop_empty()
@@ -140,6 +165,12 @@ class TableChanges:
     def _drop_empty(self) -> None:
         if self.segments and self.segments[-1].is_empty:
             self.segments.pop()
+
+
+def _form(plan: TablePlan) -> tuple[object, ...]:
+    """Return what keys and other values of a plan are made of: those of two plans are compared only if it is equal."""
+    unique = [(key.name, key.equalities, key.is_nulls_distinct) for key in plan.unique_keys]
+    return key_form(plan), tuple(unique)
 
 
 __all__ = [

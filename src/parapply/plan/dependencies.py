@@ -1,74 +1,34 @@
-"""Which batch waits for which. Pure; one scheduler serves one stream.
+"""Which batch waits for which, and which may commit. Pure; one scheduler serves one stream.
 
-The idea is Amit Kapila's for parallel apply (pgsql-hackers, 2022-04-06 and 2025-08-11): a transaction depends on every
-earlier, unfinished one that holds one of its keys. Two things differ. What is ordered is a batch, because a batch is
-what commits; and a batch's keys are the keys of the dictionaries that already hold its net changes, so two batches are
-compared by set operations and nothing is kept per change. Whatever meets a key in flight waits until its holder has
-committed, not until it has finished executing (traps T-34, T-35).
+What is ordered is a batch, because a batch is what commits. Whatever meets something in flight (`meetings.py`) waits
+until its holder has committed, not until it has finished executing (traps T-34, T-35).
 
 Where it can, not the batch waits but only the changes of the common keys, its **late keys**: net changes of different
-keys do not depend on each other, so the batch applies all others at once and these last, in its turn to commit. Hot
-rows, which every batch touches, so cost a statement of a few rows in turn and not the parallelism.
+keys do not depend on each other, so the batch applies all others at once and these last, when their holders have
+committed. Hot rows, which every batch touches, so cost a statement of a few rows and not the parallelism.
 
-Doubt widens: a table without comparable keys, with unique indexes beside its key or applied row by row counts as one
-key.
+With the commit order kept a batch commits when all earlier ones have. Relaxed it commits when the holders of its late
+keys have; everything else it depends on has committed before it started.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from parapply.plan.families import is_split_unsafe
+from parapply.plan.meetings import Meeting, Wait, meetings
 
 if TYPE_CHECKING:
     from parapply.plan.batch import Batch
-    from parapply.plan.changes import TableChanges
-    from parapply.plan.keys import Key
 
-_NO_KEYS: frozenset[Key] = frozenset()
+__all__ = ["Freed", "Meeting", "Scheduler", "Wait", "meetings"]
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Why a batch waits, for people: which batch holds what."""
+class Freed(NamedTuple):
+    """What a commit makes possible, both in source order."""
 
-    seq: int
-    table: str
-    kind: str  # 'key', 'table' or 'barrier'
-
-
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """A table that two batches touch so that it matters which comes first."""
-
-    wait: Wait
-    changes: TableChanges | None  # of the later batch; None for a barrier
-    keys: frozenset[Key] | set[Key]  # touched by both; nothing where that is not known
-
-
-def meetings(earlier: Batch, later: Batch) -> list[Meeting]:
-    """Return where two batches meet; nothing if they are independent."""
-    if earlier.is_barrier or later.is_barrier or earlier.is_suspect or later.is_suspect:
-        return [Meeting(Wait(earlier.seq, "", "barrier"), None, _NO_KEYS)]
-    held: dict[int, list[TableChanges]] = {}
-    for changes in earlier.table_changes:
-        held.setdefault(changes.plan.facts.oid, []).append(changes)
-    found = []
-    for changes in later.table_changes:
-        for other in held.get(changes.plan.facts.oid, ()):
-            is_wide = other.is_whole_table or changes.is_whole_table or other.key_form != changes.key_form
-            keys = _NO_KEYS if is_wide else _common_keys(other, changes)
-            if is_wide or keys:
-                kind = "table" if is_wide else "key"
-                found.append(Meeting(Wait(earlier.seq, changes.plan.relation.qualified_name, kind), changes, keys))
-    return found
-
-
-def _common_keys(earlier: TableChanges, later: TableChanges) -> set[Key]:
-    common: set[Key] = set()
-    for held in earlier.key_sets():
-        for wanted in later.key_sets():
-            common |= held & wanted
-    return common
+    to_start: list[Batch]
+    to_commit: list[Batch]  # may commit as soon as they have executed
 
 
 class Scheduler:
@@ -77,10 +37,13 @@ class Scheduler:
     Written and read by the leader only.
     """
 
-    def __init__(self) -> None:
-        """Start with nothing in flight."""
+    def __init__(self, *, is_relaxed: bool = False) -> None:
+        """Start with nothing in flight; `is_relaxed` lets independent batches commit in any order."""
+        self._is_relaxed = is_relaxed
         self._open: dict[int, Batch] = {}
+        #: By batch: whom it waits for before it starts, and before the changes of its late keys.
         self._waits: dict[int, dict[int, Wait]] = {}
+        self._late: dict[int, dict[int, Wait]] = {}
 
     def __len__(self) -> int:
         """Return the number of batches not committed."""
@@ -89,18 +52,46 @@ class Scheduler:
     def add(self, batch: Batch) -> bool:
         """Add a closed batch, later than all others, and put its late keys off; True if it may start at once."""
         assert not self._open or batch.seq > next(reversed(self._open)), "batches are added in source order"
-        waits = {}
+        waits: dict[int, Wait] = {}
+        late: dict[int, Wait] = {}
         for earlier in self._open.values():
             for meeting in meetings(earlier, batch):
                 changes = meeting.changes
                 if meeting.keys and changes is not None and changes.can_split:
                     changes.late_keys |= meeting.keys
-                    batch.late_for = meeting.wait
+                    late.setdefault(earlier.seq, meeting.wait)
                 else:
-                    waits[earlier.seq] = meeting.wait
+                    waits.setdefault(earlier.seq, meeting.wait)
+        if late and not self._may_split(batch, late):
+            waits = {**late, **waits}
+            late = {}
+            for changes in batch.table_changes:
+                changes.late_keys.clear()
+        batch.late_for = next(reversed(late.values()), None)
         self._open[batch.seq] = batch
         self._waits[batch.seq] = waits
+        self._late[batch.seq] = late
         return not waits
+
+    def _may_split(self, batch: Batch, late: dict[int, Wait]) -> bool:
+        if any(self._open[seq].is_slow for seq in late):
+            return False  # it would keep a worker for long
+        if all(changes.is_all_late for changes in batch.table_changes):
+            return False  # nothing to do meanwhile
+        return not is_split_unsafe(batch)
+
+    def give_back(self, batch: Batch) -> bool:
+        """Make a rolled back batch wait as a whole for the holders of its late keys; True if none is left.
+
+        The holders are marked slow: nobody waits for them with a worker any more.
+        """
+        late, self._late[batch.seq] = self._late[batch.seq], {}
+        for seq in late:
+            self._open[seq].is_slow = True
+        for changes in batch.table_changes:
+            changes.late_keys.clear()
+        self._waits[batch.seq] = late
+        return not late
 
     def wait_for_all_earlier(self, batch: Batch) -> bool:
         """Make a batch wait for every earlier one, as a retry at the head does; True if there is none."""
@@ -110,25 +101,39 @@ class Scheduler:
                 waits.setdefault(seq, Wait(seq, "", "barrier"))
         return not waits
 
-    def committed(self, batch: Batch) -> list[Batch]:
-        """Take a committed batch out and return those that may start now, in source order."""
+    def committed(self, batch: Batch) -> Freed:
+        """Take a committed batch out and return what that makes possible."""
         del self._open[batch.seq]
         del self._waits[batch.seq]
-        freed = []
-        for seq, waits in self._waits.items():
-            if waits.pop(batch.seq, None) is not None and not waits:
-                freed.append(self._open[seq])
-        return freed
+        del self._late[batch.seq]
+        to_start = [self._open[seq] for seq, waits in self._waits.items() if _is_last(waits, batch.seq)]
+        after_late = [self._open[seq] for seq, late in self._late.items() if _is_last(late, batch.seq)]
+        if self._is_relaxed:
+            return Freed(to_start, after_late)
+        return Freed(to_start, [self.head] if self.head is not None else [])
+
+    def may_commit(self, batch: Batch) -> bool:
+        """Tell whether a batch that has started may apply its late keys and commit."""
+        return not self._late[batch.seq] if self._is_relaxed else self.head is batch
 
     def waits_of(self, batch: Batch) -> tuple[Wait, ...]:
-        """Return what a batch waits for now."""
+        """Return what a batch waits for before it starts."""
         return tuple(self._waits.get(batch.seq, {}).values())
+
+    def late_waits_of(self, batch: Batch) -> tuple[Wait, ...]:
+        """Return what the changes of a batch's late keys wait for."""
+        return tuple(self._late.get(batch.seq, {}).values())
 
     @property
     def head(self) -> Batch | None:
-        """Return the earliest batch that has not committed: it has the commit turn."""
+        """Return the earliest batch that has not committed; with the order kept it has the commit turn."""
         return next(iter(self._open.values()), None)
 
     def batches(self) -> list[Batch]:
         """Return the batches not committed, in source order."""
         return list(self._open.values())
+
+
+def _is_last(waits: dict[int, Wait], seq: int) -> bool:
+    """Take a wait out; True if it was there and was the last one."""
+    return waits.pop(seq, None) is not None and not waits

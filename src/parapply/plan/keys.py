@@ -2,7 +2,8 @@
 
 A key is the value of a single column, or a tuple with one value per key column, which keeps ('ab','c') and ('a','bc')
 apart (trap T-33). A value is its slice of the wire, length included, or where equal values differ in their text its
-canonical text. What cannot be canonicalised never gets here: ``target/match.py`` widens such a table.
+canonical text. What cannot be canonicalised never gets here: ``target/match.py`` widens such a table. The forms of rare
+types are in ``plan/canonical.py``.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from parapply.plan import canonical
 from parapply.plan.table import Equality
-from parapply.wire.rows import NULL, Row
+from parapply.wire.rows import NULL, UNCHANGED, Row
 
 if TYPE_CHECKING:
     from parapply.plan.table import TablePlan
@@ -46,6 +48,49 @@ def key_reader(plan: TablePlan) -> KeyOf:
         return lambda row: tuple([row[position] for position in positions])  # type: ignore[misc]
     pairs = [(position, form or _same) for position, form in zip(positions, forms, strict=True)]
     return lambda row: tuple([form(row[position]) for position, form in pairs])  # type: ignore[arg-type]
+
+
+def value_reader(
+    positions: tuple[int, ...], equalities: tuple[Equality, ...], *, is_nulls_distinct: bool
+) -> Callable[[Row], Key | None]:
+    """Return the function that takes a row to its value in a unique index or foreign key.
+
+    The function returns what `key_reader` would make of these columns, or None if the row claims nothing there: a
+    column is UNCHANGED, or one is NULL and NULLs are distinct. No form depends on the type on the wire, so values of
+    two tables under the same equalities can be compared: integer 1 is 1.00 under NUMERIC.
+
+    Args:
+        positions: wire positions of the columns; at least one.
+        equalities: how each compares; as many.
+        is_nulls_distinct: a NULL equals nothing, as in foreign keys and in unique indexes but NULLS NOT DISTINCT.
+
+    Raises:
+        KeyError: there is no column, or one compares in an unknown way.
+        ValueError: there are more columns than equalities, or fewer.
+    """
+    if not positions:
+        raise KeyError(positions)
+    pairs = [(position, _FORMS[equality] or _same) for position, equality in zip(positions, equalities, strict=True)]
+    nothing = (UNCHANGED, NULL) if is_nulls_distinct else (UNCHANGED,)
+    if len(pairs) == 1:
+        ((position, form),) = pairs
+
+        def value_of(row: Row) -> Key | None:
+            value = row[position]
+            return None if value in nothing else form(value)  # type: ignore[arg-type]  # UNCHANGED is nothing
+
+        return value_of
+
+    def values_of(row: Row) -> Key | None:
+        values = []
+        for position, form in pairs:
+            value = row[position]
+            if value in nothing:
+                return None
+            values.append(form(value))  # type: ignore[arg-type]  # as above
+        return tuple(values)
+
+    return values_of
 
 
 def plain_position(plan: TablePlan) -> int:
@@ -86,9 +131,21 @@ def _bpchar(value: bytes) -> bytes:
     return value if value == NULL else value[4:].rstrip(b" ")
 
 
+def _of_text(form: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    """Return the form of a slice of the wire, made from that of its text; NULL stays, and is no text (trap T-33)."""
+    return lambda value: value if value == NULL else form(value[4:])
+
+
 _FORMS: dict[Equality, Callable[[bytes], bytes] | None] = {
     Equality.BYTES: None,
     Equality.NUMERIC: _numeric,
     Equality.FLOAT: _float,
     Equality.BPCHAR: _bpchar,
+    Equality.INTERVAL: _of_text(canonical.interval),
+    Equality.JSONB: _of_text(canonical.jsonb),
+    Equality.NUMBERS: _of_text(canonical.numbers),
+    Equality.FLOAT_ARRAY: _of_text(canonical.array_of(canonical.floating)),
+    Equality.BPCHAR_ARRAY: _of_text(canonical.array_of(canonical.unpadded)),
+    Equality.INTERVAL_ARRAY: _of_text(canonical.array_of(canonical.interval)),
+    Equality.JSONB_ARRAY: _of_text(canonical.array_of(canonical.jsonb)),
 }

@@ -9,6 +9,7 @@ cdef class NetSegment:
     cdef public dict net
     cdef public bint has_unchanged
     cdef public list counts
+    cdef public list old_rows
     cdef object _key_of
     cdef Py_ssize_t _plain_at
     cdef Py_ssize_t _n_columns

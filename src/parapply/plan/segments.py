@@ -56,7 +56,7 @@ class NetSegment:
     forbid on the way can fail, and that fails on the target, loudly (trap T-38).
     """
 
-    __slots__ = ("_key_of", "_n_columns", "_plain_at", "counts", "has_unchanged", "net", "plan")
+    __slots__ = ("_key_of", "_n_columns", "_plain_at", "counts", "has_unchanged", "net", "old_rows", "plan")
 
     def __init__(self, plan: TablePlan) -> None:
         """Start empty for a table whose lane is SET and that has a key."""
@@ -68,6 +68,9 @@ class NetSegment:
         self.has_unchanged = False
         #: Inserts, updates, deletes taken.
         self.counts = [0, 0, 0]
+        #: Old rows that the net change of their key does not hold, where what they free can be known; else None.
+        keeps_old = any([key.is_old_sent for key in plan.unique_keys] + [key.is_old_sent for key in plan.foreign_keys])
+        self.old_rows: list[Row] | None = [] if keeps_old else None
         self._key_of = key_reader(plan)
         # Most keys are one value as it is: spares the call.
         self._plain_at = plain_position(plan)
@@ -100,6 +103,8 @@ class NetSegment:
         if before is change:
             return False
         if before[0] == NET_DELETE:
+            if self.old_rows is not None:
+                self.old_rows.append(before[1])
             change = (NET_REPLACE, row)
         elif before[0] != NET_ABSENT:
             raise NotASet
@@ -120,8 +125,11 @@ class NetSegment:
             is_partial = has_unchanged(row)
         at = self._plain_at
         key = row[at] if at >= 0 else self._key_of(row)
-        if old is not None and self._key_of(old) != key:
-            return True
+        if old is not None:
+            if self._key_of(old) != key:
+                return True
+            if self.old_rows is not None:
+                self.old_rows.append(old)
         self.counts[1] += 1
         change = (NET_UPDATE, row)
         if cython.compiled:

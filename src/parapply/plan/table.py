@@ -17,6 +17,13 @@ class Equality(Enum):
     BPCHAR = "bpchar"  # trailing blanks do not count
     NUMERIC = "numeric"  # 1.0 = 1.00
     FLOAT = "float"  # -0 = 0
+    INTERVAL = "interval"  # 1 mon = 30 days = 720:00:00
+    JSONB = "jsonb"  # numbers in it as in NUMERIC
+    NUMBERS = "numbers"  # arrays, ranges and multiranges of numeric, and arrays of those
+    FLOAT_ARRAY = "float[]"
+    BPCHAR_ARRAY = "bpchar[]"
+    INTERVAL_ARRAY = "interval[]"
+    JSONB_ARRAY = "jsonb[]"
     UNKNOWN = "unknown"  # widen to the table
 
 
@@ -49,6 +56,57 @@ class ColumnFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UniqueFacts:
+    """A unique or exclusion index of a target table that is not the key its rows are found by."""
+
+    name: str  # of the index; with " on schema.leaf" where a partition has it for itself
+    columns: tuple[str, ...]  # () if an expression is part of it
+    equalities: tuple[Equality, ...]  # how the index compares each column; UNKNOWN for another operator class
+    is_nulls_distinct: bool  # False for NULLS NOT DISTINCT
+    is_partial: bool
+    is_exclusion: bool  # compares by other operators than equality, too (EXCLUDE, WITHOUT OVERLAPS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignKeyFacts:
+    """A foreign key of a target table, the child."""
+
+    name: str
+    columns: tuple[str, ...]  # of the child
+    parent_oid: int  # topmost table of the partition tree of the referenced table
+    parent: str  # schema.table of that one, for people
+    parent_columns: tuple[str, ...]  # referenced by `columns`, in their order
+    parent_equalities: tuple[Equality, ...]  # how the referenced index compares each; UNKNOWN if the types print apart
+    is_enforced: bool  # one of its triggers fires under the session's role
+    is_cascading: bool  # a delete of the parent changes the child by itself, if enforced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UniqueKey:
+    """A unique index whose values can be read from the rows on the wire, so that equal ones are seen (trap T-19)."""
+
+    name: str
+    positions: tuple[int, ...]  # wire positions
+    equalities: tuple[Equality, ...]  # never UNKNOWN
+    is_nulls_distinct: bool
+    is_old_sent: bool  # the old row of every update and delete holds the value that is freed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignKey:
+    """A foreign key whose edges matter: it is enforced, or readers could see a child without its parent."""
+
+    name: str
+    positions: tuple[int, ...]  # wire positions in the child
+    parent_oid: int
+    parent_columns: tuple[str, ...]
+    equalities: tuple[Equality, ...]  # good for both sides; () where values of the two cannot be compared by their text
+    is_old_sent: bool  # the old row of every update and delete of the child holds the value
+    is_enforced: bool
+    is_cascading: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableFacts:
     """One target table as the catalogue describes it now."""
 
@@ -59,10 +117,12 @@ class TableFacts:
     columns: tuple[ColumnFacts, ...]  # by attnum, dropped ones left out
     key_columns: tuple[str, ...]  # replica identity index, else primary key; () if neither
     key_is_deferrable: bool
-    other_unique: tuple[str, ...]  # other unique and exclusion indexes, of leaf partitions too
     triggers: tuple[str, ...]  # user triggers that fire under the session's role, of leaf partitions too
     rules: tuple[str, ...]  # rules that act under the session's role
     code: tuple[str, ...]  # user functions that are not immutable in checks, defaults, domains, generated columns
+    unique: tuple[UniqueFacts, ...]  # unique and exclusion indexes beside the key, of leaf partitions too
+    foreign_keys: tuple[ForeignKeyFacts, ...]  # of the table, those it inherits and those of leaf partitions
+    root_oid: int  # topmost table of the partition tree it belongs to; its own OID where there is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,4 +139,6 @@ class TablePlan:
     lane: Lane
     is_table_exclusive: bool  # batches that touch the table never run at the same time
     reason: str  # why the lane and the width are what they are, for parapply.tables
+    unique_keys: tuple[UniqueKey, ...] = ()
+    foreign_keys: tuple[ForeignKey, ...] = ()
     is_shared: bool = False  # several published relations map to this target table: one lane in source order

@@ -1,8 +1,9 @@
 """The batches in flight, the workers, and whose turn it is to commit. Starts no task and does no I/O.
 
-Dependencies say when a batch may start, the commit order says when it may commit. The head, the earliest batch that has
-not committed, has the turn, and always a worker (trap T-30): ready batches are given out in source order, and what a
-blocked batch waits for has a worker or is earlier still. So the last commit before a batch frees a worker for it.
+Dependencies say when a batch may start, the commit order says when it may commit: with the order kept the head, the
+earliest batch that has not committed, has the turn; relaxed every batch whose late keys are free. The head always has a
+worker (trap T-30): ready batches are given out in source order, and what a blocked batch waits for has a worker or is
+earlier still. So the last commit before a batch frees a worker for it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from parapply import probes
 from parapply.plan.dependencies import Scheduler
@@ -26,28 +27,45 @@ if TYPE_CHECKING:
 class Turn(Enum):
     """What a worker is told when it asks for its turn to commit."""
 
-    COMMIT = "commit"  # every earlier batch has committed
-    YIELD = "yield"  # the head waits for a lock of this one: roll back, then ask again
+    COMMIT = "commit"  # whatever must have committed before it has
+    YIELD = "yield"  # an earlier one waits for a lock of this one: roll back, then become the head first
+    GIVE_BACK = "give back"  # others could use the worker: roll back, then `give_back` the job
+
+
+class _Asking(NamedTuple):
+    """A worker that waits to be told."""
+
+    told: asyncio.Future[Turn]
+    needs_head: bool
 
 
 class Crew:
-    """Written by intake (submit), by the workers (everything else) and by the stall check (yield_to_head)."""
+    """Written by intake (submit), by the workers (everything else) and by the stall check (yield_to)."""
 
-    def __init__(self, low_lsn: int, on_change: Callable[[], None], on_committed: Callable[[Job], None]) -> None:
+    def __init__(
+        self,
+        low_lsn: int,
+        on_change: Callable[[], None],
+        on_committed: Callable[[Job], None],
+        *,
+        is_relaxed: bool = False,
+    ) -> None:
         """Start with nothing in flight.
 
         Args:
             low_lsn: everything up to here is committed on the target.
             on_change: called when a worker became idle or a batch committed.
             on_committed: called with each committed job.
+            is_relaxed: independent batches commit in any order.
         """
         self.watermark = Watermark(low_lsn)
-        self._scheduler = Scheduler()
+        self.is_relaxed = is_relaxed
+        self._scheduler = Scheduler(is_relaxed=is_relaxed)
         self._jobs: dict[int, Job] = {}
         self._ready: list[int] = []  # heap of batch numbers that may start
         self._assigned: set[int] = set()
         self._idle: list[asyncio.Future[Job]] = []
-        self._turns: dict[int, asyncio.Future[Turn]] = {}
+        self._turns: dict[int, _Asking] = {}
         #: Called by whoever makes room: a worker became idle, a batch committed, a piece was applied.
         self.changed = on_change
         self._on_committed = on_committed
@@ -66,8 +84,13 @@ class Crew:
 
     @property
     def wants_work(self) -> bool:
-        """Tell whether a worker is idle and no closed batch waits for one."""
-        return bool(self._idle) and len(self._assigned) == len(self._jobs)
+        """Tell whether a worker is idle and no closed batch waits for one; with the order kept, none waits at all."""
+        return bool(self._idle) and (self.is_relaxed or len(self._assigned) == len(self._jobs))
+
+    @property
+    def n_blocked(self) -> int:
+        """Return how many batches wait for another one to commit before they start."""
+        return len(self._jobs) - len(self._assigned) - len(self._ready)
 
     @property
     def head(self) -> Job | None:
@@ -82,6 +105,10 @@ class Crew:
     def waits_of(self, job: Job) -> tuple[Wait, ...]:
         """Return what a job waits for before it may start."""
         return self._scheduler.waits_of(job.batch)
+
+    def late_waits_of(self, job: Job) -> tuple[Wait, ...]:
+        """Return what the changes of a job's late keys wait for."""
+        return self._scheduler.late_waits_of(job.batch)
 
     def waiting_jobs(self) -> list[Job]:
         """Return the jobs no worker has, in source order."""
@@ -122,40 +149,64 @@ class Crew:
             self._assigned.add(seq)
             self._idle.pop().set_result(self._jobs[seq])
 
+    def may_commit(self, job: Job) -> bool:
+        """Tell whether a job has its turn: it may apply its late keys and commit."""
+        return self._scheduler.may_commit(job.batch)
+
     async def turn(self, job: Job) -> Turn:
-        """Wait until a job may commit, or must yield to the head; a yield is answered once."""
-        seq = job.batch.seq
-        if self._has_turn(seq):
+        """Wait until a job may commit, or must yield to an earlier one; a yield is answered once."""
+        if self._scheduler.may_commit(job.batch):
             return Turn.COMMIT
+        return await self._ask(job, needs_head=False)
+
+    async def _ask(self, job: Job, *, needs_head: bool) -> Turn:
         if job.must_yield:
             job.must_yield = False
             return Turn.YIELD
-        turn: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
-        self._turns[seq] = turn
+        seq = job.batch.seq
+        asking = self._turns[seq] = _Asking(asyncio.get_running_loop().create_future(), needs_head)
         try:
-            return await turn
+            return await asking.told
         finally:
             del self._turns[seq]
 
     async def head_turn(self, job: Job) -> None:
         """Wait until every earlier batch has committed, holding nothing on the target meanwhile."""
-        while await self.turn(job) is Turn.YIELD:
-            pass
+        while self._scheduler.head is not job.batch:
+            await self._ask(job, needs_head=True)
 
-    def _has_turn(self, seq: int) -> bool:
-        head = self._scheduler.head
-        return head is not None and head.seq == seq
-
-    def yield_to_head(self, job: Job) -> bool:
-        """Make a job roll back and wait for its turn; False if it is the head or is told already."""
-        if self._has_turn(job.batch.seq) or job.must_yield:
+    def yield_to(self, earlier: Job, job: Job) -> bool:
+        """Make a job roll back and become the head first; False if it is not later or is told already."""
+        if job.batch.seq <= earlier.batch.seq or job.must_yield:
             return False
-        turn = self._turns.get(job.batch.seq)
-        if turn is not None and not turn.done():
-            turn.set_result(Turn.YIELD)
-        else:
+        asking = self._turns.get(job.batch.seq)
+        if asking is None:
             job.must_yield = True
+        elif not asking.told.done() and not asking.needs_head:
+            asking.told.set_result(Turn.YIELD)
+        else:
+            return False
         return True
+
+    def wants_back(self, job: Job) -> bool:
+        """Ask for the worker of a job that waits for the holders of its late keys, while others could start.
+
+        False if nobody needs it, or the job is about to go on.
+        """
+        asking = self._turns.get(job.batch.seq)
+        if not self._ready or asking is None or asking.needs_head or asking.told.done():
+            return False
+        if not self._scheduler.late_waits_of(job.batch):
+            return False
+        asking.told.set_result(Turn.GIVE_BACK)
+        return True
+
+    def give_back(self, job: Job) -> None:
+        """Take a job back whose worker has rolled it back; it starts again when what it waits for has committed."""
+        seq = job.batch.seq
+        self._assigned.discard(seq)
+        if self._scheduler.give_back(job.batch):
+            heapq.heappush(self._ready, seq)
 
     def ended(self, job: Job) -> None:
         """Register the end LSN of a large transaction, known only now that its last piece has come."""
@@ -170,13 +221,23 @@ class Crew:
         self._assigned.discard(batch.seq)
         if job.pieces is None:
             self.held_bytes -= batch.size_bytes
-        for freed in self._scheduler.committed(batch):
-            self._jobs[freed.seq].freed_s = now_s
-            heapq.heappush(self._ready, freed.seq)
-        head = self._scheduler.head
-        turn = self._turns.get(head.seq) if head is not None else None
-        if turn is not None and not turn.done():
-            turn.set_result(Turn.COMMIT)
+        freed = self._scheduler.committed(batch)
+        for ready in freed.to_start:
+            self._jobs[ready.seq].freed_s = now_s
+            heapq.heappush(self._ready, ready.seq)
+        for ready in freed.to_commit:
+            self._tell(ready.seq)
+        if self.is_relaxed and (head := self._scheduler.head) is not None:
+            self._tell(head.seq)
         self._on_committed(job)
         self._assign()
         self.changed()
+
+    def _tell(self, seq: int) -> None:
+        """Answer a worker that asks for its turn, if it may commit now."""
+        asking = self._turns.get(seq)
+        if asking is None or asking.told.done():
+            return
+        head = self._scheduler.head
+        if head is not None and (head.seq == seq or not asking.needs_head):
+            asking.told.set_result(Turn.COMMIT)

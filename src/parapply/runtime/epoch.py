@@ -21,6 +21,7 @@ from parapply.runtime.progress import Progress
 from parapply.runtime.record import record_of
 from parapply.runtime.stall import StallCheck
 from parapply.runtime.tables import Tables
+from parapply.runtime.watch import CatalogueWatch
 from parapply.runtime.worker import Worker
 from parapply.target.commands import CommandBuilder
 from parapply.wire.assembler import Assembler
@@ -56,8 +57,11 @@ class Epoch:
         self._unix_minus_loop_s = time.time() - loop.time()
         self._idle = asyncio.Event()
         low_lsn = ends.state.lowest_lsn
-        self._crew = Crew(low_lsn, self._changed, self._committed)
-        self._tables = Tables(ends.desk, config.target.session_replication_role, config.apply.tables)
+        is_relaxed = config.apply.commit_order == "relaxed"
+        self._crew = Crew(low_lsn, self._changed, self._committed, is_relaxed=is_relaxed)
+        self._tables = Tables(
+            ends.desk, config.target.session_replication_role, config.apply.tables, is_relaxed=is_relaxed
+        )
         self._intake = Intake(
             ends.stream,
             Assembler(min(_PIECE_BYTES, config.apply.memory_limit_bytes // 4)),
@@ -84,6 +88,7 @@ class Epoch:
             is_apply_durable=config.target.synchronous_commit != "off",
             until_lsn=until_lsn,
         )
+        watch = CatalogueWatch(self._tables, ends.desk, config.apply.catalogue_check_s)
         stall = StallCheck(self._crew, self._workers, ends.desk, config.apply.stall_check_s)
         self._monitor = Monitor(
             ends.source,
@@ -103,6 +108,7 @@ class Epoch:
             "progress": self._progress.run,
             "monitor": self._monitor.run,
             "stall-check": stall.run,
+            "catalogue-watch": watch.run,
             **{f"worker-{worker.number}": worker.run for worker in self._workers},
         }
 

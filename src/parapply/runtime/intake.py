@@ -35,6 +35,8 @@ _SMALL_READ = 256
 _COLLECT_S = 0.001
 #: Pieces of a large transaction that wait for their worker.
 _PIECES = 2
+#: Batches that may wait for others while independent ones pass them.
+_BLOCKED = 128
 
 
 def _ignore(_keepalive: Keepalive) -> None:
@@ -236,7 +238,7 @@ class Intake:
 
     def _new_job(self) -> Job:
         self._seq += 1
-        return Job(Batch(self._seq), self._plans_now)
+        return Job(Batch(self._seq, self._config.table_lock_threshold), self._plans_now)
 
     def _may_be_done(self, transaction: Transaction) -> bool:
         """Tell whether a whole transaction must be looked up in the state; never again after the last one in it."""
@@ -305,6 +307,8 @@ class Intake:
         job = self._building
         assert job is not None
         self._building = None
+        job.batch.close()
+        job.batch.is_fence = self._tables.take_changed()
         job.count_batch()
         self._crew.submit(job, self._clock())
 
@@ -328,7 +332,9 @@ class Intake:
                 self._is_told_full = True
                 self._log.warning("memory_limit_reached", size_bytes=self._crew.held_bytes + building)
             return False
-        return len(self._crew) < self._ahead
+        # Relaxed, those that wait do not hold up those that need not, up to a number that is still compared fast.
+        n_blocked = min(self._crew.n_blocked, _BLOCKED) if self._crew.is_relaxed else 0
+        return len(self._crew) - n_blocked < self._ahead
 
     async def _collect(self) -> None:
         """Let a slow publisher collect more than one message before the next read."""

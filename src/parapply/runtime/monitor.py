@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from parapply.runtime.crew import Crew
     from parapply.runtime.desk import Desk
     from parapply.runtime.intake import Intake
+    from parapply.runtime.job import Job
     from parapply.runtime.progress import Progress
     from parapply.runtime.tables import Tables
     from parapply.runtime.worker import Worker
@@ -133,14 +134,21 @@ class Monitor:
     def _waits_for(self, worker: Worker) -> str | None:
         if worker.number in self._foreign_waits:
             return self._foreign_waits[worker.number]
-        if worker.state == "waiting":
-            head = self._crew.head
-            return f"its turn to commit, after batch {head.batch.seq}" if head else "its turn to commit"
+        if worker.state in ("waiting", "retrying") and worker.job is not None:
+            return self._turn_waits_for(worker.job)
         if worker.state == "idle":
-            waiting = self._crew.waiting_jobs()
-            waits = self._crew.waits_of(waiting[0]) if waiting else ()
-            if waits:
-                wait = waits[-1]
-                what = f"{wait.kind} in {wait.table}" if wait.table else wait.kind
-                return f"batch {waiting[0].batch.seq} waits for batch {wait.seq}: {what}"
+            for job in self._crew.waiting_jobs():
+                if waits := self._crew.waits_of(job):
+                    return f"batch {job.batch.seq} waits for {waits[-1]}"
         return None
+
+    def _turn_waits_for(self, job: Job) -> str | None:
+        """Say what a job waits for that a worker has."""
+        head = self._crew.head
+        if head is None or head is job:
+            return None
+        late = self._crew.late_waits_of(job)
+        turn = f"its turn to commit, after batch {head.batch.seq}"
+        if late:
+            return f"{late[-1]}" if self._crew.is_relaxed else f"{turn}; part of it for {late[-1]}"
+        return turn

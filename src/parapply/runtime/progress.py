@@ -143,7 +143,7 @@ class Progress:
         """Take note of a commit that the target has acknowledged."""
         self._last_commit_time_us = job.batch.commit_time_us
         if self._is_apply_durable:
-            self.durable_lsn = max(self.durable_lsn, job.batch.end_lsn)
+            self.durable_lsn = max(self.durable_lsn, self._crew.watermark.low_lsn)
             self._is_reply_due = True
             self._wake.set()
         elif self._crew.is_idle:

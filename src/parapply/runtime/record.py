@@ -46,7 +46,7 @@ def record_of(job: Job, slot: str, worker: int, unix_minus_loop_s: float) -> Bat
         rows=job.rows,
         size_bytes=job.size_bytes,
         late_keys=sum([len(changes.late_keys) for changes in batch.table_changes]),
-        waited_for=WaitedFor(seq=wait.seq, table=wait.table, kind=wait.kind) if wait else None,
+        waited_for=WaitedFor(seq=wait.seq, table=wait.table, kind=wait.kind, name=wait.name) if wait else None,
     )
 
 

@@ -1,8 +1,11 @@
-"""Waits that PostgreSQL cannot see as a deadlock: the head needs a lock of a later batch that waits for its turn.
+"""Waits that PostgreSQL cannot see as a deadlock: a batch needs a lock of a later one that waits for its turn.
 
 The server sees one session waiting for another that is idle in a transaction; only we know that the idle one waits for
-the first (trap T-30). So when the head stands still, the server is asked whom it waits for; a later batch of ours rolls
+the first (trap T-30). So when a batch stands still, the server is asked whom it waits for; a later batch of ours rolls
 back and waits. Somebody else's session is waited for, and shown (F23).
+
+With the order kept only the head is looked at: everything waits for it in the end. Relaxed, every batch is: behind a
+head that waits for a foreign lock two others may stand in each other's way.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
     from parapply.runtime.crew import Crew
     from parapply.runtime.desk import Desk
+    from parapply.runtime.job import Job
     from parapply.runtime.worker import Worker
 
 #: Not only who blocks the head, but also who blocks those: somebody else's session in the way may itself wait for a
@@ -30,6 +34,10 @@ _BLOCKERS = sql.SQL(
 )
 
 
+#: States in which the server works for a worker, and may wait: for a deferred constraint at COMMIT, too.
+_AT_WORK = ("executing", "retrying", "committing")
+
+
 class StallCheck:
     """`foreign_waits` is written here and read by the monitor."""
 
@@ -37,10 +45,10 @@ class StallCheck:
         """Look at nothing yet.
 
         Args:
-            crew: knows the head and who may be told to yield.
+            crew: knows the order and who may be told to yield.
             workers: of the crew.
             desk: to ask the target.
-            stall_check_s: how long the head may take before anybody is asked.
+            stall_check_s: how long a batch may take before anybody is asked.
         """
         self._crew = crew
         self._workers = workers
@@ -59,20 +67,33 @@ class StallCheck:
         """
         while True:
             await asyncio.sleep(self._stall_check_s / 2)
-            head = self._crew.head
-            holder = next((worker for worker in self._workers if worker.job is head), None)
             self.foreign_waits.clear()
-            if head is None or holder is None or holder.state not in ("executing", "retrying"):
-                continue
-            if self._clock() - max(holder.since_s, head.freed_s) >= self._stall_check_s:
-                await self._look(holder)
+            self._ask_back()
+            for worker in self._workers:
+                if self._stands_still(worker):
+                    await self._look(worker)
+
+    def _ask_back(self) -> None:
+        """Free workers that wait for another batch for long, while batches that could start have none."""
+        for worker in self._workers:
+            has_waited = worker.state == "waiting" and self._clock() - worker.since_s >= self._stall_check_s
+            if self._crew.is_relaxed and worker.job is not None and has_waited and self._crew.wants_back(worker.job):
+                self._log.info("worker_freed", worker=worker.number, seq=worker.job.batch.seq)
+
+    def _stands_still(self, worker: Worker) -> bool:
+        job, head = worker.job, self._crew.head
+        if job is None or head is None or worker.state not in _AT_WORK:
+            return False
+        if job is not head and not self._crew.is_relaxed:
+            return False
+        return self._clock() - max(worker.since_s, job.freed_s) >= self._stall_check_s
 
     async def _look(self, holder: Worker) -> None:
         job = holder.job
-        with settings.target_errors("asking who blocks the head"):
+        with settings.target_errors("asking who blocks a batch"):
             async with self._desk.session() as conn:
                 found = await settings.rows(conn, _BLOCKERS, [holder.session.pipeline.backend_pid])
-        if job is None or job is not self._crew.head:
+        if job is None or job is not holder.job or holder.state not in _AT_WORK:
             return
         own = {worker.session.pipeline.backend_pid: worker for worker in self._workers}
         foreign = sorted({pid for (pid,) in found} - own.keys())
@@ -82,11 +103,20 @@ class StallCheck:
             blocker = own.get(pid)
             if blocker is None or blocker is holder or blocker.job is None:
                 continue
-            is_executing = blocker.state == "executing"
-            if self._crew.yield_to_head(blocker.job):
-                self._log.warning(
-                    "stall_broken", worker=blocker.number, seq=blocker.job.batch.seq, holder=holder.number
-                )
-                if is_executing:
-                    # It may itself wait for somebody; otherwise it would notice only when it is done.
-                    await blocker.session.cancel()
+            await self._break(job, blocker)
+
+    async def _break(self, job: Job, blocker: Worker) -> None:
+        """Make a worker yield to a job that it blocks, unless it will end by itself."""
+        other = blocker.job
+        assert other is not None
+        if job is not self._crew.head:
+            # What executes goes on to its end, and so does what waits for somebody else than this job.
+            waits = self._crew.late_waits_of(other)
+            if blocker.state != "waiting" or all(wait.seq != job.batch.seq for wait in waits):
+                return
+        is_executing = blocker.state == "executing"
+        if self._crew.yield_to(job, other):
+            self._log.warning("stall_broken", worker=blocker.number, seq=other.batch.seq, holder=job.worker)
+            if is_executing:
+                # It may itself wait for somebody; otherwise it would notice only when it is done.
+                await blocker.session.cancel()

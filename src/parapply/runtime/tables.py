@@ -1,16 +1,19 @@
-"""The plan of every announced relation: read from the target when it is announced, and again when statements go stale.
+"""The plan of every announced relation: read from the target when it is announced, and again when it may be stale.
 
-The hot path never waits here: a relation is announced once a stream, and again after a schema change.
+The hot path never waits here: a relation is announced once a stream, and again after a schema change. What changes on
+the target alone is noticed by `watch.py`.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from parapply.errors import TargetRefused
 from parapply.logs import get_logger
 from parapply.plan.plans import Plans
 from parapply.plan.table import Lane
+from parapply.plan.trust import Level, Trust
 from parapply.target import facts, match
 from parapply.target.state import TableRow
 
@@ -26,24 +29,44 @@ if TYPE_CHECKING:
 
 
 class Tables:
-    """Plans by relation. Written by intake (`resolve`) and by a worker at the head (`refresh`), read by both."""
+    """Plans by relation. Written by intake (`resolve`), by workers and by the watch, read by all of them."""
 
-    def __init__(self, desk: Desk, role: str, config: Mapping[str, TableConfig]) -> None:
+    def __init__(self, desk: Desk, role: str, config: Mapping[str, TableConfig], *, is_relaxed: bool = False) -> None:
         """Start with nothing announced.
 
         Args:
             desk: sessions for reading the catalogue.
             role: session_replication_role of the workers.
             config: what the configuration says of single tables, by schema.table.
+            is_relaxed: independent transactions commit in any order.
         """
         #: In force where intake reads. Batches and retries keep their own view of `current`.
         self.plans = Plans()
         self._desk = desk
         self._role = role
         self._config = config
-        self._retries: dict[str, int] = {}
+        self._is_relaxed = is_relaxed
+        #: As the catalogue has it; `plans` holds what trust in prediction leaves of it.
+        self._planned: dict[Relation, TablePlan] = {}
+        #: Names and publisher's OIDs of what was ever planned.
+        self._names: set[str | int] = set()
+        self._trust: dict[str, Trust] = {}
+        self._has_changed = False
         self._to_show: set[Relation] = set()
         self._log = get_logger()
+
+    @property
+    def in_force(self) -> dict[Relation, int]:
+        """Return the relations in force where intake reads, each with the OID of its target table."""
+        return {plan.relation: plan.facts.oid for plan in self.plans.current.values()}
+
+    def take_changed(self) -> bool:
+        """Tell whether a plan has changed since the last call: what is planned from now on must not run beside before.
+
+        The facts of two plans cannot be compared: an index may be in one of them only.
+        """
+        has_changed, self._has_changed = self._has_changed, False
+        return has_changed
 
     async def resolve(self, relations: Iterable[Relation]) -> None:
         """Find the target table of each announced relation.
@@ -54,7 +77,6 @@ class Tables:
             TargetLost: the connection ended.
         """
         for relation in relations:
-            known = self.plans.known
             self.plans.refused.pop(relation, None)
             try:
                 plan = await self._plan(relation)
@@ -62,15 +84,30 @@ class Tables:
                 self.plans.refused[relation] = error
                 self._forget_namesakes(relation)
                 continue
-            # An equal plan stays the same object: statements and open segments go on.
-            if known.get(relation) != plan:
-                known[relation] = plan
-                self._to_show.add(relation)
-                self._log.info(
-                    "table_planned", relation=relation.qualified_name, lane=plan.lane.value, reason=plan.reason
-                )
+            self._put(relation, plan)
             self._forget_namesakes(relation)
         self._look_for_serial()
+
+    def _put(self, relation: Relation, plan: TablePlan) -> None:
+        """Keep a plan; an equal one stays the same object, so that statements and open segments go on."""
+        if self._planned.get(relation) == plan:
+            return
+        names = {relation.oid, relation.qualified_name}
+        self._has_changed = self._has_changed or not names.isdisjoint(self._names)
+        self._names |= names
+        self._planned[relation] = plan
+        self._enforce(relation)
+        self._log.info("table_planned", relation=relation.qualified_name, lane=plan.lane.value, reason=plan.reason)
+
+    def _enforce(self, relation: Relation) -> None:
+        """Put a plan in force, less what trust takes from it."""
+        trust = self._trust.get(relation.qualified_name)
+        plan = _trusted(self._planned[relation], trust.level if trust else Level.TRUSTED)
+        self.plans.known[relation] = plan
+        current = self.plans.current.get(relation.oid)
+        if current is not None and current.relation == relation:
+            self.plans.current[relation.oid] = plan
+        self._to_show.add(relation)
 
     def _forget_namesakes(self, relation: Relation) -> None:
         """Take a relation out whose name another one has now: it was dropped or renamed (trap T-71).
@@ -89,12 +126,7 @@ class Tables:
             TargetRefused, TargetLost: as `resolve`.
         """
         for relation in relations:
-            plan = await self._plan(relation)
-            self.plans.known[relation] = plan
-            current = self.plans.current.get(relation.oid)
-            if current is not None and current.relation == relation:
-                self.plans.current[relation.oid] = plan
-            self._to_show.add(relation)
+            self._put(relation, await self._plan(relation))
         self._look_for_serial()
 
     async def _plan(self, relation: Relation) -> TablePlan:
@@ -107,7 +139,8 @@ class Tables:
                 found = await self._facts(conn, relation)
                 await facts.check_table_access(conn, found)
         setting = self._config.get(relation.qualified_name)
-        return match.match(relation, found, parallel=setting.parallel if setting else "auto")
+        parallel = setting.parallel if setting else "auto"
+        return match.match(relation, found, parallel=parallel, is_relaxed=self._is_relaxed)
 
     async def _facts(self, conn: Connection, relation: Relation) -> TableFacts:
         found = await facts.load_facts(conn, relation.schema, relation.name, role=self._role)
@@ -130,21 +163,46 @@ class Tables:
         plans.current = {oid: known.get(plan.relation, plan) for oid, plan in current.items()}
         return plans
 
-    def count_retry(self, batch: Batch) -> None:
-        """Count a batch that had to be repeated for each of its tables."""
-        for changes in batch.table_changes:
-            relation = changes.plan.relation
-            self._retries[relation.qualified_name] = self._retries.get(relation.qualified_name, 0) + 1
+    def count_retry(self, relations: Iterable[Relation], *, was_predictable: bool = False) -> None:
+        """Count a batch that has to be repeated against the tables that may be the reason.
+
+        Args:
+            relations: of these tables.
+            was_predictable: it was seen beforehand that no set is exact: that says nothing against prediction.
+        """
+        for relation in set(relations):
+            trust = self._trust.setdefault(relation.qualified_name, Trust())
+            if was_predictable:
+                trust.retries += 1
+            elif trust.failed():
+                self._trust_changed(relation, trust)
             self._to_show.add(relation)
+
+    def count_applied(self, batch: Batch) -> None:
+        """Count a batch that has committed: after a while a table that failed is tried again."""
+        if not self._trust:
+            return
+        for relation in {changes.plan.relation for changes in batch.table_changes}:
+            trust = self._trust.get(relation.qualified_name)
+            if trust is not None and trust.applied():
+                self._trust_changed(relation, trust)
+
+    def _trust_changed(self, relation: Relation, trust: Trust) -> None:
+        self._log.info("table_trust", relation=relation.qualified_name, value=trust.level.name.lower())
+        for one in self._planned:
+            if one.qualified_name == relation.qualified_name:
+                self._enforce(one)
 
     def take_rows(self) -> list[TableRow]:
         """Return what changed since the last call, for the state schema."""
-        rows = {relation.qualified_name: self._row(self.plans.known[relation]) for relation in self._to_show}
+        shown = [relation for relation in self._to_show if relation in self.plans.known]
+        rows = {relation.qualified_name: self._row(self.plans.known[relation]) for relation in shown}
         self._to_show.clear()
         return list(rows.values())
 
     def _row(self, plan: TablePlan) -> TableRow:
         relation = plan.relation
+        trust = self._trust.get(relation.qualified_name)
         return TableRow(
             schema_name=relation.schema,
             table_name=relation.name,
@@ -152,5 +210,19 @@ class Tables:
             is_table_exclusive=plan.is_table_exclusive,
             reason=plan.reason,
             key_columns=tuple([plan.columns[position].name for position in plan.key_positions]),
-            retries=self._retries.get(relation.qualified_name, 0),
+            retries=trust.retries if trust else 0,
         )
+
+
+def _trusted(plan: TablePlan, level: Level) -> TablePlan:
+    """Return what is left of a plan at a level of trust."""
+    if level is Level.TRUSTED:
+        return plan
+    if level is Level.ALONE:
+        return replace(plan, is_table_exclusive=True, reason=f"one batch at a time for now, {_OFTEN}; {plan.reason}")
+    lane = Lane.ROW if plan.lane is Lane.SET else plan.lane
+    reason = f"row by row, one batch at a time for now, {_OFTEN}; {plan.reason}"
+    return replace(plan, lane=lane, is_table_exclusive=True, reason=reason)
+
+
+_OFTEN = "because its batches had to be repeated often"

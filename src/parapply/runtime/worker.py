@@ -20,7 +20,7 @@ from parapply.target.session import Record
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parapply.model import Transaction
+    from parapply.model import Relation, Transaction
     from parapply.plan.table import TablePlan
     from parapply.runtime.crew import Crew
     from parapply.runtime.job import Job
@@ -34,6 +34,8 @@ _AGAIN_MAX_S = 1.0
 #: Seconds between attempts with on_error = "retry", doubled likewise.
 _ERROR_MIN_S = 0.5
 _ERROR_MAX_S = 30.0
+#: Source transactions that a record names one by one; of more it says from which to which.
+_MEMBERS = 64
 
 
 class Worker:
@@ -83,64 +85,102 @@ class Worker:
             job.worker = self.number
             if job.pieces is not None:
                 await self._large(job, job.pieces)
-            else:
-                await self._small(job)
+            elif not await self._small(job):
+                self.job = None
+                continue
             self.transactions += job.n_transactions
             self.changes += job.n_changes
             self.job = None
+            self._tables.count_applied(job.batch)
             self._crew.committed(job, self._clock())
 
     def _now(self, state: str) -> None:
         self.state = state
         self.since_s = self._clock()
 
-    async def _small(self, job: Job) -> None:
+    async def _small(self, job: Job) -> bool:
+        """Apply a batch until it is committed; False if it was given back before."""
         batch = job.batch
         if batch.is_suspect:
+            relations = [changes.plan.relation for changes in batch.table_changes]
+            self._tables.count_retry(relations, was_predictable=True)
             await self._in_order(job, "suspect")
-            return
+            return True
         try:
             commands = self._builder.of_steps(batch.steps, batch.size_bytes)
             late = self._builder.of_late_keys(batch.steps, batch.size_bytes) if batch.late_for else []
         except TargetRefused:
             # What comes before the refused change is applied first: at the head, where the same is met again.
             await self._in_order(job, "refused")
-            return
-        record = Record(batch.first_lsn, batch.end_lsn, batch.commit_time_us, len(batch.transactions))
+            return True
         while True:
             try:
-                if await self._attempt(job, record, commands, late):
-                    return
+                told = await self._attempt(job, commands, late)
             except StatementFailed as failure:
                 await self.session.rollback()
                 job.turn_s = 0.0
                 if not job.must_yield or verdict(failure) is not Verdict.AGAIN:
+                    self._tables.count_retry(_suspects(batch, failure, [*commands, *late]))
                     await self._in_order(job, failure.sqlstate or "row count")
-                    return
+                    return True
             else:
+                if told is Turn.COMMIT:
+                    return True
                 await self.session.rollback()
+                if told is Turn.GIVE_BACK:
+                    job.attempts += 1
+                    self._crew.give_back(job)
+                    return False
+            self._tables.count_retry(_suspects(batch, None, ()))
             job.attempts += 1
             job.must_yield = False
             self._now("waiting")
             await self._crew.head_turn(job)
             self._now("executing")
 
-    async def _attempt(self, job: Job, record: Record, commands: list[Command], late: list[Command]) -> bool:
-        """Execute, wait for the turn and commit; False if the job was told to yield instead."""
-        is_head = self._crew.head is job
-        await self.session.execute(record, [*commands, *late] if is_head else commands)
+    async def _attempt(self, job: Job, commands: list[Command], late: list[Command]) -> Turn:
+        """Execute, wait for the turn and commit, or return what the job was told instead."""
+        has_turn = self._crew.may_commit(job)
+        await self.session.execute(self._record(job), [*commands, *late] if has_turn else commands)
         job.executed_s = self._clock()
         self._now("waiting")
-        if await self._crew.turn(job) is Turn.YIELD:
-            return False
+        told = await self._crew.turn(job)
+        if told is not Turn.COMMIT:
+            return told
         job.turn_s = self._clock()
-        if late and not is_head:
-            # The stall check looks at a head that executes.
+        if late and not has_turn:
+            # The stall check looks at who executes.
             self._now("executing")
-            await self.session.execute_late(late)
+            await self._run_late(late, n_before=len(commands))
         self._now("committing")
         await self.session.commit()
-        return True
+        return Turn.COMMIT
+
+    async def _run_late(self, late: list[Command], n_before: int) -> None:
+        try:
+            await self.session.execute_late(late)
+        except StatementFailed as failure:
+            failure.statement += n_before
+            raise
+
+    def _record(self, job: Job) -> Record:
+        """Return what the job's target transaction says of itself."""
+        batch = job.batch
+        members: tuple[int, ...] = ()
+        if not self._crew.is_relaxed or self._crew.head is job:
+            # Everything earlier is committed, or will be before this.
+            low_lsn = batch.end_lsn
+        else:
+            low_lsn = self._crew.watermark.low_lsn
+            members = tuple([one.end_lsn for one in batch.transactions[: _MEMBERS + 1]])
+        return Record(
+            batch.first_lsn,
+            batch.end_lsn,
+            batch.commit_time_us,
+            len(batch.transactions),
+            low_lsn,
+            members if len(members) <= _MEMBERS else (),
+        )
 
     async def _in_order(self, job: Job, why: str) -> None:
         """Repeat a batch at the head: each source transaction by itself, row by row, everything earlier committed."""
@@ -153,7 +193,6 @@ class Worker:
         self._log.warning(
             "batch_retried", seq=batch.seq, worker=self.number, end_lsn=format_lsn(batch.end_lsn), reason=why
         )
-        self._tables.count_retry(batch)
         current = dict(job.plans_before)
         for transaction in batch.transactions:
             current = await self._one(job, transaction, current)
@@ -161,7 +200,8 @@ class Worker:
 
     async def _one(self, job: Job, transaction: Transaction, current: dict[int, TablePlan]) -> dict[int, TablePlan]:
         """Apply one source transaction at the head until it is committed; return the plans in force after it."""
-        record = Record(transaction.end_lsn, transaction.end_lsn, transaction.commit_time_us, 1)
+        end_lsn = transaction.end_lsn
+        record = Record(end_lsn, end_lsn, transaction.commit_time_us, 1, low_lsn=end_lsn)
         attempts = _Attempts(stops_on_error=self._stops_on_error)
         while True:
             plans = self._tables.plans_from(current)
@@ -215,7 +255,7 @@ class Worker:
             last = piece
         assert last is not None, "a large transaction has pieces"
         try:
-            await self.session.record(Record(last.end_lsn, last.end_lsn, last.commit_time_us, 1))
+            await self.session.record(Record(last.end_lsn, last.end_lsn, last.commit_time_us, 1, last.end_lsn))
             job.executed_s = job.turn_s = self._clock()
             self._now("committing")
             await self.session.commit()
@@ -236,6 +276,7 @@ class Worker:
                 else:
                     batch = Batch(job.batch.seq)
                     batch.add(piece, plans)
+                    batch.close()
                     if batch.is_suspect:
                         in_order = True
                         continue
@@ -250,6 +291,24 @@ class Worker:
             else:
                 job.count_piece(piece, plans.current)
                 return dict(plans.current)
+
+
+def _suspects(batch: Batch, failure: StatementFailed | None, commands: Sequence[Command]) -> list[Relation]:
+    """Return the tables because of which a batch may have to be repeated.
+
+    Args:
+        batch: that failed.
+        failure: as met; None where it had to yield.
+        commands: of the batch.
+    """
+    if failure is not None and verdict(failure) is Verdict.STALE:
+        return []  # the tables have changed: that says nothing about keys
+    if failure is not None and 0 <= failure.statement < len(commands):
+        return [commands[failure.statement].plan.relation]
+    plans = [changes.plan for changes in batch.table_changes]
+    # Where code runs, or what is unique is not all predicted.
+    known = [plan for plan in plans if plan.facts.unique or plan.facts.foreign_keys or plan.facts.triggers]
+    return [plan.relation for plan in known or plans]
 
 
 class _Attempts:

@@ -3,13 +3,23 @@
 Types, operators and collations are returned quoted and with their schema, whatever the session's search_path is.
 Parameters: `$1` schema, `$2` table, `$3` session_replication_role.
 
-Source: PostgreSQL manual, "System Catalogs": pg_class, pg_attribute, pg_type, pg_index, pg_opclass, pg_amop,
-pg_trigger, pg_rewrite, pg_constraint, pg_attrdef, pg_depend, pg_cast.
+The keys' part is in `target/catalogue_keys.py`.
+
+Source: PostgreSQL manual, "System Catalogs": pg_class, pg_attribute, pg_type, pg_opclass, pg_amop, pg_trigger,
+pg_rewrite, pg_constraint, pg_attrdef, pg_depend, pg_cast.
 """
 
 from __future__ import annotations
 
 from typing import Final
+
+from parapply.target.catalogue_keys import (
+    FOREIGN_KEYS,
+    FOREIGN_SELECT,
+    INDEX_COLUMNS,
+    KEY,
+    UNIQUE_SELECT,
+)
 
 _TABLE: Final = """
 table_ AS (  -- zero or one row
@@ -80,36 +90,6 @@ equal_(typid, operator) AS (  -- the default equality operator of every type met
   ORDER BY t.oid, oc.opcintype = t.oid DESC, i.typispreferred DESC, m.amname
 )"""
 
-# As the built-in subscription: the replica identity index if one was named, else the primary key (relation.c,
-# GetRelationIdentityOrPK). Only a btree's strategy 3 is equality; in GiST it is "overlaps" (WITHOUT OVERLAPS).
-_KEY: Final = """
-key_ AS (
-  SELECT i.* FROM table_ JOIN pg_catalog.pg_index i ON i.indrelid = table_.oid
-  WHERE i.indisvalid AND i.indisready AND i.indislive
-    AND (i.indisprimary OR (i.indisreplident AND table_.relreplident = 'i'))
-  ORDER BY (i.indisreplident AND table_.relreplident = 'i') DESC
-  LIMIT 1
-),
-key_column AS (
-  SELECT a.attnum, a.attname, n.ord,
-    oc.opcdefault AND key_.indcollation[n.ord] = a.attcollation AS is_default,
-    'OPERATOR(' || pg_catalog.quote_ident(ns.nspname) || '.' || o.oprname || ')' AS operator,
-    CASE WHEN key_.indcollation[n.ord] <> a.attcollation THEN
-      ' COLLATE ' || pg_catalog.quote_ident(cn.nspname) || '.' || pg_catalog.quote_ident(co.collname)
-    END AS collate_clause
-  FROM key_
-  CROSS JOIN LATERAL pg_catalog.generate_series(0, key_.indnkeyatts - 1) n(ord)
-  JOIN attribute a ON a.attnum = key_.indkey[n.ord]
-  JOIN pg_catalog.pg_opclass oc ON oc.oid = key_.indclass[n.ord]
-  LEFT JOIN pg_catalog.pg_am m ON m.oid = oc.opcmethod AND m.amname = 'btree'
-  LEFT JOIN pg_catalog.pg_amop s ON m.oid IS NOT NULL AND s.amopfamily = oc.opcfamily
-    AND s.amoplefttype = oc.opcintype AND s.amoprighttype = oc.opcintype AND s.amopstrategy = 3
-  LEFT JOIN pg_catalog.pg_operator o ON o.oid = s.amopopr
-  LEFT JOIN pg_catalog.pg_namespace ns ON ns.oid = o.oprnamespace
-  LEFT JOIN pg_catalog.pg_collation co ON co.oid = key_.indcollation[n.ord]
-  LEFT JOIN pg_catalog.pg_namespace cn ON cn.oid = co.collnamespace
-)"""
-
 # Built-in functions leave no trace in pg_depend, so what is found belongs to a user or an extension. An operator in an
 # expression is recorded as the operator, not as its function.
 _CODE: Final = """
@@ -159,6 +139,7 @@ SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object(
       AND p.typid NOT IN (SELECT typid FROM equal_)),
   'operator', coalesce(kc.operator, e.operator),
   'is_index_default', coalesce(kc.is_default, true),
+  'class_type', kc.class_type::int8,
   'collate', kc.collate_clause,
   'default_code', (
     SELECT coalesce(pg_catalog.json_agg(DISTINCT x.code), '[]') FROM (
@@ -192,34 +173,18 @@ LEFT JOIN pg_catalog.pg_collation co ON co.oid = a.attcollation
 LEFT JOIN equal_ e ON e.typid = t.oid
 LEFT JOIN key_column kc ON kc.attnum = a.attnum"""
 
-# An index not yet valid or ready counts: it will refuse rows before anyone reads the catalogue again. An index that a
-# partition inherits is named once, by its ancestor, if that one belongs to a table of the tree.
-_OTHER_UNIQUE: Final = """
-SELECT coalesce(pg_catalog.json_agg(
-  c.relname || CASE WHEN i.indrelid <> table_.oid THEN ' on ' || i.indrelid::pg_catalog.regclass ELSE '' END
-  ORDER BY i.indrelid <> table_.oid, c.relname), '[]')
-FROM tree JOIN pg_catalog.pg_index i ON i.indrelid = tree.relid
-JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
-WHERE (i.indisunique OR i.indisexclusion) AND i.indislive
-  AND (i.indisexclusion OR i.indexrelid NOT IN (SELECT indexrelid FROM key_))
-  AND NOT EXISTS (
-    SELECT FROM pg_catalog.pg_inherits h JOIN pg_catalog.pg_index u ON u.indexrelid = h.inhparent
-    WHERE h.inhrelid = i.indexrelid AND u.indrelid IN (SELECT relid FROM tree))"""
-
-# tgenabled: O fires in origin and local, R in replica, A always, D never. Foreign keys are internal triggers. Before
-# PostgreSQL 15 a row trigger cloned to a partition is marked internal too. Statement triggers of a partition do not
-# fire for statements that name the root.
+# tgenabled: O fires in origin and local, R in replica, A always, D never. Internal triggers keep constraints: foreign
+# keys are described by themselves. Before PostgreSQL 15 a row trigger cloned to a partition is marked internal too.
+# Statement triggers of a partition do not fire for statements that name the root.
 _TRIGGERS: Final = """
 SELECT coalesce(pg_catalog.json_agg(DISTINCT
-  CASE WHEN k.contype = 'f' THEN 'foreign key ' || k.conname
-    ELSE 'trigger ' || t.tgname
-      || CASE WHEN t.tgparentid = 0 AND t.tgrelid <> table_.oid
-           THEN ' on ' || t.tgrelid::pg_catalog.regclass ELSE '' END
-  END), '[]')
+  'trigger ' || t.tgname
+    || CASE WHEN t.tgparentid = 0 AND t.tgrelid <> table_.oid
+         THEN ' on ' || t.tgrelid::pg_catalog.regclass ELSE '' END), '[]')
 FROM tree JOIN pg_catalog.pg_trigger t ON t.tgrelid = tree.relid
 LEFT JOIN pg_catalog.pg_constraint k ON k.oid = t.tgconstraint
 WHERE t.tgenabled IN ('A', CASE WHEN $3 = 'replica' THEN 'R' ELSE 'O' END)
-  AND (NOT t.tgisinternal OR k.contype = 'f' OR (t.tgparentid <> 0 AND coalesce(k.contype, 't') = 't'))
+  AND (NOT t.tgisinternal OR (t.tgparentid <> 0 AND coalesce(k.contype, 't') = 't'))
   AND (t.tgrelid = table_.oid OR t.tgtype & 1 = 1)"""
 
 # Only rules of the relation that a statement names act, so those of partitions do not count.
@@ -229,15 +194,18 @@ FROM pg_catalog.pg_rewrite r
 WHERE r.ev_class = table_.oid AND r.rulename <> '_RETURN'
   AND r.ev_enabled IN ('A', CASE WHEN $3 = 'replica' THEN 'R' ELSE 'O' END)"""
 
-#: Columns: oid, relkind, key is immediate (NULL without a key), then JSON: columns, key column names, other unique
-#: indexes, triggers, rules, code, foreign partitions. No row: no such relation.
+#: Columns: oid, OID of the partition tree's root, relkind, key is immediate (NULL without a key), then JSON: columns,
+#: key column names, other unique indexes, foreign keys, triggers, rules, code, foreign partitions. No row: no such
+#: relation.
 FACTS_SQL: Final = f"""
-WITH RECURSIVE {_TABLE}, {_TYPES}, {_KEY}, {_CODE}
-SELECT table_.oid::int8, table_.relkind::text,
+WITH RECURSIVE {_TABLE}, {_TYPES}, {KEY}, {FOREIGN_KEYS}, {INDEX_COLUMNS}, {_CODE}
+SELECT table_.oid::int8, coalesce(pg_catalog.pg_partition_root(table_.oid), table_.oid)::oid::int8,
+  table_.relkind::text,
   (SELECT indimmediate FROM key_),
   ({_COLUMNS}),
   (SELECT coalesce(pg_catalog.json_agg(attname ORDER BY ord), '[]') FROM key_column),
-  ({_OTHER_UNIQUE}),
+  ({UNIQUE_SELECT}),
+  ({FOREIGN_SELECT}),
   ({_TRIGGERS}),
   ({_RULES}),
   (SELECT coalesce(pg_catalog.json_agg(DISTINCT h.what || ' calls ' || c.function), '[]')

@@ -25,18 +25,21 @@ from parapply.plan.changes import (
     NetSegment,
     RowSegment,
 )
+from parapply.plan.families import deleted_last, parents_first, ties
 from parapply.plan.steps import OrderedStep, TablesStep, TruncateStep
 from parapply.target.pipeline import Statement
 from parapply.target.statements import Sql, Statements, truncate
 from parapply.wire.rows import DELETE, INSERT, KIND_AT, UNCHANGED, Row, read_delete, read_insert, read_update, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from parapply.plan.changes import TableChanges
     from parapply.plan.steps import Step
     from parapply.plan.table import TablePlan
 
+#: Rows by net effect.
+Effects = dict[int, list[Row]]
 Operation = Literal["insert", "update", "delete", "truncate", "exists"]
 
 #: Bytes of rows in one set statement at most: far below the gigabyte that one parameter may have (trap T-45).
@@ -94,8 +97,7 @@ class CommandBuilder:
         commands: list[Command] = []
         for step in steps:
             if isinstance(step, TablesStep):
-                for changes in step.tables.values():
-                    self._table(changes, size_bytes, commands)
+                self._tables(step, size_bytes, commands, is_late=False)
             elif isinstance(step, OrderedStep):
                 commands += self.in_order(step.changes)
             else:
@@ -124,12 +126,7 @@ class CommandBuilder:
         commands: list[Command] = []
         for step in steps:
             if isinstance(step, TablesStep):
-                for changes in step.tables.values():
-                    if changes.late_keys:
-                        (segment,) = changes.segments
-                        assert isinstance(segment, NetSegment)
-                        late = [segment.net[key] for key in changes.late_keys]
-                        self._net(segment, late, size_bytes, commands)
+                self._tables(step, size_bytes, commands, is_late=True)
         return commands
 
     def forget(self) -> None:
@@ -142,32 +139,69 @@ class CommandBuilder:
             found = self._statements[id(plan)] = Statements(plan)
         return found
 
-    def _table(self, changes: TableChanges, size_bytes: int, out: list[Command]) -> None:
-        for segment in changes.segments:
-            if isinstance(segment, NetSegment):
-                late = changes.late_keys
-                now = [change for key, change in segment.net.items() if key not in late] if late else None
-                self._net(segment, segment.net.values() if now is None else now, size_bytes, out)
-            elif isinstance(segment, RowSegment):
-                for frame in segment.frames:
-                    self._row(segment.plan, frame, out)
-            elif segment.rows:
-                self._inserts(segment, size_bytes, out)
+    def _tables(self, step: TablesStep, size_bytes: int, out: list[Command], *, is_late: bool) -> None:
+        tables = list(step.tables.values())
+        if any(changes.plan.foreign_keys for changes in tables):
+            tied = {id(changes) for pair in ties(tables) for changes in pair}
+            self._family([changes for changes in tables if id(changes) in tied], size_bytes, out, is_late=is_late)
+            tables = [changes for changes in tables if id(changes) not in tied]
+        for changes in tables:
+            for segment in changes.segments:
+                if isinstance(segment, NetSegment):
+                    if effects := _effects(changes, segment, is_late=is_late):
+                        self._deletes(segment, effects, size_bytes, out)
+                        self._writes(segment, effects, size_bytes, out)
+                elif is_late:
+                    continue
+                elif isinstance(segment, RowSegment):
+                    for frame in segment.frames:
+                        self._row(segment.plan, frame, out)
+                elif segment.rows:
+                    self._inserts(segment, size_bytes, out)
+
+    def _family(self, tables: list[TableChanges], size_bytes: int, out: list[Command], *, is_late: bool) -> None:
+        """Add the commands of tables that foreign keys tie, in the order that `plan/families.py` explains.
+
+        Each has one segment, of net changes or of inserts; a batch of others is applied row by row.
+        """
+        ordered = parents_first(tables)
+        last = deleted_last(tables)
+        nets = {
+            id(changes): (segment, effects)
+            for changes in ordered
+            for segment in changes.segments
+            if isinstance(segment, NetSegment) and (effects := _effects(changes, segment, is_late=is_late))
+        }
+        for changes in reversed(ordered):
+            if id(changes) in nets:
+                segment, effects = nets[id(changes)]
+                kept = {**effects, NET_DELETE: []} if id(changes) in last else effects
+                self._deletes(segment, kept, size_bytes, out)
+        for changes in ordered:
+            if id(changes) in nets:
+                self._writes(*nets[id(changes)], size_bytes, out)
+            elif not is_late:
+                for each in changes.segments:
+                    if isinstance(each, InsertSegment) and each.rows:
+                        self._inserts(each, size_bytes, out)
+        for changes in reversed(ordered):
+            if id(changes) in nets and id(changes) in last:
+                segment, effects = nets[id(changes)]
+                self._deletes(segment, {**effects, NET_REPLACE: []}, size_bytes, out)
 
     def _inserts(self, segment: InsertSegment, size_bytes: int, out: list[Command]) -> None:
         plan = segment.plan
         out += _sets(self._of(plan).set_insert(_all(plan)), segment.rows, size_bytes, "insert", plan)
 
-    def _net(self, segment: NetSegment, net: Iterable[tuple[int, Row]], size_bytes: int, out: list[Command]) -> None:
-        """Deletes first, inserts last: a replaced row is in both."""
+    def _deletes(self, segment: NetSegment, effects: Effects, size_bytes: int, out: list[Command]) -> None:
+        """Come before `_writes`: a replaced row is in both."""
+        if deleted := effects[NET_DELETE] + effects[NET_REPLACE]:
+            plan = segment.plan
+            out += _sets(self._of(plan).set_delete(), deleted, size_bytes, "delete", plan)
+
+    def _writes(self, segment: NetSegment, by_effect: Effects, size_bytes: int, out: list[Command]) -> None:
         plan = segment.plan
-        by_effect: dict[int, list[Row]] = {effect: [] for effect in _NET_EFFECTS}
-        for effect, row in net:
-            by_effect[effect].append(row)
-        replaced = by_effect[NET_REPLACE]
         statements = self._of(plan)
-        if deleted := by_effect[NET_DELETE] + replaced:
-            out += _sets(statements.set_delete(), deleted, size_bytes, "delete", plan)
         if absent := by_effect[NET_ABSENT]:
             # Inserted and deleted inside the batch. A row found here means the insert would have failed: the wrong
             # count rolls all back.
@@ -176,13 +210,16 @@ class CommandBuilder:
                 out.append(command)
         for present, group in _by_columns(by_effect[NET_UPDATE], segment).items():
             out += _sets(statements.set_update(present), group, size_bytes, "update", plan)
-        if inserted := by_effect[NET_INSERT] + replaced:
+        if inserted := by_effect[NET_INSERT] + by_effect[NET_REPLACE]:
             out += _sets(statements.set_insert(_all(plan)), inserted, size_bytes, "insert", plan)
 
     def _row(self, plan: TablePlan, frame: bytes, out: list[Command]) -> None:
         kind = frame[KIND_AT]
         statements = self._of(plan)
         expected = ANY_COUNT if plan.facts.triggers else 1
+        if kind == DELETE and any(foreign.is_enforced and foreign.is_cascading for foreign in plan.foreign_keys):
+            # In source order a parent's delete may have taken the row along on the target, too (trap T-25).
+            expected = ANY_COUNT
         if kind == INSERT:
             row = read_insert(frame, len(plan.columns))
             prepared = statements.row_insert(_all(plan))
@@ -219,6 +256,22 @@ class CommandBuilder:
     def _truncate(self, step: TruncateStep) -> Command:
         prepared = truncate([plan.facts for plan in step.plans], restart_identity=step.restart_identity)
         return Command(prepared, (), expected=ANY_COUNT, operation="truncate", plan=step.plans[0])
+
+
+def _effects(changes: TableChanges, segment: NetSegment, *, is_late: bool) -> Effects | None:
+    """Return the rows by net effect, of late keys or of the others; None if there are none."""
+    late = changes.late_keys
+    by_effect: Effects = {effect: [] for effect in _NET_EFFECTS}
+    if not late:
+        if is_late:
+            return None
+        for effect, row in segment.net.values():
+            by_effect[effect].append(row)
+        return by_effect
+    for key, (effect, row) in segment.net.items():
+        if (key in late) is is_late:
+            by_effect[effect].append(row)
+    return by_effect
 
 
 def _all(plan: TablePlan) -> tuple[int, ...]:

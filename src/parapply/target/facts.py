@@ -13,9 +13,9 @@ from psycopg import sql
 from psycopg.rows import tuple_row
 
 from parapply.errors import TargetRefused
-from parapply.plan.table import ColumnFacts, Equality, TableFacts
+from parapply.plan.table import ColumnFacts, TableFacts
 from parapply.target.catalogue import ACCESS_SQL, FACTS_SQL
-from parapply.target.equality import equality_of
+from parapply.target.key_facts import foreign_key_facts, indexed_equality, unique_facts
 from parapply.target.settings import target_errors
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ async def load_facts(conn: psycopg.AsyncConnection[Any], schema: str, name: str,
         row = await _one_row(conn, FACTS_SQL, (schema, name, role))
     if row is None:
         return None
-    oid, kind, is_immediate, columns, key_columns, other_unique, triggers, rules, code, foreign = row
+    oid, root_oid, kind, is_immediate, columns, key_columns, unique, foreign_keys, triggers, rules, code, foreign = row
     if kind not in _TABLE_KINDS:
         # SQL would work through a view's rules or triggers without a word (trap T-29).
         raise TargetRefused(
@@ -77,10 +77,12 @@ async def load_facts(conn: psycopg.AsyncConnection[Any], schema: str, name: str,
         columns=tuple(_column(column) for column in columns),
         key_columns=tuple(key_columns),
         key_is_deferrable=is_immediate is False,
-        other_unique=tuple(other_unique),
         triggers=tuple(triggers),
         rules=tuple(rules),
         code=tuple(code),
+        unique=tuple(unique_facts(index) for index in unique),
+        foreign_keys=tuple(foreign_key_facts(each, columns) for each in foreign_keys),
+        root_oid=root_oid,
     )
 
 
@@ -132,12 +134,6 @@ async def _one_row(conn: psycopg.AsyncConnection[Any], query: str, params: Seque
 
 def _column(column: dict[str, Any]) -> ColumnFacts:
     """Turn one JSON object of the catalogue query into facts."""
-    equality = Equality.UNKNOWN
-    # The key's index decides: another operator class or collation compares in its own way (trap T-21).
-    if column["is_index_default"]:
-        equality = equality_of(
-            column["base_type_oid"], is_enum=column["is_enum"], is_deterministic=column["is_deterministic"]
-        )
     return ColumnFacts(
         name=column["name"],
         type_sql=column["type_sql"],
@@ -148,7 +144,8 @@ def _column(column: dict[str, Any]) -> ColumnFacts:
         is_generated=column["is_generated"],
         is_identity_always=column["is_identity_always"],
         has_equality=column["has_equality"],
-        equality=equality,
+        # The key's index decides: another operator class or collation compares in its own way (trap T-21).
+        equality=indexed_equality(column),
         equality_operator=column["operator"] or "OPERATOR(pg_catalog.=)",
         collation_sql=column["collate"] or "",
         default_code=tuple(column["default_code"]),

@@ -12,22 +12,26 @@ from typing import TYPE_CHECKING, Final
 from parapply.errors import TargetRefused
 from parapply.plan.table import ColumnFacts, Equality, Lane, TableFacts, TablePlan
 from parapply.target.equality import equality_across
+from parapply.target.match_keys import foreign_key_phrases, foreign_keys, unique_keys
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from parapply.model import Relation
 
 #: Values of apply.tables."schema.table".parallel.
 PARALLEL: Final = ("auto", "always", "never")
 
 
-def match(relation: Relation, facts: TableFacts, *, parallel: str = "auto") -> TablePlan:
+def match(relation: Relation, facts: TableFacts, *, parallel: str = "auto", is_relaxed: bool = False) -> TablePlan:
     """Return how changes of a published relation are applied to a target table.
 
     Args:
         relation: as last announced.
         facts: of the target table of the same schema and name, read under the same session_replication_role as applies.
-        parallel: `auto`; `always` trusts triggers, rules and functions to be independent of the order; `never` makes
-            the table serial.
+        parallel: `auto`; `always` trusts triggers, rules, functions and exclusion constraints to be independent of the
+            order; `never` makes the table serial.
+        is_relaxed: independent transactions commit in any order: foreign keys matter also where nothing enforces them.
 
     Raises:
         TargetRefused: published columns are missing or generated on the target; all of them are named.
@@ -37,14 +41,28 @@ def match(relation: Relation, facts: TableFacts, *, parallel: str = "auto") -> T
         raise ValueError(f"parallel is {parallel!r}, not one of {', '.join(PARALLEL)}")
     columns = _columns(relation, facts)
     key_positions, is_full, refusal = _identity(relation, facts, columns)
-    why_no_set = _why_no_set(facts, columns, key_positions, is_full=is_full)
-    keys = [columns[position].name for position in key_positions]
-    as_set = f"set-based by key ({_names(keys)})" if keys else "set-based: inserts only"
-    lane, lane_reason = _lane(_acting(relation, facts), why_no_set, as_set, parallel)
-    width_reasons = _width(facts, columns, key_positions, is_full=is_full)
-    is_table_exclusive = lane is Lane.SERIAL or bool(width_reasons)
-    # The phrase for the lane may say the width too.
-    reasons = [lane_reason, *(reason for reason in width_reasons if not lane_reason.startswith(reason))]
+    why_no_set = _why_no_set(facts, columns, key_positions)
+    is_by_row = bool(why_no_set) or (is_full and not refusal)
+    acting, enforced = _acting(relation, facts), _enforced(facts) if is_by_row else []
+    serial = _why_serial(acting, enforced, parallel)
+    lane = Lane.SERIAL if serial else Lane.ROW if why_no_set else Lane.SET
+    unique = unique_keys(relation, facts, columns)
+    exclusions = [f"exclusion constraint {index.name}" for index in facts.unique if index.is_exclusion]
+    if is_relaxed:
+        # A later value could commit before an earlier one that it excludes: no retry helps that one (trap T-22).
+        exclusions += unique.unpredicted
+    width_reasons = _width(columns, key_positions, exclusions if parallel != "always" else [])
+    if is_full and lane is Lane.ROW:
+        width_reasons.append(_ALL_BY_ROW)
+    foreign = foreign_keys(relation, facts, columns, is_relaxed=is_relaxed)
+    reasons = [serial or why_no_set or _as_set(facts, key_positions, is_full=is_full and not refusal)]
+    if parallel == "always" and (trusted := [*acting, *enforced, *exclusions]):
+        reasons.append(f'parallel = "always" trusts {", ".join(trusted)}')
+    reasons += width_reasons
+    if not serial:
+        # Where all of the table waits anyway, single values do not matter.
+        reasons += unique.phrases if lane is Lane.SET and not width_reasons else []
+        reasons += foreign_key_phrases(facts, foreign)
     if refusal:
         reasons.append("updates and deletes are refused")
     return TablePlan(
@@ -56,8 +74,11 @@ def match(relation: Relation, facts: TableFacts, *, parallel: str = "auto") -> T
         can_update=not refusal,
         refusal=refusal,
         lane=lane,
-        is_table_exclusive=is_table_exclusive,
-        reason="; ".join(reasons),
+        is_table_exclusive=lane is Lane.SERIAL or bool(width_reasons),
+        # The phrase for the lane may be that for the width, too.
+        reason="; ".join(dict.fromkeys(reasons)),
+        unique_keys=unique.keys,
+        foreign_keys=foreign,
     )
 
 
@@ -133,25 +154,37 @@ def _identity(
     return tuple(positions[name] for name in facts.key_columns), False, ""
 
 
-def _lane(acting: list[str], why_no_set: str, as_set: str, parallel: str) -> tuple[Lane, str]:
-    """Return the best lane that is exact, and one phrase that says why."""
+def _why_serial(acting: list[str], enforced: list[str], parallel: str) -> str:
+    """Return why transactions with the table run alone, or ''.
+
+    Args:
+        acting: what runs with every change.
+        enforced: foreign keys that sets would keep, but single rows beside other tables' sets do not.
+        parallel: as configured.
+    """
     if parallel == "never":
-        return Lane.SERIAL, 'serial: the configuration says parallel = "never"'
-    if acting and parallel != "always":
-        return Lane.SERIAL, f"serial: code on the target can see the order of changes: {', '.join(acting)}"
-    trusted = f'; parallel = "always" trusts {", ".join(acting)}' if acting else ""
-    return (Lane.ROW, why_no_set + trusted) if why_no_set else (Lane.SET, as_set + trusted)
+        return 'serial: the configuration says parallel = "never"'
+    if parallel == "always":
+        return ""
+    if acting:
+        return f"serial: code on the target can see the order of changes: {', '.join(acting)}"
+    if enforced:
+        are = "is" if len(enforced) == 1 else "are"
+        return f"serial: {', '.join(enforced)} {are} enforced and changes are applied row by row"
+    return ""
 
 
-def _why_no_set(
-    facts: TableFacts, columns: tuple[ColumnFacts, ...], key_positions: tuple[int, ...], *, is_full: bool
-) -> str:
+def _as_set(facts: TableFacts, key_positions: tuple[int, ...], *, is_full: bool) -> str:
+    if is_full:
+        return _WHOLE_ROW
+    return f"set-based by key ({_names(facts.key_columns)})" if key_positions else "set-based: inserts only"
+
+
+def _why_no_set(facts: TableFacts, columns: tuple[ColumnFacts, ...], key_positions: tuple[int, ...]) -> str:
     """Return why only single rows in order are exact, or ''."""
     if not columns:
         return "row by row: no columns are published"
-    if is_full:
-        return _WHOLE_ROW
-    if facts.key_is_deferrable:
+    if key_positions and facts.key_is_deferrable:
         return "row by row: the key is deferrable"
     unknown = [columns[position] for position in key_positions if columns[position].equality is Equality.UNKNOWN]
     if unknown:
@@ -172,23 +205,27 @@ def _acting(relation: Relation, facts: TableFacts) -> list[str]:
     return [*facts.triggers, *facts.rules, *facts.code, *defaults]
 
 
-def _width(
-    facts: TableFacts, columns: tuple[ColumnFacts, ...], key_positions: tuple[int, ...], *, is_full: bool
-) -> list[str]:
+def _enforced(facts: TableFacts) -> list[str]:
+    return [f"foreign key {each.name}" for each in facts.foreign_keys if each.is_enforced]
+
+
+def _width(columns: tuple[ColumnFacts, ...], key_positions: tuple[int, ...], exclusions: list[str]) -> list[str]:
     """Return why batches that touch the table must not run at the same time; empty if they may, by key."""
     reasons = []
-    if is_full:
-        reasons.append(_WHOLE_ROW)
     unknown = [columns[position] for position in key_positions if columns[position].equality is Equality.UNKNOWN]
     if unknown:
         reasons.append(_unknown_key(unknown))
-    if facts.other_unique:
-        # The value that an update or delete frees there is not on the wire (traps T-19, T-22).
-        reasons.append(f"one batch at a time: further unique or exclusion index {', '.join(facts.other_unique)}")
+    if exclusions:
+        # Different values clash there, and the one that is freed is not on the wire (trap T-22).
+        reasons.append(f"one batch at a time: {', '.join(exclusions)}")
     return reasons
 
 
-_WHOLE_ROW: Final = "row by row, one batch at a time: no key on the target serves, rows are found by all their columns"
+_WHOLE_ROW: Final = (
+    "inserts set-based; updates and deletes row by row, one batch at a time: no key on the target serves, rows are "
+    "found by all their columns"
+)
+_ALL_BY_ROW: Final = "one batch at a time: no key on the target serves, rows are found by all their columns"
 
 
 def _unknown_key(columns: list[ColumnFacts]) -> str:
@@ -204,5 +241,5 @@ def _type_name(column: ColumnFacts) -> str:
     return f"{name[1:]}[]" if name.startswith("_") else name
 
 
-def _names(names: list[str]) -> str:
+def _names(names: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)

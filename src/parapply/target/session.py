@@ -31,6 +31,8 @@ class Record(NamedTuple):
     end_lsn: int
     commit_time_us: int  # of the last one, as on the wire
     n_transactions: int
+    low_lsn: int  # everything up to here is committed, or is with it: the watermark for whoever reads the state
+    members: tuple[int, ...] = ()  # the end LSNs one by one; (): all from first to end
 
 
 class SessionOptions(NamedTuple):
@@ -199,14 +201,13 @@ class WorkerSession:
         await self._connection.close()
 
     def _values(self, record: Record) -> list[bytes | None]:
-        end_lsn = format_lsn(record.end_lsn).encode()
+        members = "{" + ",".join([format_lsn(lsn) for lsn in record.members]) + "}" if record.members else None
         return [
             self._slot_id,
-            end_lsn,
+            format_lsn(record.end_lsn).encode(),
             format_lsn(record.first_lsn).encode(),
-            None,
-            # Commit order is kept: everything up to the end of this transaction is committed with it.
-            end_lsn,
+            members.encode() if members else None,
+            format_lsn(record.low_lsn).encode(),
             str(record.commit_time_us).encode(),
             str(record.n_transactions).encode(),
         ]

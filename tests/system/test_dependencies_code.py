@@ -1,0 +1,99 @@
+"""Traps T-29 to T-32, T-34 to T-37: dependencies that are not in the rows, with each chance to miss them (`gate.py`).
+
+Code on the target, locks that nobody predicts, commits that fail, what never arrives, prepared transactions.
+`test_code_on_target.py` and `test_stalls.py` have more of T-29 to T-31, with loads instead of a gate.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fixtures.gate import Gate, Gates
+from tests.fixtures.gated_case import FOUR_MODES, GatedCase, Mode
+from tests.system import code_dependency_cases as cases
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tests.fixtures.servers import ServerPool
+
+# The first test starts four daemons and waits for what the whole case takes.
+pytestmark = [pytest.mark.timeout(300), pytest.mark.pg_majors(15, 18)]
+
+in_every_mode = pytest.mark.parametrize("mode", FOUR_MODES, ids=str)
+
+
+def for_each(found: Sequence[GatedCase]) -> pytest.MarkDecorator:
+    """Run a test once for each case."""
+    return pytest.mark.parametrize("case", found, ids=str)
+
+
+@pytest.fixture(scope="module")
+def gates(server_pool: ServerPool) -> Iterator[Gates]:
+    """The daemons of this module, by major version."""
+
+    def make(major: int) -> Gate:
+        source, target = server_pool.get("source", major), server_pool.get("target", major)
+        return Gate(source, target, FOUR_MODES, settings=cases.TRUSTED)
+
+    with ExitStack() as stack:
+        yield Gates(stack, make)
+
+
+@pytest.fixture
+def gate(gates: Gates, pg_major: int) -> Gate:
+    """The daemons on this test's major version."""
+    return gates.get(pg_major)
+
+
+@in_every_mode
+@for_each(cases.CODE)
+def test_t29_code_on_the_target_sees_the_order_of_the_source(gate: Gate, case: GatedCase, mode: Mode) -> None:
+    """ALWAYS triggers, sequences in defaults and checks that query run in source order, relaxed or not (T-29)."""
+    gate.check(case, mode)
+
+
+@in_every_mode
+@for_each(cases.LOCKS)
+def test_t30_t31_locks_that_nobody_predicts(gate: Gate, case: GatedCase, mode: Mode) -> None:
+    """Who holds what an earlier one needs rolls back and is applied again: nothing hangs or is skipped (T-30, T-31)."""
+    gate.check(case, mode)
+
+
+@in_every_mode
+@for_each(cases.ANOMALIES)
+def test_t32_only_relaxed_shows_the_invoice_before_the_order(gate: Gate, case: GatedCase, mode: Mode) -> None:
+    """What has no key in common may be seen in another order if relaxed, as documented, and never else (T-32)."""
+    gate.check(case, mode)
+
+
+@in_every_mode
+@for_each(cases.ISOLATION)
+def test_t34_workers_read_what_is_committed(gate: Gate, case: GatedCase, mode: Mode) -> None:
+    """A worker sees what its predecessor committed, whatever default_transaction_isolation is (T-34)."""
+    assert gate.target(mode).rows("SHOW default_transaction_isolation") == [("serializable",)]
+    gate.check(case, mode)
+
+
+@in_every_mode
+@for_each(cases.COMMIT_FAILS)
+def test_t35_keys_are_free_when_the_commit_is_acknowledged(gate: Gate, case: GatedCase, mode: Mode) -> None:
+    """Who depends on a batch whose COMMIT is refused the first time waits for the second (T-35)."""
+    gate.check(case, mode)
+
+
+@in_every_mode
+@for_each(cases.SEQUENCES)
+def test_t36_sequences_do_not_arrive(gate: Gate, case: GatedCase, mode: Mode) -> None:
+    """After a hundred rows the target's sequence is where it was: its values are copied at cut-over (T-36)."""
+    gate.check(case, mode)
+
+
+@in_every_mode
+@for_each(cases.PREPARED)
+def test_t37_prepared_transactions_take_their_place_when_they_commit(gate: Gate, case: GatedCase, mode: Mode) -> None:
+    """What was prepared holds up nobody while undecided, and keeps its keys' order by COMMIT PREPARED (T-37)."""
+    gate.check(case, mode)

@@ -1,0 +1,99 @@
+"""What the benchmarks count, and that their streams are what their names say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bench.applied import Applied, read_applied, total
+from bench.planning import measure
+from bench.streams import NAMES, stream
+from bench.workloads import WORKLOADS
+from parapply.applylog import BatchRecord, WaitedFor, utc_text
+from parapply.demo.errors import DemoError
+
+LOG = b"""Fatal Python error: not JSON
+{"event": "worker_started", "worker": 1}
+{"event": "batch_retried", "reason": "23503"}
+{"event": "batch_retried", "reason": "row count"}
+{"event": "batch_retried", "reason": "23503"}
+"""
+
+
+def record(seq: int, *, attempts: int = 1, mode: str = "set", wait_s: float = 0.0, late_keys: int = 0) -> BatchRecord:
+    """Return a record of one batch of ten transactions."""
+    wait = WaitedFor(seq=seq - 1, table="s.t", kind="foreign key", name="t_fkey") if wait_s or late_keys else None
+    at = utc_text(0)
+    return BatchRecord(
+        slot="turn", seq=seq, worker=0, first_end_lsn="0/1", end_lsn="0/2", n_transactions=10, xids=(1,),
+        commit_time_first=at, commit_time_last=at, received_at=at, started_at=at, committed_at=at, queued_s=0,
+        wait_dependency_s=wait_s, execute_s=0, wait_turn_s=0, commit_s=0, attempts=attempts, mode=mode, rows={},
+        size_bytes=1, late_keys=late_keys, waited_for=wait,
+    )  # fmt: skip
+
+
+def write_log(directory: Path, name: str, *records: BatchRecord) -> None:
+    """Write a file of an apply log."""
+    (directory / name).write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in records))
+
+
+def test_retries_are_the_attempts_beyond_the_first(tmp_path: Path) -> None:
+    """All attempts but each batch's first are retries, over all files of the log; reasons are in the other log."""
+    write_log(tmp_path, "apply-1.jsonl", record(1), record(2, attempts=3, mode="rows"))
+    write_log(tmp_path, "apply-2.jsonl", record(3, attempts=2, wait_s=0.5), record(4, late_keys=7))
+    applied = read_applied(tmp_path, LOG)
+    assert applied == Applied(
+        batches=4,
+        transactions=40,
+        retries=3,
+        retried_batches=2,
+        in_order_batches=1,
+        retry_reasons={"23503": 2, "row count": 1},
+        waiting_batches=1,
+        waited_s=0.5,
+        waits={"foreign key s.t t_fkey": 2},
+        late_keys=7,
+    )
+    assert applied.retries_per_100_batches == 75
+    assert total([applied, applied]).retries_per_100_batches == 75
+    assert total([applied, applied]).retry_reasons == {"23503": 4, "row count": 2}
+
+
+def test_no_batch_is_no_retry() -> None:
+    """A run without a batch has no rate that divides by zero."""
+    assert total([]).retries_per_100_batches == 0
+
+
+def test_an_open_apply_log_is_refused(tmp_path: Path) -> None:
+    """Figures of a log that may lack records are not printed."""
+    write_log(tmp_path, "apply-1.jsonl.open", record(1))
+    with pytest.raises(DemoError, match="left its apply log open"):
+        read_applied(tmp_path, b"")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", [1, 7, 50])
+def test_streams_are_planned_whole(name: str, size: int) -> None:
+    """Every transaction of a stream gets into a batch, and the frames are the same every time."""
+    source = stream(name, 100)
+    assert stream(name, 100).frames == source.frames
+    measured = measure(source, name, size)
+    assert (measured.transactions, measured.batches) == (100, 100 // size)
+
+
+def test_streams_differ_in_their_plans_only() -> None:
+    """What an index or a foreign key costs is seen because nothing else differs."""
+    streams = {name: stream(name, 20) for name in NAMES}
+    assert streams["no further index"].frames == streams["2 unique indexes"].frames
+    assert streams["no foreign key"].frames == streams["2 foreign keys"].frames
+
+
+def test_every_workload_has_its_scripts() -> None:
+    """A workload of our own has both of its scripts."""
+    scripts = Path(__file__).parents[2] / "bench" / "scripts"
+    wanted = {workload.script for workload in WORKLOADS.values() if workload.script}
+    assert {file.name for file in scripts.iterdir()} == {
+        f"{name}.{part}.sql" for name in wanted for part in ("schema", "load")
+    }

@@ -1,0 +1,152 @@
+"""Broken planners: each must be caught by the property that the right one has."""
+
+from __future__ import annotations
+
+import heapq
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from parapply.plan import dependencies, values
+from parapply.plan.changes import TableChanges
+from parapply.plan.keys import key_reader
+from parapply.runtime.crew import Crew
+from tests.unit.crew_model import check_equal
+from tests.unit.family_model import CHILD, PARENT, Op
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from parapply.plan.batch import Batch
+    from parapply.plan.dependencies import Meeting, Scheduler
+    from parapply.runtime.crew import Turn
+    from parapply.runtime.job import Job
+
+    Mutant = Callable[[pytest.MonkeyPatch], None]
+
+_KINDS = ("insert",) * 5 + ("delete", "update", "update", "move", "move", "truncate") + ("commit",) * 6
+_OP = st.builds(
+    Op,
+    kind=st.sampled_from(_KINDS),
+    table=st.sampled_from([PARENT, PARENT, CHILD]),
+    key=st.integers(1, 4),
+    value=st.sampled_from([None, 1, 2, 3, 4]),
+)
+_CASES = {
+    "wishes": st.integers(0, 60).flatmap(lambda n: st.lists(_OP, min_size=n, max_size=80)),
+    "sizes": st.lists(st.integers(1, 3), max_size=12),
+    "n_workers": st.integers(2, 4),
+    "seed": st.integers(0, 1 << 32),
+}
+_ORDERS = pytest.mark.parametrize("is_relaxed", [False, True], ids=["preserve", "relaxed"])
+_EXAMPLES = 150
+
+
+def _ignore_unique_keys(patch: pytest.MonkeyPatch) -> None:
+    """A value that goes from row to row is nobody's (trap T-19)."""
+    patch.setattr(values, "claimed", lambda _changes, _unique: set())
+
+
+def _ignore_foreign_keys(patch: pytest.MonkeyPatch) -> None:
+    """A child does not know its parent (trap T-25)."""
+    patch.setattr(values, "shared", lambda _changes, _foreign: set())
+
+
+def _ignore_the_old_key(patch: pytest.MonkeyPatch) -> None:
+    """A row that moves only takes a key, and frees none (trap T-20)."""
+    note_move = TableChanges._note_move
+
+    def note(changes: TableChanges, frame: bytes) -> None:
+        before = set(changes.moved_keys)
+        note_move(changes, frame)
+        old, _ = changes.moved_rows[-1]
+        changes.moved_keys -= {key_reader(changes.plan)(old)} - before
+
+    patch.setattr(TableChanges, "_note_move", note)
+
+
+def _no_truncate_barrier(patch: pytest.MonkeyPatch) -> None:
+    """TRUNCATE is like any other change (trap T-26)."""
+    meetings = dependencies.meetings
+
+    def meet(earlier: Batch, later: Batch) -> list[Meeting]:
+        both = (earlier, later)
+        were = [batch.is_barrier for batch in both]
+        for batch in both:
+            batch.is_barrier = batch.is_barrier and not batch.has_truncate
+        found = meetings(earlier, later)
+        for batch, was in zip(both, were, strict=True):
+            batch.is_barrier = was
+        return found
+
+    patch.setattr(dependencies, "meetings", meet)
+
+
+def _release_keys_early(patch: pytest.MonkeyPatch) -> None:
+    """Who waits for a batch starts when its COMMIT is sent, not when that is acknowledged (trap T-35)."""
+    turn = Crew.turn
+
+    async def ask(crew: Crew, job: Job) -> Turn:
+        told = await turn(crew, job)
+        for seq, waits in crew._scheduler._waits.items():
+            if waits.pop(job.batch.seq, None) is not None and not waits:
+                heapq.heappush(crew._ready, seq)
+        crew._assign()
+        return told
+
+    patch.setattr(Crew, "turn", ask)
+
+
+def _commit_before_holders(patch: pytest.MonkeyPatch) -> None:
+    """Late keys and the commit itself wait for nobody (trap T-34)."""
+
+    def may_commit(_scheduler: Scheduler, _batch: Batch) -> bool:
+        return True
+
+    patch.setattr(dependencies.Scheduler, "may_commit", may_commit)
+
+
+_MUTANTS: tuple[Mutant, ...] = (
+    _ignore_unique_keys,
+    _ignore_foreign_keys,
+    _ignore_the_old_key,
+    _no_truncate_barrier,
+    _release_keys_early,
+    _commit_before_holders,
+)
+
+
+def _check(wishes: list[Op], sizes: list[int], n_workers: int, seed: int, *, is_relaxed: bool) -> None:
+    check_equal(wishes, sizes, Random(seed), n_workers=n_workers, is_relaxed=is_relaxed)
+
+
+@_ORDERS
+@given(**_CASES)
+@settings(max_examples=_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_nothing_is_refused_where_the_wire_says_all(
+    *, wishes: list[Op], sizes: list[int], n_workers: int, seed: int, is_relaxed: bool
+) -> None:
+    """With old rows sent, no batch fails but by a failed commit, none waits for a lock, and the rows are equal."""
+    _check(wishes, sizes, n_workers, seed, is_relaxed=is_relaxed)
+
+
+@_ORDERS
+@pytest.mark.parametrize("mutant", _MUTANTS, ids=[mutant.__name__.lstrip("_") for mutant in _MUTANTS])
+def test_a_broken_planner_is_caught(monkeypatch: pytest.MonkeyPatch, mutant: Mutant, *, is_relaxed: bool) -> None:
+    """The property fails with each of these mistakes: it would with one that nobody has thought of."""
+
+    # The same cases each time; the first failure is enough.
+    @given(**_CASES)
+    @settings(
+        max_examples=10 * _EXAMPLES, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
+        report_multiple_bugs=False, suppress_health_check=[HealthCheck.too_slow],
+    )  # fmt: skip
+    def check(wishes: list[Op], sizes: list[int], n_workers: int, seed: int) -> None:
+        _check(wishes, sizes, n_workers, seed, is_relaxed=is_relaxed)
+
+    mutant(monkeypatch)
+    with pytest.raises(AssertionError):
+        check()
