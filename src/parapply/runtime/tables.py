@@ -92,7 +92,7 @@ class Tables:
         """Keep a plan; an equal one stays the same object, so that statements and open segments go on."""
         if self._planned.get(relation) == plan:
             return
-        names = {relation.oid, relation.qualified_name}
+        names: set[str | int] = {relation.oid, relation.qualified_name}
         self._has_changed = self._has_changed or not names.isdisjoint(self._names)
         self._names |= names
         self._planned[relation] = plan
