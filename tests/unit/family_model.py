@@ -224,6 +224,8 @@ class Target:
                 batch = coming.pop(0)
                 if self._scheduler.add(batch):
                     self._ready.append(batch)
+                waits = (*self._scheduler.waits_of(batch), *self._scheduler.late_waits_of(batch))
+                assert all(wait.seq < batch.seq for wait in waits), "an edge to itself or to a later one: a ring"
             elif step == "start":
                 self._start(self._random.choice(startable))
             else:

@@ -6,6 +6,7 @@ the target alone is noticed by `watch.py`.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from parapply.target import facts, match
 from parapply.target.state import TableRow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from parapply.config import TableConfig
     from parapply.model import Relation
@@ -52,6 +53,8 @@ class Tables:
         self._names: set[str | int] = set()
         self._trust: dict[str, Trust] = {}
         self._has_changed = False
+        #: Set when a batch failed in a way that a change of the tables may explain; the watch then looks at once.
+        self.is_in_doubt = asyncio.Event()
         self._to_show: set[Relation] = set()
         self._log = get_logger()
 
@@ -163,7 +166,7 @@ class Tables:
         plans.current = {oid: known.get(plan.relation, plan) for oid, plan in current.items()}
         return plans
 
-    def count_retry(self, relations: Iterable[Relation], *, was_predictable: bool = False) -> None:
+    def count_retry(self, relations: Collection[Relation], *, was_predictable: bool = False) -> None:
         """Count a batch that has to be repeated against the tables that may be the reason.
 
         Args:
@@ -174,9 +177,11 @@ class Tables:
             trust = self._trust.setdefault(relation.qualified_name, Trust())
             if was_predictable:
                 trust.retries += 1
-            elif trust.failed():
+                continue
+            self.is_in_doubt.set()
+            if trust.failed():
                 self._trust_changed(relation, trust)
-            self._to_show.add(relation)
+        self._to_show.update(relations)
 
     def count_applied(self, batch: Batch) -> None:
         """Count a batch that has committed: after a while a table that failed is tried again."""

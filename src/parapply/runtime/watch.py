@@ -1,4 +1,4 @@
-"""Changes of the target's catalogue, which are not in the stream: noticed by asking, from time to time.
+"""Changes of the target's catalogue, which are not in the stream: noticed by asking, from time to time and on errors.
 
 An index or a trigger that somebody adds changes who depends on whom (trap T-23). Until it is noticed a batch may fail
 and is repeated; a trigger that sees the order of changes is noticed too late by as much as the interval.
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Tables read again in one look: others wait for the same few sessions.
 _TABLES = 50
+#: Seconds between two looks at least, however many batches fail.
+_PAUSE_S = 0.5
 
 
 class CatalogueWatch:
@@ -42,7 +44,13 @@ class CatalogueWatch:
             TargetLost: the connection ended.
         """
         while True:
-            await asyncio.sleep(self._catalogue_check_s)
+            await asyncio.sleep(min(_PAUSE_S, self._catalogue_check_s))
+            try:
+                async with asyncio.timeout(self._catalogue_check_s):
+                    await self._tables.is_in_doubt.wait()
+            except TimeoutError:
+                pass
+            self._tables.is_in_doubt.clear()
             await self._look()
 
     async def _look(self) -> None:

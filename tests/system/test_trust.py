@@ -1,0 +1,85 @@
+"""Tables for which prediction keeps failing, and transactions that take their tables whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.fixtures.pair import Pair, pair
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["pair"]
+
+_MAILS = """
+CREATE TABLE u (id int PRIMARY KEY, mail text, v int);
+CREATE UNIQUE INDEX u_lower ON u (lower(mail));
+INSERT INTO u SELECT n, 'm' || n, 0 FROM generate_series(1, 100) AS n;
+CREATE TABLE first (id int PRIMARY KEY);
+"""
+
+
+def _handed_over(count: int) -> Iterator[str]:
+    """Yield transactions in which values go from row to row, seen by nobody: their index is on an expression.
+
+    Who gives has more to do before than who takes, so that the taker comes too early where nothing holds it.
+    """
+    for number in range(1, count + 1):
+        rows = f"INSERT INTO first SELECT generate_series({number * 1000}, {number * 1000 + 500})"
+        yield f"BEGIN; {rows}; UPDATE u SET mail = 'other{number}' WHERE id = {number}; COMMIT"
+        yield f"INSERT INTO u VALUES ({1000 + number}, 'M{number}', 0)"
+
+
+def test_t19_a_table_that_keeps_failing_is_serial_for_a_while(pair: Pair) -> None:
+    """Every row is right, the retries are counted and shown with the reason, and later the table is tried again."""
+    pair.create(_MAILS)
+    pair.write(*_handed_over(100))
+    settings = {"apply.max_batch_transactions": 1}
+    daemon = pair.start(workers=4, settings=settings)
+    daemon.wait_caught_up()
+    pair.check_equal()
+    levels = [event["value"] for event in daemon.events_of("table_trust")]
+    assert levels[:1] == ["alone"], daemon.log_tail()
+    pair.target.wait_until("SELECT reason ~ 'for now' AND retries >= 4 FROM parapply.tables WHERE table_name = 'u'")
+    # As many batches as the longest penalty so far, and more.
+    pair.write(*(f"UPDATE u SET v = {number} WHERE id = 3" for number in range(1100)))
+    daemon.wait_caught_up()
+    daemon.stop()
+    pair.check_equal()
+    assert [event["value"] for event in daemon.events_of("table_trust")][-1] == "trusted"
+    assert not daemon.events_of("batch_failed")
+
+
+def test_a_large_transaction_takes_its_tables(pair: Pair) -> None:
+    """Above the threshold nothing that touches one of its tables runs beside it, whatever the keys; others do."""
+    pair.create(
+        "CREATE TABLE gate (id int PRIMARY KEY, n int); INSERT INTO gate VALUES (1, 0);"
+        "CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY);"
+    )
+    settings: dict[str, str | float] = {
+        "apply.table_lock_threshold": 10,
+        "apply.max_batch_transactions": 1,
+        "apply.commit_order": "relaxed",
+    }
+        "apply.table_lock_threshold": 10,
+        "apply.max_batch_transactions": 1,
+        "apply.commit_order": "relaxed",
+    }
+    with pair.target.connect() as foreign:
+        foreign.execute("BEGIN; SELECT FROM gate FOR UPDATE")
+        daemon = pair.start(settings=settings)
+        pair.write(
+            "BEGIN; UPDATE gate SET n = 1; INSERT INTO a SELECT generate_series(1, 20); COMMIT",
+            "INSERT INTO a VALUES (100)",
+            "INSERT INTO b VALUES (1)",
+        )
+        pair.target.wait_until("SELECT count(*) = 1 FROM b")
+        pair.target.wait_until(
+            "SELECT array_agg(waits_for) @> ARRAY['batch 2 waits for batch 1: table in public.a'] FROM parapply.workers"
+        )
+        assert pair.target.rows("SELECT count(*) FROM a") == [(0,)]
+        foreign.execute("ROLLBACK")
+    daemon.wait_caught_up()
+    daemon.stop()
+    pair.check_equal()
+    assert not daemon.events_of("batch_retried")
