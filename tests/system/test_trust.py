@@ -61,10 +61,6 @@ def test_a_large_transaction_takes_its_tables(pair: Pair) -> None:
         "apply.max_batch_transactions": 1,
         "apply.commit_order": "relaxed",
     }
-        "apply.table_lock_threshold": 10,
-        "apply.max_batch_transactions": 1,
-        "apply.commit_order": "relaxed",
-    }
     with pair.target.connect() as foreign:
         foreign.execute("BEGIN; SELECT FROM gate FOR UPDATE")
         daemon = pair.start(settings=settings)

@@ -38,6 +38,10 @@ _BLOCKERS = sql.SQL(
 _AT_WORK = ("executing", "retrying", "committing")
 
 
+#: Checks that a batch waits for others with a worker, before it gives that back: work is repeated then.
+_GIVE_BACK_CHECKS = 4
+
+
 class StallCheck:
     """`foreign_waits` is written here and read by the monitor."""
 
@@ -76,7 +80,8 @@ class StallCheck:
     def _ask_back(self) -> None:
         """Free workers that wait for another batch for long, while batches that could start have none."""
         for worker in self._workers:
-            has_waited = worker.state == "waiting" and self._clock() - worker.since_s >= self._stall_check_s
+            waited_s = self._clock() - worker.since_s
+            has_waited = worker.state == "waiting" and waited_s >= _GIVE_BACK_CHECKS * self._stall_check_s
             if self._crew.is_relaxed and worker.job is not None and has_waited and self._crew.wants_back(worker.job):
                 self._log.info("worker_freed", worker=worker.number, seq=worker.job.batch.seq)
 
