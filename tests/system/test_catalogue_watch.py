@@ -22,6 +22,9 @@ ALTER TABLE u ENABLE ALWAYS TRIGGER noted;
 _SHOWN = "SELECT lane = '{}' AND reason ~ '{}' FROM parapply.tables WHERE table_name = 'u'"
 
 
+@pytest.mark.pg_majors(15, 18)
+@pytest.mark.parametrize("workers", [1, 8])
+@pytest.mark.parametrize("order", ["preserve", "relaxed"])
 @pytest.mark.parametrize(
     ("change", "lane", "reason"),
     [
@@ -31,10 +34,12 @@ _SHOWN = "SELECT lane = '{}' AND reason ~ '{}' FROM parapply.tables WHERE table_
     ],
     ids=["index", "trigger", "exclusion"],
 )
-def test_t23_what_is_made_on_the_target_alone_is_noticed(pair: Pair, change: str, lane: str, reason: str) -> None:
+def test_t23_what_is_made_on_the_target_alone_is_noticed(  # noqa: PLR0917  a row of a table
+    pair: Pair, change: str, lane: str, reason: str, order: str, workers: int
+) -> None:
     """Without a word in the stream and without an error, the plan follows the table, and nothing is repeated."""
     pair.create(_TABLES)
-    daemon = _started(pair, 0.1)
+    daemon = _started(pair, 0.1, order=order, workers=workers)
     pair.target.execute(change)
     pair.target.wait_until(_SHOWN.format(lane, reason))
     pair.write("UPDATE u SET mail = 'c' WHERE id = 1", "UPDATE u SET mail = 'a' WHERE id = 2")
@@ -60,9 +65,13 @@ def test_f27_a_failed_batch_makes_it_look_at_once(pair: Pair) -> None:
     assert daemon.events_of("batch_retried") or daemon.events_of("stall_broken")
 
 
-def _started(pair: Pair, catalogue_check_s: float) -> Daemon:
-    settings = {"apply.catalogue_check_s": catalogue_check_s, "apply.max_batch_transactions": 1}
-    daemon = pair.start(settings=settings)
+def _started(pair: Pair, catalogue_check_s: float, *, order: str = "preserve", workers: int = 4) -> Daemon:
+    settings: dict[str, str | float] = {
+        "apply.catalogue_check_s": catalogue_check_s,
+        "apply.max_batch_transactions": 1,
+        "apply.commit_order": order,
+    }
+    daemon = pair.start(workers=workers, settings=settings)
     pair.write("INSERT INTO u VALUES (3, 'z')")
     daemon.wait_caught_up()
     return daemon
