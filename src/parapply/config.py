@@ -68,11 +68,11 @@ BACKLOG_THRESHOLD_S = 0.05
 LINGER_S = 0.002
 #: Seconds between durable advances of the watermark, which are the only synchronous commits.
 ADVANCE_INTERVAL_S = 0.2
-#: Seconds a batch may stand still before pg_blocking_pids() is asked: longer than most batches take, and a question
-#: costs the target less than a millisecond. PostgreSQL's own deadlock_timeout is for waits it can see.
+#: Seconds a batch may stand still before pg_blocking_pids() is asked: what a stall costs, against a question each half
+#: of it. PostgreSQL's own deadlock_timeout (1 s) is for waits that it can see.
 STALL_CHECK_S = 0.25
-#: Row changes of one transaction above which it takes its tables whole: it is alone in its batch then, and comparing
-#: its keys with those of every batch that follows takes longer than what runs beside it would save.
+#: Row changes of one transaction above which it takes its tables whole: four times MAX_BATCH_CHANGES, so that only
+#: transactions reach it that fill a batch by themselves.
 TABLE_LOCK_THRESHOLD = 20_000
 #: Seconds between two looks for changes of the target's catalogue, which are not in the stream.
 CATALOGUE_CHECK_S = 5.0

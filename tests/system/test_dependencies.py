@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fixtures.gate import Gate, Gates
+from tests.fixtures.gate import Gate, Gates, for_each, gate, in_every_mode
 from tests.fixtures.gated_case import FOUR_MODES, GatedCase, Mode
 from tests.system import dependency_cases as rows
 from tests.system import table_dependency_cases as tables
@@ -21,9 +21,11 @@ from tests.system.family_cases import FAMILIES
 from tests.system.key_cases import SETUP
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from tests.fixtures.servers import ServerPool
+
+__all__ = ["gate"]
 
 # The first test starts four daemons and waits for what the whole case takes.
 pytestmark = [pytest.mark.timeout(300), pytest.mark.pg_majors(15, 18)]
@@ -32,13 +34,6 @@ _ICU = (
     "CREATE EXTENSION citext; CREATE COLLATION public.caseless"
     " (provider = icu, locale = 'und-u-ks-level2', deterministic = false);"
 )
-
-in_every_mode = pytest.mark.parametrize("mode", FOUR_MODES, ids=str)
-
-
-def for_each(cases: Sequence[GatedCase]) -> pytest.MarkDecorator:
-    """Run a test once for each case."""
-    return pytest.mark.parametrize("case", cases, ids=str)
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +47,6 @@ def gates(server_pool: ServerPool) -> Iterator[Gates]:
 
     with ExitStack() as stack:
         yield Gates(stack, make)
-
-
-@pytest.fixture
-def gate(gates: Gates, pg_major: int) -> Gate:
-    """The daemons on this test's major version."""
-    return gates.get(pg_major)
 
 
 @in_every_mode

@@ -11,24 +11,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fixtures.gate import Gate, Gates
+from tests.fixtures.gate import Gate, Gates, for_each, gate, in_every_mode
 from tests.fixtures.gated_case import FOUR_MODES, GatedCase, Mode
 from tests.system import code_dependency_cases as cases
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from tests.fixtures.servers import ServerPool
 
+__all__ = ["gate"]
+
 # The first test starts four daemons and waits for what the whole case takes.
 pytestmark = [pytest.mark.timeout(300), pytest.mark.pg_majors(15, 18)]
-
-in_every_mode = pytest.mark.parametrize("mode", FOUR_MODES, ids=str)
-
-
-def for_each(found: Sequence[GatedCase]) -> pytest.MarkDecorator:
-    """Run a test once for each case."""
-    return pytest.mark.parametrize("case", found, ids=str)
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +36,6 @@ def gates(server_pool: ServerPool) -> Iterator[Gates]:
 
     with ExitStack() as stack:
         yield Gates(stack, make)
-
-
-@pytest.fixture
-def gate(gates: Gates, pg_major: int) -> Gate:
-    """The daemons on this test's major version."""
-    return gates.get(pg_major)
 
 
 @in_every_mode

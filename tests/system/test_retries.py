@@ -74,7 +74,7 @@ def test_t30_the_head_waits_for_a_later_batch(pair: Pair) -> None:
 
 @pytest.mark.parametrize("first", ["server", "daemon"])
 def test_t31_a_deadlock_between_own_batches(pair: Pair, first: str) -> None:
-    """Batches that lock each other out end in the source's rows, whether server or daemon sees it first (T-31)."""
+    """F25: Batches that lock each other out end in the source's rows, whether server or daemon sees it first (T-31)."""
     pair.create(_TABLES, _TABLES + _COUNTERS)
     timeout = "50ms" if first == "server" else "30s"
     pair.target.execute(f"ALTER DATABASE {pair.target.dbname} SET deadlock_timeout = '{timeout}'")

@@ -19,7 +19,7 @@ from parapply.wire.decode import decode
 from parapply.wire.messages import Truncate
 from parapply.wire.rows import text_of
 from tests import build
-from tests.unit.family_model import CHILD, PARENT, Op, Row, Rows, Source, apply_frame, merged, moved_rows, refused
+from tests.unit.family_model import CHILD, PARENT, Op, Row, Rows, Source, apply_frame, merged, moved_rows, refused, view
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -190,13 +190,7 @@ class CrewTarget:
         assert not refused(self._view(open_)), "refused at the head"
 
     def _view(self, open_: _Open) -> Rows:
-        rows = {table: dict(held) for table, held in self.rows.items()}
-        for (table, key), row in open_.written.items():
-            if row is None:
-                rows[table].pop(key, None)
-            else:
-                rows[table][key] = row
-        return rows
+        return view(self.rows, open_.written)
 
 
 def _number(value: bytes | None) -> int | None:

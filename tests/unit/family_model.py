@@ -315,13 +315,18 @@ class Target:
         self._at_head.add(open_.batch.seq)
 
     def _view(self, open_: _Open) -> Rows:
-        rows = {table: dict(held) for table, held in self.rows.items()}
-        for (table, key), row in open_.written.items():
-            if row is None:
-                rows[table].pop(key, None)
-            else:
-                rows[table][key] = row
-        return rows
+        return view(self.rows, open_.written)
+
+
+def view(committed: Rows, written: dict[tuple[int, int], Row | None]) -> Rows:
+    """Return the rows as a target transaction sees them that has written some."""
+    rows = {table: dict(held) for table, held in committed.items()}
+    for (table, key), row in written.items():
+        if row is None:
+            rows[table].pop(key, None)
+        else:
+            rows[table][key] = row
+    return rows
 
 
 def _number(value: bytes | None) -> int | None:

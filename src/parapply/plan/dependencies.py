@@ -93,14 +93,6 @@ class Scheduler:
         self._waits[batch.seq] = late
         return not late
 
-    def wait_for_all_earlier(self, batch: Batch) -> bool:
-        """Make a batch wait for every earlier one, as a retry at the head does; True if there is none."""
-        waits = self._waits[batch.seq]
-        for seq in self._open:
-            if seq < batch.seq:
-                waits.setdefault(seq, Wait(seq, "", "barrier"))
-        return not waits
-
     def committed(self, batch: Batch) -> Freed:
         """Take a committed batch out and return what that makes possible."""
         del self._open[batch.seq]

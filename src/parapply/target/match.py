@@ -55,9 +55,9 @@ def match(relation: Relation, facts: TableFacts, *, parallel: str = "auto", is_r
     if is_full and lane is Lane.ROW:
         width_reasons.append(_ALL_BY_ROW)
     foreign = foreign_keys(relation, facts, columns, is_relaxed=is_relaxed)
+    trusted = [*acting, *enforced, *exclusions] if parallel == "always" else []
     reasons = [serial or why_no_set or _as_set(facts, key_positions, is_full=is_full and not refusal)]
-    if parallel == "always" and (trusted := [*acting, *enforced, *exclusions]):
-        reasons.append(f'parallel = "always" trusts {", ".join(trusted)}')
+    reasons += [f'parallel = "always" trusts {", ".join(trusted)}'] if trusted else []
     reasons += width_reasons
     if not serial:
         # Where all of the table waits anyway, single values do not matter.
