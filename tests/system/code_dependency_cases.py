@@ -98,6 +98,7 @@ LOCKS = (
         before=_COUNTED_SEED,
         first=f"INSERT INTO ta VALUES (1, 1); {GATE}; INSERT INTO tb VALUES (1, 2)",
         later=["INSERT INTO ta VALUES (2, 2); INSERT INTO tb VALUES (2, 1)"],
+        seen=None,
         retries=None,
         query=_COUNTS,
         expected=[(1, 2), (2, 2)],
