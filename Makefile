@@ -39,7 +39,7 @@ $(STAMP): pyproject.toml constraints.txt
 	mkdir -p $(VENV) && touch $(MARK); \
 	[ -x $(BIN)/python ] && $(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv $(VENV); \
 	$(PIP_INSTALL) hatchling editables cython setuptools; \
-	$(PIP_INSTALL) --no-build-isolation -e '.[dev,demo]'; \
+	$(PIP_INSTALL) --no-build-isolation -e '.[dev,demo,bench]'; \
 	touch $@
 
 ifneq ($(MANIFEST),)
@@ -70,7 +70,7 @@ demo: venv ## two servers, a load, the daemon, a proof and a race
 	@$(BIN)/parapply demo
 
 bench: venv ## catch-up benchmark against the built-in subscription
-	@$(BIN)/python -m bench $(BENCH)
+	@$(BIN)/parapply bench $(BENCH)
 
 clean: ## remove caches and builds; .venv stays
 	@rm -f src/parapply/_compiled.json $(foreach d,. wire plan,src/parapply/$d/*.so)

@@ -1,3 +1,3 @@
-"""Benchmarks: `python -m bench` from the checkout. Figures go to `bench/results`; no other place states any."""
+"""Micro-benchmarks, run from the checkout, and the results of all benchmarks; `parapply bench` is in the package."""
 
 from __future__ import annotations

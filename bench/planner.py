@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +19,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bench.report import RESULTS, machine_facts, write_result
+from parapply.bench.output import write_result
+from parapply.bench.report import machine_facts
 from parapply.hotpath import VARIABLE
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ _TWINS: Final = {"compiled": "require", "interpreted": "forbid"}
 _PHASES: Final = ("assemble", "add", "schedule")
 _COLUMNS = 140
 _RUN_TIMEOUT_S = 600.0
+_RESULTS: Final = Path(__file__).parent / "results"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -72,8 +75,8 @@ def main(*, transactions: int, runs: int, batches: tuple[int, ...], is_saved: bo
             "not_measured": missing,
             "median_us": rows,
         }
-        path = write_result(f"planner-{at:%Y%m%dT%H%M%SZ}", document)
-        console.print(f"written: bench/{RESULTS.name}/{path.name}")
+        path = write_result(_RESULTS / f"planner-{at:%Y%m%dT%H%M%SZ}.json", document)
+        console.print(f"written: bench/{_RESULTS.name}/{path.name}")
     sys.exit(1 if missing else 0)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from parapply import WHY_INTERPRETED, __version__, probes
+from parapply.bench.command import bench
 from parapply.errors import ParapplyError
 from parapply.model import parse_lsn
 
@@ -220,6 +221,9 @@ def demo(*, duration_s: int, clients: int, workers: int, scale: int, keep: bool)
     from parapply.demo import run as show  # noqa: PLC0415
 
     return show.main(duration_s=duration_s, clients=clients, workers=workers, scale=scale, keep=keep)
+
+
+cli.add_command(bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
-from bench.applied import Applied, read_applied, total
 from bench.planning import measure
 from bench.streams import NAMES, stream
-from bench.workloads import WORKLOADS
 from parapply.applylog import BatchRecord, WaitedFor, utc_text
+from parapply.bench.applied import Applied, read_applied, total
 from parapply.demo.errors import DemoError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 LOG = b"""Fatal Python error: not JSON
 {"event": "worker_started", "worker": 1}
@@ -88,12 +90,3 @@ def test_streams_differ_in_their_plans_only() -> None:
     streams = {name: stream(name, 20) for name in NAMES}
     assert streams["no further index"].frames == streams["2 unique indexes"].frames
     assert streams["no foreign key"].frames == streams["2 foreign keys"].frames
-
-
-def test_every_workload_has_its_scripts() -> None:
-    """A workload of our own has both of its scripts."""
-    scripts = Path(__file__).parents[2] / "bench" / "scripts"
-    wanted = {workload.script for workload in WORKLOADS.values() if workload.script}
-    assert {file.name for file in scripts.iterdir()} == {
-        f"{name}.{part}.sql" for name in wanted for part in ("schema", "load")
-    }

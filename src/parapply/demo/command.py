@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from psycopg.conninfo import make_conninfo
+
 from parapply.demo.errors import DemoError
 from parapply.demo.stage import BANK, PUBLICATION, end, own_environment
 
@@ -28,21 +30,31 @@ _TAIL_LINES = 5
 class Parapply:
     """`parapply` between the two servers of a stage, for one slot."""
 
-    def __init__(self, stage: Stage, *, slot: str, target_dbname: str = BANK, settings: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        *,
+        slot: str,
+        target_dbname: str = BANK,
+        target_port: int | None = None,
+        settings: Sequence[str] = (),
+    ) -> None:
         """Start nothing yet.
 
         Args:
             stage: the servers.
             slot: name of the slot; it also names the daemon's log.
             target_dbname: database on the subscriber.
+            target_port: of something on 127.0.0.1 that forwards to the subscriber; its own port when `None`.
             settings: `key=value`, as for `--set`.
         """
         self.slot = slot
         self.log = stage.directory / f"daemon-{slot}.log"
         self._stage = stage
         self._process: subprocess.Popen[bytes] | None = None
+        target_dsn = make_conninfo(stage.target.dsn(target_dbname), port=target_port or stage.target.port)
         self._options = [
-            "--source", stage.source.dsn(BANK), "--target", stage.target.dsn(target_dbname),
+            "--source", stage.source.dsn(BANK), "--target", target_dsn,
             "--slot", slot, "--publication", PUBLICATION,
         ]  # fmt: skip
         self._settings = [word for setting in settings for word in ("--set", setting)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import psycopg
 from psycopg import sql
@@ -23,10 +23,11 @@ from parapply.demo.stage import BANK, PUBLICATION
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from parapply.demo.load import Script
     from parapply.demo.stage import Stage
 
-# Often enough for the times printed, seldom enough to cost nothing beside the apply.
-_POLL_S = 0.01
+# Often enough for runs of one second, seldom enough to cost little beside the apply.
+_POLL_S = 0.002
 # A backlog of a million transactions takes a minute or two on a slow machine.
 _DRAIN_TIMEOUT_S = 600.0
 _FIRST, _LAST = 1, 2
@@ -52,21 +53,44 @@ class Drained:
         return all(table.is_equal for table in self.tables)
 
 
-def make_backlog(stage: Stage, *, clients: int, limit: str) -> int:
-    """Commit simple-update transactions between two marked rows, and return how many.
+class Watch(Protocol):
+    """Somebody who looks at the processes while they drain; it must cost little beside what is measured."""
+
+    def look(self, daemon_pid: int | None, *, is_over: bool = False) -> None:
+        """Look, or do nothing if it is not time.
+
+        Args:
+            daemon_pid: the daemon; `None` where there is none.
+            is_over: all is drained and every process still there; look now.
+        """
+
+
+class _NoWatch:
+    """Looks at nothing."""
+
+    def look(self, daemon_pid: int | None, *, is_over: bool = False) -> None:
+        """Do nothing."""
+
+
+_NO_WATCH = _NoWatch()
+
+
+def make_backlog(stage: Stage, *, clients: int, limit: str, script: Script = "simple-update") -> int:
+    """Commit pgbench's transactions between two marked rows, and return how many.
 
     Args:
         stage: whose publisher takes them.
         clients: pgbench clients.
         limit: as for `Load`.
+        script: as for `Load`.
 
     Raises:
         DemoError: pgbench or the server failed.
     """
     before = _count(stage)
-    _mark(stage, _FIRST, "first")
-    Load(stage, "simple-update", clients=clients, limit=limit).wait()
-    _mark(stage, _LAST, "last")
+    mark_first(stage)
+    Load(stage, script, clients=clients, limit=limit).wait()
+    mark_last(stage)
     return _count(stage) - before
 
 
@@ -75,8 +99,14 @@ def _count(stage: Stage) -> int:
     return int(transactions)
 
 
-def _mark(stage: Stage, position: int, label: str) -> None:
-    stage.source.execute("INSERT INTO race_line VALUES (%s, %s)", [position, label], dbname=BANK)
+def mark_first(stage: Stage) -> None:
+    """Commit the row before a backlog."""
+    stage.source.execute("INSERT INTO race_line VALUES (%s, 'first')", [_FIRST], dbname=BANK)
+
+
+def mark_last(stage: Stage) -> None:
+    """Commit the row behind a backlog."""
+    stage.source.execute("INSERT INTO race_line VALUES (%s, 'last')", [_LAST], dbname=BANK)
 
 
 def make_target(stage: Stage, dbname: str, *, template: str = BANK) -> None:
@@ -100,7 +130,15 @@ def create_slot(stage: Stage, name: str) -> None:
     stage.source.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name], dbname=BANK)
 
 
-def drain_with_parapply(stage: Stage, *, slot: str, dbname: str, settings: Sequence[str]) -> Drained:
+def drain_with_parapply(  # noqa: PLR0913  one for each thing that differs
+    stage: Stage,
+    *,
+    slot: str,
+    dbname: str,
+    settings: Sequence[str],
+    target_port: int | None = None,
+    watch: Watch = _NO_WATCH,
+) -> Drained:
     """Drain a slot with the daemon, started as a user starts it, and drop the slot.
 
     Args:
@@ -108,19 +146,35 @@ def drain_with_parapply(stage: Stage, *, slot: str, dbname: str, settings: Seque
         slot: with the backlog.
         dbname: database on the subscriber, in the state the slot starts from.
         settings: `key=value`, as for `--set`.
+        target_port: as for `Parapply`.
+        watch: looks at the processes meanwhile.
 
     Raises:
         DemoError: the daemon failed, or was not there in time.
     """
-    runner = Parapply(stage, slot=slot, target_dbname=dbname, settings=settings)
+    runner = Parapply(stage, slot=slot, target_dbname=dbname, target_port=target_port, settings=settings)
     runner.call("init")
-    first_s, total_s = _measure(stage, dbname, runner.start, runner.check)
+
+    def check() -> None:
+        runner.check()
+        watch.look(runner.pid)
+
+    first_s, total_s = _measure(stage, dbname, runner.start, check)
+    watch.look(runner.pid, is_over=True)
     runner.stop()
     runner.call("drop", "--yes")
-    return Drained(first_s=first_s, total_s=total_s, tables=_tables(stage, dbname))
+    return Drained(first_s=first_s, total_s=total_s, tables=compare_target(stage, dbname))
 
 
-def drain_with_subscription(stage: Stage, *, slot: str, dbname: str, synchronous_commit: str = "off") -> Drained:
+def drain_with_subscription(  # noqa: PLR0913  one for each thing that differs
+    stage: Stage,
+    *,
+    slot: str,
+    dbname: str,
+    synchronous_commit: str = "off",
+    streaming: str | None = None,
+    watch: Watch = _NO_WATCH,
+) -> Drained:
     """Drain a slot with the built-in subscription, and drop both.
 
     Source: PostgreSQL manual, "CREATE SUBSCRIPTION".
@@ -130,37 +184,61 @@ def drain_with_subscription(stage: Stage, *, slot: str, dbname: str, synchronous
         slot: with the backlog; the subscription has its name.
         dbname: database on the subscriber, in the state the slot starts from.
         synchronous_commit: `off` (PostgreSQL's default for subscriptions) or `on`.
+        streaming: `off`, `on` or `parallel`; the subscriber's default when `None`.
+        watch: looks at the processes meanwhile.
 
     Raises:
         DemoError: it was not there in time.
     """
     name = sql.Identifier(slot)
-    create = sql.SQL(
-        "CREATE SUBSCRIPTION {} CONNECTION {} PUBLICATION {} WITH (slot_name = {}, create_slot = false,"
-        " copy_data = false, enabled = false, synchronous_commit = {})"
-    ).format(
-        name, sql.Literal(stage.source.dsn(BANK)), sql.Identifier(PUBLICATION), name, sql.Literal(synchronous_commit)
-    )
+    create = _create_subscription(stage, name, synchronous_commit, streaming)
     stage.target.execute(create, dbname=dbname)
 
     def enable() -> None:
         stage.target.execute(sql.SQL("ALTER SUBSCRIPTION {} ENABLE").format(name), dbname=dbname)
 
-    first_s, total_s = _measure(stage, dbname, enable, lambda: None)
+    first_s, total_s = _measure(stage, dbname, enable, lambda: watch.look(None))
+    watch.look(None, is_over=True)
     stage.target.execute(sql.SQL("ALTER SUBSCRIPTION {} DISABLE").format(name), dbname=dbname)
     stage.target.execute(sql.SQL("DROP SUBSCRIPTION {}").format(name), dbname=dbname)
-    return Drained(first_s=first_s, total_s=total_s, tables=_tables(stage, dbname))
+    return Drained(first_s=first_s, total_s=total_s, tables=compare_target(stage, dbname))
 
 
-def _tables(stage: Stage, dbname: str) -> list[Comparison]:
+def _create_subscription(
+    stage: Stage, name: sql.Identifier, synchronous_commit: str, streaming: str | None
+) -> sql.Composed:
+    options = [("slot_name", name), ("synchronous_commit", sql.Literal(synchronous_commit))]
+    if streaming:
+        options.append(("streaming", sql.Literal(streaming)))
+    return sql.SQL(
+        "CREATE SUBSCRIPTION {} CONNECTION {} PUBLICATION {} WITH (create_slot = false, copy_data = false,"
+        " enabled = false, {})"
+    ).format(
+        name,
+        sql.Literal(stage.source.dsn(BANK)),
+        sql.Identifier(PUBLICATION),
+        sql.SQL(", ").join(sql.SQL("{} = {}").format(sql.SQL(option), value) for option, value in options),
+    )
+
+
+def compare_target(stage: Stage, dbname: str) -> list[Comparison]:
+    """Compare the publisher's tables with those of a database on the subscriber.
+
+    Raises:
+        DemoError: a table is missing, or a server failed.
+    """
     return compare(stage.source.dsn(BANK), stage.target.dsn(dbname), PUBLICATION)
+
+
+def write_checkpoints(stage: Stage) -> None:
+    """Have both servers write what they hold: it must not be flushed during one runner's turn."""
+    for server in (stage.source, stage.target):
+        server.execute("CHECKPOINT")
 
 
 def _measure(stage: Stage, dbname: str, start: Callable[[], None], check: Callable[[], None]) -> tuple[float, float]:
     """Start a runner and return the seconds until the first and until the last row of the backlog were visible."""
-    for server in (stage.source, stage.target):
-        # What was written before the race must not be flushed during one runner's turn.
-        server.execute("CHECKPOINT")
+    write_checkpoints(stage)
     first_s = math.inf
     try:
         with psycopg.connect(stage.target.dsn(dbname), autocommit=True) as connection:

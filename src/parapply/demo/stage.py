@@ -21,6 +21,7 @@ from parapply.demo.server import PgServer
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from parapply.demo.binaries import PgBinaries
     from parapply.demo.cluster import Setting
     from parapply.demo.interrupts import Interrupts
 
@@ -60,13 +61,23 @@ class Stage:
     source: PgServer
     target: PgServer
 
-    def __init__(self, interrupts: Interrupts, *, name: str, settings: Mapping[str, Setting] | None = None) -> None:
+    def __init__(
+        self,
+        interrupts: Interrupts,
+        *,
+        name: str,
+        settings: Mapping[str, Setting] | None = None,
+        source_binaries: PgBinaries | None = None,
+        target_binaries: PgBinaries | None = None,
+    ) -> None:
         """Choose programs; nothing runs before the stage is entered.
 
         Args:
             interrupts: held back while processes are started and ended.
             name: begins the directory's name.
             settings: of both servers, over those of `PgServer`.
+            source_binaries: the publisher's programs; PostgreSQL 18 when `None`.
+            target_binaries: the subscriber's; PostgreSQL 18 when `None`.
 
         Raises:
             DemoError: PostgreSQL 18 is not on this machine.
@@ -74,7 +85,8 @@ class Stage:
         self._interrupts = interrupts
         self._name = name
         self._settings = {**_SETTINGS, **(settings or {})}
-        self._binaries = find_binaries(MAJOR)
+        self._source_binaries = source_binaries or find_binaries(MAJOR)
+        self._target_binaries = target_binaries or find_binaries(MAJOR)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._is_kept = False
 
@@ -104,11 +116,11 @@ class Stage:
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
             start_new_session=True,
         )  # fmt: skip
-        self.source = self._server("publisher")
-        self.target = self._server("subscriber")
+        self.source = self._server("publisher", self._source_binaries)
+        self.target = self._server("subscriber", self._target_binaries)
 
-    def _server(self, name: str) -> PgServer:
-        return PgServer(parent=self.directory, binaries=self._binaries, settings=self._settings, name=name)
+    def _server(self, name: str, binaries: PgBinaries) -> PgServer:
+        return PgServer(parent=self.directory, binaries=binaries, settings=self._settings, name=name)
 
     def __exit__(self, *_: object) -> None:
         """End everything and remove the directory, unless `keep` was called; a signal no longer interrupts."""

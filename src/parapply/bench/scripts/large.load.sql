@@ -1,0 +1,3 @@
+-- One small transaction a run. pgbench variable: scale.
+\set id random(1, 100000 * :scale)
+UPDATE accounts SET balance = balance + 1 WHERE id = :id;
