@@ -27,6 +27,9 @@ MANIFEST: Final = "_compiled.json"
 #: Compiled all or none: they know each other's types.
 MODULES: Final = ("model", "wire.copy", "wire.rows", "wire.assembler", "plan.keys", "plan.segments", "plan.batch")
 
+#: Types and functions in C that several of them use.
+_SHARED: Final = ("collector.pxd", "wire/walk.pxd", "plan/order.pxd")
+
 _PACKAGE: Final = Path(__file__).parent
 
 
@@ -39,7 +42,7 @@ def source_digest(package: Path) -> str:
     """Return a digest of everything the compiled twins are made from."""
     files = [module_file(package, module, suffix) for module in MODULES for suffix in (".py", ".pxd")]
     digest = hashlib.sha256()
-    for file in [*files, package / "collector.pxd"]:
+    for file in [*files, *[package / name for name in _SHARED]]:
         content = file.read_bytes() if file.exists() else b""
         digest.update(b"%d " % len(content) + content)
     return digest.hexdigest()

@@ -17,7 +17,7 @@ from parapply.plan.table import Equality, Lane, TableFacts, TablePlan
 from parapply.target.match import match
 from parapply.wire.decode import decode
 from parapply.wire.messages import ColumnKind, Delete, Insert, Truncate, TupleData, Update
-from parapply.wire.rows import UNCHANGED, Row, text_of
+from parapply.wire.rows import UNCHANGED, Row, text_of, values_of
 from tests.unit import plans
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ class Side:
                 self._apply_net(segment, left_out)
             elif isinstance(segment, InsertSegment):
                 for row in segment.rows:
-                    self.insert(relation.oid, _present(row, relation))
+                    self.insert(relation.oid, _present(values_of(row), relation))
             else:
                 for frame in segment.frames:
                     self.apply(frame, relation)
@@ -264,7 +264,7 @@ class Side:
         relation = segment.plan.relation
         oid = relation.oid
         entries = [entry for key, entry in segment.net.items() if key not in left_out]
-        effects = [(effect, _present(row, relation)) for effect, row in entries]
+        effects = [(effect, _present(values_of(row), relation)) for effect, row in entries]
         for effect, values in effects:
             if effect in (net.NET_DELETE, net.NET_REPLACE):
                 self.delete(oid, values)

@@ -17,7 +17,7 @@ from parapply.runtime.crew import Crew, Turn
 from parapply.runtime.job import Job
 from parapply.wire.decode import decode
 from parapply.wire.messages import Truncate
-from parapply.wire.rows import text_of
+from parapply.wire.rows import text_of, values_of
 from tests import build
 from tests.unit.family_model import CHILD, PARENT, Op, Row, Rows, Source, apply_frame, merged, moved_rows, refused, view
 
@@ -147,7 +147,7 @@ class CrewTarget:
             if isinstance(segment, NetSegment):
                 for key, (effect, values) in segment.net.items():
                     if (key in changes.late_keys) is is_late:
-                        row_id, value = [_number(each) for each in values]
+                        row_id, value = [_number(each) for each in values_of(values)]
                         assert row_id is not None
                         self._net(seq, table, effect, (row_id, value))
             elif not is_late:

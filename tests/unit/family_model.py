@@ -18,7 +18,7 @@ from parapply.plan.table import Equality, ForeignKey, TablePlan, UniqueKey
 from parapply.target.match import match
 from parapply.wire.decode import decode
 from parapply.wire.messages import Delete, Insert, TupleData, Update
-from parapply.wire.rows import text_of
+from parapply.wire.rows import text_of, values_of
 from tests import build
 from tests.unit import plans
 
@@ -274,7 +274,7 @@ class Target:
                 if isinstance(segment, NetSegment):
                     for key, (effect, row) in segment.net.items():
                         if (key in changes.late_keys) is is_late:
-                            self._net(open_, changes.plan.facts.oid, effect, [_number(value) for value in row])
+                            self._net(open_, changes.plan.facts.oid, effect, [_number(value) for value in values_of(row)])
                 elif not is_late:
                     for frame in segment.frames:  # type: ignore[union-attr]  # rows that moved to another key
                         self._move(open_, changes.plan.facts.oid, frame)

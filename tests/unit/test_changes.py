@@ -21,7 +21,7 @@ from parapply.plan.changes import (
 )
 from parapply.plan.table import Equality, Lane, TablePlan
 from parapply.target.match import match
-from parapply.wire.rows import NULL, UNCHANGED, Row
+from parapply.wire.rows import NULL, UNCHANGED, Row, values_of
 from tests import build
 from tests.unit import plans
 from tests.unit.changes_model import BLANK, KEYLESS, NUMERIC, PAIR, PLAIN, UNIQUE
@@ -65,8 +65,8 @@ def _changes(plan: TablePlan, *frames: bytes) -> TableChanges:
 def _net(plan: TablePlan, *frames: bytes) -> tuple[int, Row]:
     [segment] = _changes(plan, *frames).segments
     assert isinstance(segment, NetSegment)
-    [effect] = segment.net.values()
-    return effect
+    [(effect, row)] = segment.net.values()
+    return effect, values_of(row)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_a_table_without_a_key_takes_inserts() -> None:
     changes = _changes(KEYLESS.plan(0), frame, frame)
     [segment] = changes.segments
     assert isinstance(segment, InsertSegment)
-    assert segment.rows == [[_value("a"), _value("b")]] * 2
+    assert [values_of(row) for row in segment.rows] == [[_value("a"), _value("b")]] * 2
     assert list(changes.key_sets()) == []
     assert not changes.is_whole_table
 

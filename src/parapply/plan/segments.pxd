@@ -2,7 +2,11 @@
 
 cimport cython
 from parapply.collector cimport untrack
-from parapply.wire.rows cimport has_unchanged, read_delete, read_insert, read_update
+from parapply.plan.order cimport split_by_effect
+from parapply.wire.rows cimport has_unchanged, read_delete, read_insert, read_update, values_of
+from parapply.wire.walk cimport is_plain, is_simple, value_from
+
+cdef unsigned char _INSERT, _UPDATE, _DELETE
 
 cdef class NetSegment:
     cdef public object plan
@@ -11,15 +15,23 @@ cdef class NetSegment:
     cdef public list counts
     cdef public list old_rows
     cdef object _key_of
-    cdef Py_ssize_t _plain_at
+    cdef tuple _plain
+    cdef object _order
     cdef Py_ssize_t _n_columns
+    # Key columns in wire order, and where in it each component of the key is found.
+    cdef Py_ssize_t[8] _wanted
+    cdef Py_ssize_t[8] _found_at
+    cdef Py_ssize_t _n_plain
 
-    @cython.locals(row=list, at="Py_ssize_t", change=tuple, before=tuple)
+    @cython.locals(change=tuple, before=tuple)
     cpdef bint insert(self, bytes frame) except -1
-    @cython.locals(row=list, old=list, at="Py_ssize_t", change=tuple, before=tuple, earlier=list, is_partial=bint)
+    @cython.locals(row=list, old=list, change=tuple, before=tuple, is_partial=bint)
     cpdef bint update(self, bytes frame) except -1
-    @cython.locals(row=list, before=tuple)
+    @cython.locals(before=tuple)
     cpdef bint delete(self, bytes frame) except -1
+    @cython.locals(starts="Py_ssize_t[8]", index="Py_ssize_t")
+    cdef object _simple_key(self, bytes frame, unsigned char kind)
+    cdef object _key(self, list row)
 
 cdef class InsertSegment:
     cdef public object plan

@@ -8,17 +8,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from parapply.errors import ProtocolError
-from parapply.plan.keys import Key, key_reader, plain_position
+from parapply.plan.keys import Key, Order, key_order, key_reader, plain_positions
 from parapply.wire.rows import (
     DELETE,
     INSERT,
     KIND_AT,
     UNCHANGED,
+    UPDATE,
+    KeptRow,
     Row,
     has_unchanged,
     read_delete,
     read_insert,
     read_update,
+    values_of,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +43,14 @@ NET_UPDATE: Final = 2  # the row exists; values present are set
 NET_DELETE: Final = 3  # the row exists, then does not
 NET_REPLACE: Final = 4  # deleted, then inserted: both are done, so that columns only the target has start anew
 NET_ABSENT: Final = 5  # inserted, then deleted: nothing to write, but the row must not exist
+N_EFFECTS: Final = 5
+
+#: Rows by net effect, the lists in the order of the numbers above.
+Effects = list[list[KeptRow]]
+
+#: Key columns whose values the compiled twin finds in the frame; a key of more is made from the whole row.
+_MAX_PLAIN: Final = 8
+_INSERT, _UPDATE, _DELETE = INSERT, UPDATE, DELETE  # C numbers in the compiled twin
 
 
 class NotASet(Exception):
@@ -56,25 +67,31 @@ class NetSegment:
     forbid on the way can fail, and that fails on the target, loudly (trap T-38).
     """
 
-    __slots__ = ("_key_of", "_n_columns", "_plain_at", "counts", "has_unchanged", "net", "old_rows", "plan")
+    __slots__ = ("_key_of", "_n_columns", "_order", "_plain", "counts", "has_unchanged", "net", "old_rows", "plan")
 
     def __init__(self, plan: TablePlan) -> None:
         """Start empty for a table whose lane is SET and that has a key."""
         self.plan = plan
         #: Per key: [net effect, row]. Written here, read by the dependency check (its keys) and by the statements.
         #: Only the row of a NET_UPDATE can hold UNCHANGED, and never in a key column.
-        self.net: dict[Key, tuple[int, Row]] = {}
+        self.net: dict[Key, tuple[int, KeptRow]] = {}
         #: Whether any row holds UNCHANGED, so that updates must be grouped by the columns present.
         self.has_unchanged = False
         #: Inserts, updates, deletes taken.
         self.counts = [0, 0, 0]
         #: Old rows that the net change of their key does not hold, where what they free can be known; else None.
         keeps_old = any([key.is_old_sent for key in plan.unique_keys] + [key.is_old_sent for key in plan.foreign_keys])
-        self.old_rows: list[Row] | None = [] if keeps_old else None
+        self.old_rows: list[KeptRow] | None = [] if keeps_old else None
         self._key_of = key_reader(plan)
-        # Most keys are one value as it is: spares the call.
-        self._plain_at = plain_position(plan)
+        #: Positions of values that are the key as they are. Most keys are one such: spares the call.
+        self._plain = plain_positions(plan)
+        self._order = key_order(plan)
         self._n_columns = len(plan.columns)
+        if cython.compiled:
+            self._n_plain = len(self._plain) if len(self._plain) <= _MAX_PLAIN else 0
+            for index, position in enumerate(sorted(self._plain)[:_MAX_PLAIN]):
+                self._wanted[index] = position
+                self._found_at[self._plain.index(position)] = index
 
     @property
     def is_empty(self) -> bool:
@@ -92,14 +109,16 @@ class NetSegment:
             NotASet: the key already exists inside the batch.
             ProtocolError: the frame is malformed.
         """
-        row = read_insert(frame, self._n_columns)
+        row: KeptRow = frame
+        key = self._simple_key(frame, _INSERT) if cython.compiled else None
+        if key is None:
+            row = read_insert(frame, self._n_columns)
+            key = self._key(row)
         self.counts[0] += 1
-        at = self._plain_at
-        key = row[at] if at >= 0 else self._key_of(row)
         change = (NET_INSERT, row)
         if cython.compiled:
             untrack(change)  # type: ignore[name-defined]  # noqa: F821  collector.pxd
-        before = self.net.setdefault(key, change)  # type: ignore[arg-type]  # no key value is UNCHANGED here
+        before = self.net.setdefault(key, change)
         if before is change:
             return False
         if before[0] == NET_DELETE:
@@ -108,7 +127,7 @@ class NetSegment:
             change = (NET_REPLACE, row)
         elif before[0] != NET_ABSENT:
             raise NotASet
-        self.net[key] = change  # type: ignore[index]  # as above
+        self.net[key] = change
         return False
 
     def update(self, frame: bytes) -> bool:
@@ -118,35 +137,39 @@ class NetSegment:
             NotASet: the row was deleted inside the batch.
             ProtocolError: the frame is malformed.
         """
-        old, row = read_update(frame, self._n_columns)
-        is_partial = has_unchanged(row)
-        if is_partial:
-            fill_key(row, old, self.plan)
+        is_partial = False
+        kept: KeptRow = frame
+        key = self._simple_key(frame, _UPDATE) if cython.compiled else None
+        if key is None:
+            old, row = read_update(frame, self._n_columns)
             is_partial = has_unchanged(row)
-        at = self._plain_at
-        key = row[at] if at >= 0 else self._key_of(row)
-        if old is not None:
-            if self._key_of(old) != key:
-                return True
-            if self.old_rows is not None:
-                self.old_rows.append(old)
+            if is_partial:
+                fill_key(row, old, self.plan)
+                is_partial = has_unchanged(row)
+            kept, key = row, self._key(row)
+            if old is not None:
+                if self._key_of(old) != key:
+                    return True
+                if self.old_rows is not None:
+                    self.old_rows.append(old)
         self.counts[1] += 1
-        change = (NET_UPDATE, row)
+        change = (NET_UPDATE, kept)
         if cython.compiled:
             untrack(change)  # type: ignore[name-defined]  # noqa: F821  collector.pxd
-        before = self.net.setdefault(key, change)  # type: ignore[arg-type]  # no key value is UNCHANGED here
+        before = self.net.setdefault(key, change)
         if before is change:
             if is_partial:
                 self.has_unchanged = True
             return False
-        effect, earlier = before
+        effect = before[0]
         if effect in (NET_DELETE, NET_ABSENT):
             raise NotASet
         if is_partial:
             # An insert followed by an update with unchanged TOAST is the insert with both (trap T-41).
-            row = [was if now is UNCHANGED else now for was, now in zip(earlier, row, strict=True)]
+            pairs = zip(values_of(before[1]), values_of(kept), strict=True)
+            kept = row = [was if now is UNCHANGED else now for was, now in pairs]
             self.has_unchanged = self.has_unchanged or UNCHANGED in row
-        self.net[key] = (effect, row)  # type: ignore[index]  # as above
+        self.net[key] = (effect, kept)
         return False
 
     def delete(self, frame: bytes) -> bool:
@@ -156,9 +179,12 @@ class NetSegment:
             NotASet: the row was deleted inside the batch already.
             ProtocolError: the frame is malformed.
         """
-        row = read_delete(frame, self._n_columns)
+        row: KeptRow = frame
+        key = self._simple_key(frame, _DELETE) if cython.compiled else None
+        if key is None:
+            row = read_delete(frame, self._n_columns)
+            key = self._key(row)
         self.counts[2] += 1
-        key = self._key_of(row)
         before = self.net.get(key)
         if before is None or before[0] == NET_UPDATE:
             self.net[key] = (NET_DELETE, row)
@@ -170,6 +196,39 @@ class NetSegment:
             raise NotASet
         return False
 
+    def by_effect(self, late: set[Key], *, is_late: bool) -> Effects:
+        """Return the rows by net effect, in the order of their keys where that is known to be the target's (`Order`).
+
+        Args:
+            late: keys whose changes are applied after the others.
+            is_late: those changes are asked for, else the others.
+        """
+        effects: Effects = [[] for _ in range(N_EFFECTS)]
+        if cython.compiled:
+            split_by_effect(self.net, late, is_late, self._order.value, effects)  # type: ignore[name-defined]  # noqa: F821  order.pxd
+        else:
+            keys = [key for key in self.net if (key in late) is is_late]
+            for key in sorted(keys, key=self._order.place) if self._order is not Order.NONE else keys:
+                effect, row = self.net[key]
+                effects[effect - 1].append(row)
+        return effects
+
+    def _simple_key(self, frame: bytes, kind: int) -> Key | None:
+        """Return the key of a row that can be kept as its frame (compiled twin only), or None: it must be read."""
+        if not self._n_plain or not is_simple(  # type: ignore[name-defined]  # noqa: F821  walk.pxd
+            frame, kind, self._n_columns, self._wanted, self._n_plain, starts  # type: ignore[name-defined]  # noqa: F821
+        ):
+            return None
+        if self._n_plain == 1:
+            return value_from(frame, starts[0])  # type: ignore[name-defined, no-any-return]  # noqa: F821
+        values = [value_from(frame, starts[self._found_at[index]]) for index in range(self._n_plain)]  # type: ignore[name-defined]  # noqa: F821
+        return tuple(values)
+
+    def _key(self, row: Row) -> Key:
+        if len(self._plain) == 1:
+            return row[self._plain[0]]  # type: ignore[return-value]  # no key value is UNCHANGED here
+        return self._key_of(row)
+
 
 class InsertSegment:
     """Inserts into a table without a key: nothing to net, nothing to depend on."""
@@ -179,7 +238,7 @@ class InsertSegment:
     def __init__(self, plan: TablePlan) -> None:
         """Start empty."""
         self.plan = plan
-        self.rows: list[Row] = []
+        self.rows: list[KeptRow] = []
         self._n_columns = len(plan.columns)
 
     @property
@@ -202,7 +261,10 @@ class InsertSegment:
         Raises:
             ProtocolError: the frame is malformed.
         """
-        self.rows.append(read_insert(frame, self._n_columns))
+        if cython.compiled and is_plain(frame, _INSERT, self._n_columns):  # type: ignore[name-defined]  # noqa: F821  walk.pxd
+            self.rows.append(frame)
+        else:
+            self.rows.append(read_insert(frame, self._n_columns))
         return False
 
     def refuse(self, _frame: bytes) -> bool:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from parapply.plan.changes import TableChanges
     from parapply.plan.keys import Key
     from parapply.plan.table import ForeignKey, TablePlan, UniqueKey
-    from parapply.wire.rows import Row
+    from parapply.wire.rows import KeptRow
 
-    ValueOf = Callable[[Row], Key | None]
+    ValueOf = Callable[[KeptRow], Key | None]
 
 _WRITES = (NET_INSERT, NET_UPDATE, NET_REPLACE)
 _REMOVES = (NET_DELETE, NET_REPLACE)
@@ -113,7 +113,7 @@ def _exclusive(changes: TableChanges, foreign: ForeignKey) -> set[Key] | None:
     is_key = refers_to_key(plan, foreign)
     if not is_key and _removed(changes):
         return None
-    rows: list[Row] = []
+    rows: list[KeptRow] = []
     for segment in changes.segments:
         if isinstance(segment, NetSegment):
             rows += [row for effect, row in segment.net.values() if effect != NET_UPDATE or not is_key]
@@ -186,13 +186,13 @@ def _foreign_reader(foreign: ForeignKey) -> ValueOf:
     return value_reader(foreign.positions, foreign.equalities, is_nulls_distinct=True)
 
 
-def _values(of: ValueOf, rows: Iterable[Row]) -> set[Key]:
+def _values(of: ValueOf, rows: Iterable[KeptRow]) -> set[Key]:
     found = set(map(of, rows))
     found.discard(None)
     return found  # type: ignore[return-value]  # None is gone
 
 
-def _new_rows(changes: TableChanges) -> Iterator[Row]:
+def _new_rows(changes: TableChanges) -> Iterator[KeptRow]:
     for segment in changes.segments:
         if isinstance(segment, NetSegment):
             yield from [row for effect, row in segment.net.values() if effect in _WRITES]
@@ -201,7 +201,7 @@ def _new_rows(changes: TableChanges) -> Iterator[Row]:
     yield from [row for _, row in changes.moved_rows]
 
 
-def _old_rows(changes: TableChanges) -> Iterator[Row]:
+def _old_rows(changes: TableChanges) -> Iterator[KeptRow]:
     for segment in changes.segments:
         if isinstance(segment, NetSegment):
             yield from [row for effect, row in segment.net.values() if effect == NET_DELETE]

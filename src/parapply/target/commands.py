@@ -29,17 +29,29 @@ from parapply.plan.families import deleted_last, parents_first, ties
 from parapply.plan.steps import OrderedStep, TablesStep, TruncateStep
 from parapply.target.pipeline import Statement
 from parapply.target.statements import Sql, Statements, truncate
-from parapply.wire.rows import DELETE, INSERT, KIND_AT, UNCHANGED, Row, read_delete, read_insert, read_update, text_of
+from parapply.wire.rows import (
+    DELETE,
+    INSERT,
+    KIND_AT,
+    UNCHANGED,
+    Row,
+    columns_of,
+    read_delete,
+    read_insert,
+    read_update,
+    text_of,
+    values_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from parapply.plan.changes import TableChanges
+    from parapply.plan.segments import Effects
     from parapply.plan.steps import Step
     from parapply.plan.table import TablePlan
+    from parapply.wire.rows import KeptRow
 
-#: Rows by net effect.
-Effects = dict[int, list[Row]]
 Operation = Literal["insert", "update", "delete", "truncate", "exists"]
 
 #: Bytes of rows in one set statement at most: far below the gigabyte that one parameter may have (trap T-45).
@@ -48,7 +60,6 @@ SET_BYTES: Final = 32 * 1024 * 1024
 #: The count is not to be checked: code on the target may change it.
 ANY_COUNT: Final = -1
 
-_NET_EFFECTS: Final = (NET_INSERT, NET_UPDATE, NET_DELETE, NET_REPLACE, NET_ABSENT)
 _TEXT_OID = 25
 _array_header = struct.Struct(">iiIii").pack
 
@@ -175,8 +186,7 @@ class CommandBuilder:
         for changes in reversed(ordered):
             if id(changes) in nets:
                 segment, effects = nets[id(changes)]
-                kept = {**effects, NET_DELETE: []} if id(changes) in last else effects
-                self._deletes(segment, kept, size_bytes, out)
+                self._deletes(segment, _without(effects, NET_DELETE) if id(changes) in last else effects, size_bytes, out)
         for changes in ordered:
             if id(changes) in nets:
                 self._writes(*nets[id(changes)], size_bytes, out)
@@ -187,7 +197,7 @@ class CommandBuilder:
         for changes in reversed(ordered):
             if id(changes) in nets and id(changes) in last:
                 segment, effects = nets[id(changes)]
-                self._deletes(segment, {**effects, NET_REPLACE: []}, size_bytes, out)
+                self._deletes(segment, _without(effects, NET_REPLACE), size_bytes, out)
 
     def _inserts(self, segment: InsertSegment, size_bytes: int, out: list[Command]) -> None:
         plan = segment.plan
@@ -195,22 +205,22 @@ class CommandBuilder:
 
     def _deletes(self, segment: NetSegment, effects: Effects, size_bytes: int, out: list[Command]) -> None:
         """Come before `_writes`: a replaced row is in both."""
-        if deleted := effects[NET_DELETE] + effects[NET_REPLACE]:
+        if deleted := effects[NET_DELETE - 1] + effects[NET_REPLACE - 1]:
             plan = segment.plan
             out += _sets(self._of(plan).set_delete(), deleted, size_bytes, "delete", plan)
 
     def _writes(self, segment: NetSegment, by_effect: Effects, size_bytes: int, out: list[Command]) -> None:
         plan = segment.plan
         statements = self._of(plan)
-        if absent := by_effect[NET_ABSENT]:
+        if absent := by_effect[NET_ABSENT - 1]:
             # Inserted and deleted inside the batch. A row found here means the insert would have failed: the wrong
             # count rolls all back.
             for command in _sets(statements.set_delete(), absent, size_bytes, "insert", plan):
                 command.expected = 0
                 out.append(command)
-        for present, group in _by_columns(by_effect[NET_UPDATE], segment).items():
+        for present, group in _by_columns(by_effect[NET_UPDATE - 1], segment).items():
             out += _sets(statements.set_update(present), group, size_bytes, "update", plan)
-        if inserted := by_effect[NET_INSERT] + by_effect[NET_REPLACE]:
+        if inserted := by_effect[NET_INSERT - 1] + by_effect[NET_REPLACE - 1]:
             out += _sets(statements.set_insert(_all(plan)), inserted, size_bytes, "insert", plan)
 
     def _row(self, plan: TablePlan, frame: bytes, out: list[Command]) -> None:
@@ -260,47 +270,41 @@ class CommandBuilder:
 
 def _effects(changes: TableChanges, segment: NetSegment, *, is_late: bool) -> Effects | None:
     """Return the rows by net effect, of late keys or of the others; None if there are none."""
-    late = changes.late_keys
-    by_effect: Effects = {effect: [] for effect in _NET_EFFECTS}
-    if not late:
-        if is_late:
-            return None
-        for effect, row in segment.net.values():
-            by_effect[effect].append(row)
-        return by_effect
-    for key, (effect, row) in segment.net.items():
-        if (key in late) is is_late:
-            by_effect[effect].append(row)
-    return by_effect
+    if is_late and not changes.late_keys:
+        return None
+    return segment.by_effect(changes.late_keys, is_late=is_late)
+
+
+def _without(effects: Effects, effect: int) -> Effects:
+    return [[] if number == effect else rows for number, rows in enumerate(effects, 1)]
 
 
 def _all(plan: TablePlan) -> tuple[int, ...]:
     return tuple(range(len(plan.columns)))
 
 
-def _sets(prepared: Sql, rows: list[Row], size_bytes: int, operation: Operation, plan: TablePlan) -> Iterator[Command]:
+def _sets(prepared: Sql, rows: list[KeptRow], size_bytes: int, operation: Operation, plan: TablePlan) -> Iterator[Command]:
     """Yield the statement for runs of rows, each with one array for each position."""
     for run in _cut(rows, size_bytes):
-        columns = list(zip(*run, strict=True))
         header = _array_header(1, 1, _TEXT_OID, len(run), 1)
-        parameters = [header + b"".join(columns[position]) for position in prepared.positions]
+        parameters = columns_of(run, prepared.positions, len(plan.columns), header)
         yield Command(prepared, parameters, expected=len(run), operation=operation, plan=plan)
 
 
-def _by_columns(rows: list[Row], segment: NetSegment) -> dict[tuple[int, ...], list[Row]]:
+def _by_columns(rows: list[KeptRow], segment: NetSegment) -> dict[tuple[int, ...], list[KeptRow]]:
     """Group rows by the columns that have a value: unchanged TOAST is absent (trap T-41)."""
     if not rows:
         return {}
     if not segment.has_unchanged:
         return {_all(segment.plan): rows}
-    groups: dict[tuple[int, ...], list[Row]] = {}
+    groups: dict[tuple[int, ...], list[KeptRow]] = {}
     for row in rows:
-        present = tuple([position for position, value in enumerate(row) if value is not UNCHANGED])
+        present = tuple([position for position, value in enumerate(values_of(row)) if value is not UNCHANGED])
         groups.setdefault(present, []).append(row)
     return groups
 
 
-def _cut(rows: list[Row], size_bytes: int) -> Iterator[Sequence[Row]]:
+def _cut(rows: list[KeptRow], size_bytes: int) -> Iterator[list[KeptRow]]:
     """Yield runs of rows of at most about SET_BYTES; nothing for no rows."""
     if not rows:
         return
@@ -309,7 +313,7 @@ def _cut(rows: list[Row], size_bytes: int) -> Iterator[Sequence[Row]]:
         return
     start = size = 0
     for index, row in enumerate(rows):
-        row_bytes = sum([len(value) for value in row if value is not UNCHANGED])
+        row_bytes = sum([len(value) for value in values_of(row) if value is not UNCHANGED])
         if size and size + row_bytes > SET_BYTES:
             yield rows[start:index]
             start, size = index, 0

@@ -2,6 +2,7 @@
 
 cimport cython
 from parapply.collector cimport untrack
+from parapply.wire.walk cimport frame_value, join_columns
 
 cdef unsigned char _TEXT, _NULL, _UNCHANGED
 cdef Py_ssize_t _KIND_AT, _MARK_AT, _ROW_AT
@@ -24,3 +25,10 @@ cpdef bint has_unchanged(list row)
 
 @cython.locals(row=list)
 cpdef list read_delete(bytes frame, Py_ssize_t n_columns)
+
+@cython.locals(values=list)
+cpdef list values_of(object row)
+
+cpdef object value_at(object row, Py_ssize_t position)
+
+cpdef list columns_of(object rows, tuple positions, Py_ssize_t n_columns, bytes header)

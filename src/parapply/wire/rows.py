@@ -9,7 +9,10 @@ UNCHANGED occurs only in new rows of updates. Elsewhere it is read as NULL, as t
 (``slot_store_data`` in worker.c): a publisher's row filter that turns an update into an insert does send it there.
 
 One bytes object is made a value, which is the cheapest way plain Python has to move it; no other object is made per
-column. The types of the compiled twin are in ``rows.pxd``; what differs between the twins stands in `read_row`.
+column. The compiled twin makes none at all for most rows: there a row that holds nothing but text and NULLs stays the
+frame it came in (`KeptRow`), and is read where it lies (``walk.pxd``), once for its key and once for the parameters.
+The types of the compiled twin are in ``rows.pxd``; what differs between the twins stands in `read_row`, `values_of`,
+`value_at` and `columns_of`.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from parapply.errors import ProtocolError
 from parapply.model import FRAME_HEADER_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import cython  # read by the compiler only
 else:
     from parapply import uncompiled as cython
@@ -28,6 +33,8 @@ else:
 #: A column value: its length-prefixed slice, NULL, or UNCHANGED (a TOAST value that was not sent, trap T-41).
 Value = bytes | None
 Row = list[Value]
+#: A row as a segment keeps it: its values, or in the compiled twin the frame that holds them and nothing else.
+KeptRow = Row | bytes
 
 #: Length -1: the NULL element of a binary array.
 NULL = b"\xff\xff\xff\xff"
@@ -181,6 +188,37 @@ def read_delete(frame: bytes, n_columns: int) -> Row:
     except (IndexError, struct.error):
         pass
     raise malformed(frame, n_columns, DELETE)
+
+
+def values_of(row: KeptRow) -> Row:
+    """Return the values of a row that a segment keeps; never UNCHANGED if it is a frame."""
+    if cython.compiled and isinstance(row, bytes):
+        values: Row = []
+        read_row(row, _ROW_AT, NULL, values)
+        return values
+    return row  # type: ignore[return-value]  # the interpreted twin keeps values only
+
+
+def value_at(row: KeptRow, position: int) -> Value:
+    """Return one value of a row that a segment keeps."""
+    if cython.compiled and isinstance(row, bytes):
+        return frame_value(row, position)  # type: ignore[name-defined, no-any-return]  # noqa: F821  walk.pxd
+    return row[position]  # type: ignore[return-value]  # as above
+
+
+def columns_of(rows: Sequence[KeptRow], positions: tuple[int, ...], n_columns: int, header: bytes) -> list[bytes]:
+    """Return, for each position, a header followed by the values that the rows have there, none of them UNCHANGED.
+
+    Args:
+        rows: at least one; each of `n_columns` columns.
+        positions: of columns, each at most once.
+        n_columns: of the relation.
+        header: of a binary array.
+    """
+    if cython.compiled:
+        return join_columns(rows, positions, n_columns, header)  # type: ignore[name-defined, no-any-return]  # noqa: F821  walk.pxd
+    columns = list(zip(*rows, strict=True))
+    return [header + b"".join(columns[position]) for position in positions]  # type: ignore[arg-type]  # as said
 
 
 def malformed(frame: bytes, n_columns: int, expected: int | None = None) -> ProtocolError:
