@@ -25,7 +25,16 @@ VARIABLE: Final = "PARAPPLY_COMPILED"
 MANIFEST: Final = "_compiled.json"
 
 #: Compiled all or none: they know each other's types.
-MODULES: Final = ("model", "wire.copy", "wire.rows", "wire.assembler", "plan.keys", "plan.segments", "plan.batch")
+MODULES: Final = (
+    "model",
+    "wire.copy",
+    "wire.rows",
+    "wire.assembler",
+    "plan.keys",
+    "plan.segments",
+    "plan.flight",
+    "plan.batch",
+)
 
 #: Types and functions in C that several of them use.
 _SHARED: Final = ("collector.pxd", "wire/walk.pxd", "plan/order.pxd")

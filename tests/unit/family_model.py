@@ -274,7 +274,9 @@ class Target:
                 if isinstance(segment, NetSegment):
                     for key, (effect, row) in segment.net.items():
                         if (key in changes.late_keys) is is_late:
-                            self._net(open_, changes.plan.facts.oid, effect, [_number(value) for value in values_of(row)])
+                            self._net(
+                                open_, changes.plan.facts.oid, effect, [_number(value) for value in values_of(row)]
+                            )
                 elif not is_late:
                     for frame in segment.frames:  # type: ignore[union-attr]  # rows that moved to another key
                         self._move(open_, changes.plan.facts.oid, frame)

@@ -37,6 +37,7 @@ class _Stream:
     def __init__(self) -> None:
         self.waiting: list[list[bytes]] = []
         self.keepalive: Keepalive | None = None
+        self.is_drained = True
         self.reading = asyncio.Event()
         self._on_readable: Callable[[], None] = lambda: None
 

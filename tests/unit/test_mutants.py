@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from parapply.plan import dependencies, values
@@ -124,6 +124,21 @@ def _check(wishes: list[Op], sizes: list[int], n_workers: int, seed: int, *, is_
 
 
 @_ORDERS
+# The last batch deletes the row that has the value which its insert takes, and that row's key is late.
+@example(
+    wishes=[
+        *[Op(kind=kind, table=table, key=key, value=None)
+          for kind, table, key in (
+              ("insert", PARENT, 1), ("commit", 1, 1), ("insert", CHILD, 1), ("commit", 1, 1), ("insert", PARENT, 2),
+              ("commit", 1, 1), ("truncate", PARENT, 1), ("commit", 1, 1), ("insert", PARENT, 1), ("commit", 1, 1),
+              ("truncate", PARENT, 1), ("commit", 1, 1),
+          )],
+        Op(kind="insert", table=PARENT, key=3, value=2), Op(kind="commit", table=1, key=1, value=None),
+        Op(kind="move", table=PARENT, key=3, value=2), Op(kind="commit", table=1, key=1, value=None),
+        Op(kind="delete", table=PARENT, key=2, value=None), Op(kind="insert", table=PARENT, key=1, value=2),
+    ],
+    sizes=[1, 2, 2, 3], n_workers=2, seed=1,
+)  # fmt: skip
 @given(**_CASES)
 @settings(max_examples=_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_nothing_is_refused_where_the_wire_says_all(

@@ -37,6 +37,7 @@ class TableChanges:
 
     __slots__ = (
         "_current",
+        "contended",
         "is_whole_table",
         "key_form",
         "late_keys",
@@ -64,6 +65,8 @@ class TableChanges:
         #: Keys that an earlier batch in flight holds too: their changes are applied when that one has committed, the
         #: others at once. Written when the batch is closed, and only if `can_split`.
         self.late_keys: set[Key] = set()
+        #: Keys that an earlier batch in flight may hold; all of them, while the batch is not among those in flight.
+        self.contended: set[Key] | None = None
         #: Values of unique and foreign keys, read once when the batch is compared first; see `plan/values.py`.
         self.values: dict[object, set[Key] | None] = {}
         self._current: Segment = self._open(plan)

@@ -16,7 +16,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from parapply.plan.families import is_split_unsafe
+from parapply.plan.flight import KeysInFlight
 from parapply.plan.meetings import Meeting, Wait, meetings
+from parapply.plan.values import frees_late
 
 if TYPE_CHECKING:
     from parapply.plan.batch import Batch
@@ -41,6 +43,7 @@ class Scheduler:
         """Start with nothing in flight; `is_relaxed` lets independent batches commit in any order."""
         self._is_relaxed = is_relaxed
         self._open: dict[int, Batch] = {}
+        self._keys = KeysInFlight()
         #: By batch: whom it waits for before it starts, and before the changes of its late keys.
         self._waits: dict[int, dict[int, Wait]] = {}
         self._late: dict[int, dict[int, Wait]] = {}
@@ -54,11 +57,13 @@ class Scheduler:
         assert not self._open or batch.seq > next(reversed(self._open)), "batches are added in source order"
         waits: dict[int, Wait] = {}
         late: dict[int, Wait] = {}
+        for changes in batch.table_changes:
+            changes.contended = self._keys.add(changes)
         for earlier in self._open.values():
             for meeting in meetings(earlier, batch):
-                changes = meeting.changes
-                if meeting.keys and changes is not None and changes.can_split:
-                    changes.late_keys |= meeting.keys
+                met = meeting.changes
+                if meeting.keys and met is not None and met.can_split:
+                    met.late_keys |= meeting.keys
                     late.setdefault(earlier.seq, meeting.wait)
                 else:
                     waits.setdefault(earlier.seq, meeting.wait)
@@ -78,7 +83,7 @@ class Scheduler:
             return False  # it would keep a worker for long
         if all(changes.is_all_late for changes in batch.table_changes):
             return False  # nothing to do meanwhile
-        return not is_split_unsafe(batch)
+        return not any(map(frees_late, batch.table_changes)) and not is_split_unsafe(batch)
 
     def give_back(self, batch: Batch) -> bool:
         """Make a rolled back batch wait as a whole for the holders of its late keys; True if none is left.
@@ -95,6 +100,8 @@ class Scheduler:
 
     def committed(self, batch: Batch) -> Freed:
         """Take a committed batch out and return what that makes possible."""
+        for changes in batch.table_changes:
+            self._keys.remove(changes)
         del self._open[batch.seq]
         del self._waits[batch.seq]
         del self._late[batch.seq]

@@ -84,8 +84,8 @@ def _in_one_table(seq: int, earlier: TableChanges, later: TableChanges) -> Itera
         yield Meeting(Wait(seq, table, "table"), later, _NO_KEYS)
         return
     common: set[Key] = set()
-    for held in earlier.key_sets():
-        for wanted in later.key_sets():
+    for wanted in later.key_sets() if later.contended is None else [later.contended] if later.contended else ():
+        for held in earlier.key_sets():
             common |= held & wanted
     if common:
         values.note_freed(later, earlier, common)

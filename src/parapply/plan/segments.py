@@ -216,7 +216,12 @@ class NetSegment:
     def _simple_key(self, frame: bytes, kind: int) -> Key | None:
         """Return the key of a row that can be kept as its frame (compiled twin only), or None: it must be read."""
         if not self._n_plain or not is_simple(  # type: ignore[name-defined]  # noqa: F821  walk.pxd
-            frame, kind, self._n_columns, self._wanted, self._n_plain, starts  # type: ignore[name-defined]  # noqa: F821
+            frame,
+            kind,
+            self._n_columns,
+            self._wanted,
+            self._n_plain,
+            starts,  # type: ignore[name-defined]  # noqa: F821
         ):
             return None
         if self._n_plain == 1:

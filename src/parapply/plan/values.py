@@ -13,8 +13,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parapply.plan.changes import NET_DELETE, NET_INSERT, NET_REPLACE, NET_UPDATE, InsertSegment, NetSegment
-from parapply.plan.keys import value_reader
+from parapply.plan.keys import key_reader, value_reader
 from parapply.plan.table import Equality
+from parapply.wire.rows import values_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -67,6 +68,24 @@ def note_freed(later: TableChanges, earlier: TableChanges, keys: Iterable[Key]) 
             rows += [segment.net[key][1] for key in keys if key in segment.net and segment.net[key][0] in _WRITES]
     for unique in later.plan.unique_keys:
         held(later, unique).update(_values(_unique_reader(unique), rows))
+
+
+def frees_late(changes: TableChanges) -> bool:
+    """Tell whether a late key's change frees a unique value that another change of the batch claims before it.
+
+    Known where old rows are sent; elsewhere such a batch fails on the target and is repeated.
+    """
+    late = changes.late_keys
+    uniques = [unique for unique in changes.plan.unique_keys if unique.is_old_sent]
+    if not late or not uniques:
+        return False
+    (segment,) = changes.segments
+    assert isinstance(segment, NetSegment)
+    key_of = key_reader(changes.plan)
+    going = [segment.net[key][1] for key in late if segment.net[key][0] == NET_DELETE]
+    going += [row for row in segment.old_rows or () if key_of(values_of(row)) in late]
+    staying = [row for key, (effect, row) in segment.net.items() if effect in _WRITES and key not in late]
+    return any(not _values(of, going).isdisjoint(_values(of, staying)) for of in map(_unique_reader, uniques))
 
 
 def shared(changes: TableChanges, foreign: ForeignKey) -> set[Key]:

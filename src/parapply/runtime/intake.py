@@ -29,10 +29,9 @@ if TYPE_CHECKING:
 
 #: Bytes read before workers and timers get their turn: some hundred transactions, about two milliseconds.
 _DRAIN_BYTES = 128 * 1024
-#: Fewer messages than this at once in a backlog mean that the publisher is slower than we are: let it collect for a
-#: moment, because waking up for every message costs more than reading it.
-_SMALL_READ = 256
-_COLLECT_S = 0.001
+#: In a backlog a read that empties the socket is followed by a pause. A walsender sends every message by itself, and
+#: waking up a reader for it costs the publisher more than decoding it: twice the CPU in all, measured.
+_COLLECT_S = 0.004
 #: Pieces of a large transaction that wait for their worker.
 _PIECES = 2
 #: Batches that may wait for others while independent ones pass them.
@@ -134,7 +133,7 @@ class Intake:
                     self.on_keepalive(keepalive)
                 self._close_if_due()
                 await self._wait_for_room()
-                if self._is_backlog and len(frames) < _SMALL_READ:
+                if self._is_backlog and self._stream.is_drained:
                     await self._collect()
         finally:
             self._stream.pause_reading()

@@ -45,6 +45,8 @@ class ReplicationStream:
         self._ended = False
         #: Latest keep-alive, valid once every frame drained before it has been handled; the leader takes it.
         self.keepalive: Keepalive | None = None
+        #: Whether the last `drain` took everything that had come.
+        self.is_drained = True
         #: What was last reported as flushed; it never goes back. The leader reads it.
         self.reported_flush_lsn = 0
 
@@ -94,6 +96,7 @@ class ReplicationStream:
             frames = transport.drain(limit_bytes)
         except CopyFailed as failure:
             raise self._lost(failure) from failure
+        self.is_drained = transport.is_drained
         if transport.keepalive is not None:
             self.keepalive, transport.keepalive = parse_keepalive(transport.keepalive), None
         return frames

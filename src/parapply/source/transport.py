@@ -36,6 +36,8 @@ class Transport(Protocol):
     fd: int
     #: Latest keep-alive, whole; whoever takes it puts None here.
     keepalive: bytes | None
+    #: Whether the last `drain` took everything that had come.
+    is_drained: bool
 
     @property
     def has_early_data(self) -> bool:
@@ -76,6 +78,7 @@ class LibpqTransport:
         self._pg = connection.pgconn
         self.fd = self._pg.socket
         self.keepalive: bytes | None = None
+        self.is_drained = True
         self.has_early_data = False
 
     async def start(self, command: str) -> None:
@@ -92,6 +95,7 @@ class LibpqTransport:
         frames: list[bytes] = []
         append, get_copy_data = frames.append, pg.get_copy_data
         size = 0
+        self.is_drained = False
         try:
             while size < limit_bytes:
                 pg.consume_input()
@@ -110,6 +114,7 @@ class LibpqTransport:
                 if n_bytes < 0:
                     raise CopyFailed(self._last_words())
                 if len(frames) == before:
+                    self.is_drained = True
                     break
         except psycopg.Error as error:
             raise CopyFailed(str(error)) from error
@@ -158,6 +163,7 @@ class PlainTransport:
         self._socket.setblocking(False)
         self._reader = CopyReader()
         self._early: list[bytes] = []
+        self.is_drained = True
         self._unsent = b""
         self.fd = self._socket.fileno()
 
@@ -202,6 +208,7 @@ class PlainTransport:
         frames, self._early = self._early, []
         reader, receive_into = self._reader, self._socket.recv_into
         size = 0
+        self.is_drained = False
         try:
             while size < limit_bytes:
                 room = reader.room()
@@ -214,9 +221,10 @@ class PlainTransport:
                     self._look_at_others()
                 if n_bytes < len(room):
                     # That was all; asking again would cost as much as reading.
+                    self.is_drained = True
                     break
         except BlockingIOError:
-            pass
+            self.is_drained = True
         except OSError as error:
             raise CopyFailed(error.strerror or str(error)) from error
         return frames

@@ -186,7 +186,9 @@ class CommandBuilder:
         for changes in reversed(ordered):
             if id(changes) in nets:
                 segment, effects = nets[id(changes)]
-                self._deletes(segment, _without(effects, NET_DELETE) if id(changes) in last else effects, size_bytes, out)
+                self._deletes(
+                    segment, _without(effects, NET_DELETE) if id(changes) in last else effects, size_bytes, out
+                )
         for changes in ordered:
             if id(changes) in nets:
                 self._writes(*nets[id(changes)], size_bytes, out)
@@ -283,7 +285,9 @@ def _all(plan: TablePlan) -> tuple[int, ...]:
     return tuple(range(len(plan.columns)))
 
 
-def _sets(prepared: Sql, rows: list[KeptRow], size_bytes: int, operation: Operation, plan: TablePlan) -> Iterator[Command]:
+def _sets(
+    prepared: Sql, rows: list[KeptRow], size_bytes: int, operation: Operation, plan: TablePlan
+) -> Iterator[Command]:
     """Yield the statement for runs of rows, each with one array for each position."""
     for run in _cut(rows, size_bytes):
         header = _array_header(1, 1, _TEXT_OID, len(run), 1)
