@@ -2,6 +2,11 @@
 
 cimport cython
 from parapply.model cimport Transaction
+from parapply.plan.segments cimport NetSegment
+from parapply.wire.walk cimport tag_of
+
+cdef unsigned char _INSERT, _DELETE
+cdef Py_ssize_t _MAX_KNOWN
 
 cdef class Limits:
     cdef public Py_ssize_t transactions
@@ -31,10 +36,17 @@ cdef class Batch:
     cdef public long long commit_time_us
     cdef dict _by_relation
     cdef dict _takers
+    cdef list _known
+    cdef unsigned long long[8] _known_tags
+    cdef Py_ssize_t _n_known
 
     @cython.locals(has_relations=bint, takers=dict, frame=bytes)
     cpdef add(self, Transaction transaction, object plans)
     @cython.locals(count="Py_ssize_t", transaction=Transaction)
     cpdef Py_ssize_t add_run(self, list transactions, Py_ssize_t at, object plans, Limits limits) except -1
     cpdef bint is_full(self, Limits limits)
+    @cython.locals(tag="unsigned long long", index="Py_ssize_t", segment=NetSegment)
+    cdef bint _take_known(self, bytes frame) except -1
+    cdef object _note_known(self, bytes frame, object table)
+    cdef object _forget_takers(self)
     cdef _count(self, Transaction transaction)

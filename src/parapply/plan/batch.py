@@ -6,21 +6,30 @@ A batch is a list of steps applied in order; see `steps.py`.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from parapply.model import Relation, Transaction
 from parapply.plan.changes import NotASet, TableChanges
 from parapply.plan.families import can_order, meets_itself
+from parapply.plan.segments import NetSegment
 from parapply.plan.steps import OrderedStep, Step, TablesStep, TruncateStep, is_serial, ordered_changes, truncate_step
-from parapply.wire.rows import KIND_AT, MARK_AT, RELATION_AT, TRUNCATE, malformed
+from parapply.wire.rows import DELETE, INSERT, KIND_AT, MARK_AT, RELATION_AT, TRUNCATE, UPDATE, malformed
 
 if TYPE_CHECKING:
+    import cython  # read by the compiler only
+
     from parapply.plan.dependencies import Wait
     from parapply.plan.plans import Plans
     from parapply.plan.segments import Taker
     from parapply.plan.table import TablePlan
+else:
+    from parapply import uncompiled as cython
 
 _relation_at = struct.Struct(">I").unpack_from
+
+_MAX_KNOWN: Final = 8
+_ROW_KINDS: Final = (INSERT, UPDATE, DELETE)
+_INSERT, _DELETE = INSERT, DELETE  # C numbers in the compiled twin
 
 #: More changes than any batch holds.
 NO_THRESHOLD = 1 << 62
@@ -46,6 +55,9 @@ class Batch:
 
     __slots__ = (
         "_by_relation",
+        "_known",
+        "_known_tags",
+        "_n_known",
         "_takers",
         "commit_time_us",
         "end_lsn",
@@ -68,6 +80,9 @@ class Batch:
         "transactions",
         "truncates",
     )
+
+    # An array of numbers in the compiled twin, which is the only one to have it.
+    _known_tags: list[int]
 
     def __init__(self, seq: int, table_lock_threshold: int = NO_THRESHOLD) -> None:
         """Start empty.
@@ -111,6 +126,10 @@ class Batch:
         #: Cache on top of it: kind and OID, as the bytes of a frame, to what takes such frames. Emptied whenever a
         #: table may go on with another segment or plan.
         self._takers: dict[bytes, Taker] = {}
+        if cython.compiled:
+            # The same once more without Python's calls: kind and OID as a number, and the segment.
+            self._known: list[NetSegment] = []
+            self._n_known = 0
 
     @property
     def runs_alone(self) -> bool:
@@ -145,6 +164,8 @@ class Batch:
                     self._announce(change, plans)
                     continue
                 frame: bytes = change  # type: ignore[assignment]  # only Relations are announced
+                if cython.compiled and self._take_known(frame):
+                    continue
                 # A frame too short for this is in no cache.
                 take = takers.get(frame[KIND_AT:MARK_AT])
                 if take is None:
@@ -154,11 +175,48 @@ class Batch:
                     take = self._taker(frame, plans)
                 if take(frame):
                     self._by_relation[_relation_at(frame, RELATION_AT)[0]].add_by_itself(frame)
-                    takers.clear()
+                    self._forget_takers()
             if len(transaction.changes) > self.table_lock_threshold:
                 self._take_tables(transaction)
         except NotASet:
             self._give_up_sets(transaction, plans)
+
+    def _take_known(self, frame: bytes) -> bool:
+        """Take a frame into the segment that took the last one of its relation (compiled twin only).
+
+        Spares the way over Python's calls, which costs more than the rest; False if it must be gone.
+
+        Raises:
+            NotASet, ProtocolError: as the segment.
+        """
+        tag = tag_of(frame)  # type: ignore[name-defined]  # noqa: F821  walk.pxd
+        for index in range(self._n_known):
+            if self._known_tags[index] == tag:
+                segment = self._known[index]
+                if tag >> 32 == _INSERT:
+                    segment.insert(frame)
+                    return True
+                if tag >> 32 == _DELETE:
+                    segment.delete(frame)
+                    return True
+                if segment.update(frame):
+                    self._by_relation[_relation_at(frame, RELATION_AT)[0]].add_by_itself(frame)
+                    self._forget_takers()
+                return True
+        return False
+
+    def _note_known(self, frame: bytes, table: TableChanges) -> None:
+        segment = table.segments[-1] if table.segments else None
+        if isinstance(segment, NetSegment) and self._n_known < _MAX_KNOWN and frame[KIND_AT] in _ROW_KINDS:
+            self._known_tags[self._n_known] = tag_of(frame)  # type: ignore[name-defined]  # noqa: F821  walk.pxd
+            self._known.append(segment)
+            self._n_known += 1
+
+    def _forget_takers(self) -> None:
+        self._takers.clear()
+        if cython.compiled:
+            self._known.clear()
+            self._n_known = 0
 
     def close(self) -> None:
         """Look at what only the whole batch shows; nothing is added afterwards."""
@@ -216,7 +274,7 @@ class Batch:
         plans.announce(relation)
         # Its next change looks the plan up again.
         self._by_relation.pop(relation.oid, None)
-        self._takers.clear()
+        self._forget_takers()
 
     def _take_tables(self, transaction: Transaction) -> None:
         """Take the tables of a transaction with too many keys whole: looking for them would cost more than it gains."""
@@ -229,7 +287,7 @@ class Batch:
     def _forget(self) -> None:
         """Begin a new step: what comes is not merged with what came before."""
         self._by_relation.clear()
-        self._takers.clear()
+        self._forget_takers()
 
     def _taker(self, frame: bytes, plans: Plans) -> Taker:
         """Return what takes a frame, and keep it for others of its kind and relation."""
@@ -240,6 +298,8 @@ class Batch:
         if table is None:
             table = self._table(oid, plans.of(frame))
         take = self._takers[frame[KIND_AT:MARK_AT]] = table.taker(frame[KIND_AT])
+        if cython.compiled:
+            self._note_known(frame, table)
         return take
 
     def _table(self, relation_oid: int, plan: TablePlan) -> TableChanges:
@@ -258,7 +318,7 @@ class Batch:
             self.table_changes.append(table)
         elif table.plan is not plan:
             table.use(plan)
-            self._takers.clear()
+            self._forget_takers()
             # Changes of another relation that maps here must not be read with this one's columns.
             for other, changes in list(self._by_relation.items()):
                 if changes is table:

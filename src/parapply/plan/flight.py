@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parapply.plan.changes import TableChanges
 from parapply.plan.segments import NetSegment
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import cython  # read by the compiler only
 
+    from parapply.plan.changes import TableChanges
     from parapply.plan.keys import Key
 else:
     from parapply import uncompiled as cython
@@ -49,7 +51,7 @@ class KeysInFlight:
         if changes.moved_keys:
             self._forget(changes.tree_oid, dict.fromkeys(changes.moved_keys))
 
-    def _note(self, tree_oid: int, keys: dict[Key, object], found: set[Key]) -> None:
+    def _note(self, tree_oid: int, keys: Mapping[Key, object], found: set[Key]) -> None:
         if cython.compiled:
             note_hashes(self._slots, tree_oid, keys, found)  # type: ignore[name-defined]  # noqa: F821  flight.pxd
         else:
@@ -58,7 +60,7 @@ class KeysInFlight:
             for key in keys:
                 held[key] = held.get(key, 0) + 1
 
-    def _forget(self, tree_oid: int, keys: dict[Key, object]) -> None:
+    def _forget(self, tree_oid: int, keys: Mapping[Key, object]) -> None:
         if cython.compiled:
             forget_hashes(self._slots, tree_oid, keys)  # type: ignore[name-defined]  # noqa: F821  flight.pxd
         else:

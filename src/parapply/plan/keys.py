@@ -111,11 +111,10 @@ class Order(Enum):
     NUMBERS = 1  # by the length of the text first
     TEXTS = 2
 
-    def place(self, key: Key) -> object:
+    def place(self, key: Key) -> tuple[bytes, ...]:
         """Return what to sort a key of plain values by."""
-        if self is Order.NUMBERS:
-            return key
-        return key[4:] if isinstance(key, bytes) else [value[4:] for value in key]
+        values = (key,) if isinstance(key, bytes) else key
+        return values if self is Order.NUMBERS else tuple([value[4:] for value in values])
 
 
 #: int8, int2, int4, oid.

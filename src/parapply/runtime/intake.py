@@ -1,7 +1,10 @@
 """From the stream to batches: reads what has come, adds whole transactions to a batch, decides when it closes.
 
 The rule: a batch closes when a worker is free to take it and the stream has nothing more at hand, or at its limits.
-Without a backlog every transaction so leaves at once and alone; with one, batches grow to what sets are good at.
+With a backlog batches so grow to what sets are good at. Without one a transaction leaves at once if nothing is under
+way. Else, with the order kept, it joins what comes until the batch under way has committed, for at most a moment: it
+could not commit before, and the commits of many small batches, one after the other, cost more than a second worker
+gains.
 """
 
 from __future__ import annotations
@@ -32,8 +35,14 @@ _DRAIN_BYTES = 128 * 1024
 #: In a backlog a read that empties the socket is followed by a pause. A walsender sends every message by itself, and
 #: waking up a reader for it costs the publisher more than decoding it: twice the CPU in all, measured.
 _COLLECT_S = 0.004
+#: The same without a backlog while a batch is under way, which what comes could not overtake anyway.
+_BUSY_COLLECT_S = 0.002
+#: Without a backlog, seconds that a batch waits for the one under way: longer than most small ones take to commit.
+_BEHIND_S = 0.003
+#: Changes with which it does not wait.
+_WORTH_A_WORKER = 200
 #: Pieces of a large transaction that wait for their worker.
-_PIECES = 2
+_PIECES = 8
 #: Batches that may wait for others while independent ones pass them.
 _BLOCKED = 128
 
@@ -67,6 +76,7 @@ class Intake:
         self._clock = loop.time
         self._readable = asyncio.Event()
         self._room = asyncio.Event()
+        self._pause_over = asyncio.Event()
         self._log = get_logger()
         self._seq = 0
         self._building: Job | None = None
@@ -133,8 +143,8 @@ class Intake:
                     self.on_keepalive(keepalive)
                 self._close_if_due()
                 await self._wait_for_room()
-                if self._is_backlog and self._stream.is_drained:
-                    await self._collect()
+                if self._stream.is_drained and (self._is_backlog or not self._crew.is_idle):
+                    await self._collect(_COLLECT_S if self._is_backlog else _BUSY_COLLECT_S)
         finally:
             self._stream.pause_reading()
             self.finish()
@@ -160,6 +170,8 @@ class Intake:
     def worker_changed(self) -> None:
         """Be told by the crew that a worker is idle or a batch has committed."""
         self._room.set()
+        if self._crew.is_idle:
+            self._pause_over.set()
         self._close_if_due()
 
     def finish(self) -> None:
@@ -286,10 +298,13 @@ class Intake:
     def _close_if_due(self) -> None:
         if self._building is None or not self._crew.wants_work:
             return
-        if not self._is_backlog:
+        if self._is_backlog:
+            if self._linger is None:
+                self._linger = self._loop.call_later(self._config.linger_s, self._close_lingering, self.heard_s)
+        elif self._crew.is_relaxed or self._crew.is_idle or self._building.batch.n_changes >= _WORTH_A_WORKER:
             self._close()
         elif self._linger is None:
-            self._linger = self._loop.call_later(self._config.linger_s, self._close_lingering, self.heard_s)
+            self._linger = self._loop.call_later(_BEHIND_S, self._close_behind)
 
     def _close_lingering(self, armed_s: float) -> None:
         """Close a batch of a backlog if nothing has come for a while; else wait for that much again."""
@@ -299,6 +314,12 @@ class Intake:
         if self.heard_s > armed_s:
             self._linger = self._loop.call_later(self._config.linger_s, self._close_lingering, self.heard_s)
         else:
+            self._close()
+
+    def _close_behind(self) -> None:
+        """Close a batch that has waited long enough for the one under way to commit."""
+        self._linger = None
+        if self._building is not None and self._crew.wants_work:
             self._close()
 
     def _close(self) -> None:
@@ -335,8 +356,13 @@ class Intake:
         n_blocked = min(self._crew.n_blocked, _BLOCKED) if self._crew.is_relaxed else 0
         return len(self._crew) - n_blocked < self._ahead
 
-    async def _collect(self) -> None:
-        """Let a slow publisher collect more than one message before the next read."""
+    async def _collect(self, pause_s: float) -> None:
+        """Let the publisher send more than one message before the next read; ends early when nothing is under way."""
         self._stream.pause_reading()
-        await asyncio.sleep(_COLLECT_S)
+        self._pause_over.clear()
+        timer = self._loop.call_later(pause_s, self._pause_over.set)
+        try:
+            await self._pause_over.wait()
+        finally:
+            timer.cancel()
         self._stream.resume_reading(self._bytes_came)

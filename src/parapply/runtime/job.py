@@ -93,6 +93,9 @@ class Job:
         self.n_changes = batch.n_changes
         self.size_bytes = batch.size_bytes
         self.xids = tuple([transaction.xid for transaction in batch.transactions[:XIDS_LIMIT]])
+        self._count_steps(batch)
+
+    def _count_steps(self, batch: Batch) -> None:
         for changes in batch.table_changes:
             counts = self._counts(changes.plan)
             counts.insert += changes.counts[0]
@@ -108,17 +111,21 @@ class Job:
                     else:
                         self._count_row(*change)
 
-    def count_piece(self, piece: Transaction, current: dict[int, TablePlan]) -> None:
+    def count_piece(self, piece: Transaction, batch: Batch | None, current: dict[int, TablePlan]) -> None:
         """Count a piece of a large transaction, which is dropped once it is applied.
 
         Args:
             piece: just applied.
+            batch: with its net changes, if it could be read into one; counts are cheap there.
             current: plan of each publisher's OID after it; tables keep their name, so before it would do as well.
         """
         self.n_transactions = 1
         self.xids = (piece.xid,)
         self.n_changes += len(piece.changes) - len(piece.relations)
         self.size_bytes += piece.size_bytes
+        if batch is not None:
+            self._count_steps(batch)
+            return
         for change in piece.changes:
             if not isinstance(change, Relation) and change[KIND_AT] != TRUNCATE:
                 self._count_row(current[_relation_at(change, RELATION_AT)[0]], change)

@@ -6,14 +6,15 @@ Owns one session on the target. The leader starts one task for each worker and n
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from parapply.errors import StatementFailed, TargetRefused
 from parapply.logs import get_logger
 from parapply.model import format_lsn
-from parapply.plan.batch import Batch
 from parapply.plan.steps import ordered_changes
 from parapply.runtime.crew import Turn
+from parapply.runtime.pieces import Pieces
 from parapply.runtime.verdict import Verdict, apply_failed, verdict
 from parapply.target.session import Record
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parapply.model import Relation, Transaction
+    from parapply.plan.batch import Batch
     from parapply.plan.table import TablePlan
     from parapply.runtime.crew import Crew
     from parapply.runtime.job import Job
@@ -245,15 +247,16 @@ class Worker:
     async def _large(self, job: Job, pieces: asyncio.Queue[Transaction | None]) -> None:
         """Apply one large transaction piece by piece. It is a barrier: everything earlier has committed."""
         job.mode = "large"
-        current = dict(job.plans_before)
-        last: Transaction | None = None
         await self.session.begin()
-        while (piece := await pieces.get()) is not None:
-            current = await self._piece(job, piece, current)
-            self._crew.held_bytes -= piece.size_bytes
-            self._crew.changed()
-            last = piece
-        assert last is not None, "a large transaction has pieces"
+        applying = Pieces(
+            job,
+            session=self.session,
+            builder=self._builder,
+            tables=self._tables,
+            crew=self._crew,
+            new_look=lambda: partial(self._look_at, attempts=_Attempts(stops_on_error=self._stops_on_error)),
+        )
+        last = await applying.apply(pieces)
         try:
             await self.session.record(Record(last.end_lsn, last.end_lsn, last.commit_time_us, 1, last.end_lsn))
             job.executed_s = job.turn_s = self._clock()
@@ -262,35 +265,6 @@ class Worker:
         except StatementFailed as failure:
             # A deferred check: it fails for the whole, and every row was applied already in its best form.
             raise apply_failed(failure, None, last.xid, last.end_lsn) from failure
-
-    async def _piece(self, job: Job, piece: Transaction, current: dict[int, TablePlan]) -> dict[int, TablePlan]:
-        """Apply one piece, as sets if that succeeds, else row by row; return the plans in force after it."""
-        attempts = _Attempts(stops_on_error=self._stops_on_error)
-        in_order = False
-        while True:
-            plans = self._tables.plans_from(current)
-            commands: Sequence[Command] = ()
-            try:
-                if in_order:
-                    commands = self._builder.in_order(ordered_changes(piece, plans))
-                else:
-                    batch = Batch(job.batch.seq)
-                    batch.add(piece, plans)
-                    batch.close()
-                    if batch.is_suspect:
-                        in_order = True
-                        continue
-                    commands = self._builder.of_steps(batch.steps, batch.size_bytes)
-                await self.session.piece(commands)
-            except StatementFailed as failure:
-                await self.session.undo_piece()
-                job.attempts += 1
-                if in_order:
-                    await self._look_at(failure, commands, piece, attempts)
-                in_order = True
-            else:
-                job.count_piece(piece, plans.current)
-                return dict(plans.current)
 
 
 def _suspects(batch: Batch, failure: StatementFailed | None, commands: Sequence[Command]) -> list[Relation]:

@@ -69,6 +69,8 @@ class WorkerSession:
     def __init__(self, connection: psycopg.AsyncConnection[tuple[object, ...]], options: SessionOptions) -> None:
         """Take over a connection whose settings are pinned and whose fence lock is held; see `connect`."""
         self.pipeline = Pipeline(connection)
+        #: Whether the open transaction has the savepoint of its last piece.
+        self._has_savepoint = False
         self._connection = connection
         self._slot_id = str(options.slot_id).encode()
         text = state.record_sql(options.schema).encode()
@@ -124,17 +126,19 @@ class WorkerSession:
         Raises:
             StatementFailed, TargetLost: as `execute`.
         """
+        self._has_savepoint = False
         await self.pipeline.run([_BEGIN])
 
     async def piece(self, commands: Sequence[Command]) -> None:
-        """Execute one piece of a large transaction behind a savepoint.
+        """Execute one piece of a large transaction behind a savepoint, which the next piece releases.
 
         Raises:
             StatementFailed: as `execute`; the caller goes back with `undo_piece`.
             TargetLost: the connection ended.
         """
-        await self._run_checked([_SAVEPOINT, *commands], commands, before=1)
-        await self.pipeline.run([_RELEASE])
+        before = [_RELEASE, _SAVEPOINT] if self._has_savepoint else [_SAVEPOINT]
+        self._has_savepoint = True
+        await self._run_checked([*before, *commands], commands, before=len(before))
 
     async def undo_piece(self) -> None:
         """Go back to before the last piece, after it failed.
@@ -143,6 +147,7 @@ class WorkerSession:
             TargetLost: the connection ended.
         """
         await self.pipeline.run([_ROLLBACK_TO, _RELEASE])
+        self._has_savepoint = False
 
     async def record(self, record: Record) -> None:
         """Record a large transaction at its end.

@@ -218,7 +218,7 @@ def columns_of(rows: Sequence[KeptRow], positions: tuple[int, ...], n_columns: i
     if cython.compiled:
         return join_columns(rows, positions, n_columns, header)  # type: ignore[name-defined, no-any-return]  # noqa: F821  walk.pxd
     columns = list(zip(*rows, strict=True))
-    return [header + b"".join(columns[position]) for position in positions]  # type: ignore[arg-type]  # as said
+    return [header + b"".join(columns[position]) for position in positions]
 
 
 def malformed(frame: bytes, n_columns: int, expected: int | None = None) -> ProtocolError:

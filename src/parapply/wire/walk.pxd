@@ -14,6 +14,18 @@ cdef enum:
     _WALK_ROW = 31
 
 
+# Return a frame's kind and relation as one number; 0, which is no kind, for one too short to have them.
+cdef inline unsigned long long tag_of(bytes frame) noexcept:
+    cdef const unsigned char *data = <const unsigned char *> PyBytes_AS_STRING(frame)
+    if PyBytes_GET_SIZE(frame) < _WALK_MARK:
+        return 0
+    return (
+        <unsigned long long> data[_WALK_KIND] << 32 | <unsigned long long> data[_WALK_KIND + 1] << 24
+        | <unsigned long long> data[_WALK_KIND + 2] << 16 | <unsigned long long> data[_WALK_KIND + 3] << 8
+        | data[_WALK_KIND + 4]
+    )
+
+
 # Tell whether a frame is nothing but one row of so many columns, new for Insert and Update, old for Delete, all of them
 # text or NULL, and the wanted ones (ascending positions) text; `starts` gets where those begin, with their length.
 cdef inline bint is_simple(

@@ -1,0 +1,145 @@
+"""One large transaction on its worker: the next piece is planned while the target executes the one before.
+
+The transaction is a barrier: everything earlier has committed, and nothing runs beside it. Each piece is behind a
+savepoint, so that a piece whose sets fail is repeated row by row, and the pieces before it need not be kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, NamedTuple
+
+from parapply.errors import StatementFailed
+from parapply.plan.batch import Batch
+from parapply.plan.steps import ordered_changes
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+    from parapply.model import Transaction
+    from parapply.plan.table import TablePlan
+    from parapply.runtime.crew import Crew
+    from parapply.runtime.job import Job
+    from parapply.runtime.tables import Tables
+    from parapply.target.commands import Command, CommandBuilder
+    from parapply.target.session import WorkerSession
+
+    #: Told of each failure in source order, of one piece; returns when the same may be tried again, or raises.
+    LookAt = Callable[[StatementFailed, Sequence[Command], Transaction], Awaitable[None]]
+
+
+class _Planned(NamedTuple):
+    """A piece as sets; without a batch if only its source order is exact."""
+
+    piece: Transaction
+    before: dict[int, TablePlan]
+    batch: Batch | None
+    commands: list[Command]
+    after: dict[int, TablePlan]
+
+
+class Pieces:
+    """Applies the pieces of one transaction. Used once, by the worker that has it."""
+
+    def __init__(  # noqa: PLR0913  one place makes it
+        self,
+        job: Job,
+        *,
+        session: WorkerSession,
+        builder: CommandBuilder,
+        tables: Tables,
+        crew: Crew,
+        new_look: Callable[[], LookAt],
+    ) -> None:
+        """Apply nothing yet; the session is inside the transaction."""
+        self._job = job
+        self._session = session
+        self._builder = builder
+        self._tables = tables
+        self._crew = crew
+        self._new_look = new_look
+
+    async def apply(self, pieces: asyncio.Queue[Transaction | None]) -> Transaction:
+        """Apply all pieces and return the last, which knows where the transaction ends.
+
+        Raises:
+            ApplyFailed: a row still fails in source order.
+            TargetLost, TargetRefused, ProtocolError: as everywhere.
+        """
+        current = dict(self._job.plans_before)
+        last: Transaction | None = None
+        under_way: asyncio.Task[None] | None = None
+        try:
+            while True:
+                if under_way is not None and pieces.empty():
+                    # Nothing to plan: whatever went wrong must not wait for the next piece.
+                    await under_way
+                piece = await pieces.get()
+                # The target is busy meanwhile.
+                planned = self._plan(piece, current) if piece is not None else None
+                if under_way is not None:
+                    n_attempts = self._job.attempts
+                    await under_way
+                    if planned is not None and self._job.attempts != n_attempts:
+                        # The tables may have been looked up anew since.
+                        planned = self._plan(planned.piece, current)
+                if planned is None:
+                    break
+                current, last = planned.after, planned.piece
+                under_way = self._start(self._execute(planned))
+        finally:
+            if under_way is not None and not under_way.done():
+                under_way.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await under_way
+        assert last is not None, "a large transaction has pieces"
+        return last
+
+    def _start(self, executing: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        return asyncio.create_task(executing, name=f"piece of batch {self._job.batch.seq}")
+
+    def _plan(self, piece: Transaction, current: dict[int, TablePlan]) -> _Planned:
+        plans = self._tables.plans_from(current)
+        batch = Batch(self._job.batch.seq)
+        batch.add(piece, plans)
+        batch.close()
+        if batch.is_suspect:
+            plans = self._tables.plans_from(current)
+            ordered_changes(piece, plans)
+            return _Planned(piece, current, None, [], dict(plans.current))
+        commands = self._builder.of_steps(batch.steps, batch.size_bytes)
+        return _Planned(piece, current, batch, commands, dict(plans.current))
+
+    async def _execute(self, planned: _Planned) -> None:
+        """Apply one piece, as sets if that succeeds, else row by row."""
+        piece = planned.piece
+        if planned.batch is None or not await self._execute_sets(planned):
+            await self._execute_rows(planned)
+        self._job.count_piece(piece, planned.batch, planned.after)
+        self._crew.held_bytes -= piece.size_bytes
+        self._crew.changed()
+
+    async def _execute_sets(self, planned: _Planned) -> bool:
+        try:
+            await self._session.piece(planned.commands)
+        except StatementFailed:
+            await self._session.undo_piece()
+            self._job.attempts += 1
+            return False
+        return True
+
+    async def _execute_rows(self, planned: _Planned) -> None:
+        look_at = self._new_look()
+        while True:
+            commands: Sequence[Command] = ()
+            try:
+                changes = ordered_changes(planned.piece, self._tables.plans_from(planned.before))
+                commands = self._builder.in_order(changes)
+                await self._session.piece(commands)
+            except StatementFailed as failure:
+                await self._session.undo_piece()
+                self._job.attempts += 1
+                await look_at(failure, commands, planned.piece)
+            else:
+                return
