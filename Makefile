@@ -13,7 +13,7 @@ STAMP := $(VENV)/.up-to-date
 HOT_SOURCES := $(wildcard hatch_build.py src/parapply/hotpath.py $(foreach d,. wire plan,src/parapply/$d/*.pxd src/parapply/$d/*.py))
 MANIFEST := $(if $(wildcard hatch_build.py),src/parapply/_compiled.json)
 # The contract of the hot path, which both twins keep.
-HOT_TESTS := $(patsubst %,tests/unit/test_%.py,wire_copy rows assembler keys changes batch dependencies contradictions commands compiled)
+HOT_TESTS := $(patsubst %,tests/unit/test_%.py,wire_copy rows kept_rows assembler keys flight changes batch dependencies contradictions commands compiled)
 # The oldest supported version first: it is the one the pins were tested with.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)

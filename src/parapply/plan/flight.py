@@ -37,7 +37,7 @@ class KeysInFlight:
         """Note the keys of one table of a new batch, and return those that an earlier one may hold."""
         found: set[Key] = set()
         for segment in changes.segments:
-            if isinstance(segment, NetSegment):
+            if isinstance(segment, NetSegment) and segment.net:
                 self._note(changes.tree_oid, segment.net, found)
         if changes.moved_keys:
             self._note(changes.tree_oid, dict.fromkeys(changes.moved_keys), found)
@@ -46,7 +46,7 @@ class KeysInFlight:
     def remove(self, changes: TableChanges) -> None:
         """Forget the keys of one table of a batch that has committed."""
         for segment in changes.segments:
-            if isinstance(segment, NetSegment):
+            if isinstance(segment, NetSegment) and segment.net:
                 self._forget(changes.tree_oid, segment.net)
         if changes.moved_keys:
             self._forget(changes.tree_oid, dict.fromkeys(changes.moved_keys))

@@ -78,7 +78,7 @@ cdef inline int split_by_effect(dict net, set late, bint is_late, int order, lis
         raise MemoryError
     try:
         while PyDict_Next(net, &at, &key, &change):
-            if late and bool(PySet_Contains(late, <object> key)) is not is_late:
+            if bool(late and PySet_Contains(late, <object> key)) is not is_late:
                 continue
             placed[count].change = change
             if order:
