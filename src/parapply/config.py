@@ -51,13 +51,13 @@ LEASE_WAIT_S = 30.0
 WORKERS = 4
 #: Connections at most: each is one backend of the target, and one stream cannot keep more busy.
 WORKERS_LIMIT = 64
-#: Source transactions a target transaction: what is paid once for each batch shows until here (6 % less time than with
-#: 1000, the same as with 10000).
-MAX_BATCH_TRANSACTIONS = 2500
-#: Row changes a target transaction, for the same reason.
-MAX_BATCH_CHANGES = 5000
-#: Bytes a target transaction: what libpq moves in its buffers without the quadratic copying of larger ones.
-MAX_BATCH_BYTES = 4 * 1024 * 1024
+#: Source transactions a target transaction at most. Batches begin with an eighth of it and grow while the target is
+#: quick with them (runtime/growth.py); what larger sets gain a row levels off before this.
+MAX_BATCH_TRANSACTIONS = 20_000
+#: Row changes a target transaction at most, for the same reason.
+MAX_BATCH_CHANGES = 20_000
+#: Bytes a target transaction at most: what libpq moves in its buffers without the quadratic copying of larger ones.
+MAX_BATCH_BYTES = 8 * 1024 * 1024
 #: Bytes of changes held in memory before reading stops: with Python's overhead well below 500 MB resident.
 MEMORY_LIMIT_BYTES = 256 * 1024 * 1024
 #: Bytes of the smallest memory limit that still lets every worker have a batch in hand and one in the queue.
@@ -71,8 +71,8 @@ ADVANCE_INTERVAL_S = 0.2
 #: Seconds a batch may stand still before pg_blocking_pids() is asked: what a stall costs, against a question each half
 #: of it. PostgreSQL's own deadlock_timeout (1 s) is for waits that it can see.
 STALL_CHECK_S = 0.25
-#: Row changes of one transaction above which it takes its tables whole: four times MAX_BATCH_CHANGES, so that only
-#: transactions reach it that fill a batch by themselves.
+#: Row changes of one transaction above which it takes its tables whole: MAX_BATCH_CHANGES, so that only transactions
+#: reach it that fill a batch by themselves.
 TABLE_LOCK_THRESHOLD = 20_000
 #: Seconds between two looks for changes of the target's catalogue, which are not in the stream.
 CATALOGUE_CHECK_S = 5.0

@@ -203,6 +203,7 @@ class Epoch:
 
     def _committed(self, job: Job) -> None:
         self._progress.committed(job)
+        self._intake.growth.committed(job)
         if self._applylog is not None:
             self._applylog.write(record_of(job, self._config.source.slot, job.worker, self._unix_minus_loop_s))
         self._log.debug(

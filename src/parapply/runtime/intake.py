@@ -16,6 +16,7 @@ from parapply.errors import ParapplyError
 from parapply.logs import get_logger
 from parapply.plan.batch import Batch, Limits
 from parapply.plan.steps import check_plans, is_serial
+from parapply.runtime.growth import Growth
 from parapply.runtime.job import Job
 
 if TYPE_CHECKING:
@@ -84,7 +85,9 @@ class Intake:
         self._plans_now = dict(tables.plans.current)
         self._is_backlog = False
         self._backlog_us = config.backlog_threshold_s * 1e6
-        self._limits = Limits(config.max_batch_transactions, config.max_batch_changes, config.max_batch_bytes)
+        #: Told of every commit by the epoch.
+        self.growth = Growth(Limits(config.max_batch_transactions, config.max_batch_changes, config.max_batch_bytes))
+        self._limits = self.growth.limits
         #: What comes now ends behind everything in the state.
         self._is_past_state = False
         self._linger: asyncio.TimerHandle | None = None
