@@ -144,7 +144,7 @@ def test_help_does_not_load_the_driver() -> None:
     """Help and usage errors answer at once: the driver and the validation are loaded by the commands that need them."""
     script = (
         "import sys; from parapply.cli import main; main(['--help']);"
-        "sys.exit(sum(name in sys.modules for name in ('psycopg', 'pydantic', 'structlog', 'rich')))"
+        "sys.exit(sum(name in sys.modules for name in ('psycopg', 'msgspec', 'structlog', 'rich')))"
     )
     environ = {**os.environ, "PYTHONPATH": str(Path(parapply.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, check=False, timeout=60)
