@@ -23,7 +23,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-@pytest.mark.parametrize("command", [[], *([name] for name in cli.cli.commands)])
+@pytest.mark.parametrize("command", [[], *([name] for name in cli.cli.list_commands(click.Context(cli.cli)))])
 def test_help_has_examples(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Every command's help shows how it is called."""
     assert cli.main([*command, "--help"]) == 0

@@ -6,8 +6,9 @@ whether the watermark still names the same transactions after a failover (trap F
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from parapply.errors import SourceRefused
 from parapply.model import format_lsn, parse_lsn
@@ -27,8 +28,7 @@ _LOST_HINT = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownPosition:
+class KnownPosition(msgspec.Struct, frozen=True, kw_only=True):
     """What the target's state says of the slot."""
 
     system_identifier: str

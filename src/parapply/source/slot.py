@@ -12,9 +12,9 @@ Source: PostgreSQL manual, "pg_replication_slots", "Control Data Functions", "Re
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
 import psycopg
 
 from parapply.errors import SlotBusy, SourceLost, SourceRefused
@@ -32,8 +32,7 @@ Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
 CONNECT_TIMEOUT_S = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotFacts:
+class SlotFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A replication slot as pg_replication_slots shows it; what a server does not know yet is None or False."""
 
     name: str
@@ -49,8 +48,7 @@ class SlotFacts:
     is_two_phase: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceFacts:
+class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The publisher as it is now."""
 
     system_identifier: str  # unsigned 64 bits

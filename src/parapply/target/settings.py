@@ -10,9 +10,9 @@ Source: PostgreSQL manual, "Server Configuration"; traps F26, F32, F37, T-34, T-
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import msgspec
 import psycopg
 from psycopg import conninfo, sql
 
@@ -41,8 +41,7 @@ _CLIENT_PARAMETERS = {
 _QUESTION_TIMEOUT_MS = 30_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """One pinned server setting."""
 
     name: str
