@@ -50,11 +50,16 @@ async def verify(conn: Connection, dsn: str, slot_name: str, known: KnownPositio
         SourceLost: the connection broke.
     """
     facts = await inspect(conn, slot_name)
+    await check(facts, dsn, slot_name, known)
+    return facts
+
+
+async def check(facts: SourceFacts, dsn: str, slot_name: str, known: KnownPosition | None) -> None:
+    """Check everything on facts just read; arguments and errors as those of `verify`."""
     history: Mapping[int, int] = {}
     if known and facts.system_identifier == known.system_identifier and facts.timeline > known.timeline:
         history = await timeline_history(dsn, facts.timeline)
     check_slot(facts, slot_name, known, history)
-    return facts
 
 
 def check_slot(

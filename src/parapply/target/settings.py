@@ -16,6 +16,7 @@ import msgspec
 import psycopg
 from psycopg import conninfo, sql
 
+from parapply.driver import Session
 from parapply.errors import TargetLost, TargetRefused
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ async def connect_control(dsn: str, *, role: str, application_name: str) -> Conn
         TargetRefused: a privilege is missing, a pooler stands between, or the server is read only.
     """
     with target_errors("connecting"):
-        conn = await psycopg.AsyncConnection.connect(client_conninfo(dsn, application_name), autocommit=True)
+        conn = await Session.connect(client_conninfo(dsn, application_name), autocommit=True)
     try:
         await pin_session(conn, kind="control", role=role, synchronous_commit="on")
         await check_direct(conn)
@@ -239,7 +240,7 @@ async def connect_reader(dsn: str, application_name: str) -> Connection:
         TargetLost: no connection.
     """
     with target_errors("connecting"):
-        conn = await psycopg.AsyncConnection.connect(client_conninfo(dsn, application_name), autocommit=True)
+        conn = await Session.connect(client_conninfo(dsn, application_name), autocommit=True)
     try:
         with target_errors("pinning session settings"):
             await conn.execute(
