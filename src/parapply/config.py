@@ -8,32 +8,19 @@ secret. Reads the file and connects nowhere. What a key means to the operator is
 from __future__ import annotations
 
 import difflib
-import json
 import os
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from psycopg import Error as DriverError
-from psycopg.conninfo import conninfo_to_dict
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SecretStr,
-    ValidationError,
-    model_validator,
-)
+import msgspec
+from msgspec import Meta
 
 from parapply import config_layers
+from parapply.config_values import Secret, dotted, plain_type, read_value
 from parapply.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
-
-    from pydantic_core import ErrorDetails
 
 #: Seconds between standby status updates: a sixth of PostgreSQL's default wal_sender_timeout (60 s), so that
 #: several may be late. The daemon lowers it by itself where the publisher's timeout is shorter.
@@ -89,136 +76,88 @@ REQUIRED = {
     "target.dsn": "--target",
 }
 
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
+Seconds = Annotated[float, Meta(ge=0, le=86_400)]
+Interval = Annotated[float, Meta(ge=0.001, le=86_400)]
 
 
-def _dsn(secret: SecretStr) -> SecretStr:
-    try:
-        conninfo_to_dict(secret.get_secret_value())
-    except DriverError:
-        # libpq quotes the text it stumbled over, and that may be the password.
-        raise ValueError('must be a connection string: "host=... dbname=..." or postgresql://...') from None
-    return secret
+class _Section(msgspec.Struct, frozen=True):
+    """A section: nothing is written afterwards. What comes from outside is checked by `_read_section`."""
 
 
-def _slot(name: str) -> str:
-    # Source: manual, "Replication Slots": lower-case letters, digits and underscore, below NAMEDATALEN.
-    if not re.fullmatch(r"[a-z0-9_]{0,63}", name):
-        raise ValueError("must be 1 to 63 lower-case letters, digits or underscores")
-    return name
-
-
-def _schema(name: str) -> str:
-    if not name or "\0" in name or len(name.encode()) > 63 or name.startswith("pg_"):
-        raise ValueError("must be a schema name of 1 to 63 bytes that does not begin with pg_")
-    return name
-
-
-def _publications(names: tuple[str, ...]) -> tuple[str, ...]:
-    if any(not name or "\0" in name for name in names) or len(set(names)) != len(names):
-        raise ValueError("must be a list of different publication names")
-    return names
-
-
-def _table_name(name: str) -> str:
-    schema, dot, table = name.partition(".")
-    if not (schema and dot and table):
-        raise ValueError('must be written "schema.table"')
-    return name
-
-
-def _none_if_empty(value: object) -> object:
-    # TOML has no null: the empty text stands for "off".
-    return None if value == "" else value
-
-
-Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
-Interval = Annotated[float, Field(ge=0.001, le=86_400, allow_inf_nan=False)]
-Dsn = Annotated[SecretStr, AfterValidator(_dsn)]
-
-
-class _Section(BaseModel):
-    """Common rules of the sections: nothing unknown, nothing coerced, nothing written afterwards."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True)
-
-
-class SourceConfig(_Section):
+class SourceConfig(_Section, frozen=True):
     """The publisher."""
 
-    dsn: Dsn = SecretStr("")
-    slot: Annotated[str, AfterValidator(_slot)] = ""
-    publications: Annotated[tuple[str, ...], Field(strict=False), AfterValidator(_publications)] = ()
+    dsn: Secret = Secret("")
+    slot: str = ""
+    publications: tuple[str, ...] = ()
     origin: Literal["any", "none"] = "any"
     status_interval_s: Interval = STATUS_INTERVAL_S
     receive_timeout_s: Interval = RECEIVE_TIMEOUT_S
     reconnect_min_s: Interval = RECONNECT_MIN_S
     reconnect_max_s: Interval = RECONNECT_MAX_S
 
-    @model_validator(mode="after")
-    def _check(self) -> SourceConfig:
+    def __post_init__(self) -> None:
+        """Check what concerns more than one key."""
         if self.reconnect_min_s > self.reconnect_max_s:
             raise ValueError("reconnect_min_s must not be above reconnect_max_s")
-        return self
 
 
-class TargetConfig(_Section):
+class TargetConfig(_Section, frozen=True):
     """The subscriber."""
 
-    dsn: Dsn = SecretStr("")
-    state_schema: Annotated[str, AfterValidator(_schema)] = "parapply"
+    dsn: Secret = Secret("")
+    state_schema: str = "parapply"
     session_replication_role: Literal["replica", "origin"] = "replica"
     synchronous_commit: Literal["off", "on", "local", "remote_write", "remote_apply"] = "off"
     lease_wait_s: Seconds = LEASE_WAIT_S
 
 
-class TableConfig(_Section):
+class TableConfig(_Section, frozen=True):
     """What is said about one table."""
 
     parallel: Literal["auto", "always", "never"] = "auto"
 
 
-class ApplyConfig(_Section):
+class ApplyConfig(_Section, frozen=True):
     """How changes are applied."""
 
-    workers: Annotated[int, Field(ge=1, le=WORKERS_LIMIT)] = WORKERS
+    workers: Annotated[int, Meta(ge=1, le=WORKERS_LIMIT)] = WORKERS
     commit_order: Literal["preserve", "relaxed"] = "preserve"
-    max_batch_transactions: Annotated[int, Field(ge=1, le=1_000_000)] = MAX_BATCH_TRANSACTIONS
-    max_batch_changes: Annotated[int, Field(ge=1, le=1_000_000)] = MAX_BATCH_CHANGES
-    max_batch_bytes: Annotated[int, Field(ge=1024)] = MAX_BATCH_BYTES
-    memory_limit_bytes: Annotated[int, Field(ge=MEMORY_LIMIT_FLOOR_BYTES)] = MEMORY_LIMIT_BYTES
+    max_batch_transactions: Annotated[int, Meta(ge=1, le=1_000_000)] = MAX_BATCH_TRANSACTIONS
+    max_batch_changes: Annotated[int, Meta(ge=1, le=1_000_000)] = MAX_BATCH_CHANGES
+    max_batch_bytes: Annotated[int, Meta(ge=1024)] = MAX_BATCH_BYTES
+    memory_limit_bytes: Annotated[int, Meta(ge=MEMORY_LIMIT_FLOOR_BYTES)] = MEMORY_LIMIT_BYTES
     backlog_threshold_s: Seconds = BACKLOG_THRESHOLD_S
     linger_s: Seconds = LINGER_S
     advance_interval_s: Interval = ADVANCE_INTERVAL_S
-    table_lock_threshold: Annotated[int, Field(ge=1)] = TABLE_LOCK_THRESHOLD
+    table_lock_threshold: Annotated[int, Meta(ge=1)] = TABLE_LOCK_THRESHOLD
     stall_check_s: Interval = STALL_CHECK_S
     catalogue_check_s: Interval = CATALOGUE_CHECK_S
     on_error: Literal["stop", "retry"] = "stop"
-    tables: dict[Annotated[str, AfterValidator(_table_name)], TableConfig] = {}
+    tables: dict[str, TableConfig] = {}
 
-    @model_validator(mode="after")
-    def _check(self) -> ApplyConfig:
+    def __post_init__(self) -> None:
+        """Check what concerns more than one key."""
         if self.max_batch_bytes > self.memory_limit_bytes:
             raise ValueError("max_batch_bytes must not be above memory_limit_bytes")
-        return self
 
 
-class ApplyLogConfig(_Section):
+class ApplyLogConfig(_Section, frozen=True):
     """The apply log."""
 
-    directory: Annotated[Path | None, Field(strict=False), BeforeValidator(_none_if_empty)] = None
-    rotate_bytes: Annotated[int, Field(ge=4096)] = ROTATE_BYTES
-    rotate_s: Annotated[float, Field(ge=1, le=86_400 * 366, allow_inf_nan=False)] = ROTATE_S
+    directory: Path | None = None
+    rotate_bytes: Annotated[int, Meta(ge=4096)] = ROTATE_BYTES
+    rotate_s: Annotated[float, Meta(ge=1, le=86_400 * 366)] = ROTATE_S
 
 
-class LogConfig(_Section):
+class LogConfig(_Section, frozen=True):
     """The operational log."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["json", "console"] = "json"
 
 
-class Config(_Section):
+class Config(_Section, frozen=True):
     """Everything that can be set. Reads nothing but its arguments; see `load_config`."""
 
     source: SourceConfig = SourceConfig()
@@ -226,6 +165,16 @@ class Config(_Section):
     apply: ApplyConfig = ApplyConfig()
     applylog: ApplyLogConfig = ApplyLogConfig()
     log: LogConfig = LogConfig()
+
+
+#: By name; what `Config` holds.
+SECTIONS: Final[dict[str, type[_Section]]] = {
+    "source": SourceConfig,
+    "target": TargetConfig,
+    "apply": ApplyConfig,
+    "applylog": ApplyLogConfig,
+    "log": LogConfig,
+}
 
 
 def load_config(
@@ -259,30 +208,62 @@ def load_config(
         config_layers.nest(config_layers.read_environment(os.environ if environ is None else environ, _fields, errors)),
         config_layers.read_file(path, errors),
     ]
-    config = None
-    try:
-        config = Config.model_validate(config_layers.merged(layers))
-    except ValidationError as error:
-        errors += [_line(details) for details in error.errors(include_input=False, include_url=False)]
+    tree = config_layers.merged(layers)
+    errors += [_unknown_line([name], SECTIONS) for name in tree if name not in SECTIONS]
+    sections = {name: _read_section([name], kind, tree.get(name, {}), errors) for name, kind in SECTIONS.items()}
     errors += [
         _missing_line(key)
         for key in REQUIRED
         if key in required and not config_layers.first_value(layers, key.split("."))
     ]
-    if errors or config is None:
-        # Raised out here, without a context: pydantic's own error holds the input, and a traceback would print it.
+    if errors:
         raise ConfigError("\n".join(dict.fromkeys(errors)))
-    return config
+    return Config(**sections)
 
 
-def _fields(parts: Sequence[object]) -> dict[str, Any]:
-    """Return the fields of the section at a path; none where it is no section."""
+def _read_section(path: list[str], kind: type[_Section], given: object, errors: list[str]) -> Any:  # noqa: ANN401  of `kind`
+    """Return the section made of what is given, or None and what is wrong with it, a line each, in `errors`."""
+    if not isinstance(given, dict):
+        errors.append(f"{dotted(path)}: must be a section")
+        return None
+    kinds = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    n_before = len(errors)
+    values: dict[str, object] = {}
+    for key, value in given.items():
+        place = [*path, key]
+        if key not in kinds:
+            errors.append(_unknown_line(place, kinds))
+        elif place == ["apply", "tables"]:
+            values[key] = _read_tables(place, value, errors)
+        else:
+            values[key] = read_value(place, kinds[key], value, errors)
+    if len(errors) > n_before:
+        return None
+    try:
+        return kind(**values)
+    except ValueError as error:
+        errors.append(f"{dotted(path)}: {error}")
+        return None
+
+
+def _read_tables(path: list[str], given: object, errors: list[str]) -> dict[str, TableConfig]:
+    if not isinstance(given, dict):
+        errors.append(f"{dotted(path)}: must be a section")
+        return {}
+    for name in given:
+        schema, dot, table = name.partition(".")
+        if not (schema and dot and table):
+            errors.append(f'{dotted([*path, name])}: must be written "schema.table"')
+    return {name: _read_section([*path, name], TableConfig, value, errors) for name, value in given.items()}
+
+
+def _fields(parts: Sequence[str]) -> dict[str, object]:
+    """Return the plain types, by name, of what may stand at a path; none where it is no section."""
     if not parts:
-        return dict(Config.model_fields)
-    if len(parts) == 3 and tuple(parts[:2]) == ("apply", "tables"):
-        return dict(TableConfig.model_fields)
-    section = Config.model_fields.get(str(parts[0])) if len(parts) == 1 else None
-    return dict(section.annotation.model_fields) if section else {}  # type: ignore[union-attr]
+        return dict(SECTIONS)
+    is_table = len(parts) == 3 and tuple(parts[:2]) == ("apply", "tables")
+    kind = TableConfig if is_table else SECTIONS.get(parts[0]) if len(parts) == 1 else None
+    return {field.name: plain_type(field.type) for field in msgspec.structs.fields(kind)} if kind else {}
 
 
 def _missing_line(key: str) -> str:
@@ -290,11 +271,6 @@ def _missing_line(key: str) -> str:
     return f"{key}: is required; give {REQUIRED[key]}, {variable} or the key in the file"
 
 
-def _line(details: ErrorDetails) -> str:
-    parts = [part for part in details["loc"] if part != "[key]"]
-    name = ".".join(str(part) if _BARE.fullmatch(str(part)) else json.dumps(str(part)) for part in parts)
-    if details["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(parts[-1]), _fields(parts[:-1]), n=1)
-        return f"{name}: unknown key" + (f"; did you mean {near[0]}?" if near else "")
-    rule = details["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    return f"{name}: {rule}"
+def _unknown_line(path: Sequence[str], known: Collection[str]) -> str:
+    near = difflib.get_close_matches(path[-1], known, n=1)
+    return f"{dotted(path)}: unknown key" + (f"; did you mean {near[0]}?" if near else "")

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    #: The fields (pydantic FieldInfo by name) of the section at a path; empty where there is no such section.
-    Fields = Callable[[Sequence[str]], dict[str, Any]]
+    #: The plain types, by name, of what may stand in the section at a path; empty where there is no such section.
+    Fields = Callable[[Sequence[str]], dict[str, object]]
 
 PREFIX = "PARAPPLY_"
 _KEY = re.compile(r'[A-Za-z0-9_-]+(\.([A-Za-z0-9_-]+|"[^"]+"))+')
@@ -66,8 +66,7 @@ def read_overrides(overrides: Sequence[str], fields: Fields, errors: list[str]) 
 
 def _from_text(parts: Sequence[str], text: str, fields: Fields) -> object:
     """Return the text as the type of its field; as it is where it does not fit, for the validation to name."""
-    field = fields(parts[:-1]).get(parts[-1])
-    kind = field.annotation if field else None
+    kind = fields(parts[:-1]).get(parts[-1])
     try:
         if kind is int or kind is float:
             return kind(text)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 import psycopg
 import pytest
+from msgspec.structs import replace
 from psycopg import sql
 
 from parapply.config import Config, load_config
@@ -77,7 +78,7 @@ def pair(source_db: Database, target_db: Database) -> Pair:
 
 def changed(config: Config, section: str, **values: object) -> Config:
     """Return the configuration with other values in one section."""
-    return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
+    return replace(config, **{section: replace(getattr(config, section), **values)})
 
 
 @pytest.mark.pg_majors(15, 18)

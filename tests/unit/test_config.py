@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import pytest
-from pydantic import BaseModel
 
-from parapply.config import REQUIRED, Config, load_config
+from parapply.config import REQUIRED, SECTIONS, Config, load_config
 from parapply.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -30,23 +29,16 @@ def errors_of(*overrides: str, path: Path | None = None, environ: dict[str, str]
     return str(caught.value).splitlines()
 
 
-def keys_of(model: type[BaseModel], prefix: str = "") -> set[str]:
-    """Return the dotted names of all keys of a model."""
-    names: set[str] = set()
-    for name, field in model.model_fields.items():
-        kind: Any = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            names |= keys_of(kind, f"{prefix}{name}.")
-        else:
-            names.add(prefix + name)
-    return names
+def all_keys() -> set[str]:
+    """Return the dotted names of all keys."""
+    return {f"{name}.{field.name}" for name, kind in SECTIONS.items() for field in msgspec.structs.fields(kind)}
 
 
 def test_sample_file_names_every_key_and_equals_the_defaults() -> None:
     """config/parapply.toml loads, holds every key there is, and each with its default."""
     assert load_config(SAMPLE, environ={}, required=()) == Config()
     sections = tomllib.loads(SAMPLE.read_text())
-    assert {f"{section}.{key}" for section, keys in sections.items() for key in keys} == keys_of(Config)
+    assert {f"{section}.{key}" for section, keys in sections.items() for key in keys} == all_keys()
 
 
 def test_sample_file_explains_every_key() -> None:
@@ -150,13 +142,25 @@ def test_secrets_never_print() -> None:
     uri = f"postgresql://u:{SECRET}@h/db"
     config = load_config(None, (), {**GIVEN, "source.dsn": uri, "target.dsn": f"password={SECRET}"}, {})
     assert config.source.dsn.get_secret_value() == uri
-    assert SECRET not in repr(config) + str(config) + config.model_dump_json() + str(config.model_dump())
-    for overrides in ([f"source.dsn=={SECRET}"], [uri], [f"{uri}?x=1"], [f"source.dsn.x={SECRET}"], [f"apply.x={uri}"]):
+    assert SECRET not in repr(config) + str(config) + str(msgspec.structs.asdict(config.source))
+    assert config.source.dsn == Config(source=config.source).source.dsn != config.target.dsn
+    with pytest.raises(TypeError):
+        msgspec.json.encode(config)
+    slips = ["source.dsn=={}", "{}", "postgresql://u:{}@h/db?x=1", "source.dsn.x={}", "apply.x={}", "log.level={}"]
+    slips += ["source.slot={}", "source.publications={0},{0}", "apply.workers={}", "target.state_schema=pg_{}"]
+    for overrides in [[slip.format(SECRET)] for slip in slips]:
         with pytest.raises(ConfigError) as caught:
             load_config(None, overrides, {}, {"PARAPPLY_TARGET__DSN": f"pass word {SECRET}"})
         assert SECRET not in repr(caught.value) + str(caught.value)
         assert caught.value.__context__ is None
         assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("key", ["source.dsn", "source.slot", "source.publications", "target.state_schema"])
+def test_bytes_that_are_no_text_are_an_error(key: str) -> None:
+    """A variable may hold any bytes; those that are not UTF-8 are told as such before a server is asked."""
+    with pytest.raises(ConfigError, match=rf"(?m)^{key}: must be"):
+        load_config(None, (), {}, {f"PARAPPLY_{key.replace('.', '__').upper()}": "a\udcff"})
 
 
 def test_broken_file_is_told_without_its_text(tmp_path: Path) -> None:
@@ -183,15 +187,15 @@ def test_only_what_a_command_needs_is_required() -> None:
     assert load_config(None, (), {"target.dsn": "dbname=b"}, {}, required=["target.dsn"]).source.slot == ""
     with pytest.raises(ConfigError, match=r"^source\.slot: is required; give --slot, PARAPPLY_SOURCE__SLOT"):
         load_config(None, (), {"target.dsn": "dbname=b"}, {}, required=["target.dsn", "source.slot"])
-    assert set(REQUIRED) <= keys_of(Config)
+    assert set(REQUIRED) <= all_keys()
 
 
 def test_configuration_is_frozen() -> None:
     """Nobody changes the configuration after it was loaded."""
     config = load_config(None, (), GIVEN, {})
-    with pytest.raises(ValueError, match="frozen"):
+    with pytest.raises(AttributeError, match="immutable"):
         config.apply.workers = 8  # type: ignore[misc]
-    with pytest.raises(ValueError, match="frozen"):
+    with pytest.raises(AttributeError, match="immutable"):
         config.log = Config().log  # type: ignore[misc]
 
 

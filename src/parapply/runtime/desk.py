@@ -6,13 +6,13 @@ A small pool, because such a question must wait neither for the control session'
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
+from parapply.driver import Session
 from parapply.errors import TargetLost
-from parapply.target import facts, settings
+from parapply.target import settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -33,7 +33,7 @@ class Desk:
         self._pool: AsyncConnectionPool[settings.Connection] = AsyncConnectionPool(
             settings.client_conninfo(dsn, application_name),
             kwargs={"autocommit": True},
-            connection_class=psycopg.AsyncConnection[tuple[Any, ...]],
+            connection_class=Session,
             configure=self._pin,
             min_size=1,
             max_size=_SESSIONS,
@@ -62,15 +62,6 @@ class Desk:
     async def __aexit__(self, *_: object) -> None:
         """Close all sessions."""
         await self._pool.close()
-
-    async def warm_up(self) -> None:
-        """Read the catalogue once, for nothing: its first reader waits while the server fills the session's caches.
-
-        Raises:
-            TargetLost: no session, or it ended.
-        """
-        async with self.session() as conn:
-            await facts.load_facts(conn, "pg_catalog", "pg_class", role=self._role)
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[settings.Connection]:

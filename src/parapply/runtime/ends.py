@@ -2,8 +2,10 @@
 
 The order matters. The lease first, so that no other daemon goes on; then the fence, which waits until the last session
 of an earlier daemon is gone, commits in doubt included; only then is the state read, and the publisher checked against
-it; the stream and the workers last, all at the same time (traps T-14, T-15, F18, F20). Only the desk, which just asks,
-opens beside all this.
+it; the stream starts last, where that state says (traps T-14, T-15, F18, F20).
+
+What only asks or only connects is under way at the same time: the publisher is looked at and the desk opens while the
+lease is taken; workers and the stream connect while the state is read. Nothing is applied before all of it is done.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+import msgspec
 from psycopg import sql
 
 from parapply import __version__, probes
@@ -21,6 +24,7 @@ from parapply.errors import ParapplyError, TargetLost, TargetRefused
 from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.runtime import operations
+from parapply.runtime.ahead import FactsAhead
 from parapply.runtime.desk import Desk
 from parapply.source import options, refusals, slot
 from parapply.source.stream import ReplicationStream
@@ -28,17 +32,21 @@ from parapply.target import lease, settings, state
 from parapply.target.session import SessionOptions, WorkerSession
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
     from contextlib import AsyncExitStack
 
     from parapply.config import Config
 
 #: A target that has no connection left for one more worker still serves fewer (F17).
 _TOO_MANY = ("too many", "remaining connection slots")
+#: Published tables whose facts are read before they are announced; of more nobody knows which will come first.
+_FEW_TABLES = 8
+
+_Look: TypeAlias = "tuple[slot.Connection, slot.SourceFacts]"
+_T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
+class Ends(msgspec.Struct, frozen=True):
     """Open sessions; whoever gave the exit stack closes them."""
 
     control: settings.Connection
@@ -47,6 +55,7 @@ class Ends:
     stream: ReplicationStream
     sessions: tuple[WorkerSession, ...]
     desk: Desk
+    ahead: FactsAhead
     state: state.SlotState
 
 
@@ -67,45 +76,78 @@ class Opener:
             SourceRefused, SourceLost, SlotBusy: the publisher cannot serve, or not now.
             TargetRefused, TargetLost, LeaseHeld: the same for the target.
         """
-        control = await stack.enter_async_context(await operations.open_target(self._config, "leader"))
-        await self._end_own(control)
-        # The desk first: it serves, too, where connections are scarce and workers must be fewer.
-        desk, (source, source_facts, found) = await _together(self._desk(stack), self._own(stack, control))
-        sessions, stream = await _together(
-            self._workers(stack, found.slot_id, control.info.backend_pid), self._stream(stack, source_facts, found)
-        )
+        async with _beginning() as begin:
+            looking = begin(self._look(stack))
+            # The desk before the workers: it serves, too, where connections are scarce and workers must be fewer.
+            (control, slot_id), (desk, ahead) = await _together(self._own(stack, looking), self._desk(stack, looking))
+            source, first_look = await looking
+            # Not before the fence: until then the sessions of an earlier daemon may be all that the servers can give.
+            opening = begin(self._workers(stack, slot_id, control.info.backend_pid))
+            connecting = begin(self._connect_stream(stack))
+            source_facts, found = await self._recover(control, source, first_look, slot_id)
+            sessions, stream, _ = await _together(
+                opening,
+                self._start(connecting, source_facts, found),
+                self._write_daemon(control, source_facts, slot_id),
+            )
         self._log.info("target_connected", low_lsn=format_lsn(found.lowest_lsn), workers=len(sessions))
         self._log.info("source_connected", slot=found.slot_name, start_lsn=format_lsn(found.resume_lsn))
         self._own_pids = [control.info.backend_pid, *(session.pipeline.backend_pid for session in sessions)]
         probes.probe(probes.CONNECTED)
-        return Ends(control, source, source_facts, stream, sessions, desk, found)
+        return Ends(control, source, source_facts, stream, sessions, desk, ahead, found)
 
-    async def _desk(self, stack: AsyncExitStack) -> Desk:
+    async def _look(self, stack: AsyncExitStack) -> tuple[slot.Connection, slot.SourceFacts]:
+        """Open the plain session on the publisher and look at it for the first time."""
+        source = self._config.source
+        conn = await stack.enter_async_context(
+            await slot.connect(source.dsn.get_secret_value(), application_name=f"parapply {source.slot}")
+        )
+        return conn, await slot.inspect(conn, source.slot)
+
+    async def _own(self, stack: AsyncExitStack, looking: asyncio.Task[_Look]) -> tuple[settings.Connection, int]:
+        """Take the lease of the slot and wait for the fence; return the session that holds it, and the slot's id."""
+        config = self._config
+        control = await stack.enter_async_context(await operations.open_target(config, "leader"))
+        await self._end_own(control)
+        await state.ensure_schema(control, config.target.state_schema)
+        source, facts = await looking
+        found = await state.load(control, config.target.state_schema, config.source.slot, facts.system_identifier)
+        if found is None:
+            found = await operations.adopt(config, operations.Ends(source, control))
+            self._log.warning("slot_adopted", slot=config.source.slot, start_lsn=format_lsn(found.lowest_lsn))
+        await self._own_the_slot(control, found.slot_id)
+        probes.probe(probes.RECOVERY)
+        return control, found.slot_id
+
+    async def _desk(self, stack: AsyncExitStack, looking: asyncio.Task[_Look]) -> tuple[Desk, FactsAhead]:
         target, slot_name = self._config.target, self._config.source.slot
         desk = Desk(target.dsn.get_secret_value(), target.session_replication_role, f"parapply desk {slot_name}")
         await stack.enter_async_context(desk)
-        await desk.warm_up()
-        return desk
+        ahead = FactsAhead(desk, target.session_replication_role, lambda: self._few_tables(looking))
+        stack.push_async_callback(ahead.close)
+        return desk, ahead
 
-    async def _own(
-        self, stack: AsyncExitStack, control: settings.Connection
-    ) -> tuple[slot.Connection, slot.SourceFacts, state.SlotState]:
-        """Take the lease and read the state behind the fence, with a plain session on the publisher to compare it."""
+    async def _few_tables(self, looking: asyncio.Task[_Look]) -> Sequence[tuple[str, str]]:
+        # Shielded: who gives up reading ahead must not end the look itself.
+        source, _ = await asyncio.shield(looking)
+        return await slot.few_published_tables(source, self._config.source.publications, _FEW_TABLES)
+
+    async def _recover(
+        self, control: settings.Connection, source: slot.Connection, first_look: slot.SourceFacts, slot_id: int
+    ) -> tuple[slot.SourceFacts, state.SlotState]:
+        """Read the state, which is final now, and the publisher again; check the one against the other."""
         config = self._config
-        await state.ensure_schema(control, config.target.state_schema)
-        source = await stack.enter_async_context(
-            await slot.connect(config.source.dsn.get_secret_value(), application_name=f"parapply {config.source.slot}")
+        name = config.source.slot
+        facts, found = await _together(
+            slot.inspect(source, name),
+            state.load(control, config.target.state_schema, name, first_look.system_identifier),
         )
-        found = await self._state(control, source)
-        await self._own_the_slot(control, found.slot_id)
-        probes.probe(probes.RECOVERY)
-        found = await self._state(control, source)
-        source_facts = await refusals.verify(
-            source, config.source.dsn.get_secret_value(), config.source.slot, operations.known_position(found)
-        )
+        if found is None or found.slot_id != slot_id:
+            raise TargetLost(f"target: the state of slot {name!r} was removed while this daemon took the lease")
+        dsn = config.source.dsn.get_secret_value()
+        await refusals.check(facts, dsn, name, operations.known_position(found))
         await slot.check_publications(source, config.source.publications)
-        await state.write_daemon(control, config.target.state_schema, found.slot_id, self._daemon_row(source_facts))
-        return source, source_facts, found
+        return facts, found
 
     async def _end_own(self, control: settings.Connection) -> None:
         """End what an earlier connection of this very process left behind a broken network (F16)."""
@@ -119,16 +161,6 @@ class Opener:
         with settings.target_errors("ending sessions left by a broken connection"):
             await settings.rows(control, query, [self._own_pids])
 
-    async def _state(self, control: settings.Connection, source: slot.Connection) -> state.SlotState:
-        """Read the state of the slot; adopt the slot if the target knows nothing of it."""
-        config = self._config
-        facts = await slot.inspect(source, config.source.slot)
-        found = await state.load(control, config.target.state_schema, config.source.slot, facts.system_identifier)
-        if found is None:
-            found = await operations.adopt(config, operations.Ends(source, control))
-            self._log.warning("slot_adopted", slot=config.source.slot, start_lsn=format_lsn(found.lowest_lsn))
-        return found
-
     async def _own_the_slot(self, control: settings.Connection, slot_id: int) -> None:
         def waits(sessions: Sequence[lease.Holder]) -> None:
             self._log.warning("lease_waiting", holder=[str(session) for session in sessions])
@@ -139,22 +171,24 @@ class Opener:
         await lease.fence(control, slot_id, waits)
         self._log.info("lease_taken", slot=self._config.source.slot)
 
-    def _daemon_row(self, facts: slot.SourceFacts) -> state.DaemonRow:
-        return state.DaemonRow(
+    async def _write_daemon(self, control: settings.Connection, facts: slot.SourceFacts, slot_id: int) -> None:
+        config = self._config
+        row = state.DaemonRow(
             timeline=facts.timeline,
-            publications=tuple(self._config.source.publications),
-            commit_order=self._config.apply.commit_order,
-            workers=self._config.apply.workers,
+            publications=tuple(config.source.publications),
+            commit_order=config.apply.commit_order,
+            workers=config.apply.workers,
             host=socket.gethostname(),
             pid=os.getpid(),
             version=__version__,
         )
+        await state.write_daemon(control, config.target.state_schema, slot_id, row)
 
     async def _workers(self, stack: AsyncExitStack, slot_id: int, leader_pid: int) -> tuple[WorkerSession, ...]:
         numbers = range(1, self._config.apply.workers + 1)
         tries = [self._worker(stack, number, slot_id, leader_pid) for number in numbers]
         opened = await _together(*tries)
-        sessions = tuple([session for session in opened if isinstance(session, WorkerSession)])
+        sessions = tuple([session for session in opened if not isinstance(session, ParapplyError)])
         errors = [error for error in opened if isinstance(error, ParapplyError)]
         if errors:
             if not sessions:
@@ -185,8 +219,17 @@ class Opener:
         stack.push_async_callback(session.close)
         return session
 
-    async def _stream(
-        self, stack: AsyncExitStack, facts: slot.SourceFacts, found: state.SlotState
+    async def _connect_stream(self, stack: AsyncExitStack) -> ReplicationStream:
+        source = self._config.source
+        connection = await slot.connect(
+            source.dsn.get_secret_value(), application_name=source.slot, is_replication=True
+        )
+        stream = ReplicationStream(connection)
+        stack.push_async_callback(stream.close)
+        return stream
+
+    async def _start(
+        self, connecting: asyncio.Task[ReplicationStream], facts: slot.SourceFacts, found: state.SlotState
     ) -> ReplicationStream:
         source = self._config.source
         command = options.start_replication_sql(
@@ -194,23 +237,42 @@ class Opener:
             found.resume_lsn,
             options.start_options(facts.server_version_num, source.publications, source.origin),
         )
-        connection = await slot.connect(
-            source.dsn.get_secret_value(), application_name=source.slot, is_replication=True
-        )
-        stream = ReplicationStream(connection)
-        stack.push_async_callback(stream.close)
+        stream = await connecting
         await stream.start(command)
         return stream
 
 
-async def _together(*works: Coroutine[None, None, Any]) -> list[Any]:
+@asynccontextmanager
+async def _beginning() -> AsyncIterator[Callable[[Coroutine[None, None, _T]], asyncio.Task[_T]]]:
+    """Give a function that begins works whose results are needed later; what still runs at the end is ended.
+
+    Each error is raised where the result is needed, so that of two always the same is told: the target's first.
+    """
+    tasks: list[asyncio.Task[Any]] = []
+
+    def begin(work: Coroutine[None, None, _T]) -> asyncio.Task[_T]:
+        task = asyncio.create_task(work, name=f"open-{len(tasks) + 1}")
+        tasks.append(task)
+        return task
+
+    try:
+        yield begin
+    finally:
+        await _end(tasks)
+
+
+async def _together(*works: Awaitable[Any]) -> list[Any]:
     """Do all at the same time and return their results; when one fails the others end before its error is raised."""
-    tasks = [asyncio.create_task(work, name=f"open-{number}") for number, work in enumerate(works, 1)]
+    tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            # Once: a second time would interrupt the cleaning up after the first.
-            if not task.cancelling():
-                task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _end(tasks)
+
+
+async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        # Once: a second time would interrupt the cleaning up after the first.
+        if not (isinstance(task, asyncio.Task) and task.cancelling()):
+            task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -60,7 +60,7 @@ class Epoch:
         is_relaxed = config.apply.commit_order == "relaxed"
         self._crew = Crew(low_lsn, self._changed, self._committed, is_relaxed=is_relaxed)
         self._tables = Tables(
-            ends.desk, config.target.session_replication_role, config.apply.tables, is_relaxed=is_relaxed
+            ends.desk, ends.ahead, config.target.session_replication_role, config.apply.tables, is_relaxed=is_relaxed
         )
         self._intake = Intake(
             ends.stream,

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 from psycopg import sql
 
 from parapply.errors import ParapplyError, SlotBusy, SourceRefused, TargetRefused
@@ -30,8 +30,7 @@ _POLL_MIN_S = 0.02
 _POLL_MAX_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
+class Ends(msgspec.Struct, frozen=True):
     """A session on both ends."""
 
     source: slot.Connection

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from parapply.model import Relation
     from parapply.plan.batch import Batch
     from parapply.plan.table import TableFacts, TablePlan
+    from parapply.runtime.ahead import FactsAhead
     from parapply.runtime.desk import Desk
     from parapply.target.settings import Connection
 
@@ -32,11 +33,20 @@ if TYPE_CHECKING:
 class Tables:
     """Plans by relation. Written by intake (`resolve`), by workers and by the watch, read by all of them."""
 
-    def __init__(self, desk: Desk, role: str, config: Mapping[str, TableConfig], *, is_relaxed: bool = False) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        ahead: FactsAhead,
+        role: str,
+        config: Mapping[str, TableConfig],
+        *,
+        is_relaxed: bool = False,
+    ) -> None:
         """Start with nothing announced.
 
         Args:
             desk: sessions for reading the catalogue.
+            ahead: what was read of it while the stream started.
             role: session_replication_role of the workers.
             config: what the configuration says of single tables, by schema.table.
             is_relaxed: independent transactions commit in any order.
@@ -44,6 +54,7 @@ class Tables:
         #: In force where intake reads. Batches and retries keep their own view of `current`.
         self.plans = Plans()
         self._desk = desk
+        self._ahead = ahead
         self._role = role
         self._config = config
         self._is_relaxed = is_relaxed
@@ -82,7 +93,7 @@ class Tables:
         for relation in relations:
             self.plans.refused.pop(relation, None)
             try:
-                plan = await self._plan(relation)
+                plan = await self._plan_ahead(relation) or await self._plan(relation)
             except TargetRefused as error:
                 self.plans.refused[relation] = error
                 self._forget_namesakes(relation)
@@ -132,6 +143,14 @@ class Tables:
             self._put(relation, await self._plan(relation))
         self._look_for_serial()
 
+    async def _plan_ahead(self, relation: Relation) -> TablePlan | None:
+        """Return the plan by what was read while the stream started, if that fits."""
+        found = await self._ahead.take(relation.schema, relation.name)
+        try:
+            return self._match(relation, found) if found is not None else None
+        except TargetRefused:
+            return None  # the table may have been changed to fit since then
+
     async def _plan(self, relation: Relation) -> TablePlan:
         async with self._desk.session() as conn:
             found = await self._facts(conn, relation)
@@ -141,6 +160,9 @@ class Tables:
                 # Another table may have taken the name between the two looks, as online rewrites of a table do.
                 found = await self._facts(conn, relation)
                 await facts.check_table_access(conn, found)
+        return self._match(relation, found)
+
+    def _match(self, relation: Relation, found: TableFacts) -> TablePlan:
         setting = self._config.get(relation.qualified_name)
         parallel = setting.parallel if setting else "auto"
         return match.match(relation, found, parallel=parallel, is_relaxed=self._is_relaxed)

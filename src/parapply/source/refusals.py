@@ -6,8 +6,9 @@ whether the watermark still names the same transactions after a failover (trap F
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from parapply.errors import SourceRefused
 from parapply.model import format_lsn, parse_lsn
@@ -27,8 +28,7 @@ _LOST_HINT = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownPosition:
+class KnownPosition(msgspec.Struct, frozen=True, kw_only=True):
     """What the target's state says of the slot."""
 
     system_identifier: str
@@ -50,11 +50,16 @@ async def verify(conn: Connection, dsn: str, slot_name: str, known: KnownPositio
         SourceLost: the connection broke.
     """
     facts = await inspect(conn, slot_name)
+    await check(facts, dsn, slot_name, known)
+    return facts
+
+
+async def check(facts: SourceFacts, dsn: str, slot_name: str, known: KnownPosition | None) -> None:
+    """Check everything on facts just read; arguments and errors as those of `verify`."""
     history: Mapping[int, int] = {}
     if known and facts.system_identifier == known.system_identifier and facts.timeline > known.timeline:
         history = await timeline_history(dsn, facts.timeline)
     check_slot(facts, slot_name, known, history)
-    return facts
 
 
 def check_slot(

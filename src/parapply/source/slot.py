@@ -12,11 +12,12 @@ Source: PostgreSQL manual, "pg_replication_slots", "Control Data Functions", "Re
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
 import psycopg
 
+from parapply.driver import Session
 from parapply.errors import SlotBusy, SourceLost, SourceRefused
 from parapply.model import POSTGRES_EPOCH_US, parse_lsn
 from parapply.source.options import source_conninfo
@@ -31,9 +32,12 @@ Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
 #: Seconds to wait for a TCP connection to the publisher; libpq would wait for the kernel, which is minutes.
 CONNECT_TIMEOUT_S = 10
 
+#: Tables of a database, the catalogue's own 68 among them, up to which listing the published ones is a matter of
+#: milliseconds.
+_MANY_TABLES = 500
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotFacts:
+
+class SlotFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A replication slot as pg_replication_slots shows it; what a server does not know yet is None or False."""
 
     name: str
@@ -49,8 +53,7 @@ class SlotFacts:
     is_two_phase: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceFacts:
+class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The publisher as it is now."""
 
     system_identifier: str  # unsigned 64 bits
@@ -121,7 +124,7 @@ async def connect(
         connect_timeout_s=connect_timeout_s,
     )
     with source_errors("connecting"):
-        return await psycopg.AsyncConnection.connect(text, autocommit=True)
+        return await Session.connect(text, autocommit=True)
 
 
 async def _rows(conn: Connection, query: LiteralString, params: Sequence[object] = ()) -> list[tuple[Any, ...]]:
@@ -231,6 +234,24 @@ async def published_tables(conn: Connection, names: Sequence[str]) -> tuple[tupl
     )
     with source_errors("reading the published tables"):
         return tuple((str(schema), str(table)) for schema, table in await _rows(conn, query, [list(names)]))
+
+
+async def few_published_tables(conn: Connection, names: Sequence[str], limit: int) -> tuple[tuple[str, str], ...]:
+    """Return (schema, table) of everything in the publications if that is few, else nothing; for a hint only.
+
+    The view takes time for every table, so a database of many is not asked.
+
+    Raises:
+        SourceLost: the connection broke.
+    """
+    query: LiteralString = (
+        "SELECT DISTINCT schemaname, tablename FROM pg_catalog.pg_publication_tables"
+        " WHERE pubname = ANY ($1::text[]) AND (SELECT pg_catalog.count(*) FROM pg_catalog.pg_class"
+        " WHERE relkind IN ('r', 'p')) <= $2::int LIMIT $3::int"
+    )
+    with source_errors("reading the published tables"):
+        found = await _rows(conn, query, [list(names), _MANY_TABLES, limit + 1])
+    return tuple((str(schema), str(table)) for schema, table in found) if len(found) <= limit else ()
 
 
 async def create_slot(conn: Connection, slot_name: str) -> int:

@@ -5,9 +5,10 @@ In: a control session and plain rows. For people only: nothing here is ever read
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import psycopg
 
 from parapply.target.settings import rows, target_errors
@@ -15,15 +16,13 @@ from parapply.target.state_schema import gone, in_schema, lsn_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime
 
     from psycopg import sql
 
     from parapply.target.settings import Connection
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DaemonRow:
+class DaemonRow(msgspec.Struct, frozen=True, kw_only=True):
     """The daemon that applies the slot from now on."""
 
     timeline: int  # of the publisher, as accepted by the slot check
@@ -35,8 +34,7 @@ class DaemonRow:
     version: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerRow:
+class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     """What one worker does, for people."""
 
     worker: int
@@ -50,8 +48,7 @@ class WorkerRow:
     changes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableRow:
+class TableRow(msgspec.Struct, frozen=True, kw_only=True):
     """How one table is applied, for people."""
 
     schema_name: str

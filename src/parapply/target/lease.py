@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
+import msgspec
 from psycopg import sql
 
 from parapply.errors import LeaseHeld, TargetLost
@@ -25,7 +26,6 @@ from parapply.target.settings import rows, target_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from datetime import datetime
 
     from parapply.target.settings import Connection
 
@@ -40,8 +40,7 @@ _POLL_MAX_S = 0.5
 _TERMINATE_WAIT_MS = 5000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
     """A session that holds one of the locks."""
 
     pid: int

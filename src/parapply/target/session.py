@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import psycopg
 
 from parapply import probes
+from parapply.driver import Session
 from parapply.errors import StatementFailed, TargetLost
 from parapply.model import format_lsn
 from parapply.target import lease, settings, state
@@ -85,7 +86,7 @@ class WorkerSession:
             TargetRefused: a privilege is missing.
         """
         with settings.target_errors("connecting a worker"):
-            connection = await psycopg.AsyncConnection.connect(
+            connection = await Session.connect(
                 settings.client_conninfo(options.dsn, options.application_name, kind="worker"), autocommit=True
             )
         try:

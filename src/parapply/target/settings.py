@@ -10,12 +10,13 @@ Source: PostgreSQL manual, "Server Configuration"; traps F26, F32, F37, T-34, T-
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import msgspec
 import psycopg
 from psycopg import conninfo, sql
 
+from parapply.driver import Session
 from parapply.errors import TargetLost, TargetRefused
 
 if TYPE_CHECKING:
@@ -41,8 +42,7 @@ _CLIENT_PARAMETERS = {
 _QUESTION_TIMEOUT_MS = 30_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """One pinned server setting."""
 
     name: str
@@ -223,7 +223,7 @@ async def connect_control(dsn: str, *, role: str, application_name: str) -> Conn
         TargetRefused: a privilege is missing, a pooler stands between, or the server is read only.
     """
     with target_errors("connecting"):
-        conn = await psycopg.AsyncConnection.connect(client_conninfo(dsn, application_name), autocommit=True)
+        conn = await Session.connect(client_conninfo(dsn, application_name), autocommit=True)
     try:
         await pin_session(conn, kind="control", role=role, synchronous_commit="on")
         await check_direct(conn)
@@ -240,7 +240,7 @@ async def connect_reader(dsn: str, application_name: str) -> Connection:
         TargetLost: no connection.
     """
     with target_errors("connecting"):
-        conn = await psycopg.AsyncConnection.connect(client_conninfo(dsn, application_name), autocommit=True)
+        conn = await Session.connect(client_conninfo(dsn, application_name), autocommit=True)
     try:
         with target_errors("pinning session settings"):
             await conn.execute(

@@ -9,9 +9,9 @@ Source: traps T-1 to T-16; PostgreSQL manual, "Asynchronous Commit".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from psycopg import sql
 
 from parapply import probes
@@ -53,8 +53,7 @@ __all__ = [
 _TIME = "('2000-01-01 00:00:00+00'::timestamptz + {}::bigint * '1 microsecond'::interval)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotState:
+class SlotState(msgspec.Struct, frozen=True, kw_only=True):
     """What is committed on the target, as read at start."""
 
     slot_id: int
@@ -84,8 +83,7 @@ class SlotState:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewSlot:
+class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
     """The first row of a slot."""
 
     slot_name: str
@@ -98,8 +96,7 @@ class NewSlot:
     workers: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """What `advance` writes. None leaves a display column as it is."""
 
     lowest_lsn: int

@@ -1,0 +1,141 @@
+"""One value of the configuration: what it is written as, the rule it must keep, and how a breach is told.
+
+In: a value as TOML, the environment or a flag gives it. Out: the value of its field, or a line that names the field and
+the rule, never the value: it may be a secret.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_origin
+
+import msgspec
+from psycopg import Error as DriverError
+from psycopg.conninfo import conninfo_to_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+class Secret:
+    """A text that no representation shows."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        """Keep the text."""
+        self._text = text
+
+    def get_secret_value(self) -> str:
+        """Return the text itself."""
+        return self._text
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether the other one is a secret of the same text."""
+        return isinstance(other, Secret) and self._text == other._text
+
+    def __hash__(self) -> int:
+        """Return a hash that agrees with equality."""
+        return hash(self._text)
+
+    def __repr__(self) -> str:
+        """Show that there is something, or nothing."""
+        return f"Secret({'***' if self._text else ''})"
+
+
+def _dsn(text: str) -> Secret:
+    try:
+        conninfo_to_dict(text)
+    except DriverError:
+        # libpq quotes the text it stumbled over, and that may be the password.
+        raise ValueError('must be a connection string: "host=... dbname=..." or postgresql://...') from None
+    return Secret(text)
+
+
+def _slot(name: str) -> str:
+    # Source: manual, "Replication Slots": lower-case letters, digits and underscore, below NAMEDATALEN.
+    if not re.fullmatch(r"[a-z0-9_]{0,63}", name):
+        raise ValueError("must be 1 to 63 lower-case letters, digits or underscores")
+    return name
+
+
+def _schema(name: str) -> str:
+    if not name or "\0" in name or len(name.encode()) > 63 or name.startswith("pg_"):
+        raise ValueError("must be a schema name of 1 to 63 bytes that does not begin with pg_")
+    return name
+
+
+def _publications(names: tuple[str, ...]) -> tuple[str, ...]:
+    if any(not name or b"\0" in name.encode() for name in names) or len(set(names)) != len(names):
+        raise ValueError("must be a list of different publication names")
+    return names
+
+
+def _directory(text: str) -> Path | None:
+    # TOML has no null: the empty text stands for "off".
+    return Path(text) if text else None
+
+
+#: Keys whose value is a rule of its own: what it is written as, and what makes the value of that or raises ValueError.
+_CHECKED: Final[dict[str, tuple[object, Callable[[Any], object]]]] = {
+    "source.dsn": (str, _dsn),
+    "source.slot": (str, _slot),
+    "source.publications": (tuple[str, ...], _publications),
+    "target.dsn": (str, _dsn),
+    "target.state_schema": (str, _schema),
+    "applylog.directory": (str, _directory),
+}
+_NOUNS: Final[dict[object, str]] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    tuple[str, ...]: "a list of texts",
+}
+
+
+def read_value(path: list[str], kind: object, value: object, errors: list[str]) -> object:
+    """Return the value as a field's type has it, or None and in `errors` a line with the rule that it breaks.
+
+    Args:
+        path: section and key, by which the line names the field.
+        kind: annotation of the field.
+        value: as TOML or a flag gives it, or the text of a variable made a number or list where that is its type.
+        errors: appended to.
+    """
+    written_as, check = _CHECKED.get(".".join(path), (kind, None))
+    try:
+        found = msgspec.convert(value, written_as)
+        return check(found) if check else found
+    except msgspec.ValidationError:
+        errors.append(f"{dotted(path)}: {_rule(written_as)}")  # in our words: msgspec's repeat the value
+    except UnicodeError:
+        errors.append(f"{dotted(path)}: must be UTF-8")  # a variable of the environment may be any bytes
+    except ValueError as error:
+        errors.append(f"{dotted(path)}: {error}")
+    return None
+
+
+def plain_type(kind: object) -> object:
+    """Return an annotation without its bounds."""
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+def _rule(kind: object) -> str:
+    """Say what a field of this type takes."""
+    if get_origin(kind) is Literal:
+        *most, last = [repr(value) for value in get_args(kind)]
+        return f"must be {', '.join(most)} or {last}"
+    rule = f"must be {_NOUNS[plain_type(kind)]}"
+    if get_origin(kind) is not Annotated:
+        return rule
+    bounds = get_args(kind)[1]
+    return f"{rule} from {bounds.ge} to {bounds.le}" if bounds.le is not None else f"{rule} not below {bounds.ge}"
+
+
+def dotted(path: Sequence[str]) -> str:
+    """Return a path as TOML writes it."""
+    return ".".join(part if _BARE.fullmatch(part) else json.dumps(part) for part in path)
