@@ -37,7 +37,7 @@ def test_texts() -> None:
     made = statements(COLUMNS, ["id"])
     assert made.set_insert((0, 1)).text == (
         b'INSERT INTO "s"."t" ("id", "v") OVERRIDING SYSTEM VALUE SELECT v.c0::pg_catalog.int4, v.c1::pg_catalog.text '
-        b"FROM unnest($1::text[], $2::text[]) AS v(c0, c1)"
+        b"FROM (SELECT unnest($1::text[]) AS c0, unnest($2::text[]) AS c1) AS v"
     )
     assert made.set_update((0, 1)).text == (
         b'UPDATE ONLY "s"."t" AS t SET "v" = v.c1::pg_catalog.text FROM unnest($1::text[], $2::text[]) AS v(c0, c1) '
