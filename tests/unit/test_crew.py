@@ -61,7 +61,9 @@ class _Run:
             del self.running[job.batch.seq]
             if told is Turn.GIVE_BACK:
                 self.n_given_back += 1
+                n_calls = self.n_idle_calls
                 self.crew.give_back(job)
+                assert self.n_idle_calls > n_calls, "nobody was told that there is room"
             else:
                 self._check_commit(job)
                 self.crew.committed(job, 0.0)

@@ -207,6 +207,8 @@ class Crew:
         self._assigned.discard(seq)
         if self._scheduler.give_back(job.batch):
             heapq.heappush(self._ready, seq)
+        # One more is blocked, which makes room: the worker may go on with another at once, and nobody else would say so.
+        self.changed()
 
     def ended(self, job: Job) -> None:
         """Register the end LSN of a large transaction, known only now that its last piece has come."""

@@ -78,8 +78,11 @@ class Opener:
         """
         async with _beginning() as begin:
             looking = begin(self._look(stack))
+            answers = asyncio.Event()
             # The desk before the workers: it serves, too, where connections are scarce and workers must be fewer.
-            (control, slot_id), (desk, ahead) = await _together(self._own(stack, looking), self._desk(stack, looking))
+            (control, slot_id), (desk, ahead) = await _together(
+                self._own(stack, looking, answers), self._desk(stack, looking, answers)
+            )
             source, first_look = await looking
             # Not before the fence: until then the sessions of an earlier daemon may be all that the servers can give.
             opening = begin(self._workers(stack, slot_id, control.info.backend_pid))
@@ -104,10 +107,13 @@ class Opener:
         )
         return conn, await slot.inspect(conn, source.slot)
 
-    async def _own(self, stack: AsyncExitStack, looking: asyncio.Task[_Look]) -> tuple[settings.Connection, int]:
+    async def _own(
+        self, stack: AsyncExitStack, looking: asyncio.Task[_Look], answers: asyncio.Event
+    ) -> tuple[settings.Connection, int]:
         """Take the lease of the slot and wait for the fence; return the session that holds it, and the slot's id."""
         config = self._config
         control = await stack.enter_async_context(await operations.open_target(config, "leader"))
+        answers.set()
         await self._end_own(control)
         await state.ensure_schema(control, config.target.state_schema)
         source, facts = await looking
@@ -119,7 +125,11 @@ class Opener:
         probes.probe(probes.RECOVERY)
         return control, found.slot_id
 
-    async def _desk(self, stack: AsyncExitStack, looking: asyncio.Task[_Look]) -> tuple[Desk, FactsAhead]:
+    async def _desk(
+        self, stack: AsyncExitStack, looking: asyncio.Task[_Look], answers: asyncio.Event
+    ) -> tuple[Desk, FactsAhead]:
+        # A pool that waits for a silent network takes seconds to close: no signal shall wait for that (F38).
+        await answers.wait()
         target, slot_name = self._config.target, self._config.source.slot
         desk = Desk(target.dsn.get_secret_value(), target.session_replication_role, f"parapply desk {slot_name}")
         await stack.enter_async_context(desk)
