@@ -164,7 +164,7 @@ def _measure(server: PgServer, form: Form, n_rows: int, batch_rows: int) -> floa
         before_s = _cpu_s(pg.backend_pid)
         for parameters in sent:
             if form.is_copy:
-                with connection.cursor().copy(sql.SQL(form.text)) as copying:  # type: ignore[arg-type]  # ours
+                with connection.cursor().copy(sql.SQL(form.text)) as copying:
                     copying.write(parameters[0])
                 continue
             result = pg.exec_prepared(b"form", parameters, [1] * len(parameters))

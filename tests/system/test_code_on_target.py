@@ -222,6 +222,20 @@ def test_t25_foreign_keys_are_enforced_in_the_origin_role(pair: Pair) -> None:
     pair.check_equal()
 
 
+def test_t26_checks_that_are_deferred_here_do_not_stop_a_truncate(pair: Pair) -> None:
+    """A table that the target still has to check is truncated all the same, alone or in a merged batch (T-26)."""
+    tree = "CREATE TABLE tree (id int PRIMARY KEY, up int REFERENCES tree{})"
+    pair.create(tree.format(""), tree.format(" DEFERRABLE INITIALLY DEFERRED"))
+    pair.write(
+        "INSERT INTO tree VALUES (1, 1)",
+        "BEGIN; INSERT INTO tree VALUES (2, 1), (3, 2); TRUNCATE tree; INSERT INTO tree VALUES (4, 4); COMMIT",
+        "INSERT INTO tree VALUES (5, 4)",
+    )
+    daemon = pair.drain(settings={"target.session_replication_role": "origin"})
+    pair.check_equal()
+    assert not daemon.events_of("batch_retried"), daemon.log_tail()
+
+
 def test_the_configuration_decides_how_a_table_is_applied(pair: Pair) -> None:
     """With parallel = "never" a table is serial, "always" trusts its triggers; parapply.tables says which and why."""
     more = _AUDIT + _NOTE.format("other") + _ALWAYS.format("other")

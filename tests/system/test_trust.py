@@ -25,7 +25,7 @@ def _handed_over(count: int) -> Iterator[str]:
     Who gives has more to do before than who takes, so that the taker comes too early where nothing holds it.
     """
     for number in range(1, count + 1):
-        rows = f"INSERT INTO first SELECT generate_series({number * 1000}, {number * 1000 + 500})"
+        rows = f"INSERT INTO first SELECT generate_series({number * 10000}, {number * 10000 + 2500})"
         yield f"BEGIN; {rows}; UPDATE u SET mail = 'other{number}' WHERE id = {number}; COMMIT"
         yield f"INSERT INTO u VALUES ({1000 + number}, 'M{number}', 0)"
 

@@ -207,7 +207,7 @@ class Crew:
         self._assigned.discard(seq)
         if self._scheduler.give_back(job.batch):
             heapq.heappush(self._ready, seq)
-        # One more is blocked, which makes room: the worker may go on with another at once, and nobody else would say so.
+        # One more is blocked, which makes room: the worker may go on with another at once, and nobody else says so.
         self.changed()
 
     def ended(self, job: Job) -> None:

@@ -28,7 +28,7 @@ from parapply.plan.changes import (
 from parapply.plan.families import deleted_last, parents_first, ties
 from parapply.plan.steps import OrderedStep, TablesStep, TruncateStep
 from parapply.target.pipeline import Statement
-from parapply.target.statements import Sql, Statements, truncate
+from parapply.target.statements import CHECK_LATER, CHECK_NOW, Sql, Statements, truncate
 from parapply.wire.rows import (
     DELETE,
     INSERT,
@@ -112,7 +112,7 @@ class CommandBuilder:
             elif isinstance(step, OrderedStep):
                 commands += self.in_order(step.changes)
             else:
-                commands.append(self._truncate(step))
+                commands += self._truncate(step)
         return commands
 
     def in_order(self, changes: Sequence[tuple[TablePlan, bytes] | TruncateStep]) -> list[Command]:
@@ -124,7 +124,7 @@ class CommandBuilder:
         commands: list[Command] = []
         for change in changes:
             if isinstance(change, TruncateStep):
-                commands.append(self._truncate(change))
+                commands += self._truncate(change)
             else:
                 self._row(*change, commands)
         return commands
@@ -265,9 +265,13 @@ class CommandBuilder:
         parameters += [_text(found[position], frame) for position in prepared.old_positions]
         out.append(Command(prepared, parameters, expected=expected, operation=operation, plan=plan))
 
-    def _truncate(self, step: TruncateStep) -> Command:
+    def _truncate(self, step: TruncateStep) -> list[Command]:
         prepared = truncate([plan.facts for plan in step.plans], restart_identity=step.restart_identity)
-        return Command(prepared, (), expected=ANY_COUNT, operation="truncate", plan=step.plans[0])
+        texts = [prepared]
+        if any(foreign.is_enforced for plan in step.plans for foreign in plan.foreign_keys):
+            # What changed the table before may have left deferred checks, and PostgreSQL truncates no such table.
+            texts = [CHECK_NOW, prepared, CHECK_LATER]
+        return [Command(text, (), expected=ANY_COUNT, operation="truncate", plan=step.plans[0]) for text in texts]
 
 
 def _effects(changes: TableChanges, segment: NetSegment, *, is_late: bool) -> Effects | None:

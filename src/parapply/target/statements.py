@@ -304,3 +304,8 @@ def _sql(text: str, positions: Sequence[int], old_positions: Sequence[int] = (),
         positions=tuple(positions),
         old_positions=tuple(old_positions),
     )
+
+
+#: Around a TRUNCATE: deferred checks of what came before are made at once, those of what follows later again.
+CHECK_NOW = _sql("SET CONSTRAINTS ALL IMMEDIATE", ())
+CHECK_LATER = _sql("SET CONSTRAINTS ALL DEFERRED", ())
