@@ -221,7 +221,12 @@ def main(*, n_rows: int, batches: tuple[int, ...], rounds: int, is_saved: bool) 
             "rows": n_rows,
             "table_rows": _TABLE_ROWS,
             "us_a_row": [
-                {"form": name, "batch_rows": size, "median": round(median(each), 2), "turns": [round(us, 2) for us in each]}
+                {
+                    "form": name,
+                    "batch_rows": size,
+                    "median": round(median(each), 2),
+                    "turns": [round(one, 2) for one in each],
+                }
                 for (name, size), each in found.items()
             ],
         }  # fmt: skip
