@@ -85,6 +85,8 @@ class Intake:
         self._plans_now = dict(tables.plans.current)
         self._is_backlog = False
         self._backlog_us = config.backlog_threshold_s * 1e6
+        # Behind a pause of reading, or every pause would pass for the end of the backlog.
+        self._linger_s = config.linger_s + _COLLECT_S
         #: Told of every commit by the epoch.
         self.growth = Growth(Limits(config.max_batch_transactions, config.max_batch_changes, config.max_batch_bytes))
         self._limits = self.growth.limits
@@ -303,7 +305,7 @@ class Intake:
             return
         if self._is_backlog:
             if self._linger is None:
-                self._linger = self._loop.call_later(self._config.linger_s, self._close_lingering, self.heard_s)
+                self._linger = self._loop.call_later(self._linger_s, self._close_lingering, self.heard_s)
         elif self._crew.is_relaxed or self._crew.is_idle or self._building.batch.n_changes >= _WORTH_A_WORKER:
             self._close()
         elif self._linger is None:
@@ -315,7 +317,7 @@ class Intake:
         if self._building is None or not self._crew.wants_work:
             return
         if self.heard_s > armed_s:
-            self._linger = self._loop.call_later(self._config.linger_s, self._close_lingering, self.heard_s)
+            self._linger = self._loop.call_later(self._linger_s, self._close_lingering, self.heard_s)
         else:
             self._close()
 
