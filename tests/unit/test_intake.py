@@ -181,7 +181,7 @@ async def test_while_all_workers_are_busy_transactions_gather_in_one_batch() -> 
 
 
 async def test_in_a_backlog_a_free_worker_waits_for_more_until_the_stream_is_quiet() -> None:
-    """With a backlog batches grow; when nothing more comes for linger_s and a pause of reading the batch closes all the same."""
+    """Batches of a backlog grow; one closes all the same when nothing comes for linger_s and a pause of reading."""
     lab = _Lab(linger_s=0.05)
     async with lab.running():
         worker = asyncio.create_task(lab.take())
