@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from parapply.bench.output import write_result
+from parapply.bench.processes import ProcessWatch
 from parapply.bench.report import machine_facts
 from parapply.demo.binaries import find_binaries
 from parapply.demo.server import PgServer
@@ -161,7 +162,8 @@ def _measure(server: PgServer, form: Form, n_rows: int, batch_rows: int) -> floa
         pg = connection.pgconn
         if not form.is_copy:
             pg.prepare(b"form", form.text.encode())
-        before_s = _cpu_s(pg.backend_pid)
+        watch = ProcessWatch()
+        watch.add("backend", pg.backend_pid)
         for parameters in sent:
             if form.is_copy:
                 with connection.cursor().copy(sql.SQL(form.text)) as copying:
@@ -170,13 +172,7 @@ def _measure(server: PgServer, form: Form, n_rows: int, batch_rows: int) -> floa
             result = pg.exec_prepared(b"form", parameters, [1] * len(parameters))
             if result.status != pq.ExecStatus.COMMAND_OK:
                 raise click.ClickException(result.get_error_message())
-        return (_cpu_s(pg.backend_pid) - before_s) * 1e6 / n_rows
-
-
-def _cpu_s(pid: int) -> float:
-    """Return a process's user and system time. Source: proc_pid_stat(5)."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return watch.usage()["backend"].cpu_s * 1e6 / n_rows
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

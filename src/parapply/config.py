@@ -38,8 +38,8 @@ LEASE_WAIT_S = 30.0
 WORKERS = 4
 #: Connections at most: each is one backend of the target, and one stream cannot keep more busy.
 WORKERS_LIMIT = 64
-#: Source transactions a target transaction at most. Batches begin with an eighth of it and grow while the target is
-#: quick with them (runtime/growth.py); what larger sets gain a row levels off before this.
+#: Source transactions a target transaction at most. Batches begin smaller and grow while the target is quick with them
+#: (runtime/growth.py); what larger sets gain a row levels off before this.
 MAX_BATCH_TRANSACTIONS = 20_000
 #: Row changes a target transaction at most, for the same reason.
 MAX_BATCH_CHANGES = 20_000

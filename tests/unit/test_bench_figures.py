@@ -221,7 +221,7 @@ def test_a_missing_matplotlib_is_one_line() -> None:
 
 def test_programs_that_do_not_run_are_refused(tmp_path: Path) -> None:
     """A directory without a server is an error that names it."""
-    with pytest.raises(DemoError, match=r"has no postgres that the server's account can run"):
+    with pytest.raises(DemoError, match=r"has no initdb and postgres that the server's account can run"):
         programs_in(tmp_path)
 
 

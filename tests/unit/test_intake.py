@@ -11,6 +11,7 @@ import pytest
 from parapply.config import ApplyConfig
 from parapply.errors import ProtocolError
 from parapply.plan.plans import Plans
+from parapply.runtime import intake
 from parapply.runtime.crew import Crew
 from parapply.runtime.intake import Intake
 from parapply.target.state import SlotState
@@ -83,10 +84,12 @@ class _Tables:
 class _Lab:
     """An intake with a crew whose workers take jobs only when the test says so."""
 
-    def __init__(self, *, piece_bytes: int = 1 << 30, lowest_lsn: int = 0, **config: float) -> None:
+    def __init__(
+        self, *, piece_bytes: int = 1 << 30, lowest_lsn: int = 0, is_relaxed: bool = False, **config: float
+    ) -> None:
         self.stream = _Stream()
         self.tables = _Tables()
-        self.crew = Crew(lowest_lsn, self._changed, lambda _job: None)
+        self.crew = Crew(lowest_lsn, self._changed, lambda _job: None, is_relaxed=is_relaxed)
         state = SlotState(
             slot_id=1,
             slot_name="s",
@@ -136,6 +139,14 @@ class _Lab:
         async with asyncio.timeout(5):
             return await self.crew.next_job()
 
+    async def read(self, *frames: bytes) -> None:
+        """Feed transactions that no batch has left with yet, and wait until they are read."""
+        self.stream.feed(*frames)
+        async with asyncio.timeout(5):
+            await self.stream.reading.wait()
+        await settle()
+        assert not self.intake.holds_nothing
+
     def commit(self, job: Job) -> None:
         """Be the worker at its turn."""
         self.crew.committed(job, 0.0)
@@ -160,7 +171,47 @@ async def test_without_a_backlog_each_transaction_leaves_alone_and_at_once() -> 
             worker = asyncio.create_task(lab.take())
             await settle()
             lab.stream.feed(*lab.transaction())
-            assert len((await worker).batch.transactions) == 1
+            job = await worker
+            assert len(job.batch.transactions) == 1
+            lab.commit(job)
+
+
+async def test_behind_a_batch_under_way_transactions_join_until_it_has_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They could not commit before it, and one commit is cheaper than two: also where another worker is idle."""
+    monkeypatch.setattr(intake, "_BEHIND_S", 3600.0)
+    lab = _Lab()
+    async with lab.running():
+        first, second = asyncio.create_task(lab.take()), asyncio.create_task(lab.take())
+        await settle()
+        lab.stream.feed(*lab.transaction())
+        done, _ = await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+        (under_way,) = done
+        await lab.read(*lab.transaction(), *lab.transaction())
+        await settle()
+        (waiting,) = {first, second} - done
+        assert not waiting.done()
+        lab.commit(await under_way)
+        assert len((await waiting).batch.transactions) == 2
+
+
+@pytest.mark.parametrize(
+    ("behind_s", "n_rows", "is_relaxed"), [(0.0, 1, False), (3600.0, 200, False), (3600.0, 1, True)]
+)
+async def test_nobody_waits_behind_a_batch_for_long(
+    monkeypatch: pytest.MonkeyPatch, *, behind_s: float, n_rows: int, is_relaxed: bool
+) -> None:
+    """After a moment, with rows enough for a worker of its own, or in any order, a batch leaves beside another."""
+    monkeypatch.setattr(intake, "_BEHIND_S", behind_s)
+    lab = _Lab(is_relaxed=is_relaxed)
+    async with lab.running():
+        workers = [asyncio.create_task(lab.take()) for _ in range(2)]
+        await settle()
+        lab.stream.feed(*lab.transaction())
+        await asyncio.wait(workers, return_when=asyncio.FIRST_COMPLETED)
+        lab.stream.feed(*lab.transaction(*[build.insert(row(str(number)), oid=OID) for number in range(n_rows)]))
+        assert [len((await worker).batch.transactions) for worker in workers] == [1, 1]
 
 
 async def test_while_all_workers_are_busy_transactions_gather_in_one_batch() -> None:

@@ -5,12 +5,9 @@ In go options; out come a stage that is not entered yet, and what it is made of.
 
 from __future__ import annotations
 
-import re
-import subprocess
 from typing import TYPE_CHECKING, Final
 
-from parapply.demo.account import process_options, server_account
-from parapply.demo.binaries import PgBinaries
+from parapply.demo.binaries import programs_of
 from parapply.demo.errors import DemoError
 from parapply.demo.stage import Stage
 
@@ -19,13 +16,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from parapply.bench.options import Options
+    from parapply.demo.binaries import PgBinaries
     from parapply.demo.cluster import Setting
     from parapply.demo.interrupts import Interrupts
 
 # No runner shall meet a vacuum that the others did not, nor read from disk what fits into memory.
 _SETTINGS: Final[Mapping[str, Setting]] = {"autovacuum": False, "shared_buffers": "512MB"}
-# `--version` prints and ends; this is for a directory on a file system that hangs.
-_VERSION_TIMEOUT_S = 10.0
 
 
 def make_stage(interrupts: Interrupts, options: Options) -> Stage:
@@ -52,21 +48,12 @@ def programs_in(directory: Path) -> PgBinaries:
     """Return PostgreSQL's programs in a directory of the user's choice.
 
     Raises:
-        DemoError: it has no `postgres`, or the account that runs the servers cannot run it.
+        DemoError: it has no `initdb` and `postgres` that the account which runs servers can run.
     """
-    path = directory.absolute()
-    try:
-        answer = subprocess.run(  # noqa: S603 - the user's own choice, no shell
-            [str(path / "postgres"), "--version"],
-            capture_output=True, text=True, check=False, cwd="/", timeout=_VERSION_TIMEOUT_S,
-            **process_options(server_account()),
-        ).stdout  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        answer = ""
-    match = re.search(r"\(PostgreSQL\) ((\d+)\S*)", answer)
-    if match is None:
+    found = programs_of(directory.absolute())
+    if found is None:
         raise DemoError(
-            f"{directory} has no postgres that the server's account can run.",
+            f"{directory} has no initdb and postgres that the server's account can run.",
             hint="name a directory with initdb and postgres that every user can read",
         )
-    return PgBinaries(major=int(match[2]), bin_dir=path, version_text=match[1])
+    return found

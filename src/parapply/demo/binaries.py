@@ -106,7 +106,7 @@ def _explicit() -> list[PgBinaries]:
     """Return what PARAPPLY_PGBIN names; a wrong directory is an error, because it was asked for."""
     found: list[PgBinaries] = []
     for name in filter(None, os.environ.get(PGBIN_VARIABLE, "").split(os.pathsep)):
-        one = _probe(Path(name).absolute())
+        one = programs_of(Path(name).absolute())
         if one is None:
             raise DemoError(
                 f"{PGBIN_VARIABLE} names {name}, which has no initdb and postgres that the server's account can run.",
@@ -121,7 +121,7 @@ def _system() -> list[PgBinaries]:
     directories = [path for pattern in _SYSTEM_PATTERNS for path in sorted(Path("/usr").glob(pattern))]
     if configured := _configured_directory():
         directories.append(configured)
-    return [one for path in directories if (one := _probe(path))]
+    return [one for path in directories if (one := programs_of(path))]
 
 
 def _configured_directory() -> Path | None:
@@ -141,7 +141,7 @@ def _embedded() -> list[PgBinaries]:
     found: list[PgBinaries] = []
     for location in (spec.submodule_search_locations or []) if spec else []:
         for tree in sorted(Path(location).glob("pginstall*")):
-            one = _probe(tree / "bin") or _probe_copy(tree)
+            one = programs_of(tree / "bin") or _probe_copy(tree)
             if one:
                 found.append(one)
     return found
@@ -152,10 +152,10 @@ def _probe_copy(tree: Path) -> PgBinaries | None:
     if server_account() is None or not _has_server(tree / "bin"):
         return None
     version = _version(tree / "bin", {})
-    return _probe(readable_copy(tree, version_text=version) / "bin") if version else None
+    return programs_of(readable_copy(tree, version_text=version) / "bin") if version else None
 
 
-def _probe(bin_dir: Path) -> PgBinaries | None:
+def programs_of(bin_dir: Path) -> PgBinaries | None:
     """Return the programs of a directory, or `None` if the account that runs servers cannot run them.
 
     Only running its programs as that account also sees access lists and mount options.

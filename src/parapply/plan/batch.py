@@ -13,7 +13,7 @@ from parapply.plan.changes import NotASet, TableChanges
 from parapply.plan.families import can_order, meets_itself
 from parapply.plan.segments import NetSegment
 from parapply.plan.steps import OrderedStep, Step, TablesStep, TruncateStep, is_serial, ordered_changes, truncate_step
-from parapply.wire.rows import DELETE, INSERT, KIND_AT, MARK_AT, RELATION_AT, TRUNCATE, UPDATE, malformed
+from parapply.wire.rows import DELETE, INSERT, KIND_AT, MARK_AT, RELATION_AT, TRUNCATE, malformed
 
 if TYPE_CHECKING:
     import cython  # read by the compiler only
@@ -28,7 +28,6 @@ else:
 _relation_at = struct.Struct(">I").unpack_from
 
 _MAX_KNOWN: Final = 8
-_ROW_KINDS: Final = (INSERT, UPDATE, DELETE)
 _INSERT, _DELETE = INSERT, DELETE  # C numbers in the compiled twin
 
 #: More changes than any batch holds.
@@ -184,7 +183,7 @@ class Batch:
     def _take_known(self, frame: bytes) -> bool:
         """Take a frame into the segment that took the last one of its relation (compiled twin only).
 
-        Spares the way over Python's calls, which costs more than the rest; False if it must be gone.
+        Spares the way over Python's calls; False if it must be gone.
 
         Raises:
             NotASet, ProtocolError: as the segment.
@@ -207,7 +206,7 @@ class Batch:
 
     def _note_known(self, frame: bytes, table: TableChanges) -> None:
         segment = table.segments[-1] if table.segments else None
-        if isinstance(segment, NetSegment) and self._n_known < _MAX_KNOWN and frame[KIND_AT] in _ROW_KINDS:
+        if isinstance(segment, NetSegment) and self._n_known < _MAX_KNOWN:
             self._known_tags[self._n_known] = tag_of(frame)  # type: ignore[name-defined]  # noqa: F821  walk.pxd
             self._known.append(segment)
             self._n_known += 1

@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 #: Bytes read before workers and timers get their turn: some hundred transactions, about two milliseconds.
 _DRAIN_BYTES = 128 * 1024
-#: In a backlog a read that empties the socket is followed by a pause. A walsender sends every message by itself, and
-#: waking up a reader for it costs the publisher more than decoding it: twice the CPU in all, measured.
+#: In a backlog a read that empties the socket is followed by a pause: a walsender sends every message by itself, and to
+#: wake up a reader for each took it half as much CPU again.
 _COLLECT_S = 0.004
-#: The same without a backlog while a batch is under way, which what comes could not overtake anyway.
+#: The same without a backlog while a batch is under way, which with the order kept nothing overtakes.
 _BUSY_COLLECT_S = 0.002
 #: Without a backlog, seconds that a batch waits for the one under way: longer than most small ones take to commit.
 _BEHIND_S = 0.003
 #: Changes with which it does not wait.
 _WORTH_A_WORKER = 200
 #: Pieces of a large transaction that wait for their worker.
-_PIECES = 8
+_PIECES = 2
 #: Batches that may wait for others while independent ones pass them.
 _BLOCKED = 128
 
@@ -148,8 +148,8 @@ class Intake:
                     self.on_keepalive(keepalive)
                 self._close_if_due()
                 await self._wait_for_room()
-                if self._stream.is_drained and (self._is_backlog or not self._crew.is_idle):
-                    await self._collect(_COLLECT_S if self._is_backlog else _BUSY_COLLECT_S)
+                if self._stream.is_drained:
+                    await self._pause()
         finally:
             self._stream.pause_reading()
             self.finish()
@@ -361,8 +361,17 @@ class Intake:
         n_blocked = min(self._crew.n_blocked, _BLOCKED) if self._crew.is_relaxed else 0
         return len(self._crew) - n_blocked < self._ahead
 
-    async def _collect(self, pause_s: float) -> None:
-        """Let the publisher send more than one message before the next read; ends early when nothing is under way."""
+    async def _pause(self) -> None:
+        """Let the publisher send more than one message before the next read, unless somebody could apply it at once.
+
+        It ends early when nothing is under way any more.
+        """
+        if self._is_backlog:
+            pause_s = _COLLECT_S
+        elif self._crew.is_idle or self._crew.is_relaxed:
+            return
+        else:
+            pause_s = _BUSY_COLLECT_S
         self._stream.pause_reading()
         self._pause_over.clear()
         timer = self._loop.call_later(pause_s, self._pause_over.set)
