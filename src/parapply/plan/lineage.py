@@ -113,6 +113,7 @@ class Lineage:
     def use(self, plans: Mapping[int, TablePlan]) -> None:
         """Go on with other plans; what has changed is looked up again."""
         for oid, plan in plans.items():
+            self._past.refer(plan)
             track = self._tracks.get(oid.to_bytes(4))
             if track is not None and track.plan is not plan:
                 del self._tracks[oid.to_bytes(4)]
