@@ -4,8 +4,9 @@ In: lists of changes. Out: the same lists, checked. A file has no name: it is go
 dies, and at every reconnect, so nothing of a stream can outlive it (trap T-55). Blocking; the caller has it done in a
 thread. Must never give back what is not exactly what was put in.
 
-A block is a header (magic, xid, number of changes, bytes behind the checksum), the CRC-32 of everything else, the length
-of each change with the highest bit set for a Relation, and the changes: frames as they are, Relations as MessagePack.
+A block is a header (magic, xid, number of changes, bytes behind the checksum), the CRC-32 of everything else, the
+length of each change with the highest bit set for a Relation, and the changes: frames as they are, Relations as
+MessagePack.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Spill:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.lock = threading.Lock()
+        self._files: set[SpillFile] = set()
         try:
             if directory is not None:
                 directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -77,9 +79,25 @@ class Spill:
             SpillFailed: it cannot be made.
         """
         try:
-            return SpillFile(self, _nameless(self._directory), xid)
+            file = SpillFile(self, _nameless(self._directory), xid)
         except OSError as error:
             raise _failed(xid, error.strerror or str(error)) from error
+        with self.lock:
+            self._files.add(file)
+        return file
+
+    def close(self) -> None:
+        """Close every file that is still open."""
+        with self.lock:
+            files = list(self._files)
+        for file in files:
+            file.close()
+
+    def forget(self, file: SpillFile) -> None:
+        """Be told that a file is closed."""
+        with self.lock:
+            self.used_bytes -= file.size_bytes
+            self._files.discard(file)
 
 
 def _nameless(directory: Path | None) -> int:
@@ -169,7 +187,7 @@ class SpillFile:
                 return
             os.close(self._fd)
             self._fd = -1
-        self._reserve(-self.size_bytes)
+        self._spill.forget(self)
 
     def _reserve(self, n_bytes: int) -> None:
         spill = self._spill

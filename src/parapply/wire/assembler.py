@@ -166,6 +166,8 @@ class Assembler:
 
     def _cut(self, current: Transaction, done: list[Transaction]) -> Transaction:
         current.is_last = False
+        if self._begin_prepare is not None and not self._is_late:
+            current.event = self._begin_prepare
         done.append(current)
         rest = Transaction(current.xid, current.commit_lsn, current.commit_time_us)
         rest.is_first = False
