@@ -121,7 +121,7 @@ def test_a_large_transaction_is_a_barrier() -> None:
     (transaction,) = source.transactions
     lineage = Lineage(1000)
     lineage.add(transaction, source.plans.view())
-    large = lineage.add_large(transaction)
+    large = lineage.add_alone(transaction, "large")
     later = lineage.add(transaction, source.plans.view())
     for one, before in ((large, 1), (later, 2)):
         assert [(at.seq, at.kind, at.name, at.changes) for at in one.depends_on] == [(before, "barrier", "large", 0)]
