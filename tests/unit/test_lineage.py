@@ -139,6 +139,20 @@ def test_a_wide_transaction_takes_its_tables() -> None:
     assert found == [[], [(1, "table", "s.t2")], [(2, "table", "s.t2")]]
 
 
+def test_a_wide_child_refers_to_any_parent() -> None:
+    """A transaction that takes a child's table meets every parent before, and every parent that goes after."""
+    source = Source(is_full=False, is_enforced=False)
+    source.run([FamilyOp("insert", PARENT, key, None) for key in (1, 2)])
+    source.run([FamilyOp("insert", CHILD, key, 1) for key in (1, 2, 3)])
+    source.run([FamilyOp("delete", PARENT, 2, None)])
+    lineage = Lineage(table_lock_threshold=2)
+    view = source.plans.view()
+    lineage.use(view.current)
+    traced = [lineage.add(transaction, view) for transaction in source.transactions]
+    found = [[(at.seq, at.kind) for at in one.depends_on] for one in traced]
+    assert found == [[], [(1, "foreign key")], [(2, "foreign key"), (1, "key")]]
+
+
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the last keys are remembered: twice as many as asked for at most, and those asked for always."""
     monkeypatch.setattr(lineages, "Past", lambda: Past(remembered=50))
