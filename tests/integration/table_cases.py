@@ -153,8 +153,7 @@ def worker_on(database: Database) -> Iterator[Worker]:
     """Open a worker's session, and one of a table's owner."""
     with database.connect() as connection, database.connect() as owner:
         for session in (connection, owner):
-            for text in settings.statements("worker", session.info.server_version, "replica", "off"):
-                session.execute(text.encode())
+            session.execute(settings.pinning("worker", session.info.server_version, "replica", "off").encode())
         owner.execute("SET search_path = public; SET session_replication_role = origin")
         yield Worker(connection, owner, database.dsn)
 

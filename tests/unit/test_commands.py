@@ -17,7 +17,8 @@ from parapply.plan.dependencies import Scheduler
 from parapply.plan.plans import Plans
 from parapply.plan.steps import ordered_changes
 from parapply.target import commands
-from parapply.target.commands import ANY_COUNT, Command, CommandBuilder
+from parapply.target.commands import Command, CommandBuilder
+from parapply.target.pipeline import ANY_COUNT
 from parapply.wire.assembler import Assembler
 from parapply.wire.rows import BINARY_TYPES, TEXT_OID
 from tests import build

@@ -27,7 +27,7 @@ from parapply.plan.changes import (
 )
 from parapply.plan.families import deleted_last, parents_first, ties
 from parapply.plan.steps import OrderedStep, TablesStep, TruncateStep
-from parapply.target.pipeline import Statement
+from parapply.target.pipeline import ANY_COUNT, Statement
 from parapply.target.statements import CHECK_LATER, CHECK_NOW, Sql, Statements, truncate
 from parapply.wire.rows import (
     BINARY_TYPES,
@@ -57,9 +57,6 @@ Operation = Literal["insert", "update", "delete", "truncate", "exists"]
 
 #: Bytes of rows in one set statement at most: far below the gigabyte that one parameter may have (trap T-45).
 SET_BYTES: Final = 32 * 1024 * 1024
-
-#: The count is not to be checked: code on the target may change it.
-ANY_COUNT: Final = -1
 
 
 class Command(Statement):

@@ -15,8 +15,7 @@ from parapply.driver import Session
 from parapply.errors import StatementFailed, TargetLost
 from parapply.model import format_lsn
 from parapply.target import lease, prepared, settings, state
-from parapply.target.commands import ANY_COUNT
-from parapply.target.pipeline import Outcome, Pipeline, Statement
+from parapply.target.pipeline import ANY_COUNT, Outcome, Pipeline, Statement
 from parapply.target.statements import Sql
 
 if TYPE_CHECKING:
