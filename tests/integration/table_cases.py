@@ -95,13 +95,14 @@ class Worker:
         facts = self.facts(name, schema)
         return Statements(match(relation_of(facts, identity=identity), facts), binary_types)
 
-    def run(self, statement: Sql, *rows: Sequence[str | None]) -> int:
+    def run(self, statement: Sql, *rows: Sequence[str | None], count: int | None = None) -> int:
         """Execute a statement; return the number of rows found.
 
         Args:
             statement: to execute.
             rows: for a set form any number of rows, one value per position; for a row form at most one, whose values
                 are those of all parameters.
+            count: last parameter of a statement that counts what it finds.
 
         Raises:
             Refused: the server's error.
@@ -118,6 +119,8 @@ class Worker:
                 len(statement.type_oids),
             )
             assert None not in parameters
+            if count is not None:
+                parameters.append(struct.pack(">q", count))
         else:
             (row,) = rows or ((),)
             parameters = [None if value is None else value.encode() for value in row]

@@ -64,6 +64,8 @@ class Command(Statement):
 
     __slots__ = ("expected", "operation", "plan")
 
+    prepared: Sql
+
     def __init__(
         self,
         prepared: Sql,

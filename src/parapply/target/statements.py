@@ -321,6 +321,27 @@ def truncate(tables: Sequence[TableFacts], *, restart_identity: bool) -> Sql:
     return _sql(f"TRUNCATE TABLE {', '.join(dict.fromkeys(targets))} {identity} IDENTITY RESTRICT", ())
 
 
+def counted(prepared: Sql) -> Sql:
+    """Return a set form that fails unless it finds as many rows as its last parameter, a binary int8, says.
+
+    So that COMMIT can be sent behind it without waiting for its answer: in a pipeline nothing runs behind an error. It
+    fails with 22012 (division by zero), like a division of the user's; and costs some tenths of a microsecond a row.
+    (PostgreSQL manual, "Data-Modifying Statements in WITH".)
+
+    Args:
+        prepared: a set form.
+    """
+    # A SELECT stands where nothing can be set; its rows are those found.
+    returning = b"" if prepared.text.startswith(b"SELECT ") else b" RETURNING 1"
+    number = prepared.n_parameters + 1
+    text = b"WITH done AS (%s%s) SELECT 1 / (pg_catalog.count(*) = $%d::pg_catalog.int8)::pg_catalog.int4 FROM done" % (
+        prepared.text,
+        returning,
+        number,
+    )
+    return prepared._replace(name=b"c" + prepared.name[1:], text=text, n_parameters=number)
+
+
 def _sql(
     text: str, positions: Sequence[int], old_positions: Sequence[int] = (), *, type_oids: tuple[int, ...] | None = None
 ) -> Sql:
