@@ -98,6 +98,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record",
     run: str = ""  # of the daemon: from connected to the loss of an end, within which `seq` counts; "" in old lines
     retry_reason: str = ""  # SQLSTATE, row count, suspect ...; the last one
     conflicts: tuple[Conflict, ...] = ()  # the first CONFLICTS_LIMIT
+    is_one_flight: bool = False  # statements and COMMIT were sent at once: execute_s holds both, commit_s is 0
 
 
 class TransactionRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="transaction"):
