@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from parapply.applylog import XIDS_LIMIT, RowCounts
+from parapply.applylog_schema import XIDS_LIMIT, RowCounts
 from parapply.model import Relation
 from parapply.plan.steps import OrderedStep, TruncateStep
 from parapply.wire.rows import DELETE, INSERT, KIND_AT, RELATION_AT, TRUNCATE
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from parapply.model import Transaction
     from parapply.plan.batch import Batch
     from parapply.plan.dependencies import Wait
+    from parapply.plan.lineage import Traced
     from parapply.plan.table import TablePlan
     from parapply.runtime.streams import Stream
     from parapply.runtime.two_phase import Outcome
@@ -44,12 +45,14 @@ class Job:
     """Written by intake until it is submitted, then by the crew and its worker; read by progress and the apply log."""
 
     __slots__ = (
+        "arrivals",
         "attempts",
         "batch",
         "committed_s",
         "error",
         "executed_s",
         "freed_s",
+        "is_one_flight",
         "mode",
         "must_yield",
         "n_changes",
@@ -64,6 +67,7 @@ class Job:
         "started_s",
         "stream",
         "submitted_s",
+        "traced",
         "turn_s",
         "waited_for",
         "worker",
@@ -97,6 +101,7 @@ class Job:
         self.turn_s = 0.0  # all earlier batches have committed
         self.committed_s = 0.0
         self.attempts = 1
+        self.is_one_flight = False  # executed and committed at once
         self.mode = "set"  # or rows, large, streamed, spilled, outcome
         #: A later batch than the head stands in its way: it rolls back and waits for its turn (trap T-30).
         self.must_yield = False
@@ -110,6 +115,9 @@ class Job:
         self.n_changes = 0
         self.size_bytes = 0
         self.xids: tuple[int, ...] = ()
+        #: Only at ``applylog.detail = "transaction"``: what is said of each, and how many were there at which time.
+        self.traced: list[Traced] = []
+        self.arrivals: list[tuple[int, float]] = []
 
     def count_batch(self) -> None:
         """Count what the closed batch holds."""

@@ -50,8 +50,8 @@ class Door(Protocol):
         """Return a job with a batch behind all others."""
         ...
 
-    def submit(self, job: Job) -> None:
-        """Hand over a job whose batch is complete."""
+    def submit(self, job: Job, event: Transaction) -> None:
+        """Hand over a job that an event has ended, and whose batch is complete."""
         ...
 
     async def take_whole(self, transaction: Transaction) -> None:
@@ -174,7 +174,7 @@ def _submit_alone(job: Job, event: Transaction, door: Door) -> None:
     batch.first_commit_time_us = batch.commit_time_us = event.commit_time_us
     job.n_transactions = 1
     job.xids = (event.xid,)
-    door.submit(job)
+    door.submit(job, event)
 
 
 async def _whole(stream: Stream, event: Transaction, message: StreamCommit | StreamPrepare) -> Transaction:

@@ -172,6 +172,7 @@ class Worker:
         if has_turn and _is_one_flight(job, [*commands, *late]):
             await self.session.execute_and_commit(self._record(job), [*commands, *late])
             job.executed_s = job.turn_s = self._clock()
+            job.is_one_flight = True
             return Turn.COMMIT
         first = self._first(job, self._record(job))
         await self.session.execute(first, [*commands, *late] if has_turn else commands)
