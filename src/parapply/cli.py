@@ -73,6 +73,28 @@ def _connection_options(command: _Command) -> _Command:
     return command
 
 
+def _copy_options(command: _Command) -> _Command:
+    options = [
+        click.option(
+            "--connections",
+            type=click.IntRange(1, 64),
+            default=4,
+            show_default=True,
+            help="For the copy, on each side.",
+        ),
+        click.option("--truncate", "truncates", is_flag=True, help="Empty tables that hold rows before the copy."),
+        click.option(
+            "--defer-indexes",
+            "defers_indexes",
+            is_flag=True,
+            help="Drop indexes without a constraint, make them after.",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def _load(options: dict[str, Any], *not_needed: str) -> Config:
     from parapply.config import REQUIRED, load_config  # noqa: PLC0415
 
@@ -127,15 +149,57 @@ def cli() -> None:
 Examples:
   parapply init --source "host=a dbname=app" --target "host=b dbname=app" --slot app --publication app
   parapply init --config app.toml
+  parapply init --config app.toml --copy --schema
+  parapply init --config app.toml --copy --truncate --connections 8 --defer-indexes
+A copy that was interrupted goes on with the same command.
 Passwords are better in PARAPPLY_SOURCE__DSN and PARAPPLY_TARGET__DSN, or in ~/.pgpass, than in a flag.""",
 )
 @_connection_options
-def init(**options: Any) -> None:  # noqa: ANN401  click's options
-    """Check both ends; create the slot and the state schema."""
+@click.option("--copy", "is_copy", is_flag=True, help="Copy the rows of all published tables, too.")
+@click.option("--schema", "brings_schema", is_flag=True, help="With --copy: make the tables first, with pg_dump.")
+@click.option("--pg-dump", metavar="FILE", help="The program for --schema.  [default: pg_dump]")
+@_copy_options
+def init(*, is_copy: bool, brings_schema: bool, pg_dump: str | None, **options: Any) -> None:  # noqa: ANN401  click's
+    """Check both ends; create the slot and the state schema; copy the rows if asked to."""
+    how = {key: options.pop(key) for key in ("connections", "truncates", "defers_indexes")}
+    if not is_copy and (brings_schema or pg_dump or how["truncates"] or how["defers_indexes"]):
+        raise click.UsageError("--schema, --pg-dump, --truncate and --defer-indexes belong to --copy")
     config = _load(options)
-    from parapply.runtime import operations  # noqa: PLC0415
+    if not is_copy:
+        from parapply.runtime import operations  # noqa: PLC0415
 
-    operations.init(config)
+        operations.init(config)
+        return
+    from parapply.copy import command  # noqa: PLC0415
+
+    command.init(config, command.Options(brings_schema=brings_schema, pg_dump=pg_dump, **how))
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  psql "$SOURCE" -c 'ALTER PUBLICATION app ADD TABLE orders'
+  parapply refresh --config app.toml
+  parapply refresh --config app.toml --table public.orders --truncate
+The daemon may run meanwhile.""",
+)
+@_connection_options
+@click.option("--table", "tables", metavar="SCHEMA.TABLE", multiple=True, help="Copy just this one; repeatable.")
+@_copy_options
+def refresh(
+    *,
+    tables: tuple[str, ...],
+    connections: int,
+    truncates: bool,
+    defers_indexes: bool,
+    **options: Any,  # noqa: ANN401  click's
+) -> None:
+    """Copy tables added to the publication and join them to the stream."""
+    config = _load(options)
+    from parapply.copy import command  # noqa: PLC0415
+
+    how = command.Options(connections=connections, truncates=truncates, defers_indexes=defers_indexes, tables=tables)
+    command.refresh(config, how)
 
 
 @cli.command(
