@@ -270,6 +270,52 @@ def wait(*, lsn: int, timeout_s: float, **options: Any) -> None:  # noqa: ANN401
 
 
 @cli.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog="""\b
+Examples:
+  parapply snapshot --config app.toml
+  parapply snapshot --config app.toml -- sh -c 'pg_dump --snapshot="$PARAPPLY_SNAPSHOT" -d app -f app.sql'
+  parapply snapshot --config app.toml --lsn 16/B374D848
+  parapply snapshot --config orders.toml --with customers.toml --json
+The daemons must run. Several targets of one publisher are cut at the same LSN. Without a command the snapshots are
+kept until Ctrl-C; a command finds them in PARAPPLY_SNAPSHOT and PARAPPLY_LSN (_2, _3 ... for the others).""",
+)
+@_connection_options
+@click.option("--lsn", type=_Lsn(), metavar="LSN", help="LSN of the publisher; by default the earliest possible.")
+@click.option(
+    "--with",
+    "others",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Configuration of another target of the same publisher; repeatable.",
+)
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=0), default=60, show_default=True, metavar="S", help="Give up."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def snapshot(
+    *,
+    lsn: int | None,
+    others: tuple[Path, ...],
+    timeout_s: float,
+    as_json: bool,
+    command: tuple[str, ...],
+    **options: Any,  # noqa: ANN401  click's options
+) -> int:
+    """Export a snapshot of the target that equals the source at one LSN."""
+    configs = [_load(options, "source.dsn", "source.publications")]
+    from parapply.config import load_config  # noqa: PLC0415
+
+    required = ("source.slot", "target.dsn")
+    configs += [load_config(path, options["overrides"], {}, {}, required=required) for path in others]
+    from parapply.runtime import snapshot as taking  # noqa: PLC0415
+
+    return taking.run(configs, lsn, timeout_s, command, as_json=as_json)
+
+
+@cli.command(
     epilog="""\b
 Examples:
   parapply drop --config app.toml

@@ -37,6 +37,12 @@ INSERT INTO leaf_root SELECT i FROM generate_series(0, 99) AS i;
 ALTER TABLE large SET (fillfactor = 10);
 INSERT INTO large SELECT i, repeat(md5(i::text), 20) FROM generate_series(1, 9000) AS i;
 """
+_LATER = """
+INSERT INTO part_root VALUES (101, 'b', 'later');
+INSERT INTO leaf_root VALUES (55) ON CONFLICT DO NOTHING;
+DELETE FROM large WHERE id % 2 = 0;
+INSERT INTO made VALUES (11);
+"""
 _PUBLICATIONS = """
 CREATE PUBLICATION pub FOR TABLE "S.p 1"."t%s""x", chosen (id, kept, v) WHERE (kept), made, leaf_root, nothing, large;
 CREATE PUBLICATION by_root FOR TABLE part_root WITH (publish_via_partition_root);
@@ -62,8 +68,7 @@ def test_what_is_published_is_copied(shapes: Route, run_command: RunCommand, sta
     done = run_command(shapes, "init", "--publication", "by_root", "--copy", "--defer-indexes")
     assert done.returncode == 0, done.stderr
     shapes.source.execute("INSERT INTO chosen VALUES (101, false, 'x', 'y'), (102, true, 'x', 'y')")
-    shapes.source.execute("INSERT INTO part_root VALUES (101, 'b', 'later'); INSERT INTO leaf_root VALUES (55) ON CONFLICT"
-                          " DO NOTHING; DELETE FROM large WHERE id % 2 = 0; INSERT INTO made VALUES (11)")  # fmt: skip
+    shapes.source.execute(_LATER)
     daemon = start_daemon(shapes, "--publication", "by_root")
     daemon.wait_caught_up()
     daemon.stop()
@@ -76,7 +81,7 @@ def test_what_is_published_is_copied(shapes: Route, run_command: RunCommand, sta
 
 
 def test_the_schema_is_brought_over(shapes: Route, run_command: RunCommand) -> None:
-    """With `--schema` an empty database becomes a copy, keys and indexes included; the publisher's role is not needed."""
+    """With `--schema` an empty database becomes a copy, keys and indexes included."""
     done = run_command(shapes, "init", "--publication", "by_root", "--copy", "--schema", "--pg-dump", _pg_dump())
     assert done.returncode == 0, done.stderr
     check_equal(shapes, '"S.p 1"."t%s""x"', "made", "part_root", "leaf_root", "nothing", "large")
