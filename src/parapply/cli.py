@@ -270,7 +270,6 @@ def wait(*, lsn: int, timeout_s: float, **options: Any) -> None:  # noqa: ANN401
 
 
 @cli.command(
-    context_settings={"ignore_unknown_options": True},
     epilog="""\b
 Examples:
   parapply snapshot --config app.toml

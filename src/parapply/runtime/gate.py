@@ -22,7 +22,7 @@ class Gate:
         """Start open."""
         self._lsn: int | None = None
         self._moved = asyncio.Event()
-        #: Whether intake stands before it. Written by intake.
+        #: Whether intake stands before it, where it is now. Set by intake.
         self.is_reached = False
 
     def lets_pass(self, transactions: Sequence[Transaction]) -> bool:
@@ -33,6 +33,8 @@ class Gate:
     def close(self, lsn: int) -> None:
         """Let transactions pass whose commit record lies before an LSN; called again it moves."""
         self._lsn = lsn
+        # Whoever stands must look again, and only then stands at this one.
+        self.is_reached = False
         self._moved.set()
 
     def open(self) -> None:
@@ -48,9 +50,9 @@ class Gate:
 
     async def wait(self, transaction: Transaction) -> None:
         """Return when the transaction may pass."""
-        self.is_reached = True
         try:
             while self.holds(transaction):
+                self.is_reached = True
                 self._moved.clear()
                 await self._moved.wait()
         finally:
