@@ -317,6 +317,56 @@ def snapshot(
 @cli.command(
     epilog="""\b
 Examples:
+  parapply verify --config app.toml
+  parapply verify --config app.toml --table public.orders --statements
+  parapply verify --config app.toml --json | jq '.tables[] | select(.is_equal | not)'
+Exit 0: all equal; 1: a table differs. The daemon must run; both sides stay in use.""",
+)
+@_connection_options
+@click.option("--table", "tables", metavar="SCHEMA.TABLE", multiple=True, help="Compare just this one; repeatable.")
+@click.option("--connections", type=click.IntRange(1, 64), default=2, show_default=True, help="On each side.")
+@click.option(
+    "--max-keys", type=click.IntRange(min=1), default=100, show_default=True, help="Differing keys named for a table."
+)
+@click.option(
+    "--max-pause",
+    "max_pause_s",
+    type=click.FloatRange(min=0.1),
+    default=10,
+    show_default=True,
+    metavar="S",
+    help="The daemon may stand still so long for the source's snapshot.",
+)
+@click.option("--statements", "prints_statements", is_flag=True, help="Print SQL that would repair the target.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
+def verify(
+    *,
+    tables: tuple[str, ...],
+    connections: int,
+    max_keys: int,
+    max_pause_s: float,
+    prints_statements: bool,
+    as_json: bool,
+    **options: Any,  # noqa: ANN401  click's options
+) -> int:
+    """Compare source and target at one LSN, online."""
+    config = _load(options)
+    from parapply.verify import command  # noqa: PLC0415
+
+    how = command.Options(
+        tables=tables,
+        connections=connections,
+        max_keys=max_keys,
+        max_pause_s=max_pause_s,
+        prints_statements=prints_statements,
+        as_json=as_json,
+    )
+    return command.verify(config, how)
+
+
+@cli.command(
+    epilog="""\b
+Examples:
   parapply drop --config app.toml
   parapply drop --config app.toml --yes""",
 )

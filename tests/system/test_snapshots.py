@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from tests.fixtures.databases import Database
     from tests.fixtures.servers import NewDatabase
 
-_SNAPSHOTS = 26
+_SNAPSHOTS = 25
+_EARLIEST_EVERY = 5
 _TIMEOUT_S = 30.0
 _CHECKSUM = " UNION ALL ".join(
     f"SELECT '{table}', count(*), sum(hashtextextended(t::text, 0)::numeric) FROM {table} AS t"
@@ -45,7 +46,7 @@ def _config(route: Route) -> Config:
     return load_config(None, (), flags, {})
 
 
-def _in_snapshot(target: Database, name: str, query: str) -> list[tuple[object, ...]]:
+def _in_snapshot(target: Database, name: str, query: str) -> list[tuple[Any, ...]]:
     with target.connect() as connection, connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(name)))
@@ -76,7 +77,7 @@ async def test_a_snapshot_equals_the_source_at_its_lsn(
 ) -> None:
     """O5 for any LSN: checksums taken on the source while nobody writes are those of the snapshot at that LSN.
 
-    Every second one is at the earliest LSN possible: there it holds all transfers known to end before, and each whole.
+    One at the earliest LSN possible holds all transfers known to end before, and each whole.
     """
     create_bank(source_db, target_db)
     route = Route(source=source_db, target=target_db, settings={**FAST, "apply.commit_order": order})
@@ -86,9 +87,11 @@ async def test_a_snapshot_equals_the_source_at_its_lsn(
     moment = _Moment(source_db)
     with BankLoad(source_db, seed=3, pace_s=0.001) as load:
         load.wait_for_more(50)
-        for _ in range(_SNAPSHOTS):
+        for number in range(_SNAPSHOTS):
             async with snapshots([_config(route)], choose=moment.choose, timeout_s=_TIMEOUT_S) as (taken,):
                 assert _in_snapshot(target_db, taken.name, _CHECKSUM) == moment.checksums
+            if number % _EARLIEST_EVERY:
+                continue
             async with snapshots([_config(route)], timeout_s=_TIMEOUT_S) as (taken,):
                 found = {one for (one,) in _in_snapshot(target_db, taken.name, "SELECT id FROM xfer")}
                 assert load.ids_up_to(taken.at_lsn) <= found

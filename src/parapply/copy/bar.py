@@ -19,8 +19,9 @@ _MEGABYTE = 1e6
 class Bar:
     """Counts rows and bytes; the bar's length is the part of the publisher's pages that is done."""
 
-    def __init__(self, doing: str = "copying") -> None:
-        """Show nothing yet."""
+    def __init__(self, doing: str = "copying", *, has_bytes: bool = True) -> None:
+        """Show nothing yet; without bytes only rows are shown."""
+        self._has_bytes = has_bytes
         self._console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -75,9 +76,14 @@ class Bar:
 
     def table_done(self, table: PublishedTable, rows: int, size_bytes: int) -> None:
         """See Watcher."""
-        self._progress.console.print(
-            f"{table.text}: {rows:,} rows, {size_bytes / _MEGABYTE:,.1f} MB", highlight=False, markup=False
-        ) if self._console.is_terminal else click.echo(f"{table.text}: {rows:,} rows, {size_bytes / _MEGABYTE:,.1f} MB")
+        self.say(f"{table.text}: {rows:,} rows, {size_bytes / _MEGABYTE:,.1f} MB")
+
+    def say(self, line: str) -> None:
+        """Print a line above the bar."""
+        if self._console.is_terminal:
+            self._progress.console.print(line, highlight=False, markup=False)
+        else:
+            click.echo(line)
 
     def _show(self) -> None:
         # Rows of parts under way count as the pages they fill by the publisher's own estimate.
@@ -85,7 +91,9 @@ class Bar:
         under_way = (self.rows - self._rows_done) / rows_per_page if rows_per_page else 0
         done = min(self._pages, self._pages_done + under_way)
         rate = self.size_bytes / _MEGABYTE / self.seconds
-        figures = f"{self.rows:,} rows  {self.size_bytes / _MEGABYTE:,.0f} MB  {rate:,.0f} MB/s"
+        figures = f"{self.rows:,} rows  {self.rows / self.seconds:,.0f} rows/s"
+        if self._has_bytes:
+            figures += f"  {self.size_bytes / _MEGABYTE:,.0f} MB  {rate:,.0f} MB/s"
         self._progress.update(self._task, completed=done, figures=figures)
 
     def summary(self) -> str:

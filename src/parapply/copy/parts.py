@@ -16,7 +16,8 @@ from psycopg import sql
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from parapply.copy.published import Leaf, PublishedTable
+    from parapply.copy.leaves import Leaf
+    from parapply.copy.published import PublishedTable
 
 #: Pages of a part: 64 MB with PostgreSQL's own page size. Small enough that connections end at the same time, large
 #: enough that a part's commit and start cost nothing.

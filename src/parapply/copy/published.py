@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psycopg
 
+from parapply.copy.leaves import Leaf, leaves_of
 from parapply.errors import SourceRefused
 from parapply.source.slot import source_errors
 
@@ -26,16 +27,6 @@ if TYPE_CHECKING:
 
 #: server_version_num of the first server that publishes generated columns, and then lists only those it does.
 _GENERATED_SINCE = 180000
-
-
-class Leaf(msgspec.Struct, frozen=True, kw_only=True):
-    """A relation with rows of its own: the table, or one of its partitions."""
-
-    schema: str
-    name: str
-    pages: int  # of the main fork; 0 if it has no such thing (a foreign table)
-    has_ranges: bool  # rows can be found by ranges of ctid
-    estimated_rows: int
 
 
 class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +103,7 @@ async def _table(conn: Connection, row: tuple[Any, ...]) -> PublishedTable:
         columns=tuple(sent),
         row_filter="" if None in filters else " OR ".join(f"({one})" for one in dict.fromkeys(filters) if one),
         key=await _key(conn, oid, sent),
-        leaves=tuple(await _leaves(conn, oid)),
+        leaves=tuple(await leaves_of(conn, oid)),
     )
 
 
@@ -127,32 +118,6 @@ async def _key(conn: Connection, oid: int, sent: Sequence[str]) -> tuple[str, ..
     found = await _rows(conn, query, [oid])
     key = tuple(str(column) for column in found[0][0]) if found else ()
     return key if set(key) <= set(sent) else ()
-
-
-async def _leaves(conn: Connection, oid: int) -> list[Leaf]:
-    query: LiteralString = """
-        SELECT n.nspname, c.relname,
-               CASE WHEN c.relkind = 'r' THEN (pg_catalog.pg_relation_size(c.oid)
-                    / pg_catalog.current_setting('block_size')::int)::bigint ELSE 0 END,
-               c.relkind = 'r' AND COALESCE(am.amname = 'heap', false), GREATEST(c.reltuples, 0)::bigint, c.relpages
-          FROM (SELECT $1::oid AS relid WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_partition_tree($1::oid::regclass))
-                UNION ALL SELECT relid FROM pg_catalog.pg_partition_tree($1::oid::regclass) WHERE isleaf) AS t
-          JOIN pg_catalog.pg_class AS c ON c.oid = t.relid
-          JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-          LEFT JOIN pg_catalog.pg_am AS am ON am.oid = c.relam
-         WHERE c.relkind IN ('r', 'f') ORDER BY 1, 2"""
-    found = await _rows(conn, query, [oid])
-    return [
-        Leaf(
-            schema=schema,
-            name=name,
-            pages=pages,
-            has_ranges=has_ranges,
-            # The table has grown since it was last analysed, as a rule.
-            estimated_rows=int(rows * pages / analysed_pages) if analysed_pages else 0,
-        )
-        for schema, name, pages, has_ranges, rows, analysed_pages in found
-    ]
 
 
 async def _rows(conn: Connection, query: LiteralString, params: Sequence[object]) -> list[tuple[Any, ...]]:
