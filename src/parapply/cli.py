@@ -367,6 +367,38 @@ def verify(
 @cli.command(
     epilog="""\b
 Examples:
+  parapply sequences --config app.toml
+  parapply sequences --config app.toml --dry-run
+  parapply sequences --config app.toml --ahead 10000
+At a cut-over: stop the writers, `parapply wait` for the source's last LSN, then this. It may be run earlier, with
+--ahead, and again. Exit 1: a sequence is missing on the target or could not be set.""",
+)
+@_connection_options
+@click.option(
+    "--ahead", type=click.IntRange(min=0), default=0, show_default=True, help="Steps further than the source."
+)
+@click.option("--exact", "is_exact", is_flag=True, help="Move sequences backwards, too.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Only tell what would move.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
+def sequences(
+    *,
+    ahead: int,
+    is_exact: bool,
+    is_dry: bool,
+    as_json: bool,
+    **options: Any,  # noqa: ANN401  click's options
+) -> int:
+    """Copy sequence values, for the cut-over."""
+    config = _load(options, "source.slot", "source.publications")
+    from parapply.copy import sequences as copying  # noqa: PLC0415
+
+    how = copying.Options(ahead=ahead, is_exact=is_exact, is_dry=is_dry, as_json=as_json)
+    return copying.copy_sequences(config, how)
+
+
+@cli.command(
+    epilog="""\b
+Examples:
   parapply drop --config app.toml
   parapply drop --config app.toml --yes""",
 )
