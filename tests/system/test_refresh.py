@@ -97,3 +97,26 @@ def test_only_what_meets_the_copy_waits(route: Route, run_command: RunCommand, s
     daemon.wait_caught_up()
     daemon.stop()
     check_equal(route, "acct", "xfer", "evt")
+
+
+def test_a_transaction_in_progress_spans_the_copy(
+    route: Route, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """Streamed before the copy, committed while it waits for that: the new table's rows come with the copy, once."""
+    name = route.source.rows("SELECT quote_ident(current_database())")[0][0]
+    route.source.execute(f"ALTER DATABASE {name} SET logical_decoding_work_mem = '64kB'")
+    route.source.execute("ALTER PUBLICATION pub ADD TABLE evt")
+    daemon = start_daemon(route, settings={"apply.stream_start_bytes": 0, "apply.workers": 4})
+    daemon.wait_for_event("source_connected")
+    with route.source.connect() as large:
+        large.execute("BEGIN; INSERT INTO xfer SELECT i, 1, 1, 1 FROM generate_series(1, 3000) AS i")
+        large.execute("INSERT INTO evt SELECT i, i FROM generate_series(1, 9000) AS i")
+        copying = threading.Thread(target=run_command, args=(route, "refresh"))
+        copying.start()
+        route.target.wait_until("SELECT bool_or(state = 'copying' AND is_seen) FROM parapply.copies")
+        large.execute("COMMIT")
+    copying.join(30)
+    route.source.execute("INSERT INTO evt VALUES (0, 0)")
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(route, "acct", "xfer", "evt")

@@ -119,7 +119,8 @@ async def _go_on(config: Config, options: Options, ends: operations.Ends, found:
     name, schema = config.source.slot, config.target.state_schema
     known = await copies.load(ends.target, schema, found.slot_id)
     dsn = config.source.dsn.get_secret_value()
-    await refusals.verify(ends.source, dsn, name, operations.known_position(found))
+    position, two_phase = operations.known_position(found), config.source.two_phase
+    await refusals.verify(ends.source, dsn, name, position, two_phase=two_phase)
     if not known.is_listed:
         raise TargetRefused(
             f"slot {name!r} was begun without a copy and is applied up to {format_lsn(found.lowest_lsn)}",
@@ -167,7 +168,7 @@ async def _refresh(config: Config, options: Options) -> None:
             raise SourceRefused(
                 f"slot {name!r} has two_phase: a transaction prepared before the copy and committed after it would be"
                 " neither in the copy nor in the stream",
-                hint="set source.two_phase off, let the daemon start once, refresh, and set it on again",
+                hint="`parapply drop`, then `parapply init --copy`, during which two_phase is pending",
             )
         known = await copies.load(ends.target, schema, found.slot_id)
         published = await published_tables(ends.source, config.source.publications)

@@ -144,6 +144,7 @@ class Epoch:
             crew=self._crew,
             progress=self._progress,
             known=ends.copies,
+            awaits_two_phase=ends.awaits_two_phase,
         )
         self._parts: dict[str, Callable[[], Coroutine[None, None, None]]] = {
             "intake": self._intake.run,

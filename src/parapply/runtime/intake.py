@@ -259,11 +259,7 @@ class Intake:
             await self._unfinished.take(transaction, self)
             return
         if transaction.relations:
-            self.close_open()
-            await self._tables.resolve(transaction.relations)
-            self._plans_now = dict(self._tables.plans.current)
-            for relation in transaction.relations:
-                self.starts.announce(relation)
+            await self._look_up(transaction.relations)
         if self._is_done(transaction):
             self._read_announcements(transaction)
             if isinstance(event, Prepare) and self._unfinished.is_prepared(event):
@@ -287,6 +283,13 @@ class Intake:
         self._add(transaction)
         if self._building is not None and self._building.batch.is_full(self._limits):
             self._close()
+
+    async def _look_up(self, relations: Sequence[Relation]) -> None:
+        self.close_open()
+        await self._tables.resolve(relations)
+        self._plans_now = dict(self._tables.plans.current)
+        for relation in relations:
+            self.starts.announce(relation)
 
     async def take_whole(self, transaction: Transaction) -> None:
         """Take a transaction like any other."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from parapply.errors import ParapplyError, TargetLost, TargetRefused
+from parapply.errors import ParapplyError, SourceLost, TargetLost, TargetRefused
 from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.target import copies, requests, settings
@@ -47,6 +47,7 @@ class Requests:
         crew: Crew,
         progress: Progress,
         known: copies.Copies,
+        awaits_two_phase: bool,
     ) -> None:
         """Tell intake which tables are copied, as read with the state; look at nothing yet."""
         self._config = config
@@ -57,7 +58,9 @@ class Requests:
         self._crew = crew
         self._progress = progress
         self._known = known
-        self._intake.starts.update(known.starts(), is_listed=known.is_listed)
+        self._awaits_two_phase = awaits_two_phase
+        self._low_lsn = crew.watermark.low_lsn
+        self._intake.starts.update(known.starts(self._low_lsn), is_listed=known.is_listed)
         self._first_exact_lsn = intake.taken_lsn
         self._listener: Connection | None = None
         #: Where the stream was when the newest change of what is copied came into force; None: the copier knows of it.
@@ -75,6 +78,7 @@ class Requests:
         Raises:
             TargetLost: the connection ended.
             TargetRefused: the state is gone.
+            SourceLost: the stream must start anew.
         """
         try:
             self._listener = await self._listen()
@@ -82,6 +86,7 @@ class Requests:
             while True:
                 await self._look()
                 await self._tell_copier()
+                self._begin_two_phase()
                 await self._wait_for_call(_LOOK_S if self._unseen_from_lsn is None else _POLL_S / 10)
         finally:
             self._intake.gate.open()
@@ -132,8 +137,8 @@ class Requests:
                 await self._serve(request)
 
     def _take_copies(self, found: copies.Copies) -> None:
-        starts = found.starts()
-        if starts == self._known.starts() and found.is_listed == self._known.is_listed:
+        starts = found.starts(self._low_lsn)
+        if starts == self._known.starts(self._low_lsn) and found.is_listed == self._known.is_listed:
             return
         self._known = found
         self._log.info("copies_changed", **{state: found.count(state) for state in ("waiting", "copying", "copied")})
@@ -152,6 +157,15 @@ class Requests:
         async with self._desk.session() as conn:
             await copies.tell_seen(conn, self._config.state_schema, self._slot_id, self._known)
         self._unseen_from_lsn = None
+
+    def _begin_two_phase(self) -> None:
+        """End the epoch as soon as two-phase commit, which is wanted, can begin: with a new start of the stream.
+
+        Raises:
+            SourceLost: now.
+        """
+        if self._awaits_two_phase and self._known.is_settled(self._crew.watermark.low_lsn):
+            raise SourceLost("every table is copied: the stream starts anew, with two_phase")
 
     async def _serve(self, request: Request) -> None:
         try:
@@ -213,7 +227,7 @@ class Requests:
         asked_s = began_s
         while not self._stands_at(wanted_lsn):
             if not intake.is_taking:
-                intake.close_building()
+                intake.close_open()
             now_s = self._clock()
             if lsn is not None and not intake.gate.is_reached:
                 # Still on its way: what is applied meanwhile is no pause.

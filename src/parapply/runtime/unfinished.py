@@ -133,6 +133,9 @@ class Unfinished:
 
     async def _chunk(self, piece: Transaction, chunk: Chunk, door: Door) -> None:
         stream = await self._streams.add(piece, chunk, door.last_seq)
+        if stream.follower is not None and door.is_apart(stream.relations, door.received_lsn):
+            stream.follower.must_yield = True
+            stream.news.set()
         if not self._streams.is_worth_a_worker(stream) or not self._crew.may_follow:
             return
         # Its commit lies behind all that has come; what may have to be left out of it is not applied before.
@@ -174,6 +177,8 @@ class Unfinished:
         job.prepare = message if isinstance(message, StreamPrepare) else None
         job.batch.is_large = True
         _submit_alone(job, event, door)
+        # Who follows may have looked between its end and now, and found no batch.
+        stream.news.set()
 
     def _decide(
         self,

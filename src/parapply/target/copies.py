@@ -64,12 +64,26 @@ class Copies(msgspec.Struct, frozen=True, kw_only=True):
     is_running: bool  # somebody holds the copy lock
     tables: tuple[CopyRow, ...] = ()
 
-    def starts(self) -> dict[Name, Start]:
-        """Return where each table joins the stream; one whose copy was interrupted does not, until the next copy."""
+    def is_settled(self, low_lsn: int) -> bool:
+        """Tell whether the stream, from an LSN on, is applied whole to all tables.
+
+        Before, two-phase commit must not begin: of a transaction prepared before a table's start and committed behind
+        it the PREPARE would be left out, and the copy would not hold it either.
+        """
+        return all(row.state == "copied" and (row.start_lsn or 0) <= low_lsn for row in self.tables)
+
+    def starts(self, low_lsn: int) -> dict[Name, Start]:
+        """Return where each table joins the stream; one whose copy was interrupted does not, until the next copy.
+
+        Args:
+            low_lsn: the stream is read from here on; a start before is as good as none.
+        """
         found = {}
         for row in self.tables:
             is_under_way = row.state == "copying" and self.is_running
             lsn = row.start_lsn if row.state == "copied" or is_under_way else None
+            if row.state == "copied" and lsn is not None and lsn <= low_lsn:
+                lsn = 0
             found[row.name] = Start(lsn, is_copied=row.state == "copied")
         return found
 
