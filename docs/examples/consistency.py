@@ -1,4 +1,4 @@
-"""What a reader of the target can see, at each level of docs/CONSISTENCY.md. Starts two servers of its own and ends them.
+"""What a reader of the target can see, at each level of docs/CONSISTENCY.md; starts and ends two servers of its own.
 
 Run it with `python docs/examples/consistency.py`; it needs `pip install 'parapply[demo]'` or PostgreSQL's programs.
 Each example prints what was seen and fails if that is not what the document says.

@@ -98,7 +98,7 @@ async def collect(config: Config) -> dict[str, Any]:
     Returns:
         A JSON document. Keys: the columns of `parapply.progress` (LSNs and times as text; `worker_count` for its
         `workers`), `is_daemon_connected`, `silent_s` (seconds since the state was last written), the daemon's
-        `host`, `pid`, `version`, `started_at`; `workers`, `tables` and `copies`, lists with the columns of those tables;
+        `host`, `pid`, `version`, `started_at`; `workers`, `tables`, `copies`, lists with the columns of those tables;
         `source`, an object whose `is_reachable` tells whether the other keys are there.
 
     Raises:
