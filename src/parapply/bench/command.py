@@ -31,6 +31,7 @@ Examples:
   parapply bench --workers 1 --workers 2 --workers 4 --sync both
   parapply bench --delay-ms 0 --delay-ms 2 --set apply.max_batch_transactions=500
   parapply bench --latency --quick
+  parapply bench --copy --scale 50 --workers 2 --workers 4
 What each figure means: docs/BENCHMARK.md.""",
 )
 @click.option(
@@ -81,6 +82,7 @@ What each figure means: docs/BENCHMARK.md.""",
     help="For JSON and plot.  [default: bench/results if there is one, else parapply-bench]",
 )  # fmt: skip
 @click.option("--latency", "is_latency", is_flag=True, help="Measure from commit to visible instead of catching up.")
+@click.option("--copy", "is_copy", is_flag=True, help="Measure the initial copy instead; --workers are connections.")
 @click.option("--no-save", "is_unsaved", is_flag=True, help="Write no files.")
 @click.option("--json", "is_json", is_flag=True, help="Print the JSON document instead of tables.")
 def bench(  # noqa: PLR0913  one parameter for each option
@@ -94,6 +96,7 @@ def bench(  # noqa: PLR0913  one parameter for each option
     is_unsaved: bool,
     is_json: bool,
     is_latency: bool,
+    is_copy: bool,
     **others: Any,  # noqa: ANN401  click's options
 ) -> int:
     """Drain one backlog by parapply and by others in turn, and print times, CPU and memory."""
@@ -103,6 +106,8 @@ def bench(  # noqa: PLR0913  one parameter for each option
         raise click.UsageError(
             "--latency measures the systems built-in and parapply, with --sync off and no --workload"
         )
+    if is_copy and (is_latency or set(names) != {_WORKLOAD}):
+        raise click.UsageError("--copy measures the systems built-in and parapply, with no --workload and --latency")
     options = Options(
         rounds=rounds or (1 if is_quick else _LATENCY_ROUNDS if is_latency else _ROUNDS),
         is_quick=is_quick,
@@ -114,6 +119,10 @@ def bench(  # noqa: PLR0913  one parameter for each option
     from parapply.bench.output import Output  # noqa: PLC0415
 
     output = Output(directory=directory, is_saved=not is_unsaved, is_json=is_json)
+    if is_copy:
+        from parapply.bench import run_copy  # noqa: PLC0415
+
+        return run_copy.main(options, output)
     if is_latency:
         return run_latency.main(options, output)
     return run.main(list(WORKLOADS) if _ALL in names else list(dict.fromkeys(names)), options, output)

@@ -22,7 +22,7 @@ from parapply.model import Relation, Transaction
 from parapply.wire.rows import KIND_AT, TRUNCATE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from parapply.runtime.job import Job
     from parapply.spill import Place, Spill, SpillFile
@@ -73,6 +73,8 @@ class Stream:
         #: How it ended: the event of its commit or prepare, or of its abort.
         self.end: Transaction | None = None
         self.is_aborted = False
+        #: Takes out of a piece what is not applied, because a copy holds it; None if all is. Known at the end.
+        self.kept: Callable[[Transaction], Transaction] | None = None
         #: Why nobody follows it any more, or never did; shown in the apply log.
         self.why_spilled = ""
         #: Its changes could not be kept: they are dropped, and the commit will fail with this.
@@ -113,10 +115,13 @@ class Stream:
             changes += await self.read(block)
             size_bytes += block.size_bytes
             if size_bytes >= piece_bytes:
-                yield piece_of(self.xid, changes, size_bytes)
+                yield self._kept(piece_of(self.xid, changes, size_bytes))
                 changes, size_bytes = [], 0
         if changes:
-            yield piece_of(self.xid, changes, size_bytes)
+            yield self._kept(piece_of(self.xid, changes, size_bytes))
+
+    def _kept(self, piece: Transaction) -> Transaction:
+        return piece if self.kept is None else self.kept(piece)
 
     def close(self) -> None:
         """Forget all changes."""

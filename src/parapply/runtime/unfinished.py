@@ -25,7 +25,7 @@ from parapply.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from parapply.model import Relation, Transaction
     from parapply.runtime.crew import Crew
@@ -64,6 +64,19 @@ class Door(Protocol):
 
     def received(self, transaction: Transaction) -> None:
         """Take note of where the stream stands."""
+        ...
+
+    @property
+    def received_lsn(self) -> int:
+        """Return where the stream stands."""
+        ...
+
+    def is_apart(self, relations: Sequence[Relation], lsn: int) -> bool:
+        """Tell whether changes of relations may be left out, or must wait for a copy, in a commit at an LSN."""
+        ...
+
+    async def kept_of(self, relations: Sequence[Relation], commit_lsn: int) -> Callable[[Transaction], Transaction]:
+        """Return what takes out of a transaction what is not applied, when every table is there that it needs."""
         ...
 
 
@@ -120,7 +133,13 @@ class Unfinished:
 
     async def _chunk(self, piece: Transaction, chunk: Chunk, door: Door) -> None:
         stream = await self._streams.add(piece, chunk, door.last_seq)
-        if self._streams.is_worth_a_worker(stream) and self._crew.may_follow:
+        if stream.follower is not None and door.is_apart(stream.relations, door.received_lsn):
+            stream.follower.must_yield = True
+            stream.news.set()
+        if not self._streams.is_worth_a_worker(stream) or not self._crew.may_follow:
+            return
+        # Its commit lies behind all that has come; what may have to be left out of it is not applied before.
+        if not door.is_apart(stream.relations, door.received_lsn):
             job = Job(Batch(0), {})
             job.stream = stream
             self._streams.follow(stream, job)
@@ -134,7 +153,15 @@ class Unfinished:
             return
         door.close_open()
         door.received(event)
+        # As it was when the end came: who gives way from now on applies all of it at its turn, with the same job.
+        follower = stream.follower
         await door.announce(stream.relations)
+        if not is_done and door.is_apart(stream.relations, event.commit_lsn):
+            if follower is not None:
+                # Its locks would hold up the copy that it waits for.
+                follower.must_yield = True
+                stream.news.set()
+            stream.kept = await door.kept_of(stream.relations, event.commit_lsn)
         if is_done:
             # A worker has followed what an earlier run applied, out of order.
             stream.is_aborted = True
@@ -143,13 +170,15 @@ class Unfinished:
                 self.record_prepared(event, message, door)
             return
         job = door.new_job()
-        if stream.follower is not None:
-            stream.follower.batch = job.batch
-            job = stream.follower
+        if follower is not None:
+            follower.batch = job.batch
+            job = follower
         job.stream = stream
         job.prepare = message if isinstance(message, StreamPrepare) else None
         job.batch.is_large = True
         _submit_alone(job, event, door)
+        # Who follows may have looked between its end and now, and found no batch.
+        stream.news.set()
 
     def _decide(
         self,
