@@ -79,6 +79,28 @@ def test_differences_are_found_and_named(
     assert run_command(route, "verify").returncode == 0
 
 
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_spark_finds_the_same(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """Whoever sums up the rows, the servers or Spark over JDBC, the report is the same but for LSN and pause."""
+    source_db.execute(_TABLES + _ROWS + _PUBLICATION)
+    target_db.execute(_TABLES)
+    route = Route(source=source_db, target=target_db, settings=FAST)
+    assert run_command(route, "init", "--copy").returncode == 0
+    start_daemon(route).wait_for_event("source_connected")
+    target_db.execute(_DAMAGE)
+    reports = []
+    for engine in ("postgres", "spark"):
+        done = run_command(route, "verify", "--json", "--engine", engine, timeout_s=200)
+        assert done.returncode == 1, done.stderr
+        reports.append(json.loads(done.stdout)["tables"])
+    assert reports[0] == reports[1]
+    assert sum(len(table["differences"]) for table in reports[0]) == 7
+
+
 def test_both_sides_stay_in_use(
     source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
 ) -> None:

@@ -55,13 +55,20 @@ def parts_of(leaf: Leaf, part_pages: int = PART_PAGES) -> Iterator[Part]:
         )
 
 
+def bounds(part: Part, column: str = "ctid") -> sql.Composed:
+    """Return the condition for the rows of a part, without WHERE; empty if it is all of the relation."""
+    name = sql.SQL("ctid") if column == "ctid" else sql.Identifier(column)
+    terms = []
+    if part.first_page:
+        terms.append(sql.SQL("{} >= {}::pg_catalog.tid").format(name, sql.Literal(f"({part.first_page},0)")))
+    if part.end_page is not None:
+        terms.append(sql.SQL("{} < {}::pg_catalog.tid").format(name, sql.Literal(f"({part.end_page},0)")))
+    return sql.SQL(" AND ").join(terms)
+
+
 def condition(part: Part, row_filter: str = "") -> sql.Composed:
     """Return WHERE and what it takes, or nothing for all rows of the relation."""
-    terms: list[sql.Composed] = []
-    if part.first_page:
-        terms.append(sql.SQL("ctid >= {}::pg_catalog.tid").format(sql.Literal(f"({part.first_page},0)")))
-    if part.end_page is not None:
-        terms.append(sql.SQL("ctid < {}::pg_catalog.tid").format(sql.Literal(f"({part.end_page},0)")))
+    terms = [] if part.is_whole else [bounds(part)]
     if row_filter:
         # The publisher's own text of an expression that it has checked.
         terms.append(sql.SQL("({})").format(sql.SQL(row_filter)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import msgspec
@@ -30,7 +30,7 @@ from parapply.source import slot
 from parapply.target import settings
 from parapply.verify import canonical
 from parapply.verify.differences import Difference, differences, differing_ranges, shown
-from parapply.verify.postgres import Compared, End
+from parapply.verify.postgres import AnyEnd, Compared, End
 from parapply.verify.statements import statements
 
 if TYPE_CHECKING:
@@ -56,6 +56,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     max_keys: int = 100  # named for each table
     max_pause_s: float = 10.0  # that the daemon may stand still for the publisher's snapshot
     prints_statements: bool = False
+    engine: Literal["postgres", "spark"] = "postgres"
+    spark_master: str | None = None
+    jdbc_jar: str | None = None
     as_json: bool = False
 
 
@@ -115,6 +118,14 @@ class _Both:
         self._options = options
         self._stack = stack
         self._source: list[slot.Connection] = []
+        self._source_snapshot = ""
+        self._spark = None
+        if options.engine == "spark":
+            # Before anything stands still for it: a cluster takes its time.
+            from parapply.verify import spark  # noqa: PLC0415
+
+            self._spark = spark.start(options.spark_master, options.jdbc_jar)
+            stack.callback(self._spark.stop)
 
     async def open_source(self, standing_lsn: int) -> int:
         """Open the sessions on the publisher while the daemon stands; return the LSN that they see."""
@@ -133,12 +144,22 @@ class _Both:
         for _ in range(self._options.connections):
             session = await source_snapshots.open_reader(dsn, name, snapshot)
             self._source.append(await self._stack.enter_async_context(session))
+        self._source_snapshot = snapshot.name
         return snapshot.lsn
 
     async def compare(self, tables: Sequence[PublishedTable], taken: Snapshot) -> list[Verdict]:
         target = [await self._open_target(taken) for _ in range(self._options.connections)]
-        ends = End(self._source, is_source=True), End(target, is_source=False)
+        ends: tuple[AnyEnd, AnyEnd] = End(self._source, is_source=True), End(target, is_source=False)
         compared = [await self._compared(target[0], table) for table in tables]
+        if self._spark is not None:
+            from parapply.verify.spark import SparkEnd  # noqa: PLC0415
+
+            here, there = End(self._source, is_source=True), End(target, is_source=False)
+            name = self._source_snapshot
+            ends = (
+                SparkEnd(self._spark, here, self._source[0], name, is_source=True),
+                SparkEnd(self._spark, there, target[0], taken.name, is_source=False),
+            )
         verdicts = []
         with Bar("comparing", has_bytes=False) as bar:
             parts = [part for end in ends for table in compared for part in end.parts(table)]
@@ -166,7 +187,7 @@ class _Both:
         rows = max(sum(leaf.estimated_rows for leaf in table.leaves), sum(leaf.estimated_rows for leaf in leaves))
         return Compared(published=table, target_leaves=tuple(leaves), ranges=canonical.n_ranges(rows))
 
-    async def _table(self, table: Compared, source: End, target: End, bar: Bar) -> Verdict:
+    async def _table(self, table: Compared, source: AnyEnd, target: AnyEnd, bar: Bar) -> Verdict:
         def on_part(part: Any, rows: int) -> None:  # noqa: ANN401  a Part
             bar.data(rows, 0)
             bar.part_done(part, rows)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -37,6 +37,22 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     published: PublishedTable
     target_leaves: tuple[Leaf, ...]
     ranges: int
+
+
+class AnyEnd(Protocol):
+    """One end, whatever reads it."""
+
+    def parts(self, table: Compared) -> list[Part]:
+        """Return the parts of a table here."""
+        ...
+
+    async def summary(self, table: Compared, on_part: Callable[[Part, int], None]) -> Summary:
+        """Return rows and sums of all ranges; `on_part` is told of each part and its rows."""
+        ...
+
+    async def rows(self, table: Compared, numbers: Sequence[int]) -> list[tuple[Key, int]]:
+        """Return key and hash of every row in some ranges."""
+        ...
 
 
 class End:
