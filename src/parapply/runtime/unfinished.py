@@ -112,7 +112,7 @@ class Unfinished:
         if isinstance(message, Chunk):
             await self._chunk(event, message, door)
         elif isinstance(message, StreamAbort):
-            await self._streams.abort(message)
+            self._streams.abort(message)
         elif isinstance(message, StreamCommit | StreamPrepare):
             await self._end(event, message, door)
         else:
@@ -146,39 +146,36 @@ class Unfinished:
             self._crew.follow(job)
 
     async def _end(self, event: Transaction, message: StreamCommit | StreamPrepare, door: Door) -> None:
-        stream = self._streams.take(event)
+        stream = self._streams.ending(event)
         is_done = self._state.is_applied(event.end_lsn) or self.is_prepared(message)
-        if stream.follower is None and (is_done or stream.size_bytes < self._piece_bytes):
-            await door.take_whole(await _whole(stream, event, message))
+        if stream.follower is None and not is_done and stream.size_bytes < self._piece_bytes:
+            await door.take_whole(await _whole(self._streams.take(event), event, message))
             return
         door.close_open()
         door.received(event)
-        # As it was when the end came: who gives way from now on applies all of it at its turn, with the same job.
-        follower = stream.follower
         await door.announce(stream.relations)
         if not is_done and door.is_apart(stream.relations, event.commit_lsn):
-            if follower is not None:
+            if stream.follower is not None:
                 # Its locks would hold up the copy that it waits for.
-                follower.must_yield = True
+                stream.follower.must_yield = True
                 stream.news.set()
             stream.kept = await door.kept_of(stream.relations, event.commit_lsn)
+        # Nothing waits from here on: who follows learns of the end and has its batch at once, or has given up before.
         if is_done:
-            # A worker has followed what an earlier run applied, out of order.
-            stream.is_aborted = True
-            stream.news.set()
-            if isinstance(message, StreamPrepare) and not self._state.is_applied(event.end_lsn):
+            # By an earlier run, out of order or without a record of it. A worker that follows rolls back.
+            self._streams.drop(event.xid)
+            if isinstance(message, StreamPrepare):
                 self.record_prepared(event, message, door)
             return
+        self._streams.take(event)
         job = door.new_job()
-        if follower is not None:
-            follower.batch = job.batch
-            job = follower
+        if stream.follower is not None:
+            stream.follower.batch, stream.follower.received_s = job.batch, job.received_s
+            job = stream.follower
         job.stream = stream
         job.prepare = message if isinstance(message, StreamPrepare) else None
         job.batch.is_large = True
         _submit_alone(job, event, door)
-        # Who follows may have looked between its end and now, and found no batch.
-        stream.news.set()
 
     def _decide(
         self,
