@@ -1,8 +1,9 @@
 """The apply log: one JSON line for each target transaction, for the report and for people with grep.
 
-In: `BatchRecord`s. Out: files ``apply-<utc>-<pid>-<n>.jsonl`` in one directory. A file is written as ``.jsonl.open``
-and renamed when it is closed, so that a reader that takes ``*.jsonl`` sees finished files only. The open file is
-locked; a ``.jsonl.open`` that nobody has locked belongs to a process that died, and is closed at the next start.
+In: records (`applylog_schema.py`). Out: files ``apply-<utc>-<pid>-<n>.jsonl`` in one directory. A file is written as
+``.jsonl.open`` and renamed when it is closed, so that a reader that takes ``*.jsonl`` sees finished files only. The
+open file is locked; a ``.jsonl.open`` that nobody has locked belongs to a process that died, and is closed at the next
+start.
 
 No row and no key values. Never raises into the apply path: what cannot be written is counted and dropped.
 The caller calls `ApplyLog.tick` at least once a second; nothing here starts a task.
@@ -26,63 +27,13 @@ from parapply.model import POSTGRES_EPOCH_US
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Version of the record. Raised when a field changes its meaning or goes; a new field with a default keeps it.
-SCHEMA_VERSION: Final = 1
-#: Transaction ids listed in a record: enough to find a transaction by hand, short enough for merged batches.
-XIDS_LIMIT: Final = 32
+    from parapply.applylog_schema import Record
 
 #: Bytes collected before they are written: one system call for some hundred records.
 _BUFFER_BYTES: Final = 64 * 1024
 #: Seconds records may stay in memory: what is lost of the log when the process is killed.
 _FLUSH_S: Final = 1.0
 _OPEN_SUFFIX: Final = ".open"
-
-
-class RowCounts(msgspec.Struct, kw_only=True):
-    """Rows of one table in one target transaction, as the publisher sent them (before netting)."""
-
-    insert: int = 0
-    update: int = 0
-    delete: int = 0
-    truncate: int = 0
-
-
-class WaitedFor(msgspec.Struct, frozen=True, kw_only=True):
-    """The last dependency that a batch waited for, or only its late keys."""
-
-    seq: int  # of the batch waited for
-    table: str  # schema.table
-    kind: str  # key, unique, foreign key, table or barrier
-    name: str = ""  # of the index or constraint
-
-
-class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="batch"):
-    """One target transaction. LSNs are texts like 16/B374D848; times ISO 8601 in UTC; durations seconds."""
-
-    schema_version: int = SCHEMA_VERSION
-    slot: str
-    seq: int  # order of arrival within one run of the daemon
-    worker: int
-    first_end_lsn: str  # end LSN of the first source transaction in it
-    end_lsn: str  # end LSN of the last
-    n_transactions: int
-    xids: tuple[int, ...]  # the first XIDS_LIMIT, in commit order; n_transactions tells whether some are left out
-    commit_time_first: str  # publisher's clock
-    commit_time_last: str
-    received_at: str  # the last of its bytes was read; this and what follows: the daemon's clock
-    started_at: str
-    committed_at: str
-    queued_s: float  # from received to started, dependency and turn not counted
-    wait_dependency_s: float
-    execute_s: float
-    wait_turn_s: float  # done but for late keys, waiting for its place in the commit order
-    commit_s: float  # late keys and COMMIT
-    attempts: int  # 1 where nothing had to be repeated
-    mode: str  # set, rows or large
-    rows: dict[str, RowCounts]  # by schema.table
-    size_bytes: int
-    late_keys: int = 0  # held by earlier batches and so applied in its turn, all others at once
-    waited_for: WaitedFor | None = None
 
 
 def utc_text(unix_s: float) -> str:
@@ -135,7 +86,7 @@ class ApplyLog:
         except OSError as error:
             raise ConfigError(f"applylog.directory: cannot write in {directory}: {error.strerror}.") from error
 
-    def write(self, record: BatchRecord) -> None:
+    def write(self, record: Record) -> None:
         """Take one record; it reaches the file within a second. Never raises."""
         self._buffer += self._encoder.encode(record)
         self._buffer += b"\n"

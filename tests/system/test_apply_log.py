@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from parapply.applylog import XIDS_LIMIT, BatchRecord, RowCounts
+from parapply.applylog_schema import XIDS_LIMIT, BatchRecord, RowCounts
 from parapply.model import parse_lsn
 from parapply.wire.decode import decode
 from parapply.wire.messages import Begin, Commit, Delete, Insert, RelationMessage, Truncate, Update

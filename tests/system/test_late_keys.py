@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from parapply.applylog import BatchRecord
+from parapply.applylog_schema import BatchRecord
 from tests.fixtures.pair import SECRET, Pair, pair
 from tests.fixtures.plain import WORKER_IS_BLOCKED, foreign_transaction, wait_for_replies, walsender_pid, watermark
 

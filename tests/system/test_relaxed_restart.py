@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from parapply.applylog import BatchRecord
+from parapply.applylog_schema import BatchRecord
 from parapply.model import format_lsn
 from tests.fixtures.fan import make_slot
 from tests.fixtures.pair import Pair, pair

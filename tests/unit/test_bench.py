@@ -9,7 +9,8 @@ import pytest
 
 from bench.planning import measure
 from bench.streams import NAMES, stream
-from parapply.applylog import BatchRecord, WaitedFor, utc_text
+from parapply.applylog import utc_text
+from parapply.applylog_schema import BatchRecord, WaitedFor
 from parapply.bench.applied import Applied, read_applied, total
 from parapply.demo.errors import DemoError
 

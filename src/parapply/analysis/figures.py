@@ -166,7 +166,6 @@ FIGURES: Final[tuple[Figure, ...]] = (
             "kind": "key, unique, foreign key, table or barrier",
             "name": "index or constraint",
             "transactions": "source transactions with such a dependency",
-            "dependencies": "such dependencies listed",
         },
         needs="transaction",
     ),

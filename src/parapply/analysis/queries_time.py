@@ -50,9 +50,11 @@ SELECT slot, waited_for.table, waited_for.kind, waited_for.name, count(*) AS bat
  GROUP BY ALL ORDER BY slot, seconds DESC, batches DESC, table, kind, name
 """
 
+# A transaction counts once for each table and key, however many earlier ones it lists.
 TRANSACTION_DEPENDENCIES: Final = """
-SELECT slot, one.table, one.kind, one.name, count(DISTINCT run, seq) AS transactions, count(*) AS dependencies
-  FROM (SELECT slot, run, seq, explode(depends_on) AS one FROM transactions WHERE size(depends_on) > 0)
+SELECT slot, one.table, one.kind, one.name, count(*) AS transactions
+  FROM (SELECT slot, explode(array_distinct(transform(depends_on, d -> struct(d.table, d.kind, d.name)))) AS one
+          FROM transactions WHERE size(depends_on) > 0)
  GROUP BY ALL ORDER BY slot, transactions DESC, table, kind, name
 """
 

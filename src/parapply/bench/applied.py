@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from parapply.applylog import BatchRecord
+from parapply.applylog_schema import BatchRecord
 from parapply.demo.errors import DemoError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from parapply.applylog import WaitedFor
+    from parapply.applylog_schema import WaitedFor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from parapply.applylog import XIDS_LIMIT, RowCounts
+from parapply.applylog_schema import XIDS_LIMIT, RowCounts
 from parapply.model import Relation
 from parapply.plan.steps import OrderedStep, TruncateStep
 from parapply.wire.rows import DELETE, INSERT, KIND_AT, RELATION_AT, TRUNCATE

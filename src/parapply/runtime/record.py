@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parapply.applylog import BatchRecord, WaitedFor, utc_text, wire_time_text
+from parapply.applylog import utc_text, wire_time_text
+from parapply.applylog_schema import BatchRecord, WaitedFor
 from parapply.model import format_lsn
 
 if TYPE_CHECKING:

@@ -1,0 +1,78 @@
+"""Records of the apply log as units of the what-if: each source transaction by itself, or batches as they were formed.
+
+In: `Row`s in source order, of one run. Out: `Unit`s. Pure; looks at each row once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+from parapply.analysis.whatif import WINDOW, Edge, Label, Unit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    #: seq, kind, table, name, changes: the fields of a `Dependency` in the record's order.
+    DependencyRow = tuple[int, str, str, str, int]
+
+
+class Row(NamedTuple):
+    """A transaction's record joined with its batch's, on ``run`` and ``batch_seq``."""
+
+    seq: int
+    batch_seq: int
+    n_changes: int
+    batch_changes: int  # sum over the batch's rows and operations
+    execute_s: float  # of the batch, as what follows
+    commit_s: float
+    depends_on: Sequence[DependencyRow]
+
+
+def of_transactions(rows: Iterable[Row]) -> Iterator[Unit]:
+    """Yield each transaction with its share of its batch's times, by changes: what merging at will would allow."""
+    for row in rows:
+        share = max(row.n_changes, 1) / max(row.batch_changes, row.n_changes, 1)
+        edges = [
+            Edge(seq, Label(kind, table, name), _share(changes, row.n_changes), is_barrier=kind == "barrier")
+            for seq, kind, table, name, changes in row.depends_on
+        ]
+        yield Unit(row.seq, row.execute_s * share, row.commit_s * share, edges)
+
+
+def of_batches(rows: Iterable[Row], window: int = WINDOW) -> Iterator[Unit]:
+    """Yield the batches as they were formed, with the dependencies between their transactions.
+
+    Args:
+        rows: in source order; a batch's transactions are neighbours.
+        window: transactions whose batch is remembered.
+    """
+    batch_of: dict[int, int] = {}
+    seqs: deque[int] = deque()
+    for batch_seq, group in groupby(rows, key=lambda row: row.batch_seq):
+        members = list(group)
+        edges: dict[tuple[int, Label], float] = {}
+        n_changes = max(members[0].batch_changes, 1)
+        for row in members:
+            batch_of[row.seq] = batch_seq
+            seqs.append(row.seq)
+            for seq, kind, table, name, changes in row.depends_on:
+                earlier = batch_of.get(seq)
+                if earlier == batch_seq and kind == "barrier":
+                    earlier = batch_seq - 1  # everything before the transaction, so before its batch
+                if earlier is not None and earlier != batch_seq:
+                    key = (earlier, Label(kind, table, name))
+                    edges[key] = edges.get(key, 0.0) + (changes / n_changes if changes else 1.0)
+        while len(seqs) > window:
+            del batch_of[seqs.popleft()]
+        yield Unit(
+            batch_seq,
+            members[0].execute_s,
+            members[0].commit_s,
+            [Edge(seq, label, min(share, 1.0), label.kind == "barrier") for (seq, label), share in edges.items()],
+        )
+
+
+def _share(changes: int, n_changes: int) -> float:
+    return min(changes / n_changes, 1.0) if changes and n_changes else 1.0

@@ -1,0 +1,149 @@
+"""The apply log's records: what a line holds, in which unit, of which version. Shared by the daemon and the report.
+
+A line is one JSON object. Its field ``record`` says which of `RECORDS` it is, ``schema_version`` which version of it.
+The rules for both sides:
+
+- A new field with a default keeps the version: an old reader passes over it, a new one takes the default in old lines.
+- A field that goes or changes its meaning raises `SCHEMA_VERSION`. A reader takes the versions in `READABLE_VERSIONS`
+  and counts every other line, and every tag it does not know, as unreadable; neither is an error.
+
+LSNs are texts like 16/B374D848, which do not sort. Times are ISO 8601 in UTC with microseconds, which do. Durations are
+seconds. Tables are named ``schema.table``, as published. No record holds a value of a row, not of a key either.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+#: Version of what is written now.
+SCHEMA_VERSION: Final = 1
+#: Versions that the structs below can be read from.
+READABLE_VERSIONS: Final = (1,)
+#: Transaction ids listed in a batch's record: enough to find one by hand, short enough for merged batches.
+XIDS_LIMIT: Final = 32
+#: Dependencies listed in a transaction's record, those on the latest transactions.
+DEPENDS_ON_LIMIT: Final = 16
+#: What `Dependency.kind` and `WaitedFor.kind` can be.
+KINDS: Final = ("key", "unique", "foreign key", "table", "barrier")
+
+
+class RowCounts(msgspec.Struct, kw_only=True):
+    """Rows of one table in one transaction, as the publisher sent them (before netting)."""
+
+    insert: int = 0
+    update: int = 0
+    delete: int = 0
+    truncate: int = 0  # statements, not rows
+
+
+class WaitedFor(msgspec.Struct, frozen=True, kw_only=True):
+    """The last dependency that a batch waited for, or only its late keys."""
+
+    seq: int  # of the batch waited for
+    table: str  # schema.table; empty for a barrier
+    kind: str  # one of KINDS
+    name: str = ""  # of the index or constraint
+
+
+class Conflict(msgspec.Struct, frozen=True, kw_only=True):
+    """One change that met other data than it expected, and what was done about it."""
+
+    type: str  # as PostgreSQL 18 logs it: insert_exists, update_missing ...
+    table: str  # schema.table
+    policy: str  # in force: error, skip, apply_remote, keep_local, last_update_wins
+    outcome: str  # what was done
+
+
+class Dependency(msgspec.Struct, frozen=True, kw_only=True):
+    """An earlier source transaction that must take effect first, and why: the nearest one that holds the same."""
+
+    seq: int  # of the transaction, within the run; for a barrier everything up to it
+    kind: str  # one of KINDS
+    table: str = ""  # schema.table of the changes concerned; of a barrier: where code runs, or the first one truncated
+    name: str = ""  # of the index or constraint; of a barrier: serial, truncate or large
+    changes: int = 0  # changes of this transaction that must come after; 0: all of them
+
+
+class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="batch"):
+    """One target transaction, written when the target has acknowledged its commit."""
+
+    schema_version: int = SCHEMA_VERSION
+    slot: str
+    seq: int  # order of arrival within one run
+    worker: int  # from 1
+    first_end_lsn: str  # end LSN of the first source transaction in it
+    end_lsn: str  # end LSN of the last
+    n_transactions: int  # source transactions
+    xids: tuple[int, ...]  # the first XIDS_LIMIT, in commit order; n_transactions tells whether some are left out
+    commit_time_first: str  # publisher's clock
+    commit_time_last: str
+    received_at: str  # the last of its bytes was read; this and what follows: the daemon's clock
+    started_at: str  # a worker has it
+    committed_at: str  # acknowledged
+    queued_s: float  # from received to started, dependency not counted
+    wait_dependency_s: float  # from closed until the last dependency had committed
+    execute_s: float
+    wait_turn_s: float  # done but for late keys, waiting for its place in the commit order
+    commit_s: float  # late keys and COMMIT
+    attempts: int  # 1 where nothing had to be repeated
+    mode: str  # set, rows (repeated row by row at the head) or large (one transaction in pieces)
+    rows: dict[str, RowCounts]  # by schema.table
+    size_bytes: int  # of the change messages, with what the interpreter needs for them
+    late_keys: int = 0  # held by earlier batches and so applied in its turn, all others at once
+    waited_for: WaitedFor | None = None
+    run: str = ""  # of the daemon: from connected to the loss of an end, within which `seq` counts; "" in old lines
+    retry_reason: str = ""  # SQLSTATE, row count, suspect ...; the last one
+    conflicts: tuple[Conflict, ...] = ()
+
+
+class TransactionRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="transaction"):
+    """One source transaction, only at ``detail = "transaction"``; its batch's record stands beside it, just before."""
+
+    schema_version: int = SCHEMA_VERSION
+    slot: str
+    run: str  # as in BatchRecord
+    seq: int  # order of arrival within the run, from 1
+    batch_seq: int  # `BatchRecord.seq` of the batch that it is in
+    worker: int
+    xid: int
+    commit_lsn: str
+    end_lsn: str
+    commit_time: str  # publisher's clock
+    received_at: str  # the last of its bytes was read; the daemon's clock, as what follows
+    committed_at: str  # of the batch
+    size_bytes: int  # as in BatchRecord
+    n_changes: int  # rows and TRUNCATE statements
+    rows: dict[str, RowCounts]  # by schema.table
+    depends_on: tuple[Dependency, ...] = ()  # at most DEPENDS_ON_LIMIT, the latest first
+    depends_on_left_out: int = 0
+    conflicts: tuple[Conflict, ...] = ()
+
+
+Record = BatchRecord | TransactionRecord
+
+#: The kinds of record by tag.
+RECORDS: Final[dict[str, type[Record]]] = {"batch": BatchRecord, "transaction": TransactionRecord}
+
+
+class UnreadableRecordError(ValueError):
+    """A line that is no record of a version and kind known here; the reader counts it and goes on."""
+
+
+_decoder: Final[msgspec.json.Decoder[Record]] = msgspec.json.Decoder(Record)
+
+
+def read_record(line: bytes | str) -> Record:
+    """Return the record of one line.
+
+    Raises:
+        UnreadableRecordError: the line is torn, or of another version or kind. Count it: the next may be good.
+    """
+    try:
+        record = _decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UnreadableRecordError(str(error)) from error
+    if record.schema_version not in READABLE_VERSIONS:
+        raise UnreadableRecordError(f"schema version {record.schema_version}")
+    return record
