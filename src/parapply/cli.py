@@ -9,6 +9,7 @@ import gc
 import math
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -86,20 +87,24 @@ def _load(options: dict[str, Any], *not_needed: str) -> Config:
     return load_config(options["config_path"], options["overrides"], flags, os.environ, required=required)
 
 
+#: Commands that are imported when they are asked for: their options are some ms of every other command's start.
+_ELSEWHERE = {"bench": "parapply.bench.command", "report": "parapply.analysis.command"}
+
+
 class _Commands(click.Group):
-    """Imports `bench` when it is asked for: its options and workloads are 4 ms of every other command's start."""
+    """Knows the commands of other packages by name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
-        return sorted([*super().list_commands(ctx), "bench"])
+        return sorted([*super().list_commands(ctx), *_ELSEWHERE])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of a name."""
-        if cmd_name != "bench":
+        module = _ELSEWHERE.get(cmd_name)
+        if module is None:
             return super().get_command(ctx, cmd_name)
-        from parapply.bench.command import bench  # noqa: PLC0415
-
-        return bench
+        command: click.Command = getattr(import_module(module), cmd_name)
+        return command
 
 
 @click.group(

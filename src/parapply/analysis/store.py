@@ -90,23 +90,50 @@ class Store:
         Raises:
             ReportRefused: another job has written here meanwhile; nothing of this load counts.
         """
-        self.load_lines(read_lines(self._spark, [file.path for file in files]), files, raw_root)
+        lines = read_lines(self._spark, [file.path for file in files])
+        load, loaded = self._write(as_records(lines, raw_root), {file.name: file.size_bytes for file in files})
+        # A file of empty lines has no rows; it is done all the same.
+        empty = [
+            LoadedFile(file=file.name, size_bytes=file.size_bytes, records=0, bad=0)
+            for file in files
+            if file.name not in {one.file for one in loaded}
+        ]
+        self._enter(load, loaded + empty)
 
-    def load_lines(self, lines: DataFrame, files: Sequence[StoredFile], raw_root: str) -> None:
-        """Do the same with the lines of these files; raises as `load_files`."""
+    def load_stream(self, lines: DataFrame, files: Sequence[StoredFile], raw_root: str) -> int:
+        """Convert the lines of files that are not in the store and pass the others over.
+
+        Args:
+            lines: what a stream hands out at once, with the column ``_metadata``.
+            files: all files of the log, for their sizes.
+            raw_root: as for `lines.as_records`.
+
+        Returns:
+            Number of files converted.
+
+        Raises:
+            ReportRefused: as `load_files`.
+        """
+        records = as_records(lines, raw_root)
+        if self._entries:
+            records = records.where(~F.col(FILE).isin(list(self.files)))
+        load, loaded = self._write(records.drop("_metadata"), {file.name: file.size_bytes for file in files})
+        if loaded:
+            self._enter(load, loaded)
+        return len(loaded)
+
+    def _write(self, records: DataFrame, sizes: dict[str, int]) -> tuple[str, list[LoadedFile]]:
+        """Write the rows of a load; they do not count yet."""
         load = f"{datetime.now(UTC).strftime(_STAMP)}-{uuid.uuid4().hex[:8]}"
-        records = as_records(lines, raw_root).withColumn(_LOAD, F.lit(load))
-        records.write.mode("append").partitionBy(KIND, DAY, _LOAD).parquet(self._records)
+        records.withColumn(_LOAD, F.lit(load)).write.mode("append").partitionBy(KIND, DAY, _LOAD).parquet(self._records)
         written = self._spark.read.schema(_stored_schema()).parquet(self._records).where(F.col(_LOAD) == load)
         rows = written.groupBy(FILE).agg(
             F.count_if(F.col(KIND) != BAD).alias("records"), F.count_if(F.col(KIND) == BAD).alias("bad")
         )
-        counts = {row[FILE]: (row["records"], row["bad"]) for row in rows.collect()}
-        loaded = []
-        for file in files:
-            good, bad = counts.get(file.name, (0, 0))
-            loaded.append(LoadedFile(file=file.name, size_bytes=file.size_bytes, records=good, bad=bad))
-        self._enter(load, loaded)
+        return load, [
+            LoadedFile(file=row[FILE], size_bytes=sizes.get(row[FILE], 0), records=row["records"], bad=row["bad"])
+            for row in rows.orderBy(FILE).collect()
+        ]
 
     def _enter(self, load: str, files: list[LoadedFile]) -> None:
         number = max(self._entries, default=0) + 1
