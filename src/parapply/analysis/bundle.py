@@ -21,7 +21,7 @@ _SUFFIXES: Final = (".py", ".html")
 # Always the same file from the same sources.
 _TIME: Final = (2026, 1, 1, 0, 0, 0)
 _SCRIPT: Final = '''\
-"""The report over parapply's apply log, for spark-submit: --py-files parapply.zip parapply_report.py LOGDIR --out DIR."""
+"""The report over parapply's apply log, for spark-submit (--py-files parapply.zip)."""
 
 import sys
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _OUT: Final = "parapply-report"
 _MEMORY: Final = re.compile(r"[1-9][0-9]*[mgMG]")
-_WAIT_S: Final = 0.5
+_WAIT_S: Final = 1
 _EPILOG: Final = """\b
 Examples:
   parapply report /var/log/parapply --out report
@@ -59,15 +59,15 @@ def _time(_context: click.Context, _parameter: click.Parameter, value: str | Non
 
 def _common_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = [
-        click.option("--out", metavar="DIR", default=_OUT, show_default=True, help="Folder of the report; kept and added to."),
-        click.option("--follow", "is_following", is_flag=True, help="Go on with files as the daemon closes them, until Ctrl-C."),
+        click.option("--out", metavar="DIR", default=_OUT, show_default=True, help="Of the report; kept and added to."),
+        click.option("--follow", "is_following", is_flag=True, help="Go on with new files until Ctrl-C."),
         click.option(
             "--every", "every_s", type=click.FloatRange(min=1), default=30.0, show_default=True, metavar="S",
             help="With --follow: seconds between looks for new files.",
         ),
         click.option("--slot", metavar="NAME", help="Records of one slot only."),
-        click.option("--since", metavar="TIME", callback=_time, help="Commits on the target from then on; UTC unless it says otherwise."),
-        click.option("--until", metavar="TIME", callback=_time, help="Commits on the target before then."),
+        click.option("--since", metavar="TIME", callback=_time, help="Commits from then on; in UTC."),
+        click.option("--until", metavar="TIME", callback=_time, help="Commits before then."),
         click.option(
             "--what-if", "what_if_transactions", type=click.IntRange(min=0), default=200_000, show_default=True,
             metavar="N", help="Transactions of a slot that are replayed with more workers at most; 0: none.",
@@ -82,7 +82,7 @@ def _common_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command(epilog=_EPILOG)
 @click.argument("logdir", required=False)
 @_common_options
-@click.option("--memory", default="2g", show_default=True, callback=_memory, help="Of Java; what is larger goes to disk.")
+@click.option("--memory", default="2g", show_default=True, callback=_memory, help="Of Java; more goes to disk.")
 @click.option("--cores", type=click.IntRange(min=1), help="Processors to use.  [default: all]")
 @click.option("--spark", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of Spark's own; repeatable.")
 @click.option(
@@ -107,7 +107,9 @@ def report(
         from parapply.analysis.bundle import write_bundle  # noqa: PLC0415
 
         write_bundle(bundle_folder)
-        click.echo(f"spark-submit --py-files {bundle_folder}/parapply.zip {bundle_folder}/parapply_report.py LOGDIR --out DIR")
+        click.echo(
+            f"spark-submit --py-files {bundle_folder}/parapply.zip {bundle_folder}/parapply_report.py LOGDIR --out DIR"
+        )
         return
     if logdir is None:
         raise click.UsageError("Missing argument 'LOGDIR'.")
@@ -162,7 +164,8 @@ def check_installed() -> None:
     missing = [name for name in ("pyspark", "plotly") if find_spec(name) is None]
     if missing:
         raise ReportRefused(
-            f"The report needs {' and '.join(missing)}.", hint="pip install 'parapply[report]' and, without Java, 'parapply[java]'"
+            f"The report needs {' and '.join(missing)}.",
+            hint="pip install 'parapply[report]' and, without Java, 'parapply[java]'",
         )
 
 

@@ -5,7 +5,6 @@ In goes a session with the views; out come tables of at most some thousand rows,
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
-    from parapply.analysis.store import LoadedFile
     from parapply.analysis.whatif import Unit, WhatIf
 
 #: A row of a figure by column; times are aware, in UTC.
@@ -40,6 +39,7 @@ QUERIES: Final = {
     "retries": queries_work.RETRIES,
     "conflicts": queries_work.CONFLICTS,
     "parallelism": queries_time.PARALLELISM,
+    "files": queries_work.FILES,
     "bad_lines": queries_work.BAD_LINES,
 }
 _UNITS: Final[dict[str, Callable[[Iterable[Row]], Iterator[Unit]]]] = {
@@ -51,7 +51,6 @@ _WHAT_IF_TYPES: Final = {
     " limit string, units bigint",
     "critical_path": "slot string, unit string, commit_order string, link string, seconds double",
 }
-_FILES_TYPES: Final = "file string, size_bytes bigint, records bigint, bad bigint"
 
 
 def compute(
@@ -59,7 +58,6 @@ def compute(
     folder: str,
     interval_s: int,
     what_if_transactions: int,
-    files: Sequence[LoadedFile],
     begin: Callable[[str], None],
 ) -> Tables:
     """Compute all figures and write their tables.
@@ -69,7 +67,6 @@ def compute(
         folder: of the tables.
         interval_s: length of an interval.
         what_if_transactions: how many transactions of a slot are replayed; 0 leaves the what-if out.
-        files: in the store.
         begin: called with the title of each figure before it is computed.
     """
     tables: Tables = {}
@@ -81,14 +78,18 @@ def compute(
         used = {name: value for name, value in arguments.items() if f":{name}" in QUERIES[figure.name]}
         result = spark.sql(QUERIES[figure.name], args=used)
         rows = result.collect()
-        spark.createDataFrame(rows, result.schema).coalesce(1).write.mode("overwrite").parquet(f"{folder}/{figure.name}")
+        _write(spark, rows, result.schema, f"{folder}/{figure.name}")
         tables[figure.name] = [_in_utc(row.asDict()) for row in rows]
     begin("With more workers")
     tables |= _what_if_tables(spark, what_if_transactions)
-    tables["files"] = [asdict(file) for file in files]
-    for name, types in {**_WHAT_IF_TYPES, "files": _FILES_TYPES}.items():
-        spark.createDataFrame(tables[name], types).coalesce(1).write.mode("overwrite").parquet(f"{folder}/{name}")
+    for name, types in _WHAT_IF_TYPES.items():
+        _write(spark, tables[name], types, f"{folder}/{name}")
     return tables
+
+
+def _write(spark: SparkSession, rows: Sequence[Any], schema: StructType | str, path: str) -> None:
+    # Computed once: from the rows, not from the query again.
+    spark.createDataFrame(rows, schema).coalesce(1).write.mode("overwrite").parquet(path)
 
 
 def _in_utc(row: dict[str, Any]) -> dict[str, Any]:
@@ -118,16 +119,18 @@ def _what_if_tables(spark: SparkSession, limit: int) -> Tables:
 
 def _add_what_if(tables: Tables, slot: str, unit: str, result: WhatIf) -> None:
     for one in result.attainable:
-        tables["what_if"].append({
-            "slot": slot,
-            "unit": unit,
-            "commit_order": one.order,
-            "workers": one.workers,
-            "seconds": one.makespan_s,
-            "speed_up": one.speed_up,
-            "limit": str(one.limit),
-            "units": result.n_units,
-        })
+        tables["what_if"].append(
+            {
+                "slot": slot,
+                "unit": unit,
+                "commit_order": one.order,
+                "workers": one.workers,
+                "seconds": one.makespan_s,
+                "speed_up": one.speed_up,
+                "limit": str(one.limit),
+                "units": result.n_units,
+            }
+        )
     for order, path in result.critical_path.items():
         for label, link_s in sorted(path.items(), key=lambda item: -item[1]):
             tables["critical_path"].append(

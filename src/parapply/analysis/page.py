@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from parapply.analysis.sections import Section
 
 _LISTED_FILES: Final = 200
+_NOTHING: Final = (
+    "<section><h2>Nothing to show</h2><p>No closed file of this log has a record in this scope.</p></section>"
+)
 _NUMBERS: Final = frozenset("0123456789")
 
 
@@ -58,14 +61,21 @@ def render(tables: Tables, made: Made) -> str:
     for number, slot in enumerate(slots):
         body.append(_slot(number, of_slot(tables, slot), made.interval_s, drawn))
     if not slots:
-        body.append("<section><h2>Nothing to show</h2><p>No closed file of this log has a record in this scope.</p></section>")
+        body.append(
+            "<section><h2>Nothing to show</h2><p>No closed file of this log has a record in this scope.</p></section>"
+        )
     body += [_files(tables, made), _definitions()]
     refresh = f'<meta http-equiv="refresh" content="{made.refresh_s}">' if made.refresh_s else ""
     # A "<" inside a script could end it: "</script>" in a table's name.
     plots_json = json.dumps(drawn, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     page = resources.files("parapply.analysis").joinpath("page.html").read_text()
     # The library last: it could contain a mark of ours, and nothing of ours contains it.
-    for mark, text in (("REFRESH", refresh), ("BODY", "\n".join(body)), ("PLOTS", plots_json), ("PLOTLY", get_plotlyjs())):
+    for mark, text in (
+        ("REFRESH", refresh),
+        ("BODY", "\n".join(body)),
+        ("PLOTS", plots_json),
+        ("PLOTLY", get_plotlyjs()),
+    ):
         before, _, after = page.partition(f"@@{mark}@@")
         page = before + text + after
     return page
@@ -83,16 +93,16 @@ def _head(slots: Sequence[str], made: Made) -> str:
         choice = f'<p>Slot <select id="slot">{options}</select></p>'
     return (
         f"<h1>parapply: what was applied, and where the time went</h1>"
-        f'<p class="soft">Log {_text(made.log)} · made {made.at:%Y-%m-%d %H:%M:%S} UTC by parapply {_text(made.version)}</p>'
-        + choice
+        f'<p class="soft">Log {_text(made.log)} · made {made.at:%Y-%m-%d %H:%M:%S} UTC'
+        f" by parapply {_text(made.version)}</p>{choice}"
     )
 
 
 def _slot(number: int, tables: Tables, interval_s: int, drawn: dict[str, Any]) -> str:
     (summary,) = tables["summary"]
+    what = f"Slot <b>{_text(summary['slot'])}</b>, {_text(words.period(summary['first_at'], summary['last_at']))}"
     parts = [
-        f'<p>Slot <b>{_text(summary["slot"])}</b>, {_text(words.period(summary["first_at"], summary["last_at"]))}; '
-        f"complete log up to {_text(summary['highest_end_lsn'])}</p>",
+        f"<p>{what}; the last transaction in it ends at LSN {_text(summary['highest_end_lsn'])}</p>",
         _tiles(tables),
         "<section><h2>In short</h2><ul class=short>"
         + "".join(f"<li>{_text(text)}</li>" for text in words.in_short(tables, interval_s))
@@ -119,10 +129,14 @@ def _tiles(tables: Tables) -> str:
         (words.number(summary["conflicts"]), "conflicts", bool(summary["conflicts"])),
         (words.number(n_bad), "lines not readable (all slots)", bool(n_bad)),
     ]
-    return '<div class="tiles">' + "".join(
-        f'<div class="tile{" bad" if is_bad else ""}"><b>{_text(value)}</b><span>{_text(name)}</span></div>'
-        for value, name, is_bad in tiles
-    ) + "</div>"
+    return (
+        '<div class="tiles">'
+        + "".join(
+            f'<div class="tile{" bad" if is_bad else ""}"><b>{_text(value)}</b><span>{_text(name)}</span></div>'
+            for value, name, is_bad in tiles
+        )
+        + "</div>"
+    )
 
 
 def _section(name: str, section: Section, drawn: dict[str, Any]) -> str:
@@ -156,7 +170,10 @@ def _files(tables: Tables, made: Made) -> str:
         parts.append(f"<p>These files have changed since they were read, and were not read again: {_text(names)}</p>")
     if bad:
         parts.append("<h3>Lines that could not be read</h3><p>They are counted here and in no other figure.</p>")
-        rows = [(row["file"], row["reason"], words.number(row["lines"]), row["example"] or "") for row in bad[:_LISTED_FILES]]
+        rows = [
+            (row["file"], row["reason"], words.number(row["lines"]), row["example"] or "")
+            for row in bad[:_LISTED_FILES]
+        ]
         parts.append(_table(("file", "reason", "lines", "example"), rows))
     listed = [
         (file["file"], words.size(file["size_bytes"]), words.number(file["records"]), words.number(file["bad"]))
@@ -173,7 +190,8 @@ def _definitions() -> str:
     for figure in FIGURES:
         columns = "; ".join(f"<code>{_text(name)}</code> {_text(meaning)}" for name, meaning in figure.columns.items())
         items.append(
-            f"<dt>{_text(figure.title)} (<code>tables/{figure.name}</code>)</dt><dd>{_text(figure.meaning)}<br>{columns}</dd>"
+            f"<dt>{_text(figure.title)} (<code>tables/{figure.name}</code>)</dt>"
+            f"<dd>{_text(figure.meaning)}<br>{columns}</dd>"
         )
     return (
         "<section><h2>What each figure means</h2><details><summary>Definitions</summary>"

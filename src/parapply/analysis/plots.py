@@ -6,9 +6,12 @@ In go rows; out comes a `Plot`. Names from the log are escaped: Plotly reads mar
 from __future__ import annotations
 
 import html
+import math
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
+
+from parapply.analysis.words import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,6 +32,7 @@ _MANY: Final = (BLUE, ORANGE, GREEN, PURPLE, TEAL, BROWN, RED)
 MOST_BARS: Final = 12
 _MOST_LINES: Final = 6
 _MARKED_POINTS: Final = 40
+_DENSE_DECADES: Final = 2.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +76,17 @@ def line(name: str, times: list[datetime], values: Iterable[float | None], color
         "type": "scatter",
         "mode": mode,
         "name": text(name),
-        "x": [at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S") for at in times],
+        "x": _axis(times),
         "y": list(values),
         "line": {"color": color, "width": 2},
         "marker": {"size": 5},
         **more,
     }
+
+
+def columns(times: list[datetime], values: Iterable[float], color: str) -> dict[str, Any]:
+    """Return vertical bars over time."""
+    return {"type": "bar", "x": _axis(times), "y": list(values), "marker": {"color": color}}
 
 
 def bars(name: str, labels: list[str], values: Iterable[float], color: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  whatever Plotly takes
@@ -112,6 +121,16 @@ def stacked_lines(
     return traces
 
 
+def log_axis(values: Iterable[float | None]) -> dict[str, Any]:
+    """Return a logarithmic axis over seconds, at least a factor of ten long, labelled as people say durations."""
+    found = [value for value in values if value is not None and value > 0] or [0.001]
+    low, high = math.log10(min(found)) - 0.1, math.log10(max(found)) + 0.1
+    low, high = min(low, high - 1), max(high, low + 1)
+    digits = (1, 2, 5) if high - low <= _DENSE_DECADES else (1,)
+    ticks = [digit * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for digit in digits]
+    return {"type": "log", "range": [low, high], "tickvals": ticks, "ticktext": [duration(tick) for tick in ticks]}
+
+
 def text(words: str) -> str:
     """Return words that Plotly shows as they are."""
     return html.escape(words, quote=False)
@@ -120,6 +139,11 @@ def text(words: str) -> str:
 def bar_height(n_bars: int) -> int:
     """Return a height at which so many bars are easy to read, in pixels."""
     return 110 + 30 * max(n_bars, 2)
+
+
+def _axis(times: list[datetime]) -> list[str]:
+    # Plotly shows texts without an offset as they are, so in UTC.
+    return [at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S") for at in times]
 
 
 def _short(value: float) -> float:

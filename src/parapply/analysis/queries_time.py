@@ -82,8 +82,8 @@ SELECT slot, at, held, executing, sum(until_us - us) / 1e6 AS seconds
 
 # Every batch has its changes by table, the record of a transaction their number.
 WHAT_IF_ROWS: Final = """
-SELECT transactions.seq, transactions.batch_seq, transactions.n_changes, batches.n_rows + batches.n_truncates AS n_batch,
-       batches.execute_s, batches.commit_s, transactions.depends_on
+SELECT transactions.seq, transactions.batch_seq, transactions.n_changes,
+       batches.n_rows + batches.n_truncates AS n_batch, batches.execute_s, batches.commit_s, transactions.depends_on
   FROM transactions JOIN batches
     ON batches.slot = transactions.slot AND batches.run = transactions.run AND batches.seq = transactions.batch_seq
  WHERE transactions.slot = :slot AND transactions.run = :run AND transactions.seq > :after_seq

@@ -64,6 +64,8 @@ SELECT slot, at, conflict.type, conflict.table, conflict.policy, conflict.outcom
  GROUP BY ALL ORDER BY slot, at, type, table, policy, outcome
 """
 
+FILES: Final = "SELECT file, size_bytes, records, bad FROM files ORDER BY file"
+
 BAD_LINES: Final = """
 SELECT file, reason, count(*) AS lines, min(line) AS example
   FROM bad_lines GROUP BY file, reason ORDER BY file, reason

@@ -26,6 +26,12 @@ BAD: Final = "bad"
 #: A line that is not JSON of this schema, as it is; null in every other row.
 TORN: Final = "_torn"
 
+_PLAIN: Final[dict[type[inspect.Type], T.DataType]] = {
+    inspect.BoolType: T.BooleanType(),
+    inspect.IntType: T.LongType(),
+    inspect.FloatType: T.DoubleType(),
+}
+
 
 def wide_schema() -> T.StructType:
     """Return the schema of a line of any kind: every field of every record, all nullable, and `TORN`.
@@ -78,21 +84,22 @@ def _spark_type(annotation: Any, name: str) -> T.DataType:  # noqa: ANN401  what
 def _from_info(info: inspect.Type, name: str) -> T.DataType:
     if isinstance(info, inspect.UnionType):
         (info,) = [one for one in info.types if not isinstance(one, inspect.NoneType)]
+    data_type: T.DataType
     if isinstance(info, inspect.StrType):
-        return T.TimestampType() if _is_time(name) else T.StringType()
-    if isinstance(info, inspect.BoolType):
-        return T.BooleanType()
-    if isinstance(info, inspect.IntType):
-        return T.LongType()
-    if isinstance(info, inspect.FloatType):
-        return T.DoubleType()
-    if isinstance(info, (inspect.VarTupleType, inspect.ListType)):
-        return T.ArrayType(_from_info(info.item_type, ""))
-    if isinstance(info, inspect.DictType):
-        return T.MapType(T.StringType(), _from_info(info.value_type, ""))
-    if isinstance(info, inspect.StructType):
-        return T.StructType([T.StructField(field.name, _from_info(field.type, field.name)) for field in info.fields])
-    raise TypeError(f"the field {name} of the apply log has a type that Spark cannot have: {info}")
+        data_type = T.TimestampType() if _is_time(name) else T.StringType()
+    elif isinstance(info, (inspect.VarTupleType, inspect.ListType)):
+        data_type = T.ArrayType(_from_info(info.item_type, ""))
+    elif isinstance(info, inspect.DictType):
+        data_type = T.MapType(T.StringType(), _from_info(info.value_type, ""))
+    elif isinstance(info, inspect.StructType):
+        data_type = T.StructType(
+            [T.StructField(field.name, _from_info(field.type, field.name)) for field in info.fields]
+        )
+    elif type(info) in _PLAIN:
+        data_type = _PLAIN[type(info)]
+    else:
+        raise TypeError(f"the field {name} of the apply log has a type that Spark cannot have: {info}")
+    return data_type
 
 
 def _is_time(name: str) -> bool:

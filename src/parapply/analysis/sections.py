@@ -20,9 +20,7 @@ _OPERATIONS: Final = (
     ("deletes", plots.ORANGE),
     ("truncates", plots.RED),
 )
-_PART_COLORS: Final = dict(
-    zip(PARTS, (plots.GREY, plots.RED, plots.BLUE, plots.ORANGE, plots.GREEN), strict=True)
-)
+_PART_COLORS: Final = dict(zip(PARTS, (plots.GREY, plots.RED, plots.BLUE, plots.ORANGE, plots.GREEN), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +117,7 @@ def _delay(tables: Tables, interval_s: int) -> Section:
                     line("half", times, values("oldest_p50_s"), plots.BLUE),
                     line("shortest delivery", times, values("delivery_floor_s"), plots.GREY),
                 ],
-                layout={"yaxis": {"type": "log", "ticksuffix": " s", "exponentformat": "none"}},
+                layout={"yaxis": plots.log_axis([*values("oldest_max_s"), *values("delivery_floor_s")])},
             ),
             _stage_plot(stages),
         ],
@@ -140,20 +138,22 @@ def _stage_plot(stages: Rows) -> Plot:
     traces = []
     for name, column, color in (("half", "p50_s", plots.BLUE), ("99 %", "p99_s", plots.ORANGE)):
         found = [row[column] if row[column] > 0 else None for row in stages]
-        traces.append({
-            "type": "scatter",
-            "mode": "markers",
-            "name": name,
-            "y": labels,
-            "x": found,
-            "marker": {"size": 13, "color": color},
-        })
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": name,
+                "y": labels,
+                "x": found,
+                "marker": {"size": 13, "color": color},
+            }
+        )
     return Plot(
         title="Each stage",
         caption="How long a batch was in each stage: half of them at most the blue mark, 99 % at most the orange one.",
         data=traces,
         layout={
-            "xaxis": {"type": "log", "ticksuffix": " s", "exponentformat": "none"},
+            "xaxis": plots.log_axis([row[name] for row in stages for name in ("p50_s", "p99_s")]),
             "yaxis": {"autorange": "reversed"},
         },
         height=bar_height(len(labels)),
@@ -167,8 +167,8 @@ def _where(tables: Tables) -> Section:
         Plot(
             title="From received to committed",
             caption=(
-                "Seconds of all batches together, so more than the clock's where several were under way. 'Executing' and "
-                "'committing' are the target's work, 'commit turn' is the price of keeping the order."
+                "Seconds of all batches together, so more than the clock's where several were under way. 'Executing' "
+                "and 'committing' are the target's work, 'commit turn' is the price of keeping the order."
             ),
             data=[
                 bars(
@@ -318,5 +318,9 @@ def _share_plot(parallelism: Rows) -> Plot:
                 "marker": {"color": plots.BLUE},
             }
         ],
-        layout={"xaxis": {"type": "category", "title": {"text": "batches"}}, "yaxis": {"ticksuffix": " %"}, "showlegend": False},
+        layout={
+            "xaxis": {"type": "category", "title": {"text": "batches"}},
+            "yaxis": {"ticksuffix": " %"},
+            "showlegend": False,
+        },
     )

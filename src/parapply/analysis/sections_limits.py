@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _ORDERS: Final = (("preserve", "commit order kept", plots.BLUE), ("relaxed", "relaxed", plots.ORANGE))
 _UNITS: Final = (("batch", "batches as they were", "solid"), ("transaction", "each transaction by itself", "dot"))
+_ORDER_WORDS: Final = {name: order_words for name, order_words, _ in _ORDERS}
+_UNIT_WORDS: Final = {name: unit_words for name, unit_words, _ in _UNITS}
 
 
 def batches(tables: Tables) -> Section:
@@ -29,8 +31,8 @@ def batches(tables: Tables) -> Section:
     return Section(
         title="Batches",
         lead=(
-            f"{words.number(n_transactions)} transactions were applied in {words.number(n_batches)} target transactions. "
-            "Without a backlog a transaction is a batch of its own; with one, batches grow."
+            f"{words.number(n_transactions)} transactions were applied in {words.number(n_batches)} target "
+            "transactions. Without a backlog a transaction is a batch of its own; with one, batches grow."
         ),
         plots=[
             Plot(
@@ -59,7 +61,7 @@ def trouble(tables: Tables, interval_s: int) -> Section:
         found.append(
             Plot(
                 title="Conflicts a second by type",
-                caption="Rows that were not as the publisher's change expects them, after the retry with all earlier ones.",
+                caption="Rows that were not as the publisher's change expects them, after a retry behind earlier ones.",
                 data=traces,
                 layout={"yaxis": {"rangemode": "tozero"}},
             )
@@ -70,8 +72,8 @@ def trouble(tables: Tables, interval_s: int) -> Section:
         found.append(
             Plot(
                 title="Repeated batches",
-                caption="In each interval. Most are dependencies that could not be foreseen; they cost time, never rows.",
-                data=[{**plots.line("repeated", times, repeated, plots.ORANGE), "type": "bar", "marker": {"color": plots.ORANGE}}],
+                caption="In each interval. Most are dependencies that could not be foreseen; they cost time, no rows.",
+                data=[plots.columns(times, repeated, plots.ORANGE)],
                 layout={"yaxis": {"rangemode": "tozero"}, "showlegend": False},
             )
         )
@@ -113,7 +115,7 @@ def more_workers(tables: Tables) -> Section:
     """What the dependencies would allow."""
     rows = tables["what_if"]
     if not rows:
-        reason = "Needs applylog.detail = \"transaction\": only then the log has the dependencies of each transaction."
+        reason = 'Needs applylog.detail = "transaction": only then the log has the dependencies of each transaction.'
         return Section(title="With more workers", lead=reason, header=("limit",), rows=[])
     units = max(row["units"] for row in rows if row["unit"] == "transaction")
     found = [_speed_up(rows)]
@@ -121,7 +123,7 @@ def more_workers(tables: Tables) -> Section:
         path = [row for row in tables["critical_path"] if (row["unit"], row["commit_order"]) == (unit, order)]
         shown = path[: plots.MOST_BARS]
         if shown:
-            found.append(_path(shown, dict((name, text) for name, text, _ in _ORDERS)[order]))
+            found.append(_path(shown, _ORDER_WORDS[order]))
     return Section(
         title="With more workers",
         lead=(
@@ -133,8 +135,8 @@ def more_workers(tables: Tables) -> Section:
         header=("units", "commit order", "workers", "speed-up", "seconds", "what limits it"),
         rows=[
             (
-                dict((name, text) for name, text, _ in _UNITS)[row["unit"]],
-                dict((name, text) for name, text, _ in _ORDERS)[row["commit_order"]],
+                _UNIT_WORDS[row["unit"]],
+                _ORDER_WORDS[row["commit_order"]],
                 str(row["workers"] or "as many as needed"),
                 f"{row['speed_up']:.2f}",
                 words.duration(row["seconds"]),
@@ -150,17 +152,19 @@ def _speed_up(rows: Rows) -> Plot:
     for order, order_words, color in _ORDERS:
         for unit, unit_words, dash in _UNITS:
             mine = [row for row in rows if (row["unit"], row["commit_order"]) == (unit, order) and row["workers"]]
-            traces.append({
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": f"{order_words}, {unit_words}",
-                "x": [str(row["workers"]) for row in mine],
-                "y": [row["speed_up"] for row in mine],
-                "text": [plots.text(row["limit"]) for row in mine],
-                "hovertemplate": "%{x} workers: %{y:.2f} times as fast<br>limit: %{text}<extra></extra>",
-                "line": {"color": color, "dash": dash, "width": 2},
-                "marker": {"size": 8},
-            })
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines+markers",
+                    "name": f"{order_words}, {unit_words}",
+                    "x": [str(row["workers"]) for row in mine],
+                    "y": [row["speed_up"] for row in mine],
+                    "text": [plots.text(row["limit"]) for row in mine],
+                    "hovertemplate": "%{x} workers: %{y:.2f} times as fast<br>limit: %{text}<extra></extra>",
+                    "line": {"color": color, "dash": dash, "width": 2},
+                    "marker": {"size": 8},
+                }
+            )
     return Plot(
         title="Attainable speed-up",
         caption="Against one worker that does one unit after the other. Point at a mark to see what limits it.",
@@ -177,7 +181,7 @@ def _speed_up(rows: Rows) -> Plot:
 def _path(path: Rows, order_words: str) -> Plot:
     return Plot(
         title=f"The longest chain, {order_words}",
-        caption="What ties its links together, in seconds. Nothing can be faster than this chain, with any number of workers.",
+        caption="What ties its links together, in seconds. No number of workers can be faster than this chain.",
         data=[bars("chain", [row["link"] for row in path], [row["seconds"] for row in path], plots.PURPLE)],
         layout={"xaxis": {"ticksuffix": " s"}, "yaxis": {"autorange": "reversed"}, "showlegend": False},
         height=bar_height(len(path)),

@@ -33,7 +33,7 @@ class Storage:
 
     def __init__(self, spark: SparkSession) -> None:
         self._jvm: Any = spark._jvm  # noqa: SLF001  PySpark has no public way to Hadoop's file systems
-        self._configuration: Any = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[attr-defined]  # noqa: SLF001
+        self._configuration: Any = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
 
     def qualified(self, text: str) -> str:
         """Return a path with its scheme, for example ``file:/logs``."""
@@ -51,7 +51,7 @@ class Storage:
         return bool(system.exists(path)) and bool(system.getFileStatus(path).isDirectory())
 
     def files(self, folder: str, suffix: str) -> list[StoredFile]:
-        """Return the files below a folder, at any depth, whose name ends so, sorted by name; none if it is not there."""
+        """Return the files below a folder, at any depth, whose name ends so, sorted; none if it is not there."""
         path = self._path(folder)
         system = path.getFileSystem(self._configuration)
         if not system.exists(path):

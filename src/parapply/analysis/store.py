@@ -163,6 +163,11 @@ class Store:
         """Return the lines that are no record: `FILE`, `REASON`, and the beginning of the line or null."""
         return self._rows().where(F.col(KIND) == BAD).select(FILE, REASON, F.col(TORN).alias("line"))
 
+    def file_rows(self) -> DataFrame:
+        """Return the files as rows: the fields of `LoadedFile`."""
+        rows = [asdict(file) for file in self.files.values()]
+        return self._spark.createDataFrame(rows, "file string, size_bytes bigint, records bigint, bad bigint")
+
     def _rows(self) -> DataFrame:
         loads = [load for load, _ in self._entries.values()]
         # Partitions of other loads are not even opened.

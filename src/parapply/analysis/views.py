@@ -1,4 +1,4 @@
-"""The views that the figures' queries read: `batches`, `transactions`, `bad_lines`.
+"""The views that the figures' queries read: `batches`, `transactions`, `files`, `bad_lines`.
 
 In go the rows of the store; out come views with the interval of each record, so that all figures share the intervals.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812  as everyone imports it
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from parapply.analysis.store import Store
 
@@ -57,7 +57,7 @@ class Scope:
         return rows
 
 
-def make_views(spark: SparkSession, store: Store, scope: Scope) -> int:
+def make_views(store: Store, scope: Scope) -> int:
     """Make the views.
 
     Returns:
@@ -82,6 +82,7 @@ def make_views(spark: SparkSession, store: Store, scope: Scope) -> int:
     with_interval.createOrReplaceTempView("batches")
     scope.of(store.records("transaction")).createOrReplaceTempView("transactions")
     store.bad_lines().createOrReplaceTempView("bad_lines")
+    store.file_rows().createOrReplaceTempView("files")
     return interval_s
 
 

@@ -50,8 +50,9 @@ def size(size_bytes: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share: ``12 %``, ``0.3 %``."""
-    return f"{share:.0%}".replace("%", " %") if share >= 0.1 or share == 0 else f"{share * 100:.2g} %"
+    """Return a share: ``12 %``, ``0.3 %``; never broken between the two."""
+    digits = f"{share * 100:.0f}" if share >= 0.1 or share == 0 else f"{share * 100:.2g}"
+    return f"{digits}\N{NO-BREAK SPACE}%"
 
 
 def period(first: datetime, last: datetime) -> str:
@@ -113,7 +114,9 @@ def _waits(waits: Rows, dependencies: Rows) -> str:
     if dependencies and dependencies[0]["seconds"] > 0:
         first = dependencies[0]
         all_s = sum(row["seconds"] for row in dependencies)
-        text += f" The dependency waited for longest was {key_words(first)} ({percent(first['seconds'] / all_s)} of it)."
+        text += (
+            f" The dependency waited for longest was {key_words(first)} ({percent(first['seconds'] / all_s)} of it)."
+        )
     return text
 
 
@@ -130,14 +133,16 @@ def _parallelism(parallelism: Rows) -> str:
     held = sum(row["held"] * row["seconds"] for row in parallelism) / total_s
     executing = sum(row["executing"] * row["seconds"] for row in parallelism) / total_s
     return (
-        f"While there was work, {held:.1f} batches were with a worker at a time on average, and {executing:.1f} of them "
-        "were executing statements."
+        f"While there was work, {held:.1f} batches were with a worker at a time on average, and {executing:.1f} of "
+        "them were executing statements."
     )
 
 
 def _repeats(n_repeated: int, n_batches: int, n_conflicts: int) -> str:
     repeated = (
-        f"{number(n_repeated)} of {number(n_batches)} batches had to be repeated" if n_repeated else "No batch was repeated"
+        f"{number(n_repeated)} of {number(n_batches)} batches had to be repeated"
+        if n_repeated
+        else "No batch was repeated"
     )
     conflicts = f"{number(n_conflicts)} conflicts were recorded" if n_conflicts else "there was no conflict"
     return f"{repeated}, and {conflicts}."
