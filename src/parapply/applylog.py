@@ -1,24 +1,23 @@
-"""The apply log: one JSON line for each target transaction, for the report and for people with grep.
+"""The apply log's files: lines in, finished files out.
 
-In: records (`applylog_schema.py`). Out: files ``apply-<utc>-<pid>-<n>.jsonl`` in one directory. A file is written as
+In: encoded lines. Out: files ``apply-<slot>-<utc>-<pid>-<n>.jsonl`` in one directory. A file is written as
 ``.jsonl.open`` and renamed when it is closed, so that a reader that takes ``*.jsonl`` sees finished files only. The
 open file is locked; a ``.jsonl.open`` that nobody has locked belongs to a process that died, and is closed at the next
-start.
+start. Finished files of the slot are removed by age and by their size together; those of other slots never.
 
-No row and no key values. Never raises into the apply path: what cannot be written is counted and dropped.
-The caller calls `ApplyLog.tick` at least once a second; nothing here starts a task.
+What cannot be written is counted and dropped; nothing here raises after the start. The disk may keep a call waiting for
+as long as it likes, so the daemon calls from a thread (`runtime/scribe.py`).
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-import msgspec
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from parapply.errors import ConfigError
 from parapply.logs import get_logger
@@ -27,13 +26,23 @@ from parapply.model import POSTGRES_EPOCH_US
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from parapply.applylog_schema import Record
-
-#: Bytes collected before they are written: one system call for some hundred records.
-_BUFFER_BYTES: Final = 64 * 1024
-#: Seconds records may stay in memory: what is lost of the log when the process is killed.
-_FLUSH_S: Final = 1.0
+#: Bytes that recovery looks at in one go for the last end of a line.
+_BLOCK_BYTES: Final = 64 * 1024
+#: Seconds between two looks for files that are too old.
+_RETENTION_CHECK_S: Final = 60.0
 _OPEN_SUFFIX: Final = ".open"
+
+
+class Retention(NamedTuple):
+    """Until when finished files of the slot are kept; 0 is no limit."""
+
+    age_s: float = 0.0  # since the last line was written
+    size_bytes: int = 0  # of all of them; the oldest go first, the latest never
+
+
+_NO_RETENTION: Final = Retention()
+#: What follows the slot in the name of a finished file.
+_REST: Final = re.compile(r"\d{8}T\d{6}Z-\d+-\d+\.jsonl")
 
 
 def utc_text(unix_s: float) -> str:
@@ -47,10 +56,17 @@ def wire_time_text(postgres_us: int) -> str:
 
 
 class ApplyLog:
-    """Appends records to files of limited size and age. All fields are written by the leader's thread only."""
+    """Appends lines to files of limited size and age. Used by one thread at a time."""
 
-    def __init__(
-        self, directory: Path, rotate_bytes: int, rotate_s: float, clock: Callable[[], float] = time.time
+    def __init__(  # noqa: PLR0913  one place makes it
+        self,
+        directory: Path,
+        rotate_bytes: int,
+        rotate_s: float,
+        *,
+        slot: str = "",
+        retention: Retention = _NO_RETENTION,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """Make the directory, close what a dead process left, open the first file.
 
@@ -58,6 +74,8 @@ class ApplyLog:
             directory: absolute or relative to the working directory; several daemons may share it.
             rotate_bytes: a file that has reached this size is closed.
             rotate_s: a file of this age that is not empty is closed.
+            slot: whose log it is; lower-case letters, digits and underscores.
+            retention: of the slot's finished files, those of earlier runs included.
             clock: seconds since 1970.
 
         Raises:
@@ -66,68 +84,56 @@ class ApplyLog:
         self._directory = directory
         self._rotate_bytes = rotate_bytes
         self._rotate_s = rotate_s
+        self._stem = f"apply-{slot}-"
+        self._retention = retention
         self._clock = clock
-        self._encoder = msgspec.json.Encoder()
         self._log = get_logger()
-        #: Records lost since the start. Read by the status display.
+        #: Records lost since the start because the disk refused them.
         self.dropped = 0
-        self._buffer = bytearray()
-        self._buffered = 0  # records in the buffer
         self._is_failing = False
         self._number = 0
         self._fd = -1
         self._path = Path()
-        self._size_bytes = 0  # of whole records in the file
-        self._opened_s = self._flushed_s = clock()
+        self._size_bytes = 0  # of whole lines in the file
+        self._opened_s = self._retained_s = clock()
         try:
             directory.mkdir(parents=True, exist_ok=True)
             recover(directory)
             self._open()
         except OSError as error:
             raise ConfigError(f"applylog.directory: cannot write in {directory}: {error.strerror}.") from error
+        self._remove_old()
 
-    def write(self, record: Record) -> None:
-        """Take one record; it reaches the file within a second. Never raises."""
-        self._buffer += self._encoder.encode(record)
-        self._buffer += b"\n"
-        self._buffered += 1
-        if len(self._buffer) >= _BUFFER_BYTES:
-            self._flush()
-
-    def tick(self) -> None:
-        """Write what has waited long enough, and close a file that is old enough. Never raises."""
-        now_s = self._clock()
-        if self._buffered and now_s - self._flushed_s >= _FLUSH_S:
-            self._flush()
-        if self._size_bytes and now_s - self._opened_s >= self._rotate_s:
-            self._rotate()
-
-    def close(self) -> None:
-        """Write everything and give the file its final name. Never raises; closing twice is fine."""
-        if self._buffered:
-            self._flush()
-        self._finish()
-
-    def _flush(self) -> None:
-        self._flushed_s = self._clock()
+    def append(self, lines: bytes | bytearray, n_records: int) -> None:
+        """Write whole lines. Never raises; waits as long as the disk does."""
         try:
             if self._fd < 0:
                 self._open()
-            _write_all(self._fd, bytes(self._buffer))
+            _write_all(self._fd, lines)
         except OSError as error:
-            self._drop(error)
+            self._drop(error, n_records)
         else:
-            self._size_bytes += len(self._buffer)
+            self._size_bytes += len(lines)
             if self._is_failing:
                 self._is_failing = False
                 self._log.info("applylog_resumed", dropped=self.dropped)
-        self._buffer.clear()
-        self._buffered = 0
         if self._size_bytes >= self._rotate_bytes:
             self._rotate()
 
-    def _drop(self, error: OSError) -> None:
-        self.dropped += self._buffered
+    def tick(self) -> None:
+        """Close a file that is old enough, remove finished ones that are; to be called about once a second."""
+        now_s = self._clock()
+        if self._size_bytes and now_s - self._opened_s >= self._rotate_s:
+            self._rotate()
+        if abs(now_s - self._retained_s) >= _RETENTION_CHECK_S:
+            self._remove_old()
+
+    def close(self) -> None:
+        """Give the file its final name. Never raises; closing twice is fine."""
+        self._finish()
+
+    def _drop(self, error: OSError, n_records: int = 0) -> None:
+        self.dropped += n_records
         if not self._is_failing:  # once for each outage, not once a second
             self._log.error("applylog_dropping", file=str(self._path), error=error.strerror, dropped=self.dropped)
             self._is_failing = True
@@ -145,11 +151,12 @@ class ApplyLog:
             self._open()
         except OSError as error:
             self._drop(error)
+        self._remove_old()
 
     def _open(self) -> None:
         utc = datetime.fromtimestamp(self._clock(), UTC).strftime("%Y%m%dT%H%M%SZ")
         while True:
-            final = self._directory / f"apply-{utc}-{os.getpid()}-{self._number}.jsonl"
+            final = self._directory / f"{self._stem}{utc}-{os.getpid()}-{self._number}.jsonl"
             self._number += 1
             fd = _create_locked(final)
             if fd >= 0:
@@ -167,11 +174,71 @@ class ApplyLog:
         os.close(self._fd)
         self._fd, self._size_bytes = -1, 0
 
+    def _remove_old(self) -> None:
+        """Remove finished files of the slot: its only daemon is this one, so nobody else writes or removes them."""
+        self._retained_s = self._clock()
+        if not any(self._retention):
+            return
+        try:
+            for path in _outlived(_finished(self._directory, self._stem), self._retention, self._retained_s):
+                path.unlink(missing_ok=True)
+                self._log.info("applylog_removed", file=str(path))
+        except OSError as error:
+            self._log.warning("applylog_not_removed", file=str(self._directory), error=error.strerror)
+
+
+class _Finished(NamedTuple):
+    """A finished file; sorts by age, the newest last."""
+
+    written_s: float
+    name: str
+    size_bytes: int
+    path: Path
+
+
+def _finished(directory: Path, stem: str) -> list[_Finished]:
+    """Return the finished files of a stem, the oldest first.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    found = []
+    for entry in os.scandir(directory):
+        # Slots have no hyphen in their name: no other slot's file has this stem.
+        if entry.name.startswith(stem) and _REST.fullmatch(entry.name, len(stem)):
+            try:
+                facts = entry.stat()
+            except FileNotFoundError:
+                continue
+            found.append(_Finished(facts.st_mtime, entry.name, facts.st_size, Path(entry.path)))
+    return sorted(found)
+
+
+def _outlived(files: list[_Finished], retention: Retention, now_s: float) -> list[Path]:
+    """Return the files to remove.
+
+    Args:
+        files: the oldest first.
+        retention: limits.
+        now_s: seconds since 1970.
+    """
+    left_bytes = sum([file.size_bytes for file in files])
+    outlived = []
+    for file in files:
+        is_old = 0 < retention.age_s < now_s - file.written_s
+        is_latest = file is files[-1]
+        if not is_old and (is_latest or not 0 < retention.size_bytes < left_bytes):
+            break
+        left_bytes -= file.size_bytes
+        outlived.append(file.path)
+    return outlived
+
 
 def recover(directory: Path) -> list[Path]:
     """Close the files that processes which died left open: cut an unfinished last line off, then rename.
 
-    Process ids say nothing here (every container's daemon is process 1); the lock of a dead process is gone.
+    Of every slot: the lock alone says who lives, for that of a dead process is gone. Process ids say nothing here
+    (every container's daemon is process 1).
 
     Returns:
         The final names of the files that hold records.
@@ -197,7 +264,7 @@ def recover(directory: Path) -> list[Path]:
     return recovered
 
 
-def _write_all(fd: int, data: bytes) -> None:
+def _write_all(fd: int, data: bytes | bytearray) -> None:
     # A full disk takes a part, and refuses only the next write.
     while data:
         data = data[os.write(fd, data) :]
@@ -207,7 +274,7 @@ def _whole_lines_bytes(fd: int) -> int:
     """Return the offset after the last newline; looks backwards, for the file may be large."""
     end = os.fstat(fd).st_size
     while end > 0:
-        start = max(0, end - _BUFFER_BYTES)
+        start = max(0, end - _BLOCK_BYTES)
         newline = os.pread(fd, end - start, start).rfind(b"\n")
         if newline >= 0:
             return start + newline + 1

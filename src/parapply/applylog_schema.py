@@ -114,7 +114,7 @@ class TransactionRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="re
     received_at: str  # the last of its bytes was read; the daemon's clock, as what follows
     committed_at: str  # of the batch
     size_bytes: int  # as in BatchRecord
-    n_changes: int  # rows and TRUNCATE statements
+    n_changes: int  # rows, and TRUNCATE statements of however many tables
     rows: dict[str, RowCounts]  # by schema.table
     depends_on: tuple[Dependency, ...] = ()  # at most DEPENDS_ON_LIMIT, the latest first
     depends_on_left_out: int = 0

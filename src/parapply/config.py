@@ -67,6 +67,8 @@ CATALOGUE_CHECK_S = 5.0
 ROTATE_BYTES = 64 * 1024 * 1024
 #: Seconds after which a quiet apply log file is closed, so that reports see it.
 ROTATE_S = 3600.0
+#: Bytes of finished apply log files kept: a day of 150 single transactions a second, years of batches.
+RETENTION_BYTES = 10 * 1024 * 1024 * 1024
 
 #: Keys without a usable default, with the flag that sets each.
 REQUIRED = {
@@ -148,6 +150,16 @@ class ApplyLogConfig(_Section, frozen=True):
     directory: Path | None = None
     rotate_bytes: Annotated[int, Meta(ge=4096)] = ROTATE_BYTES
     rotate_s: Annotated[float, Meta(ge=1, le=86_400 * 366)] = ROTATE_S
+    retention_s: Annotated[float, Meta(ge=0, le=86_400 * 3660)] = 0.0
+    retention_bytes: Annotated[int, Meta(ge=0)] = RETENTION_BYTES
+    detail: Literal["batch", "transaction"] = "batch"
+
+    def __post_init__(self) -> None:
+        """Check what concerns more than one key."""
+        if 0 < self.retention_bytes < self.rotate_bytes:
+            raise ValueError("retention_bytes must be 0 or not below rotate_bytes")
+        if 0 < self.retention_s < self.rotate_s:
+            raise ValueError("retention_s must be 0 or not below rotate_s")
 
 
 class LogConfig(_Section, frozen=True):

@@ -57,6 +57,8 @@ EVENTS: Final = {
     "applylog_recovered": "warning: a file of a process that died was closed",
     "applylog_dropping": "error: records cannot be written and are dropped; applying goes on",
     "applylog_resumed": "info: records are written again",
+    "applylog_removed": "info: a finished file was removed, as applylog.retention_s and retention_bytes say",
+    "applylog_not_removed": "warning: the directory cannot be read or a file not removed",
 }
 
 #: Every key, beside the event, level and timestamp of each line.

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from parapply.applylog_schema import XIDS_LIMIT, BatchRecord, RowCounts
+from parapply.applylog_schema import (
+    RECORDS,
+    XIDS_LIMIT,
+    BatchRecord,
+    Record,
+    RowCounts,
+    TransactionRecord,
+    read_record,
+)
 from parapply.model import parse_lsn
 from parapply.wire.decode import decode
 from parapply.wire.messages import Begin, Commit, Delete, Insert, RelationMessage, Truncate, Update
@@ -59,11 +67,13 @@ def _load(source: Database) -> None:
 
 
 class _Seen:
-    """What the publisher sent: end LSNs with their transaction ids in commit order, rows by table."""
+    """What the publisher sent: end LSNs with their transaction ids in commit order, rows by table, of each and all."""
 
     def __init__(self, payloads: Sequence[bytes]) -> None:
         self.ends: dict[int, int] = {}
         self.rows: dict[str, dict[str, int]] = {}
+        self.rows_of: dict[int, dict[str, dict[str, int]]] = {}
+        self._open: dict[str, dict[str, int]] = {}
         names: dict[int, str] = {}
         xid = 0
         for payload in payloads:
@@ -72,6 +82,7 @@ class _Seen:
                 xid = message.xid
             elif isinstance(message, Commit):
                 self.ends[message.end_lsn] = xid
+                self.rows_of[message.end_lsn], self._open = self._open, {}
             elif isinstance(message, RelationMessage):
                 names[message.relation.oid] = message.relation.qualified_name
             elif isinstance(message, Truncate):
@@ -81,8 +92,9 @@ class _Seen:
                 self._count(names[message.relation_oid], _KINDS[type(message)])
 
     def _count(self, table: str, kind: str) -> None:
-        counts = self.rows.setdefault(table, msgspec.to_builtins(RowCounts()))
-        counts[kind] += 1
+        for rows in (self.rows, self._open):
+            counts = rows.setdefault(table, msgspec.to_builtins(RowCounts()))
+            counts[kind] += 1
 
 
 def _seen(source: Database) -> _Seen:
@@ -93,20 +105,49 @@ def _seen(source: Database) -> _Seen:
     return _Seen([bytes(data) for (data,) in source.rows(query)])
 
 
-def _records(directory: Path) -> list[BatchRecord]:
+def _records(directory: Path) -> list[Record]:
     """Read every closed file strictly, the oldest first, and check that nothing else is there."""
     # Two files of one process may be written last at what the kernel's clock takes for the same time.
     paths = sorted(directory.iterdir(), key=lambda path: (path.stat().st_mtime_ns, int(path.stem.split("-")[-1])))
     assert all(path.name.endswith(".jsonl") for path in paths), paths
-    decoder = msgspec.json.Decoder(BatchRecord)
     lines = [line for path in paths for line in path.read_bytes().splitlines()]
-    fields = set(BatchRecord.__struct_fields__) | {"record"}
-    assert all(set(msgspec.json.decode(line)) <= fields for line in lines)
-    return [decoder.decode(line) for line in lines]
+    fields = {tag: {"record", *kind.__struct_fields__} for tag, kind in RECORDS.items()}
+    for line in lines:
+        plain = msgspec.json.decode(line)
+        assert set(plain) == fields[plain["record"]]
+    return [read_record(line) for line in lines]
 
 
-@pytest.mark.parametrize("settings", [{"apply.workers": 1}, {"apply.workers": 4, "applylog.rotate_bytes": 4096}])
-def test_the_log_adds_up(route: Route, start_daemon: StartDaemon, tmp_path: Path, settings: dict[str, int]) -> None:
+def _check_transactions(records: list[Record], seen: _Seen, slot: str) -> None:
+    """Check that each source transaction has its own record behind that of its batch, and what it says."""
+    found = [record for record in records if isinstance(record, TransactionRecord)]
+    assert [(parse_lsn(one.end_lsn), one.xid) for one in found] == list(seen.ends.items())
+    assert [msgspec.to_builtins(one.rows) for one in found] == list(seen.rows_of.values())
+    batch = None
+    for record in records:
+        if isinstance(record, BatchRecord):
+            batch = record
+            continue
+        assert batch is not None
+        assert (record.batch_seq, record.run, record.worker) == (batch.seq, batch.run, batch.worker)
+        assert (record.slot, record.committed_at) == (slot, batch.committed_at)
+        assert record.received_at <= batch.received_at
+        assert parse_lsn(record.commit_lsn) < parse_lsn(record.end_lsn)
+        if not any(counts.truncate for counts in record.rows.values()):
+            assert record.n_changes == sum(one.insert + one.update + one.delete for one in record.rows.values())
+    for run in {one.run for one in found}:
+        seqs = [one.seq for one in found if one.run == run]
+        assert seqs == list(range(1, len(seqs) + 1))
+        assert all(before.seq < one.seq for one in found for before in one.depends_on)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"apply.workers": 1, "applylog.detail": "transaction"}, {"apply.workers": 4, "applylog.rotate_bytes": 4096}],
+)
+def test_the_log_adds_up(
+    route: Route, start_daemon: StartDaemon, tmp_path: Path, settings: dict[str, int | str]
+) -> None:
     """Valid records, each source transaction in exactly one, rows as sent, LSNs ascending, no value of any row.
 
     This holds over an orderly restart, several files, and a log of the operation beside it.
@@ -119,7 +160,13 @@ def test_the_log_adds_up(route: Route, start_daemon: StartDaemon, tmp_path: Path
         daemon.wait_caught_up()
         daemon.stop()
         lines += daemon.lines
-    seen, records = _seen(route.source), _records(directory)
+    seen, every = _seen(route.source), _records(directory)
+    records = [record for record in every if isinstance(record, BatchRecord)]
+    assert len({record.run for record in records}) == 2, "one for each start"
+    if "applylog.detail" in settings:
+        _check_transactions(every, seen, route.slot)
+    else:
+        assert len(every) == len(records)
     rows: dict[str, dict[str, int]] = {}
     ends = list(seen.ends)
     at = 0
@@ -138,7 +185,7 @@ def test_the_log_adds_up(route: Route, start_daemon: StartDaemon, tmp_path: Path
             min(record.queued_s, record.wait_dependency_s, record.execute_s, record.wait_turn_s, record.commit_s) >= 0
         )
         assert (record.slot, record.attempts) == (route.slot, 1)
-        assert 1 <= record.worker <= settings["apply.workers"]
+        assert 1 <= record.worker <= int(settings["apply.workers"])
     assert at == len(ends)
     assert rows == seen.rows
     written = b"".join(path.read_bytes() for path in directory.iterdir())

@@ -15,11 +15,12 @@ import msgspec
 import pytest
 
 from parapply import applylog, applylog_schema, logs
-from parapply.applylog import ApplyLog, recover, utc_text, wire_time_text
+from parapply.applylog import ApplyLog, Retention, recover, utc_text, wire_time_text
 from parapply.applylog_schema import BatchRecord, RowCounts, WaitedFor
 from parapply.errors import ConfigError
+from parapply.runtime.scribe import Scribe
 
-NAME = re.compile(r"apply-\d{8}T\d{6}Z-\d+-\d+\.jsonl")
+NAME = re.compile(r"apply-[a-z0-9_]*-\d{8}T\d{6}Z-\d+-\d+\.jsonl")
 
 
 class Clock:
@@ -63,6 +64,11 @@ def record(seq: int = 1) -> BatchRecord:
     )
 
 
+def line(seq: int) -> bytes:
+    """Return an encoded record."""
+    return msgspec.json.encode(record(seq)) + b"\n"
+
+
 def lines_in(directory: Path) -> list[int]:
     """Return the seq of every record in the finished files; fails on a torn line."""
     paths = sorted(directory.glob("*.jsonl"), key=lambda path: int(path.stem.rpartition("-")[2]))
@@ -72,7 +78,7 @@ def lines_in(directory: Path) -> list[int]:
 
 def test_a_record_reads_back_with_its_version(tmp_path: Path) -> None:
     """What is written is what the schema says, version and kind of record included."""
-    log = ApplyLog(tmp_path, 1 << 20, 60)
+    log = Scribe(ApplyLog(tmp_path, 1 << 20, 60))
     log.write(record())
     log.close()
     (path,) = tmp_path.iterdir()
@@ -124,7 +130,7 @@ def test_times_are_utc_texts_of_one_width() -> None:
 def test_open_files_have_a_temporary_name(tmp_path: Path) -> None:
     """A reader of *.jsonl sees closed files only; an empty one leaves nothing behind."""
     log = ApplyLog(tmp_path / "made", 1 << 20, 60)
-    log.write(record())
+    log.append(line(1), 1)
     assert [path.suffix for path in (tmp_path / "made").iterdir()] == [".open"]
     log.close()
     log.close()
@@ -133,32 +139,18 @@ def test_open_files_have_a_temporary_name(tmp_path: Path) -> None:
     assert len(list((tmp_path / "made").iterdir())) == 1
 
 
-def test_tick_flushes_after_a_second(tmp_path: Path) -> None:
-    """A record stays in memory for at most a second of ticks."""
-    clock = Clock()
-    log = ApplyLog(tmp_path, 1 << 20, 60, clock)
-    (path,) = tmp_path.iterdir()
-    log.write(record())
-    log.tick()
-    assert path.read_bytes() == b""
-    clock.now_s += 1.0
-    log.tick()
-    assert path.read_bytes().endswith(b"\n")
-    log.close()
-
-
 def test_rotation_by_age_and_size(tmp_path: Path) -> None:
     """A file is closed at its age if it holds anything, and at its size; no record is lost between files."""
     clock = Clock()
-    log = ApplyLog(tmp_path, 4096, 60, clock)
+    log = ApplyLog(tmp_path, 4096, 60, clock=clock)
     clock.now_s += 60
     log.tick()
     assert lines_in(tmp_path) == []
-    log.write(record(0))
+    log.append(line(0), 1)
     log.tick()
     assert lines_in(tmp_path) == [0]
     for seq in range(1, 50):
-        log.write(record(seq))
+        log.append(line(seq), 1)
         clock.now_s += 1
         log.tick()
     assert len(list(tmp_path.glob("*.jsonl"))) > 3
@@ -196,8 +188,8 @@ def test_a_living_writer_is_left_alone(tmp_path: Path) -> None:
     """Several daemons may share a directory: an open file whose writer lives is not recovered."""
     first = ApplyLog(tmp_path, 1 << 20, 60)
     second = ApplyLog(tmp_path, 1 << 20, 60)
-    first.write(record(1))
-    second.write(record(2))
+    first.append(line(1), 1)
+    second.append(line(2), 1)
     first.close()
     assert recover(tmp_path) == []
     second.close()
@@ -209,11 +201,10 @@ def test_a_full_disk_drops_records_and_nothing_else(tmp_path: Path, monkeypatch:
     stream = io.BytesIO()
     logs.configure("info", "json", stream)
     clock = Clock()
-    log = ApplyLog(tmp_path, 1 << 20, 3600, clock)
+    log = ApplyLog(tmp_path, 1 << 20, 3600, clock=clock)
 
     def flush(seq: int) -> None:
-        log.write(record(seq))
-        clock.now_s += 1
+        log.append(line(seq), 1)
         log.tick()
 
     flush(1)
@@ -243,3 +234,70 @@ def test_an_unusable_directory_is_a_configuration_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"^applylog\.directory: "):
         ApplyLog(tmp_path / "file" / "log", 1 << 20, 60)
+
+
+def _finish(directory: Path, slot: str, hour: int, size_bytes: int, written_s: float) -> Path:
+    """Make a finished file of a slot."""
+    path = directory / f"apply-{slot}-20261121T{hour:02d}0000Z-1-0.jsonl"
+    path.write_bytes(b"x" * size_bytes)
+    os.utime(path, (written_s, written_s))
+    return path
+
+
+def test_retention_by_age_and_size(tmp_path: Path) -> None:
+    """At the start, at each rotation and once a minute old files go, and the oldest above the size; no others do."""
+    clock = Clock()
+    files = [_finish(tmp_path, "app", hour, 1000, clock.now_s - 3600 * (9 - hour)) for hour in range(9)]
+    others = [_finish(tmp_path, "app_2", 1, 1000, 0.0), _finish(tmp_path, "ap", 1, 1000, 0.0)]
+    strange = tmp_path / "apply-app-20261121T010000Z-1-0.jsonl.bak"
+    strange.write_bytes(b"mine")
+    os.utime(strange, (0, 0))
+    log = ApplyLog(tmp_path, 4096, 60, slot="app", retention=Retention(age_s=6.5 * 3600, size_bytes=4000), clock=clock)
+    assert [path.exists() for path in files] == [False] * 5 + [True] * 4
+    clock.now_s += 4 * 3600
+    log.tick()
+    # Those of five to eight o'clock: eight, seven, six and five hours old.
+    assert [path.exists() for path in files] == [False] * 7 + [True] * 2
+    log.append(line(1) * 8, 8)
+    log.close()
+    assert all(path.exists() for path in (*others, strange))
+    assert len(list(tmp_path.glob("apply-app-*.jsonl"))) == 1, "the latest stays, however large"
+
+
+def test_retention_never_takes_an_open_file(tmp_path: Path) -> None:
+    """Neither the own open file nor that of another daemon that lives, of whatever slot and size."""
+    other = ApplyLog(tmp_path, 1 << 20, 60, slot="app")
+    other.append(line(1) * 100, 100)
+    log = ApplyLog(tmp_path, 4096, 60, slot="app", retention=Retention(age_s=0.001, size_bytes=1))
+    log.append(line(2), 1)
+    assert len(list(tmp_path.glob("*.open"))) == 2
+    other.close()
+    log.close()
+
+
+def test_retention_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may not remove files goes on writing, and says so."""
+    stream = io.BytesIO()
+    logs.configure("info", "json", stream)
+    _finish(tmp_path, "app", 1, 10, 0.0)
+
+    def refuse(_path: Path, *, missing_ok: bool) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        log = ApplyLog(tmp_path, 4096, 60, slot="app", retention=Retention(age_s=1))
+        log.append(line(1), 1)
+    log.close()
+    assert [json.loads(text)["event"] for text in stream.getvalue().splitlines()] == ["applylog_not_removed"]
+    assert len(list(tmp_path.glob("*.jsonl"))) == 2
+
+
+def test_a_name_that_is_taken_is_passed_over(tmp_path: Path) -> None:
+    """Two files that are opened in one second get different names, also after a restart with the same process id."""
+    clock = Clock()
+    for seq in range(3):
+        log = ApplyLog(tmp_path, 1 << 20, 60, slot="app", clock=clock)
+        log.append(line(seq), 1)
+        log.close()
+    assert sorted(lines_in(tmp_path)) == [0, 1, 2]

@@ -10,9 +10,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from parapply.analysis.whatif import WINDOW, Edge, Label, Unit
+from parapply.applylog_schema import BatchRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from parapply.applylog_schema import Record, TransactionRecord
 
     #: seq, kind, table, name, changes: the fields of a `Dependency` in the record's order.
     DependencyRow = tuple[int, str, str, str, int]
@@ -76,3 +79,28 @@ def of_batches(rows: Iterable[Row], window: int = WINDOW) -> Iterator[Unit]:
 
 def _share(changes: int, n_changes: int) -> float:
     return min(changes / n_changes, 1.0) if changes and n_changes else 1.0
+
+
+def rows_of(records: Iterable[Record]) -> list[Row]:
+    """Return the rows of one run's records, in source order; for logs that fit into memory.
+
+    Raises:
+        KeyError: a transaction's batch is not among them.
+    """
+    batches: dict[int, BatchRecord] = {}
+    transactions: list[TransactionRecord] = []
+    for record in records:
+        if isinstance(record, BatchRecord):
+            batches[record.seq] = record
+        else:
+            transactions.append(record)
+    transactions.sort(key=lambda one: one.seq)
+    return [_row(one, batches[one.batch_seq]) for one in transactions]
+
+
+def _row(one: TransactionRecord, batch: BatchRecord) -> Row:
+    batch_changes = sum(
+        [counts.insert + counts.update + counts.delete + counts.truncate for counts in batch.rows.values()]
+    )
+    depends_on = [(at.seq, at.kind, at.table, at.name, at.changes) for at in one.depends_on]
+    return Row(one.seq, one.batch_seq, one.n_changes, batch_changes, batch.execute_s, batch.commit_s, depends_on)

@@ -11,13 +11,14 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, TypeVar
 
 from parapply import __version__
-from parapply.applylog import ApplyLog
+from parapply.applylog import ApplyLog, Retention
 from parapply.errors import ApplyFailed, ParapplyError, Retry, SourceLost, SourceRefused, TargetLost, TargetRefused
 from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.runtime.ends import Opener
 from parapply.runtime.epoch import Epoch
 from parapply.runtime.notify import Notifier
+from parapply.runtime.scribe import Scribe
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -87,14 +88,21 @@ class _Daemon:
             until_lsn=None if self._until_lsn is None else format_lsn(self._until_lsn),
         )
         log_config = config.applylog
-        applylog = (
-            ApplyLog(log_config.directory, log_config.rotate_bytes, log_config.rotate_s)
-            if log_config.directory is not None
-            else None
-        )
+        scribe = None
+        if log_config.directory is not None:
+            retention = Retention(log_config.retention_s, log_config.retention_bytes)
+            scribe = Scribe(
+                ApplyLog(
+                    log_config.directory,
+                    log_config.rotate_bytes,
+                    log_config.rotate_s,
+                    slot=config.source.slot,
+                    retention=retention,
+                )
+            )
         watchdog = asyncio.create_task(self._feed_watchdog(), name="watchdog")
         try:
-            reason = await self._epochs(applylog)
+            reason = await self._epochs(scribe)
         except ParapplyError as error:
             self._log.error("daemon_failed", error=str(error), hint=error.hint)
             raise
@@ -102,16 +110,16 @@ class _Daemon:
             self._notifier.stopping("stopping")
             watchdog.cancel()
             await asyncio.gather(watchdog, return_exceptions=True)
-            if applylog is not None:
-                applylog.close()
+            if scribe is not None:
+                scribe.close()
         self._log.info("daemon_stopped", reason=reason)
         return 0
 
-    async def _epochs(self, applylog: ApplyLog | None) -> str:
+    async def _epochs(self, scribe: Scribe | None) -> str:
         while True:
             started_s = time.monotonic()
             try:
-                return await self._epoch(applylog)
+                return await self._epoch(scribe)
             except ParapplyError as error:
                 if self._stop.is_set() and error.retry is Retry.RECONNECT:
                     return "stopped by a signal while an end was lost"
@@ -126,14 +134,14 @@ class _Daemon:
                 return "stopped by a signal while reconnecting"
             self._delay_s = min(self._delay_s * 2, self._config.source.reconnect_max_s)
 
-    async def _epoch(self, applylog: ApplyLog | None) -> str:
+    async def _epoch(self, scribe: Scribe | None) -> str:
         async with AsyncExitStack() as stack:
             ends = await self._unless_stopped(self._opener.open(stack))
             if ends is None:
                 return "stopped by a signal before it began"
             self._has_served = True
             self._notifier.ready(f"applying slot {self._config.source.slot}")
-            epoch = Epoch(self._config, ends, applylog, self._until_lsn)
+            epoch = Epoch(self._config, ends, scribe, self._until_lsn)
             self._look_for_progress(epoch.low_lsn)
             try:
                 return await epoch.serve(self._stop, self._abort)

@@ -18,9 +18,10 @@ from parapply.runtime.crew import Crew
 from parapply.runtime.intake import Intake
 from parapply.runtime.monitor import Monitor
 from parapply.runtime.progress import Progress
-from parapply.runtime.record import record_of
+from parapply.runtime.record import batch_record, new_run, transaction_records
 from parapply.runtime.stall import StallCheck
 from parapply.runtime.tables import Tables
+from parapply.runtime.trace import Trace
 from parapply.runtime.watch import CatalogueWatch
 from parapply.runtime.worker import Worker
 from parapply.target.commands import CommandBuilder
@@ -29,10 +30,10 @@ from parapply.wire.assembler import Assembler
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from parapply.applylog import ApplyLog
     from parapply.config import Config
     from parapply.runtime.ends import Ends
     from parapply.runtime.job import Job
+    from parapply.runtime.scribe import Scribe
 
 #: Seconds that batches in hand get to finish, when the daemon is to stop and when the publisher is gone.
 _DRAIN_S = 8.0
@@ -47,11 +48,12 @@ _TIMEOUT_PARTS = 3
 class Epoch:
     """Wires the parts together. Its fields are set once; only the parts write their own."""
 
-    def __init__(self, config: Config, ends: Ends, applylog: ApplyLog | None, until_lsn: int | None) -> None:
+    def __init__(self, config: Config, ends: Ends, scribe: Scribe | None, until_lsn: int | None) -> None:
         """Make every part; start nothing."""
         self._config = config
         self._ends = ends
-        self._applylog = applylog
+        self._scribe = scribe
+        self._run = new_run()
         self._log = get_logger()
         loop = asyncio.get_running_loop()
         self._unix_minus_loop_s = time.time() - loop.time()
@@ -69,6 +71,7 @@ class Epoch:
             self._crew,
             config=config.apply,
             state=ends.state,
+            trace=self._trace(),
         )
         builder = CommandBuilder()
         self._workers = [
@@ -101,7 +104,6 @@ class Epoch:
             workers=self._workers,
             tables=self._tables,
             foreign_waits=stall.foreign_waits,
-            applylog=applylog,
         )
         self._parts: dict[str, Callable[[], Coroutine[None, None, None]]] = {
             "intake": self._intake.run,
@@ -204,8 +206,11 @@ class Epoch:
     def _committed(self, job: Job) -> None:
         self._progress.committed(job)
         self._intake.growth.committed(job)
-        if self._applylog is not None:
-            self._applylog.write(record_of(job, self._config.source.slot, job.worker, self._unix_minus_loop_s))
+        if self._scribe is not None:
+            of = (job, self._config.source.slot, self._run, self._unix_minus_loop_s)
+            self._scribe.write(batch_record(*of))
+            for record in transaction_records(*of):
+                self._scribe.write(record)
         self._log.debug(
             "batch_committed",
             seq=job.batch.seq,
@@ -214,6 +219,10 @@ class Epoch:
             n_transactions=job.n_transactions,
             n_changes=job.n_changes,
         )
+
+    def _trace(self) -> Trace | None:
+        wants = self._scribe is not None and self._config.applylog.detail == "transaction"
+        return Trace(self._tables, self._config.apply.table_lock_threshold) if wants else None
 
     def _status_interval_s(self) -> float:
         wanted_s = self._config.source.status_interval_s

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from parapply.model import Transaction
     from parapply.runtime.crew import Crew
     from parapply.runtime.tables import Tables
+    from parapply.runtime.trace import Trace
     from parapply.source.stream import ReplicationStream
     from parapply.target.state import SlotState
     from parapply.wire.assembler import Assembler
@@ -64,14 +65,26 @@ class Intake:
         *,
         config: ApplyConfig,
         state: SlotState,
+        trace: Trace | None = None,
     ) -> None:
-        """Start with nothing read."""
+        """Start with nothing read.
+
+        Args:
+            stream: of the slot.
+            assembler: new.
+            tables: for plans.
+            crew: gets the batches.
+            config: limits.
+            state: what the target had at the start.
+            trace: told of every transaction once it is in the crew's hands; None where nobody wants to know.
+        """
         self._stream = stream
         self._assembler = assembler
         self._tables = tables
         self._crew = crew
         self._config = config
         self._state = state
+        self._trace = trace
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._clock = loop.time
@@ -204,6 +217,8 @@ class Intake:
                 self._building = None
                 raise
             job.received_s = self.heard_s
+            if self._trace is not None:
+                self._trace.arrived(job)
             self._received(transactions[at - 1])
             if job.batch.is_full(self._limits):
                 self._close()
@@ -249,6 +264,8 @@ class Intake:
             self._building = None
             raise
         job.received_s = self.heard_s
+        if self._trace is not None:
+            self._trace.arrived(job)
         if transaction.relations:
             self._plans_now = dict(self._tables.plans.current)
 
@@ -286,6 +303,8 @@ class Intake:
             job.batch.is_barrier = job.batch.is_large = True
             job.batch.first_commit_time_us = job.batch.commit_time_us = piece.commit_time_us
             self._crew.submit(job, self._clock())
+            if self._trace is not None:
+                self._trace.large(job, piece)
         job = self._large  # type: ignore[assignment]
         assert job is not None, "the pieces of a transaction come one after the other"
         assert job.pieces is not None
@@ -336,6 +355,8 @@ class Intake:
         job.batch.is_fence = self._tables.take_changed()
         job.count_batch()
         self._crew.submit(job, self._clock())
+        if self._trace is not None:
+            self._trace.batch(job)
 
     def _disarm(self) -> None:
         if self._linger is not None:

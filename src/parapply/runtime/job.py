@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from parapply.model import Transaction
     from parapply.plan.batch import Batch
     from parapply.plan.dependencies import Wait
+    from parapply.plan.lineage import Traced
     from parapply.plan.table import TablePlan
 
 _relation_at = struct.Struct(">I").unpack_from
@@ -28,6 +29,7 @@ class Job:
     """Written by intake until it is submitted, then by the crew and its worker; read by progress and the apply log."""
 
     __slots__ = (
+        "arrivals",
         "attempts",
         "batch",
         "committed_s",
@@ -45,6 +47,7 @@ class Job:
         "size_bytes",
         "started_s",
         "submitted_s",
+        "traced",
         "turn_s",
         "waited_for",
         "worker",
@@ -85,6 +88,9 @@ class Job:
         self.n_changes = 0
         self.size_bytes = 0
         self.xids: tuple[int, ...] = ()
+        #: Only at ``applylog.detail = "transaction"``: what is said of each, and how many were there at which time.
+        self.traced: list[Traced] = []
+        self.arrivals: list[tuple[int, float]] = []
 
     def count_batch(self) -> None:
         """Count what the closed batch holds."""

@@ -15,7 +15,6 @@ from parapply.target.state import WorkerRow
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from parapply.applylog import ApplyLog
     from parapply.runtime.crew import Crew
     from parapply.runtime.desk import Desk
     from parapply.runtime.intake import Intake
@@ -50,7 +49,6 @@ class Monitor:
         workers: Sequence[Worker],
         tables: Tables,
         foreign_waits: Mapping[int, str],
-        applylog: ApplyLog | None,
     ) -> None:
         """Keep whom to look at; `foreign_waits` says what a worker waits for on the target, by its number."""
         self._source = source
@@ -63,7 +61,6 @@ class Monitor:
         self._workers = workers
         self._tables = tables
         self._foreign_waits = foreign_waits
-        self._applylog = applylog
         self._clock = asyncio.get_running_loop().time
         #: The publisher's positions not yet applied, each with the time it was first seen.
         self._seen: deque[tuple[int, float]] = deque()
@@ -85,8 +82,6 @@ class Monitor:
             self._progress.source_lsn = flush_lsn
             self._progress.lag_s = self._lag_s(flush_lsn, now_us)
             await self.show()
-            if self._applylog is not None:
-                self._applylog.tick()
             await asyncio.sleep(_INTERVAL_S)
 
     def _lag_s(self, flush_lsn: int, now_us: int) -> float:

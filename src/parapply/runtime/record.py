@@ -1,24 +1,33 @@
-"""A committed job as a record of the apply log."""
+"""A committed job as records of the apply log."""
 
 from __future__ import annotations
 
+import secrets
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from parapply.applylog import utc_text, wire_time_text
-from parapply.applylog_schema import BatchRecord, WaitedFor
+from parapply.applylog_schema import BatchRecord, TransactionRecord, WaitedFor
 from parapply.model import format_lsn
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from parapply.runtime.job import Job
 
 
-def record_of(job: Job, slot: str, worker: int, unix_minus_loop_s: float) -> BatchRecord:
+def new_run() -> str:
+    """Return a name for a run of the daemon that no other has: when it began, and chance."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
+
+
+def batch_record(job: Job, slot: str, run: str, unix_minus_loop_s: float) -> BatchRecord:
     """Return the record of a committed job.
 
     Args:
         job: committed.
         slot: its name.
-        worker: number of the worker that applied it.
+        run: within which its number counts.
         unix_minus_loop_s: what to add to the event loop's clock to get seconds since 1970.
     """
     batch = job.batch
@@ -27,7 +36,8 @@ def record_of(job: Job, slot: str, worker: int, unix_minus_loop_s: float) -> Bat
     return BatchRecord(
         slot=slot,
         seq=batch.seq,
-        worker=worker,
+        run=run,
+        worker=job.worker,
         first_end_lsn=format_lsn(batch.first_lsn),
         end_lsn=format_lsn(batch.end_lsn),
         n_transactions=job.n_transactions,
@@ -48,7 +58,39 @@ def record_of(job: Job, slot: str, worker: int, unix_minus_loop_s: float) -> Bat
         size_bytes=job.size_bytes,
         late_keys=sum([len(changes.late_keys) for changes in batch.table_changes]),
         waited_for=WaitedFor(seq=wait.seq, table=wait.table, kind=wait.kind, name=wait.name) if wait else None,
+        retry_reason=job.error,
     )
+
+
+def transaction_records(job: Job, slot: str, run: str, unix_minus_loop_s: float) -> Iterator[TransactionRecord]:
+    """Yield the records of a committed job's source transactions, as far as they were traced; arguments as above."""
+    committed_at = utc_text(job.committed_s + unix_minus_loop_s)
+    arrivals = iter(job.arrivals or [(1, job.received_s)])
+    n_arrived, received_at = 0, ""
+    batch_seq, worker, batch_end_lsn = job.batch.seq, job.worker, job.batch.end_lsn
+    is_large = job.pieces is not None
+    for index, one in enumerate(job.traced):
+        if index >= n_arrived:
+            n_arrived, received_s = next(arrivals)
+            received_at = utc_text(received_s + unix_minus_loop_s)
+        yield TransactionRecord(
+            slot=slot,
+            run=run,
+            seq=one.seq,
+            batch_seq=batch_seq,
+            worker=worker,
+            xid=one.xid,
+            commit_lsn=format_lsn(one.commit_lsn),
+            end_lsn=format_lsn(one.end_lsn or batch_end_lsn),
+            commit_time=wire_time_text(one.commit_time_us),
+            received_at=received_at,
+            committed_at=committed_at,
+            size_bytes=job.size_bytes if is_large else one.size_bytes,
+            n_changes=job.n_changes if is_large else one.n_changes,
+            rows=job.rows if is_large else one.rows,
+            depends_on=one.depends_on,
+            depends_on_left_out=one.left_out,
+        )
 
 
 def _since(later_s: float, earlier_s: float) -> float:

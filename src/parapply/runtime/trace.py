@@ -1,0 +1,48 @@
+"""What the apply log says of single source transactions, as they come: ``applylog.detail = "transaction"``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parapply.errors import ParapplyError
+from parapply.plan.lineage import Lineage
+from parapply.plan.plans import Plans
+
+if TYPE_CHECKING:
+    from parapply.model import Transaction
+    from parapply.plan.table import TablePlan
+    from parapply.runtime.job import Job
+    from parapply.runtime.tables import Tables
+
+
+class Trace:
+    """Written by intake only; belongs to one epoch."""
+
+    def __init__(self, tables: Tables, table_lock_threshold: int) -> None:
+        """Start with nothing seen."""
+        self._tables = tables
+        self._lineage = Lineage(table_lock_threshold)
+        self._before: dict[int, TablePlan] | None = None
+        #: In force before the next transaction; moves on with what they announce, as intake's own.
+        self._plans = Plans()
+
+    def arrived(self, job: Job) -> None:
+        """Note when the transactions came that a job has got since the last call."""
+        job.arrivals.append((len(job.batch.transactions), job.received_s))
+
+    def batch(self, job: Job) -> None:
+        """Take the transactions of a closed batch, in source order."""
+        if job.plans_before is not self._before:
+            self._before = job.plans_before
+            self._plans = self._tables.plans_from(job.plans_before)
+            self._lineage.use(self._plans.current)
+        try:
+            for transaction in job.batch.transactions:
+                job.traced.append(self._lineage.add(transaction, self._plans))
+        except ParapplyError:
+            # Its worker meets the same and says so: the log of what is never committed does not matter.
+            return
+
+    def large(self, job: Job, first: Transaction) -> None:
+        """Take a transaction in pieces when its first has come."""
+        job.traced.append(self._lineage.add_large(first))
