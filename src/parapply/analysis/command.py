@@ -12,7 +12,7 @@ import signal
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -47,14 +47,14 @@ def _memory(_context: click.Context, _parameter: click.Parameter, value: str) ->
     return value.lower()
 
 
-def _time(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+def _time(_context: click.Context, _parameter: click.Parameter, value: str | None) -> datetime | None:
     if value is None:
         return None
     try:
-        datetime.fromisoformat(value)
+        time = datetime.fromisoformat(value)
     except ValueError as error:
         raise click.BadParameter(f"{value} is no time like 2026-11-21T10:00 or 2026-11-21T10:00:00+01:00") from error
-    return value
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def _common_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -196,8 +196,12 @@ def _follow(spark: SparkSession, request: Request, every_s: float, is_json: bool
     request = replace(request, refresh_s=math.ceil(every_s))
     # The page is there from the beginning, and says what there is.
     _print(show(spark, request, Silent(), new_files=0), is_json)
+
+    def on_load(session: SparkSession, new_files: int) -> None:
+        _print(show(session, request, Silent(), new_files=new_files), is_json)
+
     with _terminated_as_interrupted():
-        query = follow.start(spark, request, every_s, lambda outcome: _print(outcome, is_json))
+        query = follow.start(spark, request, every_s, on_load)
         try:
             with spark_errors():
                 while not query.awaitTermination(_WAIT_S):

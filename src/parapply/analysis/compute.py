@@ -1,4 +1,4 @@
-"""Figures from views: each query once, its table written as Parquet and given back as rows.
+"""Figures from views: each query once, its table as rows.
 
 In goes a session with the views; out come tables of at most some thousand rows, whatever the log's size.
 """
@@ -14,10 +14,9 @@ from parapply.analysis.units import Row, of_batches, of_transactions
 from parapply.analysis.whatif import what_if
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
 
     from parapply.analysis.whatif import Unit, WhatIf
 
@@ -46,25 +45,13 @@ _UNITS: Final[dict[str, Callable[[Iterable[Row]], Iterator[Unit]]]] = {
     "batch": of_batches,
     "transaction": of_transactions,
 }
-_WHAT_IF_TYPES: Final = {
-    "what_if": "slot string, unit string, commit_order string, workers int, seconds double, speed_up double,"
-    " limit string, units bigint",
-    "critical_path": "slot string, unit string, commit_order string, link string, seconds double",
-}
 
 
-def compute(
-    spark: SparkSession,
-    folder: str,
-    interval_s: int,
-    what_if_transactions: int,
-    begin: Callable[[str], None],
-) -> Tables:
-    """Compute all figures and write their tables.
+def compute(spark: SparkSession, interval_s: int, what_if_transactions: int, begin: Callable[[str], None]) -> Tables:
+    """Compute all figures.
 
     Args:
         spark: with the views of `views.make_views`.
-        folder: of the tables.
         interval_s: length of an interval.
         what_if_transactions: how many transactions of a slot are replayed; 0 leaves the what-if out.
         begin: called with the title of each figure before it is computed.
@@ -76,20 +63,11 @@ def compute(
         begin(figure.title)
         arguments = {"interval_s": interval_s, "interval_us": interval_s * 1_000_000}
         used = {name: value for name, value in arguments.items() if f":{name}" in QUERIES[figure.name]}
-        result = spark.sql(QUERIES[figure.name], args=used)
-        rows = result.collect()
-        _write(spark, rows, result.schema, f"{folder}/{figure.name}")
+        rows = spark.sql(QUERIES[figure.name], args=used).collect()
         tables[figure.name] = [_in_utc(row.asDict()) for row in rows]
     begin("With more workers")
     tables |= _what_if_tables(spark, what_if_transactions)
-    for name, types in _WHAT_IF_TYPES.items():
-        _write(spark, tables[name], types, f"{folder}/{name}")
     return tables
-
-
-def _write(spark: SparkSession, rows: Sequence[Any], schema: StructType | str, path: str) -> None:
-    # Computed once: from the rows, not from the query again.
-    spark.createDataFrame(rows, schema).coalesce(1).write.mode("overwrite").parquet(path)
 
 
 def _in_utc(row: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What each figure means: the one place with definitions. The page and the manual repeat them.
 
-A figure is a table: its name is that of the Parquet folder under ``tables/``, its columns are those of the query of
+A figure is a table: its name is that of the Parquet file under ``tables/``, its columns are those of the query of
 that name (`queries_work`, `queries_time`). The tests hold the three together.
 """
 

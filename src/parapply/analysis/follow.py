@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from parapply.analysis.job import Outcome, Request, check_log, show, spark_errors
+from parapply.analysis.job import check_log, spark_errors
 from parapply.analysis.lines import JSON_OPTIONS
-from parapply.analysis.progress import Silent
 from parapply.analysis.schema import wide_schema
 from parapply.analysis.storage import Storage
 from parapply.analysis.store import SUFFIX, Store
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+    from parapply.analysis.job import Request
 
 _OPTIONS: Final = {
     **JSON_OPTIONS,
@@ -35,7 +36,7 @@ _OPTIONS: Final = {
 
 
 def start(
-    spark: SparkSession, request: Request, every_s: float | None, on_page: Callable[[Outcome], None]
+    spark: SparkSession, request: Request, every_s: float | None, on_load: Callable[[SparkSession, int], None]
 ) -> StreamingQuery:
     """Start the stream.
 
@@ -43,7 +44,7 @@ def start(
         spark: ends with the caller.
         request: as for `job.make_report`.
         every_s: seconds between looks for new files; None handles those that are there and ends.
-        on_page: called, in another thread, when the page has been made anew.
+        on_load: called, in another thread, with the number of files that have been converted, and a session of it.
 
     Raises:
         ReportRefused: there is no such log.
@@ -56,7 +57,7 @@ def start(
         def load(part: DataFrame, _number: int) -> None:
             new_files = _load(part, request)
             if new_files:
-                on_page(show(part.sparkSession, request, Silent(), new_files=new_files))
+                on_load(part.sparkSession, new_files)
 
         writer = lines.writeStream.queryName("parapply report").foreachBatch(load)
         writer = writer.option("checkpointLocation", f"{request.out.rstrip('/')}/checkpoint")

@@ -18,6 +18,7 @@ from pyspark.errors import PySparkException
 from parapply import __version__
 from parapply.analysis import page, words
 from parapply.analysis.compute import QUERIES, compute
+from parapply.analysis.parquet import as_parquet
 from parapply.analysis.storage import Storage
 from parapply.analysis.store import SUFFIX, Store, groups
 from parapply.analysis.views import Scope, make_views
@@ -79,7 +80,12 @@ class Outcome:
 
 
 def make_report(spark: SparkSession, request: Request, steps: Steps) -> Outcome:
-    """Convert new files, compute the figures, write tables and page.
+    """Convert new files, compute the figures, write tables and page; raises what `convert` does."""
+    return show(spark, request, steps, new_files=convert(spark, request, steps))
+
+
+def convert(spark: SparkSession, request: Request, steps: Steps) -> int:
+    """Convert closed files that are not converted yet; return how many.
 
     Raises:
         ReportRefused: there is no such log, or another report writes into the same folder.
@@ -98,11 +104,11 @@ def make_report(spark: SparkSession, request: Request, steps: Steps) -> Outcome:
             size = words.size(sum(file.size_bytes for file in load))
             steps.begin(f"Converting {len(load)} of {len(new)} new files, {size}")
             store.load_files(load, raw_root)
-        return show(spark, request, steps, new_files=len(new))
+        return len(new)
 
 
 def show(spark: SparkSession, request: Request, steps: Steps, *, new_files: int) -> Outcome:
-    """Compute the figures of what is converted, write tables and page; raises what `make_report` does."""
+    """Compute the figures of what is converted, write tables and page; raises what `convert` does."""
     with spark_errors():
         storage = Storage(spark)
         store = Store(spark, storage, request.out)
@@ -112,7 +118,9 @@ def show(spark: SparkSession, request: Request, steps: Steps, *, new_files: int)
         if interval_s:
             steps.expect(len(QUERIES) + 1)
             limit = request.what_if_transactions
-            tables = compute(spark, f"{request.out.rstrip('/')}/tables", interval_s, limit, steps.begin)
+            tables = compute(spark, interval_s, limit, steps.begin)
+            for name, table in tables.items():
+                storage.write(f"{request.out.rstrip('/')}/tables/{name}.parquet", as_parquet(name, table))
         made = page.Made(
             log=request.log,
             at=datetime.now(UTC),
@@ -122,7 +130,7 @@ def show(spark: SparkSession, request: Request, steps: Steps, *, new_files: int)
             refresh_s=request.refresh_s,
         )
         path = f"{request.out.rstrip('/')}/{PAGE}"
-        storage.write_text(path, page.render(tables, made))
+        storage.write(path, page.render(tables, made).encode())
         return Outcome(
             page=path,
             new_files=new_files,

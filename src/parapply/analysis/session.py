@@ -6,6 +6,7 @@ which `Local.said` takes the end when something fails: a person sees the report'
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -80,6 +81,8 @@ def local_session(memory: str, cores: int | None, settings: dict[str, str] | Non
         "spark.sql.shuffle.partitions": partitions,
         **(settings or {}),
     }
+    # It prints every error that Java raises, with its stack, beside raising it.
+    logging.getLogger("DataFrameQueryContextLogger").disabled = True
     for name, value in all_settings.items():
         builder = builder.config(name, value)
     with tempfile.NamedTemporaryFile(prefix="parapply-spark-", suffix=".log") as output:

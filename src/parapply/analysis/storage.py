@@ -75,12 +75,12 @@ class Storage:
         finally:
             stream.close()
 
-    def write_text(self, text: str, content: str, *, is_new: bool = False) -> bool:
+    def write(self, text: str, content: bytes, *, is_new: bool = False) -> bool:
         """Write a small file whole or not at all.
 
         Args:
             text: its path.
-            content: in UTF-8.
+            content: all of it.
             is_new: leave a file alone that is there.
 
         Returns:
@@ -90,7 +90,7 @@ class Storage:
         system = path.getFileSystem(self._configuration)
         stream = system.create(part, True)
         try:
-            stream.write(content.encode())
+            stream.write(content)
         finally:
             stream.close()
         if system.exists(path):

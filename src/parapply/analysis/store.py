@@ -138,7 +138,7 @@ class Store:
     def _enter(self, load: str, files: list[LoadedFile]) -> None:
         number = max(self._entries, default=0) + 1
         entry = json.dumps({"load": load, "files": [asdict(file) for file in files]}, indent=1)
-        if not self._storage.write_text(f"{self._manifest}/{number:06}.json", entry, is_new=True):
+        if not self._storage.write(f"{self._manifest}/{number:06}.json", entry.encode(), is_new=True):
             raise ReportRefused(
                 "Another report has written into this folder meanwhile.", hint="let it finish, then run this one again"
             )

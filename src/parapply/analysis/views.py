@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812  as everyone imports it
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from pyspark.sql import DataFrame
 
     from parapply.analysis.store import Store
@@ -36,23 +38,23 @@ class Scope:
 
     Attributes:
         slot: records of one slot only.
-        since: commits on the target from this time on, ISO 8601; without an offset UTC.
+        since: commits on the target from this time on, aware.
         until: commits before this time.
     """
 
     slot: str | None = None
-    since: str | None = None
-    until: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
 
     def of(self, rows: DataFrame) -> DataFrame:
         """Return the rows within; by the day, too, so that other days are not read."""
         if self.slot is not None:
             rows = rows.where(F.col("slot") == self.slot)
         if self.since is not None:
-            since = F.lit(self.since).cast("timestamp")
+            since = F.lit(self.since)
             rows = rows.where((F.col("committed_at") >= since) & (F.col("day") >= F.to_date(since)))
         if self.until is not None:
-            until = F.lit(self.until).cast("timestamp")
+            until = F.lit(self.until)
             rows = rows.where((F.col("committed_at") < until) & (F.col("day") <= F.to_date(until)))
         return rows
 
