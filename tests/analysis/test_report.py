@@ -214,9 +214,8 @@ def test_a_scope_leaves_out_the_rest(spark: SparkSession, tmp_path: Path) -> Non
     """--slot, --since and --until choose records; without any record the page says so."""
     write(tmp_path / "log", "apply-1.jsonl", [*RECORDS, batch(1, slot="other")])
     request = Request(log=str(tmp_path / "log"), out=str(tmp_path / "out"), what_if_transactions=0)
-    outcome = make_report(
-        spark, replace(request, scope=Scope(slot="app", until=BEGIN + timedelta(seconds=10))), Silent()
-    )
+    midnight = BEGIN + timedelta(seconds=10)
+    outcome = make_report(spark, replace(request, scope=Scope(slot="app", until=midnight)), Silent())
     assert _rows(outcome, "summary", "slot", "batches") == [("app", 2)]
     outcome = make_report(spark, replace(request, scope=Scope(slot="app", since=midnight)), Silent())
     assert _rows(outcome, "summary", "slot", "batches") == [("app", 1)]
