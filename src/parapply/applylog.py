@@ -16,6 +16,7 @@ import os
 import re
 import time
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -52,7 +53,15 @@ def utc_text(unix_s: float) -> str:
 
 def wire_time_text(postgres_us: int) -> str:
     """Return a timestamp of the wire (microseconds since 2000-01-01 UTC) as `utc_text` does."""
-    return utc_text((postgres_us + POSTGRES_EPOCH_US) / 1e6)
+    second, part_us = divmod(postgres_us, 1_000_000)
+    return f"{_second_text(second)}.{part_us:06d}+00:00"
+
+
+@lru_cache(maxsize=64)
+def _second_text(postgres_s: int) -> str:
+    # Transactions come in the order of their commits: hundreds share a second.
+    at = datetime.fromtimestamp(postgres_s + POSTGRES_EPOCH_US // 1_000_000, UTC)
+    return at.strftime("%Y-%m-%dT%H:%M:%S")
 
 
 class ApplyLog:

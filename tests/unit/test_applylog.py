@@ -79,7 +79,7 @@ def lines_in(directory: Path) -> list[int]:
 def test_a_record_reads_back_with_its_version(tmp_path: Path) -> None:
     """What is written is what the schema says, version and kind of record included."""
     log = Scribe(ApplyLog(tmp_path, 1 << 20, 60))
-    log.write(record())
+    log.write([record()])
     log.close()
     (path,) = tmp_path.iterdir()
     data = path.read_bytes()

@@ -65,7 +65,7 @@ def test_records_reach_the_file_by_themselves(tmp_path: Path) -> None:
         written.set()
 
     log._file.append = noted  # type: ignore[method-assign]
-    log.write(record(1))
+    log.write([record(1)])
     assert written.wait(30)
     assert path.read_bytes().endswith(b"\n")
     log.close()
@@ -80,7 +80,7 @@ def test_a_hanging_disk_holds_up_nobody(tmp_path: Path, events: io.BytesIO) -> N
     log = Scribe(file, limit_bytes=100_000)
     # These return although nothing can be written: the limit is reached on the way, whenever the thread began.
     for seq in range(1000):
-        log.write(record(seq))
+        log.write([record(seq)])
     dropped = log.dropped
     assert 500 < dropped < 1000
     assert _names(events) == ["applylog_dropping"]
@@ -101,7 +101,7 @@ def test_the_end_does_not_wait_for_a_hanging_disk(
     file = ApplyLog(tmp_path, 1 << 30, 3600)
     disk = HangingDisk(file)
     log = Scribe(file)
-    log.write(record(1))
+    log.write([record(1)])
     log.close()
     assert _names(events) == ["applylog_dropping"]
     assert json.loads(disk.release())["seq"] == 1

@@ -18,7 +18,7 @@ from parapply.model import Relation
 from parapply.plan.past import ALL_CHANGES, Past, Place
 from parapply.plan.steps import truncate_step
 from parapply.plan.tracks import Track
-from parapply.wire.rows import DELETE, INSERT, KIND_AT, RELATION_AT, TRUNCATE
+from parapply.wire.rows import KIND_AT, RELATION_AT, TRUNCATE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,25 +73,33 @@ class Lineage:
         Raises:
             ProtocolError, TargetRefused: a change cannot be read after all.
         """
-        self._seq += 1
+        seq = self._seq = self._seq + 1
         rows: dict[str, RowCounts] = {}
         found: Found = {}
-        touched: dict[Track, bool] = {}
+        touched: list[Track] = []
         truncated = ""
+        has_relations = bool(transaction.relations)
         is_wide = len(transaction.changes) > self._threshold
+        tracks = self._tracks
         for change in transaction.changes:
-            if isinstance(change, Relation):
+            if has_relations and isinstance(change, Relation):
                 plans.announce(change)
-                self._tracks.pop(change.oid.to_bytes(4), None)
+                tracks.pop(change.oid.to_bytes(4), None)
                 continue
-            kind = change[KIND_AT]
+            frame: bytes = change  # type: ignore[assignment]  # only Relations are announced
+            kind = frame[KIND_AT]
             if kind == TRUNCATE:
-                truncated = self._count_truncate(change, rows, plans) or truncated
+                truncated = self._count_truncate(frame, rows, plans) or truncated
                 continue
-            track = self._tracks.get(change[RELATION_AT:_RELATION_END]) or self._track(change, plans)
-            _count(rows, track.table, kind)
-            is_whole = is_wide or track.look(change, kind, self._seq, found)
-            touched[track] = is_whole or touched.get(track, False)
+            track = tracks.get(frame[RELATION_AT:_RELATION_END])
+            if track is None:
+                track = self._track(frame, plans)
+            if track.seq != seq:
+                track.begin(seq, rows)
+                touched.append(track)
+            track.count(kind)
+            if is_wide or track.look(frame, kind, found):
+                track.is_taken = True
         self._touch(touched, truncated, found)
         return self._traced(transaction, rows, found)
 
@@ -113,13 +121,15 @@ class Lineage:
         track = self._tracks[frame[RELATION_AT:_RELATION_END]] = Track(plans.of(frame), self._past)
         return track
 
-    def _touch(self, touched: dict[Track, bool], truncated: str, found: Found) -> None:
+    def _touch(self, touched: list[Track], truncated: str, found: Found) -> None:
         """Register what a transaction holds as a whole: tables, or everything."""
-        for track, is_whole in touched.items():
-            track.touch(self._seq, found, is_whole=is_whole)
+        serial = ""
+        for track in touched:
+            track.touch(found)
+            if track.is_serial:
+                serial = serial or track.table
         if self._barrier:
             found[self._barrier, self._barrier_place] = ALL_CHANGES
-        serial = next((track.table for track in touched if track.is_serial), "")
         if truncated:
             self._become_barrier(Place("barrier", truncated, "truncate"), found)
         elif serial:
@@ -152,7 +162,7 @@ class Lineage:
             len(transaction.changes) - len(transaction.relations),
             rows,
             _dependencies(found) if found else (),
-            max(0, len(found) - DEPENDS_ON_LIMIT),
+            max(0, len(found) - DEPENDS_ON_LIMIT) if found else 0,
         )
 
 
@@ -170,15 +180,3 @@ def _dependencies(found: Found) -> tuple[Dependency, ...]:
             for (seq, place), changes in latest[:DEPENDS_ON_LIMIT]
         ]
     )
-
-
-def _count(rows: dict[str, RowCounts], table: str, kind: int) -> None:
-    counts = rows.get(table)
-    if counts is None:
-        counts = rows[table] = RowCounts()
-    if kind == INSERT:
-        counts.insert += 1
-    elif kind == DELETE:
-        counts.delete += 1
-    else:
-        counts.update += 1

@@ -49,7 +49,19 @@ class _Recent:
         self._young.clear()
         self._old.clear()
 
+    def swap(self, thing: int, holder: int) -> int:
+        """Put a holder in the place of the one before, which is returned; 0 if none is known."""
+        young = self._young
+        before = young.get(thing)
+        if before is None:
+            before = self._old.get(thing, 0)
+        young[thing] = holder
+        if len(young) >= self._limit:
+            self._old, self._young = young, {}
+        return before
+
     def put(self, thing: int, holder: int) -> None:
+        """Put a holder in the place of the one before."""
         self._young[thing] = holder
         if len(self._young) >= self._limit:
             self._old, self._young = self._young, {}

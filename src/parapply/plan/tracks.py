@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parapply.applylog_schema import RowCounts
 from parapply.plan.keys import key_reader
 from parapply.plan.past import ALL_CHANGES, Place, note
 from parapply.plan.segments import fill_key
@@ -29,10 +30,15 @@ class Track:
         """Look nothing up yet."""
         self.plan = plan
         self.table = plan.relation.qualified_name
+        #: The last transaction that touched it, its rows, and whether it takes the whole table.
+        self.seq = 0
+        self.is_taken = False
+        self._counts = RowCounts()
         self.is_serial = plan.lane is Lane.SERIAL
         is_by_row = plan.lane is not Lane.SET or not plan.columns
         self._is_whole = is_by_row or plan.is_table_exclusive or plan.is_shared
         self._past = past
+        self._holders = past.holders
         self._tree_oid = plan.facts.root_oid
         self._tree = past.tree(self._tree_oid)
         self._n_columns = len(plan.columns)
@@ -46,7 +52,25 @@ class Track:
         self._version = -1
         past.refer(plan)
 
-    def look(self, frame: bytes, kind: int, seq: int, found: Found) -> bool:
+    def begin(self, seq: int, rows: dict[str, RowCounts]) -> None:
+        """Go on with another transaction, whose rows are counted there."""
+        self.seq = seq
+        self.is_taken = False
+        counts = rows.get(self.table)
+        if counts is None:
+            counts = rows[self.table] = RowCounts()
+        self._counts = counts
+
+    def count(self, kind: int) -> None:
+        """Count a row."""
+        if kind == INSERT:
+            self._counts.insert += 1
+        elif kind == DELETE:
+            self._counts.delete += 1
+        else:
+            self._counts.update += 1
+
+    def look(self, frame: bytes, kind: int, found: Found) -> bool:
         """Find what one change meets, and register what it holds; True if it takes the whole table.
 
         Raises:
@@ -64,11 +88,11 @@ class Track:
             key = key_of(row if row is not None else old)  # type: ignore[arg-type]  # one of them is there
             if row is not None and old is not None and (was := key_of(old)) != key:
                 weight = ALL_CHANGES
-                self._meet_key(was, seq, weight, found)
-            self._meet_key(key, seq, weight, found)
+                self._meet_key(was, weight, found)
+            self._meet_key(key, weight, found)
         if self._has_more:
             is_same_key = kind not in (INSERT, DELETE) and weight == 1
-            change = Change(seq, old, row, weight, kind == INSERT, is_same_key)
+            change = Change(self.seq, old, row, weight, kind == INSERT, is_same_key)
             for unique in self._unique:
                 unique.look(change, key, found)
             for other in self._foreign:
@@ -85,12 +109,12 @@ class Track:
             fill_key(row, old, self.plan)
         return old, row
 
-    def touch(self, seq: int, found: Found, *, is_whole: bool) -> None:
-        """Register that a transaction has touched the table, once, after all its changes."""
-        tree = self._tree
+    def touch(self, found: Found) -> None:
+        """Register that the transaction has touched the table, once, after all its changes."""
+        tree, seq = self._tree, self.seq
         if tree.exclusive and tree.exclusive != seq:
             found[tree.exclusive, self._table_place] = ALL_CHANGES
-        if is_whole:
+        if self.is_taken:
             tree.meet(seq, self._table_place, found)
             tree.touched.clear()
             tree.exclusive = seq
@@ -103,10 +127,8 @@ class Track:
         self._foreign = [*self._children, *parents]
         self._has_more = bool(self._unique or self._foreign)
 
-    def _meet_key(self, key: Key, seq: int, weight: int, found: Found) -> None:
-        holders = self._past.holders
-        thing = hash((self._tree_oid, key))
-        before = holders.get(thing)
+    def _meet_key(self, key: Key, weight: int, found: Found) -> None:
+        seq = self.seq
+        before = self._holders.swap(hash((self._tree_oid, key)), seq)
         if before and before != seq:
             note(found, before, self._key_place, weight)
-        holders.put(thing, seq)

@@ -208,9 +208,7 @@ class Epoch:
         self._intake.growth.committed(job)
         if self._scribe is not None:
             of = (job, self._config.source.slot, self._run, self._unix_minus_loop_s)
-            self._scribe.write(batch_record(*of))
-            for record in transaction_records(*of):
-                self._scribe.write(record)
+            self._scribe.write([batch_record(*of), *transaction_records(*of)])
         self._log.debug(
             "batch_committed",
             seq=job.batch.seq,

@@ -15,6 +15,8 @@ import msgspec
 from parapply.logs import get_logger
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parapply.applylog import ApplyLog
     from parapply.applylog_schema import Record
 
@@ -51,16 +53,15 @@ class Scribe:
         """Return the records lost since the start: refused by the disk, or too many for the buffer meanwhile."""
         return self._lost + self._file.dropped
 
-    def write(self, record: Record) -> None:
-        """Take one record; it reaches the file within a second. Never raises and never waits for the disk."""
-        line = self._encoder.encode(record)
+    def write(self, records: Sequence[Record]) -> None:
+        """Take records, all or none; they reach the file within a second. Never raises, never waits for the disk."""
+        lines = self._encoder.encode_lines(records)
         with self._changed:
-            if len(self._buffer) + len(line) >= self._limit_bytes:
-                self._lose()
+            if len(self._buffer) + len(lines) >= self._limit_bytes:
+                self._lose(len(records))
                 return
-            self._buffer += line
-            self._buffer += b"\n"
-            self._n_buffered += 1
+            self._buffer += lines
+            self._n_buffered += len(records)
             if len(self._buffer) >= _CHUNK_BYTES:
                 self._changed.notify()
 
@@ -74,8 +75,8 @@ class Scribe:
             # A daemon thread: it does not keep the process. The open file is recovered by the next start.
             self._log.error("applylog_dropping", reason="the disk does not answer", dropped=self.dropped)
 
-    def _lose(self) -> None:
-        self._lost += 1
+    def _lose(self, n_records: int) -> None:
+        self._lost += n_records
         if not self._is_losing:  # once for each outage
             self._is_losing = True
             self._log.error("applylog_dropping", reason="the disk is too slow", dropped=self.dropped)
