@@ -1,8 +1,8 @@
 """`python -m bench.report_scale`: time and memory of `parapply report` over logs of growing size.
 
 In go numbers of records; for each a log is made by `parapply synth-log`, reported by the command in a process of its
-own, and removed. Out come, for each, seconds of each run, the peak of what all its processes hold in memory, and sizes on
-disk, printed and written as JSON. A second report over the same log shows what the conversion costs: it reads no file.
+own, and removed. Out come, for each, seconds of each run, the peak of what all its processes hold in memory, and sizes
+on disk, printed and written as JSON. A second report over the same log reads no file: the difference is the conversion.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _measure(folder: Path, size: int, detail: str, options: list[str], is_repeat
 
 
 def _run(*arguments: str, scratch: Path | None = None) -> tuple[float, int]:
-    """Run a command to its end; return seconds, and the most bytes that it and its children held in memory at a time."""
+    """Run a command to its end; return seconds, and the most bytes that it and its children held at a time."""
     environ = dict(os.environ)
     if scratch is not None:
         scratch.mkdir(exist_ok=True)

@@ -62,7 +62,7 @@ class Dependency(msgspec.Struct, frozen=True, kw_only=True):
     seq: int  # of the transaction, within the run; for a barrier everything up to it
     kind: str  # one of KINDS
     table: str = ""  # schema.table of the changes concerned; of a barrier: where code runs, or the first one truncated
-    name: str = ""  # of the index or constraint; of a barrier: serial, truncate or large
+    name: str = ""  # of the index or constraint; of a barrier: serial, truncate, large or two-phase
     changes: int = 0  # changes of this transaction that must come after; 0: all of them
 
 
@@ -88,7 +88,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record",
     wait_turn_s: float  # done but for late keys, waiting for its place in the commit order
     commit_s: float  # late keys and COMMIT
     attempts: int  # 1 where nothing had to be repeated
-    mode: str  # set, rows (repeated row by row at the head) or large (one transaction in pieces)
+    mode: str  # set, rows (repeated row by row at the head), large, streamed, spilled (in pieces), outcome (two-phase)
     rows: dict[str, RowCounts]  # by schema.table
     size_bytes: int  # of the change messages, with what the interpreter needs for them
     late_keys: int = 0  # held by earlier batches and so applied in its turn, all others at once

@@ -61,6 +61,11 @@ STALL_CHECK_S = 0.25
 #: Row changes of one transaction above which it takes its tables whole: MAX_BATCH_CHANGES, so that only transactions
 #: reach it that fill a batch by themselves.
 TABLE_LOCK_THRESHOLD = 20_000
+#: Bytes of a transaction in progress, counted with what Python needs for it, before a worker follows it: some
+#: thousand changes. A smaller one is merged with others at its commit, which is worth more.
+STREAM_START_BYTES = 1024 * 1024
+#: Bytes on disk for the changes of transactions in progress: each is kept there until it ends.
+SPILL_LIMIT_BYTES = 16 * 1024 * 1024 * 1024
 #: Seconds between two looks for changes of the target's catalogue, which are not in the stream.
 CATALOGUE_CHECK_S = 5.0
 #: Bytes of an apply log file before the next is begun: one task of the Spark job reads it in seconds.
@@ -93,6 +98,8 @@ class SourceConfig(_Section, frozen=True):
     slot: str = ""
     publications: tuple[str, ...] = ()
     origin: Literal["any", "none"] = "any"
+    streaming: Literal["auto", "off", "on", "parallel"] = "auto"
+    two_phase: bool = False
     status_interval_s: Interval = STATUS_INTERVAL_S
     receive_timeout_s: Interval = RECEIVE_TIMEOUT_S
     reconnect_min_s: Interval = RECONNECT_MIN_S
@@ -134,6 +141,9 @@ class ApplyConfig(_Section, frozen=True):
     advance_interval_s: Interval = ADVANCE_INTERVAL_S
     table_lock_threshold: Annotated[int, Meta(ge=1)] = TABLE_LOCK_THRESHOLD
     stall_check_s: Interval = STALL_CHECK_S
+    stream_start_bytes: Annotated[int, Meta(ge=0)] = STREAM_START_BYTES
+    spill_dir: Path | None = None
+    spill_limit_bytes: Annotated[int, Meta(ge=1024 * 1024)] = SPILL_LIMIT_BYTES
     catalogue_check_s: Interval = CATALOGUE_CHECK_S
     on_error: Literal["stop", "retry"] = "stop"
     tables: dict[str, TableConfig] = {}

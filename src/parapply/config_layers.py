@@ -70,6 +70,8 @@ def _from_text(parts: Sequence[str], text: str, fields: Fields) -> object:
     try:
         if kind is int or kind is float:
             return kind(text)
+        if kind is bool:
+            return {"true": True, "false": False}.get(text.strip().lower(), text)
         if kind == tuple[str, ...]:
             return json.loads(text) if text.lstrip().startswith("[") else [part.strip() for part in text.split(",")]
     except ValueError:

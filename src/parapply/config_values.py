@@ -87,12 +87,14 @@ _CHECKED: Final[dict[str, tuple[object, Callable[[Any], object]]]] = {
     "source.publications": (tuple[str, ...], _publications),
     "target.dsn": (str, _dsn),
     "target.state_schema": (str, _schema),
+    "apply.spill_dir": (str, _directory),
     "applylog.directory": (str, _directory),
 }
 _NOUNS: Final[dict[object, str]] = {
     str: "a text",
     int: "a whole number",
     float: "a number",
+    bool: "true or false",
     tuple[str, ...]: "a list of texts",
 }
 

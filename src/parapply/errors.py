@@ -7,6 +7,7 @@
 | SourceRefused    | 3    | never     | slot lost, wrong cluster, a gap: see the hint        |
 | SourceLost       | 3    | reconnect | nobody: the daemon reconnects with back-off          |
 | SlotBusy         | 3    | reconnect | another reader holds the slot                        |
+| SpillFailed      | 3    | reconnect | the operator makes room in the spill directory       |
 | TargetRefused    | 4    | never     | a privilege, a table or a column is missing          |
 | LeaseHeld        | 4    | never     | another daemon holds the lease: stop it or take over |
 | TargetLost       | 4    | reconnect | nobody: state is read again, the stream replayed     |
@@ -88,6 +89,13 @@ class SourceLost(ParapplyError):
 
 class SlotBusy(SourceLost):
     """Another process reads the slot."""
+
+
+class SpillFailed(SourceLost):
+    """A transaction in progress on the publisher could not be kept on disk until its commit.
+
+    The stream is left for it: the publisher sends that transaction again.
+    """
 
 
 class TargetRefused(ParapplyError):

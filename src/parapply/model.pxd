@@ -14,6 +14,7 @@ cdef class Transaction:
     cdef public list changes
     cdef public Py_ssize_t size_bytes
     cdef public list relations
+    cdef public object event
     cdef public bint has_truncate
     cdef public bint is_first
     cdef public bint is_last

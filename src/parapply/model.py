@@ -79,6 +79,7 @@ class Transaction:
         "commit_lsn",
         "commit_time_us",
         "end_lsn",
+        "event",
         "has_truncate",
         "is_first",
         "is_last",
@@ -107,6 +108,9 @@ class Transaction:
         #: Written by replacing it: nearly all transactions share the empty one, which spares the collector a list each.
         self.relations: Sequence[Relation] = _NO_RELATIONS
         self.has_truncate = False
+        #: None for what a Begin and a Commit enclose. Else what this is instead: a chunk of a transaction that is
+        #: streamed while it is in progress, or a message of `wire/messages.py` about a streamed or prepared one.
+        self.event: object = None
         #: A large transaction travels in pieces: the first, any number between, the last (the one with end_lsn).
         self.is_first = True
         self.is_last = True

@@ -34,6 +34,12 @@ COMMITTED: Final = "committed"  # K6: reply read, watermark not moved
 ADVANCED: Final = "advanced"  # K7: watermark moved and durable, publisher not told
 FEEDBACK_SENT: Final = "feedback_sent"  # K8: publisher told, state not pruned
 PRUNING: Final = "pruning"  # K9: in the middle of pruning the state
+SPOOLED: Final = "spooled"  # K10: a part of a streamed transaction is on disk, the rest not received
+STREAM_ENDED: Final = "stream_ended"  # K11: its end is known, applying what was kept begins
+PREPARE_SENT: Final = "prepare_sent"  # K12: PREPARE TRANSACTION sent, reply not read
+PREPARED: Final = "prepared"  # reply read, the PREPARE not recorded
+DECISION_SENT: Final = "decision_sent"  # K13: COMMIT or ROLLBACK PREPARED sent, reply not read
+DECIDED: Final = "decided"  # reply read, the outcome not recorded
 RECOVERY: Final = "recovery"  # K15: in the start-up's own recovery
 DRAIN: Final = "drain"  # K16: in an orderly shutdown
 
@@ -49,6 +55,12 @@ NAMES: Final = frozenset(
         ADVANCED,
         FEEDBACK_SENT,
         PRUNING,
+        SPOOLED,
+        STREAM_ENDED,
+        PREPARE_SENT,
+        PREPARED,
+        DECISION_SENT,
+        DECIDED,
         RECOVERY,
         DRAIN,
     }
@@ -61,7 +73,7 @@ EXIT_STATUS: Final = 86
 _VARIABLE: Final = "PARAPPLY_FAILPOINT"
 _DIRECTORY_VARIABLE: Final = "PARAPPLY_FAILPOINT_DIR"
 #: Points whose loss is that of the publisher; all others lose the target.
-_SOURCE_SIDE: Final = frozenset({CONNECTED, BATCH_READY, FEEDBACK_SENT})
+_SOURCE_SIDE: Final = frozenset({CONNECTED, BATCH_READY, FEEDBACK_SENT, SPOOLED})
 #: Seconds between looks at the held file: short beside any step of a test.
 _HOLD_POLL_S: Final = 0.005
 

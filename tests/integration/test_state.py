@@ -12,7 +12,7 @@ from psycopg import pq, sql
 
 from parapply.errors import SourceRefused, TargetRefused
 from parapply.model import format_lsn, parse_lsn
-from parapply.target import settings, state
+from parapply.target import settings, state, state_schema
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -80,7 +80,7 @@ def test_schema_takes_any_name_and_explains_itself(target_db: Database) -> None:
     )
     assert [name for (name,) in columns] == [
         *("slot_name", "lowest_remote_lsn", "highest_remote_lsn", "list_remote_lsn", "in_doubt", "confirmed_flush_lsn"),
-        *("lag_bytes", "lag_s", "commit_order", "workers", "state", "reason", "updated_at"),
+        *("lag_bytes", "lag_s", "commit_order", "workers", "state", "reason", "updated_at", "two_phase"),
     ]
 
 
@@ -92,7 +92,27 @@ def test_two_at_once_make_one_schema(target_db: Database) -> None:
             await asyncio.gather(*(state.ensure_schema(conn, "x") for conn in (one, two, three)))
 
     asyncio.run(run())
-    assert target_db.rows("SELECT version FROM x.schema_version") == [(1,)]
+    assert target_db.rows("SELECT version FROM x.schema_version") == [(state_schema.SCHEMA_VERSION,)]
+
+
+async def test_an_older_schema_is_brought_up_and_keeps_its_rows(target_db: Database) -> None:
+    """A schema of the first version becomes the same as a new one; what is in it stays."""
+    columns = (
+        "SELECT relname, attname, atttypid::regtype::text FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid"
+        " WHERE relnamespace = '{}'::regnamespace AND attnum > 0 AND relkind IN ('r', 'v') ORDER BY 1, 2"
+    )
+    async with control(target_db.dsn) as conn:
+        await state.ensure_schema(conn, "x")
+        first = sql.SQL(state_schema._TABLES).format(s=sql.Identifier("old"), start=sql.Literal(7))
+        await conn.execute(first)
+        await conn.execute("INSERT INTO old.schema_version (version) VALUES (1)")
+        slot_id = await state.create(conn, "old", NEW)
+        await state.ensure_schema(conn, "old")
+        found = await state.load(conn, "old", NEW.slot_name, NEW.system_identifier)
+    assert found is not None
+    assert found.slot_id == slot_id
+    assert target_db.rows(columns.format("old")) == target_db.rows(columns.format("x"))
+    assert target_db.rows("SELECT version FROM old.schema_version") == [(state_schema.SCHEMA_VERSION,)]
 
 
 def test_unlogged_state_and_newer_layout_are_refused(target_db: Database) -> None:
@@ -287,7 +307,7 @@ async def test_a_monitoring_role_may_read_everything_and_write_nothing(target_db
     async with control(target_db.dsn) as conn:
         await made(conn, "parapply")
     with psycopg.connect(target_db.dsn_with(user="parapply_watcher"), autocommit=True) as watcher:
-        for relation in ("progress", "slots", "applied", "workers", "tables", "schema_version"):
+        for relation in ("progress", "slots", "applied", "workers", "tables", "schema_version", "prepared"):
             watcher.execute(sql.SQL("SELECT * FROM parapply.{}").format(sql.Identifier(relation)))
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             watcher.execute("DELETE FROM parapply.applied")

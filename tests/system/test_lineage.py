@@ -150,3 +150,47 @@ def test_killed_in_mid_line(route: Route, start_daemon: StartDaemon, tmp_path: P
     assert second.wait_for_event("applylog_recovered")["file"] == str(path.with_suffix(""))
     records = [read_record(line) for name in names for line in name.read_bytes().splitlines()]
     assert len({record.run for record in records}) == 2
+
+
+_BIG = "INSERT INTO note SELECT generate_series(1, 30000)"
+
+
+@pytest.mark.parametrize("streaming", ["off", "parallel"])
+def test_what_runs_alone_says_so(route: Route, start_daemon: StartDaemon, tmp_path: Path, streaming: str) -> None:
+    """A large transaction, in pieces or while in progress, and one that is prepared: a record each."""
+    settings: dict[str, str | float] = {
+        "applylog.detail": "transaction",
+        "applylog.directory": str(tmp_path),
+        "source.streaming": streaming,
+        "source.two_phase": "true",
+        "apply.stream_start_bytes": 0,
+    }
+    name = route.source.rows("SELECT quote_ident(current_database())")[0][0]
+    route.source.execute(f"ALTER DATABASE {name} SET logical_decoding_work_mem = '64kB'")
+    route.source.execute("INSERT INTO note VALUES (0)")
+    daemon = start_daemon(route, settings=settings)
+    route.source.execute(_BIG)
+    daemon.wait_caught_up()
+    with route.source.connect() as connection:
+        connection.execute("BEGIN")
+        connection.execute("INSERT INTO item VALUES ('p', 1, 'p')")
+        connection.execute("PREPARE TRANSACTION 'lineage'")
+        connection.execute("COMMIT PREPARED 'lineage'")
+    daemon.wait_caught_up()
+    daemon.stop()
+    (path,) = tmp_path.iterdir()
+    records = [read_record(line) for line in path.read_bytes().splitlines()]
+    batches = {one.seq: one for one in records if isinstance(one, BatchRecord)}
+    found = [one for one in records if isinstance(one, TransactionRecord) and one.rows]
+    rows = [{table: counts.insert for table, counts in one.rows.items()} for one in found]
+    assert rows == [{"public.note": 1}, {"public.note": 30_000}, {"public.item": 1}]
+    assert found[1].n_changes == 30_000
+    assert [(at.seq, at.kind, at.name) for at in found[1].depends_on] == [(found[1].seq - 1, "barrier", "large")]
+    assert batches[found[1].batch_seq].mode == ("large" if streaming == "off" else "streamed")
+    alone = [at.name for one in records if isinstance(one, TransactionRecord) for at in one.depends_on]
+    assert "two-phase" in alone
+    for batch in batches.values():
+        of_it = [one for one in records if isinstance(one, TransactionRecord) and one.batch_seq == batch.seq]
+        assert len(of_it) == batch.n_transactions
+        assert batch.received_at <= batch.committed_at
+        assert all(one.received_at > "2026" for one in of_it)

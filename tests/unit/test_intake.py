@@ -14,6 +14,10 @@ from parapply.plan.plans import Plans
 from parapply.runtime import intake
 from parapply.runtime.crew import Crew
 from parapply.runtime.intake import Intake
+from parapply.runtime.streams import StreamLimits, Streams
+from parapply.runtime.two_phase import TwoPhase
+from parapply.runtime.unfinished import Unfinished
+from parapply.spill import Spill
 from parapply.target.state import SlotState
 from parapply.wire.assembler import Assembler
 from parapply.wire.frames import Keepalive
@@ -104,6 +108,13 @@ class _Lab:
             Assembler(piece_bytes),
             cast("Tables", self.tables),
             self.crew,
+            Unfinished(
+                Streams(Spill(None, 1 << 20), StreamLimits(1 << 20, 1 << 20, 1 << 20)),
+                TwoPhase(1, {}),
+                self.crew,
+                state,
+                piece_bytes=piece_bytes,
+            ),
             config=ApplyConfig(workers=2, **config),  # type: ignore[arg-type]
             state=state,
         )

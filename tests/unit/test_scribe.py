@@ -88,6 +88,7 @@ def test_a_hanging_disk_holds_up_nobody(tmp_path: Path, events: io.BytesIO) -> N
     closing.start()
     written = disk.release()
     closing.join()
+    assert _names(events) == ["applylog_dropping", "applylog_resumed"]
     seqs = [json.loads(line)["seq"] for line in written.splitlines()]
     assert seqs == sorted(seqs)
     assert len(seqs) == 1000 - dropped == 1000 - log.dropped

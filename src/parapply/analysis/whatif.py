@@ -131,8 +131,12 @@ def what_if(
             raise ValueError(f"unit {unit.seq} comes after unit {last}")
         links = _links(unit.edges, places, n_units, labels) if unit.edges else _NO_LINKS
         n_forgotten += len(unit.edges) - len(links)
-        for one in everyone:
-            one.add(unit, links, n_units)
+        if links:
+            for one in everyone:
+                one.add(unit, links, n_units)
+        else:
+            for one in everyone:
+                one.add_free(unit, n_units)
         places[unit.seq] = n_units
         if len(places) > window:
             del places[next(iter(places))]
@@ -219,12 +223,24 @@ class _Replay:
         done_s = self._start(ready_s) + execute_s
         if not self._is_relaxed:
             turn_s = self.latest_s
-        end_s = (max(done_s, turn_s)) + late_s + commit_s
+        end_s = max(done_s, turn_s) + late_s + commit_s
         if self.workers:
             insort(self._free, end_s)
         self._ends[place % self._window] = end_s
         self.latest_s = max(self.latest_s, end_s)
         return ready_s, done_s, turn_s, late_s, end_s
+
+    def add_free(self, unit: Unit, place: int) -> None:
+        """Do the same for a unit that depends on nothing: nearly all of them, mostly."""
+        free = self._free
+        end_s = free.pop(0) + unit.execute_s
+        if not self._is_relaxed and end_s < self.latest_s:
+            end_s = self.latest_s
+        end_s += unit.commit_s
+        insort(free, end_s)
+        self._ends[place % self._window] = end_s
+        if end_s > self.latest_s:  # noqa: PLR1730  a call less
+            self.latest_s = end_s
 
     def _ready(self, links: list[_Link]) -> tuple[float, list[tuple[float, float]]]:
         """Return when a unit may start, and for its late rows when those they follow have committed and their part."""
@@ -273,7 +289,6 @@ class _Chain(_Replay):
         #: Of each unit in the ring: seconds of the chain that ends with it, by what tied its links.
         self._paths: list[dict[Label, float]] = [{}] * window
         self.longest: dict[Label, float] = {}
-        self._before: dict[Label, float] = {}
 
     def add(self, unit: Unit, links: list[_Link], place: int) -> _Times:
         """Do the same, and keep the chain that ends with the unit: its last link is what it waited for last."""
@@ -295,6 +310,20 @@ class _Chain(_Replay):
         if end_s > before_s:
             self.longest = path
         return times
+
+    def add_free(self, unit: Unit, place: int) -> None:
+        """Do the same for a unit that depends on nothing."""
+        end_s = unit.execute_s
+        path = {WORK: end_s + unit.commit_s}
+        if not self._is_relaxed and end_s < self.latest_s:
+            path = _longer(self.longest, COMMIT_ORDER, unit.commit_s)
+            end_s = self.latest_s
+        end_s += unit.commit_s
+        self._ends[place % self._window] = end_s
+        self._paths[place % self._window] = path
+        if end_s > self.latest_s:
+            self.latest_s = end_s
+            self.longest = path
 
     def _path(self, link: _Link) -> dict[Label, float]:
         return self._paths[link.place % self._window]

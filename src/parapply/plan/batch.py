@@ -238,7 +238,11 @@ class Batch:
         count = len(transactions)
         while at < count:
             transaction = transactions[at]
-            if transaction.relations or not (transaction.is_first and transaction.is_last):
+            if (
+                transaction.relations
+                or transaction.event is not None
+                or not (transaction.is_first and transaction.is_last)
+            ):
                 break
             self.add(transaction, plans)
             at += 1

@@ -63,12 +63,13 @@ class Lineage:
         self._past = Past()
         self._tracks: dict[bytes, Track] = {}
 
-    def add(self, transaction: Transaction, plans: Plans) -> Traced:
+    def add(self, transaction: Transaction, plans: Plans, *, alone: str = "") -> Traced:
         """Take a whole transaction.
 
         Args:
             transaction: whose changes can be read.
             plans: in force before it; they move on with what is announced inside.
+            alone: why nothing runs beside it, if that is not for its changes.
 
         Raises:
             ProtocolError, TargetRefused: a change cannot be read after all.
@@ -101,18 +102,21 @@ class Lineage:
             if is_wide or track.look(frame, kind, found):
                 track.is_taken = True
         self._touch(touched, truncated, found)
+        if alone:
+            self._become_barrier(Place("barrier", "", alone), found)
         return self._traced(transaction, rows, found)
 
-    def add_large(self, first: Transaction) -> Traced:
-        """Take a transaction that comes in pieces, by its first: a barrier, whose rows are counted elsewhere."""
+    def add_alone(self, transaction: Transaction, why: str) -> Traced:
+        """Take a transaction that runs beside nothing and whose rows are counted elsewhere, with a word for why."""
         self._seq += 1
         found: Found = {}
-        self._become_barrier(Place("barrier", "", "large"), found)
-        return self._traced(first, {}, found)
+        self._become_barrier(Place("barrier", "", why), found)
+        return self._traced(transaction, {}, found)
 
     def use(self, plans: Mapping[int, TablePlan]) -> None:
         """Go on with other plans; what has changed is looked up again."""
         for oid, plan in plans.items():
+            self._past.refer(plan)
             track = self._tracks.get(oid.to_bytes(4))
             if track is not None and track.plan is not plan:
                 del self._tracks[oid.to_bytes(4)]

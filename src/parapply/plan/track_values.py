@@ -112,6 +112,11 @@ class ChildTrack:
                     note(found, before, self._place, change.weight)
                 past.holders.put(hash((self._salt, _REFERRED_TO, value)), seq)
 
+    def take(self, seq: int, found: Found) -> None:
+        """Take the whole table: it may refer to any parent, before and after."""
+        self._past.tree(self._foreign.parent_oid).meet(seq, self._place, found)
+        self._past.let_go[self._salt] = seq
+
 
 class ParentTrack:
     """A foreign key that refers to the table."""
@@ -143,6 +148,10 @@ class ParentTrack:
         let_go = past.let_go.get(self._salt, 0)
         if not change.is_insert and let_go and let_go != seq:
             found[let_go, self._place] = ALL_CHANGES
+
+    def take(self, seq: int, found: Found) -> None:
+        """Take the whole table: any parent may come or go."""
+        self._child_tree.meet(seq, self._place, found)
 
 
 def _salt(foreign: ForeignKey) -> int:

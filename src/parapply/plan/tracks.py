@@ -79,7 +79,7 @@ class Track:
         key_of = self._key_of
         if self._is_whole or (key_of is None and kind != INSERT):
             return True
-        if self._version != self._past.version:
+        if self._version != self._past.version:  # spares a call
             self._learn()
         old, row = self._rows(frame, kind)
         key: Key | None = None
@@ -118,10 +118,15 @@ class Track:
             tree.meet(seq, self._table_place, found)
             tree.touched.clear()
             tree.exclusive = seq
+            self._learn()
+            for other in self._foreign:
+                other.take(seq, found)
         elif not tree.touched or tree.touched[-1] != seq:
             tree.touched.append(seq)
 
     def _learn(self) -> None:
+        if self._version == self._past.version:
+            return
         self._version = self._past.version
         parents = [ParentTrack(self.plan, one, self._past) for one in self._past.referring(self._tree_oid)]
         self._foreign = [*self._children, *parents]

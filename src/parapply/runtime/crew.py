@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -49,6 +50,7 @@ class Crew:
         on_committed: Callable[[Job], None],
         *,
         is_relaxed: bool = False,
+        max_followers: int = 0,
     ) -> None:
         """Start with nothing in flight.
 
@@ -57,6 +59,7 @@ class Crew:
             on_change: called when a worker became idle or a batch committed.
             on_committed: called with each committed job.
             is_relaxed: independent batches commit in any order.
+            max_followers: workers at most that may follow transactions in progress; one must be left for the head.
         """
         self.watermark = Watermark(low_lsn)
         self.is_relaxed = is_relaxed
@@ -66,6 +69,11 @@ class Crew:
         self._assigned: set[int] = set()
         self._idle: list[asyncio.Future[Job]] = []
         self._turns: dict[int, _Asking] = {}
+        self._max_followers = max_followers
+        #: Jobs that follow a transaction in progress or will, and those of them that no worker has yet.
+        self._following: list[Job] = []
+        self._to_follow: deque[Job] = deque()
+        self._last_seq = 0
         #: Called by whoever makes room: a worker became idle, a batch committed, a piece was applied.
         self.changed = on_change
         self._on_committed = on_committed
@@ -114,17 +122,41 @@ class Crew:
         """Return the jobs no worker has, in source order."""
         return [job for job in self.jobs() if job.batch.seq not in self._assigned]
 
+    @property
+    def may_follow(self) -> bool:
+        """Tell whether one more transaction in progress may have a worker."""
+        return len(self._following) < self._max_followers
+
+    def follow(self, job: Job) -> None:
+        """Give a job that has no batch yet the next free worker."""
+        self._following.append(job)
+        self._to_follow.append(job)
+        self._assign()
+
+    def leave(self, job: Job) -> None:
+        """Take note that a worker follows no more; the job was not submitted."""
+        self._following.remove(job)
+        self.changed()
+
+    def has_passed(self, seq: int) -> bool:
+        """Tell whether every batch up to a number has committed, the one included."""
+        head = self._scheduler.head
+        return self._last_seq >= seq and (head is None or head.seq > seq)
+
     def submit(self, job: Job, now_s: float) -> None:
-        """Take a closed batch, later than all before it."""
+        """Take a closed batch, later than all before it; a worker may follow it already."""
         probes.probe(probes.BATCH_READY)
         batch = job.batch
         job.submitted_s = job.freed_s = now_s
+        self._last_seq = batch.seq
         self._jobs[batch.seq] = job
+        if job in self._following:
+            self._assigned.add(batch.seq)
         if job.pieces is None:
             self.held_bytes += batch.size_bytes
             self.watermark.open(batch.end_lsn)
         if self._scheduler.add(batch):
-            heapq.heappush(self._ready, batch.seq)
+            self._start(batch.seq)
             job.waited_for = batch.late_for
         else:
             job.waited_for = self._scheduler.waits_of(batch)[-1]
@@ -143,7 +175,14 @@ class Crew:
             if waiter in self._idle:
                 self._idle.remove(waiter)
 
+    def _start(self, seq: int) -> None:
+        """Let a batch start that waits for nobody, unless a worker has it already."""
+        if seq not in self._assigned:
+            heapq.heappush(self._ready, seq)
+
     def _assign(self) -> None:
+        while self._idle and self._to_follow:
+            self._idle.pop().set_result(self._to_follow.popleft())
         while self._idle and self._ready:
             seq = heapq.heappop(self._ready)
             self._assigned.add(seq)
@@ -176,9 +215,16 @@ class Crew:
             await self._ask(job, needs_head=True)
 
     def yield_to(self, earlier: Job, job: Job) -> bool:
-        """Make a job roll back and become the head first; False if it is not later or is told already."""
-        if job.batch.seq <= earlier.batch.seq or job.must_yield:
+        """Make a job roll back and become the head first; False if it is not later or is told already.
+
+        A job that follows a transaction in progress has no number yet: it is later than all.
+        """
+        if 0 < job.batch.seq <= earlier.batch.seq or job.must_yield:
             return False
+        if job in self._following and job.stream is not None:
+            job.must_yield = True
+            job.stream.news.set()
+            return True
         asking = self._turns.get(job.batch.seq)
         if asking is None:
             job.must_yield = True
@@ -221,12 +267,17 @@ class Crew:
         self.watermark.close(batch.end_lsn)
         del self._jobs[batch.seq]
         self._assigned.discard(batch.seq)
+        if job in self._following:
+            self._following.remove(job)
         if job.pieces is None:
             self.held_bytes -= batch.size_bytes
         freed = self._scheduler.committed(batch)
         for ready in freed.to_start:
             self._jobs[ready.seq].freed_s = now_s
-            heapq.heappush(self._ready, ready.seq)
+            self._start(ready.seq)
+        for follower in self._following:
+            if follower.stream is not None:
+                follower.stream.news.set()
         for ready in freed.to_commit:
             self._tell(ready.seq)
         if self.is_relaxed and (head := self._scheduler.head) is not None:

@@ -28,7 +28,7 @@ from parapply.runtime.ahead import FactsAhead
 from parapply.runtime.desk import Desk
 from parapply.source import options, refusals, slot
 from parapply.source.stream import ReplicationStream
-from parapply.target import lease, settings, state
+from parapply.target import lease, prepared, settings, state
 from parapply.target.session import SessionOptions, WorkerSession
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ class Ends(msgspec.Struct, frozen=True):
     desk: Desk
     ahead: FactsAhead
     state: state.SlotState
+    streaming: str  # off, on or parallel
+    prepared: dict[int, tuple[str, int]]  # what is prepared on the target, as `prepared.pending` gives it
 
 
 class Opener:
@@ -88,16 +90,20 @@ class Opener:
             opening = begin(self._workers(stack, slot_id, control.info.backend_pid))
             connecting = begin(self._connect_stream(stack))
             source_facts, found = await self._recover(control, source, first_look, slot_id)
+            pending = await self._prepared(control, slot_id)
+            streaming = options.streaming_of(source_facts.server_version_num, self._config.source.streaming)
             sessions, stream, _ = await _together(
                 opening,
-                self._start(connecting, source_facts, found),
+                self._start(connecting, source_facts, found, streaming),
                 self._write_daemon(control, source_facts, slot_id),
             )
         self._log.info("target_connected", low_lsn=format_lsn(found.lowest_lsn), workers=len(sessions))
         self._log.info("source_connected", slot=found.slot_name, start_lsn=format_lsn(found.resume_lsn))
         self._own_pids = [control.info.backend_pid, *(session.pipeline.backend_pid for session in sessions)]
         probes.probe(probes.CONNECTED)
-        return Ends(control, source, source_facts, stream, sessions, desk, ahead, found)
+        return Ends(
+            control, source, source_facts, stream, sessions, desk, ahead, found, streaming=streaming, prepared=pending
+        )
 
     async def _look(self, stack: AsyncExitStack) -> tuple[slot.Connection, slot.SourceFacts]:
         """Open the plain session on the publisher and look at it for the first time."""
@@ -155,9 +161,26 @@ class Opener:
         if found is None or found.slot_id != slot_id:
             raise TargetLost(f"target: the state of slot {name!r} was removed while this daemon took the lease")
         dsn = config.source.dsn.get_secret_value()
-        await refusals.check(facts, dsn, name, operations.known_position(found))
+        await refusals.check(facts, dsn, name, operations.known_position(found), two_phase=config.source.two_phase)
         await slot.check_publications(source, config.source.publications)
         return facts, found
+
+    async def _prepared(self, control: settings.Connection, slot_id: int) -> dict[int, tuple[str, int]]:
+        """Return what is prepared on the target; refuse where that cannot go on, or could not begin.
+
+        Raises:
+            TargetRefused: two_phase is on and nothing can be prepared, or off and something is.
+        """
+        is_two_phase = self._config.source.two_phase
+        if is_two_phase:
+            await prepared.check_possible(control)
+        pending = await prepared.pending(control, slot_id)
+        if pending and not is_two_phase:
+            raise TargetRefused(
+                f"{len(pending)} transactions are prepared on the target, but source.two_phase is off",
+                hint="set source.two_phase = true; `parapply drop` rolls them back and forgets the slot",
+            )
+        return pending
 
     async def _end_own(self, control: settings.Connection) -> None:
         """End what an earlier connection of this very process left behind a broken network (F16)."""
@@ -191,6 +214,7 @@ class Opener:
             host=socket.gethostname(),
             pid=os.getpid(),
             version=__version__,
+            two_phase="enabled" if config.source.two_phase else "disabled",
         )
         await state.write_daemon(control, config.target.state_schema, slot_id, row)
 
@@ -239,13 +263,23 @@ class Opener:
         return stream
 
     async def _start(
-        self, connecting: asyncio.Task[ReplicationStream], facts: slot.SourceFacts, found: state.SlotState
+        self,
+        connecting: asyncio.Task[ReplicationStream],
+        facts: slot.SourceFacts,
+        found: state.SlotState,
+        streaming: str,
     ) -> ReplicationStream:
         source = self._config.source
         command = options.start_replication_sql(
             source.slot,
             found.resume_lsn,
-            options.start_options(facts.server_version_num, source.publications, source.origin),
+            options.start_options(
+                facts.server_version_num,
+                source.publications,
+                source.origin,
+                streaming=streaming,
+                two_phase=source.two_phase,
+            ),
         )
         stream = await connecting
         await stream.start(command)

@@ -20,10 +20,14 @@ from parapply.runtime.monitor import Monitor
 from parapply.runtime.progress import Progress
 from parapply.runtime.record import batch_record, new_run, transaction_records
 from parapply.runtime.stall import StallCheck
+from parapply.runtime.streams import StreamLimits, Streams
 from parapply.runtime.tables import Tables
 from parapply.runtime.trace import Trace
+from parapply.runtime.two_phase import TwoPhase
+from parapply.runtime.unfinished import Unfinished
 from parapply.runtime.watch import CatalogueWatch
 from parapply.runtime.worker import Worker
+from parapply.spill import Spill
 from parapply.target.commands import CommandBuilder
 from parapply.wire.assembler import Assembler
 
@@ -41,6 +45,8 @@ _DRAIN_S = 8.0
 _LAST_WORD_S = 5.0
 #: Bytes after which a transaction is applied in pieces inside one target transaction.
 _PIECE_BYTES = 8 * 1024 * 1024
+#: Of so many workers one may follow a transaction in progress; PostgreSQL's own default is two for a subscription.
+_WORKERS_A_FOLLOWER = 2
 #: Parts of the publisher's patience between two reports: two may be late.
 _TIMEOUT_PARTS = 3
 
@@ -60,22 +66,47 @@ class Epoch:
         self._idle = asyncio.Event()
         low_lsn = ends.state.lowest_lsn
         is_relaxed = config.apply.commit_order == "relaxed"
-        self._crew = Crew(low_lsn, self._changed, self._committed, is_relaxed=is_relaxed)
+        self._crew = Crew(
+            low_lsn,
+            self._changed,
+            self._committed,
+            is_relaxed=is_relaxed,
+            max_followers=len(ends.sessions) // _WORKERS_A_FOLLOWER,
+        )
         self._tables = Tables(
             ends.desk, ends.ahead, config.target.session_replication_role, config.apply.tables, is_relaxed=is_relaxed
         )
+        piece_bytes = min(_PIECE_BYTES, config.apply.memory_limit_bytes // 4)
+        two_phase = TwoPhase(ends.state.slot_id, ends.prepared)
+        self._spill = Spill(config.apply.spill_dir, config.apply.spill_limit_bytes)
         self._intake = Intake(
             ends.stream,
-            Assembler(min(_PIECE_BYTES, config.apply.memory_limit_bytes // 4)),
+            Assembler(piece_bytes, streaming_parallel=ends.streaming == "parallel", start_lsn=ends.state.resume_lsn),
             self._tables,
             self._crew,
+            Unfinished(
+                Streams(self._spill, self._stream_limits(piece_bytes)),
+                two_phase,
+                self._crew,
+                ends.state,
+                piece_bytes=piece_bytes,
+            ),
             config=config.apply,
             state=ends.state,
             trace=self._trace(),
         )
         builder = CommandBuilder()
         self._workers = [
-            Worker(number, session, self._crew, builder, self._tables, stops_on_error=config.apply.on_error == "stop")
+            Worker(
+                number,
+                session,
+                self._crew,
+                builder,
+                self._tables,
+                two_phase=two_phase,
+                stops_on_error=config.apply.on_error == "stop",
+                piece_bytes=piece_bytes,
+            )
             for number, session in enumerate(ends.sessions, 1)
         ]
         self._progress = Progress(
@@ -146,6 +177,7 @@ class Epoch:
             for task in (*tasks.values(), stopping):
                 task.cancel()
             await asyncio.gather(*tasks.values(), stopping, return_exceptions=True)
+            self._spill.close()
 
     async def _leave(self, error: BaseException, tasks: dict[str, asyncio.Task[None]], abort: asyncio.Event) -> None:
         """Save what can be saved after an error that is not the target's end."""
@@ -221,6 +253,10 @@ class Epoch:
     def _trace(self) -> Trace | None:
         wants = self._scribe is not None and self._config.applylog.detail == "transaction"
         return Trace(self._tables, self._config.apply.table_lock_threshold) if wants else None
+
+    def _stream_limits(self, piece_bytes: int) -> StreamLimits:
+        memory_bytes = self._config.apply.memory_limit_bytes // 4
+        return StreamLimits(self._config.apply.stream_start_bytes, memory_bytes, 2 * piece_bytes)
 
     def _status_interval_s(self) -> float:
         wanted_s = self._config.source.status_interval_s

@@ -18,15 +18,17 @@ from parapply.plan.batch import Batch, Limits
 from parapply.plan.steps import check_plans, is_serial
 from parapply.runtime.growth import Growth
 from parapply.runtime.job import Job
+from parapply.wire.messages import BeginPrepare, Prepare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from parapply.config import ApplyConfig
-    from parapply.model import Transaction
+    from parapply.model import Relation, Transaction
     from parapply.runtime.crew import Crew
     from parapply.runtime.tables import Tables
     from parapply.runtime.trace import Trace
+    from parapply.runtime.unfinished import Unfinished
     from parapply.source.stream import ReplicationStream
     from parapply.target.state import SlotState
     from parapply.wire.assembler import Assembler
@@ -62,6 +64,7 @@ class Intake:
         assembler: Assembler,
         tables: Tables,
         crew: Crew,
+        unfinished: Unfinished,
         *,
         config: ApplyConfig,
         state: SlotState,
@@ -74,6 +77,7 @@ class Intake:
             assembler: new.
             tables: for plans.
             crew: gets the batches.
+            unfinished: takes what does not simply come whole.
             config: limits.
             state: what the target had at the start.
             trace: told of every transaction once it is in the crew's hands; None where nobody wants to know.
@@ -82,6 +86,7 @@ class Intake:
         self._assembler = assembler
         self._tables = tables
         self._crew = crew
+        self._unfinished = unfinished
         self._config = config
         self._state = state
         self._trace = trace
@@ -195,8 +200,8 @@ class Intake:
     def finish(self) -> None:
         """Hand over what is whole; what is not will be sent again."""
         self._disarm()
-        if self._building is not None:
-            self._close()
+        self.close_open()
+        self._unfinished.close()
 
     def _take_run(self, transactions: list[Transaction], at: int) -> int:
         """Add transactions from an index on while nothing about them is special; return the index of one that is."""
@@ -205,11 +210,13 @@ class Intake:
             return at
         while at < len(transactions):
             first = transactions[at]
-            if first.relations or not (first.is_first and first.is_last) or self._may_be_done(first):
+            if first.event is not None or first.relations or not (first.is_first and first.is_last):
+                break
+            if self._may_be_done(first):
                 break
             job = self._building
             if job is None:
-                job = self._building = self._new_job()
+                job = self._building = self.new_job()
             try:
                 at = job.batch.add_run(transactions, at, plans, self._limits)
             except ParapplyError:
@@ -219,44 +226,85 @@ class Intake:
             job.received_s = self.heard_s
             if self._trace is not None:
                 self._trace.arrived(job)
-            self._received(transactions[at - 1])
+            self.received(transactions[at - 1])
             if job.batch.is_full(self._limits):
                 self._close()
         return at
 
-    def _received(self, transaction: Transaction) -> None:
+    def received(self, transaction: Transaction) -> None:
+        """Take note of where the stream stands, and how late it is."""
         self.received_lsn = transaction.end_lsn
         late_us = transaction.send_time_us - transaction.commit_time_us
         self._is_backlog = late_us > self._backlog_us
 
     async def _take(self, transaction: Transaction) -> None:
+        event = transaction.event
+        if event is not None and not isinstance(event, BeginPrepare | Prepare):
+            await self._unfinished.take(transaction, self)
+            return
         if transaction.relations:
-            if self._building is not None:
-                self._close()
+            self.close_open()
             await self._tables.resolve(transaction.relations)
             self._plans_now = dict(self._tables.plans.current)
         if self._is_done(transaction):
             self._read_announcements(transaction)
+            if isinstance(event, Prepare) and self._unfinished.is_prepared(event):
+                self._unfinished.record_prepared(transaction, event, self)
             return
         if not (transaction.is_first and transaction.is_last):
             await self._take_piece(transaction)
             return
         check_plans(transaction, self._tables.plans)
-        self._received(transaction)
-        if is_serial(transaction, self._tables.plans):
-            if self._building is not None:
-                self._close()
+        self.received(transaction)
+        if isinstance(event, Prepare) or is_serial(transaction, self._tables.plans):
+            self.close_open()
             self._add(transaction)
+            if self._building is not None and isinstance(event, Prepare):
+                self._building.prepare = event
+                self._building.batch.is_barrier = True
             self._close()
             return
         self._add(transaction)
         if self._building is not None and self._building.batch.is_full(self._limits):
             self._close()
 
+    async def take_whole(self, transaction: Transaction) -> None:
+        """Take a transaction like any other."""
+        await self._take(transaction)
+
+    async def announce(self, relations: Sequence[Relation]) -> None:
+        """Put relations in force for what comes next.
+
+        Raises:
+            TargetLost: the connection ended.
+        """
+        await self._tables.resolve(relations)
+        for relation in relations:
+            self._tables.plans.announce(relation)
+        self._plans_now = dict(self._tables.plans.current)
+
+    @property
+    def last_seq(self) -> int:
+        """Return the number of the last batch begun, closed or not."""
+        return self._seq
+
+    def close_open(self) -> None:
+        """Close the batch that is open, if one is."""
+        if self._building is not None:
+            self._close()
+
+    def submit(self, job: Job, event: Transaction) -> None:
+        """Hand over a job that an event has ended, and whose batch is complete."""
+        # A worker that has followed it began before it had come.
+        job.received_s = self.heard_s
+        self._crew.submit(job, self._clock())
+        if self._trace is not None:
+            self._trace.alone(job, event)
+
     def _add(self, transaction: Transaction) -> None:
         job = self._building
         if job is None:
-            job = self._building = self._new_job()
+            job = self._building = self.new_job()
         try:
             job.batch.add(transaction, self._tables.plans)
         except ParapplyError:
@@ -269,9 +317,12 @@ class Intake:
         if transaction.relations:
             self._plans_now = dict(self._tables.plans.current)
 
-    def _new_job(self) -> Job:
+    def new_job(self) -> Job:
+        """Return a job with a batch behind all others."""
         self._seq += 1
-        return Job(Batch(self._seq, self._config.table_lock_threshold), self._plans_now)
+        job = Job(Batch(self._seq, self._config.table_lock_threshold), self._plans_now)
+        job.received_s = self.heard_s
+        return job
 
     def _may_be_done(self, transaction: Transaction) -> bool:
         """Tell whether a whole transaction must be looked up in the state; never again after the last one in it."""
@@ -282,6 +333,8 @@ class Intake:
 
     def _is_done(self, transaction: Transaction) -> bool:
         """Tell whether a re-sent transaction is committed here; of a large one only the commit LSN is known early."""
+        if self._unfinished.is_prepared(transaction.event):
+            return True
         if transaction.is_first and transaction.is_last:
             return self._state.is_applied(transaction.end_lsn)
         # No commit record straddles the watermark: it is the end of another one, or of a keep-alive between them.
@@ -295,16 +348,15 @@ class Intake:
     async def _take_piece(self, piece: Transaction) -> None:
         """Hand a piece of a large transaction to its worker; waits while enough of them wait there."""
         if piece.is_first:
-            if self._building is not None:
-                self._close()
-            job = self._large = self._new_job()
+            self.close_open()
+            job = self._large = self.new_job()
             job.pieces = asyncio.Queue(_PIECES)
             job.received_s = self.heard_s
             job.batch.is_barrier = job.batch.is_large = True
             job.batch.first_commit_time_us = job.batch.commit_time_us = piece.commit_time_us
             self._crew.submit(job, self._clock())
             if self._trace is not None:
-                self._trace.large(job, piece)
+                self._trace.alone(job, piece)
         job = self._large  # type: ignore[assignment]
         assert job is not None, "the pieces of a transaction come one after the other"
         assert job.pieces is not None
@@ -314,6 +366,7 @@ class Intake:
         if piece.is_last:
             self.received_lsn = piece.end_lsn
             job.batch.first_lsn = job.batch.end_lsn = piece.end_lsn
+            job.prepare = piece.event if isinstance(piece.event, Prepare) else None
             self._crew.ended(job)
             await job.pieces.put(None)
             # Only now: until the worker can know of the end, a drain must not wait for it.

@@ -6,7 +6,9 @@ All times are seconds of the event loop's clock, which is monotonic (fault F29: 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from parapply.applylog_schema import XIDS_LIMIT, RowCounts
 from parapply.model import Relation
@@ -21,8 +23,22 @@ if TYPE_CHECKING:
     from parapply.plan.dependencies import Wait
     from parapply.plan.lineage import Traced
     from parapply.plan.table import TablePlan
+    from parapply.runtime.streams import Stream
+    from parapply.runtime.two_phase import Outcome
+    from parapply.wire.messages import Prepare, StreamPrepare
 
 _relation_at = struct.Struct(">I").unpack_from
+
+
+class Counted(NamedTuple):
+    """What a job has counted at a point."""
+
+    rows: dict[str, RowCounts]
+    n_changes: int
+    size_bytes: int
+
+
+NOTHING_COUNTED = Counted({}, 0, 0)
 
 
 class Job:
@@ -40,12 +56,15 @@ class Job:
         "must_yield",
         "n_changes",
         "n_transactions",
+        "outcome",
         "pieces",
         "plans_before",
+        "prepare",
         "received_s",
         "rows",
         "size_bytes",
         "started_s",
+        "stream",
         "submitted_s",
         "traced",
         "turn_s",
@@ -66,6 +85,12 @@ class Job:
         self.plans_before = plans_before
         #: Pieces of one large transaction; None for every other batch. None in the queue ends them.
         self.pieces: asyncio.Queue[Transaction | None] | None = None
+        #: The transaction that was streamed while it was in progress; None for every other batch.
+        self.stream: Stream | None = None
+        #: What it ends with instead of a commit.
+        self.prepare: Prepare | StreamPrepare | None = None
+        #: What became of a prepared transaction, which is all that it does.
+        self.outcome: Outcome | None = None
         self.received_s = 0.0  # its last byte was read
         self.submitted_s = 0.0  # closed
         self.freed_s = 0.0  # the last dependency committed
@@ -75,7 +100,7 @@ class Job:
         self.turn_s = 0.0  # all earlier batches have committed
         self.committed_s = 0.0
         self.attempts = 1
-        self.mode = "set"  # or rows, large
+        self.mode = "set"  # or rows, large, streamed, spilled, outcome
         #: A later batch than the head stands in its way: it rolls back and waits for its turn (trap T-30).
         self.must_yield = False
         #: The last dependency that it, or the changes of its late keys, had to wait for.
@@ -100,6 +125,15 @@ class Job:
         self.size_bytes = batch.size_bytes
         self.xids = tuple([transaction.xid for transaction in batch.transactions[:XIDS_LIMIT]])
         self._count_steps(batch)
+
+    def counted(self) -> Counted:
+        """Return what was counted so far, to go back to."""
+        rows = {name: msgspec.structs.replace(counts) for name, counts in self.rows.items()}
+        return Counted(rows, self.n_changes, self.size_bytes)
+
+    def count_again_from(self, counted: Counted) -> None:
+        """Forget what was counted since: it was rolled back."""
+        self.rows, self.n_changes, self.size_bytes = counted
 
     def _count_steps(self, batch: Batch) -> None:
         for changes in batch.table_changes:

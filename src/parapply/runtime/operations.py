@@ -18,7 +18,7 @@ from psycopg import sql
 from parapply.errors import ParapplyError, SlotBusy, SourceRefused, TargetRefused
 from parapply.model import format_lsn, parse_lsn
 from parapply.source import refusals, slot
-from parapply.target import lease, settings, state
+from parapply.target import lease, prepared, settings, state
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -93,17 +93,20 @@ async def _init(config: Config) -> None:
         refusals.check_server(facts)
         await slot.check_publications(ends.source, config.source.publications)
         click.echo(f"source: database {facts.database!r}, system identifier {facts.system_identifier}: fine")
+        if config.source.two_phase:
+            await prepared.check_possible(ends.target)
         await state.ensure_schema(ends.target, schema)
         found = await state.load(ends.target, schema, name, facts.system_identifier)
         click.echo(f"target: state schema {schema!r}: fine")
         await _warn_of_missing_tables(config, ends)
         if found:
-            await refusals.verify(ends.source, config.source.dsn.get_secret_value(), name, known_position(found))
+            dsn, two_phase = config.source.dsn.get_secret_value(), config.source.two_phase
+            await refusals.verify(ends.source, dsn, name, known_position(found), two_phase=two_phase)
             click.echo(f"slot {name!r}: exists and is applied up to {format_lsn(found.lowest_lsn)}; nothing to do")
             return
         if facts.slot is None:
             # The slot first: if this ends in between, the next init adopts it. State first would name a lost slot.
-            await slot.create_slot(ends.source, name)
+            await slot.create_slot(ends.source, name, two_phase=config.source.two_phase)
         adopted = await adopt(config, ends)
         click.echo(f"slot {name!r}: starts at {format_lsn(adopted.lowest_lsn)}; rows from before are not copied")
         click.echo("next: parapply run")
@@ -118,7 +121,7 @@ async def adopt(config: Config, ends: Ends) -> state.SlotState:
     """
     name, schema = config.source.slot, config.target.state_schema
     facts = await slot.inspect(ends.source, name)
-    refusals.check_slot(facts, name, None)
+    refusals.check_slot(facts, name, None, two_phase=config.source.two_phase)
     start_lsn = (facts.slot.confirmed_flush_lsn if facts.slot else None) or 0
     new = state.NewSlot(
         slot_name=name,
@@ -185,6 +188,11 @@ async def _drop(config: Config, *, assume_yes: bool) -> None:
             await slot.drop_slot(ends.source, name)
             click.echo(f"source: slot {name!r} dropped")
         if found:
+            # Nobody would ever end them: they hold locks and keep vacuum from its work (F34).
+            held = [gid for gid, _ in (await prepared.pending(ends.target, found.slot_id)).values()]
+            await prepared.roll_back(ends.target, held)
+            if held:
+                click.echo(f"target: {len(held)} prepared transactions rolled back")
             await state.drop_slot_state(ends.target, schema, found.slot_id)
             click.echo(f"target: state of slot {name!r} removed")
             if await state.drop_schema(ends.target, schema):

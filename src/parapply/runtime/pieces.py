@@ -1,7 +1,7 @@
 """One large transaction on its worker: the next piece is planned while the target executes the one before.
 
-The transaction is a barrier: everything earlier has committed, and nothing runs beside it. Each piece is behind a
-savepoint, so that a piece whose sets fail is repeated row by row, and the pieces before it need not be kept.
+Each piece is behind a savepoint, so that a piece whose sets fail is repeated row by row, and the pieces before it need
+not be kept. Everything that the transaction depends on has committed; the caller sees to that.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from parapply.errors import StatementFailed
+from parapply.errors import StatementFailed, TargetLost
 from parapply.plan.batch import Batch
 from parapply.plan.steps import ordered_changes
 
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
     #: Told of each failure in source order, of one piece; returns when the same may be tried again, or raises.
     LookAt = Callable[[StatementFailed, Sequence[Command], Transaction], Awaitable[None]]
+
+
+#: Seconds after which the server is asked once more to stop.
+_CANCEL_AGAIN_S = 0.5
 
 
 class _Planned(NamedTuple):
@@ -59,6 +63,9 @@ class Pieces:
         self._tables = tables
         self._crew = crew
         self._new_look = new_look
+        #: Plan of each publisher's OID behind the last piece added.
+        self.current = dict(job.plans_before)
+        self._under_way: asyncio.Task[None] | None = None
 
     async def apply(self, pieces: asyncio.Queue[Transaction | None]) -> Transaction:
         """Apply all pieces and return the last, which knows where the transaction ends.
@@ -67,34 +74,77 @@ class Pieces:
             ApplyFailed: a row still fails in source order.
             TargetLost, TargetRefused, ProtocolError: as everywhere.
         """
-        current = dict(self._job.plans_before)
         last: Transaction | None = None
-        under_way: asyncio.Task[None] | None = None
         try:
             while True:
-                if under_way is not None and pieces.empty():
+                if pieces.empty():
                     # Nothing to plan: whatever went wrong must not wait for the next piece.
-                    await under_way
+                    await self.settle()
                 piece = await pieces.get()
-                # The target is busy meanwhile.
-                planned = self._plan(piece, current) if piece is not None else None
-                if under_way is not None:
-                    n_attempts = self._job.attempts
-                    await under_way
-                    if planned is not None and self._job.attempts != n_attempts:
-                        # The tables may have been looked up anew since.
-                        planned = self._plan(planned.piece, current)
-                if planned is None:
+                if piece is None:
                     break
-                current, last = planned.after, planned.piece
-                under_way = self._start(self._execute(planned))
+                await self.add(piece)
+                last = piece
+            await self.settle()
         finally:
-            if under_way is not None and not under_way.done():
-                under_way.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await under_way
+            await self.abandon()
         assert last is not None, "a large transaction has pieces"
         return last
+
+    async def add(self, piece: Transaction) -> None:
+        """Plan a piece while the one before is executed, then begin to execute it.
+
+        Raises:
+            ApplyFailed: a row of the one before still fails in source order.
+            TargetLost, TargetRefused, ProtocolError: as everywhere.
+        """
+        planned = self._plan(piece, self.current)
+        if self._under_way is not None:
+            n_attempts = self._job.attempts
+            await self.settle()
+            if self._job.attempts != n_attempts:
+                # The tables may have been looked up anew since.
+                planned = self._plan(piece, self.current)
+        self.current = planned.after
+        self._under_way = self._start(self._execute(planned))
+
+    async def settle(self) -> None:
+        """Wait until what was begun is executed.
+
+        Raises:
+            ApplyFailed, TargetLost, TargetRefused: as `add`.
+        """
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            try:
+                await under_way
+            except asyncio.CancelledError:
+                self._under_way = under_way  # for `abandon`
+                raise
+
+    async def stop(self) -> None:
+        """Have the target stop what it executes, and wait until it has; the session can be used afterwards.
+
+        Raises:
+            TargetLost: the connection ended.
+        """
+        under_way, self._under_way = self._under_way, None
+        if under_way is None:
+            return
+        while not under_way.done():
+            await self._session.cancel()
+            # Once more after a while: the server may have been between two statements.
+            await asyncio.wait({under_way}, timeout=_CANCEL_AGAIN_S)
+        if isinstance(error := under_way.exception(), TargetLost):
+            raise error
+
+    async def abandon(self) -> None:
+        """End what is still executed; called in any case, before the session is used again."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None and not under_way.done():
+            under_way.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await under_way
 
     def _start(self, executing: Coroutine[None, None, None]) -> asyncio.Task[None]:
         return asyncio.create_task(executing, name=f"piece of batch {self._job.batch.seq}")
@@ -114,10 +164,12 @@ class Pieces:
     async def _execute(self, planned: _Planned) -> None:
         """Apply one piece, as sets if that succeeds, else row by row."""
         piece = planned.piece
-        if planned.batch is None or not await self._execute_sets(planned):
-            await self._execute_rows(planned)
+        try:
+            if planned.batch is None or not await self._execute_sets(planned):
+                await self._execute_rows(planned)
+        finally:
+            self._crew.held_bytes -= piece.size_bytes
         self._job.count_piece(piece, planned.batch, planned.after)
-        self._crew.held_bytes -= piece.size_bytes
         self._crew.changed()
 
     async def _execute_sets(self, planned: _Planned) -> bool:
@@ -126,6 +178,8 @@ class Pieces:
         except StatementFailed:
             await self._session.undo_piece()
             self._job.attempts += 1
+            if self._job.must_yield:
+                raise
             return False
         return True
 

@@ -68,7 +68,8 @@ def transaction_records(job: Job, slot: str, run: str, unix_minus_loop_s: float)
     arrivals = iter(job.arrivals or [(1, job.received_s)])
     n_arrived, received_at = 0, ""
     batch_seq, worker, batch_end_lsn = job.batch.seq, job.worker, job.batch.end_lsn
-    is_large = job.pieces is not None
+    # What is applied piece by piece is counted by the worker.
+    is_large = not job.batch.transactions
     for index, one in enumerate(job.traced):
         if index >= n_arrived:
             n_arrived, received_s = next(arrivals)

@@ -81,6 +81,12 @@ class Scribe:
             self._is_losing = True
             self._log.error("applylog_dropping", reason="the disk is too slow", dropped=self.dropped)
 
+    def _go_on(self) -> None:
+        with self._changed:
+            was_losing, self._is_losing = self._is_losing, False
+        if was_losing:
+            self._log.info("applylog_resumed", dropped=self.dropped)
+
     def _run(self) -> None:
         while True:
             with self._changed:
@@ -91,7 +97,7 @@ class Scribe:
                 is_closing = self._is_closing
             if lines:
                 self._file.append(lines, n_records)
-                self._is_losing = False
+                self._go_on()
             if is_closing:
                 self._file.close()
                 return

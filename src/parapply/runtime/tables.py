@@ -102,6 +102,26 @@ class Tables:
             self._forget_namesakes(relation)
         self._look_for_serial()
 
+    async def resolve_streamed(self, relations: Iterable[Relation]) -> None:
+        """Find the target tables of relations announced inside a transaction in progress; nothing is in force by that.
+
+        What is in force for others changes when it commits, if it does (trap T-52).
+
+        Raises:
+            TargetLost: the connection ended.
+        """
+        for relation in relations:
+            if relation in self.plans.known:
+                continue
+            try:
+                plan = await self._plan(relation)
+            except TargetRefused as error:
+                self.plans.refused[relation] = error
+                continue
+            self.plans.refused.pop(relation, None)
+            self._put(relation, plan)
+        self._look_for_serial()
+
     def _put(self, relation: Relation, plan: TablePlan) -> None:
         """Keep a plan; an equal one stays the same object, so that statements and open segments go on."""
         if self._planned.get(relation) == plan:

@@ -37,12 +37,19 @@ class Trace:
             self._plans = self._tables.plans_from(job.plans_before)
             self._lineage.use(self._plans.current)
         try:
+            alone = "two-phase" if job.prepare is not None else ""
             for transaction in job.batch.transactions:
-                job.traced.append(self._lineage.add(transaction, self._plans))
+                job.traced.append(self._lineage.add(transaction, self._plans, alone=alone))
         except ParapplyError:
             # Its worker meets the same and says so: the log of what is never committed does not matter.
             return
 
-    def large(self, job: Job, first: Transaction) -> None:
-        """Take a transaction in pieces when its first has come."""
-        job.traced.append(self._lineage.add_large(first))
+    def alone(self, job: Job, event: Transaction) -> None:
+        """Take a job that runs beside nothing and whose rows are not in hand.
+
+        Args:
+            job: just submitted.
+            event: the first piece of a large transaction, or what ended one in progress or prepared.
+        """
+        why = "two-phase" if job.outcome is not None else "large"
+        job.traced.append(self._lineage.add_alone(event, why))

@@ -15,8 +15,9 @@ from parapply.model import format_lsn
 from parapply.plan.steps import ordered_changes
 from parapply.runtime.crew import Turn
 from parapply.runtime.pieces import Pieces
+from parapply.runtime.streamed import Streamed
 from parapply.runtime.verdict import Verdict, apply_failed, verdict
-from parapply.target.session import Record
+from parapply.target.session import Proof, Record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from parapply.plan.table import TablePlan
     from parapply.runtime.crew import Crew
     from parapply.runtime.job import Job
+    from parapply.runtime.pieces import LookAt
     from parapply.runtime.tables import Tables
+    from parapply.runtime.two_phase import TwoPhase
     from parapply.target.commands import Command, CommandBuilder
     from parapply.target.session import WorkerSession
 
@@ -51,12 +54,15 @@ class Worker:
         builder: CommandBuilder,
         tables: Tables,
         *,
+        two_phase: TwoPhase,
         stops_on_error: bool,
+        piece_bytes: int,
     ) -> None:
         """Start idle."""
         self.number = number
         self.session = session
-        #: idle, executing, waiting (for its turn), committing, retrying
+        #: idle, executing, streaming (waits for more of a transaction in progress), waiting (for its turn), committing,
+        #: retrying
         self.state = "idle"
         self.job: Job | None = None
         self.since_s = asyncio.get_running_loop().time()
@@ -65,7 +71,9 @@ class Worker:
         self._crew = crew
         self._builder = builder
         self._tables = tables
+        self._two_phase = two_phase
         self._stops_on_error = stops_on_error
+        self._piece_bytes = piece_bytes
         self._clock = asyncio.get_running_loop().time
         self._log = get_logger()
 
@@ -85,9 +93,7 @@ class Worker:
             self._now("executing")
             job.started_s = self.since_s
             job.worker = self.number
-            if job.pieces is not None:
-                await self._large(job, job.pieces)
-            elif not await self._small(job):
+            if not await self._apply(job):
                 self.job = None
                 continue
             self.transactions += job.n_transactions
@@ -95,6 +101,22 @@ class Worker:
             self.job = None
             self._tables.count_applied(job.batch)
             self._crew.committed(job, self._clock())
+
+    async def _apply(self, job: Job) -> bool:
+        """Apply a job until it is committed; False if it was given back, or is not to be committed now."""
+        if job.outcome is not None:
+            job.mode = "outcome"
+            await self._decide(job)
+        elif job.stream is not None:
+            is_done = await self._streamed(job)
+            if not is_done:
+                self._crew.leave(job)
+            return is_done
+        elif job.pieces is not None:
+            await self._large(job, job.pieces)
+        else:
+            return await self._small(job)
+        return True
 
     def _now(self, state: str) -> None:
         self.state = state
@@ -143,7 +165,8 @@ class Worker:
     async def _attempt(self, job: Job, commands: list[Command], late: list[Command]) -> Turn:
         """Execute, wait for the turn and commit, or return what the job was told instead."""
         has_turn = self._crew.may_commit(job)
-        await self.session.execute(self._record(job), [*commands, *late] if has_turn else commands)
+        first = self._first(job, self._record(job))
+        await self.session.execute(first, [*commands, *late] if has_turn else commands)
         job.executed_s = self._clock()
         self._now("waiting")
         told = await self._crew.turn(job)
@@ -155,8 +178,19 @@ class Worker:
             self._now("executing")
             await self._run_late(late, n_before=len(commands))
         self._now("committing")
-        await self.session.commit()
+        await self._end(job, self._record(job))
         return Turn.COMMIT
+
+    def _first(self, job: Job, record: Record) -> Record | Proof:
+        """Return what the target transaction writes about itself."""
+        return record if job.prepare is None else Proof(self._two_phase.gid(job.prepare))
+
+    async def _end(self, job: Job, record: Record) -> None:
+        """Commit the open transaction, or prepare it and then record that."""
+        if job.prepare is None:
+            await self.session.commit()
+        else:
+            await self._two_phase.prepare(self.session, job.prepare, record)
 
     async def _run_late(self, late: list[Command], n_before: int) -> None:
         try:
@@ -202,16 +236,15 @@ class Worker:
 
     async def _one(self, job: Job, transaction: Transaction, current: dict[int, TablePlan]) -> dict[int, TablePlan]:
         """Apply one source transaction at the head until it is committed; return the plans in force after it."""
-        end_lsn = transaction.end_lsn
-        record = Record(end_lsn, end_lsn, transaction.commit_time_us, 1, low_lsn=end_lsn)
+        record = _record_at_head(transaction)
         attempts = _Attempts(stops_on_error=self._stops_on_error)
         while True:
             plans = self._tables.plans_from(current)
             commands: Sequence[Command] = ()
             try:
                 commands = self._builder.in_order(ordered_changes(transaction, plans))
-                await self.session.execute(record, commands)
-                await self.session.commit()
+                await self.session.execute(self._first(job, record), commands)
+                await self._end(job, record)
             except StatementFailed as failure:
                 await self.session.rollback()
                 job.attempts += 1
@@ -254,17 +287,53 @@ class Worker:
             builder=self._builder,
             tables=self._tables,
             crew=self._crew,
-            new_look=lambda: partial(self._look_at, attempts=_Attempts(stops_on_error=self._stops_on_error)),
+            new_look=self._new_look,
         )
         last = await applying.apply(pieces)
         try:
-            await self.session.record(Record(last.end_lsn, last.end_lsn, last.commit_time_us, 1, last.end_lsn))
-            job.executed_s = job.turn_s = self._clock()
-            self._now("committing")
-            await self.session.commit()
+            await self._finish(job, last)
         except StatementFailed as failure:
             # A deferred check: it fails for the whole, and every row was applied already in its best form.
             raise apply_failed(failure, None, last.xid, last.end_lsn) from failure
+
+    async def _finish(self, job: Job, end: Transaction) -> None:
+        """Record and end the open transaction of a large or streamed one."""
+        record = _record_at_head(end)
+        await self.session.record(self._first(job, record))
+        job.executed_s = job.turn_s = self._clock()
+        self._now("committing")
+        await self._end(job, record)
+
+    async def _streamed(self, job: Job) -> bool:
+        return await Streamed(
+            job,
+            session=self.session,
+            builder=self._builder,
+            tables=self._tables,
+            crew=self._crew,
+            new_look=self._new_look,
+            note=self._now,
+            finish=self._finish,
+            piece_bytes=self._piece_bytes,
+        ).apply()
+
+    async def _decide(self, job: Job) -> None:
+        """Do what the publisher did with a prepared transaction. It is a barrier: everything earlier has committed."""
+        assert job.outcome is not None, "the caller has looked"
+        batch = job.batch
+        record = Record(batch.end_lsn, batch.end_lsn, batch.commit_time_us, 0, low_lsn=batch.end_lsn)
+        try:
+            await self._two_phase.decide(self.session, job.outcome, record)
+        except StatementFailed as failure:
+            raise apply_failed(failure, None, job.outcome.xid, batch.end_lsn) from failure
+        job.executed_s = job.turn_s = self._clock()
+
+    def _new_look(self) -> LookAt:
+        return partial(self._look_at, attempts=_Attempts(stops_on_error=self._stops_on_error))
+
+
+def _record_at_head(end: Transaction) -> Record:
+    return Record(end.end_lsn, end.end_lsn, end.commit_time_us, 1, low_lsn=end.end_lsn)
 
 
 def _suspects(batch: Batch, failure: StatementFailed | None, commands: Sequence[Command]) -> list[Relation]:

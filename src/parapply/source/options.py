@@ -19,12 +19,15 @@ from parapply.model import format_lsn
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Protocol 1 carries everything this version applies. 2 adds streams, 3 two-phase, 4 parallel streams: asking for
-#: them, or for `binary` or `messages`, would bring messages that nothing here applies yet.
-PROTO_VERSION = 1
+#: Protocol 1 carries whole transactions, 2 streams, 3 prepared ones, 4 parallel streams. What is not asked for, like
+#: `binary` and `messages`, does not come.
+_PROTO_PLAIN, _PROTO_STREAMING, _PROTO_TWO_PHASE, _PROTO_PARALLEL = 1, 2, 3, 4
 
-#: server_version_num of the first server whose pgoutput knows `origin`.
+#: server_version_num of the first server whose pgoutput knows an option, or a value of it.
 _ORIGIN_SINCE = 160000
+_STREAMING_SINCE = 140000
+_TWO_PHASE_SINCE = 150000
+_PARALLEL_SINCE = 160000
 
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 
@@ -45,19 +48,60 @@ SESSION_SETTINGS: tuple[tuple[str, str], ...] = (
 )
 
 
-def start_options(server_version_num: int, publications: Sequence[str], origin: str) -> tuple[tuple[str, str], ...]:
+def streaming_of(server_version_num: int, wanted: str) -> str:
+    """Return how transactions in progress are streamed: off, on or parallel.
+
+    Args:
+        server_version_num: of the publisher, for example 180004.
+        wanted: one of these, or `auto` for the best that the server has.
+
+    Raises:
+        SourceRefused: the publisher is too old for what is wanted.
+    """
+    best = "parallel" if server_version_num >= _PARALLEL_SINCE else "on"
+    best = best if server_version_num >= _STREAMING_SINCE else "off"
+    if wanted == "auto":
+        return best
+    if wanted == "parallel" and best != "parallel":
+        raise SourceRefused(
+            "source.streaming = 'parallel' needs a publisher of PostgreSQL 16 or later",
+            hint="set source.streaming = 'auto', which takes the best that the publisher has",
+        )
+    return wanted
+
+
+def start_options(
+    server_version_num: int,
+    publications: Sequence[str],
+    origin: str,
+    *,
+    streaming: str = "off",
+    two_phase: bool = False,
+) -> tuple[tuple[str, str], ...]:
     """Return pgoutput's options as (name, value); values are not quoted yet.
 
     Args:
         server_version_num: of the publisher, for example 180004.
         publications: their names, as in pg_publication.
         origin: `any`, or `none` for changes that no subscriber wrote (16 and later).
+        streaming: of `streaming_of`.
+        two_phase: PREPARE comes when it happens (15 and later). The slot gets two_phase by that, for good.
 
     Raises:
-        SourceRefused: the publisher is too old for `origin = "none"`.
+        SourceRefused: the publisher is too old for an option.
         ConfigError: no publication, or a name that no publication can have.
     """
-    options = [("proto_version", str(PROTO_VERSION)), ("publication_names", _identifier_list(publications))]
+    version = {"off": _PROTO_PLAIN, "on": _PROTO_STREAMING, "parallel": _PROTO_PARALLEL}[streaming]
+    version = max(version, _PROTO_TWO_PHASE) if two_phase else version
+    options = [("proto_version", str(version)), ("publication_names", _identifier_list(publications))]
+    if streaming != "off":
+        options.append(("streaming", streaming))
+    if two_phase:
+        if server_version_num < _TWO_PHASE_SINCE:
+            raise SourceRefused(
+                "source.two_phase needs a publisher of PostgreSQL 15 or later", hint="set source.two_phase = false"
+            )
+        options.append(("two_phase", "on"))
     if origin != "any":
         if server_version_num < _ORIGIN_SINCE:
             raise SourceRefused(

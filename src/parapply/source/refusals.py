@@ -36,7 +36,9 @@ class KnownPosition(msgspec.Struct, frozen=True, kw_only=True):
     lowest_lsn: int  # the permanent watermark
 
 
-async def verify(conn: Connection, dsn: str, slot_name: str, known: KnownPosition | None) -> SourceFacts:
+async def verify(
+    conn: Connection, dsn: str, slot_name: str, known: KnownPosition | None, *, two_phase: bool = False
+) -> SourceFacts:
     """Inspect the publisher and check everything; fetch the timelines' history if the timeline went on.
 
     Args:
@@ -44,26 +46,34 @@ async def verify(conn: Connection, dsn: str, slot_name: str, known: KnownPositio
         dsn: to open a replication session for the history.
         slot_name: of the slot to read.
         known: from the target's state; None if it knows nothing of the slot.
+        two_phase: prepared transactions are applied as such.
 
     Raises:
         SourceRefused: the stream must not start.
         SourceLost: the connection broke.
     """
     facts = await inspect(conn, slot_name)
-    await check(facts, dsn, slot_name, known)
+    await check(facts, dsn, slot_name, known, two_phase=two_phase)
     return facts
 
 
-async def check(facts: SourceFacts, dsn: str, slot_name: str, known: KnownPosition | None) -> None:
+async def check(
+    facts: SourceFacts, dsn: str, slot_name: str, known: KnownPosition | None, *, two_phase: bool = False
+) -> None:
     """Check everything on facts just read; arguments and errors as those of `verify`."""
     history: Mapping[int, int] = {}
     if known and facts.system_identifier == known.system_identifier and facts.timeline > known.timeline:
         history = await timeline_history(dsn, facts.timeline)
-    check_slot(facts, slot_name, known, history)
+    check_slot(facts, slot_name, known, history, two_phase=two_phase)
 
 
 def check_slot(
-    facts: SourceFacts, slot_name: str, known: KnownPosition | None, history: Mapping[int, int] | None = None
+    facts: SourceFacts,
+    slot_name: str,
+    known: KnownPosition | None,
+    history: Mapping[int, int] | None = None,
+    *,
+    two_phase: bool = False,
 ) -> None:
     """Refuse a publisher, a slot or a position that cannot continue what is on the target.
 
@@ -74,6 +84,7 @@ def check_slot(
         slot_name: of the slot to read.
         known: from the target's state; None if it knows nothing of the slot (it is adopted).
         history: switch points of the publisher's timeline, needed only if it went on.
+        two_phase: prepared transactions are applied as such.
 
     Raises:
         SourceRefused: with what was found, and what to do.
@@ -90,6 +101,12 @@ def check_slot(
             )
         raise SourceRefused(f"slot {slot_name!r} does not exist", hint="`parapply init` creates it")
     _check_kind(facts.slot, facts.database)
+    if facts.slot.is_two_phase and not two_phase:
+        # What was prepared while it is off would come neither with its PREPARE nor with its commit.
+        raise SourceRefused(
+            f"slot {slot_name!r} has two_phase: prepared transactions come before their commit",
+            hint="set source.two_phase = true, or choose a slot made without two_phase",
+        )
     confirmed = facts.slot.confirmed_flush_lsn
     if known and confirmed is not None and confirmed > known.lowest_lsn:
         raise SourceRefused(
@@ -162,11 +179,6 @@ def _check_kind(slot: SlotFacts, database: str) -> None:
         reason = "a conflict with recovery"
     if reason:
         raise SourceRefused(f"slot {name!r} was invalidated by the publisher ({reason})", hint=_LOST_HINT)
-    if slot.is_two_phase:
-        raise SourceRefused(
-            f"slot {name!r} has two_phase: prepared transactions would come before their commit",
-            hint="two-phase commit is not supported yet: choose a slot made without two_phase",
-        )
 
 
 async def timeline_history(dsn: str, timeline: int) -> dict[int, int]:

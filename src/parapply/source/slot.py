@@ -254,8 +254,8 @@ async def few_published_tables(conn: Connection, names: Sequence[str], limit: in
     return tuple((str(schema), str(table)) for schema, table in found) if len(found) <= limit else ()
 
 
-async def create_slot(conn: Connection, slot_name: str) -> int:
-    """Create a permanent pgoutput slot and return the LSN it starts at.
+async def create_slot(conn: Connection, slot_name: str, *, two_phase: bool = False) -> int:
+    """Create a permanent pgoutput slot, with two_phase or without, and return the LSN it starts at.
 
     It waits until every transaction that runs on the publisher has ended: that is PostgreSQL's rule.
 
@@ -263,9 +263,11 @@ async def create_slot(conn: Connection, slot_name: str) -> int:
         SourceRefused: the name is taken or not a slot name, no slot is free, or the role lacks REPLICATION.
         SourceLost: the connection broke; the slot may exist.
     """
-    query: LiteralString = "SELECT lsn FROM pg_catalog.pg_create_logical_replication_slot($1::name, 'pgoutput')"
+    query: LiteralString = (
+        "SELECT lsn FROM pg_catalog.pg_create_logical_replication_slot($1::name, 'pgoutput', false, $2)"
+    )
     with source_errors(f"creating the slot {slot_name!r}"):
-        ((lsn,),) = await _rows(conn, query, [slot_name])
+        ((lsn,),) = await _rows(conn, query, [slot_name, two_phase])
     return parse_lsn(lsn)
 
 

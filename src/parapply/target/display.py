@@ -32,6 +32,7 @@ class DaemonRow(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     pid: int
     version: str
+    two_phase: str = "disabled"  # or pending, enabled
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,13 +91,14 @@ async def write_daemon(conn: Connection, schema: str, slot_id: int, daemon: Daem
         "WITH w AS (DELETE FROM {s}.workers WHERE slot_id = $1::int),"
         " t AS (DELETE FROM {s}.tables WHERE slot_id = $1::int)"
         " UPDATE {s}.slots SET timeline = $2::int, publications = $3::text[], commit_order = $4, workers = $5::int,"
-        " host = $6, pid = $7::int, version = $8, started_at = pg_catalog.clock_timestamp(), state = 'starting',"
+        " host = $6, pid = $7::int, version = $8, two_phase = $9, state = 'starting',"
+        " started_at = pg_catalog.clock_timestamp(),"
         " reason = '', updated_at = pg_catalog.clock_timestamp() WHERE slot_id = $1::int RETURNING 1",
         schema,
     )
     values = [slot_id, daemon.timeline, list(daemon.publications), daemon.commit_order, daemon.workers]
     with target_errors("writing the daemon's state"):
-        if not await rows(conn, query, [*values, daemon.host, daemon.pid, daemon.version]):
+        if not await rows(conn, query, [*values, daemon.host, daemon.pid, daemon.version, daemon.two_phase]):
             raise gone(slot_id)
 
 

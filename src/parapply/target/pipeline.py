@@ -118,7 +118,8 @@ class Pipeline:
                 name = statement.prepared.name
                 if name not in names:
                     pg.send_prepare(name, statement.prepared.text)
-                    names.add(name)
+                    if name:  # the unnamed statement is another one each time
+                        names.add(name)
                     expected.append(name)
                 parameters = statement.parameters
                 formats = [1] * len(parameters) if statement.is_binary else None

@@ -14,9 +14,9 @@ from parapply import probes
 from parapply.driver import Session
 from parapply.errors import StatementFailed, TargetLost
 from parapply.model import format_lsn
-from parapply.target import lease, settings, state
+from parapply.target import lease, prepared, settings, state
 from parapply.target.commands import ANY_COUNT
-from parapply.target.pipeline import Pipeline, Statement
+from parapply.target.pipeline import Outcome, Pipeline, Statement
 from parapply.target.statements import Sql
 
 if TYPE_CHECKING:
@@ -34,6 +34,12 @@ class Record(NamedTuple):
     n_transactions: int
     low_lsn: int  # everything up to here is committed, or is with it: the watermark for whoever reads the state
     members: tuple[int, ...] = ()  # the end LSNs one by one; (): all from first to end
+
+
+class Proof(NamedTuple):
+    """What a transaction that will be prepared writes instead: visible, it proves that it was committed."""
+
+    gid: str
 
 
 class SessionOptions(NamedTuple):
@@ -74,8 +80,11 @@ class WorkerSession:
         self._has_savepoint = False
         self._connection = connection
         self._slot_id = str(options.slot_id).encode()
-        text = state.record_sql(options.schema).encode()
-        self._record = Sql(name=b"record", text=text, n_parameters=7, is_set=False, positions=())
+        schema = options.schema
+        self._record = _sql(b"record", state.record_sql(schema), 7)
+        self._proof = _sql(b"proof", prepared.proof_sql(schema), 2)
+        self._is_proved = _sql(b"is_proved", prepared.is_proved_sql(schema), 2)
+        self._forget_proof = _sql(b"forget_proof", prepared.forget_sql(schema), 2)
 
     @classmethod
     async def connect(cls, options: SessionOptions) -> WorkerSession:
@@ -100,8 +109,10 @@ class WorkerSession:
             await connection.close()
             raise
 
-    async def execute(self, record: Record, commands: Sequence[Command]) -> None:
-        """Begin a transaction, record it, execute the commands and check their counts. Does not commit.
+    async def execute(self, record: Record | Proof, commands: Sequence[Command]) -> None:
+        """Begin a transaction, record it (or write its proof), execute the commands and check their counts.
+
+        Does not commit.
 
         Raises:
             StatementFailed: a command failed or reported another number of rows; `statement` is its index, -1 for the
@@ -109,7 +120,7 @@ class WorkerSession:
             TargetLost: the connection ended, or the record was there already: the state must be read again.
         """
         probes.probe(probes.BEFORE_STATE)
-        statements = [_BEGIN, Statement(self._record, self._values(record)), *commands]
+        statements = [_BEGIN, self._first(record), *commands]
         await self._run_checked(statements, commands, before=2)
         probes.probe(probes.DML_SENT)
 
@@ -150,14 +161,88 @@ class WorkerSession:
         await self.pipeline.run([_ROLLBACK_TO, _RELEASE])
         self._has_savepoint = False
 
-    async def record(self, record: Record) -> None:
+    async def savepoint(self, depth: int) -> None:
+        """Mark the place where a subtransaction begins, inside `depth` others.
+
+        Raises:
+            StatementFailed, TargetLost: as `execute`.
+        """
+        before = [_RELEASE] if self._has_savepoint else []
+        self._has_savepoint = False
+        await self.pipeline.run([*before, _plain(b"sub%d" % depth, b"SAVEPOINT sub%d" % depth)])
+
+    async def rollback_to(self, depth: int) -> None:
+        """Undo everything since the savepoint of that depth, and forget it.
+
+        Raises:
+            StatementFailed, TargetLost: as `execute`.
+        """
+        self._has_savepoint = False
+        texts = (b"ROLLBACK TO SAVEPOINT sub%d", b"RELEASE SAVEPOINT sub%d")
+        await self.pipeline.run([_plain(b"", text % depth) for text in texts])
+
+    async def record(self, record: Record | Proof) -> None:
         """Record a large transaction at its end.
 
         Raises:
             StatementFailed, TargetLost: as `execute`.
         """
         probes.probe(probes.BEFORE_STATE)
-        await self._run_checked([Statement(self._record, self._values(record))], (), before=1)
+        await self._run_checked([self._first(record)], (), before=1)
+
+    async def record_alone(self, record: Record, *, forget: str = "") -> None:
+        """Record, in a transaction of its own, what is done already.
+
+        Args:
+            record: of it.
+            forget: start of the name of a prepared transaction whose proof is not needed any more.
+
+        Raises:
+            TargetLost: the connection ended, or it is recorded already.
+        """
+        more = [Statement(self._forget_proof, [self._slot_id, forget.encode()])] if forget else []
+        outcomes = await self._run([_BEGIN, self._first(record), *more, _COMMIT], before=2)
+        if outcomes[-1].tag != b"COMMIT":
+            raise TargetLost(
+                "target: the server rolled a record back instead of committing it; the state is read again"
+            )
+
+    async def prepare(self, gid: str) -> None:
+        """Prepare the open transaction under a name of `target.prepared`.
+
+        Raises:
+            StatementFailed: the server has rolled it back instead.
+            TargetLost: the connection ended, or the server has no room for one more prepared transaction.
+        """
+        probes.probe(probes.BEFORE_COMMIT)
+        try:
+            text = b"PREPARE TRANSACTION '%s'" % gid.encode()
+            (outcome,) = await self.pipeline.run([_plain(b"", text)], on_sent=_prepare_sent)
+        except StatementFailed as failure:
+            failure.statement = -1
+            raise
+        probes.probe(probes.PREPARED)
+        if outcome.tag != b"PREPARE TRANSACTION":
+            raise StatementFailed("the server rolled back instead of preparing")
+
+    async def decide(self, gid: str, *, is_commit: bool) -> None:
+        """Commit a prepared transaction, or roll it back.
+
+        Raises:
+            StatementFailed: there is none of that name, or another role prepared it.
+            TargetLost: the connection ended.
+        """
+        text = (b"COMMIT PREPARED '%s'" if is_commit else b"ROLLBACK PREPARED '%s'") % gid.encode()
+        await self.pipeline.run([_plain(b"", text)], on_sent=_decision_sent)
+
+    async def is_proved(self, start: str) -> bool:
+        """Tell whether the prepared transaction whose name starts so was committed.
+
+        Raises:
+            StatementFailed, TargetLost: as `execute`.
+        """
+        (outcome,) = await self.pipeline.run([Statement(self._is_proved, [self._slot_id, start.encode()])])
+        return outcome.rows > 0
 
     async def commit(self) -> None:
         """Commit.
@@ -206,6 +291,11 @@ class WorkerSession:
         self.pipeline.close()
         await self._connection.close()
 
+    def _first(self, record: Record | Proof) -> Statement:
+        if isinstance(record, Proof):
+            return Statement(self._proof, [self._slot_id, record.gid.encode()])
+        return Statement(self._record, self._values(record))
+
     def _values(self, record: Record) -> list[bytes | None]:
         members = "{" + ",".join([format_lsn(lsn) for lsn in record.members]) + "}" if record.members else None
         return [
@@ -220,8 +310,15 @@ class WorkerSession:
 
     async def _run_checked(self, statements: Sequence[Statement], commands: Sequence[Command], before: int) -> None:
         """Run statements of which the last are `commands`, and check the counts of those."""
+        outcomes = await self._run(statements, before)
+        for index, (command, outcome) in enumerate(zip(commands, outcomes[before:], strict=True)):
+            if command.expected not in (outcome.rows, ANY_COUNT):
+                raise StatementFailed(f"{outcome.rows} rows where {command.expected} are expected", statement=index)
+
+    async def _run(self, statements: Sequence[Statement], before: int) -> list[Outcome]:
+        """Run statements; a failure counts from the one at `before`, and what stands just before that is the record."""
         try:
-            outcomes = await self.pipeline.run(statements)
+            return await self.pipeline.run(statements)
         except StatementFailed as failure:
             failure.statement -= before
             if failure.statement == -1 and failure.sqlstate == _ALREADY_RECORDED:
@@ -229,13 +326,22 @@ class WorkerSession:
                     "target: this transaction is recorded as applied already; the state is read again"
                 ) from failure
             raise
-        for index, (command, outcome) in enumerate(zip(commands, outcomes[before:], strict=True)):
-            if command.expected not in (outcome.rows, ANY_COUNT):
-                raise StatementFailed(f"{outcome.rows} rows where {command.expected} are expected", statement=index)
 
 
 def _commit_sent() -> None:
     probes.probe(probes.COMMIT_SENT)
+
+
+def _prepare_sent() -> None:
+    probes.probe(probes.PREPARE_SENT)
+
+
+def _decision_sent() -> None:
+    probes.probe(probes.DECISION_SENT)
+
+
+def _sql(name: bytes, text: str, n_parameters: int) -> Sql:
+    return Sql(name=name, text=text.encode(), n_parameters=n_parameters, is_set=False, positions=())
 
 
 async def _take_lock(connection: psycopg.AsyncConnection[tuple[object, ...]], options: SessionOptions) -> None:

@@ -32,6 +32,23 @@ COMMENTS: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
             "version": "Version of the daemon.",
             "started_at": "When the daemon started.",
             "updated_at": "When this row was last written; an old time means that no daemon runs.",
+            "two_phase": "disabled, pending (wanted, not begun yet) or enabled: whether PREPARE is applied as such.",
+        },
+    ),
+    ("TABLE", "committed_prepared"): (
+        "One row for each transaction prepared here, written inside it: visible once that was committed.",
+        {"slot_id": "Slot.", "gid": "Name of the prepared transaction here, as in the view prepared."},
+    ),
+    ("VIEW", "prepared"): (
+        "Transactions of the publisher that are prepared here and wait for their outcome.",
+        {
+            "slot_name": "Replication slot on the publisher.",
+            "gid": "Name here; pg_prepared_xacts of the publisher has it under its own name and source_xid.",
+            "source_xid": "Transaction id on the publisher.",
+            "end_lsn": "End of its PREPARE on the publisher.",
+            "owner": "Role that prepared it here.",
+            "prepared_at": "When it was prepared here.",
+            "age": "How long ago; old ones hold locks and keep vacuum from its work.",
         },
     ),
     ("TABLE", "applied"): (
@@ -91,6 +108,7 @@ COMMENTS: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
             "state": "What the daemon does.",
             "reason": "Why it is in that state, if it is not plain.",
             "updated_at": "When the daemon last wrote; an old time means that no daemon runs.",
+            "two_phase": "disabled, pending or enabled: whether PREPARE is applied as such.",
         },
     ),
 }

@@ -16,14 +16,15 @@ from parapply.model import format_lsn
 from parapply.target.settings import rows, target_errors
 from parapply.target.state_comments import COMMENTS
 from parapply.target.state_functions import functions
+from parapply.target.state_upgrades import UPGRADES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from parapply.target.settings import Connection
 
-#: Raised with every change of the layout; a newer one on the target is refused.
-SCHEMA_VERSION = 1
+#: A newer one on the target is refused, an older one is brought up to this.
+SCHEMA_VERSION = UPGRADES[-1].version
 
 #: slot_id starts at a random number below this. Locks and prepared transactions are named after the slot_id, and
 #: are shared by all state schemas of a database (or a cluster), which must not meet. Times two it still fits an int.
@@ -32,6 +33,7 @@ _SLOT_ID_LIMIT = 1_000_000_000
 #: Key of the transaction lock under which the schema is made: two `CREATE ... IF NOT EXISTS` at once can collide.
 _DDL_LOCK_KEY = 0x70617261_70706C79
 
+#: Version 1; what came since is in `state_upgrades`.
 _TABLES = """
 CREATE SCHEMA IF NOT EXISTS {s};
 CREATE TABLE IF NOT EXISTS {s}.schema_version (
@@ -125,9 +127,10 @@ _DROP = (
 
 
 async def ensure_schema(conn: Connection, schema: str) -> None:
-    """Create the state schema where it is missing and check it where it is there.
+    """Create the state schema where it is missing, upgrade an older one, and check it where it is there.
 
-    An existing schema of this version is only read, so that a role without CREATE can run the daemon.
+    An existing schema of this version is only read, so that a role without CREATE can run the daemon. An upgrade waits
+    for a daemon that writes to the schema no longer than a statement of it; an older daemon refuses it when it starts.
 
     Args:
         conn: control session.
@@ -139,8 +142,8 @@ async def ensure_schema(conn: Connection, schema: str) -> None:
     """
     with target_errors(f"creating the state schema {schema!r}"):
         found = await _version(conn, schema)
-        if found is None:
-            await _create(conn, schema)
+        if found is None or 0 < found < SCHEMA_VERSION:
+            await _bring_up(conn, schema)
             found = await _version(conn, schema)
         if found != SCHEMA_VERSION:
             raise TargetRefused(
@@ -183,17 +186,23 @@ async def _version(conn: Connection, schema: str) -> int | None:
     return int(found[0][0]) if found else 0
 
 
-async def _create(conn: Connection, schema: str) -> None:
+async def _bring_up(conn: Connection, schema: str) -> None:
+    """Make the schema, or take an older one through the versions that it lacks, in one transaction."""
     name = sql.Identifier(schema)
     start = sql.Literal(secrets.randbelow(_SLOT_ID_LIMIT) + 1)
     async with conn.transaction():
         await rows(conn, sql.SQL("SELECT pg_catalog.pg_advisory_xact_lock($1)"), [_DDL_LOCK_KEY])
-        if await _version(conn, schema) is not None:
+        found = await _version(conn, schema)
+        if found is None:
+            await conn.execute(sql.SQL(_TABLES).format(s=name, start=start))
+            await rows(conn, sql.SQL("INSERT INTO {s}.schema_version (version) VALUES (1)").format(s=name))
+            found = 1
+        missing = [upgrade for upgrade in UPGRADES if upgrade.version > found]
+        if not missing:
             return
-        tables = sql.SQL(_TABLES).format(s=name, start=start)
-        await conn.execute(sql.Composed([tables, *_comments(schema), functions(schema)]))
-        insert = sql.SQL("INSERT INTO {s}.schema_version (version) VALUES ($1)").format(s=name)
-        await rows(conn, insert, [SCHEMA_VERSION])
+        await conn.execute(sql.Composed([in_schema(upgrade.text, schema) for upgrade in missing]))
+        await conn.execute(sql.Composed([*_comments(schema), functions(schema)]))
+        await rows(conn, sql.SQL("UPDATE {s}.schema_version SET version = $1").format(s=name), [missing[-1].version])
 
 
 def _comments(schema: str) -> Iterator[sql.Composed]:
@@ -226,7 +235,7 @@ async def drop_schema(conn: Connection, schema: str) -> bool:
             left = sql.SQL("SELECT 1 FROM {s}.slots LIMIT 1").format(s=sql.Identifier(schema))
             if await rows(conn, left):
                 return False
-            await conn.execute(in_schema(_DROP, schema))
+            await conn.execute(in_schema(" ".join([upgrade.drop for upgrade in reversed(UPGRADES)]) + _DROP, schema))
             others = sql.SQL(
                 "SELECT 1 FROM pg_catalog.pg_depend WHERE refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass"
                 " AND refobjid = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = $1) LIMIT 1"

@@ -6,6 +6,7 @@ from parapply.model cimport Transaction
 cdef unsigned char _BEGIN, _COMMIT, _TRUNCATE
 cdef Py_ssize_t _KIND_AT, _OVERHEAD_BYTES, _SEND_TIME_AT
 cdef Py_ssize_t _BEGIN_LSN_AT, _BEGIN_TIME_AT, _BEGIN_XID_AT, _BEGIN_BYTES
+cdef Py_ssize_t _XID_AT, _BEHIND_XID
 cdef Py_ssize_t _COMMIT_FLAGS_AT, _COMMIT_LSN_AT, _COMMIT_END_AT, _COMMIT_BYTES
 
 @cython.locals(value="unsigned long long", index="Py_ssize_t")
@@ -15,7 +16,13 @@ cdef long long _signed(bytes frame, Py_ssize_t at) except? -1
 cdef class Assembler:
     cdef Py_ssize_t _piece_bytes
     cdef Transaction _open
+    cdef bint _streaming_parallel
+    cdef unsigned long long _start_lsn
     cdef list _loose_relations
+    cdef Transaction _chunk
+    cdef list _runs
+    cdef object _begin_prepare
+    cdef bint _is_late
 
     @cython.locals(
         done=list, current=Transaction, piece_bytes="Py_ssize_t", size_bytes="Py_ssize_t", frame=bytes,
@@ -28,4 +35,15 @@ cdef class Assembler:
     cdef Transaction _commit(self, bytes frame, Transaction current)
     @cython.locals(rest=Transaction)
     cdef Transaction _cut(self, Transaction current, list done)
-    cdef object _other(self, bytes frame, Transaction current)
+    @cython.locals(chunk=Transaction, bare=bytes)
+    cdef object _streamed_change(self, bytes frame, list done)
+    cdef object _note_xid(self, Transaction chunk, unsigned int xid)
+    cdef Transaction _cut_chunk(self, Transaction chunk, list done)
+    cdef Transaction _begun(self, Transaction begun)
+    cdef Transaction _other(self, bytes frame, Transaction current, list done)
+    cdef object _relation(self, object message, Transaction current)
+    cdef object _streamed(self, object message, bytes frame, list done)
+    cdef Transaction _two_phase(self, object message, bytes frame, Transaction current, list done)
+    @cython.locals(begun=object)
+    cdef Transaction _prepared(self, object message, bytes frame, Transaction current, list done)
+    cdef object _committed_late(self, object message, bytes frame, Transaction current, list done)

@@ -3,6 +3,9 @@
 Row changes are not decoded here: the frame is kept whole and read once, by the planner, which finds what is malformed
 in it. Every other message is looked into. One assembler serves one stream: after a reconnect a new one starts empty,
 because the publisher announces its relations again (PROTOCOL.md 5.3, 7).
+
+A transaction streamed while it is in progress leaves in chunks. Their frames lose the xid that they carry there: behind
+this all frames are alike. What else happens to streamed and prepared transactions leaves as an event at its place.
 """
 
 from __future__ import annotations
@@ -11,8 +14,25 @@ from typing import TYPE_CHECKING
 
 from parapply.errors import ProtocolError
 from parapply.model import FRAME_HEADER_BYTES, Relation, Transaction
+from parapply.wire.chunk import Chunk
 from parapply.wire.decode import decode
-from parapply.wire.messages import Begin, Commit, LogicalMessage, Origin, RelationMessage, TypeMessage
+from parapply.wire.messages import (
+    Begin,
+    BeginPrepare,
+    Commit,
+    CommitPrepared,
+    LogicalMessage,
+    Origin,
+    Prepare,
+    RelationMessage,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
+    TypeMessage,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,33 +58,48 @@ _COMMIT_FLAGS_AT = FRAME_HEADER_BYTES + 1
 _COMMIT_LSN_AT = FRAME_HEADER_BYTES + 2
 _COMMIT_END_AT = FRAME_HEADER_BYTES + 10
 _COMMIT_BYTES = FRAME_HEADER_BYTES + 26
+#: Inside a stream the xid follows the type byte.
+_XID_AT = FRAME_HEADER_BYTES + 1
+_BEHIND_XID = FRAME_HEADER_BYTES + 5
 
 
 class Assembler:
     """Collects the frames of one stream into transactions, large ones in pieces.
 
-    With streaming off the publisher sends a transaction only after its commit, whole, and in commit order: so a piece
-    of a large one may be applied (not committed) before its Commit message has come.
+    What Begin and Commit enclose is sent only after the commit, whole, and in commit order: so a piece of a large one
+    may be applied (not committed) before its Commit message has come.
     """
 
-    def __init__(self, piece_bytes: int) -> None:
+    def __init__(self, piece_bytes: int, *, streaming_parallel: bool = False, start_lsn: int = 0) -> None:
         """Start outside any transaction.
 
         Args:
             piece_bytes: a transaction larger than this leaves in pieces of about this size (as counted in
-                ``Transaction.size_bytes``, interpreter overhead included).
+                ``Transaction.size_bytes``, interpreter overhead included), and so does a chunk of a streamed one.
+            streaming_parallel: the session asked for ``streaming 'parallel'``.
+            start_lsn: where the stream was started. What was prepared before is sent whole with its COMMIT PREPARED,
+                if the slot got two_phase later (trap T-58), and is then a transaction like any other.
         """
         self._piece_bytes = piece_bytes
+        self._streaming_parallel = streaming_parallel
+        self._start_lsn = start_lsn
         self._open: Transaction | None = None
         self._loose_relations: list[Relation] = []
+        #: Between a Stream Start and its Stop: what has come, and the runs of `Chunk`.
+        self._chunk: Transaction | None = None
+        self._runs: list[tuple[int, int]] = []
+        #: Of the open transaction, if it will be prepared.
+        self._begin_prepare: BeginPrepare | None = None
+        #: The open transaction was prepared before the start and its COMMIT PREPARED comes next.
+        self._is_late = False
 
     @property
     def is_open(self) -> bool:
         """Tell whether a transaction has begun and not ended; then a keep-alive's LSN proves nothing."""
-        return self._open is not None
+        return self._open is not None or self._chunk is not None
 
     def push(self, frames: Iterable[bytes]) -> list[Transaction]:
-        """Take frames of kind 'w' in arrival order and return the transactions and pieces that are complete.
+        """Take frames of kind 'w' in arrival order and return the transactions, pieces and events that are complete.
 
         Raises:
             ProtocolError: bytes out of place; the stream cannot go on.
@@ -76,7 +111,8 @@ class Assembler:
             kind = frame[_KIND_AT] if len(frame) > _KIND_AT else 0
             if kind in _ROW_CHANGES:
                 if current is None:
-                    raise ProtocolError(chr(kind), 0, "a change outside a transaction")
+                    self._streamed_change(frame, done)
+                    continue
                 current.changes.append(frame)
                 size_bytes = current.size_bytes = current.size_bytes + len(frame) + _OVERHEAD_BYTES
                 if size_bytes >= piece_bytes:
@@ -88,31 +124,36 @@ class Assembler:
                 current = None
             elif kind == _TRUNCATE:
                 if current is None:
-                    raise ProtocolError("T", 0, "a change outside a transaction")
+                    self._streamed_change(frame, done)
+                    continue
                 decode(frame[_KIND_AT:])
                 current.changes.append(frame)
                 current.size_bytes += len(frame) + _OVERHEAD_BYTES
                 current.has_truncate = True
             else:
-                self._other(frame, current)
+                current = self._other(frame, current, done)
         self._open = current
         return done
 
     def _begin(self, frame: bytes, current: Transaction | None) -> Transaction:
-        if current is not None:
+        if current is not None or self._chunk is not None:
             raise ProtocolError("B", 0, "a transaction begins inside another")
         if len(frame) != _BEGIN_BYTES:
             decode(frame[FRAME_HEADER_BYTES:])
-        begun = Transaction(
-            _unsigned(frame, _BEGIN_XID_AT, 4), _unsigned(frame, _BEGIN_LSN_AT, 8), _signed(frame, _BEGIN_TIME_AT)
+        return self._begun(
+            Transaction(
+                _unsigned(frame, _BEGIN_XID_AT, 4), _unsigned(frame, _BEGIN_LSN_AT, 8), _signed(frame, _BEGIN_TIME_AT)
+            )
         )
+
+    def _begun(self, begun: Transaction) -> Transaction:
         for relation in self._loose_relations:
             _announce(begun, relation)
         self._loose_relations = []
         return begun
 
     def _commit(self, frame: bytes, current: Transaction | None) -> Transaction:
-        if current is None:
+        if current is None or self._begin_prepare is not None:
             raise ProtocolError("C", 0, "a commit without a begin")
         if len(frame) != _COMMIT_BYTES:
             decode(frame[FRAME_HEADER_BYTES:])
@@ -125,24 +166,163 @@ class Assembler:
 
     def _cut(self, current: Transaction, done: list[Transaction]) -> Transaction:
         current.is_last = False
+        if self._begin_prepare is not None and not self._is_late:
+            current.event = self._begin_prepare
         done.append(current)
         rest = Transaction(current.xid, current.commit_lsn, current.commit_time_us)
         rest.is_first = False
         return rest
 
-    def _other(self, frame: bytes, current: Transaction | None) -> None:
-        message = decode(frame[FRAME_HEADER_BYTES:])
+    def _streamed_change(self, frame: bytes, done: list[Transaction]) -> None:
+        """Take a change that is in no ordinary transaction: it must be in a chunk."""
+        chunk = self._chunk
+        if chunk is None:
+            raise ProtocolError(chr(frame[_KIND_AT]), 0, "a change outside a transaction")
+        if len(frame) < _BEHIND_XID:
+            raise ProtocolError(chr(frame[_KIND_AT]), 1, "cut inside the xid")
+        self._note_xid(chunk, _unsigned(frame, _XID_AT, 4))
+        bare = frame[:_XID_AT] + frame[_BEHIND_XID:]
+        if bare[_KIND_AT] == _TRUNCATE:
+            decode(bare[_KIND_AT:])
+            chunk.has_truncate = True
+        chunk.changes.append(bare)
+        chunk.size_bytes += len(bare) + _OVERHEAD_BYTES
+        if chunk.size_bytes >= self._piece_bytes:
+            self._chunk = self._cut_chunk(chunk, done)
+
+    def _note_xid(self, chunk: Transaction, xid: int) -> None:
+        if not self._runs or self._runs[-1][1] != xid:
+            self._runs.append((len(chunk.changes), xid))
+
+    def _cut_chunk(self, chunk: Transaction, done: list[Transaction]) -> Transaction:
+        if chunk.changes:
+            chunk.event = Chunk(xid=chunk.xid, runs=tuple(self._runs))
+            done.append(chunk)
+            self._runs = []
+        return Transaction(chunk.xid, 0, 0)
+
+    def _other(self, frame: bytes, current: Transaction | None, done: list[Transaction]) -> Transaction | None:
+        """Take every other message; return the transaction that is open behind it."""
+        message = decode(
+            frame[FRAME_HEADER_BYTES:],
+            in_stream=self._chunk is not None,
+            streaming_parallel=self._streaming_parallel,
+        )
         if isinstance(message, RelationMessage):
-            if current is None:
-                self._loose_relations.append(message.relation)
-            else:
-                _announce(current, message.relation)
+            self._relation(message, current)
         elif isinstance(message, Origin):
-            if current is None:
+            if current is None and self._chunk is None:
                 raise ProtocolError("O", 0, "an origin outside a transaction")
+        elif isinstance(message, StreamStart | StreamStop | StreamCommit | StreamPrepare | StreamAbort):
+            if current is not None:
+                raise ProtocolError(chr(frame[_KIND_AT]), 0, "a stream inside a transaction")
+            self._streamed(message, frame, done)
+        elif isinstance(message, BeginPrepare | Prepare | CommitPrepared | RollbackPrepared):
+            return self._two_phase(message, frame, current, done)
         elif not isinstance(message, TypeMessage | LogicalMessage):
             assert not isinstance(message, Begin | Commit)
             raise ProtocolError(chr(frame[FRAME_HEADER_BYTES]), 0, "this message was not asked for")
+        return current
+
+    def _relation(self, message: RelationMessage, current: Transaction | None) -> None:
+        if self._chunk is not None:
+            self._note_xid(self._chunk, message.xid or self._chunk.xid)
+            _announce(self._chunk, message.relation)
+        elif current is None:
+            self._loose_relations.append(message.relation)
+        else:
+            _announce(current, message.relation)
+
+    def _streamed(
+        self,
+        message: StreamStart | StreamStop | StreamCommit | StreamPrepare | StreamAbort,
+        frame: bytes,
+        done: list[Transaction],
+    ) -> None:
+        kind = chr(frame[_KIND_AT])
+        if isinstance(message, StreamStop):
+            if self._chunk is None:
+                raise ProtocolError(kind, 0, "the end of a stream that did not start")
+            self._cut_chunk(self._chunk, done)
+            self._chunk = None
+            return
+        if self._chunk is not None:
+            raise ProtocolError(kind, 0, "a stream has not stopped")
+        if isinstance(message, StreamStart):
+            self._chunk = Transaction(message.xid, 0, 0)
+        elif isinstance(message, StreamCommit):
+            done.append(_event(message, frame, message.commit_lsn, message.end_lsn, message.commit_time_us))
+        elif isinstance(message, StreamPrepare):
+            done.append(_event(message, frame, message.prepare_lsn, message.end_lsn, message.prepare_time_us))
+        else:
+            done.append(_event(message, frame, 0, 0, 0))
+
+    def _two_phase(
+        self,
+        message: BeginPrepare | Prepare | CommitPrepared | RollbackPrepared,
+        frame: bytes,
+        current: Transaction | None,
+        done: list[Transaction],
+    ) -> Transaction | None:
+        kind = chr(frame[_KIND_AT])
+        if self._chunk is not None:
+            raise ProtocolError(kind, 0, "a stream has not stopped")
+        if isinstance(message, BeginPrepare):
+            if current is not None:
+                raise ProtocolError(kind, 0, "a transaction begins inside another")
+            self._begin_prepare = message
+            self._is_late = message.end_lsn <= self._start_lsn
+            return self._begun(Transaction(message.xid, message.prepare_lsn, message.prepare_time_us))
+        if isinstance(message, Prepare):
+            return self._prepared(message, frame, current, done)
+        if isinstance(message, CommitPrepared) and self._is_late and current is not None:
+            self._committed_late(message, frame, current, done)
+            return None
+        if current is not None:
+            raise ProtocolError(kind, 0, "an outcome inside a transaction")
+        if isinstance(message, CommitPrepared):
+            done.append(_event(message, frame, message.commit_lsn, message.end_lsn, message.commit_time_us))
+        else:
+            lsn = message.rollback_end_lsn
+            done.append(_event(message, frame, lsn, lsn, message.rollback_time_us))
+        return None
+
+    def _prepared(
+        self, message: Prepare, frame: bytes, current: Transaction | None, done: list[Transaction]
+    ) -> Transaction | None:
+        begun, self._begin_prepare = self._begin_prepare, None
+        if current is None:
+            # Some minor releases of 15 send no Begin Prepare for an empty transaction (trap T-58).
+            current = self._begun(Transaction(message.xid, message.prepare_lsn, message.prepare_time_us))
+        elif begun is None or (begun.xid, begun.end_lsn, begun.gid) != (message.xid, message.end_lsn, message.gid):
+            raise ProtocolError("P", 1, "the prepare does not match its begin")
+        if self._is_late:
+            return current
+        current.end_lsn = message.end_lsn
+        current.send_time_us = _signed(frame, _SEND_TIME_AT)
+        current.event = message
+        done.append(current)
+        return None
+
+    def _committed_late(
+        self, message: CommitPrepared, frame: bytes, current: Transaction, done: list[Transaction]
+    ) -> None:
+        if message.xid != current.xid or self._begin_prepare is not None:
+            raise ProtocolError("K", 1, "the commit does not match its begin")
+        self._is_late = False
+        current.commit_lsn, current.end_lsn = message.commit_lsn, message.end_lsn
+        current.commit_time_us = message.commit_time_us
+        current.send_time_us = _signed(frame, _SEND_TIME_AT)
+        done.append(current)
+
+
+def _event(message: object, frame: bytes, commit_lsn: int, end_lsn: int, time_us: int) -> Transaction:
+    """Return a transaction without changes that stands for a message."""
+    event = Transaction(message.xid, commit_lsn, time_us)  # type: ignore[attr-defined]  # all of these have one
+    event.end_lsn = end_lsn
+    event.send_time_us = _signed(frame, _SEND_TIME_AT)
+    event.event = message
+    return event
 
 
 def _unsigned(frame: bytes, at: int, n_bytes: int) -> int:

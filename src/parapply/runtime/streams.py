@@ -1,0 +1,298 @@
+"""Transactions that are still in progress on the publisher, as far as they have come.
+
+Every change of one is kept until its end, in memory while there are few, on disk afterwards (`spill.py`). So a worker
+may follow it, applying chunk by chunk (`streamed.py`), and still go back: when it stands in somebody's way it rolls
+back, and all is applied at the commit. Reading never waits for such a worker (trap T-53): what it has not taken yet is
+on disk.
+
+The two ways are those of Amit Kapila, "Perform streaming logical transactions by background workers and parallel apply"
+(pgsql-hackers, 2022-04-06): a worker from the first chunk on, or a file until the commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from parapply import probes
+from parapply.errors import SpillFailed
+from parapply.logs import get_logger
+from parapply.model import Relation, Transaction
+from parapply.wire.rows import KIND_AT, TRUNCATE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from parapply.runtime.job import Job
+    from parapply.spill import Place, Spill, SpillFile
+    from parapply.wire.chunk import Chunk
+    from parapply.wire.messages import StreamAbort
+
+
+class Block(NamedTuple):
+    """A chunk, or a part of one. Its changes are in `piece`, or at `place` in the stream's file."""
+
+    piece: Transaction | None
+    place: Place | None
+    runs: tuple[tuple[int, int], ...]  # as in `Chunk`
+    n_changes: int  # that count: those behind were rolled back on the publisher
+    size_bytes: int
+    after_seq: int  # of the last batch that came before it
+
+
+class SubAborted(NamedTuple):
+    """A subtransaction was rolled back on the publisher, with all that began inside it."""
+
+    subxid: int
+
+
+class Stream:
+    """One transaction in progress. Written by intake through `Streams`; who follows it takes from `todo`."""
+
+    def __init__(self, xid: int) -> None:
+        """Start without changes."""
+        self.xid = xid
+        self.blocks: list[Block] = []
+        #: Announced in it, in order; those of a subtransaction that was rolled back come again if they are needed.
+        self.relations: list[Relation] = []
+        #: Place of the first change of each subtransaction, in order: (number of the block, index in it).
+        self.subs: dict[int, tuple[int, int]] = {}
+        self.size_bytes = 0
+        #: Those of `size_bytes` that are in memory only.
+        self.memory_bytes = 0
+        self.file: SpillFile | None = None
+        #: The job of the worker that follows it, or will; None if nobody does.
+        self.follower: Job | None = None
+        #: For that worker: what it has not taken yet. What lies on disk only has no piece.
+        self.todo: deque[Block | SubAborted] = deque()
+        #: Bytes of pieces in `todo`.
+        self.todo_bytes = 0
+        #: Set when there is something new for that worker: work, the end, a batch that has committed, a wish to yield.
+        self.news = asyncio.Event()
+        #: How it ended: the event of its commit or prepare, or of its abort.
+        self.end: Transaction | None = None
+        self.is_aborted = False
+        #: Why nobody follows it any more, or never did; shown in the apply log.
+        self.why_spilled = ""
+        #: Its changes could not be kept: they are dropped, and the commit will fail with this.
+        self.failure: SpillFailed | None = None
+
+    def stop_following(self, why: str) -> None:
+        """Be told by the worker that it has rolled back and gives up: what is kept is applied at the commit."""
+        self.follower = None
+        self.why_spilled = why
+        self.todo.clear()
+        self.todo_bytes = 0
+        if self.failure is not None:
+            self.close()
+
+    async def read(self, block: Block) -> list[bytes | Relation]:
+        """Return the changes of a block that count.
+
+        Raises:
+            SpillFailed: the file is not as it was written.
+        """
+        if block.piece is not None:
+            changes = block.piece.changes
+        else:
+            assert self.file is not None, "what is not in memory is in a file"
+            assert block.place is not None, "what is not in memory is in a file"
+            changes = await asyncio.to_thread(self.file.read, block.place)
+        return changes if len(changes) == block.n_changes else changes[: block.n_changes]
+
+    async def pieces(self, piece_bytes: int) -> AsyncIterator[Transaction]:
+        """Give everything that counts, in pieces of about a size.
+
+        Raises:
+            SpillFailed: as `read`.
+        """
+        changes: list[bytes | Relation] = []
+        size_bytes = 0
+        for block in self.blocks:
+            changes += await self.read(block)
+            size_bytes += block.size_bytes
+            if size_bytes >= piece_bytes:
+                yield piece_of(self.xid, changes, size_bytes)
+                changes, size_bytes = [], 0
+        if changes:
+            yield piece_of(self.xid, changes, size_bytes)
+
+    def close(self) -> None:
+        """Forget all changes."""
+        self.blocks = []
+        self.todo.clear()
+        if self.file is not None:
+            self.file.close()
+            self.file = None
+
+
+def piece_of(xid: int, changes: list[bytes | Relation], size_bytes: int) -> Transaction:
+    """Return changes as the planner takes them."""
+    piece = Transaction(xid, 0, 0)
+    piece.changes = changes
+    piece.size_bytes = size_bytes
+    piece.relations = [change for change in changes if isinstance(change, Relation)]
+    piece.has_truncate = any(change[KIND_AT] == TRUNCATE for change in changes if not isinstance(change, Relation))
+    return piece
+
+
+class StreamLimits(NamedTuple):
+    """What streams may take."""
+
+    start_bytes: int  # of a transaction before a worker follows it, and before its changes go to disk
+    memory_bytes: int  # of all streams that nobody follows, in memory
+    todo_bytes: int  # of one stream that a worker follows, in memory beside the file
+
+
+class Streams:
+    """The transactions in progress, by xid. Written by intake only."""
+
+    def __init__(self, spill: Spill, limits: StreamLimits) -> None:
+        """Start with none."""
+        self._spill = spill
+        self._limits = limits
+        self._open: dict[int, Stream] = {}
+        self._memory_bytes = 0
+        self._log = get_logger()
+
+    def __len__(self) -> int:
+        """Return how many are in progress."""
+        return len(self._open)
+
+    async def add(self, piece: Transaction, chunk: Chunk, after_seq: int) -> Stream:
+        """Keep a chunk, and give it to whoever follows the transaction.
+
+        Args:
+            piece: its changes.
+            chunk: whose they are.
+            after_seq: number of the last batch that came before it.
+
+        Returns:
+            Its stream. If it is large and `follower` is None, somebody might follow it.
+        """
+        stream = self._open.get(chunk.xid)
+        if stream is None:
+            stream = self._open[chunk.xid] = Stream(chunk.xid)
+        if stream.failure is not None:
+            return stream
+        for index, xid in chunk.runs:
+            if xid != chunk.xid:
+                stream.subs.setdefault(xid, (len(stream.blocks), index))
+        stream.relations += piece.relations
+        block = Block(piece, None, chunk.runs, len(piece.changes), piece.size_bytes, after_seq)
+        stream.blocks.append(block)
+        stream.size_bytes += block.size_bytes
+        stream.memory_bytes += block.size_bytes
+        self._memory_bytes += block.size_bytes
+        is_small = stream.size_bytes < self._limits.start_bytes and self._memory_bytes <= self._limits.memory_bytes
+        if stream.follower is not None or not is_small:
+            await self._to_disk(stream)
+        return stream
+
+    def is_worth_a_worker(self, stream: Stream) -> bool:
+        """Tell whether somebody should follow it who does not yet."""
+        is_alone = stream.follower is None and not stream.why_spilled and stream.failure is None
+        return is_alone and stream.size_bytes >= self._limits.start_bytes
+
+    def follow(self, stream: Stream, job: Job) -> None:
+        """Have a job follow a stream from its beginning."""
+        stream.follower = job
+        stream.todo.extend(stream.blocks)
+        stream.todo_bytes = 0
+
+    async def abort(self, message: StreamAbort) -> None:
+        """Forget a transaction, or the subtransaction that was rolled back."""
+        stream = self._open.get(message.xid)
+        if stream is None:
+            return
+        if message.subxid == message.xid:
+            self._forget(stream)
+            stream.is_aborted = True
+            if stream.follower is None:
+                stream.close()
+        elif message.subxid in stream.subs:
+            self._cut(stream, *stream.subs[message.subxid])
+            if stream.follower is not None:
+                stream.todo.append(SubAborted(message.subxid))
+        stream.news.set()
+
+    def take(self, event: Transaction) -> Stream:
+        """Return the stream that ends with an event, which may have had no changes at all.
+
+        Raises:
+            SpillFailed: its changes could not be kept.
+        """
+        stream = self._open.get(event.xid) or Stream(event.xid)
+        if stream.failure is not None:
+            raise stream.failure
+        self._forget(stream)
+        stream.end = event
+        stream.news.set()
+        return stream
+
+    def close(self) -> None:
+        """Forget all: after a reconnect they come again from their beginning (trap T-55)."""
+        for stream in self._open.values():
+            stream.is_aborted = True
+            stream.news.set()
+            if stream.follower is None:
+                stream.close()
+        self._open.clear()
+
+    def _forget(self, stream: Stream) -> None:
+        self._open.pop(stream.xid, None)
+        self._memory_bytes -= stream.memory_bytes
+        stream.memory_bytes = 0
+
+    async def _to_disk(self, stream: Stream) -> None:
+        """Write what is in memory only; keep as much of it there as the worker will soon take."""
+        first = len(stream.blocks)
+        while first and stream.blocks[first - 1].place is None:
+            first -= 1
+        try:
+            if stream.file is None:
+                stream.file = await asyncio.to_thread(self._spill.open, stream.xid)
+            for number in range(first, len(stream.blocks)):
+                block = stream.blocks[number]
+                assert block.piece is not None, "what is not on disk is in memory"
+                place = await asyncio.to_thread(stream.file.append, block.piece.changes[: block.n_changes])
+                probes.probe(probes.SPOOLED)
+                stream.blocks[number] = block._replace(piece=None, place=place)
+                if stream.follower is not None:
+                    self._hand_over(stream, block._replace(place=place))
+        except SpillFailed as error:
+            self._fail(stream, error)
+        self._memory_bytes -= stream.memory_bytes
+        stream.memory_bytes = 0
+
+    def _hand_over(self, stream: Stream, block: Block) -> None:
+        if stream.todo_bytes + block.size_bytes <= self._limits.todo_bytes:
+            stream.todo_bytes += block.size_bytes
+        else:
+            block = block._replace(piece=None)
+        stream.todo.append(block)
+        stream.news.set()
+
+    def _fail(self, stream: Stream, error: SpillFailed) -> None:
+        """Drop a stream that cannot be kept; everything else goes on until its commit."""
+        self._log.error("spill_failed", xid=stream.xid, size_bytes=stream.size_bytes, error=str(error), hint=error.hint)
+        stream.failure = error
+        if stream.follower is None:
+            stream.close()
+        stream.news.set()
+
+    def _cut(self, stream: Stream, number: int, index: int) -> None:
+        """Forget the changes from a place on."""
+        dropped = stream.blocks[number:]
+        kept = [dropped[0]._replace(n_changes=index)] if index else []
+        stream.blocks[number:] = kept
+        stream.subs = {xid: place for xid, place in stream.subs.items() if place < (number, index)}
+        gone = dropped[len(kept) :]
+        stream.size_bytes -= sum([block.size_bytes for block in gone])
+        in_memory = sum([block.size_bytes for block in gone if block.place is None])
+        stream.memory_bytes -= in_memory
+        self._memory_bytes -= in_memory
+        places = [block.place for block in gone if block.place is not None]
+        if stream.file is not None and places and stream.follower is None:
+            stream.file.cut(places[0].offset)

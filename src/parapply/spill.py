@@ -1,0 +1,213 @@
+"""Changes of transactions in progress, kept on disk until it is known whether they commit.
+
+In: lists of changes. Out: the same lists, checked. A file has no name: it is gone when it is closed, when the process
+dies, and at every reconnect, so nothing of a stream can outlive it (trap T-55). Blocking; the caller has it done in a
+thread. Must never give back what is not exactly what was put in.
+
+A block is a header (magic, xid, number of changes, bytes behind the checksum), the CRC-32 of everything else, the
+length of each change with the highest bit set for a Relation, and the changes: frames as they are, Relations as
+MessagePack.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+import threading
+import zlib
+from array import array
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from parapply.errors import ConfigError, SpillFailed
+from parapply.model import Relation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_HEADER: Final = struct.Struct("<4sIIQ")
+_CHECKSUM: Final = struct.Struct("<I")
+_START_BYTES: Final = _HEADER.size + _CHECKSUM.size
+_MAGIC: Final = b"PSB1"
+_IS_RELATION: Final = 1 << 31
+_LENGTH_BYTES: Final = 4
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Relation).decode
+
+
+class Place(NamedTuple):
+    """Where a block lies in its file."""
+
+    offset: int
+    n_bytes: int
+
+
+class Spill:
+    """A directory and how much may lie in it. `used_bytes` is written by the files, under the lock."""
+
+    def __init__(self, directory: Path | None, limit_bytes: int) -> None:
+        """Check that files can be made there.
+
+        Args:
+            directory: absolute or relative to the working directory, made if missing; None is the system's temporary
+                directory.
+            limit_bytes: of all files together.
+
+        Raises:
+            ConfigError: they cannot.
+        """
+        self._directory = directory
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self.lock = threading.Lock()
+        self._files: set[SpillFile] = set()
+        try:
+            if directory is not None:
+                directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            tempfile.TemporaryFile(dir=directory).close()
+        except OSError as error:
+            raise ConfigError(f"apply.spill_dir: cannot write in {directory}: {error.strerror}.") from error
+
+    def open(self, xid: int) -> SpillFile:
+        """Return an empty file for a transaction.
+
+        Raises:
+            SpillFailed: it cannot be made.
+        """
+        try:
+            file = SpillFile(self, _nameless(self._directory), xid)
+        except OSError as error:
+            raise _failed(xid, error.strerror or str(error)) from error
+        with self.lock:
+            self._files.add(file)
+        return file
+
+    def close(self) -> None:
+        """Close every file that is still open."""
+        with self.lock:
+            files = list(self._files)
+        for file in files:
+            file.close()
+
+    def forget(self, file: SpillFile) -> None:
+        """Be told that a file is closed."""
+        with self.lock:
+            self.used_bytes -= file.size_bytes
+            self._files.discard(file)
+
+
+def _nameless(directory: Path | None) -> int:
+    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+        return os.dup(file.fileno())
+
+
+class SpillFile:
+    """The blocks of one transaction. Appended to by one thread at a time, read by another meanwhile."""
+
+    def __init__(self, spill: Spill, fd: int, xid: int) -> None:
+        """Take over the descriptor of an empty file."""
+        self._spill = spill
+        self._fd = fd
+        self._xid = xid
+        self._lock = threading.Lock()
+        self.size_bytes = 0
+
+    def append(self, changes: Sequence[bytes | Relation]) -> Place:
+        """Write a block behind all others.
+
+        Raises:
+            SpillFailed: the disk is full, or the limit is reached; nothing of the block counts.
+        """
+        texts = [change if isinstance(change, bytes) else _encode(change) for change in changes]
+        lengths = array("I", map(len, texts))
+        for index, change in enumerate(changes):
+            if not isinstance(change, bytes):
+                lengths[index] |= _IS_RELATION
+        body = b"".join([lengths.tobytes(), *texts])
+        header = _HEADER.pack(_MAGIC, self._xid, len(texts), len(body))
+        header += _CHECKSUM.pack(zlib.crc32(body, zlib.crc32(header)))
+        place = Place(self.size_bytes, len(header) + len(body))
+        self._reserve(place.n_bytes)
+        try:
+            with self._lock:
+                _write(self._fd, header + body, place.offset)
+        except OSError as error:
+            self._reserve(-place.n_bytes)
+            raise _failed(self._xid, error.strerror or str(error)) from error
+        self.size_bytes += place.n_bytes
+        return place
+
+    def read(self, place: Place) -> list[bytes | Relation]:
+        """Return the changes of a block.
+
+        Raises:
+            SpillFailed: the file does not hold what was written.
+        """
+        try:
+            with self._lock:
+                data = os.pread(self._fd, place.n_bytes, place.offset)
+        except OSError as error:
+            raise _failed(self._xid, error.strerror or str(error)) from error
+        if len(data) < _START_BYTES:
+            raise _failed(self._xid, "a block is cut")
+        magic, xid, n_changes, n_bytes = _HEADER.unpack_from(data)
+        body = memoryview(data)[_START_BYTES:]
+        (checksum,) = _CHECKSUM.unpack_from(data, _HEADER.size)
+        found = zlib.crc32(body, zlib.crc32(data[: _HEADER.size]))
+        if (magic, xid, n_bytes) != (_MAGIC, self._xid, len(body)) or checksum != found:
+            raise _failed(self._xid, "a block is damaged")
+        lengths = array("I", body[: n_changes * _LENGTH_BYTES].tobytes())
+        changes: list[bytes | Relation] = []
+        at = _START_BYTES + n_changes * _LENGTH_BYTES
+        for length in lengths:
+            if length < _IS_RELATION:
+                changes.append(data[at : at + length])
+                at += length
+            else:
+                end = at + (length ^ _IS_RELATION)
+                changes.append(_decode(data[at:end]))
+                at = end
+        return changes
+
+    def cut(self, size_bytes: int) -> None:
+        """Forget the blocks from an offset on and give their room back; nobody may read them any more."""
+        with self._lock:
+            os.ftruncate(self._fd, size_bytes)
+        self._reserve(size_bytes - self.size_bytes)
+        self.size_bytes = size_bytes
+
+    def close(self) -> None:
+        """Forget everything; closing twice is fine."""
+        with self._lock:
+            if self._fd < 0:
+                return
+            os.close(self._fd)
+            self._fd = -1
+        self._spill.forget(self)
+
+    def _reserve(self, n_bytes: int) -> None:
+        spill = self._spill
+        with spill.lock:
+            if n_bytes > 0 and spill.used_bytes + n_bytes > spill.limit_bytes:
+                raise _failed(self._xid, f"apply.spill_limit_bytes = {spill.limit_bytes} is reached")
+            spill.used_bytes += n_bytes
+
+
+def _write(fd: int, data: bytes, offset: int) -> None:
+    # A disk that becomes full takes a part, and refuses only the next write.
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _failed(xid: int, why: str) -> SpillFailed:
+    return SpillFailed(
+        f"the changes of transaction {xid}, in progress on the publisher, could not be kept on disk: {why}.",
+        hint="make room in apply.spill_dir or raise apply.spill_limit_bytes; the publisher sends them again, nothing "
+        "is lost, and what commits before that transaction is applied",
+    )

@@ -1,0 +1,71 @@
+"""The state schema's versions after the first: what each one adds. Text, no logic.
+
+A new schema is made as version 1 and then taken through all of them, as an old one is; so both are the same. A step is
+never changed once it was released; what it made is changed by the next one.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Upgrade(NamedTuple):
+    """What one version adds, as SQL with the schema's name as {s}."""
+
+    version: int
+    text: str
+    #: Statements that take it away again, before everything older goes.
+    drop: str
+
+
+_TWO_PHASE = Upgrade(
+    2,
+    # The row is written inside the prepared transaction: that it is visible proves that this was committed (T-57).
+    # The view is of what PostgreSQL itself holds prepared; our names say whose it is, and where it ends (T-56).
+    """
+ALTER TABLE {s}.slots ADD COLUMN two_phase text NOT NULL DEFAULT 'disabled';
+CREATE TABLE {s}.committed_prepared (
+    slot_id int NOT NULL REFERENCES {s}.slots,
+    gid text NOT NULL,
+    PRIMARY KEY (slot_id, gid));
+CREATE VIEW {s}.prepared AS
+SELECT slot.slot_name,
+       held.gid,
+       pg_catalog.split_part(held.gid, '_', 3)::bigint AS source_xid,
+       pg_catalog.split_part(held.gid, '_', 4)::pg_lsn AS end_lsn,
+       held.owner,
+       held.prepared AS prepared_at,
+       pg_catalog.clock_timestamp() - held.prepared AS age
+  FROM {s}.slots AS slot
+  JOIN pg_catalog.pg_prepared_xacts AS held
+    ON held.database = pg_catalog.current_database()
+   AND held.gid ~ ('^parapply_' || slot.slot_id || '_[0-9]+_[0-9A-F]+/[0-9A-F]+$');
+CREATE OR REPLACE VIEW {s}.progress AS
+SELECT slot.slot_name,
+       low.lowest_lsn AS lowest_remote_lsn,
+       GREATEST(slot.highest_lsn, done.highest_lsn) AS highest_remote_lsn,
+       ARRAY(SELECT DISTINCT member.end_lsn
+               FROM {s}.applied AS batch,
+                    pg_catalog.unnest(COALESCE(batch.members, ARRAY[batch.first_lsn, batch.end_lsn])) AS member(end_lsn)
+              WHERE batch.slot_id = slot.slot_id AND member.end_lsn > low.lowest_lsn
+              ORDER BY 1) AS list_remote_lsn,
+       0 AS in_doubt,
+       slot.confirmed_flush_lsn,
+       GREATEST(slot.source_lsn - low.lowest_lsn, 0)::bigint AS lag_bytes,
+       slot.lag_s,
+       slot.commit_order,
+       slot.workers,
+       slot.state,
+       slot.reason,
+       slot.updated_at,
+       slot.two_phase
+  FROM {s}.slots AS slot
+ CROSS JOIN LATERAL (SELECT pg_catalog.max(a.low_lsn) AS low_lsn, pg_catalog.max(a.end_lsn) AS highest_lsn
+                       FROM {s}.applied AS a WHERE a.slot_id = slot.slot_id) AS done
+ CROSS JOIN LATERAL (SELECT GREATEST(slot.lowest_lsn, done.low_lsn) AS lowest_lsn) AS low;
+""",
+    "DROP VIEW {s}.prepared; DROP TABLE {s}.committed_prepared;",
+)
+
+#: In the order of their versions, without gaps.
+UPGRADES: Final = (_TWO_PHASE,)

@@ -1,0 +1,18 @@
+"""What comes between a Stream Start and its Stream Stop, as the assembler hands it on. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Part of a transaction that is still in progress on the publisher; its changes are those of the `Transaction`.
+
+    A change belongs to a subtransaction, or to the top-level one, and each can be rolled back by itself. Changes of a
+    subtransaction and of what began inside it are consecutive, because subtransactions nest.
+    """
+
+    xid: int  # of the top-level transaction
+    #: (index of the first change, xid it belongs to), in order; the first index is 0.
+    runs: tuple[tuple[int, int], ...]
