@@ -158,10 +158,11 @@ def test_the_page_opens_in_a_browser(hand_made: tuple[Outcome, Path], tmp_path: 
     """Every plot is drawn, and the console has nothing to say: no error, nothing that the policy had to refuse."""
     program = browser()
     assert program
-    document, console = open_page(program, hand_made[1] / "report.html", tmp_path)
+    page = hand_made[1] / "report.html"
+    document, console = open_page(program, page, tmp_path)
     assert console == []
     assert 'data-drawn="yes"' in document
-    assert document.count('class="plot js-plotly-plot"') == document.count('<div class="plot') > 10
+    assert document.count('class="plot js-plotly-plot"') == page.read_text().count('<div class="plot"') > 10
 
 
 def _counts(spark: SparkSession, request: Request) -> tuple[int, int]:

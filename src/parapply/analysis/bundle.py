@@ -36,7 +36,7 @@ def write_bundle(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(folder / PACKAGE_FILE, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, file in _sources(resources.files("parapply"), "parapply"):
-            archive.writestr(zipfile.ZipInfo(name, _TIME), file.read_bytes())
+            archive.writestr(zipfile.ZipInfo(name, _TIME), file.read_bytes(), zipfile.ZIP_DEFLATED)
     (folder / SCRIPT_FILE).write_text(_SCRIPT)
 
 

@@ -144,8 +144,8 @@ def _repeats(n_repeated: int, n_batches: int, n_conflicts: int) -> str:
         if n_repeated
         else "No batch was repeated"
     )
-    conflicts = f"{number(n_conflicts)} conflicts were recorded" if n_conflicts else "there was no conflict"
-    return f"{repeated}, and {conflicts}."
+    conflicts = {0: "there was no conflict", 1: "one conflict was recorded"}
+    return f"{repeated}, and {conflicts.get(n_conflicts, f'{number(n_conflicts)} conflicts were recorded')}."
 
 
 def _more_workers(what_if: Rows) -> str:
