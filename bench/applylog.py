@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from parapply.analysis.units import of_batches, of_transactions, rows_of
+from parapply.analysis.units import of_batches, of_transactions, round_trip_s, rows_of
 from parapply.analysis.whatif import what_if
 from parapply.applylog_schema import BatchRecord, read_record
 from parapply.bench.catchup import prepare
@@ -202,9 +202,10 @@ def compare(workload: str, transactions: int, delay_ms: float, settings: tuple[s
 
 def _predict(records: list[Record]) -> tuple[WhatIf, WhatIf]:
     """Return the what-if of batches and of transactions."""
-    floor_s = min(record.commit_s for record in records if isinstance(record, BatchRecord))
+    batches = [record for record in records if isinstance(record, BatchRecord)]
+    floor_s = round_trip_s((one.execute_s, one.commit_s, one.is_one_flight) for one in batches)
     rows = rows_of(records)
-    merged = what_if(of_batches(rows), _WORKERS, late_floor_s=floor_s)
+    merged = what_if(of_batches(rows), _WORKERS, late_floor_s=floor_s, commit_floor_s=floor_s)
     return merged, what_if(of_transactions(rows), _WORKERS)
 
 

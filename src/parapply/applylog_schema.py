@@ -25,6 +25,8 @@ READABLE_VERSIONS: Final = (1,)
 XIDS_LIMIT: Final = 32
 #: Dependencies listed in a transaction's record, those on the latest transactions.
 DEPENDS_ON_LIMIT: Final = 16
+#: Conflicts listed in a record; all of them are in the history on the target.
+CONFLICTS_LIMIT: Final = 1000
 #: What `Dependency.kind` and `WaitedFor.kind` can be.
 KINDS: Final = ("key", "unique", "foreign key", "table", "barrier")
 
@@ -95,7 +97,8 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record",
     waited_for: WaitedFor | None = None
     run: str = ""  # of the daemon: from connected to the loss of an end, within which `seq` counts; "" in old lines
     retry_reason: str = ""  # SQLSTATE, row count, suspect ...; the last one
-    conflicts: tuple[Conflict, ...] = ()
+    conflicts: tuple[Conflict, ...] = ()  # the first CONFLICTS_LIMIT
+    is_one_flight: bool = False  # statements and COMMIT were sent at once: execute_s holds both, commit_s is 0
 
 
 class TransactionRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="transaction"):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from parapply import WHY_INTERPRETED, __version__, probes
+from parapply import WHY_INTERPRETED, __version__, driver_versions, probes
 from parapply.errors import ParapplyError
 from parapply.model import parse_lsn
 
@@ -162,6 +162,7 @@ def run(*, until_lsn: int | None, takeover: bool, **options: Any) -> int:  # noq
     """Run the daemon: SIGTERM or Ctrl-C drains, a second one aborts."""
     # Modules make many objects and no garbage: the daemon lets the collector in again, behind them.
     gc.disable()
+    driver_versions.tell_own()
     config = _load(options)
     from parapply import logs  # noqa: PLC0415
     from parapply.runtime import daemon  # noqa: PLC0415

@@ -37,7 +37,7 @@ MODULES: Final = (
 )
 
 #: Types and functions in C that several of them use.
-_SHARED: Final = ("collector.pxd", "wire/walk.pxd", "plan/order.pxd")
+_SHARED: Final = ("collector.pxd", "wire/binary.pxd", "wire/walk.pxd", "plan/order.pxd")
 
 _PACKAGE: Final = Path(__file__).parent
 

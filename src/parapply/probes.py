@@ -102,6 +102,11 @@ def arm(environ: Mapping[str, str]) -> None:
     _armed = _parse(text, environ.get(_DIRECTORY_VARIABLE, "")) if text else None
 
 
+def is_armed(*names: str) -> bool:
+    """Tell whether one of these points is armed: who has a way past it must not take it."""
+    return _armed is not None and _armed.name in names
+
+
 def probe(name: str) -> None:
     """Do what is armed for this point, if anything.
 

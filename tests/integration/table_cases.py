@@ -15,6 +15,7 @@ from parapply.target import settings
 from parapply.target.facts import load_facts
 from parapply.target.match import match
 from parapply.target.statements import Statements
+from parapply.wire.rows import NULL, columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from parapply.plan.table import TableFacts
     from parapply.target.statements import Sql
     from tests.fixtures.databases import Database
-
-TEXT_OID = 25
 
 #: A type compared without regard to case by operators outside pg_catalog, like citext, which not every server has.
 CASELESS_TYPE = """
@@ -89,18 +88,21 @@ class Worker:
         assert facts is not None
         return facts
 
-    def statements(self, name: str, schema: str = "public", *, identity: str = "d") -> Statements:
+    def statements(
+        self, name: str, schema: str = "public", *, identity: str = "d", binary_types: frozenset[int] = frozenset()
+    ) -> Statements:
         """Return the statements for a relation that looks like the target table itself."""
         facts = self.facts(name, schema)
-        return Statements(match(relation_of(facts, identity=identity), facts))
+        return Statements(match(relation_of(facts, identity=identity), facts), binary_types)
 
-    def run(self, statement: Sql, *rows: Sequence[str | None]) -> int:
+    def run(self, statement: Sql, *rows: Sequence[str | None], count: int | None = None) -> int:
         """Execute a statement; return the number of rows found.
 
         Args:
             statement: to execute.
             rows: for a set form any number of rows, one value per position; for a row form at most one, whose values
                 are those of all parameters.
+            count: last parameter of a statement that counts what it finds.
 
         Raises:
             Refused: the server's error.
@@ -110,8 +112,15 @@ class Worker:
             _checked(pg.prepare(statement.name, statement.text))
             self._prepared.add(statement.name)
         if statement.is_set:
-            columns = [list(column) for column in zip(*rows, strict=True)]
-            parameters: list[bytes | None] = [text_array(column) for column in columns]
+            parameters = columns_of(
+                [[_wire(value) for value in row] for row in rows],
+                tuple(range(len(statement.type_oids))),
+                statement.type_oids,
+                len(statement.type_oids),
+            )
+            assert None not in parameters
+            if count is not None:
+                parameters.append(struct.pack(">q", count))
         else:
             (row,) = rows or ((),)
             parameters = [None if value is None else value.encode() for value in row]
@@ -147,8 +156,7 @@ def worker_on(database: Database) -> Iterator[Worker]:
     """Open a worker's session, and one of a table's owner."""
     with database.connect() as connection, database.connect() as owner:
         for session in (connection, owner):
-            for text in settings.statements("worker", session.info.server_version, "replica", "off"):
-                session.execute(text.encode())
+            session.execute(settings.pinning("worker", session.info.server_version, "replica", "off").encode())
         owner.execute("SET search_path = public; SET session_replication_role = origin")
         yield Worker(connection, owner, database.dsn)
 
@@ -175,13 +183,9 @@ def relation_of(facts: TableFacts, *, identity: str = "d", keys: Sequence[str] |
     return Relation(oid=1, schema=facts.schema, name=facts.name, replica_identity=identity, columns=columns)
 
 
-def text_array(values: Sequence[str | None]) -> bytes:
-    """Return a binary text[] (array_recv), as the daemon builds it."""
-    elements = b"".join(
-        struct.pack(">i", -1) if value is None else struct.pack(">i", len(encoded := value.encode())) + encoded
-        for value in values
-    )
-    return struct.pack(">iiIii", 1, 1, TEXT_OID, len(values), 1) + elements
+def _wire(value: str | None) -> bytes:
+    """Return a value as it travels."""
+    return NULL if value is None else struct.pack(">i", len(encoded := value.encode())) + encoded
 
 
 def _texts(result: pq.abc.PGresult) -> list[tuple[str | None, ...]]:

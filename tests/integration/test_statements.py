@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from parapply.errors import TargetRefused
-from parapply.target.statements import Statements, truncate
+from parapply.target.statements import Statements, counted, truncate
 from tests.integration.table_cases import CASELESS_TYPE, Refused, Worker, worker_on
 
 if TYPE_CHECKING:
@@ -271,3 +271,41 @@ def test_rows_of_a_refused_plan(worker: Worker) -> None:
     for form in (statements.set_delete, statements.row_delete, statements.row_exists):
         with pytest.raises(TargetRefused, match="neither a replica identity index nor a primary key"):
             form()
+
+
+@pytest.mark.pg_majors(15, 18)
+@pytest.mark.parametrize("kind", ["plain", "partitioned"])
+def test_a_counted_set_fails_when_it_finds_another_number(worker: Worker, kind: str) -> None:
+    """Every set form can check its own count on the server: it fails, and nothing behind it in a pipeline runs."""
+    partitioned = kind == "partitioned"
+    worker.run_text(
+        f"CREATE TABLE t(id int PRIMARY KEY, v int){' PARTITION BY RANGE (id)' if partitioned else ''};"
+        + ("CREATE TABLE t1 PARTITION OF t DEFAULT;" if partitioned else "")
+    )
+    statements = worker.statements("t")
+    insert, update, delete = statements.set_insert((0, 1)), statements.set_update((0, 1)), statements.set_delete()
+    worker.run(counted(insert), ["1", "1"], ["2", None], count=2)
+    worker.run(counted(update), ["1", "10"], ["2", "20"], count=2)
+    worker.run(counted(update), ["7", "70"], count=0)
+    assert worker.rows("SELECT id, v FROM t ORDER BY id") == [("1", "10"), ("2", "20")]
+    for statement, row, count in (
+        (insert, ["3", "3"], 2),
+        (update, ["3", "3"], 1),
+        (delete, ["3"], 1),
+        (delete, ["1"], 0),
+    ):
+        with pytest.raises(Refused) as refused:
+            worker.run(counted(statement), row, count=count)
+        assert refused.value.sqlstate == "22012"
+    assert worker.rows("SELECT id, v FROM t ORDER BY id") == [("1", "10"), ("2", "20")]
+    worker.run(counted(delete), ["1"], ["2"], count=2)
+    assert worker.rows("SELECT id FROM t") == []
+
+
+def test_a_set_in_which_nothing_can_be_set_is_counted_too(worker: Worker) -> None:
+    """An update of nothing but ALWAYS identity columns is a SELECT; its rows count."""
+    worker.run_text("CREATE TABLE t(id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY); INSERT INTO t DEFAULT VALUES")
+    update = worker.statements("t").set_update((0,))
+    worker.run(counted(update), ["1"], count=1)
+    with pytest.raises(Refused):
+        worker.run(counted(update), ["2"], count=1)

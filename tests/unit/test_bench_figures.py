@@ -153,12 +153,15 @@ def test_runners_are_everybody_once() -> None:
         delays_s=(0.0, 0.0025), settings=("apply.max_batch_changes=1",),
     )  # fmt: skip
     found = runners(WORKLOADS["foreign-keys"], options, "on")
+    ends = ("1", "1, 2.5 ms", "4", "4, 2.5 ms")
     assert [one.name for one in found] == [
         "pg_recvlogical", "built-in", "built-in parallel",
         "parapply preserve 1", "parapply preserve 1, 2.5 ms", "parapply preserve 4", "parapply preserve 4, 2.5 ms",
         "parapply relaxed 1", "parapply relaxed 1, 2.5 ms", "parapply relaxed 4", "parapply relaxed 4, 2.5 ms",
-        "bulk statement",
+        *[f"parapply interpreted {order} {end}" for order in ("preserve", "relaxed") for end in ends], "bulk statement",
     ]  # fmt: skip
+    twins = {one.name for one in found if one.environment}
+    assert twins == {one.name for one in found if "interpreted" in one.name}
     # The user's own come last and win.
     assert found[-2].settings == (
         "apply.workers=4", "apply.commit_order=relaxed", "target.synchronous_commit=on",

@@ -16,7 +16,7 @@ from parapply.errors import ProtocolError
 from parapply.plan.changes import NET_DELETE, NET_INSERT, NET_UPDATE, InsertSegment, NetSegment
 from parapply.plan.keys import Order, key_order
 from parapply.target.match import match
-from parapply.wire.rows import NULL, columns_of, read_delete, read_insert, read_update, value_at, values_of
+from parapply.wire.rows import NULL, TEXT_OID, columns_of, read_delete, read_insert, read_update, value_at, values_of
 from tests import build
 from tests.unit import plans
 from tests.unit.changes_model import KEYLESS, NUMERIC, PAIR, PLAIN
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 NUMBERS = st.integers(-99_999, 9_999_999).map(lambda number: str(number).encode())
 TEXTS = st.one_of(st.none(), st.binary(max_size=9), st.sampled_from([b"t", b"n\0\0\0\x01", b"\xff" * 4]))
-HEADER = b"header"
 
 
 def cells(*texts: bytes | None) -> bytes:
@@ -77,8 +76,9 @@ def test_columns_are_the_values_joined(
     for texts in rows:
         segment.insert(frame("I", *texts))
     mixed = [values_of(row) if data.draw(st.booleans()) else row for row in kept(segment)]
-    expected = [HEADER + b"".join(wire(texts[position]) for texts in rows) for position in positions]
-    assert columns_of(mixed, positions, 3, HEADER) == expected
+    header = struct.pack("!iiIii", 1, 1, TEXT_OID, len(rows), 1)
+    expected = [header + b"".join(wire(texts[position]) for texts in rows) for position in positions]
+    assert columns_of(mixed, positions, (TEXT_OID,) * len(positions), 3) == expected
 
 
 @given(st.sampled_from("IUD"), st.tuples(NUMBERS, TEXTS, TEXTS), st.data())

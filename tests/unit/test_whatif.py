@@ -44,6 +44,17 @@ def test_commits_in_order_are_one_after_the_other() -> None:
     assert found.critical_path["preserve"] == {WORK: 2.0, COMMIT_ORDER: 7.0}
 
 
+def test_a_commit_that_waits_is_sent_by_itself() -> None:
+    """Who has its turn when it begins sends COMMIT with its statements; behind another one it takes a round trip."""
+    units = [Unit(seq, 2.0, 0.0) for seq in range(1, 5)]
+    found = what_if(units, (1, 2), commit_floor_s=1.0)
+    assert found.of("preserve", 1).makespan_s == found.work_s == 8.0
+    # The second of each pair waits for the first and then commits by itself; so does whoever begins beside it.
+    assert found.of("preserve", 2).makespan_s == 6.0
+    assert found.of("relaxed", 2).makespan_s == 4.0
+    assert found.critical_path["preserve"] == {WORK: 3.0, COMMIT_ORDER: 2.0}
+
+
 def test_late_rows_cost_only_themselves() -> None:
     """Of units that share one of four rows only that row is applied one after the other, and takes a round trip."""
     units = [Unit(seq, 4.0, 0.0, [Edge(seq - 1, _KEY, 0.25)] if seq > 1 else []) for seq in range(1, 5)]

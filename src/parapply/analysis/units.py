@@ -33,6 +33,15 @@ class Row(NamedTuple):
     depends_on: Sequence[DependencyRow]
 
 
+def round_trip_s(batches: Iterable[tuple[float, float, bool]]) -> float:
+    """Return what a round trip to the target takes, about: the shortest flight in the log; 0 without a batch.
+
+    Args:
+        batches: `execute_s`, `commit_s` and `is_one_flight` of each.
+    """
+    return min([execute_s if is_one else commit_s for execute_s, commit_s, is_one in batches], default=0.0)
+
+
 def of_transactions(rows: Iterable[Row]) -> Iterator[Unit]:
     """Yield each transaction with its share of its batch's times, by changes: what merging at will would allow."""
     for row in rows:

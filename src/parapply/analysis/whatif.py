@@ -106,22 +106,30 @@ class WhatIf:
 
 
 def what_if(
-    units: Iterable[Unit], workers: Sequence[int] = WORKERS, *, late_floor_s: float = 0.0, window: int = WINDOW
+    units: Iterable[Unit],
+    workers: Sequence[int] = WORKERS,
+    *,
+    late_floor_s: float = 0.0,
+    commit_floor_s: float = 0.0,
+    window: int = WINDOW,
 ) -> WhatIf:
     """Replay units on so many workers, in both orders.
 
     Args:
         units: in source order (ascending `seq`).
         workers: numbers to try.
-        late_floor_s: what late rows take at least: a statement of their own is a round trip to the target. The shortest
-            `commit_s` of the log is a good measure of one.
+        late_floor_s: what late rows take at least: a statement of their own is a round trip to the target
+            (`units.round_trip_s`).
+        commit_floor_s: the same for a COMMIT that has to wait for its turn, also of a unit that sent it with its
+            statements when it was recorded. For batches; transactions share a COMMIT.
         window: units remembered.
 
     Raises:
         ValueError: the units are out of order.
     """
-    chains = [_Chain(order, late_floor_s, window) for order in _ORDERS]
-    replays = [_Replay(order, late_floor_s, window, n) for order in _ORDERS for n in workers]
+    floors = _Floors(late_floor_s, commit_floor_s)
+    chains = [_Chain(order, floors, window) for order in _ORDERS]
+    replays = [_Replay(order, floors, window, n) for order in _ORDERS for n in workers]
     everyone: list[_Replay] = [*chains, *replays]
     labels: dict[Label, Label] = {}
     places: dict[int, int] = {}
@@ -167,6 +175,13 @@ def _attainable(replay: _Replay, work_s: float, path: dict[Label, float]) -> Att
     )
 
 
+class _Floors(NamedTuple):
+    """What some things take at least, in seconds."""
+
+    late_s: float
+    commit_s: float
+
+
 class _Link(NamedTuple):
     """An edge with the place of its unit; -1 for everything before this one."""
 
@@ -199,12 +214,12 @@ _Times = tuple[float, float, float, float, float]
 class _Replay:
     """One order with one number of workers. Each unit's commit time is kept in a ring."""
 
-    def __init__(self, order: Order, late_floor_s: float, window: int, workers: int) -> None:
+    def __init__(self, order: Order, floors: _Floors, window: int, workers: int) -> None:
         self.order = order
         self.workers = workers
         self.latest_s = 0.0
         self._is_relaxed = order == "relaxed"
-        self._late_floor_s = late_floor_s
+        self._floors = floors
         self._window = window
         self._ends = [0.0] * window
         self._free = [0.0] * workers  # when each worker is free, ascending
@@ -218,11 +233,14 @@ class _Replay:
             if late:
                 ready_s, share, turn_s = self._split(ready_s, late)
                 if share:
-                    late_s = max(share * execute_s, self._late_floor_s)
+                    late_s = max(share * execute_s, self._floors.late_s)
                     execute_s *= 1.0 - share
-        done_s = self._start(ready_s) + execute_s
+        start_s = self._start(ready_s)
+        done_s = start_s + execute_s
         if not self._is_relaxed:
             turn_s = self.latest_s
+        if late_s or turn_s > start_s:
+            commit_s = max(commit_s, self._floors.commit_s)
         end_s = max(done_s, turn_s) + late_s + commit_s
         if self.workers:
             insort(self._free, end_s)
@@ -233,10 +251,13 @@ class _Replay:
     def add_free(self, unit: Unit, place: int) -> None:
         """Do the same for a unit that depends on nothing: nearly all of them, mostly."""
         free = self._free
-        end_s = free.pop(0) + unit.execute_s
-        if not self._is_relaxed and end_s < self.latest_s:
-            end_s = self.latest_s
-        end_s += unit.commit_s
+        start_s = free.pop(0)
+        end_s = start_s + unit.execute_s
+        commit_s = unit.commit_s
+        if not self._is_relaxed and self.latest_s > start_s:
+            commit_s = max(commit_s, self._floors.commit_s)
+            end_s = max(end_s, self.latest_s)
+        end_s += commit_s
         insort(free, end_s)
         self._ends[place % self._window] = end_s
         if end_s > self.latest_s:  # noqa: PLR1730  a call less
@@ -284,8 +305,8 @@ class _Replay:
 class _Chain(_Replay):
     """As many workers as there is work for: then the last commit is the end of the longest chain of dependencies."""
 
-    def __init__(self, order: Order, late_floor_s: float, window: int) -> None:
-        super().__init__(order, late_floor_s, window, 0)
+    def __init__(self, order: Order, floors: _Floors, window: int) -> None:
+        super().__init__(order, floors, window, 0)
         #: Of each unit in the ring: seconds of the chain that ends with it, by what tied its links.
         self._paths: list[dict[Label, float]] = [{}] * window
         self.longest: dict[Label, float] = {}
@@ -313,12 +334,14 @@ class _Chain(_Replay):
 
     def add_free(self, unit: Unit, place: int) -> None:
         """Do the same for a unit that depends on nothing."""
-        end_s = unit.execute_s
-        path = {WORK: end_s + unit.commit_s}
+        end_s, commit_s = unit.execute_s, unit.commit_s
+        if not self._is_relaxed and self.latest_s > 0.0:
+            commit_s = max(commit_s, self._floors.commit_s)
+        path = {WORK: end_s + commit_s}
         if not self._is_relaxed and end_s < self.latest_s:
-            path = _longer(self.longest, COMMIT_ORDER, unit.commit_s)
+            path = _longer(self.longest, COMMIT_ORDER, commit_s)
             end_s = self.latest_s
-        end_s += unit.commit_s
+        end_s += commit_s
         self._ends[place % self._window] = end_s
         self._paths[place % self._window] = path
         if end_s > self.latest_s:

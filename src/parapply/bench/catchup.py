@@ -107,7 +107,7 @@ def _take_turn(stage: Stage, runner: Runner, number: int, backlog: Backlog, sync
                 usage=observer.usage(),
             )  # fmt: skip
         make_target(stage, _TURN)
-        if runner.system == "parapply":
+        if runner.system.startswith("parapply"):
             drained, applied = _drain_with_parapply(stage, runner, observer)
         else:
             applied = None
@@ -146,6 +146,7 @@ def _drain_with_parapply(stage: Stage, runner: Runner, observer: Observer) -> tu
             port = detour.enter_context(Delay("127.0.0.1", stage.target.port, runner.delay_s)).port
         settings = [*runner.settings, f"applylog.directory={directory}"]
         drained = drain_with_parapply(
-            stage, slot=_TURN, dbname=_TURN, settings=settings, target_port=port, watch=observer
-        )
+            stage, slot=_TURN, dbname=_TURN, settings=settings, environment=runner.environment, target_port=port,
+            watch=observer,
+        )  # fmt: skip
     return drained, read_applied(directory, log.read_bytes()[before_bytes:])

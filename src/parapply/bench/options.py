@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 Sync = Literal["off", "on"]
 Order = Literal["preserve", "relaxed"]
-System = Literal["ceiling", "built-in", "built-in-parallel", "parapply", "bulk-statement"]
+System = Literal["ceiling", "built-in", "built-in-parallel", "parapply", "parapply-interpreted", "bulk-statement"]
 
 SYSTEMS: Final[tuple[System, ...]] = get_args(System)
 ORDERS: Final[tuple[Order, ...]] = get_args(Order)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from parapply import hotpath
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from parapply.bench.options import Options, Sync, System
     from parapply.bench.workloads import Workload
 
@@ -20,6 +24,11 @@ _NAMES: Final[dict[System, str]] = {
     "built-in-parallel": BUILT_IN_PARALLEL,
     "bulk-statement": BULK,
 }
+#: The daemon as it is installed, and with the interpreted twin of its hot path: begins of names, and variables.
+_TWINS: Final[dict[System, tuple[str, Mapping[str, str]]]] = {
+    "parapply": ("parapply", {}),
+    "parapply-interpreted": ("parapply interpreted", {hotpath.VARIABLE: "forbid"}),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +39,7 @@ class Runner:
         name: for people.
         system: what it is.
         settings: `key=value` for parapply.
+        environment: variables for parapply, as a user sets them.
         delay_s: between daemon and target, in each direction.
     """
 
@@ -37,25 +47,28 @@ class Runner:
     system: System
     settings: tuple[str, ...] = ()
     delay_s: float = 0.0
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def runners(workload: Workload, options: Options, sync: Sync) -> list[Runner]:
     """Return everybody that was asked for, once; without the bulk statement where it cannot do the workload."""
     found: list[Runner] = []
     for system in dict.fromkeys(options.systems):
-        if system == "parapply":
-            found += _parapplies(workload, options, sync)
+        if system in _TWINS:
+            found += _parapplies(system, workload, options, sync)
         elif system != "bulk-statement" or workload.is_bulk_possible:
             found.append(Runner(name=_NAMES[system], system=system))
     return found
 
 
-def _parapplies(workload: Workload, options: Options, sync: Sync) -> list[Runner]:
+def _parapplies(system: System, workload: Workload, options: Options, sync: Sync) -> list[Runner]:
+    twin, environment = _TWINS[system]
     # Twice the same runner would count as one.
     return [
         Runner(
-            name=f"parapply {order} {workers}" + (f", {delay_s * 1000:g} ms" if delay_s else ""),
-            system="parapply",
+            name=f"{twin} {order} {workers}" + (f", {delay_s * 1000:g} ms" if delay_s else ""),
+            system=system,
+            environment=environment,
             settings=(
                 f"apply.workers={workers}",
                 f"apply.commit_order={order}",

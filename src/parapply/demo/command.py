@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from psycopg.conninfo import make_conninfo
@@ -18,19 +19,20 @@ from parapply.demo.errors import DemoError
 from parapply.demo.stage import BANK, PUBLICATION, end, own_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from parapply.demo.stage import Stage
 
 # Longer than any wait we ask for on the command line.
 _CALL_TIMEOUT_S = 900.0
 _TAIL_LINES = 5
+_NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 class Parapply:
     """`parapply` between the two servers of a stage, for one slot."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  one for each thing that differs
         self,
         stage: Stage,
         *,
@@ -38,6 +40,7 @@ class Parapply:
         target_dbname: str = BANK,
         target_port: int | None = None,
         settings: Sequence[str] = (),
+        environment: Mapping[str, str] = _NO_VARIABLES,
     ) -> None:
         """Start nothing yet.
 
@@ -47,7 +50,9 @@ class Parapply:
             target_dbname: database on the subscriber.
             target_port: of something on 127.0.0.1 that forwards to the subscriber; its own port when `None`.
             settings: `key=value`, as for `--set`.
+            environment: variables for every command, over those that they inherit.
         """
+        self._environment = {**own_environment(), **environment}
         self.slot = slot
         self.log = stage.directory / f"daemon-{slot}.log"
         self._stage = stage
@@ -72,7 +77,7 @@ class Parapply:
         """
         words = [sys.executable, "-m", "parapply", command, *self._options, *arguments]
         done = subprocess.run(  # noqa: S603 - our own program, no shell
-            words, env=own_environment(), capture_output=True, text=True, check=False,
+            words, env=self._environment, capture_output=True, text=True, check=False,
             timeout=_CALL_TIMEOUT_S, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         if done.returncode != 0:
@@ -86,7 +91,7 @@ class Parapply:
             OSError: Python cannot be run.
         """
         words = [sys.executable, "-m", "parapply", "run", *self._options, *self._settings]
-        self._process = self._stage.start(words, env=own_environment(), output=self.log)
+        self._process = self._stage.start(words, env=self._environment, output=self.log)
 
     def check(self) -> None:
         """Do nothing if the daemon runs.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 import psycopg
@@ -21,7 +22,7 @@ from parapply.demo.load import Load
 from parapply.demo.stage import BANK, PUBLICATION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from parapply.demo.load import Script
     from parapply.demo.stage import Stage
@@ -31,6 +32,7 @@ _POLL_S = 0.002
 # A backlog of a million transactions takes a minute or two on a slow machine.
 _DRAIN_TIMEOUT_S = 600.0
 _FIRST, _LAST = 1, 2
+_NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +138,7 @@ def drain_with_parapply(  # noqa: PLR0913  one for each thing that differs
     slot: str,
     dbname: str,
     settings: Sequence[str],
+    environment: Mapping[str, str] = _NO_VARIABLES,
     target_port: int | None = None,
     watch: Watch = _NO_WATCH,
 ) -> Drained:
@@ -146,13 +149,16 @@ def drain_with_parapply(  # noqa: PLR0913  one for each thing that differs
         slot: with the backlog.
         dbname: database on the subscriber, in the state the slot starts from.
         settings: `key=value`, as for `--set`.
+        environment: as for `Parapply`.
         target_port: as for `Parapply`.
         watch: looks at the processes meanwhile.
 
     Raises:
         DemoError: the daemon failed, or was not there in time.
     """
-    runner = Parapply(stage, slot=slot, target_dbname=dbname, target_port=target_port, settings=settings)
+    runner = Parapply(
+        stage, slot=slot, target_dbname=dbname, target_port=target_port, settings=settings, environment=environment
+    )
     runner.call("init")
 
     def check() -> None:

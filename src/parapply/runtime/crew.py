@@ -150,8 +150,9 @@ class Crew:
         job.submitted_s = job.freed_s = now_s
         self._last_seq = batch.seq
         self._jobs[batch.seq] = job
-        if job in self._following:
+        if job in self._following and job.stream is not None:
             self._assigned.add(batch.seq)
+            job.stream.news.set()
         if job.pieces is None:
             self.held_bytes += batch.size_bytes
             self.watermark.open(batch.end_lsn)

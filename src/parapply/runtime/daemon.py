@@ -16,7 +16,6 @@ from parapply.errors import ApplyFailed, ParapplyError, Retry, SourceLost, Sourc
 from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.runtime.ends import Opener
-from parapply.runtime.epoch import Epoch
 from parapply.runtime.notify import Notifier
 from parapply.runtime.scribe import Scribe
 
@@ -139,6 +138,9 @@ class _Daemon:
             ends = await self._unless_stopped(self._opener.open(stack))
             if ends is None:
                 return "stopped by a signal before it began"
+            # Behind the start of the stream: the publisher decodes meanwhile.
+            from parapply.runtime.epoch import Epoch  # noqa: PLC0415
+
             self._has_served = True
             self._notifier.ready(f"applying slot {self._config.source.slot}")
             epoch = Epoch(self._config, ends, scribe, self._until_lsn)

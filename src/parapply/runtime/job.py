@@ -52,6 +52,7 @@ class Job:
         "error",
         "executed_s",
         "freed_s",
+        "is_one_flight",
         "mode",
         "must_yield",
         "n_changes",
@@ -100,6 +101,7 @@ class Job:
         self.turn_s = 0.0  # all earlier batches have committed
         self.committed_s = 0.0
         self.attempts = 1
+        self.is_one_flight = False  # executed and committed at once
         self.mode = "set"  # or rows, large, streamed, spilled, outcome
         #: A later batch than the head stands in its way: it rolls back and waits for its turn (trap T-30).
         self.must_yield = False

@@ -51,7 +51,7 @@ def batch_record(job: Job, slot: str, run: str, unix_minus_loop_s: float) -> Bat
         wait_dependency_s=round(wait_dependency_s, 6),
         execute_s=_since(job.executed_s, job.started_s),
         wait_turn_s=_since(job.turn_s, job.executed_s),
-        commit_s=_since(job.committed_s, job.turn_s),
+        commit_s=0.0 if job.is_one_flight else _since(job.committed_s, job.turn_s),
         attempts=job.attempts,
         mode=job.mode,
         rows=job.rows,
@@ -59,6 +59,7 @@ def batch_record(job: Job, slot: str, run: str, unix_minus_loop_s: float) -> Bat
         late_keys=sum([len(changes.late_keys) for changes in batch.table_changes]),
         waited_for=WaitedFor(seq=wait.seq, table=wait.table, kind=wait.kind, name=wait.name) if wait else None,
         retry_reason=job.error,
+        is_one_flight=job.is_one_flight,
     )
 
 

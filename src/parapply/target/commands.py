@@ -4,13 +4,13 @@ In: steps of the plan. Out: `Command`s in the order to execute them. Must never 
 differs is the session's to notice and the worker's to retry.
 
 On the hot path (sets) no object is made per column: values are the slices of the plan's rows, joined once per column
-and statement. A binary ``text[]`` is a header of 20 bytes and the length-prefixed values as pgoutput sent them.
-(PostgreSQL's `array_recv`: dimensions, has-null flag, element type, length and lower bound of each dimension.)
+and statement. A binary ``text[]`` is a header and the length-prefixed values as pgoutput sent them; the compiled twin
+makes arrays of some other types as well (`wire/rows.py`), so that the target need not parse them.
 """
 
 from __future__ import annotations
 
-import struct
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 from parapply.errors import ProtocolError
@@ -27,9 +27,10 @@ from parapply.plan.changes import (
 )
 from parapply.plan.families import deleted_last, parents_first, ties
 from parapply.plan.steps import OrderedStep, TablesStep, TruncateStep
-from parapply.target.pipeline import Statement
+from parapply.target.pipeline import ANY_COUNT, Statement
 from parapply.target.statements import CHECK_LATER, CHECK_NOW, Sql, Statements, truncate
 from parapply.wire.rows import (
+    BINARY_TYPES,
     DELETE,
     INSERT,
     KIND_AT,
@@ -44,7 +45,7 @@ from parapply.wire.rows import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from parapply.plan.changes import TableChanges
     from parapply.plan.segments import Effects
@@ -57,17 +58,13 @@ Operation = Literal["insert", "update", "delete", "truncate", "exists"]
 #: Bytes of rows in one set statement at most: far below the gigabyte that one parameter may have (trap T-45).
 SET_BYTES: Final = 32 * 1024 * 1024
 
-#: The count is not to be checked: code on the target may change it.
-ANY_COUNT: Final = -1
-
-_TEXT_OID = 25
-_array_header = struct.Struct(">iiIii").pack
-
 
 class Command(Statement):
     """One statement of a batch, what it is for, and the number of rows it must report."""
 
     __slots__ = ("expected", "operation", "plan")
+
+    prepared: Sql
 
     def __init__(
         self,
@@ -147,7 +144,7 @@ class CommandBuilder:
     def _of(self, plan: TablePlan) -> Statements:
         found = self._statements.get(id(plan))
         if found is None:
-            found = self._statements[id(plan)] = Statements(plan)
+            found = self._statements[id(plan)] = Statements(plan, BINARY_TYPES)
         return found
 
     def _tables(self, step: TablesStep, size_bytes: int, out: list[Command], *, is_late: bool) -> None:
@@ -202,14 +199,15 @@ class CommandBuilder:
                 self._deletes(segment, _without(effects, NET_REPLACE), size_bytes, out)
 
     def _inserts(self, segment: InsertSegment, size_bytes: int, out: list[Command]) -> None:
-        plan = segment.plan
-        out += _sets(self._of(plan).set_insert(_all(plan)), segment.rows, size_bytes, "insert", plan)
+        statements = self._of(segment.plan)
+        insert = partial(statements.set_insert, _all(segment.plan))
+        out += _sets(statements, insert, segment.rows, size_bytes, "insert")
 
     def _deletes(self, segment: NetSegment, effects: Effects, size_bytes: int, out: list[Command]) -> None:
         """Come before `_writes`: a replaced row is in both."""
         if deleted := effects[NET_DELETE - 1] + effects[NET_REPLACE - 1]:
-            plan = segment.plan
-            out += _sets(self._of(plan).set_delete(), deleted, size_bytes, "delete", plan)
+            statements = self._of(segment.plan)
+            out += _sets(statements, statements.set_delete, deleted, size_bytes, "delete")
 
     def _writes(self, segment: NetSegment, by_effect: Effects, size_bytes: int, out: list[Command]) -> None:
         plan = segment.plan
@@ -217,13 +215,13 @@ class CommandBuilder:
         if absent := by_effect[NET_ABSENT - 1]:
             # Inserted and deleted inside the batch. A row found here means the insert would have failed: the wrong
             # count rolls all back.
-            for command in _sets(statements.set_delete(), absent, size_bytes, "insert", plan):
+            for command in _sets(statements, statements.set_delete, absent, size_bytes, "insert"):
                 command.expected = 0
                 out.append(command)
         for present, group in _by_columns(by_effect[NET_UPDATE - 1], segment).items():
-            out += _sets(statements.set_update(present), group, size_bytes, "update", plan)
+            out += _sets(statements, partial(statements.set_update, present), group, size_bytes, "update")
         if inserted := by_effect[NET_INSERT - 1] + by_effect[NET_REPLACE - 1]:
-            out += _sets(statements.set_insert(_all(plan)), inserted, size_bytes, "insert", plan)
+            out += _sets(statements, partial(statements.set_insert, _all(plan)), inserted, size_bytes, "insert")
 
     def _row(self, plan: TablePlan, frame: bytes, out: list[Command]) -> None:
         kind = frame[KIND_AT]
@@ -290,12 +288,19 @@ def _all(plan: TablePlan) -> tuple[int, ...]:
 
 
 def _sets(
-    prepared: Sql, rows: list[KeptRow], size_bytes: int, operation: Operation, plan: TablePlan
+    statements: Statements, build: Callable[[], Sql], rows: list[KeptRow], size_bytes: int, operation: Operation
 ) -> Iterator[Command]:
     """Yield the statement for runs of rows, each with one array for each position."""
+    plan = statements.plan
     for run in _cut(rows, size_bytes):
-        header = _array_header(1, 1, _TEXT_OID, len(run), 1)
-        parameters = columns_of(run, prepared.positions, len(plan.columns), header)
+        prepared = build()
+        parameters = columns_of(run, prepared.positions, prepared.type_oids, len(plan.columns))
+        if None in parameters:
+            # Never again for this plan: where one such value comes others do, and each statement text is planned anew.
+            pairs = zip(prepared.positions, parameters, strict=True)
+            statements.send_as_text([position for position, array in pairs if array is None])
+            prepared = build()
+            parameters = columns_of(run, prepared.positions, prepared.type_oids, len(plan.columns))
         yield Command(prepared, parameters, expected=len(run), operation=operation, plan=plan)
 
 

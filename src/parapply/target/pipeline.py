@@ -8,7 +8,7 @@ costs ten times the CPU of this path per statement (DEPENDENCIES: 18 us against 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import psycopg
 from psycopg import pq
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 #: buffers quadratically and let both sides block on full sockets.
 FLIGHT_STATEMENTS = 512
 FLIGHT_BYTES = 8 * 1024 * 1024
+
+#: As the row count that a statement must report: it is not to be checked, code on the target may change it.
+ANY_COUNT: Final = -1
 
 _OK = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
 

@@ -6,6 +6,7 @@ its COMMIT is believed only by its tag (traps T-11, T-12, T-14). Must never deci
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import psycopg
@@ -15,12 +16,11 @@ from parapply.driver import Session
 from parapply.errors import StatementFailed, TargetLost
 from parapply.model import format_lsn
 from parapply.target import lease, prepared, settings, state
-from parapply.target.commands import ANY_COUNT
-from parapply.target.pipeline import Outcome, Pipeline, Statement
-from parapply.target.statements import Sql
+from parapply.target.pipeline import ANY_COUNT, Outcome, Pipeline, Statement
+from parapply.target.statements import Sql, counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from parapply.target.commands import Command
 
@@ -68,6 +68,13 @@ _FORGET: Final = _plain(b"", b"DEALLOCATE ALL")
 
 #: The record's key was there already: somebody else applied this, or an answer was lost. Only the state can tell.
 _ALREADY_RECORDED = "23505"
+_DIVISION_BY_ZERO = "22012"
+
+_int8 = struct.Struct(">q").pack
+
+
+def _nothing() -> None:
+    """Stand in where nobody listens."""
 
 
 class WorkerSession:
@@ -79,6 +86,8 @@ class WorkerSession:
         #: Whether the open transaction has the savepoint of its last piece.
         self._has_savepoint = False
         self._connection = connection
+        #: By the name of the form without a check.
+        self._counted: dict[bytes, Sql] = {}
         self._slot_id = str(options.slot_id).encode()
         schema = options.schema
         self._record = _sql(b"record", state.record_sql(schema), 7)
@@ -123,6 +132,41 @@ class WorkerSession:
         statements = [_BEGIN, self._first(record), *commands]
         await self._run_checked(statements, commands, before=2)
         probes.probe(probes.DML_SENT)
+
+    async def execute_and_commit(self, record: Record, commands: Sequence[Command]) -> None:
+        """Do what `execute` and `commit` do in one flight; the server checks the counts before it commits.
+
+        Spares a round trip, and the leader a look, for each transaction; only for sets whose counts are known, and when
+        nothing needs to be waited for before the commit.
+
+        Raises:
+            StatementFailed: as both.
+            TargetLost: as both: whether it committed is in doubt.
+        """
+        probes.probe(probes.BEFORE_STATE)
+        checked = [self._checked(command) for command in commands]
+        statements = [_BEGIN, self._first(record), *checked, _COMMIT]
+        try:
+            outcomes = await self._run(statements, before=2, on_sent=_commit_sent)
+        except StatementFailed as failure:
+            if failure.statement == len(commands):
+                failure.statement = -1
+            elif failure.sqlstate == _DIVISION_BY_ZERO and failure.statement >= 0:
+                # It may be a division of the user's: then the same comes again when the batch is repeated in order.
+                expected = commands[failure.statement].expected
+                raise StatementFailed(
+                    f"another number of rows than {expected}", statement=failure.statement
+                ) from failure
+            raise
+        probes.probe(probes.COMMITTED)
+        if outcomes[-1].tag != b"COMMIT":
+            raise StatementFailed("the server rolled back instead of committing")
+
+    def _checked(self, command: Command) -> Statement:
+        prepared = self._counted.get(command.prepared.name)
+        if prepared is None:
+            prepared = self._counted[command.prepared.name] = counted(command.prepared)
+        return Statement(prepared, [*command.parameters, _int8(command.expected)], is_binary=True)
 
     async def execute_late(self, commands: Sequence[Command]) -> None:
         """Execute more commands of the open transaction, and check their counts.
@@ -315,10 +359,12 @@ class WorkerSession:
             if command.expected not in (outcome.rows, ANY_COUNT):
                 raise StatementFailed(f"{outcome.rows} rows where {command.expected} are expected", statement=index)
 
-    async def _run(self, statements: Sequence[Statement], before: int) -> list[Outcome]:
+    async def _run(
+        self, statements: Sequence[Statement], before: int, *, on_sent: Callable[[], None] = _nothing
+    ) -> list[Outcome]:
         """Run statements; a failure counts from the one at `before`, and what stands just before that is the record."""
         try:
-            return await self.pipeline.run(statements)
+            return await self.pipeline.run(statements, on_sent=on_sent)
         except StatementFailed as failure:
             failure.statement -= before
             if failure.statement == -1 and failure.sqlstate == _ALREADY_RECORDED:

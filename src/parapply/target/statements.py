@@ -1,14 +1,15 @@
 """SQL texts that apply changes to one target table, set-based and row by row. Pure text; nothing is executed here.
 
 In: a `TablePlan` and the wire positions present. Out: `Sql`, whose parameters are values (row forms, text format, type
-left to the server) or one text[] per wire position (set forms). Must never put a value or a raw name into a text.
+left to the server) or one array per wire position (set forms). Must never put a value or a raw name into a text.
 
 Why the texts look as they do:
 
 - Values travel as the publisher's text. A row form leaves a parameter's type open (OID 0), so the column's own input
   function reads it, as in the built-in apply worker. A set form casts each element to the column's base type *without*
   length and domain: an explicit cast to varchar(3) or to a domain over it cuts silently, while the assignment to the
-  column refuses (trap T-44). Arrays of the column's type would not do: unnest flattens arrays of arrays.
+  column refuses (trap T-44). Arrays of the base type do the same, for types whose binary form the caller can make; for
+  others they would not: unnest flattens arrays of arrays.
 - Equality is spelled OPERATOR(schema.=): with the pinned search_path a plain = on a citext column would compare text.
 - ONLY on plain tables: children by inheritance are other published tables. A partitioned table is written as a whole.
 - OVERRIDING SYSTEM VALUE is harmless without identity columns (trap T-50). UPDATE cannot set an ALWAYS identity column,
@@ -19,7 +20,7 @@ Why the texts look as they do:
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from parapply.errors import TargetRefused
 from parapply.plan.table import Equality
@@ -30,11 +31,15 @@ if TYPE_CHECKING:
 
     from parapply.plan.table import ColumnFacts, TableFacts, TablePlan
 
+_TEXT_OID: Final = 25
+_NO_TYPES: Final[frozenset[int]] = frozenset()
+
 
 class Sql(NamedTuple):
     """One statement to prepare, and what its parameters are.
 
-    A set form takes one text[] for each of `positions`, all of one length; a set delete's positions are the key's.
+    A set form takes one array for each of `positions`, all of one length, its elements of the type in `type_oids`; a
+    set delete's positions are the key's.
     A row form takes the values at `positions` of the new row, then those at `old_positions` of the old row; without an
     old tuple on the wire the key has not moved and its values are in the new row.
     """
@@ -45,6 +50,7 @@ class Sql(NamedTuple):
     is_set: bool
     positions: tuple[int, ...]
     old_positions: tuple[int, ...] = ()
+    type_oids: tuple[int, ...] = ()
 
 
 class Statements:
@@ -53,9 +59,17 @@ class Statements:
     Every statement's row count is the number of rows found, also where it is a SELECT because nothing can be set.
     """
 
-    def __init__(self, plan: TablePlan) -> None:
-        """Build nothing yet."""
+    def __init__(self, plan: TablePlan, binary_types: frozenset[int] = _NO_TYPES) -> None:
+        """Build nothing yet.
+
+        Args:
+            plan: of the table.
+            binary_types: OIDs of the types that set forms take as arrays of themselves; all others come as text[].
+        """
         self.plan = plan
+        self._binary = {
+            position for position, column in enumerate(plan.columns) if column.base_type_oid in binary_types
+        }
         self._table = table_name(plan.facts)
         self._names = [quote_identifier(column.name) for column in plan.columns]
         self._cache: dict[tuple[str, tuple[int, ...]], Sql] = {}
@@ -90,6 +104,11 @@ class Statements:
         """
         self._check_updates(needs_key=True)
         return self._cached("set_delete", (), self._build_set_delete)
+
+    def send_as_text(self, positions: Sequence[int]) -> None:
+        """Have set forms built from now on take these wire positions as text[], whatever their type."""
+        self._binary.difference_update(positions)
+        self._cache.clear()
 
     def row_insert(self, present: tuple[int, ...]) -> Sql:
         """Return the insert of one row; without positions every column takes its default (trap T-67)."""
@@ -167,9 +186,9 @@ class Statements:
         targets = ", ".join(self._names[position] for position in present)
         values = ", ".join(self._element(position) for position in present)
         return _sql(
-            f"INSERT INTO {self._table} ({targets}) OVERRIDING SYSTEM VALUE SELECT {values} FROM {_rows(present)}",
+            f"INSERT INTO {self._table} ({targets}) OVERRIDING SYSTEM VALUE SELECT {values} FROM {self._rows(present)}",
             present,
-            is_set=True,
+            type_oids=self._type_oids(present),
         )
 
     def _build_set_update(self, present: tuple[int, ...]) -> Sql:
@@ -186,16 +205,16 @@ class Statements:
         positions = tuple(sorted({*changed, *guarded, *keys}))
         assignments = ", ".join(f"{self._names[position]} = {self._element(position)}" for position in changed)
         return _sql(
-            f"UPDATE {self._only} AS t SET {assignments} FROM {_unnest(positions)} "
+            f"UPDATE {self._only} AS t SET {assignments} FROM {self._unnest(positions)} "
             f"WHERE {self._joined((*keys, *guarded))}",
             positions,
-            is_set=True,
+            type_oids=self._type_oids(positions),
         )
 
     def _build_set_delete(self) -> Sql:
         keys = self.plan.key_positions
-        text = f"DELETE FROM {self._only} AS t USING {_unnest(keys)} WHERE {self._joined(keys)}"
-        return _sql(text, keys, is_set=True)
+        text = f"DELETE FROM {self._only} AS t USING {self._unnest(keys)} WHERE {self._joined(keys)}"
+        return _sql(text, keys, type_oids=self._type_oids(keys))
 
     def _build_row_insert(self, present: tuple[int, ...]) -> Sql:
         if not present:
@@ -225,7 +244,8 @@ class Statements:
             keys = self.plan.key_positions
             positions = tuple(sorted({*keys, *guarded}))
             joined = self._joined((*keys, *guarded))
-            return _sql(f"SELECT 1 FROM {self._only} AS t, {_unnest(positions)} WHERE {joined}", positions, is_set=True)
+            text = f"SELECT 1 FROM {self._only} AS t, {self._unnest(positions)} WHERE {joined}"
+            return _sql(text, positions, type_oids=self._type_oids(positions))
         guards = self._guards(guarded, first=1)
         where, old_positions = self._found_row(first=len(guarded) + 1)
         return _sql(f"SELECT 1 FROM {self._only} AS t WHERE {where}{guards}", guarded, old_positions)
@@ -244,6 +264,32 @@ class Statements:
 
     def _element(self, position: int) -> str:
         return f"v.c{position}::{self._column(position).type_sql}"
+
+    def _rows(self, positions: Sequence[int]) -> str:
+        """Return the arrays as rows in step, as `_unnest` does, but without a tuplestore on the way.
+
+        Inserts of thousands of rows cost the target about a quarter less (`python -m bench.forms`); in updates nothing
+        was measured. (Manual, "SQL Functions Returning Sets": several in a select list advance together.)
+        """
+        arrays = zip(self._arrays(positions), positions, strict=True)
+        return f"(SELECT {', '.join(f'unnest({array}) AS c{position}' for array, position in arrays)}) AS v"
+
+    def _unnest(self, positions: Sequence[int]) -> str:
+        # Several arguments are special syntax that a schema-qualified name would lose; the session's search_path is
+        # pinned.
+        aliases = ", ".join(f"c{position}" for position in positions)
+        return f"unnest({', '.join(self._arrays(positions))}) AS v({aliases})"
+
+    def _arrays(self, positions: Sequence[int]) -> list[str]:
+        return [
+            f"${number}::{self._column(position).type_sql if position in self._binary else 'text'}[]"
+            for number, position in enumerate(positions, 1)
+        ]
+
+    def _type_oids(self, positions: Sequence[int]) -> tuple[int, ...]:
+        return tuple(
+            [self._column(position).base_type_oid if position in self._binary else _TEXT_OID for position in positions]
+        )
 
     def _joined(self, positions: Sequence[int]) -> str:
         return " AND ".join(column_equals(self._column(position), f"v.c{position}") for position in positions)
@@ -275,24 +321,30 @@ def truncate(tables: Sequence[TableFacts], *, restart_identity: bool) -> Sql:
     return _sql(f"TRUNCATE TABLE {', '.join(dict.fromkeys(targets))} {identity} IDENTITY RESTRICT", ())
 
 
-def _rows(positions: Sequence[int]) -> str:
-    """Return the arrays as rows in step, as `_unnest` does, but without a tuplestore on the way.
+def counted(prepared: Sql) -> Sql:
+    """Return a set form that fails unless it finds as many rows as its last parameter, a binary int8, says.
 
-    Inserts of thousands of rows cost the target about a quarter less (`python -m bench.forms`); in updates nothing was
-    measured. (Manual, "SQL Functions Returning Sets": several in a select list advance together.)
+    So that COMMIT can be sent behind it without waiting for its answer: in a pipeline nothing runs behind an error. It
+    fails with 22012 (division by zero), like a division of the user's; and costs some tenths of a microsecond a row.
+    (PostgreSQL manual, "Data-Modifying Statements in WITH".)
+
+    Args:
+        prepared: a set form.
     """
-    columns = ", ".join(f"unnest(${number}::text[]) AS c{position}" for number, position in enumerate(positions, 1))
-    return f"(SELECT {columns}) AS v"
+    # A SELECT stands where nothing can be set; its rows are those found.
+    returning = b"" if prepared.text.startswith(b"SELECT ") else b" RETURNING 1"
+    number = prepared.n_parameters + 1
+    text = b"WITH done AS (%s%s) SELECT 1 / (pg_catalog.count(*) = $%d::pg_catalog.int8)::pg_catalog.int4 FROM done" % (
+        prepared.text,
+        returning,
+        number,
+    )
+    return prepared._replace(name=b"c" + prepared.name[1:], text=text, n_parameters=number)
 
 
-def _unnest(positions: Sequence[int]) -> str:
-    # Several arguments are special syntax that a schema-qualified name would lose; the session's search_path is pinned.
-    arrays = ", ".join(f"${number}::text[]" for number in range(1, len(positions) + 1))
-    aliases = ", ".join(f"c{position}" for position in positions)
-    return f"unnest({arrays}) AS v({aliases})"
-
-
-def _sql(text: str, positions: Sequence[int], old_positions: Sequence[int] = (), *, is_set: bool = False) -> Sql:
+def _sql(
+    text: str, positions: Sequence[int], old_positions: Sequence[int] = (), *, type_oids: tuple[int, ...] | None = None
+) -> Sql:
     # A publisher in SQL_ASCII may name columns in bytes that are no UTF-8 (trap T-61); they go back as they came.
     encoded = text.encode("utf-8", "surrogateescape")
     name = b"p" + blake2b(encoded, digest_size=16).hexdigest().encode()
@@ -300,9 +352,10 @@ def _sql(text: str, positions: Sequence[int], old_positions: Sequence[int] = (),
         name=name,
         text=encoded,
         n_parameters=len(positions) + len(old_positions),
-        is_set=is_set,
+        is_set=type_oids is not None,
         positions=tuple(positions),
         old_positions=tuple(old_positions),
+        type_oids=type_oids or (),
     )
 
 

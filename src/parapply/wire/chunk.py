@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """Part of a transaction that is still in progress on the publisher; its changes are those of the `Transaction`.
 
     A change belongs to a subtransaction, or to the top-level one, and each can be rolled back by itself. Changes of a

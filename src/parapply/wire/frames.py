@@ -8,8 +8,9 @@ Source: PostgreSQL manual, "Streaming Replication Protocol", under START_REPLICA
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from parapply.model import FRAME_HEADER_BYTES, format_lsn
 from parapply.wire.reader import Reader
@@ -22,8 +23,7 @@ _KEEPALIVE = "k"
 _REPLY_REQUESTED = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class XLogData:
+class XLogData(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of the stream ('w'), called WALData since PostgreSQL 19: with pgoutput exactly one message."""
 
     start_lsn: int
@@ -37,8 +37,7 @@ class XLogData:
         return self.frame[FRAME_HEADER_BYTES:]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keepalive:
+class Keepalive(msgspec.Struct, frozen=True, kw_only=True):
     """The publisher is alive and has read its WAL up to `end_lsn` ('k')."""
 
     end_lsn: int
@@ -46,8 +45,7 @@ class Keepalive:
     reply_requested: bool  # to be answered at once, or wal_sender_timeout ends the session
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnknownFrame:
+class UnknownFrame(msgspec.Struct, frozen=True, kw_only=True):
     """A kind this program never asked for, such as PostgreSQL 19's 's': to be ignored."""
 
     kind: str  # one character, the type byte

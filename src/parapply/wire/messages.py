@@ -10,12 +10,12 @@ Source: PostgreSQL manual, "Logical Replication Message Formats".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-if TYPE_CHECKING:
-    from parapply.model import Relation
+import msgspec
+
+from parapply.model import Relation
 
 
 class ColumnKind(Enum):
@@ -38,8 +38,7 @@ class TupleColumn(NamedTuple):
 TupleData: TypeAlias = tuple[TupleColumn, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
+class Begin(msgspec.Struct, frozen=True, kw_only=True):
     """A transaction begins ('B')."""
 
     final_lsn: int  # LSN of the commit record: equals Commit.commit_lsn, lies before Commit.end_lsn
@@ -47,8 +46,7 @@ class Begin:
     xid: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """The open transaction is complete ('C')."""
 
     commit_lsn: int
@@ -56,24 +54,21 @@ class Commit:
     commit_time_us: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """The transaction came to the publisher from elsewhere ('O')."""
 
     origin_commit_lsn: int  # of the origin server; 0 inside a stream
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelationMessage:
+class RelationMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A table is announced ('R')."""
 
     xid: int | None
     relation: Relation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TypeMessage:
+class TypeMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A type that is not built in is announced ('Y').
 
     For a domain the OID is the domain's and the name is its base type's: the two must not be taken for a pair.
@@ -85,8 +80,7 @@ class TypeMessage:
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Insert:
+class Insert(msgspec.Struct, frozen=True, kw_only=True):
     """A row is new ('I')."""
 
     xid: int | None
@@ -94,8 +88,7 @@ class Insert:
     new: TupleData
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
+class Update(msgspec.Struct, frozen=True, kw_only=True):
     """A row changed ('U'). At most one of `key` and `old` is there; without either, the key is in `new`."""
 
     xid: int | None
@@ -105,8 +98,7 @@ class Update:
     new: TupleData
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delete:
+class Delete(msgspec.Struct, frozen=True, kw_only=True):
     """A row is gone ('D'). Exactly one of `key` and `old` is there, see Update."""
 
     xid: int | None
@@ -115,8 +107,7 @@ class Delete:
     old: TupleData | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Truncate:
+class Truncate(msgspec.Struct, frozen=True, kw_only=True):
     """Tables were emptied together ('T')."""
 
     xid: int | None
@@ -125,8 +116,7 @@ class Truncate:
     relation_oids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogicalMessage:
+class LogicalMessage(msgspec.Struct, frozen=True, kw_only=True):
     """What `pg_logical_emit_message` wrote ('M'). Outside any transaction if it is not transactional."""
 
     xid: int | None
@@ -136,21 +126,18 @@ class LogicalMessage:
     content: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamStart:
+class StreamStart(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of a transaction still in progress begins ('S'): what follows has xids, until StreamStop."""
 
     xid: int  # of the top-level transaction
     is_first_segment: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamStop:
+class StreamStop(msgspec.Struct, frozen=True, kw_only=True):
     """The piece ends ('E'); other transactions may come before the next one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamCommit:
+class StreamCommit(msgspec.Struct, frozen=True, kw_only=True):
     """A streamed transaction is complete ('c')."""
 
     xid: int
@@ -159,8 +146,7 @@ class StreamCommit:
     commit_time_us: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamAbort:
+class StreamAbort(msgspec.Struct, frozen=True, kw_only=True):
     """A streamed transaction, or one subtransaction of it, was rolled back ('A')."""
 
     xid: int  # of the top-level transaction
@@ -169,8 +155,7 @@ class StreamAbort:
     abort_time_us: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BeginPrepare:
+class BeginPrepare(msgspec.Struct, frozen=True, kw_only=True):
     """A transaction that will be prepared begins ('b')."""
 
     prepare_lsn: int
@@ -180,8 +165,7 @@ class BeginPrepare:
     gid: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepare:
+class Prepare(msgspec.Struct, frozen=True, kw_only=True):
     """The open transaction is prepared ('P')."""
 
     prepare_lsn: int
@@ -191,8 +175,7 @@ class Prepare:
     gid: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitPrepared:
+class CommitPrepared(msgspec.Struct, frozen=True, kw_only=True):
     """A prepared transaction is committed ('K')."""
 
     commit_lsn: int
@@ -202,8 +185,7 @@ class CommitPrepared:
     gid: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RollbackPrepared:
+class RollbackPrepared(msgspec.Struct, frozen=True, kw_only=True):
     """A prepared transaction is rolled back ('r')."""
 
     prepare_end_lsn: int
@@ -214,8 +196,7 @@ class RollbackPrepared:
     gid: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamPrepare:
+class StreamPrepare(msgspec.Struct, frozen=True, kw_only=True):
     """A streamed transaction is complete and prepared ('p')."""
 
     prepare_lsn: int

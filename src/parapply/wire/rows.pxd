@@ -31,4 +31,4 @@ cpdef list values_of(object row)
 
 cpdef object value_at(object row, Py_ssize_t position)
 
-cpdef list columns_of(object rows, tuple positions, Py_ssize_t n_columns, bytes header)
+cpdef list columns_of(object rows, tuple positions, tuple type_oids, Py_ssize_t n_columns)

@@ -7,11 +7,14 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.string cimport memcpy
+from parapply.wire.binary cimport binary_width, write_binary
 
 cdef enum:
     _WALK_KIND = 25
     _WALK_MARK = 30
     _WALK_ROW = 31
+    # Bytes in front of the elements of a binary array.
+    _ARRAY_HEADER = 20
 
 
 # Return a frame's kind and relation as one number; 0, which is no kind, for one too short to have them.
@@ -101,18 +104,26 @@ cdef inline bytes frame_value(bytes frame, Py_ssize_t position):
     raise IndexError(position)
 
 
-# Return, for each position, a header and the values that rows have there. A row is a simple frame or a list of values.
-cdef inline list join_columns(list rows, tuple positions, Py_ssize_t n_columns, bytes header):
+# What becomes of the columns of a set: each position's output, and where the next value goes.
+cdef struct Output:
+    unsigned int type_oid
+    Py_ssize_t width  # of a value's binary form; 0 for text
+    Py_ssize_t size
+    unsigned char *next  # NULL once a value was met that must be sent as text
+
+
+# Return, for each position, a binary array of the values that rows have there, of the type given; None where a value of
+# another type than text is not spelled as PostgreSQL prints it. A row is a simple frame or a list of values.
+cdef inline list join_columns(list rows, tuple positions, tuple type_oids, Py_ssize_t n_columns):
     cdef Py_ssize_t n_positions = len(positions)
-    cdef Py_ssize_t header_bytes = PyBytes_GET_SIZE(header)
+    cdef Py_ssize_t n_rows = len(rows)
     cdef Py_ssize_t *output_of = <Py_ssize_t *> PyMem_Malloc((n_columns + 1) * sizeof(Py_ssize_t))
-    cdef Py_ssize_t *sizes = <Py_ssize_t *> PyMem_Malloc((n_positions + 1) * sizeof(Py_ssize_t))
-    cdef char **outputs = <char **> PyMem_Malloc((n_positions + 1) * sizeof(char *))
+    cdef Output *outputs = <Output *> PyMem_Malloc((n_positions + 1) * sizeof(Output))
     cdef list joined = []
     cdef bytes one
     cdef Py_ssize_t index, position
     try:
-        if output_of == NULL or sizes == NULL or outputs == NULL:
+        if output_of == NULL or outputs == NULL:
             raise MemoryError
         for index in range(n_columns):
             output_of[index] = -1
@@ -121,73 +132,124 @@ cdef inline list join_columns(list rows, tuple positions, Py_ssize_t n_columns, 
             if position < 0 or position >= n_columns:
                 raise IndexError(position)
             output_of[position] = index
-            sizes[index] = header_bytes
+            outputs[index].type_oid = type_oids[index]
+            outputs[index].width = binary_width(outputs[index].type_oid)
+            outputs[index].size = _ARRAY_HEADER
         for row in rows:
             if isinstance(row, bytes):
-                _add_sizes(<bytes> row, n_columns, output_of, sizes)
+                _add_sizes(<bytes> row, n_columns, output_of, outputs)
             else:
                 for index in range(n_positions):
                     one = (<list> row)[positions[index]]
-                    sizes[index] += len(one)
+                    _add_size(&outputs[index], _length_of(<const unsigned char *> PyBytes_AS_STRING(one)))
         for index in range(n_positions):
-            one = PyBytes_FromStringAndSize(NULL, sizes[index])
+            one = PyBytes_FromStringAndSize(NULL, outputs[index].size)
             joined.append(one)
-            outputs[index] = PyBytes_AS_STRING(one)
-            memcpy(outputs[index], PyBytes_AS_STRING(header), header_bytes)
-            outputs[index] += header_bytes
+            outputs[index].next = _write_header(<unsigned char *> PyBytes_AS_STRING(one), outputs[index].type_oid, n_rows)
         for row in rows:
             if isinstance(row, bytes):
                 _copy_values(<bytes> row, n_columns, output_of, outputs)
             else:
                 for index in range(n_positions):
                     one = (<list> row)[positions[index]]
-                    memcpy(outputs[index], PyBytes_AS_STRING(one), PyBytes_GET_SIZE(one))
-                    outputs[index] += PyBytes_GET_SIZE(one)
+                    _copy_value(&outputs[index], <const unsigned char *> PyBytes_AS_STRING(one))
+        for index in range(n_positions):
+            if outputs[index].next == NULL:
+                joined[index] = None
     finally:
         PyMem_Free(output_of)
-        PyMem_Free(sizes)
         PyMem_Free(outputs)
     return joined
 
 
+# The length in front of a value; -1 for NULL.
+cdef inline Py_ssize_t _length_of(const unsigned char *value) noexcept:
+    cdef unsigned int length = <unsigned int> value[0] << 24 | value[1] << 16 | value[2] << 8 | value[3]
+    return -1 if length == 0xFFFFFFFF else <Py_ssize_t> length
+
+
+# Dimensions, has-null flag, element type, length and lower bound of the only dimension. (PostgreSQL's array_recv.)
+cdef inline unsigned char *_write_header(unsigned char *out, unsigned int type_oid, Py_ssize_t n_rows) noexcept:
+    cdef unsigned int[5] fields
+    cdef Py_ssize_t index
+    fields[0] = fields[1] = fields[4] = 1
+    fields[2] = type_oid
+    fields[3] = <unsigned int> n_rows
+    for index in range(5):
+        _put_int(out + 4 * index, fields[index])
+    return out + _ARRAY_HEADER
+
+
+cdef inline void _put_int(unsigned char *out, unsigned int value) noexcept:
+    out[0] = value >> 24
+    out[1] = (value >> 16) & 0xFF
+    out[2] = (value >> 8) & 0xFF
+    out[3] = value & 0xFF
+
+
+cdef inline void _add_size(Output *output, Py_ssize_t length) noexcept:
+    output.size += 4
+    if length >= 0:
+        output.size += output.width if output.width else length
+
+
+# Copy one value, its length in front, to where an output goes on; from its text to binary where that is wanted.
+cdef inline int _copy_value(Output *output, const unsigned char *value) except -1:
+    cdef Py_ssize_t length = _length_of(value)
+    if output.next == NULL:
+        return 0
+    if length < 0:
+        _put_int(output.next, 0xFFFFFFFF)
+        output.next += 4
+    elif not output.width:
+        memcpy(output.next, value, 4 + length)
+        output.next += 4 + length
+    elif write_binary(output.type_oid, value + 4, length, output.next + 4):
+        _put_int(output.next, <unsigned int> output.width)
+        output.next += 4 + output.width
+    else:
+        output.next = NULL
+    return 0
+
+
 # Add what each value takes. Raises ValueError for a frame that `is_simple` did not see: it would be read beyond its end.
-cdef inline int _add_sizes(bytes frame, Py_ssize_t n_columns, const Py_ssize_t *output_of, Py_ssize_t *sizes) except -1:
+cdef inline int _add_sizes(
+    bytes frame, Py_ssize_t n_columns, const Py_ssize_t *output_of, Output *outputs
+) except -1:
     cdef const unsigned char *data = <const unsigned char *> PyBytes_AS_STRING(frame)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(frame)
     cdef Py_ssize_t at = _WALK_ROW + 2
     cdef Py_ssize_t column, length
     for column in range(n_columns):
-        length = 0
+        length = -1
         if at < size and data[at] == c"t" and at + 5 <= size:
-            length = <Py_ssize_t> data[at + 1] << 24 | data[at + 2] << 16 | data[at + 3] << 8 | data[at + 4]
+            length = _length_of(data + at + 1)
             at += 5 + length
         elif at < size and data[at] == c"n":
             at += 1
         else:
             raise ValueError("not a simple row")
         if output_of[column] >= 0:
-            sizes[output_of[column]] += 4 + length
+            _add_size(&outputs[output_of[column]], length)
     if at != size:
         raise ValueError("not a simple row")
     return 0
 
 
-# Copy values to where `outputs` point, and move those on. The frame was measured by `_add_sizes` just before.
-cdef inline int _copy_values(bytes frame, Py_ssize_t n_columns, const Py_ssize_t *output_of, char **outputs) except -1:
+# Copy the values of a frame to their outputs. It was measured by `_add_sizes` just before.
+cdef inline int _copy_values(
+    bytes frame, Py_ssize_t n_columns, const Py_ssize_t *output_of, Output *outputs
+) except -1:
     cdef const unsigned char *data = <const unsigned char *> PyBytes_AS_STRING(frame)
     cdef Py_ssize_t at = _WALK_ROW + 2
-    cdef Py_ssize_t column, length, output
+    cdef Py_ssize_t column
     for column in range(n_columns):
-        output = output_of[column]
         if data[at] == c"t":
-            length = <Py_ssize_t> data[at + 1] << 24 | data[at + 2] << 16 | data[at + 3] << 8 | data[at + 4]
-            if output >= 0:
-                memcpy(outputs[output], data + at + 1, 4 + length)
-                outputs[output] += 4 + length
-            at += 5 + length
+            if output_of[column] >= 0:
+                _copy_value(&outputs[output_of[column]], data + at + 1)
+            at += 5 + _length_of(data + at + 1)
         else:
+            if output_of[column] >= 0:
+                _copy_value(&outputs[output_of[column]], <const unsigned char *> b"\xff\xff\xff\xff")
             at += 1
-            if output >= 0:
-                memcpy(outputs[output], b"\xff\xff\xff\xff", 4)
-                outputs[output] += 4
     return 0
