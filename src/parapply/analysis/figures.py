@@ -294,7 +294,7 @@ STAGES: Final[dict[str, tuple[str, str]]] = {
     ),
     "no worker free": ("queued_s", "could start, but every worker was busy or the batch was still open"),
     "dependency": ("wait_dependency_s", "waited until an earlier batch had committed"),
-    "executing": ("execute_s", "statements on the target"),
+    "executing": ("execute_s", "statements on the target; of a small batch sent in one flight, its COMMIT, too"),
     "commit turn": ("wait_turn_s", "done, waiting for its place in the commit order"),
     "committing": ("commit_s", "COMMIT, with rows that had to follow an earlier batch"),
 }

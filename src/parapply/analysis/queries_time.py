@@ -89,9 +89,12 @@ SELECT transactions.seq, transactions.batch_seq, transactions.n_changes,
  WHERE transactions.slot = :slot AND transactions.run = :run AND transactions.seq > :after_seq
  ORDER BY transactions.seq
 """
+# The shortest is that of `units.round_trip_s`.
 WHAT_IF_RUNS: Final = """
 SELECT slot, run, count(*) AS n, max(seq) AS last_seq, min(shortest_s) AS shortest_s
-  FROM transactions JOIN (SELECT slot AS s, run AS r, min(commit_s) AS shortest_s FROM batches GROUP BY slot, run)
+  FROM transactions
+  JOIN (SELECT slot AS s, run AS r, min(if(is_one_flight, execute_s, commit_s)) AS shortest_s
+          FROM batches GROUP BY slot, run)
     ON s = slot AND r = run
  GROUP BY slot, run ORDER BY slot, n DESC, run
 """
