@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tests.fixtures.route import Route
 
 # The first test waits for Java, too.
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

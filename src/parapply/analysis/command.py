@@ -10,6 +10,7 @@ import math
 import re
 import signal
 import sys
+import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, date, datetime
@@ -200,25 +201,25 @@ def _follow(spark: SparkSession, request: Request, every_s: float, is_json: bool
     def on_load(session: SparkSession, new_files: int) -> None:
         _print(show(session, request, Silent(), new_files=new_files), is_json)
 
-    with _terminated_as_interrupted():
+    with _stop_asked() as stop, spark_errors():
         query = follow.start(spark, request, every_s, on_load)
-        try:
-            with spark_errors():
-                while not query.awaitTermination(_WAIT_S):
-                    pass
-        except KeyboardInterrupt:
-            # What was converted is in the manifest; what was not is handed out again.
-            query.stop()
+        while not stop.is_set() and not query.awaitTermination(_WAIT_S):
+            pass
+        # What was converted is in the manifest; what was not is handed out again.
+        query.stop()
 
 
 @contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does: a service manager sends it."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _stop_asked() -> Iterator[threading.Event]:
+    """Give an event that Ctrl-C and SIGTERM set; an exception in the middle of a call would cut the line to Java."""
+    stop = threading.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
     try:
-        yield
+        yield stop
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _print(outcome: Outcome, is_json: bool) -> None:  # noqa: FBT001  passed on
