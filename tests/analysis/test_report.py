@@ -238,6 +238,14 @@ def test_a_log_that_is_not_there_is_refused(spark: SparkSession, tmp_path: Path)
         make_report(spark, Request(log=str(tmp_path / "nowhere"), out=str(tmp_path / "out")), Silent())
 
 
+def test_the_same_log_in_two_folders_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """A copy of the same records below the log is an error that says so: every figure would be double."""
+    for host in ("a", "b"):
+        write(tmp_path / "log" / host, "apply-1.jsonl", [batch(1), transaction(1, 1)])
+    with pytest.raises(ReportRefused, match="twice"):
+        make_report(spark, Request(log=str(tmp_path / "log"), out=str(tmp_path / "out")), Silent())
+
+
 def test_following_counts_each_record_once(spark: SparkSession, tmp_path: Path) -> None:
     """A stream that is stopped and started between files, or has lost its checkpoint, counts each record once.
 

@@ -12,6 +12,7 @@ from parapply.analysis import queries_time, queries_work
 from parapply.analysis.figures import FIGURES
 from parapply.analysis.units import Row, of_batches, of_transactions
 from parapply.analysis.whatif import what_if
+from parapply.errors import ReportRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -55,6 +56,9 @@ def compute(spark: SparkSession, interval_s: int, what_if_transactions: int, beg
         interval_s: length of an interval.
         what_if_transactions: how many transactions of a slot are replayed; 0 leaves the what-if out.
         begin: called with the title of each figure before it is computed.
+
+    Raises:
+        ReportRefused: the log has the same records twice.
     """
     tables: Tables = {}
     for figure in FIGURES:
@@ -90,7 +94,13 @@ def _what_if_tables(spark: SparkSession, limit: int) -> Tables:
         for unit, units_of in _UNITS.items():
             # Streamed, sorted by Spark: this process keeps the replay's window only.
             rows = spark.sql(queries_time.WHAT_IF_ROWS, args=arguments).toLocalIterator()
-            result = what_if(units_of(Row(*row) for row in rows), late_floor_s=run["shortest_s"])
+            try:
+                result = what_if(units_of(Row(*row) for row in rows), late_floor_s=run["shortest_s"])
+            except ValueError as error:
+                raise ReportRefused(
+                    f"Transactions of slot {run['slot']} are in the log twice: {error}.",
+                    hint="leave copies of the same files out; --what-if 0 counts them twice",
+                ) from error
             _add_what_if(tables, run["slot"], unit, result)
     return tables
 

@@ -54,7 +54,7 @@ def sections(tables: Tables, interval_s: int) -> list[Section]:
         limits.trouble(tables, interval_s),
         limits.more_workers(tables),
     )
-    return [section for section in made if section.plots or section.rows]
+    return [section for section in made if section.plots or section.rows or section.lead]
 
 
 def _throughput(tables: Tables, interval_s: int) -> Section:

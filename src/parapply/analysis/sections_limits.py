@@ -116,7 +116,7 @@ def more_workers(tables: Tables) -> Section:
     rows = tables["what_if"]
     if not rows:
         reason = 'Needs applylog.detail = "transaction": only then the log has the dependencies of each transaction.'
-        return Section(title="With more workers", lead=reason, header=("limit",), rows=[])
+        return Section(title="With more workers", lead=reason)
     units = max(row["units"] for row in rows if row["unit"] == "transaction")
     found = [_speed_up(rows)]
     for unit, order in (("batch", "preserve"), ("batch", "relaxed")):
