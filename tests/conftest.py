@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-pytest_plugins = ["tests.fixtures.selection", "tests.fixtures.servers", "tests.fixtures.daemon"]
+pytest_plugins = ["tests.fixtures.selection", "tests.fixtures.servers", "tests.fixtures.daemon", "tests.fixtures.spark"]
 
 # How long an example takes says how busy the machine is, nothing else.
 settings.register_profile("parapply", deadline=None)

@@ -12,6 +12,9 @@
 | LeaseHeld        | 4    | never     | another daemon holds the lease: stop it or take over |
 | TargetLost       | 4    | reconnect | nobody: state is read again, the stream replayed     |
 | ApplyFailed      | 5    | never     | a conflict or data error remains after the retry     |
+| ReportRefused    | 2    | never     | no log there, another report is at work: see hint    |
+| JavaMissing      | 2    | never     | the operator installs Java                           |
+| ReportFailed     | 1    | never     | Spark stopped: see what it said; run it again        |
 """
 
 from __future__ import annotations
@@ -141,3 +144,24 @@ class ApplyFailed(ParapplyError):
     """A conflict or a data error remains after the retry at the head."""
 
     exit_code = 5
+
+
+class ReportRefused(ParapplyError):
+    """The report cannot be made."""
+
+    exit_code = 2
+
+
+class JavaMissing(ReportRefused):
+    """Spark needs Java, and there is none."""
+
+    def __init__(self, message: str = "", *, hint: str = "") -> None:
+        """Keep the message; the hint says what to install unless the caller knows better."""
+        super().__init__(
+            message,
+            hint=hint or "install default-jre-headless (Debian), or parapply[java] with pip, which has a runtime",
+        )
+
+
+class ReportFailed(ParapplyError):
+    """Spark could not finish the report."""

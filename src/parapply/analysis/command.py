@@ -1,0 +1,249 @@
+"""The command `parapply report`, and the same for spark-submit; imports Spark when it runs.
+
+In go options; out come lines for people, or one JSON object, and the exit code.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import signal
+import sys
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from parapply.errors import ParapplyError, ReportRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from parapply.analysis.job import Outcome, Request
+
+_OUT: Final = "parapply-report"
+_MEMORY: Final = re.compile(r"[1-9][0-9]*[mgMG]")
+_WAIT_S: Final = 1
+_EPILOG: Final = """\b
+Examples:
+  parapply report /var/log/parapply --out report
+  parapply report /var/log/parapply --out report --follow --every 30
+  parapply report /var/log/parapply --slot app --since 2026-11-21T10:00 --json | jq .tables.summary
+  parapply report --bundle job
+  spark-submit --py-files job/parapply.zip job/parapply_report.py hdfs:///logs/parapply --out hdfs:///reports/parapply
+Every figure is explained on the page, and in docs/REPORT.md."""
+
+
+def _memory(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    if not _MEMORY.fullmatch(value):
+        raise click.BadParameter("give a number with m or g, such as 2g")
+    return value.lower()
+
+
+def _time(_context: click.Context, _parameter: click.Parameter, value: str | None) -> datetime | None:
+    if value is None:
+        return None
+    try:
+        time = datetime.fromisoformat(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value} is no time like 2026-11-21T10:00 or 2026-11-21T10:00:00+01:00") from error
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _common_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    options = [
+        click.option("--out", metavar="DIR", default=_OUT, show_default=True, help="Of the report; kept and added to."),
+        click.option("--follow", "is_following", is_flag=True, help="Go on with new files until Ctrl-C."),
+        click.option(
+            "--every", "every_s", type=click.FloatRange(min=1), default=30.0, show_default=True, metavar="S",
+            help="With --follow: seconds between looks for new files.",
+        ),
+        click.option("--slot", metavar="NAME", help="Records of one slot only."),
+        click.option("--since", metavar="TIME", callback=_time, help="Commits from then on; in UTC."),
+        click.option("--until", metavar="TIME", callback=_time, help="Commits before then."),
+        click.option(
+            "--what-if", "what_if_transactions", type=click.IntRange(min=0), default=200_000, show_default=True,
+            metavar="N", help="Transactions of a slot that are replayed with more workers at most; 0: none.",
+        ),
+        click.option("--json", "is_json", is_flag=True, help="Print one JSON object for programs."),
+    ]  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("logdir", required=False)
+@_common_options
+@click.option("--memory", default="2g", show_default=True, callback=_memory, help="Of Java; more goes to disk.")
+@click.option("--cores", type=click.IntRange(min=1), help="Processors to use.  [default: all]")
+@click.option("--spark", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of Spark's own; repeatable.")
+@click.option(
+    "--bundle", "bundle_folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
+    help="Write the job for spark-submit into DIR and do nothing else.",
+)  # fmt: skip
+def report(
+    *,
+    logdir: str | None,
+    memory: str,
+    cores: int | None,
+    settings: tuple[str, ...],
+    bundle_folder: Path | None,
+    **options: Any,  # noqa: ANN401  click's options
+) -> None:
+    """Turn the apply log in LOGDIR into tables and one HTML page.
+
+    LOGDIR and --out are local folders or anything that Hadoop knows (hdfs://, s3a://). Closed files are converted to
+    Parquet once; the next report reads new ones only.
+    """
+    if bundle_folder is not None:
+        from parapply.analysis.bundle import write_bundle  # noqa: PLC0415
+
+        write_bundle(bundle_folder)
+        click.echo(
+            f"spark-submit --py-files {bundle_folder}/parapply.zip {bundle_folder}/parapply_report.py LOGDIR --out DIR"
+        )
+        return
+    if logdir is None:
+        raise click.UsageError("Missing argument 'LOGDIR'.")
+    wrong = [one for one in settings if "=" not in one]
+    if wrong:
+        raise click.UsageError(f"--spark {wrong[0]}: give KEY=VALUE")
+    check_installed()
+    from parapply.analysis.session import local_session  # noqa: PLC0415
+
+    with local_session(memory, cores, dict(one.split("=", 1) for one in settings)) as local:
+        _run(local.session, logdir, options)
+
+
+@click.command()
+@click.argument("logdir")
+@_common_options
+def _submitted(*, logdir: str, **options: Any) -> None:  # noqa: ANN401  click's options
+    """Do the same in the session that spark-submit has started."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    from parapply.analysis.session import SETTINGS  # noqa: PLC0415
+
+    builder = SparkSession.builder.appName("parapply report")
+    for name, value in SETTINGS.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    try:
+        _run(spark, logdir, options)
+    finally:
+        spark.stop()
+
+
+def submitted(arguments: Sequence[str]) -> int:
+    """Run the job of `bundle` and return its exit code; errors are lines that begin with ``parapply:``."""
+    try:
+        _submitted.main(list(arguments), prog_name="parapply_report.py", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except ParapplyError as error:
+        click.echo(f"parapply: {error.line()}", err=True)
+        return error.exit_code
+    return 0
+
+
+def check_installed() -> None:
+    """Refuse to run without the extra.
+
+    Raises:
+        ReportRefused: a package is missing.
+    """
+    missing = [name for name in ("pyspark", "plotly") if find_spec(name) is None]
+    if missing:
+        raise ReportRefused(
+            f"The report needs {' and '.join(missing)}.",
+            hint="pip install 'parapply[report]' and, without Java, 'parapply[java]'",
+        )
+
+
+def _run(spark: SparkSession, logdir: str, options: dict[str, Any]) -> None:
+    from parapply.analysis.job import Request, make_report  # noqa: PLC0415
+    from parapply.analysis.progress import shown  # noqa: PLC0415
+    from parapply.analysis.views import Scope  # noqa: PLC0415
+
+    request = Request(
+        log=logdir,
+        out=options["out"],
+        scope=Scope(slot=options["slot"], since=options["since"], until=options["until"]),
+        what_if_transactions=options["what_if_transactions"],
+    )
+    if options["is_following"]:
+        _follow(spark, request, options["every_s"], options["is_json"])
+        return
+    with shown(spark) as steps:
+        outcome = make_report(spark, request, steps)
+    _print(outcome, options["is_json"])
+
+
+def _follow(spark: SparkSession, request: Request, every_s: float, is_json: bool) -> None:  # noqa: FBT001  passed on
+    from parapply.analysis import follow  # noqa: PLC0415
+    from parapply.analysis.job import show, spark_errors  # noqa: PLC0415
+    from parapply.analysis.progress import Silent  # noqa: PLC0415
+
+    request = replace(request, refresh_s=math.ceil(every_s))
+    # The page is there from the beginning, and says what there is.
+    _print(show(spark, request, Silent(), new_files=0), is_json)
+
+    def on_load(session: SparkSession, new_files: int) -> None:
+        _print(show(session, request, Silent(), new_files=new_files), is_json)
+
+    with _stop_asked() as stop, spark_errors():
+        query = follow.start(spark, request, every_s, on_load)
+        while not stop.is_set() and not query.awaitTermination(_WAIT_S):
+            pass
+        # What was converted is in the manifest; what was not is handed out again.
+        query.stop()
+
+
+@contextmanager
+def _stop_asked() -> Iterator[threading.Event]:
+    """Give an event that Ctrl-C and SIGTERM set; an exception in the middle of a call would cut the line to Java."""
+    stop = threading.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
+    try:
+        yield stop
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _print(outcome: Outcome, is_json: bool) -> None:  # noqa: FBT001  passed on
+    if is_json:
+        document = {
+            "page": outcome.page,
+            "new_files": outcome.new_files,
+            "records": outcome.records,
+            "bad_lines": outcome.bad_lines,
+            "tables": outcome.tables,
+        }
+        click.echo(json.dumps(document, default=_json_value))
+        sys.stdout.flush()
+        return
+    for slot, texts in outcome.in_short.items():
+        click.echo(f"{slot}:")
+        for text in texts:
+            click.echo(f"  - {text}")
+    bad = f", {outcome.bad_lines:,} lines not readable" if outcome.bad_lines else ""
+    click.echo(f"{outcome.records:,} records, {outcome.new_files:,} new files{bad}. Page: {outcome.page}")
+    sys.stdout.flush()
+
+
+def _json_value(value: object) -> str:
+    if isinstance(value, (date, datetime)):
+        return value.isoformat()
+    raise TypeError(f"no JSON for {type(value)}")

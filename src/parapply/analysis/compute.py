@@ -1,0 +1,126 @@
+"""Figures from views: each query once, its table as rows.
+
+In goes a session with the views; out come tables of at most some thousand rows, whatever the log's size.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from parapply.analysis import queries_time, queries_work
+from parapply.analysis.figures import FIGURES
+from parapply.analysis.units import Row, of_batches, of_transactions
+from parapply.analysis.whatif import what_if
+from parapply.errors import ReportRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from pyspark.sql import SparkSession
+
+    from parapply.analysis.whatif import Unit, WhatIf
+
+#: A row of a figure by column; times are aware, in UTC.
+Rows = list[dict[str, Any]]
+#: All tables of a report by the name of the figure.
+Tables = dict[str, Rows]
+
+QUERIES: Final = {
+    "summary": queries_work.SUMMARY,
+    "over_time": queries_work.OVER_TIME,
+    "tables": queries_work.TABLES,
+    "workers": queries_work.WORKERS,
+    "latency": queries_time.LATENCY,
+    "waits": queries_time.WAITS,
+    "dependencies": queries_time.DEPENDENCIES,
+    "transaction_dependencies": queries_time.TRANSACTION_DEPENDENCIES,
+    "batch_sizes": queries_work.BATCH_SIZES,
+    "retries": queries_work.RETRIES,
+    "conflicts": queries_work.CONFLICTS,
+    "parallelism": queries_time.PARALLELISM,
+    "files": queries_work.FILES,
+    "bad_lines": queries_work.BAD_LINES,
+}
+_UNITS: Final[dict[str, Callable[[Iterable[Row]], Iterator[Unit]]]] = {
+    "batch": of_batches,
+    "transaction": of_transactions,
+}
+
+
+def compute(spark: SparkSession, interval_s: int, what_if_transactions: int, begin: Callable[[str], None]) -> Tables:
+    """Compute all figures.
+
+    Args:
+        spark: with the views of `views.make_views`.
+        interval_s: length of an interval.
+        what_if_transactions: how many transactions of a slot are replayed; 0 leaves the what-if out.
+        begin: called with the title of each figure before it is computed.
+
+    Raises:
+        ReportRefused: the log has the same records twice.
+    """
+    tables: Tables = {}
+    for figure in FIGURES:
+        if figure.name not in QUERIES:
+            continue
+        begin(figure.title)
+        arguments = {"interval_s": interval_s, "interval_us": interval_s * 1_000_000}
+        used = {name: value for name, value in arguments.items() if f":{name}" in QUERIES[figure.name]}
+        rows = spark.sql(QUERIES[figure.name], args=used).collect()
+        tables[figure.name] = [_in_utc(row.asDict()) for row in rows]
+    begin("With more workers")
+    tables |= _what_if_tables(spark, what_if_transactions)
+    return tables
+
+
+def _in_utc(row: dict[str, Any]) -> dict[str, Any]:
+    # PySpark gives local times without an offset.
+    return {
+        name: value.astimezone(UTC) if isinstance(value, datetime) else value  # none of ours is aware before
+        for name, value in row.items()
+    }
+
+
+def _what_if_tables(spark: SparkSession, limit: int) -> Tables:
+    tables: Tables = {"what_if": [], "critical_path": []}
+    seen = set()
+    for run in spark.sql(queries_time.WHAT_IF_RUNS).collect() if limit else []:
+        # The first of a slot is its longest run.
+        if run["slot"] in seen:
+            continue
+        seen.add(run["slot"])
+        arguments = {"slot": run["slot"], "run": run["run"], "after_seq": run["last_seq"] - limit}
+        for unit, units_of in _UNITS.items():
+            # Streamed, sorted by Spark: this process keeps the replay's window only.
+            rows = spark.sql(queries_time.WHAT_IF_ROWS, args=arguments).toLocalIterator()
+            try:
+                result = what_if(units_of(Row(*row) for row in rows), late_floor_s=run["shortest_s"])
+            except ValueError as error:
+                raise ReportRefused(
+                    f"Transactions of slot {run['slot']} are in the log twice: {error}.",
+                    hint="leave copies of the same files out; --what-if 0 counts them twice",
+                ) from error
+            _add_what_if(tables, run["slot"], unit, result)
+    return tables
+
+
+def _add_what_if(tables: Tables, slot: str, unit: str, result: WhatIf) -> None:
+    for one in result.attainable:
+        tables["what_if"].append(
+            {
+                "slot": slot,
+                "unit": unit,
+                "commit_order": one.order,
+                "workers": one.workers,
+                "seconds": one.makespan_s,
+                "speed_up": one.speed_up,
+                "limit": str(one.limit),
+                "units": result.n_units,
+            }
+        )
+    for order, path in result.critical_path.items():
+        for label, link_s in sorted(path.items(), key=lambda item: -item[1]):
+            tables["critical_path"].append(
+                {"slot": slot, "unit": unit, "commit_order": order, "link": str(label), "seconds": link_s}
+            )

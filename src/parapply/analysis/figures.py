@@ -1,0 +1,308 @@
+"""What each figure means: the one place with definitions. The page and the manual repeat them.
+
+A figure is a table: its name is that of the Parquet file under ``tables/``, its columns are those of the query of
+that name (`queries_work`, `queries_time`). The tests hold the three together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A table of the report.
+
+    Attributes:
+        name: of the table.
+        title: for people.
+        meaning: what one row is and how it is computed.
+        columns: what each column says, in the table's order. Seconds end in ``_s``, bytes in ``_bytes``.
+        needs: kind of record it is computed from.
+    """
+
+    name: str
+    title: str
+    meaning: str
+    columns: dict[str, str]
+    needs: str = "batch"
+
+
+_SLOT: Final = {"slot": "replication slot"}
+_AT: Final = {"at": "beginning of the interval, UTC; by the commit on the target"}
+_PERCENTILES: Final = {
+    "p50_s": "half of them took at most this",
+    "p90_s": "90 % at most this",
+    "p95_s": "95 %",
+    "p99_s": "99 %",
+    "p999_s": "99.9 %",
+}
+
+FIGURES: Final[tuple[Figure, ...]] = (
+    Figure(
+        name="summary",
+        title="The whole log",
+        meaning="One row a slot, over all records.",
+        columns={
+            **_SLOT,
+            "first_at": "first commit on the target, UTC",
+            "last_at": "last commit on the target, UTC",
+            "batches": "target transactions",
+            "transactions": "source transactions",
+            "row_changes": "rows inserted, updated and deleted, as the publisher sent them",
+            "size_bytes": "of the change messages",
+            "workers": "different workers that committed something",
+            "runs": "connections of the daemon, each from its start to the loss of an end",
+            "repeated_batches": "batches with more than one attempt",
+            "conflicts": "conflicts recorded in batches",
+            "transaction_records": "records at detail = transaction",
+            "highest_end_lsn": "highest end LSN of a source transaction: parapply.progress.highest_remote_lsn",
+        },
+    ),
+    Figure(
+        name="over_time",
+        title="Throughput and delay over time",
+        meaning="One row a slot and interval. Intervals without a commit have none. Rates are per second of interval.",
+        columns={
+            **_SLOT,
+            **_AT,
+            "batches": "target transactions",
+            "transactions": "source transactions",
+            "row_changes": "rows, before changes of one row were merged",
+            "size_bytes": "of the change messages",
+            "transactions_per_s": "source transactions / length of the interval",
+            "rows_per_s": "rows / length of the interval",
+            "repeated_batches": "batches with more than one attempt",
+            "oldest_p50_s": "commit on the publisher to commit on the target, oldest transaction of each batch: half",
+            "oldest_p99_s": "the same, 99 %",
+            "oldest_max_s": "the same, the longest",
+            "delivery_p50_s": "commit on the publisher until the daemon has read it: half",
+            "delivery_floor_s": "the shortest of these: network, decoding and the difference of the two clocks",
+        },
+    ),
+    Figure(
+        name="tables",
+        title="Rows by table and operation over time",
+        meaning="One row a slot, interval and table.",
+        columns={
+            **_SLOT,
+            **_AT,
+            "table": "schema.table, as published",
+            "batches": "target transactions that changed it",
+            "inserts": "rows",
+            "updates": "rows",
+            "deletes": "rows",
+            "truncates": "statements",
+        },
+    ),
+    Figure(
+        name="workers",
+        title="Work by worker over time",
+        meaning="One row a slot, interval and worker. Seconds are counted in the interval of the commit.",
+        columns={
+            **_SLOT,
+            **_AT,
+            "worker": "number, from 1",
+            "batches": "target transactions",
+            "transactions": "source transactions",
+            "row_changes": "rows",
+            "execute_s": "statements on the target",
+            "wait_turn_s": "done, waiting for its place in the commit order",
+            "commit_s": "COMMIT, and rows that had to follow an earlier batch",
+        },
+    ),
+    Figure(
+        name="latency",
+        title="How long it took",
+        meaning=(
+            "One row a slot and stage, over all records. Stages of a batch count each batch once; the stage "
+            "'each transaction' counts source transactions and needs detail = transaction. Percentiles are values that "
+            "occurred, their rank exact to 1 in 10,000. The first three stages compare two machines' clocks."
+        ),
+        columns={
+            **_SLOT,
+            "stage": "see below",
+            "n": "batches, or transactions",
+            "mean_s": "arithmetic mean",
+            **_PERCENTILES,
+            "max_s": "the longest",
+        },
+    ),
+    Figure(
+        name="waits",
+        title="Where the time went",
+        meaning="One row a slot and part: seconds between received and committed, summed over batches.",
+        columns={
+            **_SLOT,
+            "part": "no worker free, dependency, executing, commit turn, committing",
+            "batches": "batches for which it was longer than 0",
+            "seconds": "sum over all batches; several are under way at once",
+            "share": "part of the sum of all five",
+        },
+    ),
+    Figure(
+        name="dependencies",
+        title="What batches waited for",
+        meaning="One row a slot, table, kind and key: the last dependency that a batch waited for, by its record.",
+        columns={
+            **_SLOT,
+            "table": "schema.table; empty for a barrier",
+            "kind": "key, unique, foreign key, table or barrier",
+            "name": "index or constraint",
+            "batches": "batches that waited for it, as a whole or with some rows",
+            "seconds": "waited before they could start",
+            "late_batches": "of these, batches that started and left only some rows for later",
+            "late_keys": "such rows",
+        },
+    ),
+    Figure(
+        name="transaction_dependencies",
+        title="What transactions depend on",
+        meaning="One row a slot, table, kind and key, over the dependencies of all source transactions.",
+        columns={
+            **_SLOT,
+            "table": "schema.table",
+            "kind": "key, unique, foreign key, table or barrier",
+            "name": "index or constraint",
+            "transactions": "source transactions with such a dependency",
+        },
+        needs="transaction",
+    ),
+    Figure(
+        name="batch_sizes",
+        title="Sizes of batches",
+        meaning="One row a slot and class of size: 1, 2 to 3, 4 to 7, 8 to 15 ... source transactions in a batch.",
+        columns={
+            **_SLOT,
+            "at_least": "smallest number of the class; the largest is twice that less one",
+            "batches": "target transactions",
+            "transactions": "source transactions in them",
+            "mean_bytes": "of change messages in a batch",
+        },
+    ),
+    Figure(
+        name="retries",
+        title="What had to be repeated",
+        meaning="One row a slot, way of applying and reason, over batches with more than one attempt.",
+        columns={
+            **_SLOT,
+            "mode": "how it was applied in the end: set, rows or large",
+            "reason": "of the last repetition: an SQLSTATE, or a wrong count of rows",
+            "batches": "repeated batches",
+            "repeats": "attempts after the first",
+        },
+    ),
+    Figure(
+        name="conflicts",
+        title="Conflicts",
+        meaning="One row a slot, interval, type, table, policy and outcome, over the conflicts in batch records.",
+        columns={
+            **_SLOT,
+            **_AT,
+            "type": "as PostgreSQL names it",
+            "table": "schema.table",
+            "policy": "in force",
+            "outcome": "what was done",
+            "conflicts": "how many",
+        },
+    ),
+    Figure(
+        name="parallelism",
+        title="Parallelism reached",
+        meaning=(
+            "One row a slot, interval and state: for how long so many batches were with a worker (from start to "
+            "commit), and so many of those were executing statements. Time without any batch has no row."
+        ),
+        columns={
+            **_SLOT,
+            **_AT,
+            "held": "batches that workers had at once",
+            "executing": "of these, batches whose statements were running",
+            "seconds": "length of that state in the interval",
+        },
+    ),
+    Figure(
+        name="what_if",
+        title="With more workers",
+        meaning=(
+            "One row a slot, unit, commit order and number of workers: a replay of the transactions' dependencies and "
+            "times (docs/WHATIF.md), over the latest ones of the longest run."
+        ),
+        columns={
+            **_SLOT,
+            "unit": "batch: as they were formed; transaction: each by itself",
+            "commit_order": "preserve or relaxed",
+            "workers": "0: as many as there is work for",
+            "seconds": "from the first start to the last commit",
+            "speed_up": "against one worker, one unit after the other",
+            "limit": "what keeps it from being faster",
+            "units": "replayed",
+        },
+        needs="transaction",
+    ),
+    Figure(
+        name="critical_path",
+        title="The longest chain",
+        meaning="One row a slot, unit, commit order and link: what the longest chain of dependencies is made of.",
+        columns={
+            **_SLOT,
+            "unit": "batch or transaction",
+            "commit_order": "preserve or relaxed",
+            "link": "a table's key, unique index, foreign key, the table, the commit order, or the work itself",
+            "seconds": "of the chain; the sum is its length",
+        },
+        needs="transaction",
+    ),
+    Figure(
+        name="files",
+        title="Files read",
+        meaning="One row a closed file of the log, each converted once.",
+        columns={
+            "file": "below the log's folder",
+            "size_bytes": "when it was read",
+            "records": "lines that are records",
+            "bad": "lines that are none",
+        },
+    ),
+    Figure(
+        name="bad_lines",
+        title="Lines that could not be read",
+        meaning="One row a file and reason. Bad lines are counted and left out; no figure contains them.",
+        columns={
+            "file": "below the log's folder",
+            "reason": "why it is no record",
+            "lines": "how many",
+            "example": "beginning of one of them, if it was not JSON",
+        },
+    ),
+)
+
+#: Stages of `latency`: the expression in columns of a batch's record, and what it says. Seconds.
+STAGES: Final[dict[str, tuple[str, str]]] = {
+    "oldest transaction of a batch": (
+        "committed_at - commit_time_first",
+        "from the publisher's commit to the target's, for the transaction that waited longest",
+    ),
+    "newest transaction of a batch": (
+        "committed_at - commit_time_last",
+        "the same for the last transaction of the batch",
+    ),
+    "delivery": (
+        "received_at - commit_time_last",
+        "from the publisher's commit until the daemon had read all: decoding, network, waiting to be read",
+    ),
+    "no worker free": ("queued_s", "could start, but every worker was busy or the batch was still open"),
+    "dependency": ("wait_dependency_s", "waited until an earlier batch had committed"),
+    "executing": ("execute_s", "statements on the target; of a small batch sent in one flight, its COMMIT, too"),
+    "commit turn": ("wait_turn_s", "done, waiting for its place in the commit order"),
+    "committing": ("commit_s", "COMMIT, with rows that had to follow an earlier batch"),
+}
+#: The stage that is computed from transactions' records.
+EACH_TRANSACTION: Final = (
+    "each transaction",
+    "committed_at - commit_time",
+    "from the publisher's commit to the target's, every source transaction",
+)
+#: Stages whose sum is the time between received and committed, in the order in which they happen.
+PARTS: Final = ("no worker free", "dependency", "executing", "commit turn", "committing")

@@ -1,0 +1,173 @@
+"""The report in the order of the work: closed files to Parquet, views, figures, page.
+
+In go a session and a `Request`; out come the folder ``out`` and an `Outcome`. What Spark and Java raise becomes one of
+our errors here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from parapply import __version__
+from parapply.analysis import page, words
+from parapply.analysis.compute import QUERIES, compute
+from parapply.analysis.parquet import as_parquet
+from parapply.analysis.storage import Storage
+from parapply.analysis.store import SUFFIX, Store, groups
+from parapply.analysis.views import Scope, make_views
+from parapply.errors import ReportFailed, ReportRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+    from parapply.analysis.compute import Tables
+    from parapply.analysis.progress import Steps
+
+#: Transactions that the what-if replays at most: some seconds for each hundred thousand.
+WHAT_IF_TRANSACTIONS: Final = 200_000
+#: Name of the page below the folder of the report.
+PAGE: Final = "report.html"
+_REASON: Final = re.compile(r"^(?:[\w.$]+(?:Exception|Error): |\[[A-Z_.]+\] )+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is asked for.
+
+    Attributes:
+        log: folder of the apply log, by any name that Hadoop knows.
+        out: folder of the report; it keeps what was converted, so that the next report reads new files only.
+        scope: which records are looked at.
+        what_if_transactions: how many transactions of a slot are replayed at most; 0 leaves it out.
+        refresh_s: the page reloads itself so often; 0 never.
+    """
+
+    log: str
+    out: str
+    scope: Scope = field(default_factory=Scope)
+    what_if_transactions: int = WHAT_IF_TRANSACTIONS
+    refresh_s: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a report has done.
+
+    Attributes:
+        page: where the page is.
+        new_files: closed files that were converted now.
+        records: in all files so far.
+        bad_lines: in all files so far.
+        tables: of the figures; empty where no record is within the scope.
+        in_short: by slot, what the figures say.
+    """
+
+    page: str
+    new_files: int
+    records: int
+    bad_lines: int
+    tables: Tables
+    in_short: dict[str, list[str]]
+
+
+def make_report(spark: SparkSession, request: Request, steps: Steps) -> Outcome:
+    """Convert new files, compute the figures, write tables and page; raises what `convert` does."""
+    return show(spark, request, steps, new_files=convert(spark, request, steps))
+
+
+def convert(spark: SparkSession, request: Request, steps: Steps) -> int:
+    """Convert closed files that are not converted yet; return how many.
+
+    Raises:
+        ReportRefused: there is no such log, or another report writes into the same folder.
+        ReportFailed: Spark could not do it; running it again goes on where it stopped.
+    """
+    with spark_errors():
+        storage = Storage(spark)
+        check_log(storage, request.log)
+        store = Store(spark, storage, request.out)
+        store.remove_abandoned()
+        new = store.missing(storage.files(request.log, SUFFIX))
+        loads = list(groups(new))
+        steps.expect(len(loads))
+        raw_root = storage.raw_path(request.log)
+        for load in loads:
+            size = words.size(sum(file.size_bytes for file in load))
+            steps.begin(f"Converting {len(load)} of {len(new)} new files, {size}")
+            store.load_files(load, raw_root)
+        return len(new)
+
+
+def show(spark: SparkSession, request: Request, steps: Steps, *, new_files: int) -> Outcome:
+    """Compute the figures of what is converted, write tables and page; raises what `convert` does."""
+    with spark_errors():
+        storage = Storage(spark)
+        store = Store(spark, storage, request.out)
+        files = sorted(store.files.values(), key=lambda file: file.file)
+        interval_s = make_views(store, request.scope) if files else 0
+        tables: Tables = {"files": [], "summary": []}
+        if interval_s:
+            steps.expect(len(QUERIES) + 1)
+            limit = request.what_if_transactions
+            tables = compute(spark, interval_s, limit, steps.begin)
+            for name, table in tables.items():
+                storage.write(f"{request.out.rstrip('/')}/tables/{name}.parquet", as_parquet(name, table))
+        made = page.Made(
+            log=request.log,
+            at=datetime.now(UTC),
+            version=__version__,
+            interval_s=interval_s,
+            changed_files=tuple(store.changed(storage.files(request.log, SUFFIX))),
+            refresh_s=request.refresh_s,
+        )
+        path = f"{request.out.rstrip('/')}/{PAGE}"
+        storage.write(path, page.render(tables, made).encode())
+        return Outcome(
+            page=path,
+            new_files=new_files,
+            records=sum(file.records for file in files),
+            bad_lines=sum(file.bad for file in files),
+            tables=tables,
+            in_short={
+                row["slot"]: words.in_short(page.of_slot(tables, row["slot"]), interval_s) for row in tables["summary"]
+            },
+        )
+
+
+def check_log(storage: Storage, log: str) -> None:
+    """Refuse a log that is not there.
+
+    Raises:
+        ReportRefused: it is no folder.
+    """
+    if not storage.is_folder(log):
+        raise ReportRefused(f"{log} is no folder.", hint="name the folder that applylog.directory names")
+
+
+@contextmanager
+def spark_errors() -> Iterator[None]:
+    """Turn what Spark and Java raise into our errors."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise ReportFailed(
+            f"Spark stopped: {reason_of(error)}.",
+            hint="run it again: what was converted is kept; for 'Java heap space' see --memory",
+        ) from error
+
+
+def reason_of(error: Any) -> str:  # noqa: ANN401  of PySpark or of py4j
+    """Return the line of a Java error that says what happened, without names of classes."""
+    java = getattr(error, "java_exception", None)
+    text = str(java.toString()) if java is not None else str(error)
+    line = next((one.strip() for one in text.splitlines() if one.strip()), type(error).__name__)
+    return _REASON.sub("", line).rstrip(".")

@@ -1,0 +1,101 @@
+"""What a person sees on the terminal while Spark works: the step, a bar, the time. On standard error only.
+
+In go steps as they begin; Spark's own tracker says how far the step under way is. A thread looks at it a few times a
+second; it ends with the block.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+_LOOK_S: Final = 0.3
+_JOIN_S: Final = 5.0
+
+
+class Steps(Protocol):
+    """Who is told about steps."""
+
+    def expect(self, steps: int) -> None:
+        """Take notice of so many more steps to come."""
+
+    def begin(self, title: str) -> None:
+        """End the step under way, if any, and begin another one."""
+
+
+class Silent:
+    """Nobody looks."""
+
+    def expect(self, steps: int) -> None:
+        """Do nothing."""
+
+    def begin(self, title: str) -> None:
+        """Do nothing."""
+
+
+class _Bar:
+    """A bar over all steps, moved on by Spark's finished tasks within a step."""
+
+    def __init__(self, progress: Progress, spark: SparkSession) -> None:
+        self._progress = progress
+        self._tracker = spark.sparkContext.statusTracker()
+        self._task = progress.add_task("Starting", total=0)
+        self._begun = 0
+        self._expected = 0
+        self._best = 0.0  # a step has several stages, and each starts at 0
+
+    def expect(self, steps: int) -> None:
+        self._expected += steps
+        self._progress.update(self._task, total=self._expected)
+
+    def begin(self, title: str) -> None:
+        self._begun += 1
+        self._best = 0.0
+        self._progress.update(self._task, description=title, completed=self._begun - 1)
+        if not self._progress.console.is_terminal:
+            self._progress.console.print(f"parapply: {self._begun}/{self._expected} {title}", highlight=False)
+
+    def finish(self) -> None:
+        self._progress.update(self._task, description="Done", completed=self._expected)
+
+    def look(self, ended: threading.Event) -> None:
+        while not ended.wait(_LOOK_S):
+            stages = [self._tracker.getStageInfo(stage) for stage in self._tracker.getActiveStageIds()]
+            done = sum(stage.numCompletedTasks for stage in stages if stage)
+            total = sum(stage.numTasks for stage in stages if stage)
+            if total and self._begun:
+                self._best = max(self._best, done / total)
+                self._progress.update(self._task, completed=self._begun - 1 + self._best * 0.95)
+
+
+@contextmanager
+def shown(spark: SparkSession) -> Iterator[Steps]:
+    """Show steps until the end of the block; a line for each step where standard error is no terminal."""
+    console = Console(stderr=True)
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description:<36}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+    )
+    ended = threading.Event()
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        bar = _Bar(progress, spark)
+        thread = threading.Thread(target=bar.look, args=(ended,), name="report-progress", daemon=True)
+        thread.start()
+        try:
+            yield bar
+            bar.finish()
+        finally:
+            ended.set()
+            thread.join(_JOIN_S)

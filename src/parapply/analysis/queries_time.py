@@ -1,0 +1,100 @@
+"""How the figures of time are computed: delays, waits, dependencies, parallelism. Definitions: `figures`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from parapply.analysis.figures import EACH_TRANSACTION, PARTS, STAGES
+
+_SECONDS: Final = "array(0.5, 0.9, 0.95, 0.99, 0.999)"
+
+
+def seconds(expression: str) -> str:
+    """Return a stage's expression as seconds: the difference of two times, or a column that is seconds already."""
+    later, minus, earlier = expression.partition(" - ")
+    return f"(unix_micros({later}) - unix_micros({earlier})) / 1e6" if minus else expression
+
+
+def _stage(name: str, expression: str) -> str:
+    value = seconds(expression)
+    return (
+        f"named_struct('stage', '{name}', 'n', count(*), 'mean_s', avg({value}),"
+        f" 'p', percentile_approx({value}, {_SECONDS}), 'max_s', max({value}))"
+    )
+
+
+# The texts are constants of this program.
+_STAGES: Final = ", ".join(_stage(name, expression) for name, (expression, _) in STAGES.items())
+_PERCENTILES: Final = "p[0] AS p50_s, p[1] AS p90_s, p[2] AS p95_s, p[3] AS p99_s, p[4] AS p999_s"
+LATENCY: Final = f"""
+SELECT slot, stage, n, mean_s, {_PERCENTILES}, max_s
+  FROM (SELECT slot, inline(stages)
+          FROM (SELECT slot, array({_STAGES}) AS stages FROM batches GROUP BY slot
+                UNION ALL
+                SELECT slot, array({_stage(*EACH_TRANSACTION[:2])}) FROM transactions GROUP BY slot))
+"""  # noqa: S608
+
+_PARTS: Final = ", ".join(
+    f"named_struct('part', '{part}', 'batches', count_if({STAGES[part][0]} > 0), 'seconds', sum({STAGES[part][0]}))"
+    for part in PARTS
+)
+WAITS: Final = f"""
+SELECT slot, part, batches, seconds, coalesce(seconds / nullif(sum(seconds) OVER (PARTITION BY slot), 0), 0) AS share
+  FROM (SELECT slot, inline(parts) FROM (SELECT slot, array({_PARTS}) AS parts FROM batches GROUP BY slot))
+"""  # noqa: S608
+
+DEPENDENCIES: Final = """
+SELECT slot, waited_for.table, waited_for.kind, waited_for.name, count(*) AS batches, sum(wait_dependency_s) AS seconds,
+       count_if(late_keys > 0) AS late_batches, sum(late_keys) AS late_keys
+  FROM batches WHERE waited_for IS NOT NULL
+ GROUP BY ALL ORDER BY slot, seconds DESC, batches DESC, table, kind, name
+"""
+
+# A transaction counts once for each table and key, however many earlier ones it lists.
+TRANSACTION_DEPENDENCIES: Final = """
+SELECT slot, one.table, one.kind, one.name, count(*) AS transactions
+  FROM (SELECT slot, explode(array_distinct(transform(depends_on, d -> struct(d.table, d.kind, d.name)))) AS one
+          FROM transactions WHERE size(depends_on) > 0)
+ GROUP BY ALL ORDER BY slot, transactions DESC, table, kind, name
+"""
+
+# A batch is cut at the bounds of intervals, so that each interval is swept by itself and on any machine. Where several
+# things happen at one time their order does not matter: no time passes between them.
+PARALLELISM: Final = """
+SELECT slot, at, held, executing, sum(until_us - us) / 1e6 AS seconds
+  FROM (SELECT slot, at, us, sum(held) OVER moments AS held, sum(executing) OVER moments AS executing,
+               lead(us, 1, us) OVER (PARTITION BY slot, at ORDER BY us) AS until_us
+          FROM (SELECT slot, timestamp_micros(n * :interval_us) AS at,
+                       inline(array(struct(greatest(start_us, n * :interval_us) AS us, 1 AS held, 0 AS executing),
+                                    struct(greatest(start_us, n * :interval_us) AS us, 0 AS held, 1 AS executing),
+                                    struct(least(greatest(done_us, n * :interval_us), (n + 1) * :interval_us) AS us,
+                                           0 AS held, -1 AS executing),
+                                    struct(least(end_us, (n + 1) * :interval_us) AS us, -1 AS held, 0 AS executing)))
+                  FROM (SELECT slot, start_us, least(done_us, end_us) AS done_us, end_us,
+                               explode(sequence(start_us div :interval_us, end_us div :interval_us)) AS n
+                          FROM (SELECT slot, unix_micros(started_at) AS start_us, unix_micros(committed_at) AS end_us,
+                                       unix_micros(started_at) + CAST(execute_s * 1e6 AS bigint) AS done_us
+                                  FROM batches WHERE committed_at >= started_at)))
+        WINDOW moments AS (PARTITION BY slot, at ORDER BY us ROWS UNBOUNDED PRECEDING))
+ WHERE held > 0 AND until_us > us
+ GROUP BY slot, at, held, executing ORDER BY slot, at, held, executing
+"""
+
+# Every batch has its changes by table, the record of a transaction their number.
+WHAT_IF_ROWS: Final = """
+SELECT transactions.seq, transactions.batch_seq, transactions.n_changes,
+       batches.n_rows + batches.n_truncates AS n_batch, batches.execute_s, batches.commit_s, transactions.depends_on
+  FROM transactions JOIN batches
+    ON batches.slot = transactions.slot AND batches.run = transactions.run AND batches.seq = transactions.batch_seq
+ WHERE transactions.slot = :slot AND transactions.run = :run AND transactions.seq > :after_seq
+ ORDER BY transactions.seq
+"""
+# The shortest is that of `units.round_trip_s`.
+WHAT_IF_RUNS: Final = """
+SELECT slot, run, count(*) AS n, max(seq) AS last_seq, min(shortest_s) AS shortest_s
+  FROM transactions
+  JOIN (SELECT slot AS s, run AS r, min(if(is_one_flight, execute_s, commit_s)) AS shortest_s
+          FROM batches GROUP BY slot, run)
+    ON s = slot AND r = run
+ GROUP BY slot, run ORDER BY slot, n DESC, run
+"""

@@ -1,0 +1,72 @@
+"""How the figures of work are computed: what was done, by table, worker and time. Definitions: `figures`.
+
+Each is one query over the views `batches` and `transactions` that `views` makes. No value comes from the log's text:
+parameters are bound.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+SUMMARY: Final = """
+SELECT slot, min(committed_at) AS first_at, max(committed_at) AS last_at, count(*) AS batches,
+       sum(n_transactions) AS transactions, sum(n_rows) AS row_changes, sum(size_bytes) AS size_bytes,
+       count(DISTINCT worker) AS workers, count(DISTINCT run) AS runs,
+       count_if(attempts > 1) AS repeated_batches, sum(size(conflicts)) AS conflicts,
+       coalesce(max(recorded.n), 0) AS transaction_records, max_by(end_lsn, end_lsn_number) AS highest_end_lsn
+  FROM batches
+  LEFT JOIN (SELECT slot AS recorded_slot, count(*) AS n FROM transactions GROUP BY slot) AS recorded
+         ON recorded_slot = slot
+ GROUP BY slot ORDER BY slot
+"""
+
+OVER_TIME: Final = """
+SELECT slot, at, batches, transactions, row_changes, size_bytes, transactions / :interval_s AS transactions_per_s,
+       row_changes / :interval_s AS rows_per_s, repeated_batches, oldest[0] AS oldest_p50_s, oldest[1] AS oldest_p99_s,
+       oldest_max_s, delivery_p50_s, delivery_floor_s
+  FROM (SELECT slot, at, count(*) AS batches, sum(n_transactions) AS transactions, sum(n_rows) AS row_changes,
+               sum(size_bytes) AS size_bytes, count_if(attempts > 1) AS repeated_batches,
+               percentile_approx(oldest_s, array(0.5, 0.99)) AS oldest, max(oldest_s) AS oldest_max_s,
+               percentile_approx(delivery_s, 0.5) AS delivery_p50_s, min(delivery_s) AS delivery_floor_s
+          FROM batches GROUP BY slot, at)
+ ORDER BY slot, at
+"""
+
+TABLES: Final = """
+SELECT slot, at, table, count(*) AS batches, sum(coalesce(counts.insert, 0)) AS inserts,
+       sum(coalesce(counts.update, 0)) AS updates, sum(coalesce(counts.delete, 0)) AS deletes,
+       sum(coalesce(counts.truncate, 0)) AS truncates
+  FROM (SELECT slot, at, explode(rows) AS (table, counts) FROM batches)
+ GROUP BY slot, at, table ORDER BY slot, at, table
+"""
+
+WORKERS: Final = """
+SELECT slot, at, worker, count(*) AS batches, sum(n_transactions) AS transactions, sum(n_rows) AS row_changes,
+       sum(execute_s) AS execute_s, sum(wait_turn_s) AS wait_turn_s, sum(commit_s) AS commit_s
+  FROM batches GROUP BY slot, at, worker ORDER BY slot, at, worker
+"""
+
+BATCH_SIZES: Final = """
+SELECT slot, at_least, count(*) AS batches, sum(n_transactions) AS transactions, avg(size_bytes) AS mean_bytes
+  FROM (SELECT slot, n_transactions, size_bytes,
+               shiftleft(1L, length(bin(greatest(n_transactions, 1))) - 1) AS at_least FROM batches)
+ GROUP BY slot, at_least ORDER BY slot, at_least
+"""
+
+RETRIES: Final = """
+SELECT slot, mode, retry_reason AS reason, count(*) AS batches, sum(attempts - 1) AS repeats
+  FROM batches WHERE attempts > 1 GROUP BY slot, mode, retry_reason ORDER BY slot, batches DESC, mode, reason
+"""
+
+CONFLICTS: Final = """
+SELECT slot, at, conflict.type, conflict.table, conflict.policy, conflict.outcome, count(*) AS conflicts
+  FROM (SELECT slot, at, explode(conflicts) AS conflict FROM batches WHERE size(conflicts) > 0)
+ GROUP BY ALL ORDER BY slot, at, type, table, policy, outcome
+"""
+
+FILES: Final = "SELECT file, size_bytes, records, bad FROM files ORDER BY file"
+
+BAD_LINES: Final = """
+SELECT file, reason, count(*) AS lines, min(line) AS example
+  FROM bad_lines GROUP BY file, reason ORDER BY file, reason
+"""

@@ -1,0 +1,326 @@
+"""The sections of the page for one slot: title, what it answers, plots. Definitions of the figures: `figures`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from parapply.analysis import plots, words
+from parapply.analysis.figures import PARTS, STAGES
+from parapply.analysis.plots import Plot, bar_height, bars, line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from parapply.analysis.compute import Rows, Tables
+
+_OPERATIONS: Final = (
+    ("inserts", plots.GREEN),
+    ("updates", plots.BLUE),
+    ("deletes", plots.ORANGE),
+    ("truncates", plots.RED),
+)
+_PART_COLORS: Final = dict(zip(PARTS, (plots.GREY, plots.RED, plots.BLUE, plots.ORANGE, plots.GREEN), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of the page."""
+
+    title: str
+    lead: str
+    plots: list[Plot] = field(default_factory=list)
+    #: Shown below the plots: heading of each column, and rows of texts.
+    header: tuple[str, ...] = ()
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+
+
+def sections(tables: Tables, interval_s: int) -> list[Section]:
+    """Return the sections of a slot, in order.
+
+    Args:
+        tables: rows of one slot only.
+        interval_s: length of an interval.
+    """
+    from parapply.analysis import sections_limits as limits  # noqa: PLC0415  it uses Section
+
+    made = (
+        _throughput(tables, interval_s),
+        _delay(tables, interval_s),
+        _where(tables),
+        _tables(tables, interval_s),
+        _workers(tables, interval_s),
+        limits.batches(tables),
+        limits.trouble(tables, interval_s),
+        limits.more_workers(tables),
+    )
+    return [section for section in made if section.plots or section.rows or section.lead]
+
+
+def _throughput(tables: Tables, interval_s: int) -> Section:
+    rows = tables["over_time"]
+    times = plots.timeline(rows, interval_s)
+
+    def rate(column: str) -> list[float]:
+        return [value / interval_s for value in plots.series(rows, times, lambda row: row[column])]
+
+    return Section(
+        title="Throughput",
+        lead="How much was applied, and when. A gap means that nothing was committed on the target.",
+        plots=[
+            Plot(
+                title="Transactions a second",
+                caption="Source transactions committed on the target.",
+                data=[line("transactions", times, rate("transactions"), plots.BLUE, fill="tozeroy")],
+                layout={"yaxis": {"rangemode": "tozero"}, "showlegend": False},
+            ),
+            Plot(
+                title="Rows a second",
+                caption="Rows as the publisher sent them, before changes of one row were merged.",
+                data=[line("rows", times, rate("row_changes"), plots.TEAL, fill="tozeroy")],
+                layout={"yaxis": {"rangemode": "tozero"}, "showlegend": False},
+            ),
+        ],
+    )
+
+
+def _delay(tables: Tables, interval_s: int) -> Section:
+    rows = tables["over_time"]
+    times = plots.timeline(rows, interval_s)
+    by_time = {row["at"]: row for row in rows}
+
+    def values(column: str) -> list[float | None]:
+        # A logarithmic axis has no place for 0 and below; clocks that differ make such values.
+        found = [by_time.get(at, {}).get(column) for at in times]
+        return [value if value is not None and value > 0 else None for value in found]
+
+    stages = [row for row in tables["latency"] if row["stage"] in STAGES or row["stage"] == "each transaction"]
+    order = ["each transaction", *STAGES]
+    stages.sort(key=lambda row: order.index(row["stage"]))
+    header = ("stage", "half took at most", "90 %", "99 %", "99.9 %", "longest", "what it is")
+    return Section(
+        title="Delay",
+        lead=(
+            "From the commit on the publisher until the change is visible on the target. It compares the clocks of two "
+            "machines: where they differ, every delay is off by that much."
+        ),
+        plots=[
+            Plot(
+                title="Delay over time",
+                caption=(
+                    "Of the oldest transaction of each batch; the scale is logarithmic. 'Shortest delivery' is what "
+                    "network, decoding and the clocks' difference take at least."
+                ),
+                data=[
+                    line("longest", times, values("oldest_max_s"), plots.RED, line={"color": plots.RED, "width": 1}),
+                    line("99 %", times, values("oldest_p99_s"), plots.ORANGE),
+                    line("half", times, values("oldest_p50_s"), plots.BLUE),
+                    line("shortest delivery", times, values("delivery_floor_s"), plots.GREY),
+                ],
+                layout={"yaxis": plots.log_axis([*values("oldest_max_s"), *values("delivery_floor_s")])},
+            ),
+            _stage_plot(stages),
+        ],
+        header=header,
+        rows=[
+            (
+                row["stage"],
+                *(words.duration(row[name]) for name in ("p50_s", "p90_s", "p99_s", "p999_s", "max_s")),
+                STAGES[row["stage"]][1] if row["stage"] in STAGES else "every source transaction by itself",
+            )
+            for row in stages
+        ],
+    )
+
+
+def _stage_plot(stages: Rows) -> Plot:
+    labels = [row["stage"] for row in stages]
+    traces = []
+    for name, column, color in (("half", "p50_s", plots.BLUE), ("99 %", "p99_s", plots.ORANGE)):
+        found = [row[column] if row[column] > 0 else None for row in stages]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": name,
+                "y": labels,
+                "x": found,
+                "marker": {"size": 13, "color": color},
+            }
+        )
+    return Plot(
+        title="Each stage",
+        caption="How long a batch was in each stage: half of them at most the blue mark, 99 % at most the orange one.",
+        data=traces,
+        layout={
+            "xaxis": plots.log_axis([row[name] for row in stages for name in ("p50_s", "p99_s")]),
+            "yaxis": {"autorange": "reversed"},
+        },
+        height=bar_height(len(labels)),
+    )
+
+
+def _where(tables: Tables) -> Section:
+    waits = {row["part"]: row for row in tables["waits"]}
+    total_s = sum(row["seconds"] for row in tables["waits"])
+    found = [
+        Plot(
+            title="From received to committed",
+            caption=(
+                "Seconds of all batches together, so more than the clock's where several were under way. 'Executing' "
+                "and 'committing' are the target's work, 'commit turn' is the price of keeping the order."
+            ),
+            data=[
+                bars(
+                    part,
+                    [f"{part} ({words.percent(waits[part]['share'])})"],
+                    [waits[part]["seconds"]],
+                    _PART_COLORS[part],
+                )
+                for part in PARTS
+                if part in waits
+            ],
+            layout={"xaxis": {"ticksuffix": " s"}, "yaxis": {"autorange": "reversed"}, "showlegend": False},
+            height=bar_height(len(PARTS)),
+        )
+    ]
+    rows = tables["dependencies"]
+    shown = [row for row in rows if row["seconds"] > 0][: plots.MOST_BARS]
+    if shown:
+        labels = [words.key_words(row) for row in shown]
+        found.append(
+            Plot(
+                title="Dependencies that batches waited for",
+                caption="Seconds that batches could not start because of this key, the last one they waited for.",
+                data=[bars("waited", labels, [row["seconds"] for row in shown], plots.RED)],
+                layout={"xaxis": {"ticksuffix": " s"}, "yaxis": {"autorange": "reversed"}, "showlegend": False},
+                height=bar_height(len(shown)),
+            )
+        )
+    late = sum(row["late_keys"] for row in rows)
+    more = f" {words.number(late)} rows were left for later so that their batches need not wait." if late else ""
+    return Section(
+        title="Where the time went",
+        lead="What a change waited for once the daemon had read it." + more,
+        plots=found if total_s else [],
+    )
+
+
+def _tables(tables: Tables, interval_s: int) -> Section:
+    rows = tables["tables"]
+    if not rows:
+        return Section(title="Tables", lead="")
+    totals: dict[str, dict[str, int]] = {}
+    for row in rows:
+        sums = totals.setdefault(row["table"], dict.fromkeys([name for name, _ in _OPERATIONS], 0))
+        for name in sums:
+            sums[name] += row[name]
+    order = sorted(totals, key=lambda table: (-sum(totals[table].values()), table))
+    shown = order[: plots.MOST_BARS]
+    of_all = f" The {len(shown)} busiest of {len(order)}." if len(order) > len(shown) else ""
+    every_row: Callable[[dict[str, Any]], float] = lambda row: row["inserts"] + row["updates"] + row["deletes"]  # noqa: E731
+    times = plots.timeline(tables["over_time"], interval_s)
+    return Section(
+        title="Tables",
+        lead="Which tables the changes belong to.",
+        plots=[
+            Plot(
+                title="Rows by table and operation",
+                caption="Over the whole log. A TRUNCATE counts as one." + of_all,
+                data=[
+                    bars(name, shown, [totals[table][name] for table in shown], color)
+                    for name, color in _OPERATIONS
+                    if any(totals[table][name] for table in shown)
+                ],
+                layout={"barmode": "stack", "yaxis": {"autorange": "reversed"}},
+                height=bar_height(len(shown)),
+            ),
+            Plot(
+                title="Rows a second by table",
+                caption="On top of each other; the upper edge is all rows.",
+                data=plots.stacked_lines(rows, times, "table", every_row, interval_s),
+                layout={"yaxis": {"rangemode": "tozero"}},
+            ),
+        ],
+    )
+
+
+def _workers(tables: Tables, interval_s: int) -> Section:
+    rows = tables["workers"]
+    workers = sorted({row["worker"] for row in rows})
+    labels = [f"worker {worker}" for worker in workers]
+
+    def total(worker: int, column: str) -> float:
+        return float(sum(row[column] for row in rows if row["worker"] == worker))
+
+    states = (("executing", "execute_s"), ("commit turn", "wait_turn_s"), ("committing", "commit_s"))
+    times = plots.timeline(tables["over_time"], interval_s)
+    parallel = tables["parallelism"]
+    held = [one / interval_s for one in plots.series(parallel, times, lambda row: row["held"] * row["seconds"])]
+    active = [one / interval_s for one in plots.series(parallel, times, lambda row: row["executing"] * row["seconds"])]
+    return Section(
+        title="Workers and parallelism",
+        lead="How many batches were applied at the same time, and by whom.",
+        plots=[
+            Plot(
+                title="Batches at once",
+                caption=(
+                    "Average in each interval. 'With a worker' counts from the start of a batch to its commit, "
+                    "'executing' only while its statements ran. The distance is time spent on the commit order."
+                ),
+                data=[
+                    line("with a worker", times, held, plots.GREY, fill="tozeroy"),
+                    line("executing", times, active, plots.BLUE, fill="tozeroy"),
+                ],
+                layout={"yaxis": {"rangemode": "tozero"}},
+            ),
+            _share_plot(parallel),
+            Plot(
+                title="Work of each worker",
+                caption="Seconds each connection spent on batches.",
+                data=[
+                    bars(name, labels, [total(worker, column) for worker in workers], _PART_COLORS[name])
+                    for name, column in states
+                ],
+                layout={"barmode": "stack", "xaxis": {"ticksuffix": " s"}, "yaxis": {"autorange": "reversed"}},
+                height=bar_height(len(workers)),
+            ),
+            Plot(
+                title="Transactions a second by worker",
+                caption="On top of each other; the upper edge is all transactions.",
+                data=plots.stacked_lines(
+                    [{**row, "worker": f"worker {row['worker']}"} for row in rows],
+                    times,
+                    "worker",
+                    lambda row: row["transactions"],
+                    interval_s,
+                ),
+                layout={"yaxis": {"rangemode": "tozero"}},
+            ),
+        ],
+    )
+
+
+def _share_plot(parallelism: Rows) -> Plot:
+    seconds: dict[int, float] = {}
+    for row in parallelism:
+        seconds[row["executing"]] = seconds.get(row["executing"], 0.0) + row["seconds"]
+    total_s = sum(seconds.values()) or 1.0
+    levels = sorted(seconds)
+    return Plot(
+        title="Executing at once",
+        caption="Part of the time with any batch under way in which so many batches were executing statements.",
+        data=[
+            {
+                "type": "bar",
+                "x": [str(level) for level in levels],
+                "y": [100 * seconds[level] / total_s for level in levels],
+                "marker": {"color": plots.BLUE},
+            }
+        ],
+        layout={
+            "xaxis": {"type": "category", "title": {"text": "batches"}},
+            "yaxis": {"ticksuffix": " %"},
+            "showlegend": False,
+        },
+    )

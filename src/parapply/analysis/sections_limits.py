@@ -1,0 +1,192 @@
+"""More sections of the page: how large batches were, what went wrong, and what more workers would bring."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from parapply.analysis import plots, words
+from parapply.analysis.plots import Plot, bar_height, bars
+from parapply.analysis.sections import Section
+
+if TYPE_CHECKING:
+    from parapply.analysis.compute import Rows, Tables
+
+_ORDERS: Final = (("preserve", "commit order kept", plots.BLUE), ("relaxed", "relaxed", plots.ORANGE))
+_UNITS: Final = (("batch", "batches as they were", "solid"), ("transaction", "each transaction by itself", "dot"))
+_ORDER_WORDS: Final = {name: order_words for name, order_words, _ in _ORDERS}
+_UNIT_WORDS: Final = {name: unit_words for name, unit_words, _ in _UNITS}
+
+
+def batches(tables: Tables) -> Section:
+    """How many transactions stood in a batch."""
+    rows = tables["batch_sizes"]
+    n_batches = sum(row["batches"] for row in rows)
+    n_transactions = sum(row["transactions"] for row in rows)
+    labels = [_size_class(row["at_least"]) for row in rows]
+
+    def shares(name: str, column: str, total: int, color: str) -> dict[str, object]:
+        values = [100 * row[column] / max(total, 1) for row in rows]
+        return {"type": "bar", "name": name, "x": labels, "y": values, "marker": {"color": color}}
+
+    return Section(
+        title="Batches",
+        lead=(
+            f"{words.number(n_transactions)} transactions were applied in {words.number(n_batches)} target "
+            "transactions. Without a backlog a transaction is a batch of its own; with one, batches grow."
+        ),
+        plots=[
+            Plot(
+                title="Transactions in a batch",
+                caption="Of all batches, and of all transactions, the part in batches of this size.",
+                data=[
+                    shares("of all batches", "batches", n_batches, plots.GREY),
+                    shares("of all transactions", "transactions", n_transactions, plots.BLUE),
+                ],
+                layout={
+                    "xaxis": {"type": "category", "title": {"text": "transactions in the batch"}},
+                    "yaxis": {"ticksuffix": " %"},
+                },
+            )
+        ],
+    )
+
+
+def trouble(tables: Tables, interval_s: int) -> Section:
+    """Repetitions and conflicts."""
+    found = []
+    conflicts = tables["conflicts"]
+    if conflicts:
+        times = plots.timeline(tables["over_time"], interval_s)
+        traces = plots.stacked_lines(conflicts, times, "type", lambda row: row["conflicts"], interval_s)
+        found.append(
+            Plot(
+                title="Conflicts a second by type",
+                caption="Rows that were not as the publisher's change expects them, after a retry behind earlier ones.",
+                data=traces,
+                layout={"yaxis": {"rangemode": "tozero"}},
+            )
+        )
+    if any(row["repeated_batches"] for row in tables["over_time"]):
+        times = plots.timeline(tables["over_time"], interval_s)
+        repeated = plots.series(tables["over_time"], times, lambda row: row["repeated_batches"])
+        found.append(
+            Plot(
+                title="Repeated batches",
+                caption="In each interval. Most are dependencies that could not be foreseen; they cost time, no rows.",
+                data=[plots.columns(times, repeated, plots.ORANGE)],
+                layout={"yaxis": {"rangemode": "tozero"}, "showlegend": False},
+            )
+        )
+    n_transactions = max(sum(row["transactions"] for row in tables["summary"]), 1)
+    return Section(
+        title="Conflicts and repetitions",
+        lead="" if found else "No batch was repeated, and no conflict was recorded.",
+        plots=found,
+        header=("what", "where", "how", "how many", "per million transactions"),
+        rows=[*_conflict_rows(conflicts, n_transactions), *_retry_rows(tables["retries"], n_transactions)],
+    )
+
+
+def _conflict_rows(conflicts: Rows, n_transactions: int) -> list[tuple[str, ...]]:
+    sums: dict[tuple[str, str, str], int] = {}
+    for row in conflicts:
+        key = (f"conflict {row['type']}", row["table"], f"{row['policy']}: {row['outcome']}")
+        sums[key] = sums.get(key, 0) + row["conflicts"]
+    return [
+        (*key, words.number(count), words.number(count * 1e6 / n_transactions))
+        for key, count in sorted(sums.items(), key=lambda item: (-item[1], item[0]))[: plots.MOST_BARS]
+    ]
+
+
+def _retry_rows(retries: Rows, n_transactions: int) -> list[tuple[str, ...]]:
+    return [
+        (
+            "repeated",
+            f"applied as {row['mode']} in the end",
+            row["reason"] or "no reason recorded",
+            words.number(row["batches"]),
+            words.number(row["batches"] * 1e6 / n_transactions),
+        )
+        for row in retries[: plots.MOST_BARS]
+    ]
+
+
+def more_workers(tables: Tables) -> Section:
+    """What the dependencies would allow."""
+    rows = tables["what_if"]
+    if not rows:
+        reason = 'Needs applylog.detail = "transaction": only then the log has the dependencies of each transaction.'
+        return Section(title="With more workers", lead=reason)
+    units = max(row["units"] for row in rows if row["unit"] == "transaction")
+    found = [_speed_up(rows)]
+    for unit, order in (("batch", "preserve"), ("batch", "relaxed")):
+        path = [row for row in tables["critical_path"] if (row["unit"], row["commit_order"]) == (unit, order)]
+        shown = path[: plots.MOST_BARS]
+        if shown:
+            found.append(_path(shown, _ORDER_WORDS[order]))
+    return Section(
+        title="With more workers",
+        lead=(
+            f"A replay of {words.number(units)} transactions, the latest of the longest run, by their dependencies and "
+            "times. It says what dependencies and commit order allow if neither publisher nor target is the limit: an "
+            "upper bound, no promise. docs/WHATIF.md compares it with real runs."
+        ),
+        plots=found,
+        header=("units", "commit order", "workers", "speed-up", "seconds", "what limits it"),
+        rows=[
+            (
+                _UNIT_WORDS[row["unit"]],
+                _ORDER_WORDS[row["commit_order"]],
+                str(row["workers"] or "as many as needed"),
+                f"{row['speed_up']:.2f}",
+                words.duration(row["seconds"]),
+                row["limit"],
+            )
+            for row in rows
+        ],
+    )
+
+
+def _speed_up(rows: Rows) -> Plot:
+    traces = []
+    for order, order_words, color in _ORDERS:
+        for unit, unit_words, dash in _UNITS:
+            mine = [row for row in rows if (row["unit"], row["commit_order"]) == (unit, order) and row["workers"]]
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines+markers",
+                    "name": f"{order_words}, {unit_words}",
+                    "x": [str(row["workers"]) for row in mine],
+                    "y": [row["speed_up"] for row in mine],
+                    "text": [plots.text(row["limit"]) for row in mine],
+                    "hovertemplate": "%{x} workers: %{y:.2f} times as fast<br>limit: %{text}<extra></extra>",
+                    "line": {"color": color, "dash": dash, "width": 2},
+                    "marker": {"size": 8},
+                }
+            )
+    return Plot(
+        title="Attainable speed-up",
+        caption="Against one worker that does one unit after the other. Point at a mark to see what limits it.",
+        data=traces,
+        layout={
+            "xaxis": {"type": "category", "title": {"text": "workers"}},
+            "yaxis": {"rangemode": "tozero", "ticksuffix": "x"},
+            "legend": {"orientation": "h", "y": -0.3},
+        },
+        height=380,
+    )
+
+
+def _path(path: Rows, order_words: str) -> Plot:
+    return Plot(
+        title=f"The longest chain, {order_words}",
+        caption="What ties its links together, in seconds. No number of workers can be faster than this chain.",
+        data=[bars("chain", [row["link"] for row in path], [row["seconds"] for row in path], plots.PURPLE)],
+        layout={"xaxis": {"ticksuffix": " s"}, "yaxis": {"autorange": "reversed"}, "showlegend": False},
+        height=bar_height(len(path)),
+    )
+
+
+def _size_class(at_least: int) -> str:
+    return str(at_least) if at_least == 1 else f"{at_least} to {2 * at_least - 1}"

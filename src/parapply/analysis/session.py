@@ -1,0 +1,114 @@
+"""The Spark session: Spark in this process on one machine, or the one that spark-submit has started.
+
+In go the memory and the number of cores; out comes a session that thinks in UTC. What Java prints goes to a file, from
+which `Local.said` takes the end when something fails: a person sees the report's own lines only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import SparkSession
+
+from parapply.analysis.java import find_java
+from parapply.errors import ReportRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: What every run needs, on one machine and on a cluster.
+SETTINGS: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    # A task writes a file for each kind of record and day; without this it would sort its lines by them first.
+    "spark.sql.maxConcurrentOutputFileWriters": "32",
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+}
+#: On one machine: nothing listens to the outside, nothing is shown in a browser.
+_LOCAL_SETTINGS: Final = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    # Of the stream's log only; the files are small.
+    "spark.sql.streaming.minBatchesToRetain": "10",
+}
+_SAID_BYTES: Final = 2000
+
+
+class Local:
+    """A session in this process, and what its Java printed."""
+
+    def __init__(self, session: SparkSession, output: Path) -> None:
+        self.session = session
+        self._output = output
+
+    def said(self) -> str:
+        """Return the end of what Java printed."""
+        return self._output.read_bytes()[-_SAID_BYTES:].decode(errors="replace")
+
+
+@contextmanager
+def local_session(memory: str, cores: int | None, settings: dict[str, str] | None = None) -> Iterator[Local]:
+    """Run Spark in this process until the end of the block.
+
+    Args:
+        memory: of Java, for example ``2g``: what is larger goes to Spark's folder for temporary files.
+        cores: None takes all.
+        settings: more of Spark's own, which win.
+
+    Raises:
+        JavaMissing: no Java of a fitting version was found.
+        ReportRefused: Java does not start with these settings.
+    """
+    find_java(os.environ).apply(os.environ)
+    # It would look for an address of its own and may take one that a firewall closes.
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    builder = SparkSession.builder.appName("parapply report").master(f"local[{cores or '*'}]")
+    partitions = str(2 * (cores or os.cpu_count() or 1))
+    all_settings = {
+        **SETTINGS,
+        **_LOCAL_SETTINGS,
+        "spark.driver.memory": memory,
+        "spark.sql.shuffle.partitions": partitions,
+        **(settings or {}),
+    }
+    # It prints every error that Java raises, with its stack, beside raising it.
+    logging.getLogger("DataFrameQueryContextLogger").disabled = True
+    for name, value in all_settings.items():
+        builder = builder.config(name, value)
+    with tempfile.NamedTemporaryFile(prefix="parapply-spark-", suffix=".log") as output:
+        with _standard_error_to(output.fileno()):
+            try:
+                session = builder.getOrCreate()
+            except Exception as error:
+                # Java says why on its standard error, and PySpark only that it has ended.
+                said = Path(output.name).read_text(errors="replace").strip().splitlines()
+                raise ReportRefused(
+                    f"Spark does not start: {said[-1] if said else error}", hint="see --memory, and JAVA_HOME"
+                ) from error
+        try:
+            yield Local(session, Path(output.name))
+        finally:
+            session.stop()
+
+
+@contextmanager
+def _standard_error_to(descriptor: int) -> Iterator[None]:
+    """Let programs started in the block write their standard error elsewhere, as long as they live."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    os.dup2(descriptor, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -1,0 +1,116 @@
+"""Files by Hadoop's names: file:, hdfs:, s3a: and whatever else the cluster knows. Small files only; data is Spark's.
+
+In go texts like ``hdfs:///logs`` or a local path; a path without a scheme is on Hadoop's default file system, which on
+one machine is the local disk. Raises what Java raises: `job` turns it into one line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredFile:
+    """A file below a folder.
+
+    Attributes:
+        name: its path below the folder, with the escapes of a URI (as Spark's ``_metadata.file_path`` has it).
+        path: for Spark.
+        size_bytes: as listed.
+    """
+
+    name: str
+    path: str
+    size_bytes: int
+
+
+class Storage:
+    """Hadoop's file systems through the session's JVM."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._jvm: Any = spark._jvm  # noqa: SLF001  PySpark has no public way to Hadoop's file systems
+        self._configuration: Any = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
+
+    def qualified(self, text: str) -> str:
+        """Return a path with its scheme, for example ``file:/logs``."""
+        path = self._path(text)
+        return str(path.getFileSystem(self._configuration).makeQualified(path).toString())
+
+    def raw_path(self, text: str) -> str:
+        """Return the path without scheme and host, with the escapes of a URI."""
+        return str(self._path(self.qualified(text)).toUri().getRawPath())
+
+    def is_folder(self, text: str) -> bool:
+        """Tell whether a folder of this name is there."""
+        path = self._path(text)
+        system = path.getFileSystem(self._configuration)
+        return bool(system.exists(path)) and bool(system.getFileStatus(path).isDirectory())
+
+    def files(self, folder: str, suffix: str) -> list[StoredFile]:
+        """Return the files below a folder, at any depth, whose name ends so, sorted; none if it is not there."""
+        path = self._path(folder)
+        system = path.getFileSystem(self._configuration)
+        if not system.exists(path):
+            return []
+        root = self.raw_path(folder).rstrip("/") + "/"
+        found = []
+        listing = system.listFiles(path, True)
+        while listing.hasNext():
+            status = listing.next()
+            name = str(status.getPath().toUri().getRawPath()).removeprefix(root)
+            if name.endswith(suffix):
+                found.append(StoredFile(name=name, path=str(status.getPath()), size_bytes=int(status.getLen())))
+        return sorted(found, key=lambda file: file.name)
+
+    def read_text(self, text: str) -> str:
+        """Return a small file in UTF-8."""
+        path = self._path(text)
+        stream = path.getFileSystem(self._configuration).open(path)
+        try:
+            return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream)).decode()
+        finally:
+            stream.close()
+
+    def write(self, text: str, content: bytes, *, is_new: bool = False) -> bool:
+        """Write a small file whole or not at all.
+
+        Args:
+            text: its path.
+            content: all of it.
+            is_new: leave a file alone that is there.
+
+        Returns:
+            False if the file was there and had to be new.
+        """
+        path, part = self._path(text), self._path(f"{text}.part")
+        system = path.getFileSystem(self._configuration)
+        stream = system.create(part, True)
+        try:
+            stream.write(content)
+        finally:
+            stream.close()
+        if system.exists(path):
+            if is_new:
+                system.delete(part, False)
+                return False
+            # Not every file system renames onto a file that is there.
+            system.delete(path, False)
+        return bool(system.rename(part, path))
+
+    def remove(self, text: str) -> None:
+        """Remove a file or a folder with all in it; nothing happens if it is not there."""
+        path = self._path(text)
+        path.getFileSystem(self._configuration).delete(path, True)
+
+    def folders(self, pattern: str) -> list[str]:
+        """Return the folders that a pattern with ``*`` names."""
+        path = self._path(pattern)
+        found = path.getFileSystem(self._configuration).globStatus(path)
+        return [str(status.getPath()) for status in found or () if status.isDirectory()]
+
+    def _path(self, text: str) -> Any:  # noqa: ANN401  a Java object
+        return self._jvm.org.apache.hadoop.fs.Path(text)

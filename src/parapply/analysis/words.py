@@ -1,0 +1,162 @@
+"""The report in sentences: what a person should take from the figures before looking at any plot.
+
+In go the tables of one slot; out come plain texts. Says only what the tables say, and what it does not cover.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from parapply.analysis.compute import Rows, Tables
+
+_PERIODS: Final = ((86_400, "days"), (3600, "hours"), (60, "minutes"))
+#: A part of the time that is worth a sentence.
+_NOTABLE: Final = 0.05
+_MILLION: Final = 1_000_000
+
+
+def duration(seconds: float | None) -> str:
+    """Return seconds as a person says them: ``0.4 ms``, ``12 ms``, ``3.2 s``, ``5.0 minutes``."""
+    if seconds is None:
+        return "unknown"
+    size = abs(seconds)
+    if size < 0.001:
+        return f"{seconds * 1000:.2g} ms"
+    if size < 0.9995:
+        return f"{seconds * 1000:.3g} ms"
+    for length, name in _PERIODS:
+        if size >= 2 * length:
+            return f"{seconds / length:.1f} {name}"
+    return f"{seconds:.3g} s"
+
+
+def number(value: float) -> str:
+    """Return a count: ``12,345``, ``12.3 million``."""
+    if abs(value) >= 10 * _MILLION:
+        return f"{value / _MILLION:,.1f} million"
+    return f"{value:,.0f}" if abs(value) >= 10 or value == int(value) else f"{value:.2g}"
+
+
+def size(size_bytes: float) -> str:
+    """Return bytes: ``12.3 MB``."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:,.0f} {unit}" if unit == "bytes" else f"{size_bytes:.3g} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:,.1f} TB"
+
+
+def percent(share: float) -> str:
+    """Return a share: ``12 %``, ``0.3 %``; never broken between the two."""
+    digits = f"{share * 100:.0f}" if share >= 0.1 or share == 0 else f"{share * 100:.2g}"
+    return f"{digits}\N{NO-BREAK SPACE}%"
+
+
+def period(first: datetime, last: datetime) -> str:
+    """Return the time a log covers."""
+    return f"{first:%Y-%m-%d %H:%M:%S} to {last:%Y-%m-%d %H:%M:%S} UTC ({duration((last - first).total_seconds())})"
+
+
+def in_short(tables: Tables, interval_s: int) -> list[str]:
+    """Return what the figures of one slot say, the most important first."""
+    (summary,) = tables["summary"]
+    return [
+        text
+        for text in (
+            _throughput(tables["over_time"], interval_s),
+            _delay(tables["latency"], summary["transactions"], summary["transaction_records"]),
+            _waits(tables["waits"], tables["dependencies"]),
+            _parallelism(tables["parallelism"]),
+            _repeats(summary["repeated_batches"], summary["batches"], summary["conflicts"]),
+            _more_workers(tables["what_if"]),
+        )
+        if text
+    ]
+
+
+def _throughput(over_time: Rows, interval_s: int) -> str:
+    best = max(over_time, key=lambda row: row["transactions_per_s"])
+    applied_s = len(over_time) * interval_s
+    mean = sum(row["transactions"] for row in over_time) / applied_s
+    return (
+        f"Something was committed in {number(len(over_time))} intervals of {duration(interval_s)}; in these, "
+        f"{number(mean)} transactions a second were applied on average, and {number(best['transactions_per_s'])} "
+        f"({number(best['rows_per_s'])} rows) in the best one."
+    )
+
+
+def _delay(latency: Rows, n_transactions: int, n_recorded: int) -> str:
+    stages = {row["stage"]: row for row in latency}
+    if "each transaction" in stages and n_recorded >= n_transactions:
+        row, what = stages["each transaction"], "transactions were"
+        basis = ""
+    else:
+        row, what = stages["oldest transaction of a batch"], "batches were"
+        basis = ", counted from its oldest transaction"
+    text = (
+        f"Half of the {what} visible on the target within {duration(row['p50_s'])} of the commit on the publisher"
+        f"{basis}; 1 % took longer than {duration(row['p99_s'])}, and the slowest {duration(row['max_s'])}."
+    )
+    if stages["delivery"]["p50_s"] < 0:
+        text += " The clocks of publisher and daemon differ: the daemon read half of it before it was committed."
+    return text
+
+
+def _waits(waits: Rows, dependencies: Rows) -> str:
+    by_share = sorted(waits, key=lambda row: -row["share"])
+    parts = [f"{row['part']} {percent(row['share'])}" for row in by_share if row["share"] >= _NOTABLE]
+    if not parts:
+        return ""
+    text = f"From received to committed the time of the batches went to: {', '.join(parts)}."
+    if dependencies and dependencies[0]["seconds"] > 0:
+        first = dependencies[0]
+        all_s = sum(row["seconds"] for row in dependencies)
+        text += (
+            f" The dependency waited for longest was {key_words(first)} ({percent(first['seconds'] / all_s)} of it)."
+        )
+    return text
+
+
+def key_words(row: dict[str, object]) -> str:
+    """Return a dependency's kind, name and table: ``unique item_code_key in public.item``."""
+    what = f"{row['kind']} {row['name']}".strip()
+    return f"{what} in {row['table']}" if row["table"] else what
+
+
+def _parallelism(parallelism: Rows) -> str:
+    total_s = sum(row["seconds"] for row in parallelism)
+    if not total_s:
+        return ""
+    held = sum(row["held"] * row["seconds"] for row in parallelism) / total_s
+    executing = sum(row["executing"] * row["seconds"] for row in parallelism) / total_s
+    return (
+        f"While there was work, {held:.1f} batches were with a worker at a time on average, and {executing:.1f} of "
+        "them were executing statements."
+    )
+
+
+def _repeats(n_repeated: int, n_batches: int, n_conflicts: int) -> str:
+    repeated = (
+        f"{number(n_repeated)} of {number(n_batches)} batches had to be repeated"
+        if n_repeated
+        else "No batch was repeated"
+    )
+    conflicts = {0: "there was no conflict", 1: "one conflict was recorded"}
+    return f"{repeated}, and {conflicts.get(n_conflicts, f'{number(n_conflicts)} conflicts were recorded')}."
+
+
+def _more_workers(what_if: Rows) -> str:
+    rows = {(row["commit_order"], row["workers"]): row for row in what_if if row["unit"] == "batch"}
+    if not rows:
+        return ""
+    texts = []
+    for order, words in (("preserve", "with the commit order kept"), ("relaxed", "relaxed")):
+        four, most = rows.get((order, 4)), rows.get((order, 0))
+        if four is None or most is None:
+            continue
+        text = f"{words} 4 workers can be {four['speed_up']:.1f} times as fast as one and no number of them more than "
+        texts.append(text + f"{most['speed_up']:.1f} times (limit: {most['limit']})")
+    return f"By dependencies alone, {'; '.join(texts)}." if texts else ""

@@ -1,0 +1,336 @@
+"""The report over logs with known answers, and over the log of a real daemon. All tests with Spark stand here.
+
+One module, because Java starts once for each process of the test run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from parapply.analysis import follow
+from parapply.analysis.compute import QUERIES
+from parapply.analysis.figures import FIGURES
+from parapply.analysis.job import Request, convert, make_report
+from parapply.analysis.lines import as_records, read_lines
+from parapply.analysis.progress import Silent
+from parapply.analysis.storage import Storage
+from parapply.analysis.store import SUFFIX, Store
+from parapply.analysis.views import Scope
+from parapply.errors import ReportRefused
+from parapply.model import parse_lsn
+from parapply.wire.decode import decode
+from parapply.wire.messages import Commit
+from tests.analysis.hand_log import BEGIN, RECORDS, A, B, batch, old_line, transaction, write
+from tests.fixtures.browser import browser, open_page
+from tests.fixtures.plain import slot_route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from parapply.analysis.job import Outcome
+    from tests.fixtures.daemon import StartDaemon
+    from tests.fixtures.databases import Database
+    from tests.fixtures.route import Route
+
+# The first test waits for Java, too.
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def hand_made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
+    """The report over the log made by hand, in two files, and its folder."""
+    folder = tmp_path_factory.mktemp("hand made")  # a name with a space, as folders have
+    write(folder / "log", "apply-1.jsonl", RECORDS[:3])
+    write(folder / "log" / "host two", "apply-1.jsonl", RECORDS[3:])
+    write(folder / "log", "apply-2.jsonl.open", ["not closed: not ours"])
+    request = Request(log=str(folder / "log"), out=str(folder / "out"))
+    return make_report(spark, request, Silent()), folder / "out"
+
+
+def _rows(outcome: Outcome, name: str, *columns: str) -> list[tuple[Any, ...]]:
+    return [tuple(row[column] for column in columns) for row in outcome.tables[name]]
+
+
+def test_every_figure_has_the_columns_of_its_definition(spark: SparkSession, hand_made: tuple[Outcome, Path]) -> None:
+    """Definitions, queries and Parquet tables agree in names and order."""
+    outcome, out = hand_made
+    assert set(outcome.tables) == {figure.name for figure in FIGURES}
+    assert set(QUERIES) | {"what_if", "critical_path"} == set(outcome.tables)
+    for figure in FIGURES:
+        table = spark.read.parquet(str(out / "tables" / f"{figure.name}.parquet"))
+        assert table.columns == list(figure.columns), figure.name
+
+
+def test_work_of_a_hand_made_log(hand_made: tuple[Outcome, Path]) -> None:
+    """Sums, tables, sizes, repetitions and conflicts are those that the log was made with."""
+    outcome, _ = hand_made
+    (summary,) = outcome.tables["summary"]
+    assert (summary["batches"], summary["transactions"], summary["row_changes"], summary["size_bytes"]) == (
+        3,
+        5,
+        8,
+        550,
+    )
+    assert (summary["workers"], summary["runs"], summary["repeated_batches"], summary["conflicts"]) == (2, 1, 1, 1)
+    assert (summary["transaction_records"], summary["highest_end_lsn"]) == (5, "0/380")
+    assert summary["last_at"] - summary["first_at"] == timedelta(seconds=11.95)
+    assert _rows(outcome, "over_time", "at", "transactions", "row_changes", "transactions_per_s") == [
+        (BEGIN, 4, 7, 4.0),
+        (BEGIN + timedelta(seconds=12), 1, 1, 1.0),
+    ]
+    columns = ("table", "batches", "inserts", "updates", "deletes", "truncates")
+    assert _rows(outcome, "tables", *columns) == [(B, 1, 4, 0, 0, 0), (A, 2, 1, 2, 0, 0), (B, 1, 0, 0, 1, 1)]
+    assert _rows(outcome, "workers", "worker", "transactions") == [(1, 1), (2, 3), (1, 1)]
+    assert _rows(outcome, "batch_sizes", "at_least", "batches", "transactions") == [(1, 2, 2), (2, 1, 3)]
+    assert _rows(outcome, "retries", "mode", "reason", "batches", "repeats") == [("set", "40P01", 1, 2)]
+    assert _rows(outcome, "conflicts", "type", "table", "outcome", "conflicts") == [("delete_missing", B, "skipped", 1)]
+
+
+def test_times_of_a_hand_made_log(hand_made: tuple[Outcome, Path]) -> None:
+    """Delays, waits, dependencies and parallelism are those that the log was made with."""
+    outcome, _ = hand_made
+    latency = {row["stage"]: (row["n"], row["p50_s"], row["max_s"]) for row in outcome.tables["latency"]}
+    assert latency["oldest transaction of a batch"] == (3, 0.12, 0.15)
+    assert latency["newest transaction of a batch"] == (3, 0.12, 0.13)
+    assert latency["delivery"] == (3, 0.01, 0.01)
+    assert latency["executing"] == (3, 0.06, 0.08)
+    assert latency["each transaction"] == (5, 0.13, 0.15)
+    waits = {row["part"]: (row["batches"], round(row["seconds"], 9)) for row in outcome.tables["waits"]}
+    assert waits == {
+        "no worker free": (3, 0.03), "dependency": (1, 0.01), "executing": (3, 0.17), "commit turn": (2, 0.04),
+        "committing": (3, 0.04),
+    }  # fmt: skip
+    assert sum(row["share"] for row in outcome.tables["waits"]) == pytest.approx(1)
+    columns = ("table", "kind", "name", "batches", "seconds", "late_keys")
+    assert _rows(outcome, "dependencies", *columns) == [(A, "key", "a_pkey", 1, 0.01, 2)]
+    assert _rows(outcome, "transaction_dependencies", "table", "kind", "name", "transactions") == [
+        (A, "key", "a_pkey", 2), ("", "barrier", "truncate", 1), (B, "unique", "b_code", 1),
+    ]  # fmt: skip
+    states = {
+        (row["at"] == BEGIN, row["held"], row["executing"]): round(row["seconds"], 6)
+        for row in outcome.tables["parallelism"]
+    }
+    assert states == {
+        (True, 1, 0): 0.02, (True, 1, 1): 0.04, (True, 2, 1): 0.04, (True, 2, 2): 0.03,
+        (False, 1, 0): 0.02, (False, 1, 1): 0.03,
+    }  # fmt: skip
+
+
+def test_more_workers_of_a_hand_made_log(hand_made: tuple[Outcome, Path]) -> None:
+    """The what-if sees every transaction with its batch's times, and the chain through all three batches."""
+    outcome, _ = hand_made
+    rows = {(row["unit"], row["commit_order"], row["workers"]): row for row in outcome.tables["what_if"]}
+    assert rows["batch", "preserve", 1]["units"] == 3
+    assert rows["transaction", "relaxed", 1]["units"] == 5
+    # All that a batch takes: 0.07, 0.09 and 0.05 s; each follows the one before.
+    assert rows["batch", "relaxed", 1]["seconds"] == pytest.approx(0.21)
+    assert rows["batch", "relaxed", 0]["speed_up"] == pytest.approx(1)
+    assert {"key a_pkey in public.a", "barrier truncate"} <= {row["link"] for row in outcome.tables["critical_path"]}
+
+
+def test_the_page_holds_everything_and_fetches_nothing(hand_made: tuple[Outcome, Path]) -> None:
+    """A place for each plot, names escaped wherever they stand, and a policy under which a browser fetches nothing."""
+    page = (hand_made[1] / "report.html").read_text()
+    body, _, rest = page.partition('<script type="application/json" id="plots">')
+    drawn, _, _ = rest.partition("</script>")
+    plots = json.loads(drawn)
+    assert {f'id="{name}"' in body for name in plots} == {True}
+    assert body.count('<div class="plot"') == len(plots) > 10
+    assert B not in page
+    assert any("&lt;b&gt;" in json.dumps(plot) for plot in plots.values())
+    assert "default-src 'none'" in body
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", body)
+
+
+@pytest.mark.browser
+def test_the_page_opens_in_a_browser(hand_made: tuple[Outcome, Path], tmp_path: Path) -> None:
+    """Every plot is drawn, and the console has nothing to say: no error, nothing that the policy had to refuse."""
+    program = browser()
+    assert program
+    page = hand_made[1] / "report.html"
+    document, console = open_page(program, page, tmp_path)
+    assert console == []
+    assert 'data-drawn="yes"' in document
+    assert document.count('class="plot js-plotly-plot"') == page.read_text().count('<div class="plot"') > 10
+
+
+def _counts(spark: SparkSession, request: Request) -> tuple[int, int]:
+    """Return the numbers of records and of bad lines that count."""
+    store = Store(spark, Storage(spark), request.out)
+    assert sum(file.records for file in store.files.values()) == store.records("batch").count()
+    return store.records("batch").count(), store.bad_lines().count()
+
+
+def test_a_file_is_converted_once(spark: SparkSession, tmp_path: Path) -> None:
+    """A second report reads new files only; what a job that died has written does not count; two jobs do not mix."""
+    log = tmp_path / "log"
+    write(log, "apply-1.jsonl", [batch(1)])
+    request = Request(log=str(log), out=str(tmp_path / "out"))
+    assert convert(spark, request, Silent()) == 1
+    (log / "apply-1.jsonl").unlink()  # retention: what was converted stays
+    write(log, "apply-2.jsonl", [batch(2), batch(3)])
+    storage = Storage(spark)
+    died, late = (Store(spark, storage, request.out) for _ in range(2))
+    files, raw_root = storage.files(request.log, SUFFIX), storage.raw_path(request.log)
+    died._write(as_records(read_lines(spark, [file.path for file in files]), raw_root), {})
+    assert _counts(spark, request) == (1, 0)
+    assert convert(spark, request, Silent()) == 1
+    with pytest.raises(ReportRefused, match="Another report"):
+        late.load_files(files, raw_root)
+    assert _counts(spark, request) == (3, 0)
+    write(log, "apply-2.jsonl", [batch(2)])
+    assert convert(spark, request, Silent()) == 0
+    assert Store(spark, storage, request.out).changed(storage.files(request.log, SUFFIX)) == ["apply-2.jsonl"]
+
+
+def test_two_versions_and_torn_lines_side_by_side(spark: SparkSession, tmp_path: Path) -> None:
+    """Old lines take defaults; newer, torn and foreign ones are counted with a reason; no figure contains them."""
+    torn = old_line(batch(9))
+    write(
+        tmp_path / "log",
+        "apply-1.jsonl",
+        [
+            old_line(batch(1)), batch(2), torn[: len(torn) // 2], b"\xff\xfe", "", '{"record": "poem"}',
+            torn.replace('"schema_version":1', '"schema_version":2'), torn.replace('"worker":1', '"worker":"one"'),
+            msgspec.json.encode(transaction(1, 1)).replace(b'"xid":1,', b""),
+        ],
+    )  # fmt: skip
+    outcome = make_report(spark, Request(log=str(tmp_path / "log"), out=str(tmp_path / "out")), Silent())
+    assert (outcome.records, outcome.bad_lines) == (2, 6)
+    assert _rows(outcome, "summary", "batches", "conflicts", "repeated_batches") == [(2, 0, 0)]
+    assert sorted(_rows(outcome, "bad_lines", "reason", "lines")) == [
+        ("a transaction without the field xid", 1),
+        ("not a record in JSON, or a field of another type", 3),
+        ("schema version 2, which this parapply does not read", 1),
+        ("unknown kind of record", 1),
+    ]
+    assert "schema version 2" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_scope_leaves_out_the_rest(spark: SparkSession, tmp_path: Path) -> None:
+    """--slot, --since and --until choose records; without any record the page says so."""
+    write(tmp_path / "log", "apply-1.jsonl", [*RECORDS, batch(1, slot="other")])
+    request = Request(log=str(tmp_path / "log"), out=str(tmp_path / "out"), what_if_transactions=0)
+    midnight = BEGIN + timedelta(seconds=10)
+    outcome = make_report(spark, replace(request, scope=Scope(slot="app", until=midnight)), Silent())
+    assert _rows(outcome, "summary", "slot", "batches") == [("app", 2)]
+    outcome = make_report(spark, replace(request, scope=Scope(slot="app", since=midnight)), Silent())
+    assert _rows(outcome, "summary", "slot", "batches") == [("app", 1)]
+    outcome = make_report(spark, replace(request, scope=Scope(slot="none")), Silent())
+    assert outcome.tables["summary"] == []
+    assert "Nothing to show" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_log_that_is_not_there_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """A wrong folder is one clear error, not an empty report."""
+    with pytest.raises(ReportRefused, match="is no folder"):
+        make_report(spark, Request(log=str(tmp_path / "nowhere"), out=str(tmp_path / "out")), Silent())
+
+
+def test_the_same_log_in_two_folders_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """A copy of the same records below the log is an error that says so: every figure would be double."""
+    for host in ("a", "b"):
+        write(tmp_path / "log" / host, "apply-1.jsonl", [batch(1), transaction(1, 1)])
+    with pytest.raises(ReportRefused, match="twice"):
+        make_report(spark, Request(log=str(tmp_path / "log"), out=str(tmp_path / "out")), Silent())
+
+
+def test_following_counts_each_record_once(spark: SparkSession, tmp_path: Path) -> None:
+    """A stream that is stopped and started between files, or has lost its checkpoint, counts each record once.
+
+    So it does beside a report that converts files meanwhile.
+    """
+    log = tmp_path / "log"
+    request = Request(log=str(log), out=str(tmp_path / "out"))
+    loaded: list[int] = []
+
+    def follow_all() -> None:
+        query = follow.start(spark, request, None, lambda _, new_files: loaded.append(new_files))
+        query.awaitTermination()
+
+    write(log, "apply-1.jsonl", [batch(1), batch(2)])
+    follow_all()
+    write(log, "apply-2.jsonl", [batch(3), "torn"])
+    follow_all()
+    assert _counts(spark, request) == (3, 1)
+    write(log, "apply-3.jsonl", [batch(4)])
+    convert(spark, request, Silent())
+    shutil.rmtree(tmp_path / "out" / "checkpoint")
+    write(log, "apply-4.jsonl", [batch(5)])
+    follow_all()
+    assert loaded == [1, 1, 1]
+    assert _counts(spark, request) == (5, 1)
+    assert convert(spark, request, Silent()) == 0
+
+
+@pytest.fixture
+def route(source_db: Database, target_db: Database, init_route: Callable[[Route], None]) -> Route:
+    """Two tables."""
+    for database in (source_db, target_db):
+        database.execute("CREATE TABLE item (id int PRIMARY KEY, v int); CREATE TABLE evt (n int PRIMARY KEY)")
+    source_db.execute("CREATE PUBLICATION pub FOR TABLE item, evt")
+    source_db.execute("SELECT pg_create_logical_replication_slot('observer_' || current_database(), 'pgoutput')")
+    return slot_route(source_db, target_db, init_route, apply__workers=2, apply__max_batch_transactions=10)
+
+
+def test_a_real_run_is_what_both_servers_say(
+    spark: SparkSession, route: Route, start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """Transactions, rows by table and operation and LSNs equal what the publisher sent and progress shows."""
+    settings = {"applylog.directory": str(tmp_path / "log"), "applylog.detail": "transaction"}
+    daemon = start_daemon(route, settings=settings)
+    route.source.execute(
+        "DO $$ BEGIN FOR i IN 1..200 LOOP INSERT INTO item VALUES (i, 0); INSERT INTO evt VALUES (i), (-i);"
+        " UPDATE item SET v = i WHERE id IN (i, i - 1); IF i % 10 = 0 THEN DELETE FROM evt WHERE n = -i; END IF;"
+        " COMMIT; END LOOP; END $$"
+    )
+    daemon.wait_caught_up()
+    daemon.stop()
+    outcome = make_report(spark, Request(log=str(tmp_path / "log"), out=str(tmp_path / "out")), Silent())
+    (summary,) = outcome.tables["summary"]
+    assert (summary["transactions"], summary["transaction_records"], summary["conflicts"]) == (200, 200, 0)
+    sent = route.source.rows(
+        "SELECT data FROM pg_logical_slot_get_binary_changes('observer_' || current_database(), NULL, NULL,"
+        " 'proto_version', '1', 'publication_names', 'pub')"
+    )
+    commits = [message for (data,) in sent if isinstance(message := decode(bytes(data)), Commit)]
+    assert len(commits) == summary["transactions"]
+    assert parse_lsn(summary["highest_end_lsn"]) == commits[-1].end_lsn
+    ((slot, lowest, highest),) = route.target.rows(
+        "SELECT slot_name, lowest_remote_lsn::text, highest_remote_lsn::text FROM parapply.progress"
+    )
+    # An idle daemon goes on to the end of the publisher's WAL.
+    assert (slot, lowest) == (summary["slot"], highest)
+    assert parse_lsn(lowest) >= commits[-1].end_lsn
+    sums = {table: [0, 0, 0] for table in ("public.item", "public.evt")}
+    for row in outcome.tables["tables"]:
+        for n, operation in enumerate(("inserts", "updates", "deletes")):
+            sums[row["table"]][n] += row[operation]
+    counted = route.source.rows(
+        "SELECT schemaname || '.' || relname, pg_stat_get_tuples_inserted(relid), pg_stat_get_tuples_updated(relid),"
+        " pg_stat_get_tuples_deleted(relid) FROM pg_stat_user_tables"
+    )
+    assert sums == {table: counts for table, *counts in counted}
+    assert _rows(outcome, "transaction_dependencies", "table", "kind")[0] == ("public.item", "key")
+    assert {row["units"] for row in outcome.tables["what_if"] if row["unit"] == "transaction"} == {200}
+    assert outcome.bad_lines == 0
+
+
+def test_the_tables_are_readable_as_json(hand_made: tuple[Outcome, Path]) -> None:
+    """What --json prints is JSON, with times in ISO 8601."""
+    from parapply.analysis.command import _json_value  # noqa: PLC0415
+
+    outcome, _ = hand_made
+    tables = json.loads(json.dumps(outcome.tables, default=_json_value))
+    assert tables["summary"][0]["first_at"] == "2026-11-20T23:59:50.120000+00:00"
