@@ -117,6 +117,11 @@ class Unfinished:
             await self._end(event, message, door)
         else:
             assert isinstance(message, CommitPrepared | RollbackPrepared), "the assembler makes no other events"
+            if isinstance(message, RollbackPrepared):
+                # Of one prepared before the slot had two_phase nothing else ends what was streamed of it (trap T-58).
+                await self._streams.abort(
+                    StreamAbort(xid=message.xid, subxid=message.xid, abort_lsn=None, abort_time_us=None)
+                )
             self._decide(event, message, door)
 
     def is_prepared(self, message: object) -> bool:
@@ -148,7 +153,7 @@ class Unfinished:
     async def _end(self, event: Transaction, message: StreamCommit | StreamPrepare, door: Door) -> None:
         stream = self._streams.take(event)
         is_done = self._state.is_applied(event.end_lsn) or self.is_prepared(message)
-        if stream.follower is None and (is_done or stream.size_bytes < self._piece_bytes):
+        if stream.follower is None and stream.size_bytes < self._piece_bytes:
             await door.take_whole(await _whole(stream, event, message))
             return
         door.close_open()
@@ -163,9 +168,11 @@ class Unfinished:
                 stream.news.set()
             stream.kept = await door.kept_of(stream.relations, event.commit_lsn)
         if is_done:
-            # A worker has followed what an earlier run applied, out of order.
+            # A worker may have followed what an earlier run applied, out of order.
             stream.is_aborted = True
             stream.news.set()
+            if stream.follower is None:
+                stream.close()
             if isinstance(message, StreamPrepare) and not self._state.is_applied(event.end_lsn):
                 self.record_prepared(event, message, door)
             return
