@@ -2,7 +2,7 @@
 
 The server sees one session waiting for another that is idle in a transaction; only we know that the idle one waits for
 the first (trap T-30). So when a batch stands still, the server is asked whom it waits for; a later batch of ours rolls
-back and waits. Somebody else's session is waited for, and shown (F23).
+back and waits. Somebody else's session is waited for, and shown (F23), and so is a prepared transaction (T-37).
 
 With the order kept only the head is looked at: everything waits for it in the end. Relaxed, every batch is: behind a
 head that waits for a foreign lock two others may stand in each other's way.
@@ -33,6 +33,17 @@ _BLOCKERS = sql.SQL(
     " UNION SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids(pid)) FROM chain) SELECT pid FROM chain"
 )
 
+#: A prepared transaction has no session, so above it is pid 0. (PostgreSQL manual, "pg_locks".)
+_NO_SESSION = 0
+_PREPARED = sql.SQL(
+    "SELECT DISTINCT held.gid FROM pg_catalog.pg_locks AS wanted JOIN pg_catalog.pg_locks AS lock"
+    " ON (lock.locktype, lock.database, lock.relation, lock.page, lock.tuple, lock.virtualxid, lock.transactionid,"
+    " lock.classid, lock.objid, lock.objsubid) IS NOT DISTINCT FROM (wanted.locktype, wanted.database, wanted.relation,"
+    " wanted.page, wanted.tuple, wanted.virtualxid, wanted.transactionid, wanted.classid, wanted.objid,"
+    " wanted.objsubid) JOIN pg_catalog.pg_prepared_xacts AS held"
+    " ON lock.virtualtransaction = '-1/' || held.transaction"
+    " WHERE wanted.pid = ANY ($1::int[]) AND NOT wanted.granted AND lock.granted ORDER BY 1"
+)
 
 #: States in which the server works for a worker, and may wait: for a deferred constraint at COMMIT, too.
 _AT_WORK = ("executing", "retrying", "committing")
@@ -97,14 +108,17 @@ class StallCheck:
         job = holder.job
         with settings.target_errors("asking who blocks a batch"):
             async with self._desk.session() as conn:
-                found = await settings.rows(conn, _BLOCKERS, [holder.session.pipeline.backend_pid])
+                pid = holder.session.pipeline.backend_pid
+                found = [blocker for (blocker,) in await settings.rows(conn, _BLOCKERS, [pid])]
+                gids = await settings.rows(conn, _PREPARED, [[pid, *found]]) if _NO_SESSION in found else []
         if job is None or job is not holder.job or holder.state not in _AT_WORK:
             return
         own = {worker.session.pipeline.backend_pid: worker for worker in self._workers}
-        foreign = sorted({pid for (pid,) in found} - own.keys())
+        foreign = [f"pid {pid}" for pid in sorted(set(found) - own.keys() - {_NO_SESSION})]
+        foreign += [f"prepared transaction {gid}" for (gid,) in gids]
         if foreign:
-            self.foreign_waits[holder.number] = f"a lock held by pid {', '.join(map(str, foreign))}"
-        for (pid,) in found:
+            self.foreign_waits[holder.number] = f"a lock held by {', '.join(foreign)}"
+        for pid in found:
             blocker = own.get(pid)
             if blocker is None or blocker is holder or blocker.job is None:
                 continue
