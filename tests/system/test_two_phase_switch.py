@@ -10,8 +10,10 @@ import pytest
 
 from tests.fixtures.databases import create_database
 from tests.fixtures.pair import Pair, pair
+from tests.fixtures.plain import wait_until_unread
 from tests.fixtures.two_phase import (
     LARGE,
+    STREAMED_SMALL,
     TABLES,
     TWO_PHASE,
     WHOLE,
@@ -131,3 +133,33 @@ def test_t59_no_room_for_a_prepared_transaction(
     daemon.stop()
     pair.check_equal()
     check_nothing_is_left(target)
+
+
+# Before PostgreSQL 18 a slot keeps two_phase for good.
+@pytest.mark.pg_majors(18)
+def test_two_phase_is_not_switched_off_with_something_prepared(pair: Pair, start_daemon: StartDaemon) -> None:
+    """Off while the slot has it is refused (exit 3), and off with something prepared, too (exit 4); on again goes on.
+
+    What is prepared here ends here, although the slot then sends it as if it had never been prepared.
+    """
+    stream_early(pair.source)
+    pair.create(TABLES)
+    daemon = pair.start(settings=TWO_PHASE)
+    for n, (gid, shape) in enumerate((("a", WHOLE), ("b", STREAMED_SMALL), ("c", LARGE))):
+        write_prepared(pair.source, gid, *rows_from(100_000 * n, shape))
+    daemon.wait_caught_up()
+    assert pair.target.rows("SELECT two_phase FROM parapply.progress") == [("enabled",)]
+    daemon.stop()
+    wait_until_unread(pair.route)
+    pair.check_stopped(start_daemon(pair.route), code=3, says="has two_phase.* Hint: set source.two_phase = true")
+    with psycopg.connect(pair.source.dsn_with(replication="database"), autocommit=True) as connection:
+        connection.execute(f"ALTER_REPLICATION_SLOT {pair.route.slot} (TWO_PHASE false)".encode())
+    says = "3 transactions are prepared on the target, but source.two_phase is off Hint: set source.two_phase = true"
+    pair.check_stopped(start_daemon(pair.route), code=4, says=says)
+    daemon = pair.start(settings={**TWO_PHASE, **LARGE.settings})
+    for gid, what in (("a", "COMMIT"), ("b", "ROLLBACK"), ("c", "COMMIT")):
+        decide(pair.source, gid, what)
+    daemon.wait_caught_up()
+    daemon.stop()
+    pair.check_equal()
+    check_nothing_is_left(pair.target)

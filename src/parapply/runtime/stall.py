@@ -33,17 +33,19 @@ _BLOCKERS = sql.SQL(
     " UNION SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids(pid)) FROM chain) SELECT pid FROM chain"
 )
 
-#: A prepared transaction has no session, so above it is pid 0. (PostgreSQL manual, "pg_locks".)
+#: A prepared transaction has no session, so above it is pid 0. Its locks have no pid, but all of them the virtual
+#: transaction that it began as; one is on its own number. (PostgreSQL manual, "pg_locks".)
 _NO_SESSION = 0
 _PREPARED = sql.SQL(
     "SELECT DISTINCT held.gid FROM pg_catalog.pg_locks AS wanted JOIN pg_catalog.pg_locks AS lock"
     " ON (lock.locktype, lock.database, lock.relation, lock.page, lock.tuple, lock.virtualxid, lock.transactionid,"
     " lock.classid, lock.objid, lock.objsubid) IS NOT DISTINCT FROM (wanted.locktype, wanted.database, wanted.relation,"
     " wanted.page, wanted.tuple, wanted.virtualxid, wanted.transactionid, wanted.classid, wanted.objid,"
-    " wanted.objsubid) JOIN pg_catalog.pg_prepared_xacts AS held"
-    " ON lock.virtualtransaction = '-1/' || held.transaction"
-    " WHERE wanted.pid = ANY ($1::int[]) AND NOT wanted.granted AND lock.granted ORDER BY 1"
+    " wanted.objsubid) JOIN pg_catalog.pg_locks AS own ON own.virtualtransaction = lock.virtualtransaction"
+    " JOIN pg_catalog.pg_prepared_xacts AS held ON held.transaction = own.transactionid"
+    " WHERE wanted.pid = ANY ($1::int[]) AND NOT wanted.granted AND lock.pid IS NULL AND own.pid IS NULL ORDER BY 1"
 )
+
 
 #: States in which the server works for a worker, and may wait: for a deferred constraint at COMMIT, too.
 _AT_WORK = ("executing", "retrying", "committing")
