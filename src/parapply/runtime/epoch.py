@@ -129,7 +129,7 @@ class Epoch:
             until_lsn=until_lsn,
         )
         watch = CatalogueWatch(self._tables, ends.desk, config.apply.catalogue_check_s)
-        stall = StallCheck(self._crew, self._workers, ends.desk, config.apply.stall_check_s)
+        stall = StallCheck(self._crew, self._workers, ends.desk, two_phase, config.apply.stall_check_s)
         self._monitor = Monitor(
             ends.source,
             ends.desk,

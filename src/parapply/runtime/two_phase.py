@@ -56,6 +56,11 @@ class TwoPhase:
         """Tell whether that very PREPARE was done."""
         return self._pending.get(message.xid) == (self.gid(message), message.end_lsn)
 
+    def pending_gid(self, message: CommitPrepared | RollbackPrepared) -> str:
+        """Return the name here of what an outcome ends; empty if it is not prepared here."""
+        gid, _ = self._pending.get(message.xid, ("", 0))
+        return gid
+
     async def prepare(self, session: WorkerSession, message: Prepare | StreamPrepare, record: Record) -> None:
         """Prepare the open transaction, and record that.
 
@@ -80,7 +85,7 @@ class TwoPhase:
             await session.record_prepared(record, self.gid(message))
             return
         is_commit = isinstance(message, CommitPrepared)
-        gid, _ = self._pending.get(message.xid, ("", 0))
+        gid = self.pending_gid(message)
         if gid:
             try:
                 await session.decide(gid, is_commit=is_commit)

@@ -11,8 +11,10 @@ Source: PostgreSQL manual, "PREPARE TRANSACTION"; trap T-56 for the names.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import psycopg
 from psycopg import sql
 
 from parapply.errors import TargetRefused
@@ -76,7 +78,7 @@ async def check_possible(conn: Connection) -> None:
 
 
 async def roll_back(conn: Connection, gids: Sequence[str]) -> None:
-    """Roll back prepared transactions of a slot that is dropped (F34). The lease must be held.
+    """Roll back prepared transactions, as far as they are still prepared.
 
     Raises:
         TargetRefused: another role prepared them.
@@ -84,7 +86,8 @@ async def roll_back(conn: Connection, gids: Sequence[str]) -> None:
     """
     with target_errors("rolling back what is prepared"):
         for gid in gids:
-            await conn.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
+            with suppress(psycopg.errors.UndefinedObject):
+                await conn.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
 
 
 def proof_sql(schema: str) -> str:
