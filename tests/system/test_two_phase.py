@@ -119,7 +119,9 @@ def test_021_023_crashes_between_prepare_and_its_outcome(own_servers: OwnServers
         "publisher": own_servers("publisher", settings={"logical_decoding_work_mem": "64kB"}),
         "target": own_servers("crashing"),
     }
-    pair = Pair(create_database(servers["publisher"], "source"), create_database(servers["target"], "target"), start_daemon)  # noqa: E501
+    pair = Pair(
+        create_database(servers["publisher"], "source"), create_database(servers["target"], "target"), start_daemon
+    )
     pair.create(_FULL_TARGET + _STREAM, _FULL_TARGET + _STREAM_TARGET)
     daemon = pair.start(settings={**TWO_PHASE, "apply.stream_start_bytes": 0})
     for n, (crashing, what) in enumerate((
@@ -149,7 +151,7 @@ def _crash(servers: list[PgServer]) -> None:
 def test_022_twophase_cascade(
     pair: Pair, source_db: Database, new_database: NewDatabase, start_daemon: StartDaemon, streaming: str
 ) -> None:
-    """022: the target is itself a publisher: what is prepared on A is prepared on B and on C, and ends there as on A."""
+    """022: the target is itself a publisher: prepared on A is prepared on B and C, and ends as on A."""
     stream_early(pair.source)
     stream_early(pair.target)
     pair.create(_FULL_TARGET + _STREAM, _FULL_TARGET + _STREAM_TARGET)

@@ -1,4 +1,4 @@
-"""PREPARE, COMMIT PREPARED and ROLLBACK PREPARED exactly once: lost connections, kills, crashes (T-57, F33, K12, K13)."""
+"""PREPARE, COMMIT PREPARED and ROLLBACK PREPARED exactly once: lost answers, kills, crashes (T-57, F33, K12, K13)."""
 
 from __future__ import annotations
 
@@ -132,7 +132,9 @@ def _arm(proxy: CutProxy, command: str, way: str) -> Event:
     if way == "record":
         return proxy.drop_before(_RECORDS[command])
     # With the quote: the name of our own tables holds the word, too.
-    return proxy.drop_before(text + b" '") if way == "before" else proxy.drop_reply_after(text + b" '", reply=text + b"\0")
+    return (
+        proxy.drop_before(text + b" '") if way == "before" else proxy.drop_reply_after(text + b" '", reply=text + b"\0")
+    )
 
 
 def _wait_lost(daemon: Daemon, cut: Event, n_lost: int) -> int:
@@ -149,7 +151,7 @@ def test_t57_kills(run: Run, shape: Shape) -> None:
     """
     outcomes = {"": ("", "")}
     if shape is WHOLE:
-        outcomes = {what: (probes.DECISION_SENT, probes.DECIDED) for what in ("COMMIT", "ROLLBACK")}
+        outcomes = dict.fromkeys(("COMMIT", "ROLLBACK"), (probes.DECISION_SENT, probes.DECIDED))
     for what, decided in outcomes.items():
         for point, decided_at in zip((probes.PREPARE_SENT, probes.PREPARED), decided, strict=True):
             daemon = run.start(point)
@@ -183,7 +185,7 @@ def _wait_killed(daemon: Daemon) -> None:
 def test_f33_a_target_that_forgets_what_is_not_on_disk(
     source_db: Database, own_servers: OwnServers, start_daemon: StartDaemon
 ) -> None:
-    """F33, T-1: prepared or ended for good, and the record of it lost in a crash: recorded again, nothing is repeated."""
+    """F33, T-1: prepared or ended for good, and its record lost in a crash: recorded again, nothing is repeated."""
     server = own_servers("lazy", settings=_LAZY)
     pair = Pair(source_db, create_database(server, "target"), start_daemon)
     pair.create(TABLES)

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from tests.fixtures.databases import Database
     from tests.fixtures.servers import NewDatabase
 
-_LOAD_S = 8.0
+_LOAD_S = 4.0
 _WAYS = (("preserve", 1), ("preserve", 4), ("relaxed", 1), ("relaxed", 4))
 
 
 @pytest.mark.crash
-@pytest.mark.pg_majors(15, 18)
-@pytest.mark.parametrize("seed", [2,3,4,5,6,7])
+@pytest.mark.pg_majors(18)
+@pytest.mark.parametrize("seed", [1])
 def test_prepared_transactions_end_as_in_the_built_in_subscription(
     source_db: Database, target_db: Database, new_database: NewDatabase, start_daemon: StartDaemon, seed: int
 ) -> None:

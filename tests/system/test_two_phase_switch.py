@@ -1,4 +1,4 @@
-"""two_phase switched on and off, and targets that can prepare nothing or no more (traps T-58, T-59, faults F33, F34)."""
+"""two_phase switched on and off, and targets that prepare nothing or no more (traps T-58, T-59, faults F33, F34)."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ on the target decides:
 | COMMIT PREPARED  | commit it             | done; record  | error: it is lost | never prepared here: record      |
 | ROLLBACK PREPARED| roll it back          | error         | done; record      | done, or never prepared: record  |
 
-What has no changes is not prepared here, and up to PostgreSQL 17 its outcome comes all the same. A PREPARE comes again only until it is recorded, and its outcome is recorded after it: so what was rolled back is not
-prepared once more.
+What has no changes is not prepared here, and up to PostgreSQL 17 its outcome comes all the same. A PREPARE comes again
+only until it is recorded, and its outcome is recorded after it: so what was rolled back is not prepared once more.
 """
 
 from __future__ import annotations
