@@ -376,6 +376,10 @@ def verify(
     config = _load(options)
     from parapply.verify import command  # noqa: PLC0415
 
+    if engine == "spark" and not spark_master:
+        from parapply.analysis.java import find_java  # noqa: PLC0415
+
+        find_java(os.environ).apply(os.environ)
     how = command.Options(
         tables=tables,
         connections=connections,
