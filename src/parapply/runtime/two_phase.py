@@ -83,7 +83,7 @@ class TwoPhase:
         gid, _ = self._pending.get(message.xid, ("", 0))
         if gid:
             try:
-                await session.decide(gid, is_commit=is_commit)
+                await session.decide(gid, record, is_commit=is_commit)
             except StatementFailed as failure:
                 if failure.sqlstate != _UNKNOWN:
                     raise
