@@ -274,6 +274,6 @@ async def drop_slot_state(conn: Connection, schema: str, slot_id: int) -> None:
                 "committed_prepared",
                 "applied",
             )
-            for table in (*mine, "slots"):
+            for table in (*of_slot, "slots"):
                 query = sql.SQL("DELETE FROM {} WHERE slot_id = $1::int").format(sql.Identifier(schema, table))
                 await rows(conn, query, [slot_id])
