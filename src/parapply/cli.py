@@ -113,6 +113,8 @@ def _load(options: dict[str, Any], *not_needed: str) -> Config:
 #: 4 ms of every other command's start.
 _LATER = {
     "bench": ("parapply.bench.command", "bench"),
+    "conflicts": ("parapply.cli_conflicts", "conflicts"),
+    "skip": ("parapply.cli_conflicts", "skip"),
     "report": ("parapply.analysis.command", "report"),
     "synth-log": ("parapply.analysis.synth_command", "synth_log"),
 }
