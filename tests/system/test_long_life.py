@@ -169,7 +169,10 @@ def test_f38_a_signal_drains_under_load(bank: Route, start_daemon: StartDaemon) 
 def test_f38_a_second_signal_aborts_a_blocked_drain(
     source_db: Database, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon
 ) -> None:
-    """F38: a drain that waits for a foreign lock is given up at once by a second signal; the work is sent again."""
+    """F38: a drain that waits for a foreign lock is given up at once by a second signal; nothing is lost or done twice.
+
+    The COMMIT of a small batch is on its way with its statements: it may still take effect when the lock goes.
+    """
     route = plain_route(source_db, target_db, init_route)
     source_db.execute("INSERT INTO item VALUES (1, 0)")
     daemon = start_daemon(route)
@@ -185,7 +188,6 @@ def test_f38_a_second_signal_aborts_a_blocked_drain(
         assert daemon.exit_code(_AT_ONCE_S) == 0, daemon.log_tail()
         assert daemon.wait_for_event("drain_aborted")["reason"] == "a second signal"
         assert _state(route)[0] == "stopped"
-    assert target_db.rows("SELECT count(*) FROM evt") == [(0,)]
     daemon = start_daemon(route, settings={"target.lease_wait_s": 20})
     daemon.wait_caught_up()
     daemon.stop()

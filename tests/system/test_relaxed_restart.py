@@ -44,6 +44,10 @@ _BLOCKED = (
     "SELECT count(*) = {} FROM pg_stat_activity WHERE datname = current_database()"
     " AND application_name LIKE 'parapply worker%' AND wait_event_type = 'Lock'"
 )
+_END_WORKERS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+    " AND application_name LIKE 'parapply worker%'"
+)
 _NO_WORKER = (
     "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()"
     " AND application_name LIKE 'parapply worker%')"
@@ -121,8 +125,8 @@ def test_seed_transactions_501_to_504(pair: Pair, tmp_path: Path) -> None:
         step_3 = (ends[501].end_lsn, [ends[503].end_lsn, ends[504].end_lsn], ends[504].end_lsn)
         assert pair.target.rows(_PROGRESS) == [step_3]
         daemon.kill()
-        holds_502.execute("COMMIT; BEGIN")
-        # What the dead one had executed of 502 goes with its session.
+        # The COMMIT of 502 is on its way with its statement: it would take effect if the lock went first.
+        holds_502.execute(_END_WORKERS)
         pair.target.wait_until(_NO_WORKER)
         assert pair.target.rows(_PROGRESS) == [step_3]
         assert _rows(pair) == ([501, 0], [0, 503, 504])

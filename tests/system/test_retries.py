@@ -76,7 +76,8 @@ def test_t30_the_head_waits_for_a_later_batch(pair: Pair) -> None:
 def test_t31_a_deadlock_between_own_batches(pair: Pair, first: str) -> None:
     """F25: Batches that lock each other out end in the source's rows, whether server or daemon sees it first (T-31)."""
     pair.create(_TABLES, _TABLES + _COUNTERS)
-    timeout = "50ms" if first == "server" else "30s"
+    # Who waits longest looks first, and is the victim if the other has begun to wait by then: the later batch.
+    timeout = "2s" if first == "server" else "30s"
     pair.target.execute(f"ALTER DATABASE {pair.target.dbname} SET deadlock_timeout = '{timeout}'")
     stall_check_s = 60.0 if first == "server" else 0.1
     daemon = pair.start(settings={**_TRUSTED, "apply.stall_check_s": stall_check_s})

@@ -180,10 +180,10 @@ def render(report: dict[str, Any]) -> Group:
             shown = {**worker, "since": (worker["since"] or "")[11:19]}
             _add(parts[-1], *(shown[key] for key in keys))
     if report["prepared"]:
-        parts.append(_grid("prepared transaction", "source xid", "end lsn", "owner", "age"))
+        parts.append(_grid("prepared here, source xid", "end lsn", "owner", "age"))
         for held in report["prepared"]:
             age = f"{held['age_s']:,.0f} s"
-            _add(parts[-1], held["gid"], held["source_xid"], held["end_lsn"], held["owner"], age)
+            _add(parts[-1], held["source_xid"], held["end_lsn"], held["owner"], age)
     if report["tables"]:
         parts.append(_grid("table", "lane", "one batch at a time", "reason", "retries"))
         for table in report["tables"]:
