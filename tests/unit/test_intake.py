@@ -11,7 +11,7 @@ import pytest
 from parapply.config import ApplyConfig
 from parapply.errors import ProtocolError
 from parapply.plan.plans import Plans
-from parapply.runtime import intake
+from parapply.runtime import rhythm
 from parapply.runtime.crew import Crew
 from parapply.runtime.intake import Intake
 from parapply.runtime.streams import StreamLimits, Streams
@@ -191,7 +191,7 @@ async def test_behind_a_batch_under_way_transactions_join_until_it_has_committed
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They could not commit before it, and one commit is cheaper than two: also where another worker is idle."""
-    monkeypatch.setattr(intake, "_BEHIND_S", 3600.0)
+    monkeypatch.setattr(rhythm, "_BEHIND_S", 3600.0)
     lab = _Lab()
     async with lab.running():
         first, second = asyncio.create_task(lab.take()), asyncio.create_task(lab.take())
@@ -214,7 +214,7 @@ async def test_nobody_waits_behind_a_batch_for_long(
     monkeypatch: pytest.MonkeyPatch, behind_s: float, n_rows: int, order: str
 ) -> None:
     """After a moment, with rows enough for a worker of its own, or in any order, a batch leaves beside another."""
-    monkeypatch.setattr(intake, "_BEHIND_S", behind_s)
+    monkeypatch.setattr(rhythm, "_BEHIND_S", behind_s)
     lab = _Lab(order=order)
     async with lab.running():
         workers = [asyncio.create_task(lab.take()) for _ in range(2)]

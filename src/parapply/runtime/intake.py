@@ -1,10 +1,6 @@
-"""From the stream to batches: reads what has come, adds whole transactions to a batch, decides when it closes.
+"""From the stream to batches: reads what has come and adds whole transactions to a batch.
 
-The rule: a batch closes when a worker is free to take it and the stream has nothing more at hand, or at its limits.
-With a backlog batches so grow to what sets are good at. Without one a transaction leaves at once if nothing is under
-way. Else, with the order kept, it joins what comes until the batch under way has committed, for at most a moment: it
-could not commit before, and the commits of many small batches, one after the other, cost more than a second worker
-gains.
+A batch closes at its limits, in front of what must not be in it, or when `rhythm.py` says so.
 """
 
 from __future__ import annotations
@@ -18,6 +14,7 @@ from parapply.plan.batch import Batch, Limits
 from parapply.plan.steps import check_plans, is_serial
 from parapply.runtime.growth import Growth
 from parapply.runtime.job import Job
+from parapply.runtime.rhythm import Rhythm
 from parapply.wire.messages import BeginPrepare, Prepare
 
 if TYPE_CHECKING:
@@ -36,15 +33,6 @@ if TYPE_CHECKING:
 
 #: Bytes read before workers and timers get their turn: some hundred transactions, about two milliseconds.
 _DRAIN_BYTES = 128 * 1024
-#: In a backlog a read that empties the socket is followed by a pause: a walsender sends every message by itself, and to
-#: wake up a reader for each took it half as much CPU again.
-_COLLECT_S = 0.004
-#: The same without a backlog while a batch is under way, which with the order kept nothing overtakes.
-_BUSY_COLLECT_S = 0.002
-#: Without a backlog, seconds that a batch waits for the one under way: longer than most small ones take to commit.
-_BEHIND_S = 0.003
-#: Changes with which it does not wait.
-_WORTH_A_WORKER = 200
 #: Pieces of a large transaction that wait for their worker.
 _PIECES = 2
 #: Batches that may wait for others while independent ones pass them.
@@ -101,16 +89,12 @@ class Intake:
         self._building: Job | None = None
         self._large: Job | None = None
         self._plans_now = dict(tables.plans.current)
-        self._is_backlog = False
-        self._backlog_us = config.backlog_threshold_s * 1e6
-        # Behind a pause of reading, or every pause would pass for the end of the backlog.
-        self._linger_s = config.linger_s + _COLLECT_S
+        self._rhythm = Rhythm(crew, config, self._close)
         #: Told of every commit by the epoch.
         self.growth = Growth(Limits(config.max_batch_transactions, config.max_batch_changes, config.max_batch_bytes))
         self._limits = self.growth.limits
         #: What comes now ends behind everything in the state.
         self._is_past_state = False
-        self._linger: asyncio.TimerHandle | None = None
         self._is_told_full = False
         #: Batches closed ahead of the workers: enough that none waits for the leader, few enough to stay small.
         self._ahead = config.workers + 2
@@ -199,7 +183,7 @@ class Intake:
 
     def finish(self) -> None:
         """Hand over what is whole; what is not will be sent again."""
-        self._disarm()
+        self._rhythm.disarm()
         self.close_open()
         self._unfinished.close()
 
@@ -234,8 +218,7 @@ class Intake:
     def received(self, transaction: Transaction) -> None:
         """Take note of where the stream stands, and how late it is."""
         self.received_lsn = transaction.end_lsn
-        late_us = transaction.send_time_us - transaction.commit_time_us
-        self._is_backlog = late_us > self._backlog_us
+        self._rhythm.received(transaction)
 
     async def _take(self, transaction: Transaction) -> None:
         event = transaction.event
@@ -373,34 +356,11 @@ class Intake:
             self._large = None
 
     def _close_if_due(self) -> None:
-        if self._building is None or not self._crew.wants_work:
-            return
-        if self._is_backlog:
-            if self._linger is None:
-                self._linger = self._loop.call_later(self._linger_s, self._close_lingering, self.heard_s)
-        elif self._crew.is_relaxed or self._crew.is_idle or self._building.batch.n_changes >= _WORTH_A_WORKER:
-            self._close()
-        elif self._linger is None:
-            self._linger = self._loop.call_later(_BEHIND_S, self._close_behind)
-
-    def _close_lingering(self, armed_s: float) -> None:
-        """Close a batch of a backlog if nothing has come for a while; else wait for that much again."""
-        self._linger = None
-        if self._building is None or not self._crew.wants_work:
-            return
-        if self.heard_s > armed_s:
-            self._linger = self._loop.call_later(self._linger_s, self._close_lingering, self.heard_s)
-        else:
-            self._close()
-
-    def _close_behind(self) -> None:
-        """Close a batch that has waited long enough for the one under way to commit."""
-        self._linger = None
-        if self._building is not None and self._crew.wants_work:
-            self._close()
+        if self._building is not None:
+            self._rhythm.look(self._building.batch.n_changes, self.heard_s)
 
     def _close(self) -> None:
-        self._disarm()
+        self._rhythm.disarm()
         job = self._building
         assert job is not None
         self._building = None
@@ -410,11 +370,6 @@ class Intake:
         self._crew.submit(job, self._clock())
         if self._trace is not None:
             self._trace.batch(job)
-
-    def _disarm(self) -> None:
-        if self._linger is not None:
-            self._linger.cancel()
-            self._linger = None
 
     async def _wait_for_room(self) -> None:
         """Stop reading while enough is held: the kernel's buffers fill up and the publisher waits."""
@@ -440,12 +395,9 @@ class Intake:
 
         It ends early when nothing is under way any more.
         """
-        if self._is_backlog:
-            pause_s = _COLLECT_S
-        elif self._crew.is_idle or self._crew.is_relaxed:
+        pause_s = self._rhythm.pause_s
+        if not pause_s:
             return
-        else:
-            pause_s = _BUSY_COLLECT_S
         self._stream.pause_reading()
         self._pause_over.clear()
         timer = self._loop.call_later(pause_s, self._pause_over.set)

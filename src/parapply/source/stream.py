@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from parapply.errors import SlotBusy, SourceLost, SourceRefused
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 #: Kernel buffer asked for, so that the walsender is not stopped while the leader computes. The kernel may give less.
 RECEIVE_BUFFER_BYTES = 4 * 1024 * 1024
+#: The same on one machine, where the network needs none: a walsender sends every message by itself, and with the
+#: receiver's buffer full the kernel joins them, which cost the publisher an eighth less. Half of it stopped the sender.
+LOCAL_RECEIVE_BUFFER_BYTES = 256 * 1024
 
 
 class ReplicationStream:
@@ -60,7 +64,7 @@ class ReplicationStream:
         """
         with socket.socket(fileno=self._fd) as view:
             try:
-                view.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+                view.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _receive_buffer_bytes(view))
             finally:
                 view.detach()
         try:
@@ -146,6 +150,12 @@ class ReplicationStream:
         self.pause_reading()
         self._ended = True
         return SourceLost(f"the stream from the publisher ended: {str(failure) or 'connection lost'}.")
+
+
+def _receive_buffer_bytes(view: socket.socket) -> int:
+    is_internet = view.family in (socket.AF_INET, socket.AF_INET6)
+    is_local = is_internet and ip_address(view.getpeername()[0]).is_loopback
+    return LOCAL_RECEIVE_BUFFER_BYTES if is_local else RECEIVE_BUFFER_BYTES
 
 
 def _start_error(failure: CopyFailed) -> SlotBusy | SourceLost | SourceRefused:
