@@ -11,7 +11,7 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
@@ -68,6 +68,28 @@ def _connection_options(command: _Command) -> _Command:
         click.option("--publication", metavar="NAME", multiple=True, help="Publication to follow; repeatable."),
         click.option("--config", "config_path", metavar="FILE", type=click.Path(path_type=Path), help="TOML file."),
         click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key, e.g. apply.workers=8."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _copy_options(command: _Command) -> _Command:
+    options = [
+        click.option(
+            "--connections",
+            type=click.IntRange(1, 64),
+            default=4,
+            show_default=True,
+            help="For the copy, on each side.",
+        ),
+        click.option("--truncate", "truncates", is_flag=True, help="Empty tables that hold rows before the copy."),
+        click.option(
+            "--defer-indexes",
+            "defers_indexes",
+            is_flag=True,
+            help="Drop indexes without a constraint, make them after.",
+        ),
     ]
     for option in reversed(options):
         command = option(command)
@@ -137,15 +159,57 @@ def cli() -> None:
 Examples:
   parapply init --source "host=a dbname=app" --target "host=b dbname=app" --slot app --publication app
   parapply init --config app.toml
+  parapply init --config app.toml --copy --schema
+  parapply init --config app.toml --copy --truncate --connections 8 --defer-indexes
+A copy that was interrupted goes on with the same command.
 Passwords are better in PARAPPLY_SOURCE__DSN and PARAPPLY_TARGET__DSN, or in ~/.pgpass, than in a flag.""",
 )
 @_connection_options
-def init(**options: Any) -> None:  # noqa: ANN401  click's options
-    """Check both ends; create the slot and the state schema."""
+@click.option("--copy", "is_copy", is_flag=True, help="Copy the rows of all published tables, too.")
+@click.option("--schema", "brings_schema", is_flag=True, help="With --copy: make the tables first, with pg_dump.")
+@click.option("--pg-dump", metavar="FILE", help="The program for --schema.  [default: pg_dump]")
+@_copy_options
+def init(*, is_copy: bool, brings_schema: bool, pg_dump: str | None, **options: Any) -> None:  # noqa: ANN401  click's
+    """Check both ends; create the slot and the state schema; copy the rows if asked to."""
+    how = {key: options.pop(key) for key in ("connections", "truncates", "defers_indexes")}
+    if not is_copy and (brings_schema or pg_dump or how["truncates"] or how["defers_indexes"]):
+        raise click.UsageError("--schema, --pg-dump, --truncate and --defer-indexes belong to --copy")
     config = _load(options)
-    from parapply.runtime import operations  # noqa: PLC0415
+    if not is_copy:
+        from parapply.runtime import operations  # noqa: PLC0415
 
-    operations.init(config)
+        operations.init(config)
+        return
+    from parapply.copy import command  # noqa: PLC0415
+
+    command.init(config, command.Options(brings_schema=brings_schema, pg_dump=pg_dump, **how))
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  psql "$SOURCE" -c 'ALTER PUBLICATION app ADD TABLE orders'
+  parapply refresh --config app.toml
+  parapply refresh --config app.toml --table public.orders --truncate
+The daemon may run meanwhile.""",
+)
+@_connection_options
+@click.option("--table", "tables", metavar="SCHEMA.TABLE", multiple=True, help="Copy just this one; repeatable.")
+@_copy_options
+def refresh(
+    *,
+    tables: tuple[str, ...],
+    connections: int,
+    truncates: bool,
+    defers_indexes: bool,
+    **options: Any,  # noqa: ANN401  click's
+) -> None:
+    """Copy tables added to the publication and join them to the stream."""
+    config = _load(options)
+    from parapply.copy import command  # noqa: PLC0415
+
+    how = command.Options(connections=connections, truncates=truncates, defers_indexes=defers_indexes, tables=tables)
+    command.refresh(config, how)
 
 
 @cli.command(
@@ -213,6 +277,149 @@ def wait(*, lsn: int, timeout_s: float, **options: Any) -> None:  # noqa: ANN401
     from parapply.runtime import operations  # noqa: PLC0415
 
     operations.wait(config, lsn, timeout_s)
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  parapply snapshot --config app.toml
+  parapply snapshot --config app.toml -- sh -c 'pg_dump --snapshot="$PARAPPLY_SNAPSHOT" -d app -f app.sql'
+  parapply snapshot --config app.toml --lsn 16/B374D848
+  parapply snapshot --config orders.toml --with customers.toml --json
+The daemons must run. Several targets of one publisher are cut at the same LSN. Without a command the snapshots are
+kept until Ctrl-C; a command finds them in PARAPPLY_SNAPSHOT and PARAPPLY_LSN (_2, _3 ... for the others).""",
+)
+@_connection_options
+@click.option("--lsn", type=_Lsn(), metavar="LSN", help="LSN of the publisher; by default the earliest possible.")
+@click.option(
+    "--with",
+    "others",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Configuration of another target of the same publisher; repeatable.",
+)
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=0), default=60, show_default=True, metavar="S", help="Give up."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def snapshot(
+    *,
+    lsn: int | None,
+    others: tuple[Path, ...],
+    timeout_s: float,
+    as_json: bool,
+    command: tuple[str, ...],
+    **options: Any,  # noqa: ANN401  click's options
+) -> int:
+    """Export a snapshot of the target that equals the source at one LSN."""
+    configs = [_load(options, "source.dsn", "source.publications")]
+    from parapply.config import load_config  # noqa: PLC0415
+
+    required = ("source.slot", "target.dsn")
+    configs += [load_config(path, options["overrides"], {}, {}, required=required) for path in others]
+    from parapply.runtime import snapshot as taking  # noqa: PLC0415
+
+    return taking.run(configs, lsn, timeout_s, command, as_json=as_json)
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  parapply verify --config app.toml
+  parapply verify --config app.toml --table public.orders --statements
+  parapply verify --config app.toml --engine spark --spark-master spark://cluster:7077
+  parapply verify --config app.toml --json | jq '.tables[] | select(.is_equal | not)'
+Exit 0: all equal; 1: a table differs. The daemon must run; both sides stay in use.""",
+)
+@_connection_options
+@click.option("--table", "tables", metavar="SCHEMA.TABLE", multiple=True, help="Compare just this one; repeatable.")
+@click.option("--connections", type=click.IntRange(1, 64), default=2, show_default=True, help="On each side.")
+@click.option(
+    "--max-keys", type=click.IntRange(min=1), default=100, show_default=True, help="Differing keys named for a table."
+)
+@click.option(
+    "--max-pause",
+    "max_pause_s",
+    type=click.FloatRange(min=0.1),
+    default=10,
+    show_default=True,
+    metavar="S",
+    help="The daemon may stand still so long for the source's snapshot.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["postgres", "spark"]),
+    default="postgres",
+    show_default=True,
+    help="Who sums up the rows: both servers, or Spark over JDBC.",
+)
+@click.option("--spark-master", metavar="URL", help="For --engine spark.  [default: this machine]")
+@click.option("--jdbc-jar", metavar="FILE", help="PostgreSQL's JDBC driver for --engine spark.")
+@click.option("--statements", "prints_statements", is_flag=True, help="Print SQL that would repair the target.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
+def verify(
+    *,
+    tables: tuple[str, ...],
+    connections: int,
+    max_keys: int,
+    max_pause_s: float,
+    prints_statements: bool,
+    engine: Literal["postgres", "spark"],
+    spark_master: str | None,
+    jdbc_jar: str | None,
+    as_json: bool,
+    **options: Any,  # noqa: ANN401  click's options
+) -> int:
+    """Compare source and target at one LSN, online."""
+    config = _load(options)
+    from parapply.verify import command  # noqa: PLC0415
+
+    how = command.Options(
+        tables=tables,
+        connections=connections,
+        max_keys=max_keys,
+        max_pause_s=max_pause_s,
+        prints_statements=prints_statements,
+        engine=engine,
+        spark_master=spark_master,
+        jdbc_jar=jdbc_jar,
+        as_json=as_json,
+    )
+    return command.verify(config, how)
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  parapply sequences --config app.toml
+  parapply sequences --config app.toml --dry-run
+  parapply sequences --config app.toml --ahead 10000
+At a cut-over: stop the writers, `parapply wait` for the source's last LSN, then this. It may be run earlier, with
+--ahead, and again. Exit 1: a sequence is missing on the target or could not be set.""",
+)
+@_connection_options
+@click.option(
+    "--ahead", type=click.IntRange(min=0), default=0, show_default=True, help="Steps further than the source."
+)
+@click.option("--exact", "is_exact", is_flag=True, help="Move sequences backwards, too.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Only tell what would move.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
+def sequences(
+    *,
+    ahead: int,
+    is_exact: bool,
+    is_dry: bool,
+    as_json: bool,
+    **options: Any,  # noqa: ANN401  click's options
+) -> int:
+    """Copy sequence values, for the cut-over."""
+    config = _load(options, "source.slot", "source.publications")
+    from parapply.copy import sequences as copying  # noqa: PLC0415
+
+    how = copying.Options(ahead=ahead, is_exact=is_exact, is_dry=is_dry, as_json=as_json)
+    return copying.copy_sequences(config, how)
 
 
 @cli.command(

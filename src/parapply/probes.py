@@ -43,6 +43,16 @@ DECIDED: Final = "decided"  # reply read, the outcome not recorded
 RECOVERY: Final = "recovery"  # K15: in the start-up's own recovery
 DRAIN: Final = "drain"  # K16: in an orderly shutdown
 
+#: Of `init --copy` and `refresh`, in their order; not passed by the daemon.
+COPY_SLOT: Final = "copy_slot"  # the slot is there, nothing on the target knows of it
+COPY_STATE: Final = "copy_state"  # the state names the tables, nothing is copied
+COPY_BEGUN: Final = "copy_begun"  # the tables are noted as being copied
+COPY_PART: Final = "copy_part"  # all rows of a part sent, not committed
+COPY_PART_DONE: Final = "copy_part_done"  # a part committed, its table not noted as copied
+COPY_TABLE_DONE: Final = "copy_table_done"  # a table noted as copied
+COPY_DONE: Final = "copy_done"  # all tables noted
+
+COPY_NAMES: Final = (COPY_SLOT, COPY_STATE, COPY_BEGUN, COPY_PART, COPY_PART_DONE, COPY_TABLE_DONE, COPY_DONE)
 NAMES: Final = frozenset(
     {
         CONNECTED,
@@ -121,8 +131,9 @@ def probe(name: str) -> None:
 def _parse(text: str, directory: str) -> _Point:
     name, _, rest = text.partition(":")
     action, _, count = rest.partition(":")
-    if name not in NAMES:
-        raise ConfigError(f"{_VARIABLE}: unknown point {name!r}; known are {', '.join(sorted(NAMES))}")
+    known = {*NAMES, *COPY_NAMES}
+    if name not in known:
+        raise ConfigError(f"{_VARIABLE}: unknown point {name!r}; known are {', '.join(sorted(known))}")
     if action not in ACTIONS:
         raise ConfigError(f"{_VARIABLE}: unknown action {action!r}; known are {', '.join(sorted(ACTIONS))}")
     if count and (not count.isdecimal() or int(count) < 1):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parapply.errors import ProtocolError
-from parapply.wire.copy import CopyReader, error_fields
+from parapply.wire.copy import CopyReader, RowReader, error_fields
 
 
 def message(kind: bytes, contents: bytes) -> bytes:
@@ -57,6 +57,28 @@ def test_any_cutting_of_the_bytes_gives_the_same_messages(
     assert reader.keepalive == (keepalives[-1] if keepalives else None)
     others = [(kind[0], contents) for kind, contents in messages if kind != b"d" or not contents]
     assert reader.others == others
+
+
+@given(messages=MESSAGES, cuts=st.lists(st.integers(0, 600), max_size=12), buffer_bytes=st.integers(5, 100))
+def test_any_cutting_of_the_bytes_gives_the_same_rows(
+    messages: list[tuple[bytes, bytes]], cuts: list[int], buffer_bytes: int
+) -> None:
+    """Data comes without headers and in order; a row larger than the buffer is handed on as it comes."""
+    data = b"".join(message(kind, contents) for kind, contents in messages)
+    reader = RowReader(buffer_bytes)
+    rows = b""
+    bounds = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
+    for start, end in pairwise(bounds):
+        piece = data[start:end]
+        while piece:
+            room = reader.room()
+            n_bytes = min(len(room), len(piece))
+            room[:n_bytes] = piece[:n_bytes]
+            rows += reader.received(n_bytes)
+            piece = piece[n_bytes:]
+    assert rows == b"".join(contents for kind, contents in messages if kind == b"d")
+    assert reader.n_rows == sum(kind == b"d" for kind, _ in messages)
+    assert reader.others == [(kind[0], contents) for kind, contents in messages if kind != b"d"]
 
 
 def test_memory_follows_a_large_message() -> None:

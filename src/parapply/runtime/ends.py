@@ -28,7 +28,7 @@ from parapply.runtime.ahead import FactsAhead
 from parapply.runtime.desk import Desk
 from parapply.source import options, refusals, slot
 from parapply.source.stream import ReplicationStream
-from parapply.target import lease, prepared, settings, state
+from parapply.target import copies, lease, prepared, settings, state
 from parapply.target.session import SessionOptions, WorkerSession
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ class Ends(msgspec.Struct, frozen=True):
     state: state.SlotState
     streaming: str  # off, on or parallel
     prepared: dict[int, tuple[str, int]]  # what is prepared on the target, as `prepared.pending` gives it
+    copies: copies.Copies
+    awaits_two_phase: bool  # it is wanted, and begins with the next epoch once every table is copied
 
 
 class Opener:
@@ -91,18 +93,31 @@ class Opener:
             connecting = begin(self._connect_stream(stack))
             source_facts, found = await self._recover(control, source, first_look, slot_id)
             pending = await self._prepared(control, slot_id)
+            known = await copies.load(control, self._config.target.state_schema, slot_id)
+            two_phase = self._config.source.two_phase and known.is_settled(found.lowest_lsn)
             streaming = options.streaming_of(source_facts.server_version_num, self._config.source.streaming)
             sessions, stream, _ = await _together(
                 opening,
-                self._start(connecting, source_facts, found, streaming),
-                self._write_daemon(control, source_facts, slot_id),
+                self._start(connecting, source_facts, found, streaming, two_phase=two_phase),
+                self._write_daemon(control, source_facts, slot_id, two_phase=two_phase),
             )
         self._log.info("target_connected", low_lsn=format_lsn(found.lowest_lsn), workers=len(sessions))
         self._log.info("source_connected", slot=found.slot_name, start_lsn=format_lsn(found.resume_lsn))
         self._own_pids = [control.info.backend_pid, *(session.pipeline.backend_pid for session in sessions)]
         probes.probe(probes.CONNECTED)
         return Ends(
-            control, source, source_facts, stream, sessions, desk, ahead, found, streaming=streaming, prepared=pending
+            control,
+            source,
+            source_facts,
+            stream,
+            sessions,
+            desk,
+            ahead,
+            found,
+            streaming=streaming,
+            prepared=pending,
+            copies=known,
+            awaits_two_phase=self._config.source.two_phase and not two_phase,
         )
 
     async def _look(self, stack: AsyncExitStack) -> tuple[slot.Connection, slot.SourceFacts]:
@@ -204,7 +219,9 @@ class Opener:
         await lease.fence(control, slot_id, waits)
         self._log.info("lease_taken", slot=self._config.source.slot)
 
-    async def _write_daemon(self, control: settings.Connection, facts: slot.SourceFacts, slot_id: int) -> None:
+    async def _write_daemon(
+        self, control: settings.Connection, facts: slot.SourceFacts, slot_id: int, *, two_phase: bool
+    ) -> None:
         config = self._config
         row = state.DaemonRow(
             timeline=facts.timeline,
@@ -214,7 +231,7 @@ class Opener:
             host=socket.gethostname(),
             pid=os.getpid(),
             version=__version__,
-            two_phase="enabled" if config.source.two_phase else "disabled",
+            two_phase="enabled" if two_phase else "pending" if config.source.two_phase else "disabled",
         )
         await state.write_daemon(control, config.target.state_schema, slot_id, row)
 
@@ -268,6 +285,8 @@ class Opener:
         facts: slot.SourceFacts,
         found: state.SlotState,
         streaming: str,
+        *,
+        two_phase: bool,
     ) -> ReplicationStream:
         source = self._config.source
         command = options.start_replication_sql(
@@ -278,7 +297,7 @@ class Opener:
                 source.publications,
                 source.origin,
                 streaming=streaming,
-                two_phase=source.two_phase,
+                two_phase=two_phase,
             ),
         )
         stream = await connecting

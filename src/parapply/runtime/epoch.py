@@ -19,6 +19,7 @@ from parapply.runtime.intake import Intake
 from parapply.runtime.monitor import Monitor
 from parapply.runtime.progress import Progress
 from parapply.runtime.record import batch_record, new_run, transaction_records
+from parapply.runtime.requests import Requests
 from parapply.runtime.stall import StallCheck
 from parapply.runtime.streams import StreamLimits, Streams
 from parapply.runtime.tables import Tables
@@ -136,12 +137,24 @@ class Epoch:
             tables=self._tables,
             foreign_waits=stall.foreign_waits,
         )
+        self._requests = Requests(
+            config.target,
+            config.source.slot,
+            ends.state.slot_id,
+            ends.desk,
+            intake=self._intake,
+            crew=self._crew,
+            progress=self._progress,
+            known=ends.copies,
+            awaits_two_phase=ends.awaits_two_phase,
+        )
         self._parts: dict[str, Callable[[], Coroutine[None, None, None]]] = {
             "intake": self._intake.run,
             "progress": self._progress.run,
             "monitor": self._monitor.run,
             "stall-check": stall.run,
             "catalogue-watch": watch.run,
+            "requests": self._requests.run,
             **{f"worker-{worker.number}": worker.run for worker in self._workers},
         }
 
@@ -228,6 +241,7 @@ class Epoch:
 
     def _changed(self) -> None:
         self._intake.worker_changed()
+        self._requests.moved.set()
         head = self._crew.head
         # A large transaction that has not come whole cannot be finished; it is always the last.
         if head is None or (self._intake.is_inside_large and head.pieces is not None):

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 
 from parapply.errors import ParapplyError
 from parapply.logs import get_logger
+from parapply.model import format_lsn
 from parapply.plan.batch import Batch, Limits
+from parapply.plan.starts import Starts
 from parapply.plan.steps import check_plans, is_serial
+from parapply.runtime.gate import Gate
 from parapply.runtime.growth import Growth
 from parapply.runtime.job import Job
 from parapply.runtime.rhythm import Rhythm
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
     from parapply.config import ApplyConfig
     from parapply.model import Relation, Transaction
+    from parapply.plan.starts import Name
     from parapply.runtime.crew import Crew
     from parapply.runtime.tables import Tables
     from parapply.runtime.trace import Trace
@@ -104,6 +108,16 @@ class Intake:
         self.is_paused = False
         #: Highest LSN received: end of a transaction or of a keep-alive. Read by progress.
         self.received_lsn = state.lowest_lsn
+        #: End of the last transaction that was taken, or is committed from before. Read by requests.
+        self.taken_lsn = state.highest_lsn
+        #: Whether transactions are in hand that are in no batch yet. Read by requests.
+        self.is_taking = False
+        #: Closed and opened by requests.
+        self.gate = Gate()
+        #: Which changes are left out, because a copy holds or will hold them. Updated by requests, which then sets the
+        #: event.
+        self.starts = Starts()
+        self.starts_changed = asyncio.Event()
         #: Told of every keep-alive, after what came before it was taken; progress puts itself here.
         self.on_keepalive: Callable[[Keepalive], None] = _ignore
 
@@ -111,6 +125,11 @@ class Intake:
     def holds_nothing(self) -> bool:
         """Tell whether every byte read is in the crew's hands or behind it."""
         return self._building is None and self._large is None and not self._assembler.is_open
+
+    @property
+    def building_is_empty(self) -> bool:
+        """Tell whether no batch is being filled."""
+        return self._building is None
 
     @property
     def is_inside_large(self) -> bool:
@@ -139,11 +158,9 @@ class Intake:
                 self._readable.clear()
                 frames = self._stream.drain(_DRAIN_BYTES)
                 self.heard_s = self._clock()
-                transactions = self._assembler.push(frames)
-                at = 0
-                while (at := self._take_run(transactions, at)) < len(transactions):
-                    await self._take(transactions[at])
-                    at += 1
+                self.is_taking = True
+                await self._take_all(self._assembler.push(frames))
+                self.is_taking = False
                 keepalive, self._stream.keepalive = self._stream.keepalive, None
                 if keepalive is not None:
                     self.received_lsn = max(self.received_lsn, keepalive.end_lsn)
@@ -187,10 +204,24 @@ class Intake:
         self.close_open()
         self._unfinished.close()
 
+    async def _take_all(self, transactions: list[Transaction]) -> None:
+        at = 0
+        while at < len(transactions):
+            if self.gate.lets_pass(transactions):
+                at = self._take_run(transactions, at)
+                if at == len(transactions):
+                    break
+            elif self.gate.holds(transactions[at]):
+                self.close_open()
+                self._stop_reading()
+                await self.gate.wait(transactions[at])
+            await self._take(transactions[at])
+            at += 1
+
     def _take_run(self, transactions: list[Transaction], at: int) -> int:
         """Add transactions from an index on while nothing about them is special; return the index of one that is."""
         plans = self._tables.plans
-        if plans.refused or plans.may_be_serial:
+        if plans.refused or plans.may_be_serial or self.starts.is_active:
             return at
         while at < len(transactions):
             first = transactions[at]
@@ -218,6 +249,7 @@ class Intake:
     def received(self, transaction: Transaction) -> None:
         """Take note of where the stream stands, and how late it is."""
         self.received_lsn = transaction.end_lsn
+        self.taken_lsn = max(self.taken_lsn, transaction.end_lsn)
         self._rhythm.received(transaction)
 
     async def _take(self, transaction: Transaction) -> None:
@@ -226,14 +258,14 @@ class Intake:
             await self._unfinished.take(transaction, self)
             return
         if transaction.relations:
-            self.close_open()
-            await self._tables.resolve(transaction.relations)
-            self._plans_now = dict(self._tables.plans.current)
+            await self._look_up(transaction.relations)
         if self._is_done(transaction):
             self._read_announcements(transaction)
             if isinstance(event, Prepare) and self._unfinished.is_prepared(event):
                 self._unfinished.record_prepared(transaction, event, self)
             return
+        if self.starts.is_active:
+            transaction = await self._without_skipped(transaction)
         if not (transaction.is_first and transaction.is_last):
             await self._take_piece(transaction)
             return
@@ -251,6 +283,13 @@ class Intake:
         if self._building is not None and self._building.batch.is_full(self._limits):
             self._close()
 
+    async def _look_up(self, relations: Sequence[Relation]) -> None:
+        self.close_open()
+        await self._tables.resolve(relations)
+        self._plans_now = dict(self._tables.plans.current)
+        for relation in relations:
+            self.starts.announce(relation)
+
     async def take_whole(self, transaction: Transaction) -> None:
         """Take a transaction like any other."""
         await self._take(transaction)
@@ -264,7 +303,18 @@ class Intake:
         await self._tables.resolve(relations)
         for relation in relations:
             self._tables.plans.announce(relation)
+            self.starts.announce(relation)
         self._plans_now = dict(self._tables.plans.current)
+
+    def is_apart(self, relations: Sequence[Relation], lsn: int) -> bool:
+        """Tell whether changes of relations may be left out, or must wait for a copy, in a commit at an LSN."""
+        return self.starts.is_apart(relations, lsn)
+
+    async def kept_of(self, relations: Sequence[Relation], commit_lsn: int) -> Callable[[Transaction], Transaction]:
+        """Return what takes out of a streamed transaction what is not applied, when every table is there it needs."""
+        while (name := self.starts.copying_of(relations, commit_lsn)) is not None:
+            await self._wait_for_copy(name, commit_lsn)
+        return self.starts.kept_at(commit_lsn)
 
     @property
     def last_seq(self) -> int:
@@ -283,6 +333,20 @@ class Intake:
         self._crew.submit(job, self._clock())
         if self._trace is not None:
             self._trace.alone(job, event)
+
+    async def _without_skipped(self, transaction: Transaction) -> Transaction:
+        """Return what is to be applied of a transaction, as soon as every table is there that it needs."""
+        while (name := self.starts.waits_for(transaction)) is not None:
+            await self._wait_for_copy(name, transaction.commit_lsn)
+        return self.starts.without_skipped(transaction)
+
+    async def _wait_for_copy(self, name: Name, commit_lsn: int) -> None:
+        """Wait until something is known about copies that was not known before."""
+        self.close_open()
+        self._stop_reading()
+        self._log.info("table_awaited", relation=".".join(name), commit_lsn=format_lsn(commit_lsn))
+        self.starts_changed.clear()
+        await self.starts_changed.wait()
 
     def _add(self, transaction: Transaction) -> None:
         job = self._building
@@ -348,6 +412,7 @@ class Intake:
         await job.pieces.put(piece)
         if piece.is_last:
             self.received_lsn = piece.end_lsn
+            self.taken_lsn = max(self.taken_lsn, piece.end_lsn)
             job.batch.first_lsn = job.batch.end_lsn = piece.end_lsn
             job.prepare = piece.event if isinstance(piece.event, Prepare) else None
             self._crew.ended(job)

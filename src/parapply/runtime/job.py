@@ -130,12 +130,12 @@ class Job:
 
     def counted(self) -> Counted:
         """Return what was counted so far, to go back to."""
-        rows = {name: msgspec.structs.replace(counts) for name, counts in self.rows.items()}
-        return Counted(rows, self.n_changes, self.size_bytes)
+        return Counted(_copied(self.rows), self.n_changes, self.size_bytes)
 
     def count_again_from(self, counted: Counted) -> None:
         """Forget what was counted since: it was rolled back."""
-        self.rows, self.n_changes, self.size_bytes = counted
+        self.n_changes, self.size_bytes = counted.n_changes, counted.size_bytes
+        self.rows = _copied(counted.rows)
 
     def _count_steps(self, batch: Batch) -> None:
         for changes in batch.table_changes:
@@ -188,3 +188,7 @@ class Job:
     def _count_truncate(self, step: TruncateStep) -> None:
         for plan in step.plans:
             self._counts(plan).truncate += 1
+
+
+def _copied(rows: dict[str, RowCounts]) -> dict[str, RowCounts]:
+    return {name: msgspec.structs.replace(counts) for name, counts in rows.items()}

@@ -114,7 +114,8 @@ class StallCheck:
         """Make a worker yield to a job that it blocks, unless it will end by itself."""
         other = blocker.job
         assert other is not None
-        if job is not self._crew.head:
+        is_endless = job.batch.seq and not other.batch.seq  # it follows a transaction in progress
+        if job is not self._crew.head and not is_endless:
             # What executes goes on to its end, and so does what waits for somebody else than this job.
             waits = self._crew.late_waits_of(other)
             if blocker.state != "waiting" or all(wait.seq != job.batch.seq for wait in waits):

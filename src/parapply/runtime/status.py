@@ -52,6 +52,10 @@ _TABLES = """
 SELECT schema_name, table_name, lane, is_table_exclusive, reason, key_columns, retries
   FROM {s}.tables WHERE slot_id = $1::int ORDER BY schema_name, table_name"""
 
+_COPIES = """
+SELECT schema_name, table_name, state, start_lsn::text AS start_lsn, rows, size_bytes, finished_at::text AS finished_at
+  FROM {s}.copies WHERE slot_id = $1::int ORDER BY schema_name, table_name"""
+
 
 def show(config: Config, as_json: bool, watch: bool) -> None:  # noqa: FBT001  the command line passes them by position
     """Print the status once, or each second until Ctrl-C.
@@ -94,7 +98,7 @@ async def collect(config: Config) -> dict[str, Any]:
     Returns:
         A JSON document. Keys: the columns of `parapply.progress` (LSNs and times as text; `worker_count` for its
         `workers`), `is_daemon_connected`, `silent_s` (seconds since the state was last written), the daemon's
-        `host`, `pid`, `version`, `started_at`; `workers` and `tables`, lists with the columns of those tables;
+        `host`, `pid`, `version`, `started_at`; `workers`, `tables`, `copies`, lists with the columns of those tables;
         `source`, an object whose `is_reachable` tells whether the other keys are there.
 
     Raises:
@@ -112,6 +116,7 @@ async def collect(config: Config) -> dict[str, Any]:
             slot_id = report.pop("slot_id")
             report["workers"] = await _records(conn, state.in_schema(_WORKERS, schema), [slot_id])
             report["tables"] = await _records(conn, state.in_schema(_TABLES, schema), [slot_id])
+            report["copies"] = await _records(conn, state.in_schema(_COPIES, schema), [slot_id])
         present = await lease.holders(conn, slot_id)
     report["is_daemon_connected"] = any(holder.is_leader for holder in present)
     report["source"] = await _collect_source(config, parse_lsn(report["lowest_remote_lsn"]))
@@ -170,6 +175,10 @@ def render(report: dict[str, Any]) -> Group:
             name = f"{table['schema_name']}.{table['table_name']}"
             alone = "yes" if table["is_table_exclusive"] else "no"
             _add(parts[-1], name, table["lane"], alone, table["reason"], table["retries"])
+    if left := [copy for copy in report["copies"] if copy["state"] != "copied"]:
+        parts.append(_grid("not copied yet", "state", "as of"))
+        for copy in left:
+            _add(parts[-1], f"{copy['schema_name']}.{copy['table_name']}", copy["state"], copy["start_lsn"])
     return Group(*parts)
 
 

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 #: commit it is known which of them count, and none is needed.
 _SAVEPOINTS = 64
 
+_IN_THE_WAY = "it was in the way of an earlier transaction"
+
 
 class _GiveWay(Exception):
     """The follower rolls back; `reason` is shown."""
@@ -140,7 +142,7 @@ class Streamed:
             await self._wait_until(self._has_turn)
         except StatementFailed as failure:
             await pieces.stop()
-            raise _GiveWay(_because(failure)) from failure
+            raise _GiveWay(_IN_THE_WAY if self._job.must_yield else _because(failure)) from failure
         except _GiveWay:
             await pieces.stop()
             raise
@@ -181,7 +183,7 @@ class Streamed:
         is_waiting = False
         while True:
             if job.must_yield:
-                raise _GiveWay("it was in the way of an earlier transaction")
+                raise _GiveWay(_IN_THE_WAY)
             if stream.failure is not None:
                 raise _GiveWay("its changes could not be kept on disk")
             if stream.is_aborted or is_true():
@@ -272,6 +274,8 @@ class Streamed:
             stream.news.clear()
             await stream.news.wait()
         self._note("executing")
+        # Asked for by somebody who looked before the worker had rolled back.
+        job.must_yield = False
         await self._session.begin()
         pieces = self._pieces(self._new_look())
         try:

@@ -22,7 +22,7 @@ from parapply.model import Relation, Transaction
 from parapply.wire.rows import KIND_AT, TRUNCATE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from parapply.runtime.job import Job
     from parapply.spill import Place, Spill, SpillFile
@@ -54,8 +54,8 @@ class Stream:
         """Start without changes."""
         self.xid = xid
         self.blocks: list[Block] = []
-        #: Announced in it, in order; those of a subtransaction that was rolled back come again if they are needed.
-        self.relations: list[Relation] = []
+        #: What was announced in it, in order, each at its place as in `subs`.
+        self.announced: list[tuple[tuple[int, int], Relation]] = []
         #: Place of the first change of each subtransaction, in order: (number of the block, index in it).
         self.subs: dict[int, tuple[int, int]] = {}
         self.size_bytes = 0
@@ -73,10 +73,17 @@ class Stream:
         #: How it ended: the event of its commit or prepare, or of its abort.
         self.end: Transaction | None = None
         self.is_aborted = False
+        #: Takes out of a piece what is not applied, because a copy holds it; None if all is. Known at the end.
+        self.kept: Callable[[Transaction], Transaction] | None = None
         #: Why nobody follows it any more, or never did; shown in the apply log.
         self.why_spilled = ""
         #: Its changes could not be kept: they are dropped, and the commit will fail with this.
         self.failure: SpillFailed | None = None
+
+    @property
+    def relations(self) -> list[Relation]:
+        """Return what was announced in it, in order; what was rolled back comes again if it is needed (trap T-52)."""
+        return [relation for _, relation in self.announced]
 
     def stop_following(self, why: str) -> None:
         """Be told by the worker that it has rolled back and gives up: what is kept is applied at the commit."""
@@ -84,7 +91,7 @@ class Stream:
         self.why_spilled = why
         self.todo.clear()
         self.todo_bytes = 0
-        if self.failure is not None:
+        if self.failure is not None or self.is_aborted:
             self.close()
 
     async def read(self, block: Block) -> list[bytes | Relation]:
@@ -113,10 +120,13 @@ class Stream:
             changes += await self.read(block)
             size_bytes += block.size_bytes
             if size_bytes >= piece_bytes:
-                yield piece_of(self.xid, changes, size_bytes)
+                yield self._kept(piece_of(self.xid, changes, size_bytes))
                 changes, size_bytes = [], 0
         if changes:
-            yield piece_of(self.xid, changes, size_bytes)
+            yield self._kept(piece_of(self.xid, changes, size_bytes))
+
+    def _kept(self, piece: Transaction) -> Transaction:
+        return piece if self.kept is None else self.kept(piece)
 
     def close(self) -> None:
         """Forget all changes."""
@@ -125,6 +135,11 @@ class Stream:
         if self.file is not None:
             self.file.close()
             self.file = None
+
+
+def _cut_block(block: Block, n_changes: int) -> Block:
+    """Return a block without its last changes, which stay where they are."""
+    return block._replace(runs=tuple([run for run in block.runs if run[0] < n_changes]), n_changes=n_changes)
 
 
 def piece_of(xid: int, changes: list[bytes | Relation], size_bytes: int) -> Transaction:
@@ -179,7 +194,10 @@ class Streams:
         for index, xid in chunk.runs:
             if xid != chunk.xid:
                 stream.subs.setdefault(xid, (len(stream.blocks), index))
-        stream.relations += piece.relations
+        if piece.relations:
+            number = len(stream.blocks)
+            changes = enumerate(piece.changes)
+            stream.announced += [((number, at), change) for at, change in changes if isinstance(change, Relation)]
         block = Block(piece, None, chunk.runs, len(piece.changes), piece.size_bytes, after_seq)
         stream.blocks.append(block)
         stream.size_bytes += block.size_bytes
@@ -201,24 +219,32 @@ class Streams:
         stream.todo.extend(stream.blocks)
         stream.todo_bytes = 0
 
-    async def abort(self, message: StreamAbort) -> None:
+    def abort(self, message: StreamAbort) -> None:
         """Forget a transaction, or the subtransaction that was rolled back."""
-        stream = self._open.get(message.xid)
-        if stream is None:
-            return
         if message.subxid == message.xid:
-            self._forget(stream)
-            stream.is_aborted = True
-            if stream.follower is None:
-                stream.close()
-        elif message.subxid in stream.subs:
-            self._cut(stream, *stream.subs[message.subxid])
-            if stream.follower is not None:
-                stream.todo.append(SubAborted(message.subxid))
+            self.drop(message.xid)
+            return
+        stream = self._open.get(message.xid)
+        if stream is None or message.subxid not in stream.subs:
+            return
+        self._cut(stream, *stream.subs[message.subxid])
+        if stream.follower is not None:
+            stream.todo.append(SubAborted(message.subxid))
         stream.news.set()
 
-    def take(self, event: Transaction) -> Stream:
-        """Return the stream that ends with an event, which may have had no changes at all.
+    def drop(self, xid: int) -> None:
+        """Forget a transaction, if it has a stream; a worker that follows it rolls back."""
+        stream = self._open.get(xid)
+        if stream is None:
+            return
+        self._forget(stream)
+        stream.is_aborted = True
+        if stream.follower is None:
+            stream.close()
+        stream.news.set()
+
+    def ending(self, event: Transaction) -> Stream:
+        """Return the stream that ends with an event, which may have had no changes at all; nobody learns of it yet.
 
         Raises:
             SpillFailed: its changes could not be kept.
@@ -226,6 +252,12 @@ class Streams:
         stream = self._open.get(event.xid) or Stream(event.xid)
         if stream.failure is not None:
             raise stream.failure
+        self._open[event.xid] = stream
+        return stream
+
+    def take(self, event: Transaction) -> Stream:
+        """Let a stream of `ending` end, and return it."""
+        stream = self._open[event.xid]
         self._forget(stream)
         stream.end = event
         stream.news.set()
@@ -285,9 +317,10 @@ class Streams:
     def _cut(self, stream: Stream, number: int, index: int) -> None:
         """Forget the changes from a place on."""
         dropped = stream.blocks[number:]
-        kept = [dropped[0]._replace(n_changes=index)] if index else []
+        kept = [_cut_block(dropped[0], index)] if index else []
         stream.blocks[number:] = kept
         stream.subs = {xid: place for xid, place in stream.subs.items() if place < (number, index)}
+        stream.announced = [one for one in stream.announced if one[0] < (number, index)]
         gone = dropped[len(kept) :]
         stream.size_bytes -= sum([block.size_bytes for block in gone])
         in_memory = sum([block.size_bytes for block in gone if block.place is None])

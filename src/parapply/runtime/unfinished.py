@@ -25,7 +25,7 @@ from parapply.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from parapply.model import Relation, Transaction
     from parapply.runtime.crew import Crew
@@ -66,6 +66,19 @@ class Door(Protocol):
         """Take note of where the stream stands."""
         ...
 
+    @property
+    def received_lsn(self) -> int:
+        """Return where the stream stands."""
+        ...
+
+    def is_apart(self, relations: Sequence[Relation], lsn: int) -> bool:
+        """Tell whether changes of relations may be left out, or must wait for a copy, in a commit at an LSN."""
+        ...
+
+    async def kept_of(self, relations: Sequence[Relation], commit_lsn: int) -> Callable[[Transaction], Transaction]:
+        """Return what takes out of a transaction what is not applied, when every table is there that it needs."""
+        ...
+
 
 class Unfinished:
     """Used by intake only, which passes itself as the door."""
@@ -99,7 +112,7 @@ class Unfinished:
         if isinstance(message, Chunk):
             await self._chunk(event, message, door)
         elif isinstance(message, StreamAbort):
-            await self._streams.abort(message)
+            self._streams.abort(message)
         elif isinstance(message, StreamCommit | StreamPrepare):
             await self._end(event, message, door)
         else:
@@ -120,31 +133,44 @@ class Unfinished:
 
     async def _chunk(self, piece: Transaction, chunk: Chunk, door: Door) -> None:
         stream = await self._streams.add(piece, chunk, door.last_seq)
-        if self._streams.is_worth_a_worker(stream) and self._crew.may_follow:
+        if stream.follower is not None and door.is_apart(stream.relations, door.received_lsn):
+            stream.follower.must_yield = True
+            stream.news.set()
+        if not self._streams.is_worth_a_worker(stream) or not self._crew.may_follow:
+            return
+        # Its commit lies behind all that has come; what may have to be left out of it is not applied before.
+        if not door.is_apart(stream.relations, door.received_lsn):
             job = Job(Batch(0), {})
             job.stream = stream
             self._streams.follow(stream, job)
             self._crew.follow(job)
 
     async def _end(self, event: Transaction, message: StreamCommit | StreamPrepare, door: Door) -> None:
-        stream = self._streams.take(event)
+        stream = self._streams.ending(event)
         is_done = self._state.is_applied(event.end_lsn) or self.is_prepared(message)
-        if stream.follower is None and (is_done or stream.size_bytes < self._piece_bytes):
-            await door.take_whole(await _whole(stream, event, message))
+        if stream.follower is None and not is_done and stream.size_bytes < self._piece_bytes:
+            await door.take_whole(await _whole(self._streams.take(event), event, message))
             return
         door.close_open()
         door.received(event)
         await door.announce(stream.relations)
+        if not is_done and door.is_apart(stream.relations, event.commit_lsn):
+            if stream.follower is not None:
+                # Its locks would hold up the copy that it waits for.
+                stream.follower.must_yield = True
+                stream.news.set()
+            stream.kept = await door.kept_of(stream.relations, event.commit_lsn)
+        # Nothing waits from here on: who follows learns of the end and has its batch at once, or has given up before.
         if is_done:
-            # A worker has followed what an earlier run applied, out of order.
-            stream.is_aborted = True
-            stream.news.set()
-            if isinstance(message, StreamPrepare) and not self._state.is_applied(event.end_lsn):
+            # By an earlier run, out of order or without a record of it. A worker that follows rolls back.
+            self._streams.drop(event.xid)
+            if isinstance(message, StreamPrepare):
                 self.record_prepared(event, message, door)
             return
+        self._streams.take(event)
         job = door.new_job()
         if stream.follower is not None:
-            stream.follower.batch = job.batch
+            stream.follower.batch, stream.follower.received_s = job.batch, job.received_s
             job = stream.follower
         job.stream = stream
         job.prepare = message if isinstance(message, StreamPrepare) else None

@@ -65,7 +65,7 @@ def worker_key(slot_id: int) -> int:
     return slot_id * 2 + 1
 
 
-def worker_lock_sql(slot_id: int, leader_pid: int) -> str:
+def worker_lock_sql(slot_id: int, leader_pid: int, lock_class: int = LOCK_CLASS) -> str:
     """Return the statement that a new worker session sends before anything else.
 
     It takes lock 2 shared, then checks that the leader that opened the session still holds the lease, and fails with
@@ -76,10 +76,11 @@ def worker_lock_sql(slot_id: int, leader_pid: int) -> str:
     Args:
         slot_id: of the state.
         leader_pid: server process of the control session, `conn.info.backend_pid`.
+        lock_class: first key of the locks.
     """
     return f"""DO $parapply$BEGIN
-PERFORM pg_catalog.pg_advisory_lock_shared({LOCK_CLASS:d}, {worker_key(slot_id):d});
-IF NOT EXISTS (SELECT FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND classid = {LOCK_CLASS:d}
+PERFORM pg_catalog.pg_advisory_lock_shared({lock_class:d}, {worker_key(slot_id):d});
+IF NOT EXISTS (SELECT FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND classid = {lock_class:d}
     AND objid = {lease_key(slot_id):d} AND objsubid = 2 AND granted AND pid = {leader_pid:d} AND database =
     (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())) THEN
     RAISE EXCEPTION 'this parapply no longer holds the lease of its slot' USING ERRCODE = '55006';
@@ -87,8 +88,10 @@ END IF;
 END$parapply$"""  # noqa: S608  integers only
 
 
-async def holders(conn: Connection, slot_id: int) -> tuple[Holder, ...]:
-    """Return the sessions that hold the locks of a slot, other than this one; the leader first.
+async def holders(
+    conn: Connection, slot_id: int, *, lock_class: int = LOCK_CLASS, with_self: bool = False
+) -> tuple[Holder, ...]:
+    """Return the sessions that hold the locks of a slot, the leader first; this one only if it is asked for, too.
 
     Raises:
         TargetLost: the connection broke.
@@ -98,12 +101,12 @@ async def holders(conn: Connection, slot_id: int) -> tuple[Holder, ...]:
         " l.objid = $2::oid"
         " FROM pg_catalog.pg_locks AS l LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid"
         " WHERE l.locktype = 'advisory' AND l.granted AND l.classid = $1::oid AND l.objid IN ($2::oid, $3::oid)"
-        " AND l.objsubid = 2 AND l.pid <> pg_catalog.pg_backend_pid() AND l.database ="
+        " AND l.objsubid = 2 AND (l.pid <> pg_catalog.pg_backend_pid() OR $4::bool) AND l.database ="
         " (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())"
         " ORDER BY 6 DESC, 1"
     )
     with target_errors("reading who holds the lease"):
-        found = await rows(conn, query, [LOCK_CLASS, lease_key(slot_id), worker_key(slot_id)])
+        found = await rows(conn, query, [lock_class, lease_key(slot_id), worker_key(slot_id), with_self])
     return tuple(
         Holder(
             pid=pid,
@@ -116,13 +119,14 @@ async def holders(conn: Connection, slot_id: int) -> tuple[Holder, ...]:
     )
 
 
-async def take_lease(
+async def take_lease(  # noqa: PLR0913  who, which, how long
     conn: Connection,
     slot_id: int,
     wait_s: float,
     *,
     takeover: bool = False,
     on_wait: Callable[[Sequence[Holder]], None] | None = None,
+    lock_class: int = LOCK_CLASS,
 ) -> None:
     """Take lock 1 on the control session, which keeps it until it ends.
 
@@ -132,6 +136,7 @@ async def take_lease(
         wait_s: how long to wait for another leader to go; 0 tries once.
         takeover: end the server processes of the other leader and its workers instead of waiting for them.
         on_wait: called once with who holds it, before the wait.
+        lock_class: first key of the locks; other than the daemons' for those who copy tables, and without takeover.
 
     Raises:
         LeaseHeld: another session still holds it after `wait_s`; names it.
@@ -144,21 +149,25 @@ async def take_lease(
         await _terminate(conn, await holders(conn, slot_id))
     deadline_s = time.monotonic() + wait_s
     delay_s = _POLL_MIN_S
-    while not await _try_lock(conn, lease_key(slot_id)):
+    while not await _try_lock(conn, lease_key(slot_id), lock_class):
         if time.monotonic() >= deadline_s:
-            leaders = [str(holder) for holder in await holders(conn, slot_id) if holder.is_leader]
+            present = await holders(conn, slot_id, lock_class=lock_class)
+            leaders = [str(holder) for holder in present if holder.is_leader]
             raise LeaseHeld(
                 f"another parapply holds the lease of this slot: {', '.join(leaders) or 'a session that just left'}",
                 hint="stop that one, or give --takeover to end its sessions if it hangs",
             )
         if on_wait is not None:
-            on_wait([holder for holder in await holders(conn, slot_id) if holder.is_leader])
+            present = await holders(conn, slot_id, lock_class=lock_class)
+            on_wait([holder for holder in present if holder.is_leader])
             on_wait = None
         await asyncio.sleep(delay_s)
         delay_s = min(delay_s * 2, _POLL_MAX_S)
 
 
-async def fence(conn: Connection, slot_id: int, on_wait: Callable[[Sequence[Holder]], None]) -> None:
+async def fence(
+    conn: Connection, slot_id: int, on_wait: Callable[[Sequence[Holder]], None], *, lock_class: int = LOCK_CLASS
+) -> None:
     """Wait until every worker session of an earlier leader is gone. The lease must be held.
 
     It waits without limit: going on while one of them may still commit would apply its transactions twice.
@@ -167,6 +176,7 @@ async def fence(conn: Connection, slot_id: int, on_wait: Callable[[Sequence[Hold
         conn: control session that holds the lease.
         slot_id: of the state.
         on_wait: called with the sessions waited for, at first and whenever they change.
+        lock_class: first key of the locks.
 
     Raises:
         TargetLost: the connection broke.
@@ -174,8 +184,8 @@ async def fence(conn: Connection, slot_id: int, on_wait: Callable[[Sequence[Hold
     told: tuple[Holder, ...] = ()
     delay_s = _POLL_MIN_S
     # Tries, not a blocking lock: a wait in the server could not tell whom it waits for.
-    while not await _try_lock(conn, worker_key(slot_id)):
-        present = await holders(conn, slot_id)
+    while not await _try_lock(conn, worker_key(slot_id), lock_class):
+        present = await holders(conn, slot_id, lock_class=lock_class)
         if present and present != told:
             told = present
             on_wait(present)
@@ -183,15 +193,15 @@ async def fence(conn: Connection, slot_id: int, on_wait: Callable[[Sequence[Hold
         delay_s = min(delay_s * 2, _POLL_MAX_S)
     with target_errors("releasing the fence"):
         query = sql.SQL("SELECT pg_catalog.pg_advisory_unlock($1::int, $2::int)")
-        ((is_released,),) = await rows(conn, query, [LOCK_CLASS, worker_key(slot_id)])
+        ((is_released,),) = await rows(conn, query, [lock_class, worker_key(slot_id)])
     if not is_released:
         raise TargetLost("target, releasing the fence: the session no longer holds its lock")
 
 
-async def _try_lock(conn: Connection, key: int) -> bool:
+async def _try_lock(conn: Connection, key: int, lock_class: int) -> bool:
     with target_errors("taking the lease"):
         query = sql.SQL("SELECT pg_catalog.pg_try_advisory_lock($1::int, $2::int)")
-        ((is_taken,),) = await rows(conn, query, [LOCK_CLASS, key])
+        ((is_taken,),) = await rows(conn, query, [lock_class, key])
     return bool(is_taken)
 
 

@@ -311,7 +311,11 @@ class WorkerSession:
         Raises:
             TargetLost: the connection ended.
         """
-        await self.pipeline.run([_ROLLBACK])
+        try:
+            await self.pipeline.run([_ROLLBACK])
+        except StatementFailed:
+            # A request to cancel what ran before has come late, and hit this.
+            await self.pipeline.run([_ROLLBACK])
 
     async def forget_statements(self) -> None:
         """Have every statement planned anew: tables changed under them (trap T-48).

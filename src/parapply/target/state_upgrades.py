@@ -67,5 +67,38 @@ SELECT slot.slot_name,
     "DROP VIEW {s}.prepared; DROP TABLE {s}.committed_prepared;",
 )
 
+_COPIES = Upgrade(
+    3,
+    """
+ALTER TABLE {s}.slots ADD COLUMN copies_only bool NOT NULL DEFAULT false;
+CREATE TABLE {s}.copies (
+    slot_id int NOT NULL REFERENCES {s}.slots,
+    schema_name text NOT NULL,
+    table_name text NOT NULL,
+    state text NOT NULL CHECK (state IN ('waiting', 'copying', 'copied')),
+    start_lsn pg_lsn CHECK (start_lsn IS NOT NULL OR state = 'waiting'),
+    rows bigint,
+    size_bytes bigint,
+    indexes text[] NOT NULL DEFAULT '{{}}',
+    is_seen bool NOT NULL DEFAULT false,
+    started_at timestamptz,
+    finished_at timestamptz,
+    PRIMARY KEY (slot_id, schema_name, table_name));
+CREATE TABLE {s}.snapshots (
+    request_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    slot_id int NOT NULL REFERENCES {s}.slots,
+    client_pid int NOT NULL,
+    state text NOT NULL DEFAULT 'asked',
+    lsn pg_lsn,
+    stands bool NOT NULL DEFAULT false,
+    at_lsn pg_lsn,
+    snapshot_name text,
+    pause_s double precision,
+    reason text NOT NULL DEFAULT '',
+    requested_at timestamptz NOT NULL DEFAULT pg_catalog.now());
+""",
+    "DROP TABLE {s}.snapshots, {s}.copies;",
+)
+
 #: In the order of their versions, without gaps.
-UPGRADES: Final = (_TWO_PHASE,)
+UPGRADES: Final = (_TWO_PHASE, _COPIES)

@@ -19,3 +19,18 @@ cdef class CopyReader:
     @cython.locals(left="Py_ssize_t", needed="Py_ssize_t", length="Py_ssize_t")
     cdef object _keep(self, Py_ssize_t at, Py_ssize_t size)
     cdef object _replace(self, Py_ssize_t buffer_bytes, Py_ssize_t at, Py_ssize_t left)
+
+
+cdef class RowReader:
+    cdef bytearray _buffer
+    cdef Py_ssize_t _filled
+    cdef Py_ssize_t _left
+    cdef public Py_ssize_t n_rows
+    cdef public list others
+
+    @cython.locals(
+        size="Py_ssize_t", at="Py_ssize_t", end="Py_ssize_t", length="Py_ssize_t", data="const unsigned char *",
+    )
+    cpdef bytes received(self, Py_ssize_t n_bytes)
+    @cython.locals(left="Py_ssize_t")
+    cdef object _keep(self, Py_ssize_t at, Py_ssize_t size)

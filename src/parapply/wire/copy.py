@@ -102,6 +102,76 @@ class CopyReader:
         self._buffer = buffer
 
 
+class RowReader:
+    """Takes the rows of a COPY TO STDOUT out of the server's bytes: what COPY FROM STDIN takes, many rows at once.
+
+    A row is never held whole: it may be a gigabyte. Owned by one connection: read into `room`, then call `received`.
+    """
+
+    def __init__(self, buffer_bytes: int = BUFFER_BYTES) -> None:
+        """Start before the first byte of a message."""
+        self._buffer = bytearray(buffer_bytes)
+        self._filled = 0  # bytes at the buffer's start that belong to a header, or a message other than CopyData
+        self._left = 0  # bytes still to come of the CopyData message under way
+        #: CopyData messages so far: the server sends one for each row, and in text and CSV for a header line.
+        self.n_rows = 0
+        #: Messages other than CopyData: type byte and contents, in order; whoever takes them clears the list.
+        self.others: list[tuple[int, bytes]] = []
+
+    def room(self) -> memoryview:
+        """Return where the next bytes go; never empty. Of no use after the next `received`."""
+        return memoryview(self._buffer)[self._filled :]
+
+    def received(self, n_bytes: int) -> bytes:
+        """Take so many bytes out of `room` and return the data among them, in order, without any headers.
+
+        Raises:
+            ProtocolError: a length that no message can have; the connection is of no use any more.
+        """
+        size = self._filled + n_bytes
+        if not cython.compiled:  # noqa: SIM108  the compiler must see only one of them
+            data = bytes(memoryview(self._buffer)[:size])
+        else:
+            data = self._buffer  # type: ignore[assignment]
+        parts: list[bytes] = []
+        at = 0
+        while at < size:
+            if self._left:
+                end = at + self._left if self._left <= size - at else size
+                parts.append(data[at:end])
+                self._left -= end - at
+                at = end
+                continue
+            if size - at < 5:
+                break
+            length = data[at + 1]
+            length = length << 8 | data[at + 2]
+            length = length << 8 | data[at + 3]
+            length = length << 8 | data[at + 4]
+            if not 4 <= length <= _LIMIT_BYTES:
+                raise ProtocolError(chr(data[at]), 1, f"a message of {length} bytes")
+            end = at + 1 + length
+            if data[at] == _COPY_DATA:
+                self.n_rows += 1
+                self._left = length - 4
+                at += 5
+                continue
+            if end > size:
+                break
+            self.others.append((data[at], data[at + 5 : end]))
+            at = end
+        self._keep(at, size)
+        return b"".join(parts)
+
+    def _keep(self, at: int, size: int) -> None:
+        left = self._filled = size - at
+        if at:
+            self._buffer[:left] = self._buffer[at:size]
+        elif left == len(self._buffer):
+            # An error message larger than the buffer. Replaced, because somebody may still hold its room.
+            self._buffer = self._buffer + bytes(left)
+
+
 def error_fields(contents: bytes) -> dict[str, str]:
     """Return the fields of an ErrorResponse or NoticeResponse by their type byte: 'M' message, 'C' SQLSTATE ..."""
     fields = {}

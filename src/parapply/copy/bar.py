@@ -1,0 +1,105 @@
+"""The progress of a copy on a terminal; where there is none, a line for each table that is complete."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Self
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from parapply.copy.parts import Part
+    from parapply.copy.published import PublishedTable
+
+_MEGABYTE = 1e6
+
+
+class Bar:
+    """Counts rows and bytes; the bar's length is the part of the publisher's pages that is done."""
+
+    def __init__(self, doing: str = "copying", *, has_bytes: bool = True) -> None:
+        """Show nothing yet; without bytes only rows are shown."""
+        self._has_bytes = has_bytes
+        self._console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+            transient=True,
+        )
+        self._task = self._progress.add_task(doing, total=None, figures="")
+        self.rows = 0
+        self.size_bytes = 0
+        self._rows_done = 0  # of parts that are committed
+        self._pages_done = 0
+        self._pages = 0
+        self._estimated_rows = 0
+        self._began_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        """Begin to show."""
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take the bar away."""
+        self._progress.stop()
+
+    @property
+    def seconds(self) -> float:
+        """Return the time since the copy began."""
+        return max(1e-6, time.monotonic() - self._began_s)
+
+    def begin(self, parts: int, pages: int, rows: int) -> None:
+        """See Watcher."""
+        self._pages, self._estimated_rows = max(pages, parts), rows
+        self._began_s = time.monotonic()
+        self._progress.update(self._task, total=self._pages)
+
+    def data(self, rows: int, size_bytes: int) -> None:
+        """See Watcher."""
+        self.rows += rows
+        self.size_bytes += size_bytes
+        self._show()
+
+    def part_done(self, part: Part, rows: int) -> None:
+        """See Watcher."""
+        self._rows_done += rows
+        self._pages_done += max(1, part.pages)
+        self._show()
+
+    def table_done(self, table: PublishedTable, rows: int, size_bytes: int) -> None:
+        """See Watcher."""
+        self.say(f"{table.text}: {rows:,} rows, {size_bytes / _MEGABYTE:,.1f} MB")
+
+    def say(self, line: str) -> None:
+        """Print a line above the bar."""
+        if self._console.is_terminal:
+            self._progress.console.print(line, highlight=False, markup=False)
+        else:
+            click.echo(line)
+
+    def _show(self) -> None:
+        # Rows of parts under way count as the pages they fill by the publisher's own estimate.
+        rows_per_page = self._estimated_rows / self._pages if self._pages else 0
+        under_way = (self.rows - self._rows_done) / rows_per_page if rows_per_page else 0
+        done = min(self._pages, self._pages_done + under_way)
+        rate = self.size_bytes / _MEGABYTE / self.seconds
+        figures = f"{self.rows:,} rows  {self.rows / self.seconds:,.0f} rows/s"
+        if self._has_bytes:
+            figures += f"  {self.size_bytes / _MEGABYTE:,.0f} MB  {rate:,.0f} MB/s"
+        self._progress.update(self._task, completed=done, figures=figures)
+
+    def summary(self) -> str:
+        """Return the whole in one line."""
+        megabytes = self.size_bytes / _MEGABYTE
+        return (
+            f"{self.rows:,} rows, {megabytes:,.1f} MB in {self.seconds:.1f} s"
+            f" ({self.rows / self.seconds:,.0f} rows/s, {megabytes / self.seconds:,.1f} MB/s)"
+        )

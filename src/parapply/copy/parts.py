@@ -1,0 +1,98 @@
+"""Tables cut into parts that are copied, or read, by themselves. Pure.
+
+A part is a range of a relation's pages, read by a TID range scan, so that several connections share one large table.
+
+Source: PostgreSQL manual, "System Columns" (ctid), "COPY".
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import msgspec
+from psycopg import sql
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from parapply.copy.leaves import Leaf
+    from parapply.copy.published import PublishedTable
+
+#: Pages of a part: 64 MB with PostgreSQL's own page size. Small enough that connections end at the same time, large
+#: enough that a part's commit and start cost nothing.
+PART_PAGES = 8192
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """Some pages of a relation."""
+
+    schema: str
+    name: str
+    first_page: int = 0
+    end_page: int | None = None  # None: to the end of the relation
+    pages: int = 0  # about, for the order of work and the progress bar
+    estimated_rows: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether it is all of the relation."""
+        return self.first_page == 0 and self.end_page is None
+
+
+def parts_of(leaf: Leaf, part_pages: int = PART_PAGES) -> Iterator[Part]:
+    """Cut a relation into parts of about equal size; the last one has no end."""
+    n_parts = max(1, -(-leaf.pages // part_pages)) if leaf.has_ranges else 1
+    bounds = [leaf.pages * number // n_parts for number in range(n_parts + 1)]
+    for first, end in itertools.pairwise(bounds):
+        yield Part(
+            schema=leaf.schema,
+            name=leaf.name,
+            first_page=first,
+            end_page=None if end == bounds[-1] else end,
+            pages=end - first,
+            estimated_rows=leaf.estimated_rows * (end - first) // leaf.pages if leaf.pages else leaf.estimated_rows,
+        )
+
+
+def bounds(part: Part, column: str = "ctid") -> sql.Composed:
+    """Return the condition for the rows of a part, without WHERE; empty if it is all of the relation."""
+    name = sql.SQL("ctid") if column == "ctid" else sql.Identifier(column)
+    terms = []
+    if part.first_page:
+        terms.append(sql.SQL("{} >= {}::pg_catalog.tid").format(name, sql.Literal(f"({part.first_page},0)")))
+    if part.end_page is not None:
+        terms.append(sql.SQL("{} < {}::pg_catalog.tid").format(name, sql.Literal(f"({part.end_page},0)")))
+    return sql.SQL(" AND ").join(terms)
+
+
+def condition(part: Part, row_filter: str = "") -> sql.Composed:
+    """Return WHERE and what it takes, or nothing for all rows of the relation."""
+    terms = [] if part.is_whole else [bounds(part)]
+    if row_filter:
+        # The publisher's own text of an expression that it has checked.
+        terms.append(sql.SQL("({})").format(sql.SQL(row_filter)))
+    return sql.SQL(" WHERE ") + sql.SQL(" AND ").join(terms) if terms else sql.Composed([])
+
+
+def column_list(columns: Sequence[str]) -> sql.Composed:
+    """Return quoted names, separated by commas."""
+    return sql.SQL(", ").join([sql.Identifier(column) for column in columns])
+
+
+def copy_out(table: PublishedTable, part: Part) -> sql.Composed:
+    """Return the COPY that sends a part's published rows and columns, as text."""
+    relation = sql.Identifier(part.schema, part.name)
+    columns = column_list(table.columns)
+    if part.is_whole and not table.row_filter:
+        return sql.SQL("COPY {} ({}) TO STDOUT").format(relation, columns)
+    return sql.SQL("COPY (SELECT {} FROM ONLY {}{}) TO STDOUT").format(
+        columns, relation, condition(part, table.row_filter)
+    )
+
+
+def copy_in(table: PublishedTable) -> sql.Composed:
+    """Return the COPY that takes such rows on the target; a partitioned table there routes them itself."""
+    return sql.SQL("COPY {} ({}) FROM STDIN").format(
+        sql.Identifier(table.schema, table.name), column_list(table.columns)
+    )

@@ -1,0 +1,126 @@
+"""What a publication publishes of which tables, and how large that is.
+
+In: a plain session on the publisher. Out: `PublishedTable`, as the stream names it: with publish_via_partition_root the
+root stands for its partitions. Row filters and column lists are those of the stream.
+
+Source: PostgreSQL manual, "pg_publication_tables", "CREATE PUBLICATION"; `tablesync.c`, fetch_remote_table_info, for
+how several publications of one table go together.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import psycopg
+
+from parapply.copy.leaves import Leaf, leaves_of
+from parapply.errors import SourceRefused
+from parapply.source.slot import source_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import LiteralString
+
+    from parapply.plan.starts import Name
+    from parapply.source.slot import Connection
+
+#: server_version_num of the first server that publishes generated columns, and then lists only those it does.
+_GENERATED_SINCE = 180000
+
+
+class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
+    """One published table."""
+
+    schema: str
+    name: str
+    columns: tuple[str, ...]  # that are sent, in the table's order
+    row_filter: str  # SQL expression over them; empty: all rows
+    key: tuple[str, ...]  # columns of the replica identity, or of the primary key; empty if there is none
+    leaves: tuple[Leaf, ...]
+
+    @property
+    def full_name(self) -> Name:
+        """Return schema and name."""
+        return self.schema, self.name
+
+    @property
+    def text(self) -> str:
+        """Return ``schema.name`` for people, never for SQL."""
+        return f"{self.schema}.{self.name}"
+
+
+async def published_tables(conn: Connection, publications: Sequence[str]) -> list[PublishedTable]:
+    """Return the tables of the publications, by name.
+
+    Raises:
+        SourceRefused: publications of one table list different columns, which the stream refuses, too.
+        SourceLost: the connection broke.
+    """
+    # As jsonb: a server of version 14 has neither column lists nor row filters. Partitions are dropped whose root is
+    # published as one: with several publications both can be listed.
+    query: LiteralString = """
+        WITH listed AS (
+            SELECT c.oid, p.schemaname, p.tablename, to_jsonb(p) -> 'attnames' AS attnames,
+                   to_jsonb(p) ->> 'rowfilter' AS rowfilter
+              FROM pg_catalog.pg_publication_tables AS p
+              JOIN pg_catalog.pg_namespace AS n ON n.nspname = p.schemaname
+              JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = p.tablename
+             WHERE p.pubname = ANY ($1::text[]))
+        SELECT l.oid, l.schemaname, l.tablename, array_agg(DISTINCT l.attnames), array_agg(l.rowfilter)
+          FROM listed AS l
+         WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_partition_ancestors(l.oid::regclass) AS a(relid)
+                           JOIN listed AS o ON o.oid = a.relid WHERE a.relid <> l.oid)
+         GROUP BY 1, 2, 3 ORDER BY 2, 3"""
+    with source_errors("reading the published tables"):
+        found = await _rows(conn, query, [list(publications)])
+        return [await _table(conn, row) for row in found]
+
+
+async def _table(conn: Connection, row: tuple[Any, ...]) -> PublishedTable:
+    oid, schema, name, lists, filters = row
+    if len(lists) > 1:
+        raise SourceRefused(
+            f"source: publications list different columns of {schema}.{name}",
+            hint="give them the same column list; the stream cannot be read otherwise",
+        )
+    columns = await _rows(
+        conn,
+        "SELECT attname, attgenerated = '' FROM pg_catalog.pg_attribute"
+        " WHERE attrelid = $1::oid AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+        [oid],
+    )
+    is_exact = conn.info.server_version >= _GENERATED_SINCE
+    listed = lists[0]
+    sent = [
+        str(column)
+        for column, is_stored in columns
+        if (listed is None or column in listed) and (is_stored or (is_exact and listed is not None))
+    ]
+    return PublishedTable(
+        schema=schema,
+        name=name,
+        columns=tuple(sent),
+        row_filter="" if None in filters else " OR ".join(f"({one})" for one in dict.fromkeys(filters) if one),
+        key=await _key(conn, oid, sent),
+        leaves=tuple(await leaves_of(conn, oid)),
+    )
+
+
+async def _key(conn: Connection, oid: int, sent: Sequence[str]) -> tuple[str, ...]:
+    query: LiteralString = """
+        SELECT array_agg(a.attname ORDER BY k.n)
+          FROM pg_catalog.pg_index AS i
+          CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, n)
+          JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+         WHERE i.indrelid = $1::oid AND i.indisvalid AND k.n <= i.indnkeyatts AND (i.indisreplident OR i.indisprimary)
+         GROUP BY i.indexrelid, i.indisreplident ORDER BY i.indisreplident DESC LIMIT 1"""
+    found = await _rows(conn, query, [oid])
+    key = tuple(str(column) for column in found[0][0]) if found else ()
+    return key if set(key) <= set(sent) else ()
+
+
+async def _rows(conn: Connection, query: LiteralString, params: Sequence[object]) -> list[tuple[Any, ...]]:
+    async with psycopg.AsyncRawCursor(conn) as cursor:
+        await cursor.execute(query, params)
+        return await cursor.fetchall()

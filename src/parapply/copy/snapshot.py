@@ -1,0 +1,89 @@
+"""A snapshot of the publisher at a known LSN, and sessions that read it.
+
+The snapshot is exported by the command that makes a slot. It shows exactly the transactions whose commit record lies
+before the slot's consistent point. A snapshot that an ordinary session exports could not be placed in the stream:
+transactions become visible in another order than that of their commit records. A permanent slot is the one that is read
+afterwards; a temporary one is made for the snapshot only.
+
+Making a slot waits until every transaction has ended that runs on the publisher, prepared ones too: PostgreSQL's rule.
+
+Source: PostgreSQL manual, "CREATE_REPLICATION_SLOT", "SET TRANSACTION"; `snapbuild.c`, SnapBuildExportSnapshot.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+from psycopg import sql
+
+from parapply.errors import ConfigError
+from parapply.model import parse_lsn
+from parapply.source import slot
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+#: What PostgreSQL takes as the name of a slot.
+_SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
+
+
+class SourceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot that was exported and can be imported now."""
+
+    lsn: int  # shows every transaction whose commit record lies before it, and no other
+    name: str  # for SET TRANSACTION SNAPSHOT
+
+
+@asynccontextmanager
+async def exported(dsn: str, slot_name: str | None) -> AsyncIterator[SourceSnapshot]:
+    """Make a slot with its snapshot, which can be imported until the block ends.
+
+    Args:
+        dsn: of the publisher.
+        slot_name: of a permanent slot to make; None for a temporary one, which goes with the block.
+
+    Raises:
+        ConfigError: no slot can have this name.
+        SourceRefused: the slot exists, no slot is free, or the role lacks REPLICATION.
+        SourceLost: the connection broke; the slot may exist.
+    """
+    name = slot_name or f"parapply_copy_{secrets.token_hex(6)}"
+    if not _SLOT_NAME.fullmatch(name):
+        raise ConfigError(
+            f"source.slot: {name!r} is not a slot name: lower case letters, digits and underscores, at most 63"
+        )
+    conn = await slot.connect(dsn, application_name=f"parapply snapshot {name}", is_replication=True)
+    async with conn:
+        kind = "" if slot_name else "TEMPORARY "
+        with slot.source_errors(f"creating the slot {name!r}"):
+            # The form that all versions take; since 15 there is a longer one for the same.
+            cursor = await conn.execute(
+                f'CREATE_REPLICATION_SLOT "{name}" {kind}LOGICAL "pgoutput" EXPORT_SNAPSHOT'.encode()
+            )
+            row = await cursor.fetchone()
+        assert row is not None
+        yield SourceSnapshot(lsn=parse_lsn(str(row[1])), name=str(row[2]))
+
+
+async def open_reader(dsn: str, name: str, snapshot: SourceSnapshot) -> slot.Connection:
+    """Open a session on the publisher whose one read-only transaction sees the snapshot.
+
+    Raises:
+        SourceRefused: the snapshot is gone.
+        SourceLost: no connection.
+    """
+    conn = await slot.connect(dsn, application_name=name)
+    try:
+        with slot.source_errors("importing the snapshot"):
+            # Rows that a policy hides would be missing on the target: an error instead.
+            await conn.execute("SET row_security = off")
+            await conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            await conn.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot.name)))
+    except BaseException:
+        await conn.close()
+        raise
+    return conn

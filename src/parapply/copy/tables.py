@@ -1,0 +1,137 @@
+"""The target's tables before and after their rows come: do they fit, are they empty, which indexes wait.
+
+In: a control session, published tables. Out: answers, and statements run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from psycopg import sql
+
+from parapply.errors import TargetRefused
+from parapply.target.settings import rows, target_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.copy.published import PublishedTable
+    from parapply.target.settings import Connection
+
+
+async def check_columns(conn: Connection, tables: Sequence[PublishedTable]) -> None:
+    """Refuse tables and columns that the target does not have, all of them in one message.
+
+    Raises:
+        TargetRefused: something is missing, or generated on the target.
+        TargetLost: the connection broke.
+    """
+    query = sql.SQL(
+        "SELECT a.attname, a.attgenerated FROM pg_catalog.pg_class AS c"
+        " JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
+        " JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
+        " WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')"
+    )
+    there = sql.SQL("SELECT pg_catalog.to_regclass($1)::text")
+    problems = []
+    for table in tables:
+        with target_errors("looking for the published tables"):
+            found = dict(await rows(conn, query, [table.schema, table.name]))
+            quoted = sql.Identifier(table.schema, table.name).as_string(None)
+            ((exists,),) = await rows(conn, there, [quoted])
+        if exists is None:
+            problems.append(f"table {table.text} is missing")
+            continue
+        if missing := [column for column in table.columns if column not in found]:
+            problems.append(f"table {table.text} lacks {', '.join(missing)}")
+        if generated := [column for column in table.columns if found.get(column)]:
+            problems.append(f"table {table.text} generates {', '.join(generated)}, which the publisher sends")
+    if problems:
+        raise TargetRefused(
+            f"target: {'; '.join(problems)}", hint="create what is missing, or give --schema to bring it over"
+        )
+
+
+async def not_empty(conn: Connection, tables: Sequence[PublishedTable]) -> list[PublishedTable]:
+    """Return the tables that hold rows.
+
+    Raises:
+        TargetRefused, TargetLost: they could not be read.
+    """
+    full = []
+    for table in tables:
+        query = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(sql.Identifier(table.schema, table.name))
+        with target_errors(f"looking whether {table.text} is empty"):
+            ((has_rows,),) = await rows(conn, query)
+        if has_rows:
+            full.append(table)
+    return full
+
+
+async def empty(conn: Connection, tables: Sequence[PublishedTable]) -> None:
+    """Take all rows out of tables, in one transaction.
+
+    By TRUNCATE, which waits until nobody reads them; by DELETE where foreign keys of other tables lead here.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be done.
+    """
+    if not tables:
+        return
+    query = sql.SQL(
+        "SELECT EXISTS (SELECT FROM pg_catalog.pg_constraint WHERE contype = 'f' AND confrelid = $1::regclass"
+        " AND NOT conrelid::text = ANY ($2::text[]))"
+    )
+    names = [sql.Identifier(table.schema, table.name).as_string(None) for table in tables]
+    together: list[sql.Identifier] = []
+    single: list[sql.Identifier] = []
+    with target_errors("emptying tables"):
+        async with conn.transaction():
+            # As regclass prints them, which is quoted and with the schema, for the search path is empty.
+            printed = [(await rows(conn, sql.SQL("SELECT $1::regclass::text"), [name]))[0][0] for name in names]
+            for table, name in zip(tables, names, strict=True):
+                ((is_referenced,),) = await rows(conn, query, [name, printed])
+                (single if is_referenced else together).append(sql.Identifier(table.schema, table.name))
+            if together:
+                await rows(conn, sql.SQL("TRUNCATE {}").format(sql.SQL(", ").join(together)))
+            for identifier in single:
+                await rows(conn, sql.SQL("DELETE FROM {}").format(identifier))
+
+
+async def deferrable_indexes(conn: Connection, table: PublishedTable) -> list[tuple[str, str]]:
+    """Return indexes that can be made after the copy: the statement that drops and the one that makes each.
+
+    Those of constraints stay: keys, and what foreign keys refer to. Of a partitioned table all stay.
+
+    Raises:
+        TargetRefused, TargetLost: the catalogue could not be read.
+    """
+    query = sql.SQL(
+        "SELECT n.nspname, c.relname, pg_catalog.pg_get_indexdef(i.indexrelid) FROM pg_catalog.pg_index AS i"
+        " JOIN pg_catalog.pg_class AS c ON c.oid = i.indexrelid AND c.relkind = 'i' AND NOT c.relispartition"
+        " JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
+        " JOIN pg_catalog.pg_class AS t ON t.oid = i.indrelid AND t.relkind = 'r'"
+        " WHERE i.indrelid = $1::regclass AND NOT i.indisprimary AND NOT i.indisreplident AND NOT i.indisclustered"
+        " AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend AS d WHERE d.refobjid = i.indexrelid"
+        " AND d.refclassid = 'pg_catalog.pg_class'::regclass)"
+        " AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint AS k WHERE k.conindid = i.indexrelid)"
+        " ORDER BY 1, 2"
+    )
+    with target_errors(f"reading the indexes of {table.text}"):
+        found = await rows(conn, query, [sql.Identifier(table.schema, table.name).as_string(None)])
+    drop = sql.SQL("DROP INDEX {}")
+    # Made again and then interrupted before that was noted, one is there already.
+    again = [(schema, name, make.replace(" INDEX ", " INDEX IF NOT EXISTS ", 1)) for schema, name, make in found]
+    return [(drop.format(sql.Identifier(schema, name)).as_string(None), make) for schema, name, make in again]
+
+
+async def run_all(conn: Connection, statements: Sequence[str], doing: str) -> None:
+    """Run statements of ours or of the server's own catalogue, in one transaction.
+
+    Raises:
+        TargetRefused, TargetLost: one failed; nothing was done.
+    """
+    with target_errors(doing):
+        async with conn.transaction():
+            for statement in statements:
+                await conn.execute(statement.encode())

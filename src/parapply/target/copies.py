@@ -1,0 +1,267 @@
+"""Which tables hold a copy of the publisher's rows, and from which LSN on the stream applies to each of them.
+
+A copy of a table is what a snapshot of the publisher shows; the snapshot is that of an LSN, the consistent point of the
+slot that exported it: it shows every transaction whose commit record lies before that LSN and no other. So a change of
+the table is applied exactly if its transaction's commit record lies at the LSN or behind it. Tables copied at different
+times have different LSNs; nothing else tells them apart. (PostgreSQL keeps the same in pg_subscription_rel.)
+
+| state   | meaning                                                    | a change of the table                       |
+|---------|------------------------------------------------------------|---------------------------------------------|
+| waiting | published, not copied, nobody copies it now                | is skipped: a later copy will hold it       |
+| copying | somebody copies it as of start_lsn                         | before start_lsn skipped, else it must wait |
+| copied  | its rows as of start_lsn are here                          | before start_lsn skipped, else applied      |
+
+Who copies holds the copy lock of the slot, so `copying` without a holder means that it was interrupted; the next one
+takes a new snapshot, later than all that was received until then, and so the daemon may go on as if it were `waiting`.
+
+In: a control session, the schema's name, a slot_id. Out: rows of `parapply.copies`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from psycopg import sql
+
+from parapply.model import format_lsn, parse_lsn
+from parapply.plan.starts import Start
+from parapply.target import lease
+from parapply.target.settings import rows, target_errors
+from parapply.target.state_schema import in_schema, lsn_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.plan.starts import Name
+    from parapply.target.settings import Connection
+
+#: First key of the advisory locks of who copies: the next number after those of who applies.
+LOCK_CLASS = lease.LOCK_CLASS + 1
+
+
+class CopyRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One table."""
+
+    schema_name: str
+    table_name: str
+    state: str  # waiting, copying, copied
+    start_lsn: int | None  # of the copy's snapshot; None as long as nobody has begun
+    rows: int | None = None
+    size_bytes: int | None = None
+    indexes: tuple[str, ...] = ()  # statements that make the indexes again which the copy has dropped
+
+    @property
+    def name(self) -> Name:
+        """Return schema and table."""
+        return self.schema_name, self.table_name
+
+
+class Copies(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the tables of a slot."""
+
+    is_listed: bool  # only tables that have a row are applied; else those without one are applied from the slot's start
+    is_running: bool  # somebody holds the copy lock
+    tables: tuple[CopyRow, ...] = ()
+
+    def is_settled(self, low_lsn: int) -> bool:
+        """Tell whether the stream, from an LSN on, is applied whole to all tables.
+
+        Before, two-phase commit must not begin: of a transaction prepared before a table's start and committed behind
+        it the PREPARE would be left out, and the copy would not hold it either.
+        """
+        return all(row.state == "copied" and (row.start_lsn or 0) <= low_lsn for row in self.tables)
+
+    def starts(self, low_lsn: int) -> dict[Name, Start]:
+        """Return where each table joins the stream; one whose copy was interrupted does not, until the next copy.
+
+        Args:
+            low_lsn: the stream is read from here on; a start before is as good as none.
+        """
+        found = {}
+        for row in self.tables:
+            is_under_way = row.state == "copying" and self.is_running
+            lsn = row.start_lsn if row.state == "copied" or is_under_way else None
+            if row.state == "copied" and lsn is not None and lsn <= low_lsn:
+                lsn = 0
+            found[row.name] = Start(lsn, is_copied=row.state == "copied")
+        return found
+
+    def count(self, state: str) -> int:
+        """Return how many tables are in a state."""
+        return sum(row.state == state for row in self.tables)
+
+
+def channel(slot_id: int) -> str:
+    """Return the notification channel on which daemon and commands of a slot call each other."""
+    return f"parapply_{slot_id:d}"
+
+
+async def load(conn: Connection, schema: str, slot_id: int) -> Copies:
+    """Read the tables of a slot, and whether somebody is copying.
+
+    Raises:
+        TargetRefused: the state schema is not there, or may not be read.
+        TargetLost: the connection broke.
+    """
+    # The lock is looked at after the rows were read: "nobody copies" is then true of what they say.
+    query = in_schema(
+        "SELECT s.copies_only, c.schema_name, c.table_name, c.state, c.start_lsn::text,"
+        " c.rows, c.size_bytes, c.indexes FROM {s}.slots AS s LEFT JOIN {s}.copies AS c USING (slot_id)"
+        " WHERE s.slot_id = $1::int ORDER BY 2, 3",
+        schema,
+    )
+    with target_errors("reading which tables are copied"):
+        found = await rows(conn, query, [slot_id])
+    tables = tuple(
+        CopyRow(
+            schema_name=name,
+            table_name=table,
+            state=state,
+            start_lsn=None if start is None else parse_lsn(start),
+            rows=n_rows,
+            size_bytes=size,
+            indexes=tuple(indexes or ()),
+        )
+        for _, name, table, state, start, n_rows, size, indexes in found
+        if name is not None
+    )
+    is_running = any(row.state == "copying" for row in tables) and bool(
+        await lease.holders(conn, slot_id, lock_class=LOCK_CLASS, with_self=True)
+    )
+    return Copies(is_listed=bool(found and found[0][0]), is_running=is_running, tables=tables)
+
+
+async def add(conn: Connection, schema: str, slot_id: int, names: Sequence[Name], *, is_listed: bool) -> None:
+    """Write a row, waiting, for each table that has none; with `is_listed` only tables with a row are applied at all.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    insert = in_schema(
+        "INSERT INTO {s}.copies (slot_id, schema_name, table_name, state)"
+        " SELECT $1::int, n.schema_name, n.table_name, 'waiting'"
+        " FROM unnest($2::text[], $3::text[]) AS n(schema_name, table_name) ON CONFLICT DO NOTHING",
+        schema,
+    )
+    update = in_schema("UPDATE {s}.slots SET copies_only = true WHERE slot_id = $1::int", schema)
+    with target_errors("writing which tables are to be copied"):
+        async with conn.transaction():
+            await rows(conn, insert, [slot_id, [name for name, _ in names], [table for _, table in names]])
+            if is_listed:
+                await rows(conn, update, [slot_id])
+            await notify(conn, slot_id)
+
+
+async def begin(conn: Connection, schema: str, slot_id: int, names: Sequence[Name], start_lsn: int) -> None:
+    """Note that tables are copied now, as of an LSN; the copy lock must be held.
+
+    Twice: before the snapshot is made with an LSN before it, and, when `is_seen` says that the daemon knows, with the
+    snapshot's own. In between the daemon must not go on leaving out changes that the snapshot does not show.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    query = in_schema(
+        "UPDATE {s}.copies AS c SET state = 'copying', start_lsn = $4::pg_lsn, rows = NULL, size_bytes = NULL,"
+        " is_seen = false, started_at = pg_catalog.clock_timestamp(), finished_at = NULL"
+        " FROM unnest($2::text[], $3::text[]) AS n(schema_name, table_name)"
+        " WHERE c.slot_id = $1::int AND c.schema_name = n.schema_name AND c.table_name = n.table_name",
+        schema,
+    )
+    values = [slot_id, [name for name, _ in names], [table for _, table in names], format_lsn(start_lsn)]
+    with target_errors("noting what is copied"):
+        async with conn.transaction():
+            await rows(conn, query, values)
+            await notify(conn, slot_id)
+
+
+async def is_seen(conn: Connection, schema: str, slot_id: int) -> bool:
+    """Tell whether the daemon, if one runs, keeps to what `begin` has written last.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be read.
+    """
+    query = in_schema(
+        "SELECT pg_catalog.bool_and(is_seen) FROM {s}.copies WHERE slot_id = $1::int AND state = 'copying'", schema
+    )
+    with target_errors("looking whether the daemon knows of the copy"):
+        ((has_seen,),) = await rows(conn, query, [slot_id])
+    # In this order: a daemon that comes after the look reads what was written before it.
+    return has_seen is not False or not await lease.holders(conn, slot_id)
+
+
+async def tell_seen(conn: Connection, schema: str, slot_id: int, known: Copies) -> None:
+    """Tell who copies that the daemon keeps to what it has read.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    under_way = [row for row in known.tables if row.state == "copying"]
+    query = in_schema(
+        "UPDATE {s}.copies AS c SET is_seen = true FROM unnest($2::text[], $3::text[], $4::pg_lsn[])"
+        " AS n(schema_name, table_name, start_lsn) WHERE c.slot_id = $1::int AND c.schema_name = n.schema_name"
+        " AND c.table_name = n.table_name AND c.start_lsn = n.start_lsn AND c.state = 'copying' AND NOT c.is_seen",
+        schema,
+    )
+    starts = [lsn_text(row.start_lsn) for row in under_way]
+    values = [slot_id, [row.schema_name for row in under_way], [row.table_name for row in under_way], starts]
+    if under_way:
+        with target_errors("telling who copies"):
+            await rows(conn, query, values)
+
+
+async def keep_indexes(conn: Connection, schema: str, slot_id: int, name: Name, indexes: Sequence[str]) -> None:
+    """Keep the statements that make dropped indexes again, before they are dropped.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    query = in_schema(
+        "UPDATE {s}.copies SET indexes = $4::text[] WHERE slot_id = $1::int AND schema_name = $2 AND table_name = $3",
+        schema,
+    )
+    with target_errors("noting dropped indexes"):
+        await rows(conn, query, [slot_id, *name, list(indexes)])
+
+
+async def finish(  # noqa: PLR0913  the columns of a row
+    conn: Connection, schema: str, slot_id: int, name: Name, *, n_rows: int, size_bytes: int
+) -> None:
+    """Note that all rows of a table are committed and its indexes are made.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    query = in_schema(
+        "UPDATE {s}.copies SET state = 'copied', rows = $4::bigint, size_bytes = $5::bigint, indexes = '{{}}',"
+        " finished_at = pg_catalog.clock_timestamp()"
+        " WHERE slot_id = $1::int AND schema_name = $2 AND table_name = $3",
+        schema,
+    )
+    with target_errors("noting what is copied"):
+        async with conn.transaction():
+            await rows(conn, query, [slot_id, *name, n_rows, size_bytes])
+            await notify(conn, slot_id)
+
+
+async def forget(conn: Connection, schema: str, slot_id: int, names: Sequence[Name]) -> None:
+    """Forget tables that are no longer published.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    query = in_schema(
+        "DELETE FROM {s}.copies AS c USING unnest($2::text[], $3::text[]) AS n(schema_name, table_name)"
+        " WHERE c.slot_id = $1::int AND c.schema_name = n.schema_name AND c.table_name = n.table_name",
+        schema,
+    )
+    with target_errors("forgetting tables that are not published"):
+        async with conn.transaction():
+            await rows(conn, query, [slot_id, [name for name, _ in names], [table for _, table in names]])
+            await notify(conn, slot_id)
+
+
+async def notify(conn: Connection, slot_id: int) -> None:
+    """Call whoever listens; inside a transaction, when it commits."""
+    await rows(conn, sql.SQL("SELECT pg_catalog.pg_notify($1, '')"), [channel(slot_id)])

@@ -1,0 +1,1 @@
+"""Are both sides equal? Compared at one LSN while both are in use. Not needed by the daemon."""

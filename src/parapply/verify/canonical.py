@@ -1,0 +1,94 @@
+"""What it means that two tables are equal, as SQL that both ends answer alike. Every engine uses this and nothing else.
+
+- The text of a row is `ROW(...)::text` of the published columns, by name, in sessions that print alike: a NULL is no
+  empty text, and no separator can be mistaken for a value. The text of its key is the same of the key's columns; where
+  there is no key it is that of the row.
+- The hash of a text is `hashtextextended`: 64 bits, the same in all versions of PostgreSQL on machines of a byte order.
+- A key range is a part of the keys by the hash of their text, not by their order: two databases may sort text
+  differently, and every type has a text. Ranges are numbered from 0; how many there are is a power of two.
+- Two tables are equal if in every range both have the same number of rows and the same sum of the rows' hashes. Where
+  they differ, key by key and hash by hash says which rows do.
+
+In: plain values. Out: SQL. Source: PostgreSQL manual, "Row Constructors", "Composite Types".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from psycopg import sql
+
+from parapply.copy.parts import condition
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.copy.parts import Part
+    from parapply.copy.published import PublishedTable
+
+#: Rows of a range, about: what is read again, from both ends, for each difference.
+ROWS_PER_RANGE = 10_000
+#: Ranges of a table at most: each is a row of every part's answer.
+MOST_RANGES = 1 << 14
+
+#: Seeds of the hashes: a row without a key has one text for both.
+_ROW_SEED, _KEY_SEED = 0, 1
+
+#: Everything that changes how a value prints; of sessions that are not pinned anyway.
+SESSION_SETTINGS = (
+    "SET TimeZone = 'UTC'; SET DateStyle = 'ISO, YMD'; SET IntervalStyle = 'postgres'; SET extra_float_digits = 3;"
+    " SET bytea_output = 'hex'; SET lc_monetary = 'C'; SET xmloption = 'content'; SET search_path = pg_catalog"
+)
+
+
+def n_ranges(rows: int) -> int:
+    """Return into how many ranges a table of so many rows is cut."""
+    wanted = max(1, rows // ROWS_PER_RANGE)
+    return min(MOST_RANGES, 1 << (wanted - 1).bit_length())
+
+
+def row_text(columns: Sequence[str]) -> sql.Composed:
+    """Return the expression for the text of the columns."""
+    names = sql.SQL(", ").join([sql.Identifier(column) for column in columns])
+    return sql.SQL("ROW({})::pg_catalog.text").format(names)
+
+
+def _hash(text: sql.Composed, seed: int) -> sql.Composed:
+    # Of a stated collation: the default one may be any, and the hash follows it.
+    return sql.SQL('pg_catalog.hashtextextended({} COLLATE "C", {})').format(text, sql.Literal(seed))
+
+
+def row_hash(table: PublishedTable) -> sql.Composed:
+    """Return the expression for the hash of a row."""
+    return _hash(row_text(table.columns), _ROW_SEED)
+
+
+def key_range(table: PublishedTable, ranges: int) -> sql.Composed:
+    """Return the expression for the number of the range a row is in."""
+    return sql.SQL("({} & {}::bigint)").format(_hash(row_text(table.key or table.columns), _KEY_SEED), ranges - 1)
+
+
+def summary(table: PublishedTable, part: Part, ranges: int, row_filter: str) -> sql.Composed:
+    """Return the query for (range, number of rows, sum of their hashes) of a part."""
+    return sql.SQL("SELECT {}, pg_catalog.count(*), pg_catalog.sum({}) FROM ONLY {}{} GROUP BY 1").format(
+        key_range(table, ranges), row_hash(table), sql.Identifier(part.schema, part.name), condition(part, row_filter)
+    )
+
+
+def rows_of(table: PublishedTable, part: Part, ranges: int, numbers: Sequence[int], row_filter: str) -> sql.Composed:
+    """Return the query for (key's values as texts, hash) of a part's rows in some ranges.
+
+    Without a key the values are those of all columns.
+    """
+    values = sql.SQL(", ").join(
+        [sql.SQL("{}::pg_catalog.text").format(sql.Identifier(column)) for column in table.key or table.columns]
+    )
+    where = condition(part, row_filter)
+    return sql.SQL("SELECT ARRAY[{}]::pg_catalog.text[], {} FROM ONLY {}{}{} = ANY ({}::bigint[])").format(
+        values,
+        row_hash(table),
+        sql.Identifier(part.schema, part.name),
+        where,
+        sql.SQL(" {} {}").format(sql.SQL("AND" if where.as_string(None) else "WHERE"), key_range(table, ranges)),
+        sql.Literal(list(numbers)),
+    )

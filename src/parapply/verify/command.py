@@ -1,0 +1,257 @@
+"""`parapply verify`: source and target compared table by table at one LSN, while both are in use.
+
+The daemon stands still while the publisher exports a snapshot, whose LSN is later than where it stands; it goes on to
+that LSN, exports the target's, and goes on. From then on only sessions are read that see these two snapshots.
+
+In: the configuration and options. Out: a line for each table, the differing keys, and exit code 1 if there are any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+import msgspec
+from psycopg import sql
+
+from parapply.copy import snapshot as source_snapshots
+from parapply.copy import tables as on_target
+from parapply.copy.bar import Bar
+from parapply.copy.leaves import leaves_of
+from parapply.copy.published import PublishedTable, published_tables
+from parapply.errors import ParapplyError, SourceRefused
+from parapply.model import format_lsn
+from parapply.runtime import operations
+from parapply.runtime.ask import snapshots
+from parapply.source import slot
+from parapply.target import settings
+from parapply.verify import canonical
+from parapply.verify.differences import Difference, differences, differing_ranges, shown
+from parapply.verify.postgres import AnyEnd, Compared, End
+from parapply.verify.statements import statements
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.config import Config
+    from parapply.copy.snapshot import SourceSnapshot
+    from parapply.runtime.ask import Snapshot
+
+#: Ranges whose rows are read at once: some hundred thousand keys in memory.
+_RANGES_AT_ONCE = 16
+#: Seconds to wait for the daemon, once the publisher has exported its snapshot.
+_SNAPSHOT_TIMEOUT_S = 600.0
+
+_DIFFERENT = 1
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How to compare."""
+
+    tables: tuple[str, ...] = ()  # schema.table; empty: all published
+    connections: int = 2  # on each side
+    max_keys: int = 100  # named for each table
+    max_pause_s: float = 10.0  # that the daemon may stand still for the publisher's snapshot
+    prints_statements: bool = False
+    engine: Literal["postgres", "spark"] = "postgres"
+    spark_master: str | None = None
+    jdbc_jar: str | None = None
+    as_json: bool = False
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found of one table."""
+
+    table: PublishedTable
+    source_rows: int
+    target_rows: int
+    found: tuple[Difference, ...]
+    is_cut: bool  # there are more than were asked for
+    statements: tuple[str, ...] = ()
+
+    @property
+    def is_equal(self) -> bool:
+        """Tell whether no row differs."""
+        return not self.found
+
+
+def verify(config: Config, options: Options) -> int:
+    """Compare, print, and return the exit code: 0 if all tables are equal, else 1.
+
+    Raises:
+        SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be read; no daemon runs.
+        ParapplyError: the publisher gave no snapshot in time.
+    """
+    return asyncio.run(_verify(config, options))
+
+
+async def _verify(config: Config, options: Options) -> int:
+    async with operations.open_ends(config, "verify") as ends:
+        await slot.check_publications(ends.source, config.source.publications)
+        tables = _chosen(options, await published_tables(ends.source, config.source.publications))
+        await on_target.check_columns(ends.target, tables)
+    async with AsyncExitStack() as stack:
+        both = _Both(config, options, stack)
+        (taken,) = await stack.enter_async_context(
+            snapshots([config], choose=both.open_source, timeout_s=_SNAPSHOT_TIMEOUT_S)
+        )
+        verdicts = await both.compare(tables, taken)
+    _print(options, verdicts, taken)
+    return 0 if all(verdict.is_equal for verdict in verdicts) else _DIFFERENT
+
+
+def _chosen(options: Options, published: Sequence[PublishedTable]) -> list[PublishedTable]:
+    by_text = {table.text: table for table in published}
+    if missing := [text for text in options.tables if text not in by_text]:
+        raise SourceRefused(f"not published: {', '.join(missing)}", hint="write schema.table")
+    return [by_text[text] for text in options.tables] if options.tables else list(published)
+
+
+class _Both:
+    """Sessions on both ends that see one state; closed by the stack's owner."""
+
+    def __init__(self, config: Config, options: Options, stack: AsyncExitStack) -> None:
+        self._config = config
+        self._options = options
+        self._stack = stack
+        self._source: list[slot.Connection] = []
+        self._source_snapshot = ""
+        self._spark = None
+        if options.engine == "spark":
+            # Before anything stands still for it: a cluster takes its time.
+            from parapply.verify import spark  # noqa: PLC0415
+
+            self._spark = spark.start(options.spark_master, options.jdbc_jar)
+            stack.callback(self._spark.stop)
+
+    async def open_source(self, standing_lsn: int) -> int:
+        """Open the sessions on the publisher while the daemon stands; return the LSN that they see."""
+        dsn = self._config.source.dsn.get_secret_value()
+        try:
+            async with asyncio.timeout(self._options.max_pause_s):
+                snapshot: SourceSnapshot = await self._stack.enter_async_context(source_snapshots.exported(dsn, None))
+        except TimeoutError as error:
+            raise ParapplyError(
+                f"the publisher gave no snapshot in {self._options.max_pause_s:g} s: transactions run there, or are"
+                " prepared, that are older",
+                hint="try again when they have ended, or allow a longer pause with --max-pause",
+            ) from error
+        assert snapshot.lsn >= standing_lsn, "the publisher's WAL goes forward"
+        name = f"parapply verify {self._config.source.slot}"
+        for _ in range(self._options.connections):
+            session = await source_snapshots.open_reader(dsn, name, snapshot)
+            self._source.append(await self._stack.enter_async_context(session))
+        self._source_snapshot = snapshot.name
+        return snapshot.lsn
+
+    async def compare(self, tables: Sequence[PublishedTable], taken: Snapshot) -> list[Verdict]:
+        target = [await self._open_target(taken) for _ in range(self._options.connections)]
+        ends: tuple[AnyEnd, AnyEnd] = End(self._source, is_source=True), End(target, is_source=False)
+        compared = [await self._compared(target[0], table) for table in tables]
+        if self._spark is not None:
+            from parapply.verify.spark import SparkEnd  # noqa: PLC0415
+
+            here, there = End(self._source, is_source=True), End(target, is_source=False)
+            name = self._source_snapshot
+            ends = (
+                SparkEnd(self._spark, here, self._source[0], name, is_source=True),
+                SparkEnd(self._spark, there, target[0], taken.name, is_source=False),
+            )
+        verdicts = []
+        with Bar("comparing", has_bytes=False) as bar:
+            parts = [part for end in ends for table in compared for part in end.parts(table)]
+            bar.begin(len(parts), sum(max(1, part.pages) for part in parts), sum(p.estimated_rows for p in parts))
+            for table in compared:
+                verdict = await self._table(table, *ends, bar)
+                verdicts.append(verdict)
+                if not self._options.as_json:
+                    bar.say(_line(verdict))
+        return verdicts
+
+    async def _open_target(self, taken: Snapshot) -> settings.Connection:
+        conn = await self._stack.enter_async_context(await operations.open_target(self._config, "verify"))
+        with settings.target_errors("importing the snapshot"):
+            await conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            await conn.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(taken.name)))
+        return conn
+
+    async def _compared(self, target: settings.Connection, table: PublishedTable) -> Compared:
+        query = sql.SQL("SELECT $1::regclass::oid")
+        name = sql.Identifier(table.schema, table.name).as_string(None)
+        with settings.target_errors(f"reading {table.text}"):
+            ((oid,),) = await settings.rows(target, query, [name])
+            leaves = await leaves_of(target, oid)
+        rows = max(sum(leaf.estimated_rows for leaf in table.leaves), sum(leaf.estimated_rows for leaf in leaves))
+        return Compared(published=table, target_leaves=tuple(leaves), ranges=canonical.n_ranges(rows))
+
+    async def _table(self, table: Compared, source: AnyEnd, target: AnyEnd, bar: Bar) -> Verdict:
+        def on_part(part: Any, rows: int) -> None:  # noqa: ANN401  a Part
+            bar.data(rows, 0)
+            bar.part_done(part, rows)
+
+        here, there = await asyncio.gather(source.summary(table, on_part), target.summary(table, on_part))
+        left = differing_ranges(here, there)
+        found: list[Difference] = []
+        while left and len(found) <= self._options.max_keys:
+            numbers, left = left[:_RANGES_AT_ONCE], left[_RANGES_AT_ONCE:]
+            rows_here, rows_there = await asyncio.gather(source.rows(table, numbers), target.rows(table, numbers))
+            found += differences(rows_here, rows_there)
+        kept = found[: self._options.max_keys]
+        texts: Sequence[str] = ()
+        if kept and self._options.prints_statements:
+            texts = await statements(self._source[0], table.published, kept)
+        return Verdict(
+            table=table.published,
+            source_rows=sum(rows for rows, _ in here.values()),
+            target_rows=sum(rows for rows, _ in there.values()),
+            found=tuple(kept),
+            is_cut=bool(left) or len(found) > len(kept),
+            statements=tuple(texts),
+        )
+
+
+def _line(verdict: Verdict) -> str:
+    if verdict.is_equal:
+        return f"{verdict.table.text}: equal, {verdict.source_rows:,} rows"
+    rows = f"source {verdict.source_rows:,} rows, target {verdict.target_rows:,}"
+    keys = f"{'more than ' if verdict.is_cut else ''}{len(verdict.found):,} keys differ"
+    columns = verdict.table.key or verdict.table.columns
+    lines = [f"{verdict.table.text}: DIFFERENT, {rows}, {keys}"]
+    for one in verdict.found:
+        many = f" ({one.count} rows)" if one.count > 1 else ""
+        lines.append(f"  {one.kind:9} {shown(columns, one.key)}{many}")
+    return "\n".join([*lines, *verdict.statements])
+
+
+def _print(options: Options, verdicts: Sequence[Verdict], taken: Snapshot) -> None:
+    if options.as_json:
+        click.echo(json.dumps(_document(verdicts, taken), indent=2))
+        return
+    different = sum(not verdict.is_equal for verdict in verdicts)
+    said = f"{different} of {len(verdicts)} tables differ" if different else f"all {len(verdicts)} tables are equal"
+    click.echo(f"{said} at {format_lsn(taken.at_lsn)} (the daemon stood still for {taken.pause_s * 1000:.0f} ms)")
+
+
+def _document(verdicts: Sequence[Verdict], taken: Snapshot) -> dict[str, object]:
+    return {
+        "at_lsn": format_lsn(taken.at_lsn),
+        "pause_s": round(taken.pause_s, 6),
+        "is_equal": all(verdict.is_equal for verdict in verdicts),
+        "tables": [
+            {
+                "schema_name": verdict.table.schema,
+                "table_name": verdict.table.name,
+                "is_equal": verdict.is_equal,
+                "source_rows": verdict.source_rows,
+                "target_rows": verdict.target_rows,
+                "key_columns": list(verdict.table.key),
+                "differences": [{"kind": one.kind, "key": list(one.key), "count": one.count} for one in verdict.found],
+                "is_cut": verdict.is_cut,
+                "statements": list(verdict.statements),
+            }
+            for verdict in verdicts
+        ],
+    }

@@ -1,0 +1,124 @@
+"""The comparison by the servers themselves: each sums up its own rows, a part at a time, over several sessions.
+
+In: sessions that see the snapshot of their end. Out: summaries and rows of `canonical`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import msgspec
+
+from parapply.copy.leaves import Leaf
+from parapply.copy.parts import Part, parts_of
+from parapply.copy.published import PublishedTable
+from parapply.source.slot import source_errors
+from parapply.target.settings import target_errors
+from parapply.verify import canonical
+from parapply.verify.differences import Summary, add
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    import psycopg
+    from psycopg import sql
+
+    from parapply.verify.differences import Key
+
+Session: TypeAlias = "psycopg.AsyncConnection[tuple[Any, ...]]"
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """A table on both ends."""
+
+    published: PublishedTable
+    target_leaves: tuple[Leaf, ...]
+    ranges: int
+
+
+class AnyEnd(Protocol):
+    """One end, whatever reads it."""
+
+    def parts(self, table: Compared) -> list[Part]:
+        """Return the parts of a table here."""
+        ...
+
+    async def summary(self, table: Compared, on_part: Callable[[Part, int], None]) -> Summary:
+        """Return rows and sums of all ranges; `on_part` is told of each part and its rows."""
+        ...
+
+    async def rows(self, table: Compared, numbers: Sequence[int]) -> list[tuple[Key, int]]:
+        """Return key and hash of every row in some ranges."""
+        ...
+
+
+class End:
+    """One end: its sessions, and how its errors are told."""
+
+    def __init__(self, sessions: Sequence[Session], *, is_source: bool) -> None:
+        """Keep them."""
+        self._sessions = sessions
+        self._is_source = is_source
+
+    def parts(self, table: Compared) -> list[Part]:
+        """Return the parts of a table here."""
+        leaves = table.published.leaves if self._is_source else table.target_leaves
+        return [part for leaf in leaves for part in parts_of(leaf)]
+
+    def _errors(self, table: PublishedTable) -> AbstractContextManager[None]:
+        doing = f"reading {table.text}"
+        return source_errors(doing) if self._is_source else target_errors(doing)
+
+    def _filter(self, table: PublishedTable) -> str:
+        # What the filter keeps back is not on the target.
+        return table.row_filter if self._is_source else ""
+
+    async def summary(self, table: Compared, on_part: Callable[[Part, int], None]) -> Summary:
+        """Return rows and sums of all ranges; `on_part` is told of each part and its rows."""
+        published = table.published
+        total: Summary = {}
+
+        async def one(session: Session, part: Part) -> None:
+            found = await self._rows(
+                session, published, canonical.summary(published, part, table.ranges, self._filter(published))
+            )
+            add(total, [(int(number), int(rows), int(hashes)) for number, rows, hashes in found])
+            on_part(part, sum(int(rows) for _, rows, _ in found))
+
+        await self._each(deque(self.parts(table)), one)
+        return total
+
+    async def rows(self, table: Compared, numbers: Sequence[int]) -> list[tuple[Key, int]]:
+        """Return key and hash of every row in some ranges."""
+        published = table.published
+        collected: list[tuple[Key, int]] = []
+
+        async def one(session: Session, part: Part) -> None:
+            query = canonical.rows_of(published, part, table.ranges, numbers, self._filter(published))
+            found = await self._rows(session, published, query)
+            collected.extend((tuple(key), int(hashed)) for key, hashed in found)
+
+        await self._each(deque(self.parts(table)), one)
+        return collected
+
+    async def _rows(self, session: Session, table: PublishedTable, query: sql.Composed) -> list[tuple[Any, ...]]:
+        with self._errors(table):
+            async with session.cursor() as cursor:
+                await cursor.execute(query)
+                return await cursor.fetchall()
+
+    async def _each(self, parts: deque[Part], one: Callable[[Session, Part], Any]) -> None:
+        async def lane(session: Session) -> None:
+            while parts:
+                await one(session, parts.popleft())
+
+        end = "source" if self._is_source else "target"
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number, session in enumerate(self._sessions, 1):
+                    group.create_task(lane(session), name=f"verify-{end}-{number}")
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors

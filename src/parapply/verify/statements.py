@@ -1,0 +1,110 @@
+"""SQL that would make the target's rows those of the source's snapshot; printed, never run.
+
+In: differing keys and a session on the publisher that sees the snapshot. Out: statements for a person to judge: what
+the daemon applies meanwhile is later than the snapshot, and may have changed the same rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from psycopg import sql
+
+from parapply.source.slot import source_errors
+from parapply.verify.canonical import row_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.copy.published import PublishedTable
+    from parapply.source.slot import Connection
+    from parapply.verify.differences import Difference, Key
+
+
+async def statements(source: Connection, table: PublishedTable, found: Sequence[Difference]) -> list[str]:
+    """Return the statements for each key that differs.
+
+    Raises:
+        SourceRefused, SourceLost: the rows could not be read.
+    """
+    wanted = [one.key for one in found if one.kind != "extra"]
+    # Without a key the row is its own.
+    rows = await _source_rows(source, table, wanted) if table.key else {one.key: [one.key] * one.count for one in found}
+    texts = []
+    for one in found:
+        if one.kind in {"extra", "different"}:
+            texts.append(_delete(table, one))
+        if one.kind in {"missing", "different"}:
+            texts += [_insert(table, row) for row in rows.get(one.key, [])[: one.count]]
+    return texts
+
+
+async def _source_rows(
+    source: Connection, table: PublishedTable, keys: Sequence[Key]
+) -> dict[Key, list[Sequence[str | None]]]:
+    """Return the rows of keys, each value as text, by key."""
+    if not keys:
+        return {}
+    values = sql.SQL(", ").join(
+        [sql.SQL("{}::pg_catalog.text").format(sql.Identifier(column)) for column in table.columns]
+    )
+    match = sql.SQL(" OR ").join([_matches(table.key, key) for key in keys])
+    query = sql.SQL("SELECT {} FROM {} WHERE {}").format(values, sql.Identifier(table.schema, table.name), match)
+    with source_errors(f"reading {table.text}"):
+        async with source.cursor() as cursor:
+            await cursor.execute(query)
+            found = await cursor.fetchall()
+    at = [table.columns.index(column) for column in table.key]
+    rows: dict[Key, list[Sequence[str | None]]] = {}
+    for row in found:
+        rows.setdefault(tuple(row[position] for position in at), []).append(row)
+    return rows
+
+
+def _matches(columns: Sequence[str], key: Key) -> sql.Composed:
+    """Return the condition for a key; its values are literals without a type, which the columns give them."""
+    return sql.SQL("({})").format(
+        sql.SQL(" AND ").join(
+            [
+                sql.SQL("{} IS NULL").format(sql.Identifier(column))
+                if value is None
+                else sql.SQL("{} = {}").format(sql.Identifier(column), sql.Literal(value))
+                for column, value in zip(columns, key, strict=True)
+            ]
+        )
+    )
+
+
+def _delete(table: PublishedTable, one: Difference) -> str:
+    relation = sql.Identifier(table.schema, table.name)
+    if table.key:
+        query = sql.SQL("DELETE FROM {} WHERE {};").format(relation, _matches(table.key, one.key))
+    else:
+        same = sql.SQL("{} = {}::text").format(row_text(table.columns), sql.Literal(_row_literal(one.key)))
+        query = sql.SQL(
+            "DELETE FROM {relation} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {relation} WHERE {same} LIMIT {count}));"
+        ).format(relation=relation, same=same, count=one.count)
+    return query.as_string(None)
+
+
+def _row_literal(values: Key) -> str:
+    """Return what ROW(...)::text prints for values, as record_out does."""
+    parts = []
+    for value in values:
+        if value is None:
+            parts.append("")
+        elif value == "" or any(char in '(),"\\' or char.isspace() for char in value):
+            parts.append('"' + value.replace("\\", "\\\\").replace('"', '""') + '"')
+        else:
+            parts.append(value)
+    return f"({','.join(parts)})"
+
+
+def _insert(table: PublishedTable, row: Sequence[str | None]) -> str:
+    columns = sql.SQL(", ").join([sql.Identifier(column) for column in table.columns])
+    values = sql.SQL(", ").join([sql.Literal(value) for value in row])
+    return (
+        sql.SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE VALUES ({});")
+        .format(sql.Identifier(table.schema, table.name), columns, values)
+        .as_string(None)
+    )

@@ -1,0 +1,98 @@
+"""The hand-over from the copy to the stream: `init --copy` while clients write, killed at every step and begun again.
+
+The bank's checks see a row that is lost or there twice, and a transaction in part.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from parapply import probes
+from tests.fixtures.plain import FAST, check_equal
+from tests.fixtures.route import Route
+from tests.fixtures.workloads import BankLoad, check_bank, create_bank
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.fixtures.daemon import RunCommand, StartDaemon
+    from tests.fixtures.databases import Database
+
+_COPIED = "SELECT state, count(*) FROM parapply.copies GROUP BY 1 ORDER BY 1"
+
+
+@pytest.fixture
+def bank(source_db: Database, target_db: Database) -> Route:
+    """The bank with rows from before, on the source only."""
+    create_bank(source_db, target_db)
+    with BankLoad(source_db, seed=0, clients=1, pace_s=0) as load:
+        load.wait_for_more(1)
+    source_db.execute("TRUNCATE evt, xfer; UPDATE acct SET bal = 1000, v = 0")
+    target_db.execute("TRUNCATE acct")
+    return Route(source=source_db, target=target_db, settings={**FAST, "apply.workers": 2})
+
+
+#: Each kill is of the command that goes on behind the one before.
+_KILLS = [
+    [],
+    [probes.COPY_SLOT, probes.COPY_BEGUN, probes.COPY_PART],
+    [probes.COPY_STATE, probes.COPY_PART_DONE],
+    [probes.COPY_PART, probes.COPY_TABLE_DONE, probes.COPY_DONE],
+]
+
+
+@pytest.mark.parametrize("kills", _KILLS, ids=lambda kills: kills[0] if kills else "none")
+def test_the_hand_over_is_exact(
+    bank: Route, run_command: RunCommand, start_daemon: StartDaemon, kills: Sequence[str]
+) -> None:
+    """Clients write from before the copy until after it; it is killed at any step and goes on: rows are equal."""
+    with BankLoad(bank.source, seed=1, pace_s=0.002) as load:
+        load.wait_for_more(50)
+        for point in kills:
+            environ = {"PARAPPLY_FAILPOINT": f"{point}:kill"}
+            killed = run_command(bank, "init", "--copy", environ=environ)
+            assert killed.returncode == -signal.SIGKILL, f"{point} was not reached: {killed.stdout}{killed.stderr}"
+            load.wait_for_more(50)
+        done = run_command(bank, "init", "--copy")
+        assert done.returncode == 0, done.stderr
+        assert bank.target.rows(_COPIED) == [("copied", 3)]
+        load.wait_for_more(50)
+        daemon = start_daemon(bank)
+        daemon.wait_for_event("source_connected")
+        load.wait_for_more(50)
+        load.stop()
+        daemon.wait_caught_up()
+    daemon.stop()
+    check_bank(bank.source, bank.target, load)
+    assert run_command(bank, "init", "--copy").stdout.endswith("nothing to do\n")
+
+
+def test_two_phase_begins_behind_the_copy(bank: Route, run_command: RunCommand, start_daemon: StartDaemon) -> None:
+    """The tri-state: pending until the stream is behind the last table's start, then enabled by itself.
+
+    What was prepared in between comes whole with its commit; what is prepared later is prepared on the target.
+    """
+    environ = {"PARAPPLY_FAILPOINT": f"{probes.COPY_TABLE_DONE}:kill"}
+    assert run_command(bank, "init", "--copy", environ=environ).returncode == -signal.SIGKILL
+    bank.source.execute("UPDATE acct SET v = v + 1")
+    assert run_command(bank, "init", "--copy").returncode == 0
+    name = bank.source.dbname
+    bank.source.execute(f"BEGIN; INSERT INTO evt VALUES (1, 1); UPDATE acct SET v = 7 WHERE id = 1;"
+                        f" PREPARE TRANSACTION '{name}_1'")  # fmt: skip
+    daemon = start_daemon(bank, settings={"source.two_phase": "true"})
+    daemon.wait_for_event("source_connected", count=2)
+    bank.target.wait_until("SELECT two_phase = 'enabled' FROM parapply.progress")
+    bank.source.execute(f"BEGIN; INSERT INTO evt VALUES (2, 2); PREPARE TRANSACTION '{name}_2'")
+    bank.target.wait_until("SELECT count(*) = 1 FROM parapply.prepared")
+    assert bank.target.rows("SELECT count(*) FROM evt") == [(0,)]
+    for number in (1, 2):
+        bank.source.execute(f"COMMIT PREPARED '{name}_{number}'")
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(bank, "acct", "xfer", "evt")
+    refused = run_command(bank, "refresh", "--set", "source.two_phase=true")
+    assert refused.returncode == 3
+    assert "has two_phase" in refused.stderr

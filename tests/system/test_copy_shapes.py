@@ -1,0 +1,118 @@
+"""What is copied: filters, columns, partitions, odd names, large tables in parts; and what is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fixtures.plain import FAST, check_equal
+from tests.fixtures.route import Route
+
+if TYPE_CHECKING:
+    from tests.fixtures.daemon import RunCommand, StartDaemon
+    from tests.fixtures.databases import Database
+
+_TABLES = """
+CREATE SCHEMA "S.p 1";
+CREATE TABLE "S.p 1"."t%s""x" ("a%b" int PRIMARY KEY, "{c}" text, "d'e" text);
+CREATE TABLE chosen (id int PRIMARY KEY, kept bool NOT NULL, v text, secret text);
+CREATE TABLE made (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED);
+CREATE TABLE part_root (id int, region text, v text, PRIMARY KEY (id, region)) PARTITION BY LIST (region);
+CREATE TABLE part_a PARTITION OF part_root FOR VALUES IN ('a');
+CREATE TABLE part_b (v text, region text NOT NULL, id int NOT NULL);
+ALTER TABLE part_root ATTACH PARTITION part_b FOR VALUES IN ('b');
+CREATE TABLE leaf_root (id int PRIMARY KEY) PARTITION BY RANGE (id);
+CREATE TABLE leaf_1 PARTITION OF leaf_root FOR VALUES FROM (0) TO (100);
+CREATE TABLE nothing (id int PRIMARY KEY);
+CREATE TABLE large (id int PRIMARY KEY, fill text NOT NULL);
+CREATE INDEX large_fill ON large (left(fill, 10));
+"""
+_ROWS = """
+INSERT INTO "S.p 1"."t%s""x" VALUES (1, E'a\\tb\\n\\\\', NULL), (2, '', 'NULL'), (3, '\\N', '\\.');
+INSERT INTO chosen SELECT i, i % 2 = 0, 'v' || i, 'geheim' FROM generate_series(1, 100) AS i;
+INSERT INTO made SELECT i FROM generate_series(1, 10) AS i;
+INSERT INTO part_root SELECT i, CASE i % 2 WHEN 0 THEN 'a' ELSE 'b' END, 'v' FROM generate_series(1, 100) AS i;
+INSERT INTO leaf_root SELECT i FROM generate_series(0, 99) AS i;
+ALTER TABLE large SET (fillfactor = 10);
+INSERT INTO large SELECT i, repeat(md5(i::text), 20) FROM generate_series(1, 9000) AS i;
+"""
+_LATER = """
+INSERT INTO part_root VALUES (101, 'b', 'later');
+INSERT INTO leaf_root VALUES (55) ON CONFLICT DO NOTHING;
+DELETE FROM large WHERE id % 2 = 0;
+INSERT INTO made VALUES (11);
+"""
+_PUBLICATIONS = """
+CREATE PUBLICATION pub FOR TABLE "S.p 1"."t%s""x", chosen (id, kept, v) WHERE (kept), made, leaf_root, nothing, large;
+CREATE PUBLICATION by_root FOR TABLE part_root WITH (publish_via_partition_root);
+"""
+
+
+@pytest.fixture
+def shapes(source_db: Database, target_db: Database) -> Route:
+    """Tables of all kinds, filled on the source; the target's root is one plain table."""
+    source_db.execute(_TABLES)
+    source_db.execute(_ROWS)
+    source_db.execute(_PUBLICATIONS)
+    return Route(source=source_db, target=target_db, settings=FAST)
+
+
+_TARGET = _TABLES.replace("v text, secret text", "v text, secret text DEFAULT 'none'")
+
+
+@pytest.mark.pg_majors(15, 16, 18)
+def test_what_is_published_is_copied(shapes: Route, run_command: RunCommand, start_daemon: StartDaemon) -> None:
+    """Row filters, column lists, partitions and any names are copied as the stream sends them, then it goes on."""
+    shapes.target.execute(_TARGET)
+    done = run_command(shapes, "init", "--publication", "by_root", "--copy", "--defer-indexes")
+    assert done.returncode == 0, done.stderr
+    shapes.source.execute("INSERT INTO chosen VALUES (101, false, 'x', 'y'), (102, true, 'x', 'y')")
+    shapes.source.execute(_LATER)
+    daemon = start_daemon(shapes, "--publication", "by_root")
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(shapes, '"S.p 1"."t%s""x"', "made", "part_root", "part_b", "leaf_root", "nothing", "large")
+    wanted = shapes.source.rows("SELECT id, kept, v, 'none' FROM chosen WHERE kept ORDER BY id")
+    assert shapes.target.rows("SELECT * FROM chosen ORDER BY id") == wanted
+    assert shapes.target.rows("SELECT count(*) FROM pg_indexes WHERE indexname = 'large_fill'") == [(1,)]
+    known = shapes.target.rows('SELECT table_name, rows FROM parapply.copies ORDER BY table_name COLLATE "C"')
+    assert dict(known)["large"] == 9000
+
+
+def test_the_schema_is_brought_over(shapes: Route, run_command: RunCommand) -> None:
+    """With `--schema` an empty database becomes a copy, keys and indexes included."""
+    done = run_command(shapes, "init", "--publication", "by_root", "--copy", "--schema", "--pg-dump", _pg_dump())
+    assert done.returncode == 0, done.stderr
+    check_equal(shapes, '"S.p 1"."t%s""x"', "made", "part_root", "leaf_root", "nothing", "large")
+    assert shapes.target.rows("SELECT count(*) FROM pg_indexes WHERE indexname = 'large_fill'") == [(1,)]
+
+
+def test_tables_with_rows_are_refused(shapes: Route, run_command: RunCommand) -> None:
+    """Rows on the target are never mixed with a copy: exit 4 and no slot without `--truncate`, replaced with it."""
+    shapes.target.execute(_TARGET)
+    shapes.target.execute("INSERT INTO nothing VALUES (1)")
+    refused = run_command(shapes, "init", "--copy")
+    assert refused.returncode == 4
+    assert "public.nothing hold rows already" in refused.stderr
+    assert "--truncate" in refused.stderr
+    assert shapes.source.rows("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == [(0,)]
+    done = run_command(shapes, "init", "--copy", "--truncate")
+    assert done.returncode == 0, done.stderr
+    assert shapes.target.rows("SELECT count(*) FROM nothing") == [(0,)]
+
+
+def test_missing_tables_are_refused(shapes: Route, run_command: RunCommand) -> None:
+    """All that is missing is named at once, with what to do, before anything is made."""
+    shapes.target.execute("CREATE TABLE chosen (id int PRIMARY KEY); CREATE TABLE nothing (id int PRIMARY KEY)")
+    refused = run_command(shapes, "init", "--copy")
+    assert refused.returncode == 4
+    assert "table public.chosen lacks kept, v" in refused.stderr
+    assert "table public.made is missing" in refused.stderr
+    assert shapes.source.rows("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == [(0,)]
+
+
+def _pg_dump() -> str:
+    from parapply.demo.binaries import find_binaries, find_program  # noqa: PLC0415
+
+    return str(find_program("pg_dump", find_binaries()))

@@ -1,0 +1,122 @@
+"""`refresh`: a table added to the publication is copied while the daemon runs, and joins the stream exactly."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from parapply import probes
+from tests.fixtures.plain import FAST, check_equal
+from tests.fixtures.route import Route
+from tests.fixtures.workloads import BankLoad, check_bank, create_bank
+
+if TYPE_CHECKING:
+    from tests.fixtures.daemon import RunCommand, StartDaemon
+    from tests.fixtures.databases import Database
+
+_PUBLISHED_FIRST = "acct, xfer"
+
+
+@pytest.fixture
+def route(source_db: Database, target_db: Database, run_command: RunCommand) -> Route:
+    """The bank, of which `evt` is not published; the others are copied."""
+    create_bank(source_db, target_db)
+    target_db.execute("TRUNCATE acct")
+    source_db.execute("ALTER PUBLICATION pub DROP TABLE evt")
+    made = Route(source=source_db, target=target_db, settings={**FAST, "apply.workers": 2})
+    done = run_command(made, "init", "--copy")
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+@pytest.mark.parametrize("point", [None, probes.COPY_STATE, probes.COPY_PART_DONE])
+def test_an_added_table_joins_under_load(
+    route: Route, run_command: RunCommand, start_daemon: StartDaemon, point: str | None
+) -> None:
+    """Rows of the new table from before, during and after its copy are there once, also if the copy is killed first."""
+    daemon = start_daemon(route)
+    daemon.wait_for_event("source_connected")
+    with BankLoad(route.source, seed=1, pace_s=0.002) as load:
+        load.wait_for_more(50)
+        route.source.execute("ALTER PUBLICATION pub ADD TABLE evt")
+        load.wait_for_more(50)
+        if point:
+            environ = {"PARAPPLY_FAILPOINT": f"{point}:kill"}
+            assert run_command(route, "refresh", environ=environ).returncode == -signal.SIGKILL
+            load.wait_for_more(50)
+        done = run_command(route, "refresh")
+        assert done.returncode == 0, done.stderr
+        load.wait_for_more(50)
+        load.stop()
+        daemon.wait_caught_up()
+    daemon.stop()
+    check_bank(route.source, route.target, load)
+    assert "nothing to do" in run_command(route, "refresh").stdout
+
+
+def test_a_table_is_copied_anew(route: Route, run_command: RunCommand, start_daemon: StartDaemon) -> None:
+    """`--table` with `--truncate` replaces what a table holds while its changes go on: what differed is equal."""
+    daemon = start_daemon(route)
+    with BankLoad(route.source, seed=2, pace_s=0.002) as load:
+        load.wait_for_more(50)
+        route.target.execute("INSERT INTO xfer VALUES (-1, 1, 1, 1)")
+        refused = run_command(route, "refresh", "--table", "public.xfer")
+        assert refused.returncode == 4
+        assert "public.xfer hold rows already" in refused.stderr
+        done = run_command(route, "refresh", "--table", "public.xfer", "--truncate")
+        assert done.returncode == 0, done.stderr
+        load.wait_for_more(50)
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(route, "acct", "xfer")
+
+
+def test_only_what_meets_the_copy_waits(route: Route, run_command: RunCommand, start_daemon: StartDaemon) -> None:
+    """While a table's copy waits for a lock others go on; its own later change stands until the copy is there."""
+    route.source.execute("INSERT INTO evt VALUES (1, 1); ALTER PUBLICATION pub ADD TABLE evt")
+    daemon = start_daemon(route)
+    with route.target.connect() as foreign:
+        foreign.execute("BEGIN; LOCK TABLE evt IN SHARE MODE")
+        copying = threading.Thread(target=run_command, args=(route, "refresh"))
+        copying.start()
+        route.target.wait_until("SELECT start_lsn IS NOT NULL AND state = 'copying' FROM parapply.copies"
+                                " WHERE table_name = 'evt'")  # fmt: skip
+        route.target.wait_until("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name LIKE"
+                                " 'parapply copy%' AND wait_event_type = 'Lock')")  # fmt: skip
+        route.source.execute("INSERT INTO xfer VALUES (1, 1, 1, 1)")
+        route.target.wait_until("SELECT EXISTS (SELECT FROM xfer WHERE id = 1)")
+        route.source.execute("INSERT INTO evt VALUES (2, 2)")
+        route.source.execute("INSERT INTO xfer VALUES (2, 1, 1, 1)")
+        daemon.wait_for_event("table_awaited")
+        assert route.target.rows("SELECT count(*) FROM xfer") == [(1,)]
+        foreign.execute("COMMIT")
+    copying.join(30)
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(route, "acct", "xfer", "evt")
+
+
+def test_a_transaction_in_progress_spans_the_copy(
+    route: Route, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """Streamed before the copy, committed while it waits for that: the new table's rows come with the copy, once."""
+    name = route.source.rows("SELECT quote_ident(current_database())")[0][0]
+    route.source.execute(f"ALTER DATABASE {name} SET logical_decoding_work_mem = '64kB'")
+    route.source.execute("ALTER PUBLICATION pub ADD TABLE evt")
+    daemon = start_daemon(route, settings={"apply.stream_start_bytes": 0, "apply.workers": 4})
+    daemon.wait_for_event("source_connected")
+    with route.source.connect() as large:
+        large.execute("BEGIN; INSERT INTO xfer SELECT i, 1, 1, 1 FROM generate_series(1, 3000) AS i")
+        large.execute("INSERT INTO evt SELECT i, i FROM generate_series(1, 9000) AS i")
+        copying = threading.Thread(target=run_command, args=(route, "refresh"))
+        copying.start()
+        route.target.wait_until("SELECT bool_or(state = 'copying' AND is_seen) FROM parapply.copies")
+        large.execute("COMMIT")
+    copying.join(30)
+    route.source.execute("INSERT INTO evt VALUES (0, 0)")
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(route, "acct", "xfer", "evt")
