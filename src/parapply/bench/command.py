@@ -126,7 +126,9 @@ def bench(  # noqa: PLR0913  one parameter for each option
             "--latency measures the systems built-in and parapply, with --sync off and no --workload"
         )
     if is_copy and (is_latency or is_live or set(names) != {_WORKLOAD}):
-        raise click.UsageError("--copy measures the systems built-in and parapply, with no --workload, --latency and --live")
+        raise click.UsageError(
+            "--copy measures the systems built-in and parapply, with no --workload, --latency and --live"
+        )
     if is_live and not _is_possible(names, sync, {*systems} & {*LIVE_SYSTEMS}):
         raise click.UsageError(
             f"--live measures the systems {', '.join(LIVE_SYSTEMS)}, with --sync off and no --workload"

@@ -82,7 +82,12 @@ class Epoch:
         self._spill = Spill(config.apply.spill_dir, config.apply.spill_limit_bytes)
         self._intake = Intake(
             ends.stream,
-            Assembler(piece_bytes, streaming_parallel=ends.streaming == "parallel", start_lsn=ends.state.resume_lsn),
+            Assembler(
+                piece_bytes,
+                streaming_parallel=ends.streaming == "parallel",
+                start_lsn=ends.state.resume_lsn,
+                prepared_lsns=frozenset([end_lsn for _, end_lsn in ends.prepared.values()]),
+            ),
             self._tables,
             self._crew,
             Unfinished(
@@ -124,7 +129,7 @@ class Epoch:
             until_lsn=until_lsn,
         )
         watch = CatalogueWatch(self._tables, ends.desk, config.apply.catalogue_check_s)
-        stall = StallCheck(self._crew, self._workers, ends.desk, config.apply.stall_check_s)
+        stall = StallCheck(self._crew, self._workers, ends.desk, two_phase, config.apply.stall_check_s)
         self._monitor = Monitor(
             ends.source,
             ends.desk,

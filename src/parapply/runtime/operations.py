@@ -21,7 +21,7 @@ from parapply.source import refusals, slot
 from parapply.target import lease, prepared, settings, state
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from parapply.config import Config
 
@@ -184,6 +184,8 @@ async def _drop(config: Config, *, assume_yes: bool) -> None:
         if found:
             # A daemon that still runs would go on applying without a record.
             await lease.take_lease(ends.target, found.slot_id, 0)
+            # Nor may a session of one that was killed prepare anything from now on.
+            await lease.fence(ends.target, found.slot_id, _say_whom_drop_waits_for)
         if facts.slot is not None:
             await slot.drop_slot(ends.source, name)
             click.echo(f"source: slot {name!r} dropped")
@@ -197,6 +199,10 @@ async def _drop(config: Config, *, assume_yes: bool) -> None:
             click.echo(f"target: state of slot {name!r} removed")
             if await state.drop_schema(ends.target, schema):
                 click.echo(f"target: state schema {schema!r} dropped, no slot was left in it")
+
+
+def _say_whom_drop_waits_for(sessions: Sequence[lease.Holder]) -> None:
+    click.echo(f"target: waiting for the end of {', '.join(map(str, sessions))}")
 
 
 def _check_own_and_idle(config: Config, facts: slot.SourceFacts) -> None:

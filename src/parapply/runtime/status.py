@@ -38,7 +38,7 @@ _SOURCE_TIMEOUT_S = 3
 _PROGRESS = """
 SELECT p.slot_name, p.lowest_remote_lsn, p.highest_remote_lsn, p.list_remote_lsn::text[] AS list_remote_lsn, p.in_doubt,
        p.confirmed_flush_lsn, p.lag_bytes, p.lag_s, p.commit_order, p.workers AS worker_count, p.state, p.reason,
-       p.updated_at::text AS updated_at,
+       p.two_phase, p.updated_at::text AS updated_at,
        GREATEST(EXTRACT(epoch FROM pg_catalog.clock_timestamp() - p.updated_at), 0)::float8 AS silent_s,
        s.slot_id, s.system_identifier, s.timeline, s.database_name, s.publications, s.host, s.pid, s.version,
        s.started_at::text AS started_at, s.last_commit_time::text AS last_commit_time
@@ -55,6 +55,11 @@ SELECT schema_name, table_name, lane, is_table_exclusive, reason, key_columns, r
 _COPIES = """
 SELECT schema_name, table_name, state, start_lsn::text AS start_lsn, rows, size_bytes, finished_at::text AS finished_at
   FROM {s}.copies WHERE slot_id = $1::int ORDER BY schema_name, table_name"""
+
+_PREPARED = """
+SELECT gid, source_xid, end_lsn::text AS end_lsn, owner, prepared_at::text AS prepared_at,
+       EXTRACT(epoch FROM age)::float8 AS age_s
+  FROM {s}.prepared WHERE slot_name = $1 ORDER BY prepared_at, gid"""
 
 
 def show(config: Config, as_json: bool, watch: bool) -> None:  # noqa: FBT001  the command line passes them by position
@@ -99,6 +104,7 @@ async def collect(config: Config) -> dict[str, Any]:
         A JSON document. Keys: the columns of `parapply.progress` (LSNs and times as text; `worker_count` for its
         `workers`), `is_daemon_connected`, `silent_s` (seconds since the state was last written), the daemon's
         `host`, `pid`, `version`, `started_at`; `workers`, `tables`, `copies`, lists with the columns of those tables;
+        `prepared`, a list with those of `parapply.prepared` (`age_s`, seconds, for its `age`);
         `source`, an object whose `is_reachable` tells whether the other keys are there.
 
     Raises:
@@ -117,6 +123,7 @@ async def collect(config: Config) -> dict[str, Any]:
             report["workers"] = await _records(conn, state.in_schema(_WORKERS, schema), [slot_id])
             report["tables"] = await _records(conn, state.in_schema(_TABLES, schema), [slot_id])
             report["copies"] = await _records(conn, state.in_schema(_COPIES, schema), [slot_id])
+            report["prepared"] = await _records(conn, state.in_schema(_PREPARED, schema), [name])
         present = await lease.holders(conn, slot_id)
     report["is_daemon_connected"] = any(holder.is_leader for holder in present)
     report["source"] = await _collect_source(config, parse_lsn(report["lowest_remote_lsn"]))
@@ -169,6 +176,11 @@ def render(report: dict[str, Any]) -> Group:
             # The time of day is enough: a worker does nothing for days.
             shown = {**worker, "since": (worker["since"] or "")[11:19]}
             _add(parts[-1], *(shown[key] for key in keys))
+    if report["prepared"]:
+        parts.append(_grid("prepared transaction", "source xid", "end lsn", "owner", "age"))
+        for held in report["prepared"]:
+            age = f"{held['age_s']:,.0f} s"
+            _add(parts[-1], held["gid"], held["source_xid"], held["end_lsn"], held["owner"], age)
     if report["tables"]:
         parts.append(_grid("table", "lane", "one batch at a time", "reason", "retries"))
         for table in report["tables"]:
@@ -195,6 +207,7 @@ def _facts(report: dict[str, Any]) -> Table:
     lag_s = "" if report["lag_s"] is None else f", {report['lag_s']:.1f} s"
     _add(grid, "lag", lag_bytes + lag_s)
     _add(grid, "commit order", f"{report['commit_order']}, {report['worker_count']} workers")
+    _add(grid, "two-phase", report["two_phase"])
     return grid
 
 

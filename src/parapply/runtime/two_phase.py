@@ -4,14 +4,14 @@ Each of the three is a batch of its own: everything earlier has committed when i
 If the answer to the first is lost, or the process dies between the two, the publisher sends it again, and what is found
 on the target decides:
 
-| again comes      | prepared here         | proof visible | nothing                                           |
-|------------------|-----------------------|---------------|---------------------------------------------------|
-| PREPARE          | done; record it       | -             | prepare                                           |
-| COMMIT PREPARED  | commit it             | done; record  | error: it is lost                                 |
-| ROLLBACK PREPARED| roll it back          | -             | done, or never prepared here: record it           |
+| again comes      | prepared here         | proof visible | a note only       | nothing                          |
+|------------------|-----------------------|---------------|-------------------|----------------------------------|
+| PREPARE          | done; record it       | -             | -                 | prepare                          |
+| COMMIT PREPARED  | commit it             | done; record  | error: it is lost | never prepared here: record      |
+| ROLLBACK PREPARED| roll it back          | error         | done; record      | done, or never prepared: record  |
 
-A PREPARE comes again only until it is recorded, and its outcome is recorded after it: so what was rolled back is not
-prepared once more.
+What has no changes is not prepared here, and up to PostgreSQL 17 its outcome comes all the same. A PREPARE comes again
+only until it is recorded, and its outcome is recorded after it: so what was rolled back is not prepared once more.
 """
 
 from __future__ import annotations
@@ -56,6 +56,11 @@ class TwoPhase:
         """Tell whether that very PREPARE was done."""
         return self._pending.get(message.xid) == (self.gid(message), message.end_lsn)
 
+    def pending_gid(self, message: CommitPrepared | RollbackPrepared) -> str:
+        """Return the name here of what an outcome ends; empty if it is not prepared here."""
+        gid, _ = self._pending.get(message.xid, ("", 0))
+        return gid
+
     async def prepare(self, session: WorkerSession, message: Prepare | StreamPrepare, record: Record) -> None:
         """Prepare the open transaction, and record that.
 
@@ -66,21 +71,21 @@ class TwoPhase:
         gid = self.gid(message)
         await session.prepare(gid)
         self._pending[message.xid] = (gid, message.end_lsn)
-        await session.record_alone(record)
+        await session.record_prepared(record, gid)
 
     async def decide(self, session: WorkerSession, message: Outcome, record: Record) -> None:
         """Do what the publisher did with a prepared transaction, and record it; a PREPARE is only recorded.
 
         Raises:
-            ApplyFailed: it was committed, but is neither prepared nor committed here.
+            ApplyFailed: what was prepared here was ended by somebody else, and not as on the publisher.
             StatementFailed: the server refuses, for example because another role prepared it.
             TargetLost: the connection ended.
         """
         if isinstance(message, Prepare | StreamPrepare):
-            await session.record_alone(record)
+            await session.record_prepared(record, self.gid(message))
             return
         is_commit = isinstance(message, CommitPrepared)
-        gid, _ = self._pending.get(message.xid, ("", 0))
+        gid = self.pending_gid(message)
         if gid:
             try:
                 await session.decide(gid, is_commit=is_commit)
@@ -90,11 +95,23 @@ class TwoPhase:
                 gid = ""  # somebody else ended it
             self._pending.pop(message.xid, None)
         start = start_of_gid(self._slot_id, message.xid)
-        if is_commit and not gid and not await session.is_proved(start):
-            raise ApplyFailed(
-                f"COMMIT PREPARED of transaction {message.xid}, end LSN {format_lsn(record.end_lsn)}: it is neither "
-                "prepared nor committed on the target.",
-                hint="somebody rolled it back here, or the slot was read by another before: copy the tables anew",
-            )
+        if not gid:
+            await self._check_ended(session, message, start, record.end_lsn)
         probes.probe(probes.DECIDED)
-        await session.record_alone(record, forget=start)
+        await session.record_outcome(record, start)
+
+    async def _check_ended(self, session: WorkerSession, message: Outcome, start: str, end_lsn: int) -> None:
+        """Fail if a transaction that is not prepared here was ended in another way than on the publisher."""
+        is_committed = await session.is_proved(start)
+        which = f"of transaction {message.xid}, end LSN {format_lsn(end_lsn)}"
+        if isinstance(message, CommitPrepared):
+            if not is_committed and await session.is_noted(start):
+                raise ApplyFailed(
+                    f"COMMIT PREPARED {which}: it was prepared on the target, and is neither prepared nor committed.",
+                    hint="somebody rolled it back here: its changes are lost, copy its tables anew",
+                )
+        elif is_committed:
+            raise ApplyFailed(
+                f"ROLLBACK PREPARED {which}: it is committed on the target.",
+                hint="somebody committed it here: its changes must be undone by hand, or its tables copied anew",
+            )

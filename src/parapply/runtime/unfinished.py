@@ -117,6 +117,11 @@ class Unfinished:
             await self._end(event, message, door)
         else:
             assert isinstance(message, CommitPrepared | RollbackPrepared), "the assembler makes no other events"
+            if isinstance(message, RollbackPrepared):
+                # Of one prepared before the slot had two_phase nothing else ends what was streamed of it (trap T-58).
+                self._streams.abort(
+                    StreamAbort(xid=message.xid, subxid=message.xid, abort_lsn=None, abort_time_us=None)
+                )
             self._decide(event, message, door)
 
     def is_prepared(self, message: object) -> bool:

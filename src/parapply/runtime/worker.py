@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from parapply import probes
 from parapply.errors import StatementFailed, TargetRefused
 from parapply.logs import get_logger
-from parapply.model import format_lsn
+from parapply.model import Transaction, format_lsn
 from parapply.plan.steps import ordered_changes
 from parapply.runtime.crew import Turn
 from parapply.runtime.pieces import Pieces
@@ -23,7 +23,7 @@ from parapply.target.session import Proof, Record
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parapply.model import Relation, Transaction
+    from parapply.model import Relation
     from parapply.plan.batch import Batch
     from parapply.plan.table import TablePlan
     from parapply.runtime.crew import Crew
@@ -331,10 +331,16 @@ class Worker:
         assert job.outcome is not None, "the caller has looked"
         batch = job.batch
         record = Record(batch.end_lsn, batch.end_lsn, batch.commit_time_us, 0, low_lsn=batch.end_lsn)
-        try:
-            await self._two_phase.decide(self.session, job.outcome, record)
-        except StatementFailed as failure:
-            raise apply_failed(failure, None, job.outcome.xid, batch.end_lsn) from failure
+        end = Transaction(job.outcome.xid, batch.end_lsn, batch.commit_time_us)
+        end.end_lsn = batch.end_lsn
+        look_at = self._new_look()
+        while True:
+            try:
+                await self._two_phase.decide(self.session, job.outcome, record)
+                break
+            except StatementFailed as failure:
+                job.attempts += 1
+                await look_at(failure, (), end)
         job.executed_s = job.turn_s = self._clock()
 
     def _new_look(self) -> LookAt:

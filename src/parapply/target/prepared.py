@@ -2,7 +2,9 @@
 
 The row that a prepared transaction writes in `committed_prepared` is visible once it was committed, and that is the
 proof: COMMIT PREPARED cannot write a record in the same transaction (trap T-57). It goes when the record of the COMMIT
-PREPARED itself is written. PREPARE, COMMIT PREPARED and ROLLBACK PREPARED always wait for the disk.
+PREPARED itself is written. A row in `undecided`, from the record of the PREPARE to that of the outcome, tells a
+transaction that was lost from one that never was prepared here, because it has no changes. PREPARE, COMMIT PREPARED and
+ROLLBACK PREPARED always wait for the disk.
 
 Source: PostgreSQL manual, "PREPARE TRANSACTION"; trap T-56 for the names.
 """
@@ -10,8 +12,10 @@ Source: PostgreSQL manual, "PREPARE TRANSACTION"; trap T-56 for the names.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import psycopg
 from psycopg import sql
 
 from parapply.errors import TargetRefused
@@ -75,7 +79,7 @@ async def check_possible(conn: Connection) -> None:
 
 
 async def roll_back(conn: Connection, gids: Sequence[str]) -> None:
-    """Roll back prepared transactions of a slot that is dropped (F34). The lease must be held.
+    """Roll back prepared transactions, as far as they are still prepared.
 
     Raises:
         TargetRefused: another role prepared them.
@@ -83,7 +87,8 @@ async def roll_back(conn: Connection, gids: Sequence[str]) -> None:
     """
     with target_errors("rolling back what is prepared"):
         for gid in gids:
-            await conn.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
+            with suppress(psycopg.errors.UndefinedObject):
+                await conn.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
 
 
 def proof_sql(schema: str) -> str:
@@ -98,7 +103,22 @@ def is_proved_sql(schema: str) -> str:
     return sql.SQL(text).format(s=sql.Identifier(schema)).as_string(None)
 
 
+def note_sql(schema: str) -> str:
+    """Return the INSERT that goes with the record of a PREPARE. Parameters: $1 slot_id; $2 gid."""
+    text = "INSERT INTO {s}.undecided (slot_id, gid) VALUES ($1::int, $2) ON CONFLICT DO NOTHING"
+    return sql.SQL(text).format(s=sql.Identifier(schema)).as_string(None)
+
+
+def is_noted_sql(schema: str) -> str:
+    """Return the SELECT that finds a row if the record of a PREPARE was written. Parameters as `is_proved_sql`."""
+    text = "SELECT FROM {s}.undecided WHERE slot_id = $1::int AND pg_catalog.starts_with(gid, $2)"
+    return sql.SQL(text).format(s=sql.Identifier(schema)).as_string(None)
+
+
 def forget_sql(schema: str) -> str:
-    """Return the DELETE of the proof, for the transaction that records the COMMIT PREPARED. Parameters likewise."""
-    text = "DELETE FROM {s}.committed_prepared WHERE slot_id = $1::int AND pg_catalog.starts_with(gid, $2)"
+    """Return the DELETE of note and proof, for the transaction that records the outcome. Parameters likewise."""
+    text = (
+        "WITH noted AS (DELETE FROM {s}.undecided WHERE slot_id = $1::int AND pg_catalog.starts_with(gid, $2))"
+        " DELETE FROM {s}.committed_prepared WHERE slot_id = $1::int AND pg_catalog.starts_with(gid, $2)"
+    )
     return sql.SQL(text).format(s=sql.Identifier(schema)).as_string(None)

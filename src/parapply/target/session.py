@@ -93,7 +93,9 @@ class WorkerSession:
         self._record = _sql(b"record", state.record_sql(schema), 7)
         self._proof = _sql(b"proof", prepared.proof_sql(schema), 2)
         self._is_proved = _sql(b"is_proved", prepared.is_proved_sql(schema), 2)
-        self._forget_proof = _sql(b"forget_proof", prepared.forget_sql(schema), 2)
+        self._note = _sql(b"note", prepared.note_sql(schema), 2)
+        self._is_noted = _sql(b"is_noted", prepared.is_noted_sql(schema), 2)
+        self._forget = _sql(b"forget", prepared.forget_sql(schema), 2)
 
     @classmethod
     async def connect(cls, options: SessionOptions) -> WorkerSession:
@@ -234,18 +236,31 @@ class WorkerSession:
         probes.probe(probes.BEFORE_STATE)
         await self._run_checked([self._first(record)], (), before=1)
 
-    async def record_alone(self, record: Record, *, forget: str = "") -> None:
-        """Record, in a transaction of its own, what is done already.
-
-        Args:
-            record: of it.
-            forget: start of the name of a prepared transaction whose proof is not needed any more.
+    async def record_prepared(self, record: Record, gid: str) -> None:
+        """Record, in a transaction of its own, that a transaction is prepared.
 
         Raises:
-            TargetLost: the connection ended, or it is recorded already.
+            TargetLost: the connection ended, or it is not recorded, or was already: the state must be read again.
         """
-        more = [Statement(self._forget_proof, [self._slot_id, forget.encode()])] if forget else []
-        outcomes = await self._run([_BEGIN, self._first(record), *more, _COMMIT], before=2)
+        await self._record_alone(record, Statement(self._note, [self._slot_id, gid.encode()]))
+
+    async def record_outcome(self, record: Record, start: str) -> None:
+        """Record, in a transaction of its own, that the prepared transaction whose name starts so is ended.
+
+        Raises:
+            TargetLost: as `record_prepared`.
+        """
+        await self._record_alone(record, Statement(self._forget, [self._slot_id, start.encode()]))
+
+    async def _record_alone(self, record: Record, more: Statement) -> None:
+        try:
+            outcomes = await self._run([_BEGIN, self._first(record), more, _COMMIT], before=2)
+        except StatementFailed as failure:
+            # Not for the caller to repeat: what it records is done.
+            raise TargetLost(
+                f"target: what is prepared or decided could not be recorded ({failure.sqlstate}); the state is read "
+                "again"
+            ) from failure
         if outcomes[-1].tag != b"COMMIT":
             raise TargetLost(
                 "target: the server rolled a record back instead of committing it; the state is read again"
@@ -286,6 +301,15 @@ class WorkerSession:
             StatementFailed, TargetLost: as `execute`.
         """
         (outcome,) = await self.pipeline.run([Statement(self._is_proved, [self._slot_id, start.encode()])])
+        return outcome.rows > 0
+
+    async def is_noted(self, start: str) -> bool:
+        """Tell whether a transaction whose name starts so was prepared here, and its outcome is not recorded.
+
+        Raises:
+            StatementFailed, TargetLost: as `execute`.
+        """
+        (outcome,) = await self.pipeline.run([Statement(self._is_noted, [self._slot_id, start.encode()])])
         return outcome.rows > 0
 
     async def commit(self) -> None:

@@ -244,6 +244,7 @@ async def drop_slot_state(conn: Connection, schema: str, slot_id: int) -> None:
     """
     with target_errors("dropping the state of the slot"):
         async with conn.transaction():
-            for table in ("snapshots", "copies", "tables", "workers", "committed_prepared", "applied", "slots"):
+            shown = ("snapshots", "copies", "tables", "workers")
+            for table in (*shown, "undecided", "committed_prepared", "applied", "slots"):
                 query = sql.SQL("DELETE FROM {} WHERE slot_id = $1::int").format(sql.Identifier(schema, table))
                 await rows(conn, query, [slot_id])

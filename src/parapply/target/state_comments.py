@@ -40,6 +40,10 @@ COMMENTS: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
         "One row for each transaction prepared here, written inside it: visible once that was committed.",
         {"slot_id": "Slot.", "gid": "Name of the prepared transaction here, as in the view prepared."},
     ),
+    ("TABLE", "undecided"): (
+        "One row for each transaction prepared here whose outcome has not come; written once it is prepared.",
+        {"slot_id": "Slot.", "gid": "Name of the prepared transaction here, as in the view prepared."},
+    ),
     ("VIEW", "prepared"): (
         "Transactions of the publisher that are prepared here and wait for their outcome.",
         {

@@ -20,11 +20,17 @@ class Upgrade(NamedTuple):
 
 _TWO_PHASE = Upgrade(
     2,
-    # The row is written inside the prepared transaction: that it is visible proves that this was committed (T-57).
+    # A row of committed_prepared is written inside the prepared transaction: that it is visible proves that this was
+    # committed (T-57). One of undecided is written once it is prepared: what has one is here or was lost, while a
+    # COMMIT PREPARED that nobody has heard of is one of a transaction without changes (T-58).
     # The view is of what PostgreSQL itself holds prepared; our names say whose it is, and where it ends (T-56).
     """
 ALTER TABLE {s}.slots ADD COLUMN two_phase text NOT NULL DEFAULT 'disabled';
 CREATE TABLE {s}.committed_prepared (
+    slot_id int NOT NULL REFERENCES {s}.slots,
+    gid text NOT NULL,
+    PRIMARY KEY (slot_id, gid));
+CREATE TABLE {s}.undecided (
     slot_id int NOT NULL REFERENCES {s}.slots,
     gid text NOT NULL,
     PRIMARY KEY (slot_id, gid));
@@ -64,7 +70,7 @@ SELECT slot.slot_name,
                        FROM {s}.applied AS a WHERE a.slot_id = slot.slot_id) AS done
  CROSS JOIN LATERAL (SELECT GREATEST(slot.lowest_lsn, done.low_lsn) AS lowest_lsn) AS low;
 """,
-    "DROP VIEW {s}.prepared; DROP TABLE {s}.committed_prepared;",
+    "DROP VIEW {s}.prepared; DROP TABLE {s}.undecided; DROP TABLE {s}.committed_prepared;",
 )
 
 _COPIES = Upgrade(

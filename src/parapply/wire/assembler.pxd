@@ -18,11 +18,13 @@ cdef class Assembler:
     cdef Transaction _open
     cdef bint _streaming_parallel
     cdef unsigned long long _start_lsn
+    cdef frozenset _prepared_lsns
     cdef list _loose_relations
     cdef Transaction _chunk
     cdef list _runs
     cdef object _begin_prepare
     cdef bint _is_late
+    cdef object _late_stream
 
     @cython.locals(
         done=list, current=Transaction, piece_bytes="Py_ssize_t", size_bytes="Py_ssize_t", frame=bytes,
@@ -44,6 +46,8 @@ cdef class Assembler:
     cdef object _relation(self, object message, Transaction current)
     cdef object _streamed(self, object message, bytes frame, list done)
     cdef Transaction _two_phase(self, object message, bytes frame, Transaction current, list done)
+    cdef bint _is_from_before(self, unsigned long long prepare_end_lsn) except? 0
     @cython.locals(begun=object)
     cdef Transaction _prepared(self, object message, bytes frame, Transaction current, list done)
     cdef object _committed_late(self, object message, bytes frame, Transaction current, list done)
+    cdef object _committed_late_stream(self, object message, bytes frame, list done)

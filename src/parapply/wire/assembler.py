@@ -70,7 +70,14 @@ class Assembler:
     may be applied (not committed) before its Commit message has come.
     """
 
-    def __init__(self, piece_bytes: int, *, streaming_parallel: bool = False, start_lsn: int = 0) -> None:
+    def __init__(
+        self,
+        piece_bytes: int,
+        *,
+        streaming_parallel: bool = False,
+        start_lsn: int = 0,
+        prepared_lsns: frozenset[int] = frozenset(),
+    ) -> None:
         """Start outside any transaction.
 
         Args:
@@ -79,10 +86,13 @@ class Assembler:
             streaming_parallel: the session asked for ``streaming 'parallel'``.
             start_lsn: where the stream was started. What was prepared before is sent whole with its COMMIT PREPARED,
                 if the slot got two_phase later (trap T-58), and is then a transaction like any other.
+            prepared_lsns: end LSNs of what is prepared on the target: whatever the slot was told in between, that one
+                ends there as it began.
         """
         self._piece_bytes = piece_bytes
         self._streaming_parallel = streaming_parallel
         self._start_lsn = start_lsn
+        self._prepared_lsns = prepared_lsns
         self._open: Transaction | None = None
         self._loose_relations: list[Relation] = []
         #: Between a Stream Start and its Stop: what has come, and the runs of `Chunk`.
@@ -92,6 +102,8 @@ class Assembler:
         self._begin_prepare: BeginPrepare | None = None
         #: The open transaction was prepared before the start and its COMMIT PREPARED comes next.
         self._is_late = False
+        #: The same of a streamed one: its Stream Prepare.
+        self._late_stream: StreamPrepare | None = None
 
     @property
     def is_open(self) -> bool:
@@ -253,6 +265,10 @@ class Assembler:
         elif isinstance(message, StreamCommit):
             done.append(_event(message, frame, message.commit_lsn, message.end_lsn, message.commit_time_us))
         elif isinstance(message, StreamPrepare):
+            if self._is_from_before(message.end_lsn):
+                # Streamed after all, to make room in the publisher's memory (trap T-58).
+                self._late_stream = message
+                return
             done.append(_event(message, frame, message.prepare_lsn, message.end_lsn, message.prepare_time_us))
         else:
             done.append(_event(message, frame, 0, 0, 0))
@@ -271,8 +287,10 @@ class Assembler:
             if current is not None:
                 raise ProtocolError(kind, 0, "a transaction begins inside another")
             self._begin_prepare = message
-            self._is_late = message.end_lsn <= self._start_lsn
-            return self._begun(Transaction(message.xid, message.prepare_lsn, message.prepare_time_us))
+            self._is_late = self._is_from_before(message.end_lsn)
+            # Of a late one only this much is known of its commit, and a piece must not look like one of an earlier.
+            commit_lsn = max(message.prepare_lsn, self._start_lsn) if self._is_late else message.prepare_lsn
+            return self._begun(Transaction(message.xid, commit_lsn, message.prepare_time_us))
         if isinstance(message, Prepare):
             return self._prepared(message, frame, current, done)
         if isinstance(message, CommitPrepared) and self._is_late and current is not None:
@@ -280,12 +298,17 @@ class Assembler:
             return None
         if current is not None:
             raise ProtocolError(kind, 0, "an outcome inside a transaction")
-        if isinstance(message, CommitPrepared):
+        if self._late_stream is not None:
+            self._committed_late_stream(message, frame, done)
+        elif isinstance(message, CommitPrepared):
             done.append(_event(message, frame, message.commit_lsn, message.end_lsn, message.commit_time_us))
         else:
             lsn = message.rollback_end_lsn
             done.append(_event(message, frame, lsn, lsn, message.rollback_time_us))
         return None
+
+    def _is_from_before(self, prepare_end_lsn: int) -> bool:
+        return prepare_end_lsn <= self._start_lsn and prepare_end_lsn not in self._prepared_lsns
 
     def _prepared(
         self, message: Prepare, frame: bytes, current: Transaction | None, done: list[Transaction]
@@ -314,6 +337,20 @@ class Assembler:
         current.commit_time_us = message.commit_time_us
         current.send_time_us = _signed(frame, _SEND_TIME_AT)
         done.append(current)
+
+    def _committed_late_stream(
+        self, message: CommitPrepared | RollbackPrepared, frame: bytes, done: list[Transaction]
+    ) -> None:
+        late, self._late_stream = self._late_stream, None
+        if late is None or not isinstance(message, CommitPrepared) or message.xid != late.xid:
+            raise ProtocolError("K", 1, "the commit does not match its stream")
+        commit = StreamCommit(
+            xid=message.xid,
+            commit_lsn=message.commit_lsn,
+            end_lsn=message.end_lsn,
+            commit_time_us=message.commit_time_us,
+        )
+        done.append(_event(commit, frame, message.commit_lsn, message.end_lsn, message.commit_time_us))
 
 
 def _event(message: object, frame: bytes, commit_lsn: int, end_lsn: int, time_us: int) -> Transaction:

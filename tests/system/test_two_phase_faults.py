@@ -1,0 +1,231 @@
+"""PREPARE, COMMIT PREPARED and ROLLBACK PREPARED exactly once: lost answers, kills, crashes (T-57, F33, K12, K13)."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from parapply import probes
+from tests.fixtures.daemon import EVENT_TIMEOUT_S
+from tests.fixtures.databases import create_database
+from tests.fixtures.pair import Pair, pair
+from tests.fixtures.proxy import CutProxy
+from tests.fixtures.route import Route
+from tests.fixtures.two_phase import (
+    SHAPES,
+    TABLES,
+    TWO_PHASE,
+    WHOLE,
+    check_nothing_is_left,
+    decide,
+    n_prepared,
+    rows_from,
+    stream_early,
+    write_prepared,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from threading import Event
+
+    from parapply.demo.server import PgServer
+    from tests.fixtures.daemon import Daemon, StartDaemon
+    from tests.fixtures.databases import Database
+    from tests.fixtures.servers import OwnServers
+    from tests.fixtures.two_phase import Shape
+
+__all__ = ["pair"]
+
+pytestmark = pytest.mark.crash
+
+_COMMANDS = {"PREPARE": b"PREPARE TRANSACTION", "COMMIT": b"COMMIT PREPARED", "ROLLBACK": b"ROLLBACK PREPARED"}
+# Bind messages of the statements that record it: unnamed portal, name of the statement.
+_RECORDS = {"PREPARE": b"\0note\0", "COMMIT": b"\0forget\0", "ROLLBACK": b"\0forget\0"}
+#: Acknowledged at once, and on disk ten seconds later unless somebody flushes.
+_LAZY = {"synchronous_commit": "off", "wal_writer_delay": "10s", "wal_writer_flush_after": "1GB"}
+
+
+class Run:
+    """A pair whose daemons come and go, and the number of the next transaction."""
+
+    def __init__(self, pair: Pair, shape: Shape, start_daemon: StartDaemon) -> None:
+        self.pair = pair
+        self.shape = shape
+        self._start_daemon = start_daemon
+        self._daemons: list[Daemon] = []
+        self._n = 0
+
+    def start(self, failpoint: str = "", route: Route | None = None) -> Daemon:
+        """Start a daemon, to be killed at a point if one is named."""
+        environ = {"PARAPPLY_FAILPOINT": f"{failpoint}:kill"} if failpoint else {}
+        settings = {**TWO_PHASE, **self.shape.settings}
+        daemon = self._start_daemon(route or self.pair.route, settings=settings, environ=environ)
+        daemon.wait_for_event("source_connected")
+        self._daemons.append(daemon)
+        return daemon
+
+    def prepare(self) -> str:
+        """Prepare the next transaction on the source and return its name; later ones do not touch its rows."""
+        self._n += 1
+        gid = f"g{self._n}"
+        write_prepared(self.pair.source, gid, *rows_from(self._n * 100_000, self.shape))
+        return gid
+
+    def decide(self, gid: str, what: str) -> None:
+        """End a transaction on the source."""
+        decide(self.pair.source, gid, what)
+
+    def check(self, daemon: Daemon) -> None:
+        """Let the daemon finish, then compare."""
+        daemon.wait_caught_up()
+        daemon.stop()
+        if self.shape.event:
+            assert any(one.events_of(self.shape.event) for one in self._daemons), f"never {self.shape.event}"
+        self.pair.check_equal()
+        check_nothing_is_left(self.pair.target)
+
+
+@pytest.fixture
+def run(pair: Pair, shape: Shape, start_daemon: StartDaemon) -> Run:
+    """Tables and a slot; transactions of more than some hundred rows are streamed."""
+    stream_early(pair.source)
+    pair.create(TABLES)
+    return Run(pair, shape, start_daemon)
+
+
+for_each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+
+
+@for_each_shape
+def test_t57_lost_connections(run: Run, shape: Shape) -> None:
+    """T-57: each command is lost on its way, or its answer is, or its record: done once, whatever the target says.
+
+    The daemon, the same process all the time, reads from the target which it was.
+    """
+    target = run.pair.target
+    with CutProxy("127.0.0.1", int(target.rows("SELECT inet_server_port()")[0][0])) as proxy:
+        route = Route(source=run.pair.source, target=target, slot=run.pair.route.slot,
+                      target_dsn=proxy.dsn(target.dsn))  # fmt: skip
+        daemon = run.start(route=route)
+        n_lost = 0
+        for what in ("COMMIT", "ROLLBACK") if shape is WHOLE else ("COMMIT",):
+            for way in ("before", "answer", "record"):
+                cut = _arm(proxy, "PREPARE", way)
+                gid = run.prepare()
+                n_lost = _wait_lost(daemon, cut, n_lost)
+                target.wait_until("SELECT count(*) = 1 FROM parapply.undecided")
+                assert n_prepared(target) == 1
+                if shape is WHOLE:
+                    cut = _arm(proxy, what, way)
+                run.decide(gid, what)
+                if shape is WHOLE:
+                    n_lost = _wait_lost(daemon, cut, n_lost)
+                daemon.wait_caught_up()
+        run.check(daemon)
+
+
+def _arm(proxy: CutProxy, command: str, way: str) -> Event:
+    text = _COMMANDS[command]
+    if way == "record":
+        return proxy.drop_before(_RECORDS[command])
+    # With the quote: the name of our own tables holds the word, too.
+    return (
+        proxy.drop_before(text + b" '") if way == "before" else proxy.drop_reply_after(text + b" '", reply=text + b"\0")
+    )
+
+
+def _wait_lost(daemon: Daemon, cut: Event, n_lost: int) -> int:
+    assert cut.wait(EVENT_TIMEOUT_S), f"the connection was not cut:\n{daemon.log_tail()}"
+    daemon.wait_for_event("target_lost", count=n_lost + 1)
+    return n_lost + 1
+
+
+@for_each_shape
+def test_t57_kills(run: Run, shape: Shape) -> None:
+    """T-57, K12, K13: killed when a command is sent and when it is answered; the next one goes on exactly.
+
+    Each is started with a transaction prepared, or with one that was just ended.
+    """
+    outcomes = {"": ("", "")}
+    if shape is WHOLE:
+        outcomes = dict.fromkeys(("COMMIT", "ROLLBACK"), (probes.DECISION_SENT, probes.DECIDED))
+    for what, decided in outcomes.items():
+        for point, decided_at in zip((probes.PREPARE_SENT, probes.PREPARED), decided, strict=True):
+            daemon = run.start(point)
+            gid = run.prepare()
+            _wait_killed(daemon)
+            daemon = run.start(decided_at)
+            run.pair.target.wait_until("SELECT count(*) = 1 FROM parapply.undecided")
+            run.decide(gid, what or "COMMIT")
+            if decided_at:
+                _wait_killed(daemon)
+            else:
+                daemon.wait_caught_up()
+                daemon.stop()
+    daemon = run.start()
+    gid = run.prepare()
+    daemon.wait_caught_up()
+    daemon.stop()
+    assert n_prepared(run.pair.target) == 1
+    daemon = run.start()
+    run.decide(gid, "COMMIT")
+    run.check(daemon)
+
+
+def _wait_killed(daemon: Daemon) -> None:
+    code = daemon.exit_code(timeout_s=EVENT_TIMEOUT_S)
+    assert code == -signal.SIGKILL, f"the point was not reached: exit code {code}\n{daemon.log_tail()}"
+
+
+# Up to PostgreSQL 16 the WAL writer is woken for every full page, whatever its delay, and there is little to lose.
+@pytest.mark.pg_majors(18)
+def test_f33_a_target_that_forgets_what_is_not_on_disk(
+    source_db: Database, own_servers: OwnServers, start_daemon: StartDaemon
+) -> None:
+    """F33, T-1: prepared or ended for good, and its record lost in a crash: recorded again, nothing is repeated."""
+    server = own_servers("lazy", settings=_LAZY)
+    pair = Pair(source_db, create_database(server, "target"), start_daemon)
+    pair.create(TABLES)
+    run = Run(pair, WHOLE, start_daemon)
+    daemon = run.start()
+    pair.write("INSERT INTO t VALUES (0, '')", "INSERT INTO evt VALUES (0, '')")
+    daemon.wait_caught_up()
+    for what, left in (("COMMIT", "committed_prepared"), ("ROLLBACK", "undecided")):
+        with _crash_without_a_flush(daemon, pair.target, server):
+            gid = run.prepare()
+            pair.target.wait_until("SELECT count(*) = 1 FROM parapply.undecided")
+        assert _count(pair.target, "undecided") == 0, "it was flushed: this proves nothing"
+        assert n_prepared(pair.target) == 1
+        daemon.send(signal.SIGCONT)
+        pair.target.wait_until("SELECT count(*) = 1 FROM parapply.undecided")
+        with _crash_without_a_flush(daemon, pair.target, server):
+            run.decide(gid, what)
+            pair.target.wait_until("SELECT count(*) = 0 FROM parapply.undecided")
+        assert n_prepared(pair.target) == 0
+        assert _count(pair.target, left) == 1, "it was flushed: this proves nothing"
+        daemon.send(signal.SIGCONT)
+        daemon.wait_caught_up()
+    run.check(daemon)
+
+
+def _count(target: Database, table: str) -> int:
+    return int(target.rows(f"SELECT count(*) FROM parapply.{table}")[0][0])
+
+
+@contextmanager
+def _crash_without_a_flush(daemon: Daemon, target: Database, server: PgServer) -> Iterator[None]:
+    """Keep the daemon from advancing, which flushes; then kill the server, start it, and leave the daemon stopped.
+
+    Holding the row of the watermark keeps workers from nothing.
+    """
+    with closing(target.connect()) as holder:
+        holder.execute("BEGIN")
+        holder.execute("SELECT FROM parapply.slots FOR UPDATE")
+        yield
+        server.kill()
+    # It must not repair what we are about to look at.
+    daemon.send(signal.SIGSTOP)
+    server.start()

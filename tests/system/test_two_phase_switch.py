@@ -1,0 +1,165 @@
+"""two_phase switched on and off, and targets that prepare nothing or no more (traps T-58, T-59, faults F33, F34)."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from tests.fixtures.databases import create_database
+from tests.fixtures.pair import Pair, pair
+from tests.fixtures.plain import wait_until_unread
+from tests.fixtures.two_phase import (
+    LARGE,
+    STREAMED_SMALL,
+    TABLES,
+    TWO_PHASE,
+    WHOLE,
+    check_nothing_is_left,
+    decide,
+    n_prepared,
+    rows_from,
+    stream_early,
+    write_prepared,
+)
+
+if TYPE_CHECKING:
+    from tests.fixtures.daemon import RunCommand, StartDaemon
+    from tests.fixtures.databases import Database
+    from tests.fixtures.servers import OwnServers
+    from tests.fixtures.two_phase import Shape
+
+__all__ = ["pair"]
+
+
+@pytest.mark.pg_majors(15, 18)
+@pytest.mark.parametrize("shape", [WHOLE, LARGE], ids=str)
+def test_t58_prepared_before_the_slot_had_two_phase(pair: Pair, shape: Shape) -> None:
+    """T-58: what was prepared before comes whole with its COMMIT PREPARED, once; its ROLLBACK PREPARED is nothing."""
+    pair.create(TABLES)
+    pair.drain()
+    write_prepared(pair.source, "commit before", *rows_from(1, shape))
+    write_prepared(pair.source, "rollback before", *rows_from(100_001, shape))
+    pair.drain()
+    daemon = pair.start(settings={**TWO_PHASE, **shape.settings})
+    write_prepared(pair.source, "after", *rows_from(200_001, WHOLE))
+    daemon.wait_caught_up()
+    assert n_prepared(pair.target) == 1
+    for gid, what in (("rollback before", "ROLLBACK"), ("commit before", "COMMIT"), ("after", "COMMIT")):
+        decide(pair.source, gid, what)
+    daemon.wait_caught_up()
+    daemon.stop()
+    pair.check_equal()
+    check_nothing_is_left(pair.target)
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_t58_prepared_before_and_streamed_afterwards(pair: Pair) -> None:
+    """T-58: the publisher may stream it all the same, to make room for others: it still ends with its outcome only.
+
+    A worker follows each of them; what is rolled back has no other end than its ROLLBACK PREPARED.
+    """
+    stream_early(pair.source)
+    pair.create(TABLES)
+    pair.drain()
+    rows = "SELECT g, repeat('x', 100) FROM generate_series({}, {}) AS g"
+    for n, gid in enumerate(("a", "b", "c")):
+        write_prepared(pair.source, gid, f"INSERT INTO evt {rows.format(100 * n + 1, 100 * n + 75)}")
+    prepared = {int(xid) for (xid,) in pair.source.rows("SELECT transaction::text FROM pg_prepared_xacts")}
+    pair.drain()
+    daemon = pair.start(workers=8, settings={**TWO_PHASE, "apply.stream_start_bytes": 0})
+    with ExitStack() as stack:
+        # Small enough to be less worth streaming than those that are prepared.
+        others = [stack.enter_context(pair.source.connect()) for _ in range(4)]
+        for n, other in enumerate(others):
+            other.execute("BEGIN")
+            other.execute(f"INSERT INTO evt {rows.format(1000 * n + 1001, 1000 * n + 1060)}".encode())
+        for gid, what in (("b", "ROLLBACK"), ("a", "COMMIT"), ("c", "ROLLBACK")):
+            decide(pair.source, gid, what)
+        for other in others:
+            other.execute("COMMIT")
+    daemon.wait_caught_up()
+    daemon.stop()
+    assert len(prepared & {event["xid"] for event in daemon.events_of("stream_followed")}) > 1
+    pair.check_equal()
+    check_nothing_is_left(pair.target)
+
+
+def _exhaust(target: Database, stack: ExitStack) -> list[str]:
+    """Prepare as many transactions as the server takes, and return their names."""
+    connection = stack.enter_context(target.connect())
+    gids: list[str] = []
+    while True:
+        connection.execute("BEGIN")
+        try:
+            connection.execute(f"PREPARE TRANSACTION 'other_{len(gids)}'".encode())
+        except psycopg.errors.OutOfMemory:
+            return gids
+        gids.append(f"other_{len(gids)}")
+
+
+@pytest.mark.crash
+def test_t59_no_room_for_a_prepared_transaction(
+    source_db: Database, own_servers: OwnServers, start_daemon: StartDaemon, run_command: RunCommand
+) -> None:
+    """T-59: none possible is refused by init and run with exit 4 and what to set; none left is waited for, in order."""
+    server = own_servers("target", settings={"max_prepared_transactions": 0})
+    target = create_database(server, "target")
+    pair = Pair(source_db, target, start_daemon)
+    pair.create(TABLES)
+    says = "max_prepared_transactions = 0 Hint: set it on the target"
+    init = run_command(pair.route, "init", "--set", "source.two_phase=true")
+    assert (init.returncode, says in init.stderr) == (4, True), init.stderr
+    assert target.rows("SELECT count(*) FROM pg_namespace WHERE nspname = 'parapply'") == [(0,)]
+    refused = start_daemon(pair.route, settings=TWO_PHASE)
+    pair.check_stopped(refused, code=4, says=says)
+    server.configure({"max_prepared_transactions": 2})
+    server.restart()
+    with ExitStack() as stack:
+        gids = _exhaust(target, stack)
+        daemon = pair.start(settings=TWO_PHASE)
+        write_prepared(pair.source, "a", *rows_from(1, WHOLE))
+        pair.write("INSERT INTO t VALUES (100, 'later')")
+        daemon.wait_for_event("target_lost", count=3)
+        assert target.rows("SELECT count(*) FROM t") == [(0,)]
+        target.execute(f"ROLLBACK PREPARED '{gids.pop()}'")
+        daemon.wait_caught_up()
+        decide(pair.source, "a", "COMMIT")
+        daemon.wait_caught_up()
+        for gid in gids:
+            target.execute(f"ROLLBACK PREPARED '{gid}'")
+    daemon.stop()
+    pair.check_equal()
+    check_nothing_is_left(target)
+
+
+# Before PostgreSQL 18 a slot keeps two_phase for good.
+@pytest.mark.pg_majors(18)
+def test_two_phase_is_not_switched_off_with_something_prepared(pair: Pair, start_daemon: StartDaemon) -> None:
+    """Off while the slot has it is refused (exit 3), and off with something prepared, too (exit 4); on again goes on.
+
+    What is prepared here ends here, although the slot then sends it as if it had never been prepared.
+    """
+    stream_early(pair.source)
+    pair.create(TABLES)
+    daemon = pair.start(settings=TWO_PHASE)
+    for n, (gid, shape) in enumerate((("a", WHOLE), ("b", STREAMED_SMALL), ("c", LARGE))):
+        write_prepared(pair.source, gid, *rows_from(100_000 * n, shape))
+    daemon.wait_caught_up()
+    assert pair.target.rows("SELECT two_phase FROM parapply.progress") == [("enabled",)]
+    daemon.stop()
+    wait_until_unread(pair.route)
+    pair.check_stopped(start_daemon(pair.route), code=3, says="has two_phase.* Hint: set source.two_phase = true")
+    with psycopg.connect(pair.source.dsn_with(replication="database"), autocommit=True) as connection:
+        connection.execute(f"ALTER_REPLICATION_SLOT {pair.route.slot} (TWO_PHASE false)".encode())
+    says = "3 transactions are prepared on the target, but source.two_phase is off Hint: set source.two_phase = true"
+    pair.check_stopped(start_daemon(pair.route), code=4, says=says)
+    daemon = pair.start(settings={**TWO_PHASE, **LARGE.settings})
+    for gid, what in (("a", "COMMIT"), ("b", "ROLLBACK"), ("c", "COMMIT")):
+        decide(pair.source, gid, what)
+    daemon.wait_caught_up()
+    daemon.stop()
+    pair.check_equal()
+    check_nothing_is_left(pair.target)
