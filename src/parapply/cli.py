@@ -113,6 +113,8 @@ def _load(options: dict[str, Any], *not_needed: str) -> Config:
 #: 4 ms of every other command's start.
 _LATER = {
     "bench": ("parapply.bench.command", "bench"),
+    "conflicts": ("parapply.cli_conflicts", "conflicts"),
+    "skip": ("parapply.cli_conflicts", "skip"),
     "report": ("parapply.analysis.command", "report"),
     "synth-log": ("parapply.analysis.synth_command", "synth_log"),
 }
@@ -376,6 +378,10 @@ def verify(
     config = _load(options)
     from parapply.verify import command  # noqa: PLC0415
 
+    if engine == "spark" and not spark_master:
+        from parapply.analysis.java import find_java  # noqa: PLC0415
+
+        find_java(os.environ).apply(os.environ)
     how = command.Options(
         tables=tables,
         connections=connections,

@@ -68,6 +68,10 @@ STREAM_START_BYTES = 1024 * 1024
 SPILL_LIMIT_BYTES = 16 * 1024 * 1024 * 1024
 #: Seconds between two looks for changes of the target's catalogue, which are not in the stream.
 CATALOGUE_CHECK_S = 5.0
+#: Seconds a conflict is kept on the target: a month, within which somebody will have looked.
+KEEP_S = 30 * 86_400.0
+#: Conflicts kept on the target at most: some hundred megabytes with rows of ordinary width.
+KEEP_ROWS = 100_000
 #: Bytes of an apply log file before the next is begun: one task of the Spark job reads it in seconds.
 ROTATE_BYTES = 64 * 1024 * 1024
 #: Seconds after which a quiet apply log file is closed, so that reports see it.
@@ -154,6 +158,40 @@ class ApplyConfig(_Section, frozen=True):
             raise ValueError("max_batch_bytes must not be above memory_limit_bytes")
 
 
+#: Policies by what stands against each other. Those left out make no sense: no row can win that is not there.
+_Exists = Literal["error", "skip", "apply_remote", "keep_local", "last_update_wins"]
+_UpdateMissing = Literal["error", "skip", "apply_remote"]
+_DeleteMissing = Literal["error", "skip"]
+_OriginDiffers = Literal["off", "error", "skip", "apply_remote", "keep_local", "last_update_wins"]
+
+
+class TableConflictConfig(_Section, frozen=True):
+    """Policies of one table; None is what holds for all."""
+
+    insert_exists: _Exists | None = None
+    update_exists: _Exists | None = None
+    multiple_unique_conflicts: _Exists | None = None
+    update_missing: _UpdateMissing | None = None
+    delete_missing: _DeleteMissing | None = None
+    update_origin_differs: _OriginDiffers | None = None
+    delete_origin_differs: _OriginDiffers | None = None
+
+
+class ConflictConfig(_Section, frozen=True):
+    """What is done about conflicts, and how long they are kept."""
+
+    insert_exists: _Exists = "error"
+    update_exists: _Exists = "error"
+    multiple_unique_conflicts: _Exists = "error"
+    update_missing: _UpdateMissing = "error"
+    delete_missing: _DeleteMissing = "error"
+    update_origin_differs: _OriginDiffers = "off"
+    delete_origin_differs: _OriginDiffers = "off"
+    keep_s: Annotated[float, Meta(ge=0, le=86_400 * 36_500)] = KEEP_S
+    keep_rows: Annotated[int, Meta(ge=0, le=1_000_000_000)] = KEEP_ROWS
+    tables: dict[str, TableConflictConfig] = {}
+
+
 class ApplyLogConfig(_Section, frozen=True):
     """The apply log."""
 
@@ -185,6 +223,7 @@ class Config(_Section, frozen=True):
     source: SourceConfig = SourceConfig()
     target: TargetConfig = TargetConfig()
     apply: ApplyConfig = ApplyConfig()
+    conflict: ConflictConfig = ConflictConfig()
     applylog: ApplyLogConfig = ApplyLogConfig()
     log: LogConfig = LogConfig()
 
@@ -194,8 +233,15 @@ SECTIONS: Final[dict[str, type[_Section]]] = {
     "source": SourceConfig,
     "target": TargetConfig,
     "apply": ApplyConfig,
+    "conflict": ConflictConfig,
     "applylog": ApplyLogConfig,
     "log": LogConfig,
+}
+
+#: Sections of single tables, by path.
+_TABLE_SECTIONS: Final[dict[tuple[str, ...], type[_Section]]] = {
+    ("apply", "tables"): TableConfig,
+    ("conflict", "tables"): TableConflictConfig,
 }
 
 
@@ -255,7 +301,7 @@ def _read_section(path: list[str], kind: type[_Section], given: object, errors: 
         place = [*path, key]
         if key not in kinds:
             errors.append(_unknown_line(place, kinds))
-        elif place == ["apply", "tables"]:
+        elif tuple(place) in _TABLE_SECTIONS:
             values[key] = _read_tables(place, value, errors)
         else:
             values[key] = read_value(place, kinds[key], value, errors)
@@ -268,7 +314,7 @@ def _read_section(path: list[str], kind: type[_Section], given: object, errors: 
         return None
 
 
-def _read_tables(path: list[str], given: object, errors: list[str]) -> dict[str, TableConfig]:
+def _read_tables(path: list[str], given: object, errors: list[str]) -> dict[str, Any]:
     if not isinstance(given, dict):
         errors.append(f"{dotted(path)}: must be a section")
         return {}
@@ -276,15 +322,16 @@ def _read_tables(path: list[str], given: object, errors: list[str]) -> dict[str,
         schema, dot, table = name.partition(".")
         if not (schema and dot and table):
             errors.append(f'{dotted([*path, name])}: must be written "schema.table"')
-    return {name: _read_section([*path, name], TableConfig, value, errors) for name, value in given.items()}
+    kind = _TABLE_SECTIONS[tuple(path)]
+    return {name: _read_section([*path, name], kind, value, errors) for name, value in given.items()}
 
 
 def _fields(parts: Sequence[str]) -> dict[str, object]:
     """Return the plain types, by name, of what may stand at a path; none where it is no section."""
     if not parts:
         return dict(SECTIONS)
-    is_table = len(parts) == 3 and tuple(parts[:2]) == ("apply", "tables")
-    kind = TableConfig if is_table else SECTIONS.get(parts[0]) if len(parts) == 1 else None
+    of_table = _TABLE_SECTIONS.get(tuple(parts[:2])) if len(parts) == 3 else None
+    kind = of_table or (SECTIONS.get(parts[0]) if len(parts) == 1 else None)
     return {field.name: plain_type(field.type) for field in msgspec.structs.fields(kind)} if kind else {}
 
 

@@ -128,6 +128,8 @@ def plain_type(kind: object) -> object:
 
 def _rule(kind: object) -> str:
     """Say what a field of this type takes."""
+    if type(None) in get_args(kind):
+        kind = get_args(kind)[0]  # a choice that may be left open
     if get_origin(kind) is Literal:
         *most, last = [repr(value) for value in get_args(kind)]
         return f"must be {', '.join(most)} or {last}"

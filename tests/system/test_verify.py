@@ -80,6 +80,7 @@ def test_differences_are_found_and_named(
 
 
 @pytest.mark.spark
+@pytest.mark.jdbc
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_spark_finds_the_same(

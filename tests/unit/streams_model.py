@@ -10,12 +10,14 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
+from parapply.conflict.skips import Skips
 from parapply.plan.batch import Batch
 from parapply.plan.plans import Plans
 from parapply.runtime.crew import Crew
 from parapply.runtime.job import Job
 from parapply.runtime.streamed import Streamed
 from parapply.runtime.streams import StreamLimits, Streams
+from parapply.runtime.whole import Whole
 from parapply.spill import Spill
 from parapply.wire.assembler import OVERHEAD_BYTES, Assembler
 from parapply.wire.chunk import Chunk
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from parapply.model import Relation, Transaction
+    from parapply.runtime.arbiter import Arbiter
+    from parapply.runtime.head import Head
     from parapply.runtime.pieces import LookAt, Pieces
     from parapply.runtime.streams import Stream
     from parapply.runtime.tables import Tables
@@ -175,6 +179,24 @@ class _Following(Streamed):
         return cast("Pieces", self._session)
 
 
+class _AtOnce(Whole):
+    """With a target in place of pieces."""
+
+    def pieces(self) -> Pieces:
+        """Return the target."""
+        return cast("Pieces", self._session)
+
+
+class _NothingFails:
+    """In place of the arbiter: nobody wants anything skipped, and nothing is a conflict."""
+
+    def __init__(self) -> None:
+        self.skips = Skips("parapply", 0)
+
+    def count(self, job: Job, conflicts: Sequence[object]) -> None:
+        assert not conflicts, job
+
+
 class Subscriber:
     """Real streams, with at most one worker that follows the one transaction, on a `Target`."""
 
@@ -253,16 +275,25 @@ class Subscriber:
         async def finish(job: Job, end: Transaction) -> None:
             del job, end
 
-        def new_look() -> LookAt:
-            raise AssertionError("nothing fails here")
-
+        arbiter = cast("Arbiter", _NothingFails())
+        whole = _AtOnce(
+            job,
+            session=cast("WorkerSession", self.target),
+            builder=cast("CommandBuilder", None),
+            tables=cast("Tables", self.target),
+            crew=self._crew,
+            arbiter=arbiter,
+            head=cast("Head", None),
+            finish=finish,
+        )
         return _Following(
             job,
             session=cast("WorkerSession", self.target),
             builder=cast("CommandBuilder", None),
             tables=cast("Tables", self.target),
             crew=self._crew,
-            new_look=lambda: cast("LookAt", new_look),
+            whole=whole,
+            arbiter=arbiter,
             note=lambda _: None,
             finish=finish,
             piece_bytes=self._piece_bytes,

@@ -23,6 +23,7 @@ class _Run:
         self.pace = random.random()
         self.commits: list[int] = []
         self.running: dict[int, Job] = {}
+        self.parked: set[int] = set()
         self.n_idle_calls = 0
         self.n_given_back = 0
         self.crew = Crew(0, self._changed, self._committed, is_relaxed=is_relaxed)
@@ -51,6 +52,10 @@ class _Run:
             job = await self.crew.next_job()
             self._check_start(job)
             self.running[job.batch.seq] = job
+            if self.crew.is_relaxed and job.batch.seq not in self.parked and self.random.random() < 0.2:
+                await self._steps()
+                self._park(job)
+                continue
             while True:
                 await self._steps()
                 told = await self.crew.turn(job)
@@ -67,6 +72,14 @@ class _Run:
             else:
                 self._check_commit(job)
                 self.crew.committed(job, 0.0)
+
+    def _park(self, job: Job) -> None:
+        """Leave a batch that fails: until it is the head, or for a while if it is."""
+        self.parked.add(job.batch.seq)
+        del self.running[job.batch.seq]
+        if self.crew.head is job:
+            asyncio.get_running_loop().call_soon(self.crew.unpark, job)
+        self.crew.park(job)
 
     def _check_submitted(self, job: Job) -> None:
         waits = self.crew.waits_of(job)

@@ -142,3 +142,12 @@ class TablePlan:
     unique_keys: tuple[UniqueKey, ...] = ()
     foreign_keys: tuple[ForeignKey, ...] = ()
     is_shared: bool = False  # several published relations map to this target table: one lane in source order
+    #: Replication origins that write as this daemon; rows that others wrote must be noticed before they are ...
+    own_origins: tuple[int, ...] = ()
+    checks_update_origin: bool = False  # ... updated
+    checks_delete_origin: bool = False  # ... deleted
+
+    @property
+    def checks_origin(self) -> bool:
+        """Tell whether sets look at who wrote a row: a net delete may have been an update before."""
+        return self.checks_update_origin or self.checks_delete_origin

@@ -67,6 +67,8 @@ class Crew:
         self._jobs: dict[int, Job] = {}
         self._ready: list[int] = []  # heap of batch numbers that may start
         self._assigned: set[int] = set()
+        #: Batches that nobody may start for now: they wait to be the head, or for a repair.
+        self._parked: set[int] = set()
         self._idle: list[asyncio.Future[Job]] = []
         self._turns: dict[int, _Asking] = {}
         self._max_followers = max_followers
@@ -257,6 +259,23 @@ class Crew:
         # One more is blocked, which makes room: the worker may go on with another at once, and nobody else says so.
         self.changed()
 
+    def park(self, job: Job) -> None:
+        """Take a job back whose worker has rolled it back: it starts again when it becomes the head, or at `unpark`."""
+        seq = job.batch.seq
+        self._assigned.discard(seq)
+        self._parked.add(seq)
+        self.changed()
+
+    def unpark(self, job: Job) -> None:
+        """Let a parked job start again; nothing happens to one that is not parked."""
+        self._unpark(job.batch.seq)
+
+    def _unpark(self, seq: int) -> None:
+        if seq in self._parked:
+            self._parked.discard(seq)
+            heapq.heappush(self._ready, seq)
+            self._assign()
+
     def ended(self, job: Job) -> None:
         """Register the end LSN of a large transaction, known only now that its last piece has come."""
         self.watermark.open(job.batch.end_lsn)
@@ -283,6 +302,7 @@ class Crew:
             self._tell(ready.seq)
         if self.is_relaxed and (head := self._scheduler.head) is not None:
             self._tell(head.seq)
+            self._unpark(head.seq)
         self._on_committed(job)
         self._assign()
         self.changed()

@@ -20,6 +20,7 @@ import msgspec
 from psycopg import sql
 
 from parapply import __version__, probes
+from parapply.conflict.rules import Rules
 from parapply.errors import ParapplyError, TargetLost, TargetRefused
 from parapply.logs import get_logger
 from parapply.model import format_lsn
@@ -28,7 +29,7 @@ from parapply.runtime.ahead import FactsAhead
 from parapply.runtime.desk import Desk
 from parapply.source import options, refusals, slot
 from parapply.source.stream import ReplicationStream
-from parapply.target import copies, lease, prepared, settings, state
+from parapply.target import copies, lease, origins, prepared, settings, state
 from parapply.target.session import SessionOptions, WorkerSession
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class Ends(msgspec.Struct, frozen=True):
     prepared: dict[int, tuple[str, int]]  # what is prepared on the target, as `prepared.pending` gives it
     copies: copies.Copies
     awaits_two_phase: bool  # it is wanted, and begins with the next epoch once every table is copied
+    own_origins: tuple[int, ...]  # replication origins by which rows of this daemon are known
+    tracks_commits: bool  # the target knows when and by whom rows were written
 
 
 class Opener:
@@ -71,6 +74,8 @@ class Opener:
         self._config = config
         self._takeover = takeover
         self._own_pids: list[int] = []
+        self._rules = Rules(config.conflict)
+        self._is_told_of_origins = False
         self._log = get_logger()
 
     async def open(self, stack: AsyncExitStack) -> Ends:
@@ -89,7 +94,9 @@ class Opener:
             )
             source, first_look = await looking
             # Not before the fence: until then the sessions of an earlier daemon may be all that the servers can give.
-            opening = begin(self._workers(stack, slot_id, control.info.backend_pid))
+            tracks_commits = await origins.tracks_commits(control)
+            self._check_tracking(tracks_commits=tracks_commits)
+            opening = begin(self._workers(stack, slot_id, control.info.backend_pid, tracks_commits=tracks_commits))
             connecting = begin(self._connect_stream(stack))
             source_facts, found = await self._recover(control, source, first_look, slot_id)
             pending = await self._prepared(control, slot_id)
@@ -101,6 +108,8 @@ class Opener:
                 self._start(connecting, source_facts, found, streaming, two_phase=two_phase),
                 self._write_daemon(control, source_facts, slot_id, two_phase=two_phase),
             )
+        self._check_origins(sessions)
+        own_origins = await origins.own_origins(control, slot_id) if self._rules.needs_origin else ()
         self._log.info("target_connected", low_lsn=format_lsn(found.lowest_lsn), workers=len(sessions))
         self._log.info("source_connected", slot=found.slot_name, start_lsn=format_lsn(found.resume_lsn))
         self._own_pids = [control.info.backend_pid, *(session.pipeline.backend_pid for session in sessions)]
@@ -118,7 +127,32 @@ class Opener:
             prepared=pending,
             copies=known,
             awaits_two_phase=self._config.source.two_phase and not two_phase,
+            own_origins=own_origins,
+            tracks_commits=tracks_commits,
         )
+
+    def _check_tracking(self, *, tracks_commits: bool) -> None:
+        if not tracks_commits and (needing := self._rules.needing()):
+            raise TargetRefused(
+                f"target: {needing} needs commit timestamps, and track_commit_timestamp is off",
+                hint="set track_commit_timestamp = on and restart the target server, or choose another policy",
+            )
+
+    def _check_origins(self, sessions: Sequence[WorkerSession]) -> None:
+        """Refuse policies that need origins which the workers do not have; say what else will not work."""
+        problem = next((session.origin_problem for session in sessions if session.origin_problem), "")
+        if problem and (needing := self._rules.needing()):
+            raise TargetRefused(
+                f"target: {needing} needs replication origins: {problem}",
+                hint=f"{origins.HINT}, or choose another policy",
+            )
+        if problem and not self._is_told_of_origins:
+            self._is_told_of_origins = True
+            self._log.warning(
+                "origin_missing",
+                error=problem,
+                hint=f"changes applied here look like local ones: in a two-way set-up they go round; {origins.HINT}",
+            )
 
     async def _look(self, stack: AsyncExitStack) -> tuple[slot.Connection, slot.SourceFacts]:
         """Open the plain session on the publisher and look at it for the first time."""
@@ -235,9 +269,11 @@ class Opener:
         )
         await state.write_daemon(control, config.target.state_schema, slot_id, row)
 
-    async def _workers(self, stack: AsyncExitStack, slot_id: int, leader_pid: int) -> tuple[WorkerSession, ...]:
+    async def _workers(
+        self, stack: AsyncExitStack, slot_id: int, leader_pid: int, *, tracks_commits: bool
+    ) -> tuple[WorkerSession, ...]:
         numbers = range(1, self._config.apply.workers + 1)
-        tries = [self._worker(stack, number, slot_id, leader_pid) for number in numbers]
+        tries = [self._worker(stack, number, slot_id, leader_pid, tracks_commits=tracks_commits) for number in numbers]
         opened = await _together(*tries)
         sessions = tuple([session for session in opened if not isinstance(session, ParapplyError)])
         errors = [error for error in opened if isinstance(error, ParapplyError)]
@@ -248,7 +284,7 @@ class Opener:
         return sessions
 
     async def _worker(
-        self, stack: AsyncExitStack, number: int, slot_id: int, leader_pid: int
+        self, stack: AsyncExitStack, number: int, slot_id: int, leader_pid: int, *, tracks_commits: bool
     ) -> WorkerSession | ParapplyError:
         """Open one session; return the error if the target has no connection left for it."""
         config = self._config
@@ -260,6 +296,8 @@ class Opener:
             role=config.target.session_replication_role,
             synchronous_commit=config.target.synchronous_commit,
             application_name=f"parapply worker {number} {config.source.slot}",
+            origin=origins.origin_name(slot_id, number),
+            tracks_commits=tracks_commits,
         )
         try:
             session = await WorkerSession.connect(session_options)

@@ -10,10 +10,13 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from parapply import probes
 from parapply.errors import ApplyFailed, ParapplyError, SourceLost, TargetLost
 from parapply.logs import get_logger
 from parapply.model import format_lsn
+from parapply.runtime.arbiter import Arbiter
 from parapply.runtime.crew import Crew
 from parapply.runtime.intake import Intake
 from parapply.runtime.monitor import Monitor
@@ -35,7 +38,7 @@ from parapply.wire.assembler import Assembler
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from parapply.config import Config
+    from parapply.config import ApplyConfig, Config
     from parapply.runtime.ends import Ends
     from parapply.runtime.job import Job
     from parapply.runtime.scribe import Scribe
@@ -74,8 +77,23 @@ class Epoch:
             is_relaxed=is_relaxed,
             max_followers=len(ends.sessions) // _WORKERS_A_FOLLOWER,
         )
+        builder = CommandBuilder()
+        self._arbiter = Arbiter(
+            config.conflict,
+            builder,
+            ends.desk,
+            config.target.state_schema,
+            ends.state.slot_id,
+            tracks_commits=ends.tracks_commits,
+        )
         self._tables = Tables(
-            ends.desk, ends.ahead, config.target.session_replication_role, config.apply.tables, is_relaxed=is_relaxed
+            ends.desk,
+            ends.ahead,
+            config.target.session_replication_role,
+            config.apply.tables,
+            is_relaxed=is_relaxed,
+            rules=self._arbiter.rules,
+            own_origins=ends.own_origins,
         )
         piece_bytes = min(_PIECE_BYTES, config.apply.memory_limit_bytes // 4)
         two_phase = TwoPhase(ends.state.slot_id, ends.prepared)
@@ -97,11 +115,11 @@ class Epoch:
                 ends.state,
                 piece_bytes=piece_bytes,
             ),
-            config=config.apply,
+            config=self._apply_config(),
             state=ends.state,
             trace=self._trace(),
         )
-        builder = CommandBuilder()
+        stops_on_error = config.apply.on_error == "stop"
         self._workers = [
             Worker(
                 number,
@@ -109,8 +127,9 @@ class Epoch:
                 self._crew,
                 builder,
                 self._tables,
+                self._arbiter,
                 two_phase=two_phase,
-                stops_on_error=config.apply.on_error == "stop",
+                stops_on_error=stops_on_error,
                 piece_bytes=piece_bytes,
             )
             for number, session in enumerate(ends.sessions, 1)
@@ -140,6 +159,7 @@ class Epoch:
             progress=self._progress,
             workers=self._workers,
             tables=self._tables,
+            arbiter=self._arbiter,
             foreign_waits=stall.foreign_waits,
         )
         self._requests = Requests(
@@ -174,6 +194,7 @@ class Epoch:
         Raises:
             ParapplyError: an end was lost or refuses; the state on the target says why, if it could be written.
         """
+        await self._arbiter.look(self.low_lsn, lambda _: False)
         tasks = {name: asyncio.create_task(run(), name=name) for name, run in self._parts.items()}
         stopping = asyncio.create_task(stop.wait(), name="stop")
         try:
@@ -196,6 +217,7 @@ class Epoch:
                 task.cancel()
             await asyncio.gather(*tasks.values(), stopping, return_exceptions=True)
             self._spill.close()
+            self._arbiter.close()
 
     async def _leave(self, error: BaseException, tasks: dict[str, asyncio.Task[None]], abort: asyncio.Event) -> None:
         """Save what can be saved after an error that is not the target's end."""
@@ -276,6 +298,14 @@ class Epoch:
     def _stream_limits(self, piece_bytes: int) -> StreamLimits:
         memory_bytes = self._config.apply.memory_limit_bytes // 4
         return StreamLimits(self._config.apply.stream_start_bytes, memory_bytes, 2 * piece_bytes)
+
+    def _apply_config(self) -> ApplyConfig:
+        config = self._config.apply
+        if not self._arbiter.rules.needs_commit_times or config.max_batch_transactions == 1:
+            return config
+        # Merged transactions would have one commit time on the target, and the last update would not win everywhere.
+        self._log.info("settings_lowered", setting="apply.max_batch_transactions", value=1)
+        return msgspec.structs.replace(config, max_batch_transactions=1)
 
     def _status_interval_s(self) -> float:
         wanted_s = self._config.source.status_interval_s

@@ -399,6 +399,7 @@ class Intake:
             job = self._large = self.new_job()
             job.pieces = asyncio.Queue(_PIECES)
             job.received_s = self.heard_s
+            job.commit_lsn = piece.commit_lsn
             job.batch.is_barrier = job.batch.is_large = True
             job.batch.first_commit_time_us = job.batch.commit_time_us = piece.commit_time_us
             self._crew.submit(job, self._clock())

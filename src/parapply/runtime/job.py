@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from parapply.applylog_schema import XIDS_LIMIT, RowCounts
+from parapply.applylog_schema import XIDS_LIMIT, Conflict, RowCounts
 from parapply.model import Relation
 from parapply.plan.steps import OrderedStep, TruncateStep
 from parapply.wire.rows import DELETE, INSERT, KIND_AT, RELATION_AT, TRUNCATE
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from parapply.plan.dependencies import Wait
     from parapply.plan.lineage import Traced
     from parapply.plan.table import TablePlan
+    from parapply.runtime.head import Attempts
     from parapply.runtime.streams import Stream
     from parapply.runtime.two_phase import Outcome
     from parapply.wire.messages import Prepare, StreamPrepare
@@ -41,6 +42,14 @@ class Counted(NamedTuple):
 NOTHING_COUNTED = Counted({}, 0, 0)
 
 
+class Resume(NamedTuple):
+    """Where a batch that is applied in source order has come to."""
+
+    n_done: int  # source transactions committed
+    plans: dict[int, TablePlan]  # in force after them
+    attempts: Attempts  # of the next
+
+
 class Job:
     """Written by intake until it is submitted, then by the crew and its worker; read by progress and the apply log."""
 
@@ -48,7 +57,9 @@ class Job:
         "arrivals",
         "attempts",
         "batch",
+        "commit_lsn",
         "committed_s",
+        "conflicts",
         "error",
         "executed_s",
         "freed_s",
@@ -62,6 +73,7 @@ class Job:
         "plans_before",
         "prepare",
         "received_s",
+        "resume",
         "rows",
         "size_bytes",
         "started_s",
@@ -92,6 +104,7 @@ class Job:
         self.prepare: Prepare | StreamPrepare | None = None
         #: What became of a prepared transaction, which is all that it does.
         self.outcome: Outcome | None = None
+        self.commit_lsn = 0  # of a large one: all that is known of its place before it has come whole
         self.received_s = 0.0  # its last byte was read
         self.submitted_s = 0.0  # closed
         self.freed_s = 0.0  # the last dependency committed
@@ -107,8 +120,12 @@ class Job:
         self.must_yield = False
         #: The last dependency that it, or the changes of its late keys, had to wait for.
         self.waited_for: Wait | None = None
+        #: Set once it is applied in source order; its worker may leave it and another one go on there.
+        self.resume: Resume | None = None
         #: Why it had to be repeated, for people: SQLSTATE or 'row count'.
         self.error = ""
+        #: What its changes met, for the apply log; see `arbiter.count`.
+        self.conflicts: list[Conflict] = []
         #: For the apply log, counted once: rows by schema.table, source transactions, changes, bytes, the first xids.
         self.rows: dict[str, RowCounts] = {}
         self.n_transactions = 0

@@ -15,6 +15,7 @@ from parapply.target.state import WorkerRow
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from parapply.runtime.arbiter import Arbiter
     from parapply.runtime.crew import Crew
     from parapply.runtime.desk import Desk
     from parapply.runtime.intake import Intake
@@ -48,6 +49,7 @@ class Monitor:
         progress: Progress,
         workers: Sequence[Worker],
         tables: Tables,
+        arbiter: Arbiter,
         foreign_waits: Mapping[int, str],
     ) -> None:
         """Keep whom to look at; `foreign_waits` says what a worker waits for on the target, by its number."""
@@ -60,6 +62,7 @@ class Monitor:
         self._progress = progress
         self._workers = workers
         self._tables = tables
+        self._arbiter = arbiter
         self._foreign_waits = foreign_waits
         self._clock = asyncio.get_running_loop().time
         #: The publisher's positions not yet applied, each with the time it was first seen.
@@ -81,6 +84,8 @@ class Monitor:
                 raise
             self._progress.source_lsn = flush_lsn
             self._progress.lag_s = self._lag_s(flush_lsn, now_us)
+            trouble = self._arbiter.trouble
+            self._progress.shown = ("retrying", trouble) if trouble else ("running", "")
             await self.show()
             await asyncio.sleep(_INTERVAL_S)
 
@@ -104,12 +109,18 @@ class Monitor:
         Raises:
             TargetLost, TargetRefused: it could not be written.
         """
+        await self._arbiter.look(self._crew.watermark.low_lsn, self._is_committing)
         rows = [self._row(worker) for worker in self._workers]
         tables = self._tables.take_rows()
         async with self._desk.session() as conn:
             await state.write_workers(conn, self._schema, self._slot_id, rows)
             if tables:
                 await state.write_tables(conn, self._schema, self._slot_id, tables)
+
+    def _is_committing(self, end_lsn: int) -> bool:
+        """Tell whether COMMIT was sent for the transaction that ends there."""
+        jobs = [worker.job for worker in self._workers if worker.state == "committing" and worker.job is not None]
+        return any(job.batch.first_lsn <= end_lsn <= job.batch.end_lsn for job in jobs)
 
     def _row(self, worker: Worker) -> WorkerRow:
         job = worker.job

@@ -18,7 +18,7 @@ from psycopg import sql
 from parapply.errors import ParapplyError, SlotBusy, SourceRefused, TargetRefused
 from parapply.model import format_lsn, parse_lsn
 from parapply.source import refusals, slot
-from parapply.target import lease, prepared, settings, state
+from parapply.target import lease, origins, prepared, settings, state
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -142,6 +142,12 @@ async def adopt(config: Config, ends: Ends) -> state.SlotState:
 
 async def _warn_of_missing_tables(config: Config, ends: Ends) -> None:
     published = await slot.published_tables(ends.source, config.source.publications)
+    for schema in sorted({schema for schema, table in published if table == "schema_version"}):
+        if {(schema, "slots"), (schema, "applied"), (schema, "schema_version")} <= set(published):
+            click.echo(
+                f"source: schema {schema} is the state of a parapply that applies there, and is published: publish the"
+                " other tables or schemas by name (docs/CONFLICTS.md, two-way replication)"
+            )
     query = sql.SQL(
         "SELECT w.schema_name, w.table_name FROM unnest($1::text[], $2::text[]) AS w(schema_name, table_name)"
         " WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n"
@@ -196,6 +202,8 @@ async def _drop(config: Config, *, assume_yes: bool) -> None:
             if held:
                 click.echo(f"target: {len(held)} prepared transactions rolled back")
             await state.drop_slot_state(ends.target, schema, found.slot_id)
+            if left := await origins.drop_origins(ends.target, found.slot_id):
+                click.echo(f"target: replication origins of the slot are left: {left}")
             click.echo(f"target: state of slot {name!r} removed")
             if await state.drop_schema(ends.target, schema):
                 click.echo(f"target: state schema {schema!r} dropped, no slot was left in it")

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
+from parapply.conflict.settle import may_be_conflict
 from parapply.errors import StatementFailed, TargetLost
 from parapply.plan.batch import Batch
 from parapply.plan.steps import ordered_changes
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from parapply.model import Transaction
+    from parapply.plan.steps import TruncateStep
     from parapply.plan.table import TablePlan
     from parapply.runtime.crew import Crew
     from parapply.runtime.job import Job
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
     #: Told of each failure in source order, of one piece; returns when the same may be tried again, or raises.
     LookAt = Callable[[StatementFailed, Sequence[Command], Transaction], Awaitable[None]]
+    #: Applies the changes of a piece so that their conflicts are settled.
+    Settle = Callable[[Transaction, Sequence[tuple[TablePlan, bytes] | TruncateStep]], Awaitable[None]]
 
 
 #: Seconds after which the server is asked once more to stop.
@@ -55,14 +59,21 @@ class Pieces:
         tables: Tables,
         crew: Crew,
         new_look: Callable[[], LookAt],
+        settle: Settle | None = None,
     ) -> None:
-        """Apply nothing yet; the session is inside the transaction."""
+        """Apply nothing yet; the session is inside the transaction.
+
+        Without `settle` nothing is a conflict yet: something earlier, not committed, may be the reason (trap T-69).
+        """
         self._job = job
         self._session = session
         self._builder = builder
         self._tables = tables
         self._crew = crew
         self._new_look = new_look
+        self._settle = settle
+        #: The latest piece that has come.
+        self.latest: Transaction | None = None
         #: Plan of each publisher's OID behind the last piece added.
         self.current = dict(job.plans_before)
         self._under_way: asyncio.Task[None] | None = None
@@ -71,7 +82,7 @@ class Pieces:
         """Apply all pieces and return the last, which knows where the transaction ends.
 
         Raises:
-            ApplyFailed: a row still fails in source order.
+            ApplyFailed: a row still fails in source order. `new_look` and `settle` may raise others instead.
             TargetLost, TargetRefused, ProtocolError: as everywhere.
         """
         last: Transaction | None = None
@@ -83,6 +94,7 @@ class Pieces:
                 piece = await pieces.get()
                 if piece is None:
                     break
+                self.latest = piece
                 await self.add(piece)
                 last = piece
             await self.settle()
@@ -187,13 +199,16 @@ class Pieces:
         look_at = self._new_look()
         while True:
             commands: Sequence[Command] = ()
+            changes = ordered_changes(planned.piece, self._tables.plans_from(planned.before))
             try:
-                changes = ordered_changes(planned.piece, self._tables.plans_from(planned.before))
                 commands = self._builder.in_order(changes)
                 await self._session.piece(commands)
             except StatementFailed as failure:
                 await self._session.undo_piece()
                 self._job.attempts += 1
+                if self._settle is not None and may_be_conflict(failure, commands):
+                    await self._settle(planned.piece, changes)
+                    return
                 await look_at(failure, commands, planned.piece)
             else:
                 return

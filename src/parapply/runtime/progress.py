@@ -94,7 +94,7 @@ class Progress:
         #: Shown to people; written by the monitor.
         self.source_lsn: int | None = None
         self.lag_s: float | None = None
-        #: State and reason shown to people; written by the epoch.
+        #: State and reason shown to people; written by the monitor, and by the epoch when it ends.
         self.shown = ("running", "")
         self._is_finishing = False
         self._last_commit_time_us: int | None = None

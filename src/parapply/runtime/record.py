@@ -60,6 +60,7 @@ def batch_record(job: Job, slot: str, run: str, unix_minus_loop_s: float) -> Bat
         waited_for=WaitedFor(seq=wait.seq, table=wait.table, kind=wait.kind, name=wait.name) if wait else None,
         retry_reason=job.error,
         is_one_flight=job.is_one_flight,
+        conflicts=tuple(job.conflicts),
     )
 
 

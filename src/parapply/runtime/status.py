@@ -18,6 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from parapply.conflict import listing
 from parapply.errors import ParapplyError, TargetRefused
 from parapply.model import format_lsn, parse_lsn
 from parapply.source import slot
@@ -105,6 +106,7 @@ async def collect(config: Config) -> dict[str, Any]:
         `workers`), `is_daemon_connected`, `silent_s` (seconds since the state was last written), the daemon's
         `host`, `pid`, `version`, `started_at`; `workers`, `tables`, `copies`, lists with the columns of those tables;
         `prepared`, a list with those of `parapply.prepared` (`age_s`, seconds, for its `age`);
+        `conflicts`, a list of how many are kept by `type`, `table` and `outcome`, with the `latest`;
         `source`, an object whose `is_reachable` tells whether the other keys are there.
 
     Raises:
@@ -124,6 +126,7 @@ async def collect(config: Config) -> dict[str, Any]:
             report["tables"] = await _records(conn, state.in_schema(_TABLES, schema), [slot_id])
             report["copies"] = await _records(conn, state.in_schema(_COPIES, schema), [slot_id])
             report["prepared"] = await _records(conn, state.in_schema(_PREPARED, schema), [name])
+        report["conflicts"] = await listing.count(conn, schema, slot_id)
         present = await lease.holders(conn, slot_id)
     report["is_daemon_connected"] = any(holder.is_leader for holder in present)
     report["source"] = await _collect_source(config, parse_lsn(report["lowest_remote_lsn"]))
@@ -187,11 +190,21 @@ def render(report: dict[str, Any]) -> Group:
             name = f"{table['schema_name']}.{table['table_name']}"
             alone = "yes" if table["is_table_exclusive"] else "no"
             _add(parts[-1], name, table["lane"], alone, table["reason"], table["retries"])
+    return Group(*parts, *_seldom(report))
+
+
+def _seldom(report: dict[str, Any]) -> list[Table]:
+    """Return what is there at times only: tables not copied yet, conflicts."""
+    parts = []
     if left := [copy for copy in report["copies"] if copy["state"] != "copied"]:
         parts.append(_grid("not copied yet", "state", "as of"))
         for copy in left:
             _add(parts[-1], f"{copy['schema_name']}.{copy['table_name']}", copy["state"], copy["start_lsn"])
-    return Group(*parts)
+    if report["conflicts"]:
+        parts.append(_grid("conflicts kept", "type", "outcome", "latest", "count"))
+        for one in report["conflicts"]:
+            _add(parts[-1], one["table"], one["type"], one["outcome"], one["latest"][:19], one["count"])
+    return parts
 
 
 def _facts(report: dict[str, Any]) -> Table:

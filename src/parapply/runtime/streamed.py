@@ -14,18 +14,20 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from parapply import probes
+from parapply.conflict.kinds import ConflictStop
 from parapply.errors import StatementFailed, TargetRefused
 from parapply.logs import get_logger
 from parapply.plan.steps import is_serial
 from parapply.runtime.job import NOTHING_COUNTED, Counted
 from parapply.runtime.pieces import Pieces
 from parapply.runtime.streams import Block, SubAborted, piece_of
-from parapply.runtime.verdict import apply_failed
+from parapply.runtime.whole import DataFailed, Whole
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from parapply.model import Relation, Transaction
+    from parapply.runtime.arbiter import Arbiter
     from parapply.runtime.crew import Crew
     from parapply.runtime.job import Job
     from parapply.runtime.pieces import LookAt
@@ -65,7 +67,8 @@ class Streamed:
         builder: CommandBuilder,
         tables: Tables,
         crew: Crew,
-        new_look: Callable[[], LookAt],
+        whole: Whole,
+        arbiter: Arbiter,
         note: Callable[[str], None],
         finish: Callable[[Job, Transaction], Awaitable[None]],
         piece_bytes: int,
@@ -78,7 +81,8 @@ class Streamed:
             builder: of commands.
             tables: to look up what is announced.
             crew: to know what has committed.
-            new_look: as in `Pieces`, for what fails at the commit.
+            whole: applies it at its commit.
+            arbiter: to know whether it is to be skipped.
             note: told what the worker does now, for people and for the stall check.
             finish: records and ends the target transaction as its last event says: by a commit or a prepare.
             piece_bytes: of what is applied at once.
@@ -90,7 +94,8 @@ class Streamed:
         self._builder = builder
         self._tables = tables
         self._crew = crew
-        self._new_look = new_look
+        self._whole = whole
+        self._arbiter = arbiter
         self._note = note
         self._finish = finish
         self._piece_bytes = piece_bytes
@@ -148,9 +153,12 @@ class Streamed:
             raise
         finally:
             await pieces.abandon()
-        assert self._stream.end is not None, "a stream that is not aborted ends with an event"
+        end = self._stream.end
+        assert end is not None, "a stream that is not aborted ends with an event"
+        if self._arbiter.skips.find(end.commit_lsn, end.end_lsn) is not None:
+            raise _GiveWay("it is to be skipped")
         try:
-            await self._finish(self._job, self._stream.end)
+            await self._finish(self._job, end)
         except StatementFailed as failure:
             raise _GiveWay(_because(failure)) from failure
 
@@ -276,24 +284,33 @@ class Streamed:
         self._note("executing")
         # Asked for by somebody who looked before the worker had rolled back.
         job.must_yield = False
-        await self._session.begin()
-        pieces = self._pieces(self._new_look())
-        try:
-            async for piece in stream.pieces(self._piece_bytes):
-                self._crew.held_bytes += piece.size_bytes
-                await self._tables.resolve_streamed(piece.relations)
-                await pieces.add(piece)
-            await pieces.settle()
-        finally:
-            await pieces.abandon()
         end = stream.end
         assert end is not None, "it is applied at its end"
-        job.executed_s = asyncio.get_running_loop().time()
+        whole, whole.end = self._whole, end
+        wanted = self._arbiter.skips.find(end.commit_lsn, end.end_lsn)
+        if wanted is not None:
+            await whole.skip(self._resolved(), wanted)
+            return
+        await self._session.begin()
+        pieces = whole.pieces()
         try:
-            await self._finish(job, end)
-        except StatementFailed as failure:
-            # A deferred check: it fails for the whole, and every row was applied already in its best form.
-            raise apply_failed(failure, None, end.xid, end.end_lsn) from failure
+            async for piece in self._resolved():
+                self._crew.held_bytes += piece.size_bytes
+                await pieces.add(piece)
+            await pieces.settle()
+        except (ConflictStop, DataFailed) as stop:
+            await self._session.rollback()
+            await whole.fail(stop, end)
+        finally:
+            await pieces.abandon()
+        job.executed_s = asyncio.get_running_loop().time()
+        await whole.finish(end)
+
+    async def _resolved(self) -> AsyncIterator[Transaction]:
+        """Give everything that was kept; what is announced in it is known by then."""
+        async for piece in self._stream.pieces(self._piece_bytes):
+            await self._tables.resolve_streamed(piece.relations)
+            yield piece
 
     def _pieces(self, look_at: LookAt) -> Pieces:
         return Pieces(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from parapply.config import TableConfig
+    from parapply.conflict.rules import Rules
     from parapply.model import Relation
     from parapply.plan.batch import Batch
     from parapply.plan.table import TableFacts, TablePlan
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 class Tables:
     """Plans by relation. Written by intake (`resolve`), by workers and by the watch, read by all of them."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  one place makes it
         self,
         desk: Desk,
         ahead: FactsAhead,
@@ -41,6 +42,8 @@ class Tables:
         config: Mapping[str, TableConfig],
         *,
         is_relaxed: bool = False,
+        rules: Rules | None = None,
+        own_origins: tuple[int, ...] = (),
     ) -> None:
         """Start with nothing announced.
 
@@ -50,6 +53,8 @@ class Tables:
             role: session_replication_role of the workers.
             config: what the configuration says of single tables, by schema.table.
             is_relaxed: independent transactions commit in any order.
+            rules: policies of conflicts; they may want rows looked at before they are changed.
+            own_origins: replication origins of the workers.
         """
         #: In force where intake reads. Batches and retries keep their own view of `current`.
         self.plans = Plans()
@@ -58,6 +63,8 @@ class Tables:
         self._role = role
         self._config = config
         self._is_relaxed = is_relaxed
+        self._rules = rules
+        self._own_origins = own_origins
         #: As the catalogue has it; `plans` holds what trust in prediction leaves of it.
         self._planned: dict[Relation, TablePlan] = {}
         #: Names and publisher's OIDs of what was ever planned.
@@ -185,7 +192,19 @@ class Tables:
     def _match(self, relation: Relation, found: TableFacts) -> TablePlan:
         setting = self._config.get(relation.qualified_name)
         parallel = setting.parallel if setting else "auto"
-        return match.match(relation, found, parallel=parallel, is_relaxed=self._is_relaxed)
+        plan = match.match(relation, found, parallel=parallel, is_relaxed=self._is_relaxed)
+        if self._rules is None:
+            return plan
+        before_update, before_delete = self._rules.checks_origin(relation.qualified_name)
+        if not (before_update or before_delete):
+            return plan
+        return replace(
+            plan,
+            own_origins=self._own_origins,
+            checks_update_origin=before_update,
+            checks_delete_origin=before_delete,
+            reason=f"{plan.reason}; who wrote a row last is looked at before it is changed",
+        )
 
     async def _facts(self, conn: Connection, relation: Relation) -> TableFacts:
         found = await facts.load_facts(conn, relation.schema, relation.name, role=self._role)

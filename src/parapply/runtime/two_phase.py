@@ -88,7 +88,7 @@ class TwoPhase:
         gid = self.pending_gid(message)
         if gid:
             try:
-                await session.decide(gid, is_commit=is_commit)
+                await session.decide(gid, record, is_commit=is_commit)
             except StatementFailed as failure:
                 if failure.sqlstate != _UNKNOWN:
                     raise

@@ -13,11 +13,12 @@ from parapply import probes
 from parapply.errors import StatementFailed, TargetRefused
 from parapply.logs import get_logger
 from parapply.model import Transaction, format_lsn
-from parapply.plan.steps import ordered_changes
 from parapply.runtime.crew import Turn
-from parapply.runtime.pieces import Pieces
+from parapply.runtime.head import Head, TryLater, record_at_head
+from parapply.runtime.job import Resume
 from parapply.runtime.streamed import Streamed
-from parapply.runtime.verdict import Verdict, apply_failed, verdict
+from parapply.runtime.verdict import Verdict, verdict
+from parapply.runtime.whole import Whole
 from parapply.target.session import Proof, Record
 
 if TYPE_CHECKING:
@@ -25,21 +26,14 @@ if TYPE_CHECKING:
 
     from parapply.model import Relation
     from parapply.plan.batch import Batch
-    from parapply.plan.table import TablePlan
+    from parapply.runtime.arbiter import Arbiter
     from parapply.runtime.crew import Crew
     from parapply.runtime.job import Job
-    from parapply.runtime.pieces import LookAt
     from parapply.runtime.tables import Tables
     from parapply.runtime.two_phase import TwoPhase
     from parapply.target.commands import Command, CommandBuilder
     from parapply.target.session import WorkerSession
 
-#: Seconds between attempts at the head when somebody else is in the way, doubled from the first to the last.
-_AGAIN_MIN_S = 0.01
-_AGAIN_MAX_S = 1.0
-#: Seconds between attempts with on_error = "retry", doubled likewise.
-_ERROR_MIN_S = 0.5
-_ERROR_MAX_S = 30.0
 #: Changes of a batch that is executed and committed in one flight, if it has its turn when it begins: without a backlog
 #: the round trip is a good part of the latency, and a check of the counts by the server costs little for few rows.
 _ONE_FLIGHT = 256
@@ -50,13 +44,14 @@ _MEMBERS = 64
 class Worker:
     """All fields are written by its own task and read by progress, which shows them."""
 
-    def __init__(  # noqa: PLR0913  one place makes workers
+    def __init__(  # noqa: PLR0913, PLR0917  one place makes workers
         self,
         number: int,
         session: WorkerSession,
         crew: Crew,
         builder: CommandBuilder,
         tables: Tables,
+        arbiter: Arbiter,
         *,
         two_phase: TwoPhase,
         stops_on_error: bool,
@@ -76,7 +71,18 @@ class Worker:
         self._builder = builder
         self._tables = tables
         self._two_phase = two_phase
-        self._stops_on_error = stops_on_error
+        self._arbiter = arbiter
+        self._head = Head(
+            number,
+            session,
+            builder,
+            tables,
+            arbiter,
+            stops_on_error=stops_on_error,
+            waits_elsewhere=crew.is_relaxed,
+            first=self._first,
+            end=self._end,
+        )
         self._piece_bytes = piece_bytes
         self._clock = asyncio.get_running_loop().time
         self._log = get_logger()
@@ -117,7 +123,9 @@ class Worker:
                 self._crew.leave(job)
             return is_done
         elif job.pieces is not None:
-            await self._large(job, job.pieces)
+            # A barrier: everything earlier has committed.
+            job.mode = "large"
+            await self._whole(job).apply_large(job.pieces)
         else:
             return await self._small(job)
         return True
@@ -129,19 +137,16 @@ class Worker:
     async def _small(self, job: Job) -> bool:
         """Apply a batch until it is committed; False if it was given back before."""
         batch = job.batch
-        if batch.is_suspect:
-            relations = [changes.plan.relation for changes in batch.table_changes]
-            self._tables.count_retry(relations, was_predictable=True)
-            await self._in_order(job, "suspect")
-            return True
+        if job.resume is not None or batch.is_suspect:
+            return await self._in_order(job, "suspect")
         try:
             commands = self._builder.of_steps(batch.steps, batch.size_bytes)
             late = self._builder.of_late_keys(batch.steps, batch.size_bytes) if batch.late_for else []
         except TargetRefused:
             # What comes before the refused change is applied first: at the head, where the same is met again.
-            await self._in_order(job, "refused")
-            return True
-        while True:
+            return await self._in_order(job, "refused")
+        why = "skip"
+        while not self._arbiter.skips.hits(batch):
             try:
                 told = await self._attempt(job, commands, late)
             except StatementFailed as failure:
@@ -149,8 +154,8 @@ class Worker:
                 job.turn_s = 0.0
                 if not job.must_yield or verdict(failure) is not Verdict.AGAIN:
                     self._tables.count_retry(_suspects(batch, failure, [*commands, *late]))
-                    await self._in_order(job, failure.sqlstate or "row count")
-                    return True
+                    why = failure.sqlstate or "row count"
+                    break
             else:
                 if told is Turn.COMMIT:
                     return True
@@ -165,11 +170,13 @@ class Worker:
             self._now("waiting")
             await self._crew.head_turn(job)
             self._now("executing")
+        return await self._in_order(job, why)
 
     async def _attempt(self, job: Job, commands: list[Command], late: list[Command]) -> Turn:
         """Execute, wait for the turn and commit, or return what the job was told instead."""
         has_turn = self._crew.may_commit(job)
         if has_turn and _is_one_flight(job, [*commands, *late]):
+            self._now("committing")
             await self.session.execute_and_commit(self._record(job), [*commands, *late])
             job.executed_s = job.turn_s = self._clock()
             job.is_one_flight = True
@@ -181,6 +188,8 @@ class Worker:
         told = await self._crew.turn(job)
         if told is not Turn.COMMIT:
             return told
+        if self._arbiter.skips.hits(job.batch):
+            return Turn.YIELD  # somebody has asked meanwhile
         job.turn_s = self._clock()
         if late and not has_turn:
             # The stall check looks at who executes.
@@ -227,87 +236,56 @@ class Worker:
             members if len(members) <= _MEMBERS else (),
         )
 
-    async def _in_order(self, job: Job, why: str) -> None:
-        """Repeat a batch at the head: each source transaction by itself, row by row, everything earlier committed."""
-        batch = job.batch
-        job.attempts += 1
-        job.mode = "rows"
-        job.error = why
-        self._now("retrying")
-        await self._crew.head_turn(job)
-        self._log.warning(
-            "batch_retried", seq=batch.seq, worker=self.number, end_lsn=format_lsn(batch.end_lsn), reason=why
-        )
-        current = dict(job.plans_before)
-        for transaction in batch.transactions:
-            current = await self._one(job, transaction, current)
-        job.executed_s = job.turn_s = self._clock()
+    async def _in_order(self, job: Job, why: str) -> bool:
+        """Repeat a batch at the head: each source transaction by itself, row by row, everything earlier committed.
 
-    async def _one(self, job: Job, transaction: Transaction, current: dict[int, TablePlan]) -> dict[int, TablePlan]:
-        """Apply one source transaction at the head until it is committed; return the plans in force after it."""
-        record = _record_at_head(transaction)
-        attempts = _Attempts(stops_on_error=self._stops_on_error)
-        while True:
-            plans = self._tables.plans_from(current)
-            commands: Sequence[Command] = ()
-            try:
-                commands = self._builder.in_order(ordered_changes(transaction, plans))
-                await self.session.execute(self._first(job, record), commands)
-                await self._end(job, record)
-            except StatementFailed as failure:
-                await self.session.rollback()
-                job.attempts += 1
-                await self._look_at(failure, commands, transaction, attempts)
-            else:
-                return dict(plans.current)
-
-    async def _look_at(
-        self, failure: StatementFailed, commands: Sequence[Command], transaction: Transaction, attempts: _Attempts
-    ) -> None:
-        """Return when the same may be tried again.
-
-        Raises:
-            ApplyFailed: it makes no sense to.
+        False if it was given back before it was done, for others to be applied meanwhile; it goes on where it was.
         """
-        failed = commands[failure.statement] if 0 <= failure.statement < len(commands) else None
-        judged = verdict(failure)
-        if judged is Verdict.AGAIN:
-            await asyncio.sleep(attempts.again_s())
-            return
-        if judged is Verdict.STALE and not attempts.is_refreshed:
-            attempts.is_refreshed = True
-            await self.session.forget_statements()
-            await self._tables.refresh({command.plan.relation for command in commands})
-            return
-        error = apply_failed(failure, failed, transaction.xid, transaction.end_lsn)
-        if attempts.stops_on_error:
-            raise error
-        self._log.error("batch_failed", worker=self.number, error=str(error), hint=error.hint)
-        attempts.is_refreshed = False
-        await asyncio.sleep(attempts.error_s())
+        batch = job.batch
+        self._now("retrying")
+        if job.resume is None:
+            if batch.is_suspect:
+                relations = [changes.plan.relation for changes in batch.table_changes]
+                self._tables.count_retry(relations, was_predictable=True)
+            job.attempts += 1
+            job.mode = "rows"
+            job.error = why
+            job.resume = Resume(0, dict(job.plans_before), self._head.new_attempts())
+        if self._crew.is_relaxed and self._crew.head is not job:
+            self._crew.park(job)
+            return False
+        await self._crew.head_turn(job)
+        if job.resume.n_done == 0:
+            self._log.warning(
+                "batch_retried", seq=batch.seq, worker=self.number, end_lsn=format_lsn(batch.end_lsn), reason=why
+            )
+        for transaction in batch.transactions[job.resume.n_done :]:
+            n_done, current, attempts = job.resume
+            try:
+                current = await self._head.apply(job, transaction, current, attempts)
+            except TryLater as later:
+                self._crew.park(job)
+                self._arbiter.later(later.delay_s, partial(self._crew.unpark, job))
+                return False
+            job.resume = Resume(n_done + 1, current, self._head.new_attempts())
+        job.executed_s = job.turn_s = self._clock()
+        return True
 
-    async def _large(self, job: Job, pieces: asyncio.Queue[Transaction | None]) -> None:
-        """Apply one large transaction piece by piece. It is a barrier: everything earlier has committed."""
-        job.mode = "large"
-        await self.session.begin()
-        applying = Pieces(
+    def _whole(self, job: Job) -> Whole:
+        return Whole(
             job,
             session=self.session,
             builder=self._builder,
             tables=self._tables,
             crew=self._crew,
-            new_look=self._new_look,
+            arbiter=self._arbiter,
+            head=self._head,
+            finish=self._finish,
         )
-        last = await applying.apply(pieces)
-        try:
-            await self._finish(job, last)
-        except StatementFailed as failure:
-            # A deferred check: it fails for the whole, and every row was applied already in its best form.
-            raise apply_failed(failure, None, last.xid, last.end_lsn) from failure
 
     async def _finish(self, job: Job, end: Transaction) -> None:
         """Record and end the open transaction of a large or streamed one."""
-        record = _record_at_head(end)
+        record = record_at_head(end)
         await self.session.record(self._first(job, record))
         job.executed_s = job.turn_s = self._clock()
         self._now("committing")
@@ -320,7 +298,8 @@ class Worker:
             builder=self._builder,
             tables=self._tables,
             crew=self._crew,
-            new_look=self._new_look,
+            whole=self._whole(job),
+            arbiter=self._arbiter,
             note=self._now,
             finish=self._finish,
             piece_bytes=self._piece_bytes,
@@ -333,22 +312,19 @@ class Worker:
         record = Record(batch.end_lsn, batch.end_lsn, batch.commit_time_us, 0, low_lsn=batch.end_lsn)
         end = Transaction(job.outcome.xid, batch.end_lsn, batch.commit_time_us)
         end.end_lsn = batch.end_lsn
-        look_at = self._new_look()
+        attempts = self._head.new_attempts()
         while True:
             try:
                 await self._two_phase.decide(self.session, job.outcome, record)
                 break
             except StatementFailed as failure:
                 job.attempts += 1
-                await look_at(failure, (), end)
+                try:
+                    await self._head.look_at(failure, (), end, attempts)
+                except TryLater as later:
+                    # Everything later waits for this one anyway.
+                    await asyncio.sleep(later.delay_s)
         job.executed_s = job.turn_s = self._clock()
-
-    def _new_look(self) -> LookAt:
-        return partial(self._look_at, attempts=_Attempts(stops_on_error=self._stops_on_error))
-
-
-def _record_at_head(end: Transaction) -> Record:
-    return Record(end.end_lsn, end.end_lsn, end.commit_time_us, 1, low_lsn=end.end_lsn)
 
 
 def _is_one_flight(job: Job, commands: Sequence[Command]) -> bool:
@@ -377,21 +353,3 @@ def _suspects(batch: Batch, failure: StatementFailed | None, commands: Sequence[
     # Where code runs, or what is unique is not all predicted.
     known = [plan for plan in plans if plan.facts.unique or plan.facts.foreign_keys or plan.facts.triggers]
     return [plan.relation for plan in known or plans]
-
-
-class _Attempts:
-    """How often one source transaction was tried at the head, and how long to wait before the next."""
-
-    def __init__(self, *, stops_on_error: bool) -> None:
-        self.stops_on_error = stops_on_error
-        self.is_refreshed = False
-        self._again_s = _AGAIN_MIN_S
-        self._error_s = _ERROR_MIN_S
-
-    def again_s(self) -> float:
-        self._again_s, now = min(self._again_s * 2, _AGAIN_MAX_S), self._again_s
-        return now
-
-    def error_s(self) -> float:
-        self._error_s, now = min(self._error_s * 2, _ERROR_MAX_S), self._error_s
-        return now

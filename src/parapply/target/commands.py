@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from parapply.plan.table import TablePlan
     from parapply.wire.rows import KeptRow
 
-Operation = Literal["insert", "update", "delete", "truncate", "exists"]
+Operation = Literal["insert", "update", "delete", "truncate", "exists", "origin"]
 
 #: Bytes of rows in one set statement at most: far below the gigabyte that one parameter may have (trap T-45).
 SET_BYTES: Final = 32 * 1024 * 1024
@@ -206,8 +206,18 @@ class CommandBuilder:
     def _deletes(self, segment: NetSegment, effects: Effects, size_bytes: int, out: list[Command]) -> None:
         """Come before `_writes`: a replaced row is in both."""
         if deleted := effects[NET_DELETE - 1] + effects[NET_REPLACE - 1]:
-            statements = self._of(segment.plan)
+            plan = segment.plan
+            statements = self._of(plan)
+            if plan.checks_origin:
+                self._foreign(plan, deleted, size_bytes, out)
             out += _sets(statements, statements.set_delete, deleted, size_bytes, "delete")
+
+    def _foreign(self, plan: TablePlan, rows: list[KeptRow], size_bytes: int, out: list[Command]) -> None:
+        """Add a look whether somebody else wrote rows last; one that finds any fails by its count."""
+        statements = self._of(plan)
+        for command in _sets(statements, statements.set_foreign, rows, size_bytes, "origin"):
+            command.expected = 0
+            out.append(command)
 
     def _writes(self, segment: NetSegment, by_effect: Effects, size_bytes: int, out: list[Command]) -> None:
         plan = segment.plan
@@ -219,6 +229,8 @@ class CommandBuilder:
                 command.expected = 0
                 out.append(command)
         for present, group in _by_columns(by_effect[NET_UPDATE - 1], segment).items():
+            if plan.checks_origin:
+                self._foreign(plan, group, size_bytes, out)
             out += _sets(statements, partial(statements.set_update, present), group, size_bytes, "update")
         if inserted := by_effect[NET_INSERT - 1] + by_effect[NET_REPLACE - 1]:
             out += _sets(statements, partial(statements.set_insert, _all(plan)), inserted, size_bytes, "insert")
@@ -250,6 +262,10 @@ class CommandBuilder:
         if plan.is_full and old is None:
             raise ProtocolError(chr(kind), 5, "the old row of a table with REPLICA IDENTITY FULL is missing")
         found = new if old is None else old
+        if plan.checks_delete_origin if kind == DELETE else plan.checks_update_origin:
+            foreign = statements.row_foreign()
+            values = [_text(found[position], frame) for position in foreign.old_positions]
+            out.append(Command(foreign, values, expected=0, operation="origin", plan=plan))
         if plan.facts.triggers:
             # A trigger may veto the change (trap T-43): whether the row is there is asked for by itself. An update of
             # nothing but ALWAYS identity columns asks as well whether they have the new value already (trap T-50).

@@ -106,8 +106,26 @@ class Pipeline:
             start = await self._flight(statements, start, outcomes, on_sent)
         return outcomes
 
+    async def fetch(self, statement: Statement) -> list[tuple[bytes | None, ...]]:
+        """Execute one statement and return its rows, values in text format.
+
+        Raises:
+            StatementFailed, TargetLost: as `run`.
+        """
+        results: list[pq.abc.PGresult] = []
+        await self._flight([statement], 0, [], _nothing, results)
+        result = results[-1]
+        return [
+            tuple([result.get_value(row, column) for column in range(result.nfields)]) for row in range(result.ntuples)
+        ]
+
     async def _flight(
-        self, statements: Sequence[Statement], start: int, outcomes: list[Outcome], on_sent: Callable[[], None]
+        self,
+        statements: Sequence[Statement],
+        start: int,
+        outcomes: list[Outcome],
+        on_sent: Callable[[], None],
+        results: list[pq.abc.PGresult] | None = None,
     ) -> int:
         if self._lost is not None:
             raise self._lost
@@ -135,10 +153,16 @@ class Pipeline:
             raise self._lose(error) from error
         self._flush()
         on_sent()
-        await self._results(expected, start, outcomes)
+        await self._results(expected, start, outcomes, results)
         return end
 
-    async def _results(self, expected: list[bytes | None], start: int, outcomes: list[Outcome]) -> None:
+    async def _results(
+        self,
+        expected: list[bytes | None],
+        start: int,
+        outcomes: list[Outcome],
+        results: list[pq.abc.PGresult] | None,
+    ) -> None:
         """Take one result per expected entry and the sync; a failure is raised after the sync, when all is read."""
         failure: StatementFailed | None = None
         index = start
@@ -147,6 +171,8 @@ class Pipeline:
             if result.status in _OK:
                 if prepared_name is None:
                     outcomes.append(Outcome(_rows(result), result.command_status or b""))
+                    if results is not None:
+                        results.append(result)
             elif failure is None:
                 failure = _failure(result, index)
             if prepared_name is None:

@@ -15,7 +15,7 @@ from parapply import probes
 from parapply.driver import Session
 from parapply.errors import StatementFailed, TargetLost
 from parapply.model import format_lsn
-from parapply.target import lease, prepared, settings, state
+from parapply.target import lease, origins, prepared, settings, state
 from parapply.target.pipeline import ANY_COUNT, Outcome, Pipeline, Statement
 from parapply.target.statements import Sql, counted
 
@@ -52,6 +52,8 @@ class SessionOptions(NamedTuple):
     role: str
     synchronous_commit: str
     application_name: str
+    origin: str = ""  # replication origin to write under; "": none
+    tracks_commits: bool = False  # the server has track_commit_timestamp on
 
 
 def _plain(name: bytes, text: bytes) -> Statement:
@@ -65,6 +67,14 @@ _SAVEPOINT: Final = _plain(b"savepoint", b"SAVEPOINT piece")
 _RELEASE: Final = _plain(b"release", b"RELEASE SAVEPOINT piece")
 _ROLLBACK_TO: Final = _plain(b"rollback_to", b"ROLLBACK TO SAVEPOINT piece")
 _FORGET: Final = _plain(b"", b"DEALLOCATE ALL")
+
+_STAMP: Final = Sql(
+    name=b"stamp",
+    text=f"SELECT pg_catalog.pg_replication_origin_xact_setup($1::pg_lsn, {state.wire_time_sql('$2')})".encode(),
+    n_parameters=2,
+    is_set=False,
+    positions=(),
+)
 
 #: The record's key was there already: somebody else applied this, or an answer was lost. Only the state can tell.
 _ALREADY_RECORDED = "23505"
@@ -80,8 +90,16 @@ def _nothing() -> None:
 class WorkerSession:
     """One target connection. Used by one worker, one call at a time."""
 
-    def __init__(self, connection: psycopg.AsyncConnection[tuple[object, ...]], options: SessionOptions) -> None:
+    def __init__(
+        self,
+        connection: psycopg.AsyncConnection[tuple[object, ...]],
+        options: SessionOptions,
+        origin_problem: str = "no replication origin was asked for",
+    ) -> None:
         """Take over a connection whose settings are pinned and whose fence lock is held; see `connect`."""
+        #: Why what is written here looks as if it were written by a session of this server; empty if it does not.
+        self.origin_problem = origin_problem
+        self._stamps = options.tracks_commits and not origin_problem
         self.pipeline = Pipeline(connection)
         #: Whether the open transaction has the savepoint of its last piece.
         self._has_savepoint = False
@@ -90,7 +108,7 @@ class WorkerSession:
         self._counted: dict[bytes, Sql] = {}
         self._slot_id = str(options.slot_id).encode()
         schema = options.schema
-        self._record = _sql(b"record", state.record_sql(schema), 7)
+        self._record = _sql(b"record", state.record_sql(schema, stamps=self._stamps), 7)
         self._proof = _sql(b"proof", prepared.proof_sql(schema), 2)
         self._is_proved = _sql(b"is_proved", prepared.is_proved_sql(schema), 2)
         self._note = _sql(b"note", prepared.note_sql(schema), 2)
@@ -115,7 +133,9 @@ class WorkerSession:
             )
             await settings.check_direct(connection)
             await _take_lock(connection, options)
-            return cls(connection, options)
+            if not options.origin:
+                return cls(connection, options)
+            return cls(connection, options, await origins.carry_origin(connection, options.origin))
         except BaseException:
             await connection.close()
             raise
@@ -227,6 +247,40 @@ class WorkerSession:
         texts = (b"ROLLBACK TO SAVEPOINT sub%d", b"RELEASE SAVEPOINT sub%d")
         await self.pipeline.run([_plain(b"", text % depth) for text in texts])
 
+    async def begin_recorded(self, record: Record | Proof) -> None:
+        """Begin a transaction with its record, whose changes come in pieces.
+
+        Raises:
+            StatementFailed, TargetLost: as `execute`.
+        """
+        self._has_savepoint = False
+        probes.probe(probes.BEFORE_STATE)
+        await self._run_checked([_BEGIN, self._first(record)], (), before=2)
+
+    async def fetch(self, statement: Statement) -> list[tuple[bytes | None, ...]]:
+        """Execute one statement of the open transaction and return its rows, values in text format.
+
+        Raises:
+            StatementFailed, TargetLost: as `execute`; its index is -1.
+        """
+        try:
+            return await self.pipeline.fetch(statement)
+        except StatementFailed as failure:
+            failure.statement = -1
+            raise
+
+    async def run(self, statements: Sequence[Statement]) -> None:
+        """Execute statements of the open transaction that belong to none of its changes.
+
+        Raises:
+            StatementFailed, TargetLost: as `execute`; its index is -1.
+        """
+        try:
+            await self.pipeline.run(statements)
+        except StatementFailed as failure:
+            failure.statement = -1
+            raise
+
     async def record(self, record: Record | Proof) -> None:
         """Record a large transaction at its end.
 
@@ -284,13 +338,22 @@ class WorkerSession:
         if outcome.tag != b"PREPARE TRANSACTION":
             raise StatementFailed("the server rolled back instead of preparing")
 
-    async def decide(self, gid: str, *, is_commit: bool) -> None:
+    async def decide(self, gid: str, record: Record, *, is_commit: bool) -> None:
         """Commit a prepared transaction, or roll it back.
+
+        Args:
+            gid: of the prepared transaction.
+            record: of the outcome: rows get its commit time, where the server keeps one.
+            is_commit: commit it.
 
         Raises:
             StatementFailed: there is none of that name, or another role prepared it.
             TargetLost: the connection ended.
         """
+        if self._stamps:
+            # The session still has the commit time of what it recorded last.
+            values = [format_lsn(record.end_lsn).encode(), str(record.commit_time_us).encode()]
+            await self.pipeline.run([Statement(_STAMP, values)])
         text = (b"COMMIT PREPARED '%s'" if is_commit else b"ROLLBACK PREPARED '%s'") % gid.encode()
         await self.pipeline.run([_plain(b"", text)], on_sent=_decision_sent)
 

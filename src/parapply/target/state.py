@@ -53,6 +53,11 @@ __all__ = [
 _TIME = "('2000-01-01 00:00:00+00'::timestamptz + {}::bigint * '1 microsecond'::interval)"
 
 
+def wire_time_sql(number: str) -> str:
+    """Return the timestamptz of a time on the wire (microseconds since 2000-01-01 UTC); NULL stays NULL."""
+    return _TIME.format(number)
+
+
 class SlotState(msgspec.Struct, frozen=True, kw_only=True):
     """What is committed on the target, as read at start."""
 
@@ -109,7 +114,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-def record_sql(schema: str) -> str:
+def record_sql(schema: str, *, stamps: bool = False) -> str:
     """Return the INSERT that a worker sends as the FIRST statement of every target transaction.
 
     First, because a second apply of the same transactions then blocks on this row's key and fails with 23505
@@ -118,7 +123,22 @@ def record_sql(schema: str) -> str:
     Parameters, in text format: $1 slot_id; $2 end_lsn; $3 first_lsn; $4 members, a pg_lsn[] literal or NULL for
     "all that end from first_lsn to end_lsn"; $5 low_lsn; $6 source commit time of the last one in microseconds
     since 2000-01-01 UTC, the number on the wire; $7 number of source transactions.
+
+    Args:
+        schema: of the state.
+        stamps: the session has a replication origin and the server tracks commit timestamps: have the transaction
+            commit with the source's commit time, as the built-in subscription does, so that the last update can win.
     """
+    if stamps:
+        text = (
+            "INSERT INTO {s}.applied (slot_id, end_lsn, first_lsn, members, low_lsn, commit_time, n_transactions)"  # noqa: S608  only our own text
+            " SELECT $1::int, $2::pg_lsn, $3::pg_lsn, $4::pg_lsn[], $5::pg_lsn, "
+            + _TIME.format("$6")
+            + ", $7::int FROM pg_catalog.pg_replication_origin_xact_setup($2::pg_lsn, "
+            + _TIME.format("$6")
+            + ")"
+        )
+        return sql.SQL(text).format(s=sql.Identifier(schema)).as_string(None)
     text = (
         "INSERT INTO {s}.applied (slot_id, end_lsn, first_lsn, members, low_lsn, commit_time, n_transactions)"  # noqa: S608  only our own text
         " VALUES ($1::int, $2::pg_lsn, $3::pg_lsn, $4::pg_lsn[], $5::pg_lsn, " + _TIME.format("$6") + ", $7::int)"
@@ -244,7 +264,7 @@ async def drop_slot_state(conn: Connection, schema: str, slot_id: int) -> None:
     """
     with target_errors("dropping the state of the slot"):
         async with conn.transaction():
-            shown = ("snapshots", "copies", "tables", "workers")
+            shown = ("conflicts", "skips", "snapshots", "copies", "tables", "workers")
             for table in (*shown, "undecided", "committed_prepared", "applied", "slots"):
                 query = sql.SQL("DELETE FROM {} WHERE slot_id = $1::int").format(sql.Identifier(schema, table))
                 await rows(conn, query, [slot_id])

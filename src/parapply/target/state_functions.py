@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from psycopg import sql
 
+from parapply.target.state_conflicts import CONFLICT_COLUMNS_WITHOUT_VALUES
+
 #: Seconds between two looks at the progress.
 _POLL_S = 0.02
 
@@ -48,10 +50,14 @@ def functions(schema: str) -> sql.Composed:
     """Return the statements that make the functions and let monitoring roles read everything here."""
     name = sql.Identifier(schema)
     body = sql.SQL(_BODY).format(s=name, poll=sql.Literal(_POLL_S)).as_string(None)
+    columns = sql.SQL(", ").join(map(sql.Identifier, CONFLICT_COLUMNS_WITHOUT_VALUES))
     return sql.SQL(
         "CREATE OR REPLACE FUNCTION {s}.wait_for(lsn pg_lsn, timeout_s double precision DEFAULT 30,"
         " slot text DEFAULT NULL) RETURNS boolean LANGUAGE plpgsql VOLATILE"
         " SET search_path = pg_catalog, pg_temp AS {body};"
         "COMMENT ON FUNCTION {s}.wait_for IS {comment};"
         "GRANT USAGE ON SCHEMA {s} TO pg_monitor; GRANT SELECT ON ALL TABLES IN SCHEMA {s} TO pg_monitor;"
-    ).format(s=name, body=sql.Literal(body), comment=sql.Literal(_COMMENT))
+        # The one table with row values: for those only who are told so.
+        "REVOKE SELECT ON {s}.conflicts FROM pg_monitor;"
+        "GRANT SELECT ({columns}) ON {s}.conflicts TO pg_monitor;"
+    ).format(s=name, body=sql.Literal(body), comment=sql.Literal(_COMMENT), columns=columns)

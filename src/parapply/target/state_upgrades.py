@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from parapply.target.state_conflicts import CONFLICTS
+
 
 class Upgrade(NamedTuple):
     """What one version adds, as SQL with the schema's name as {s}."""
@@ -106,5 +108,7 @@ CREATE TABLE {s}.snapshots (
     "DROP TABLE {s}.snapshots, {s}.copies;",
 )
 
+_CONFLICTS = Upgrade(4, CONFLICTS, "DROP TABLE {s}.conflicts, {s}.skips;")
+
 #: In the order of their versions, without gaps.
-UPGRADES: Final = (_TWO_PHASE, _COPIES)
+UPGRADES: Final = (_TWO_PHASE, _COPIES, _CONFLICTS)

@@ -151,6 +151,28 @@ class Statements:
         self._check_updates()
         return self._cached("row_exists", (), lambda: self._build_select((), is_set=False))
 
+    def set_foreign(self) -> Sql:
+        """Return a SELECT of one row for each of many rows that another origin wrote last; all are locked.
+
+        Locked before anybody looks at who wrote them, so that nobody writes them between the look and the change. A row
+        that this very transaction wrote, or one so old that nobody knows, is nobody else's.
+
+        Raises:
+            TargetRefused: the plan allows no updates.
+            ValueError: the plan has no key.
+        """
+        self._check_updates(needs_key=True)
+        return self._cached("set_foreign", (), self._build_set_foreign)
+
+    def row_foreign(self) -> Sql:
+        """Return `set_foreign` for one row, found as in `row_update`.
+
+        Raises:
+            TargetRefused: the plan allows no updates.
+        """
+        self._check_updates()
+        return self._cached("row_foreign", (), self._build_row_foreign)
+
     def _cached(self, kind: str, present: tuple[int, ...], build: Callable[[], Sql]) -> Sql:
         found = self._cache.get((kind, present))
         if found is None:
@@ -250,6 +272,23 @@ class Statements:
         where, old_positions = self._found_row(first=len(guarded) + 1)
         return _sql(f"SELECT 1 FROM {self._only} AS t WHERE {where}{guards}", guarded, old_positions)
 
+    def _build_set_foreign(self) -> Sql:
+        keys = self.plan.key_positions
+        text = self._foreign(f"{self._only} AS t, {self._unnest(keys)}", self._joined(keys))
+        return _sql(text, keys, type_oids=self._type_oids(keys))
+
+    def _build_row_foreign(self) -> Sql:
+        where, old_positions = self._found_row(first=1)
+        return _sql(self._foreign(f"{self._only} AS t", where), (), old_positions)
+
+    def _foreign(self, tables: str, where: str) -> str:
+        own = ", ".join(str(origin) for origin in self.plan.own_origins)
+        return (
+            f"WITH held AS MATERIALIZED (SELECT t.xmin AS x FROM {tables} WHERE {where} FOR UPDATE OF t) SELECT 1 FROM"
+            " held, LATERAL pg_catalog.pg_xact_commit_timestamp_origin(held.x) AS w"
+            f" WHERE w.roident <> ALL (ARRAY[{own}]::oid[])"
+        )
+
     @property
     def _only(self) -> str:
         return self._table if self.plan.facts.is_partitioned else f"ONLY {self._table}"
@@ -332,7 +371,7 @@ def counted(prepared: Sql) -> Sql:
         prepared: a set form.
     """
     # A SELECT stands where nothing can be set; its rows are those found.
-    returning = b"" if prepared.text.startswith(b"SELECT ") else b" RETURNING 1"
+    returning = b"" if prepared.text.startswith((b"SELECT ", b"WITH ")) else b" RETURNING 1"
     number = prepared.n_parameters + 1
     text = b"WITH done AS (%s%s) SELECT 1 / (pg_catalog.count(*) = $%d::pg_catalog.int8)::pg_catalog.int4 FROM done" % (
         prepared.text,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from parapply.verify.postgres import Compared, End, Session
 
 #: Where distributions put PostgreSQL's JDBC driver.
-_JARS = (Path("/usr/share/java/postgresql.jar"), Path("/usr/share/java/postgresql-jdbc.jar"))
+JARS = (Path("/usr/share/java/postgresql.jar"), Path("/usr/share/java/postgresql-jdbc.jar"))
 #: Rows fetched at once; above 0 the driver reads in one transaction, which the snapshot needs.
 _FETCH_ROWS = 10_000
 
@@ -65,7 +65,7 @@ def start(master: str | None, jar: str | None) -> _Spark:
         raise ConfigError(
             "--engine spark: PySpark is not installed", hint="pip install 'parapply[report]'; it needs Java 17"
         ) from error
-    found = Path(jar) if jar else next((path for path in _JARS if path.exists()), None)
+    found = Path(jar) if jar else next((path for path in JARS if path.exists()), None)
     if found is None or not found.exists():
         raise ConfigError(
             f"--engine spark: PostgreSQL's JDBC driver is not there{f' ({jar})' if jar else ''}",

@@ -1,0 +1,125 @@
+"""Asking for a transaction to be skipped, and learning what became of it: the operator's side of `skips`.
+
+In: a session on the target. Out: the request's outcome. A daemon that runs answers within about a second; without one
+the request waits on the target for the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from parapply.errors import TargetRefused
+from parapply.model import format_lsn
+from parapply.target import lease
+from parapply.target.settings import rows, target_errors
+from parapply.target.state_schema import in_schema
+
+if TYPE_CHECKING:
+    from parapply.target.settings import Connection
+
+_POLL_S = 0.1
+_PASSED_HINT = (
+    "only a transaction that has not been applied can be skipped; look for its end LSN in the daemon's error, in "
+    "`parapply status` or `parapply conflicts list`"
+)
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """A request and what became of it."""
+
+    lsn: str
+    outcome: str  # requested (no daemon has answered), accepted, skipped
+    remote_xid: int | None  # once skipped
+    kept: int  # changes in the history, once skipped
+
+
+async def ask(conn: Connection, schema: str, slot_id: int, lsn: int, wait_s: float) -> Request:
+    """Ask for the transaction that ends at an LSN to be skipped.
+
+    Args:
+        conn: control session, in autocommit mode.
+        schema: of the state.
+        slot_id: of the state.
+        lsn: end LSN.
+        wait_s: how long to wait for a daemon that runs to have skipped it; its answer is waited for in any case.
+
+    Raises:
+        TargetRefused: it has been applied, or a privilege is missing.
+        TargetLost: the connection broke.
+    """
+    passed = in_schema(
+        "SELECT $2::pg_lsn <= s.lowest_lsn OR EXISTS (SELECT FROM {s}.applied AS a WHERE a.slot_id = s.slot_id AND"
+        " ($2::pg_lsn <= a.low_lsn OR ($2::pg_lsn BETWEEN a.first_lsn AND a.end_lsn"
+        " AND (a.members IS NULL OR $2::pg_lsn = ANY (a.members))))) FROM {s}.slots AS s WHERE s.slot_id = $1::int",
+        schema,
+    )
+    write = in_schema(
+        "INSERT INTO {s}.skips (slot_id, lsn) VALUES ($1::int, $2::pg_lsn) ON CONFLICT (slot_id, lsn) DO NOTHING",
+        schema,
+    )
+    values = [slot_id, format_lsn(lsn)]
+    with target_errors("asking for a transaction to be skipped"):
+        known = await _read(conn, schema, slot_id, lsn)
+        if known is None or known.outcome == "passed":
+            # Before the request: whoever applies it meanwhile makes it passed.
+            ((has_passed,),) = await rows(conn, passed, values)
+            if has_passed or known is not None:
+                raise _has_passed(lsn)
+        await rows(conn, write, values)
+    return await _wait(conn, schema, slot_id, lsn, wait_s)
+
+
+async def take_back(conn: Connection, schema: str, slot_id: int, lsn: int) -> bool:
+    """Take a request back that was not carried out yet; say whether there was one.
+
+    Raises:
+        TargetRefused, TargetLost: as `ask`.
+    """
+    query = in_schema(
+        "DELETE FROM {s}.skips WHERE slot_id = $1::int AND lsn = $2::pg_lsn AND outcome IN ('requested', 'accepted')"
+        " RETURNING 1",
+        schema,
+    )
+    with target_errors("taking back a request to skip"):
+        return bool(await rows(conn, query, [slot_id, format_lsn(lsn)]))
+
+
+async def _wait(conn: Connection, schema: str, slot_id: int, lsn: int, wait_s: float) -> Request:
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        with target_errors("reading what became of a request to skip"):
+            found = await _read(conn, schema, slot_id, lsn)
+        if found is None:
+            raise TargetRefused(f"the request to skip {format_lsn(lsn)} was taken back by somebody else")
+        if found.outcome == "passed":
+            raise _has_passed(lsn)
+        has_daemon = any(holder.is_leader for holder in await lease.holders(conn, slot_id))
+        is_answered = found.outcome == "accepted" and time.monotonic() >= deadline_s
+        if found.outcome == "skipped" or is_answered or not has_daemon:
+            return found
+        await asyncio.sleep(_POLL_S)
+
+
+async def _read(conn: Connection, schema: str, slot_id: int, lsn: int) -> Request | None:
+    query = in_schema(
+        "SELECT outcome, remote_xid, (SELECT pg_catalog.count(*) FROM {s}.conflicts AS c WHERE c.slot_id = r.slot_id"
+        " AND c.remote_lsn = r.lsn AND c.conflict_type = 'skipped') FROM {s}.skips AS r"
+        " WHERE slot_id = $1::int AND lsn = $2::pg_lsn",
+        schema,
+    )
+    found: list[tuple[Any, ...]] = await rows(conn, query, [slot_id, format_lsn(lsn)])
+    if not found:
+        return None
+    outcome, xid, kept = found[0]
+    return Request(lsn=format_lsn(lsn), outcome=outcome, remote_xid=xid, kept=kept)
+
+
+def _has_passed(lsn: int) -> TargetRefused:
+    return TargetRefused(
+        f"{format_lsn(lsn)} has passed: the transaction that ends there has been applied, or there is none",
+        hint=_PASSED_HINT,
+    )

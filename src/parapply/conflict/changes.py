@@ -1,0 +1,94 @@
+"""One change of a source transaction, read for a conflict: its operation, key and rows as text. Pure.
+
+Off the hot path: here a value may become an object.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from parapply.wire.rows import DELETE, INSERT, KIND_AT, UNCHANGED, read_delete, read_insert, read_update, text_of
+
+if TYPE_CHECKING:
+    from parapply.plan.table import TablePlan
+    from parapply.wire.rows import Row
+
+#: Characters of one value that the history keeps; a jsonb takes 256 MB, and a row of it must be read by people.
+_VALUE_CHARACTERS = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowChange:
+    """An insert, update or delete. Rows have one value for each wire column, as the wire readers return them."""
+
+    plan: TablePlan
+    operation: str
+    old: Row | None  # what was sent of the old row: its key, or all of it
+    new: Row | None  # None for a delete
+
+    @property
+    def found_by(self) -> Row:
+        """Return the row that holds the key by which the target's row is found."""
+        row = self.old if self.old is not None else self.new
+        assert row is not None
+        return row
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """Return the wire positions of the new row that have a value; the others are unchanged TOAST (T-41)."""
+        new = self.new or []
+        return tuple([position for position, value in enumerate(new) if value is not UNCHANGED])
+
+    @property
+    def is_complete(self) -> bool:
+        """Tell whether the new row has every published column."""
+        return self.new is None or len(self.present) == len(self.new)
+
+    def key(self) -> dict[str, str | None]:
+        """Return the columns that the row is found by: the target's key, or all of them."""
+        plan = self.plan
+        positions = plan.key_positions if plan.key_positions and not plan.is_full else range(len(plan.columns))
+        return self._texts(self.found_by, positions)
+
+    def remote_row(self) -> dict[str, str | None]:
+        """Return the new row as far as it was sent; of a delete what was sent of the old one."""
+        if self.new is not None:
+            return self._texts(self.new, self.present)
+        return self._texts(self.found_by, [*range(len(self.plan.columns))] if self.plan.is_full else self._sent())
+
+    def _sent(self) -> tuple[int, ...]:
+        # In an old key the columns outside the identity are no values; which those are the relation says.
+        keys = [at for at, column in enumerate(self.plan.relation.columns) if column.is_key]
+        return tuple(keys) or self.plan.key_positions
+
+    def _texts(self, row: Row, positions: range | tuple[int, ...] | list[int]) -> dict[str, str | None]:
+        return {self.plan.columns[at].name: _text(row[at]) for at in positions if row[at] is not UNCHANGED}
+
+
+def read_change(plan: TablePlan, frame: bytes) -> RowChange:
+    """Read one change frame.
+
+    Raises:
+        ProtocolError: the bytes are malformed.
+    """
+    n_columns = len(plan.columns)
+    if frame[KIND_AT] == INSERT:
+        return RowChange(plan=plan, operation="insert", old=None, new=read_insert(frame, n_columns))
+    if frame[KIND_AT] == DELETE:
+        return RowChange(plan=plan, operation="delete", old=read_delete(frame, n_columns), new=None)
+    old, new = read_update(frame, n_columns)
+    return RowChange(plan=plan, operation="update", old=old, new=new)
+
+
+def _text(value: bytes | None) -> str | None:
+    raw = text_of(value) if value is not None else None
+    # A publisher in SQL_ASCII may send what is no UTF-8 (T-61); such a row can be seen but not replayed exactly.
+    return None if raw is None else raw.decode("utf-8", "replace")
+
+
+def shortened(row: dict[str, str | None] | None) -> tuple[dict[str, str | None] | None, bool]:
+    """Leave out values too large for the history; say whether any was."""
+    if row is None or all(value is None or len(value) <= _VALUE_CHARACTERS for value in row.values()):
+        return row, False
+    return {name: value for name, value in row.items() if value is None or len(value) <= _VALUE_CHARACTERS}, True

@@ -1,0 +1,171 @@
+"""The history on the target: how a conflict is written there, and how long it stays.
+
+What was settled is written inside the target transaction that settled it, so it is there exactly once. What stopped a
+transaction is written by another session after the rollback (trap T-68); the row's name (slot, transaction, change,
+type) makes one row of it however often it is met.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from parapply.conflict.changes import shortened
+from parapply.conflict.kinds import Conflict, Outcome
+from parapply.conflict.statements import statement
+from parapply.model import format_lsn
+from parapply.target.settings import rows, target_errors
+from parapply.target.state import wire_time_sql
+from parapply.target.state_schema import in_schema
+
+if TYPE_CHECKING:
+    from parapply.conflict.kinds import LocalRow
+    from parapply.target.pipeline import Statement
+    from parapply.target.settings import Connection
+
+_WRITE: Final = (
+    "INSERT INTO {s}.conflicts AS c (slot_id, conflict_type, schema_name, table_name, operation, key, local_row,"
+    " remote_row, is_complete, constraints, remote_lsn, remote_xid, remote_commit_time, change_no, local_commit_time,"
+    " local_origin, policy, outcome)"
+    " SELECT $1::int, $2, $3, $4, $5, $6::jsonb, $7::jsonb, $8::jsonb, $9::bool,"
+    " ARRAY(SELECT pg_catalog.jsonb_array_elements_text($10::jsonb)), $11::pg_lsn, $12::bigint, "
+    + wire_time_sql("$13")
+    + ", $14::int, "
+    + wire_time_sql("$15")
+    + ", $16, $17, $18 ON CONFLICT (slot_id, remote_lsn, change_no, conflict_type) DO UPDATE SET"
+    " (key, local_row, constraints, local_commit_time, local_origin, policy, outcome, attempts) = (EXCLUDED.key,"
+    " EXCLUDED.local_row, EXCLUDED.constraints, EXCLUDED.local_commit_time, EXCLUDED.local_origin, EXCLUDED.policy,"
+    " EXCLUDED.outcome, c.attempts + 1)"
+)
+
+#: An earlier run may have stopped at the same change and known the end.
+_DROP_NAMED: Final = (
+    "DELETE FROM {s}.conflicts AS c USING {s}.conflicts AS n WHERE c.slot_id = $1::int AND c.remote_lsn = $3::pg_lsn"
+    " AND n.slot_id = c.slot_id AND n.remote_lsn = $2::pg_lsn AND n.change_no = c.change_no"
+    " AND n.conflict_type = c.conflict_type"
+)
+_NAME_BY_END: Final = (
+    "UPDATE {s}.conflicts SET remote_lsn = $3::pg_lsn WHERE slot_id = $1::int AND remote_lsn = $2::pg_lsn"
+)
+
+
+class History:
+    """Of one slot. Holds nothing but names."""
+
+    def __init__(self, schema: str, slot_id: int) -> None:
+        """Do nothing yet."""
+        self._schema = schema
+        self._slot_id = slot_id
+        self._write = in_schema(_WRITE, schema).as_string(None)
+
+    def writing(self, conflict: Conflict) -> Statement:
+        """Return the statement that writes a conflict, for the transaction that settles it."""
+        return statement(self._write, self._values(conflict))
+
+    async def write(self, conn: Connection, conflict: Conflict) -> None:
+        """Write a conflict whose transaction was rolled back, durably.
+
+        Raises:
+            TargetRefused: a privilege is missing.
+            TargetLost: the connection broke.
+        """
+        values = [None if value is None else value.decode() for value in self._values(conflict)]
+        with target_errors("writing the history of conflicts"):
+            await rows(conn, in_schema(_WRITE, self._schema), values)
+
+    def naming_end(self, commit_lsn: int, end_lsn: int) -> list[Statement]:
+        """Return the statements that give the conflicts of a large transaction its end LSN, known only now."""
+        values = [str(self._slot_id).encode(), *[format_lsn(lsn).encode() for lsn in (commit_lsn, end_lsn)]]
+        return [
+            statement(in_schema(text, self._schema).as_string(None), values) for text in (_DROP_NAMED, _NAME_BY_END)
+        ]
+
+    async def has_stopped(self, conn: Connection) -> bool:
+        """Tell whether a conflict is there whose transaction was stopped and not seen applied.
+
+        Raises:
+            TargetRefused, TargetLost: as `write`.
+        """
+        query = in_schema(
+            "SELECT EXISTS (SELECT FROM {s}.conflicts WHERE slot_id = $1::int AND outcome = $2)", self._schema
+        )
+        with target_errors("reading the history of conflicts"):
+            ((found,),) = await rows(conn, query, [self._slot_id, Outcome.STOPPED.value])
+        return bool(found)
+
+    async def mark_repaired(self, conn: Connection, low_lsn: int) -> bool:
+        """Say of stopped conflicts that their transaction was applied since; tell whether any is left.
+
+        Rows that a prepared transaction has written are locked until its outcome: nobody waits for that (T-37).
+
+        Args:
+            conn: in autocommit mode.
+            low_lsn: everything that ends here or before is applied.
+
+        Raises:
+            TargetRefused, TargetLost: as `write`.
+        """
+        query = in_schema(
+            "UPDATE {s}.conflicts SET outcome = $4 WHERE conflict_id IN (SELECT conflict_id FROM {s}.conflicts"
+            " WHERE slot_id = $1::int AND outcome = $2 AND remote_lsn <= $3::pg_lsn"
+            " FOR UPDATE SKIP LOCKED)",
+            self._schema,
+        )
+        with target_errors("writing the history of conflicts"):
+            values = [self._slot_id, Outcome.STOPPED.value, format_lsn(low_lsn), Outcome.REPAIRED.value]
+            await rows(conn, query, values)
+        return await self.has_stopped(conn)
+
+    async def prune(self, conn: Connection, keep_s: float, keep_rows: int) -> None:
+        """Drop what is too old or too much; never what a transaction is still stopped by. Waits for no lock (T-37).
+
+        Raises:
+            TargetRefused, TargetLost: as `write`.
+        """
+        query = in_schema(
+            "DELETE FROM {s}.conflicts WHERE conflict_id IN (SELECT conflict_id FROM {s}.conflicts WHERE"
+            " slot_id = $1::int AND outcome <> $4 AND (recorded_at < pg_catalog.clock_timestamp()"
+            " - $2::float8 * '1 second'::interval OR conflict_id <= (SELECT conflict_id FROM {s}.conflicts"
+            " WHERE slot_id = $1::int ORDER BY conflict_id DESC OFFSET $3::bigint LIMIT 1))"
+            " FOR UPDATE SKIP LOCKED)",
+            self._schema,
+        )
+        with target_errors("pruning the history of conflicts"):
+            await rows(conn, query, [self._slot_id, keep_s, keep_rows, Outcome.STOPPED.value])
+
+    def _values(self, conflict: Conflict) -> list[bytes | None]:
+        key, key_is_cut = shortened(conflict.key)
+        remote, remote_is_cut = shortened(conflict.remote_row)
+        newest = max((row for row in conflict.local_rows if row.commit_time_us is not None), key=_time, default=None)
+        shown = newest or (conflict.local_rows[0] if conflict.local_rows else None)
+        local = [shortened(row.values)[0] for row in conflict.local_rows]
+        source = conflict.source
+        return [
+            str(self._slot_id).encode(),
+            conflict.type.value.encode(),
+            conflict.schema.encode("utf-8", "replace"),
+            conflict.table.encode("utf-8", "replace"),
+            conflict.operation.encode(),
+            _json(key),
+            _json(local[0] if len(local) == 1 else local) if local else None,
+            _json(remote),
+            b"true" if conflict.is_complete and not (key_is_cut or remote_is_cut) else b"false",
+            _json(list(conflict.constraints)),
+            format_lsn(source.lsn).encode(),
+            str(source.xid).encode(),
+            str(source.commit_time_us).encode(),
+            str(conflict.change_no).encode(),
+            str(shown.commit_time_us).encode() if shown and shown.commit_time_us is not None else None,
+            shown.origin.encode() if shown and shown.origin is not None else None,
+            conflict.policy.value.encode(),
+            conflict.outcome.value.encode(),
+        ]
+
+
+def _time(row: LocalRow) -> int:
+    return row.commit_time_us or 0
+
+
+def _json(value: object) -> bytes | None:
+    return None if value is None else msgspec.json.encode(value)

@@ -1,0 +1,117 @@
+"""The nouns of conflicts: types, policies, outcomes, and one conflict as it was found. Pure data.
+
+Types are named as PostgreSQL 18 logs them (manual, "Logical Replication: Conflicts"). `update_deleted` of PostgreSQL 19
+is not among them: before that version nothing on a server remembers a deleted row.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from parapply.errors import StatementFailed
+    from parapply.target.commands import Command
+
+
+class ConflictType(StrEnum):
+    """What a change met."""
+
+    INSERT_EXISTS = "insert_exists"  # a row with the new row's value in one unique index
+    UPDATE_EXISTS = "update_exists"  # another row with the new row's value in one unique index
+    MULTIPLE_UNIQUE_CONFLICTS = "multiple_unique_conflicts"  # the same in several unique indexes
+    UPDATE_MISSING = "update_missing"  # the row is not there
+    DELETE_MISSING = "delete_missing"  # the row is not there
+    UPDATE_ORIGIN_DIFFERS = "update_origin_differs"  # the row was last written by somebody else than this daemon
+    DELETE_ORIGIN_DIFFERS = "delete_origin_differs"  # the same
+    SKIPPED = "skipped"  # no conflict by itself: a change of a transaction that the operator skipped
+
+
+class Policy(StrEnum):
+    """What is done about a conflict."""
+
+    OFF = "off"  # not looked for; only where looking costs something: the types that end in _origin_differs
+    ERROR = "error"
+    SKIP = "skip"
+    APPLY_REMOTE = "apply_remote"
+    KEEP_LOCAL = "keep_local"
+    LAST_UPDATE_WINS = "last_update_wins"
+
+
+class Outcome(StrEnum):
+    """What became of a change."""
+
+    STOPPED = "stopped"  # rolled back with its transaction, which is tried again
+    REPAIRED = "repaired"  # stopped once; its transaction has been applied since
+    SKIPPED = "skipped"  # not applied
+    KEPT_LOCAL = "kept_local"  # not applied: the target's row won
+    APPLIED_REMOTE = "applied_remote"  # applied: the publisher's row won
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """The source transaction of a conflict."""
+
+    xid: int
+    commit_lsn: int
+    end_lsn: int  # 0 while it is not known: of a large one that has not come whole
+    commit_time_us: int  # publisher's clock, microseconds since 2000-01-01 UTC
+
+    @property
+    def lsn(self) -> int:
+        """Return what the history calls it by: its end, or its commit record while the end is not known."""
+        return self.end_lsn or self.commit_lsn
+
+
+class LocalRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the target that is in the way, or that a change is about."""
+
+    table: str  # quoted schema.table that holds it: a leaf where the target is partitioned
+    ctid: str
+    values: dict[str, str | None]  # every column by name, as PostgreSQL prints it
+    commit_time_us: int | None  # when it was last written, as `Source.commit_time_us`; None: nobody knows any more
+    origin: str | None  # replication origin that wrote it; "" is a session of this server; None: nobody knows
+    constraints: tuple[str, ...] = ()  # unique indexes in which it is in the way
+
+
+class Conflict(msgspec.Struct, frozen=True, kw_only=True):
+    """One conflict as it goes into the history. Holds values: it must never be logged."""
+
+    type: ConflictType
+    schema: str
+    table: str
+    operation: str  # insert, update, delete or truncate
+    key: dict[str, str | None] | None  # what the row is found by; of a truncate the names of its tables
+    remote_row: dict[str, str | None] | None  # new row as far as it was sent; old row of a delete; None for a truncate
+    is_complete: bool  # the remote row has every published column: none is unchanged TOAST
+    local_rows: tuple[LocalRow, ...]
+    source: Source
+    change_no: int  # of the change in its transaction, from 1
+    policy: Policy
+    outcome: Outcome
+
+    @property
+    def constraints(self) -> tuple[str, ...]:
+        """Return every unique index in which a row is in the way (all of them, not the first met)."""
+        return tuple(dict.fromkeys(name for row in self.local_rows for name in row.constraints))
+
+
+class ConflictStop(Exception):
+    """A conflict whose policy lets nothing pass; the target transaction must be rolled back."""
+
+    def __init__(self, conflict: Conflict, failure: StatementFailed, command: Command, why: str = "") -> None:
+        """Keep the conflict, the failure by which it was noticed, and why the policy could not do what it says."""
+        super().__init__(conflict.type.value)
+        self.conflict = conflict
+        self.failure = failure
+        self.command = command
+        self.why = why
+
+
+#: Types that concern unique indexes.
+EXISTS: Final = frozenset(
+    {ConflictType.INSERT_EXISTS, ConflictType.UPDATE_EXISTS, ConflictType.MULTIPLE_UNIQUE_CONFLICTS}
+)
+#: Types that only a look at the row's last writer shows.
+ORIGIN_DIFFERS: Final = frozenset({ConflictType.UPDATE_ORIGIN_DIFFERS, ConflictType.DELETE_ORIGIN_DIFFERS})

@@ -1,0 +1,151 @@
+"""Reading and dropping rows of the history, for people and scripts.
+
+In: a session on the target and filters. Out: one dict a conflict, its keys the columns of `parapply.conflicts`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import psycopg
+
+from parapply.errors import ConfigError, TargetRefused
+from parapply.model import format_lsn
+from parapply.target.settings import rows, target_errors
+from parapply.target.state_schema import in_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.target.settings import Connection
+
+#: Columns as shown; times and LSNs as text. Rows are left out of lists: they may be large, and hold values.
+_COLUMNS: Final = (
+    "conflict_id, conflict_type, schema_name, table_name, operation, key, constraints, remote_lsn::text,"
+    " remote_xid, remote_commit_time::text, change_no, local_commit_time::text, local_origin, policy, outcome,"
+    " attempts, is_complete, recorded_at::text, replayed_at::text"
+)
+_ROWS: Final = ", local_row, remote_row"
+
+
+class Filter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which conflicts; what is None or empty does not limit."""
+
+    ids: tuple[int, ...] = ()
+    type: str | None = None
+    table: str | None = None  # schema.table
+    outcome: str | None = None
+    lsn: int | None = None
+    since: str | None = None  # anything that PostgreSQL reads as a time
+    limit: int = 0  # the latest so many; 0 is all
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether it takes everything."""
+        return self == Filter(limit=self.limit)
+
+
+_WHERE: Final = (
+    " WHERE slot_id = $1::int AND ($2::bigint[] IS NULL OR conflict_id = ANY ($2::bigint[]))"
+    " AND ($3::text IS NULL OR conflict_type = $3) AND ($4::text IS NULL OR schema_name || '.' || table_name = $4)"
+    " AND ($5::text IS NULL OR outcome = $5) AND ($6::pg_lsn IS NULL OR remote_lsn = $6::pg_lsn)"
+    " AND ($7::timestamptz IS NULL OR recorded_at >= $7::timestamptz)"
+)
+
+
+async def find_slot(conn: Connection, schema: str, slot_name: str) -> int:
+    """Return the id of a slot's state.
+
+    Raises:
+        TargetRefused: the target knows nothing of the slot, or of two of that name.
+        TargetLost: the connection broke.
+    """
+    query = in_schema("SELECT slot_id FROM {s}.slots WHERE slot_name = $1", schema)
+    with target_errors("reading the state"):
+        found = await rows(conn, query, [slot_name])
+    if not found:
+        raise TargetRefused(f"the target knows nothing of slot {slot_name!r}", hint="run `parapply init`")
+    if len(found) > 1:
+        raise TargetRefused(
+            f"the target has states of several slots {slot_name!r}, of different clusters",
+            hint="give each a state schema of its own (target.state_schema)",
+        )
+    return int(found[0][0])
+
+
+async def read(
+    conn: Connection, schema: str, slot_id: int, wanted: Filter, *, with_rows: bool = False
+) -> list[dict[str, Any]]:
+    """Return conflicts, those of the latest transactions last.
+
+    Args:
+        conn: any session that may read the history.
+        schema: of the state.
+        slot_id: of the state.
+        wanted: which.
+        with_rows: with `local_row` and `remote_row`.
+
+    Raises:
+        ConfigError: a filter cannot be read.
+        TargetRefused, TargetLost: as everywhere.
+    """
+    columns = _COLUMNS + (_ROWS if with_rows else "")
+    query = in_schema(
+        f"SELECT * FROM (SELECT {columns} FROM {{s}}.conflicts {_WHERE}"  # noqa: S608  own text
+        " ORDER BY conflicts.remote_lsn DESC, change_no DESC, conflict_type DESC LIMIT nullif($8::bigint, 0)) AS latest"
+        " ORDER BY remote_lsn::pg_lsn, change_no, conflict_type",
+        schema,
+    )
+    with target_errors("reading the history of conflicts"):
+        async with psycopg.AsyncRawCursor(conn) as cursor:
+            try:
+                await cursor.execute(query, [slot_id, *_values(wanted), wanted.limit])
+            except psycopg.DataError as error:
+                raise ConfigError("a filter is not written as it must be", hint="--since takes a time") from error
+            names = [column.name for column in cursor.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in await cursor.fetchall()]
+
+
+async def drop(conn: Connection, schema: str, slot_id: int, wanted: Filter) -> int:
+    """Drop conflicts from the history and return how many.
+
+    Raises:
+        ConfigError: a filter cannot be read.
+        TargetRefused, TargetLost: as everywhere.
+    """
+    query = in_schema(f"DELETE FROM {{s}}.conflicts {_WHERE} RETURNING 1", schema)  # noqa: S608  own text
+    with target_errors("dropping conflicts from the history"):
+        try:
+            return len(await rows(conn, query, [slot_id, *_values(wanted)]))
+        except psycopg.DataError as error:
+            raise ConfigError("a filter is not written as it must be", hint="--since takes a time") from error
+
+
+async def count(conn: Connection, schema: str, slot_id: int) -> list[dict[str, Any]]:
+    """Return how many conflicts are kept, by type, table and outcome; none in a state of an older version.
+
+    Raises:
+        TargetRefused, TargetLost: as everywhere.
+    """
+    query = in_schema(
+        "SELECT conflict_type, schema_name || '.' || table_name, outcome, pg_catalog.count(*), max(recorded_at)::text"
+        " FROM {s}.conflicts WHERE slot_id = $1::int GROUP BY 1, 2, 3 ORDER BY 2, 1, 3",
+        schema,
+    )
+    there = in_schema("SELECT pg_catalog.to_regclass($1) IS NOT NULL", schema)
+    name = in_schema("{s}.conflicts", schema).as_string(None)
+    with target_errors("counting conflicts"):
+        found = await rows(conn, query, [slot_id]) if (await rows(conn, there, [name]))[0][0] else []
+    return [dict(zip(("type", "table", "outcome", "count", "latest"), row, strict=True)) for row in found]
+
+
+def _values(wanted: Filter) -> Sequence[object]:
+    return [
+        list(wanted.ids) or None,
+        wanted.type,
+        wanted.table,
+        wanted.outcome,
+        None if wanted.lsn is None else format_lsn(wanted.lsn),
+        wanted.since,
+    ]

@@ -1,0 +1,261 @@
+"""The rows of the target that a change meets: the one it is about, and those in its way. Asked inside its transaction.
+
+Every row found is locked until the end of the transaction, so what is decided about it still holds when it is acted on
+(a row looked at and then written by its ctid would else miss a foreign update between the two, trap T-43).
+
+Which unique indexes a row is in the way of is computed from the catalogue: each index's expressions and predicate are
+evaluated for the new row, then looked up in the table by that very index. So indexes on expressions, partial ones and
+NULLS NOT DISTINCT are seen as the server sees them (trap T-22). Exclusion constraints and deferrable ones are no
+conflicts in PostgreSQL either: what they refuse is an error of the data.
+
+Source: PostgreSQL manual, "System Catalogs": pg_index, pg_opclass, pg_amop; "System Information Functions":
+pg_get_indexdef, pg_xact_commit_timestamp_origin.
+"""
+
+# ruff: noqa: S608 - this module makes SQL: names are quoted or come from the catalogue's own deparsing, values are parameters
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from parapply.conflict.kinds import LocalRow
+from parapply.conflict.statements import found_by, only, row_as_text, statement
+from parapply.target.conditions import quote_identifier
+from parapply.wire.rows import UNCHANGED, text_of
+
+if TYPE_CHECKING:
+    from parapply.conflict.changes import RowChange
+    from parapply.plan.table import TablePlan
+    from parapply.target.session import WorkerSession
+    from parapply.wire.rows import Row
+
+#: Columns with their full type and generation expression, unique indexes with what they compare: of one table.
+_SHAPE: Final = """
+SELECT pg_catalog.json_build_object(
+  'columns', (
+    SELECT pg_catalog.json_agg(pg_catalog.json_build_object(
+      'name', a.attname,
+      'type', pg_catalog.format_type(a.atttypid, a.atttypmod),
+      'generated', CASE WHEN a.attgenerated <> '' THEN pg_catalog.pg_get_expr(d.adbin, d.adrelid) END)
+      ORDER BY a.attnum)
+    FROM pg_catalog.pg_attribute a LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+    WHERE a.attrelid = $1::oid AND a.attnum > 0 AND NOT a.attisdropped),
+  'indexes', (
+    SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object(
+      'name', c.relname,
+      'is_key', i.indisreplident OR i.indisprimary,
+      'table', i.indrelid::pg_catalog.regclass::text,
+      'is_leaf', i.indrelid <> $1::oid,
+      'predicate', pg_catalog.pg_get_expr(i.indpred, i.indrelid),
+      'is_nulls_distinct', NOT coalesce((pg_catalog.to_jsonb(i) ->> 'indnullsnotdistinct')::bool, false),
+      'parts', (
+        SELECT pg_catalog.json_agg(pg_catalog.json_build_object(
+          'expression', pg_catalog.pg_get_indexdef(i.indexrelid, n.ord, false),
+          'type', pg_catalog.format_type(x.atttypid, NULL),
+          'operator', 'OPERATOR(' || pg_catalog.quote_ident(ns.nspname) || '.' || o.oprname || ')',
+          'collation', CASE WHEN co.oid IS NOT NULL THEN
+            ' COLLATE ' || pg_catalog.quote_ident(cn.nspname) || '.' || pg_catalog.quote_ident(co.collname) ELSE '' END)
+          ORDER BY n.ord)
+        FROM pg_catalog.generate_series(1, i.indnkeyatts) n(ord)
+        JOIN pg_catalog.pg_attribute x ON x.attrelid = i.indexrelid AND x.attnum = n.ord
+        JOIN pg_catalog.pg_opclass oc ON oc.oid = i.indclass[n.ord - 1]
+        JOIN pg_catalog.pg_amop s ON s.amopfamily = oc.opcfamily AND s.amoplefttype = oc.opcintype
+          AND s.amoprighttype = oc.opcintype AND s.amopstrategy = 3
+        JOIN pg_catalog.pg_operator o ON o.oid = s.amopopr
+        JOIN pg_catalog.pg_namespace ns ON ns.oid = o.oprnamespace
+        LEFT JOIN pg_catalog.pg_collation co ON co.oid = i.indcollation[n.ord - 1] AND co.collname <> 'default'
+        LEFT JOIN pg_catalog.pg_namespace cn ON cn.oid = co.collnamespace)
+      ) ORDER BY NOT i.indisreplident, NOT i.indisprimary, c.relname), '[]')
+    FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
+    JOIN pg_catalog.pg_am m ON m.oid = c.relam AND m.amname = 'btree'
+    WHERE i.indisunique AND i.indimmediate AND i.indislive AND i.indisready AND NOT i.indisexclusion
+      AND (i.indrelid = $1::oid OR i.indrelid IN (SELECT relid FROM pg_catalog.pg_partition_tree($1::oid::regclass))
+        AND NOT EXISTS (SELECT FROM pg_catalog.pg_inherits h WHERE h.inhrelid = i.indexrelid))))"""
+
+#: When, whether that is known, and by which origin. No name: an origin dropped since, or a session of this server.
+_WRITTEN: Final = """
+(EXTRACT(epoch FROM w.timestamp - '2000-01-01 00:00:00+00'::timestamptz) * 1000000)::bigint, w.timestamp IS NOT NULL,
+CASE WHEN w.roident <> 0 THEN coalesce(o.roname, 'dropped origin ' || w.roident) END
+FROM held LEFT JOIN LATERAL pg_catalog.pg_xact_commit_timestamp_origin(held.x) AS w ON true
+LEFT JOIN pg_catalog.pg_replication_origin o ON o.roident = w.roident"""
+
+
+class _Column(msgspec.Struct, frozen=True):
+    name: str
+    type: str
+    generated: str | None
+
+
+class _Part(msgspec.Struct, frozen=True):
+    expression: str
+    type: str
+    operator: str
+    collation: str
+
+
+class _Index(msgspec.Struct, frozen=True):
+    name: str
+    is_key: bool
+    table: str
+    is_leaf: bool
+    predicate: str | None
+    is_nulls_distinct: bool
+    parts: list[_Part]
+
+
+class _Shape(msgspec.Struct, frozen=True):
+    columns: list[_Column]
+    indexes: list[_Index]
+
+
+class LocalRows:
+    """Asks one worker's session. Keeps what the catalogue said of each plan, as long as the plan lives."""
+
+    def __init__(self, session: WorkerSession, *, tracks_commits: bool) -> None:
+        """Ask nothing yet; without track_commit_timestamp nobody knows when and by whom a row was written."""
+        self._session = session
+        self._tracks_commits = tracks_commits
+        self._shapes: dict[int, tuple[TablePlan, _Shape]] = {}
+
+    def forget(self) -> None:
+        """Drop what the catalogue said."""
+        self._shapes.clear()
+
+    async def subject(self, change: RowChange) -> LocalRow | None:
+        """Return the row that an update or delete is about, locked; None if it is not there.
+
+        Raises:
+            StatementFailed, TargetLost: as everywhere.
+        """
+        condition, positions = found_by(change.plan, 1)
+        values = [_parameter(change.found_by[position]) for position in positions]
+        found = await self._rows(change.plan, only(change.plan), f"{condition} LIMIT 1", values)
+        return found[0] if found else None
+
+    async def in_the_way(
+        self, change: RowChange, own: LocalRow | None, constraint: str
+    ) -> tuple[tuple[LocalRow, ...], bool]:
+        """Return all rows with the new row's value in some unique index, locked; and whether one has it in the key.
+
+        Args:
+            change: an insert or update.
+            own: the row that is updated; its values stand for columns that were not sent, and it is not in the way.
+            constraint: that the server named; an index that one partition has for itself counts only then.
+
+        Raises:
+            StatementFailed, TargetLost: as everywhere.
+        """
+        shape = await self._shape(change.plan)
+        indexes = [index for index in shape.indexes if not index.is_leaf or index.name == constraint]
+        values = await self._index_values(change, own, shape, indexes)
+        found: dict[tuple[str, str], LocalRow] = {}
+        names: dict[tuple[str, str], list[str]] = {}
+        first_by_key = False
+        for index, parts in zip(indexes, values, strict=True):
+            if parts is None:
+                continue
+            for row in await self._looked_up(change.plan, index, parts):
+                place = (row.table, row.ctid)
+                if own is not None and place == (own.table, own.ctid):
+                    continue
+                first_by_key = first_by_key or (index.is_key and not found)
+                found.setdefault(place, row)
+                names.setdefault(place, []).append(index.name)
+        rows = [msgspec.structs.replace(row, constraints=tuple(names[place])) for place, row in found.items()]
+        return tuple(rows), first_by_key
+
+    async def _looked_up(self, plan: TablePlan, index: _Index, parts: list[bytes | None]) -> list[LocalRow]:
+        conditions: list[str] = []
+        parameters: list[bytes | None] = []
+        for part, value in zip(index.parts, parts, strict=True):
+            if value is None:
+                conditions.append(f"({part.expression}) IS NULL")
+                continue
+            parameters.append(value)
+            conditions.append(f"({part.expression}) {part.operator} ${len(parameters)}::{part.type}{part.collation}")
+        if index.predicate:
+            conditions.append(f"({index.predicate})")
+        table = f"ONLY {index.table}" if index.is_leaf else only(plan)
+        return await self._rows(plan, table, " AND ".join(conditions), parameters)
+
+    async def _rows(self, plan: TablePlan, table: str, where: str, values: list[bytes | None]) -> list[LocalRow]:
+        # Locked in a CTE: what is read of the row is then of the version that is locked. The time and origin of a row
+        # that this very transaction wrote are unknown, as those of a very old one are.
+        text = (
+            f"WITH held AS MATERIALIZED (SELECT t.tableoid AS place, t.ctid AS at, t.xmin AS x,"
+            f" {row_as_text(plan)} AS r FROM {table} AS t WHERE {where} FOR UPDATE OF t)"
+            " SELECT place::pg_catalog.regclass::text, at::text, r::text, "
+        )
+        text += _WRITTEN if self._tracks_commits else "NULL, NULL, NULL FROM held"
+        return [_local_row(row) for row in await self._session.fetch(statement(text, values))]
+
+    async def _shape(self, plan: TablePlan) -> _Shape:
+        kept = self._shapes.get(id(plan))
+        if kept is not None:
+            return kept[1]
+        ((text,),) = await self._session.fetch(statement(_SHAPE, [str(plan.facts.oid).encode()]))
+        shape = msgspec.json.decode(text or b"", type=_Shape)
+        self._shapes[id(plan)] = (plan, shape)
+        return shape
+
+    async def _index_values(
+        self, change: RowChange, own: LocalRow | None, shape: _Shape, indexes: list[_Index]
+    ) -> list[list[bytes | None] | None]:
+        """Return, for each index, the new row's values as text; None for one that the new row cannot violate."""
+        if not indexes:
+            return []
+        row, parameters = _new_row(change, own, shape)
+        wanted = []
+        for index in indexes:
+            wanted.append(f"({index.predicate})::text" if index.predicate else "'true'")
+            wanted += [f"({part.expression})::text" for part in index.parts]
+        ((*found,),) = await self._session.fetch(statement(f"SELECT {', '.join(wanted)} FROM {row}", parameters))
+        values: list[list[bytes | None] | None] = []
+        for index in indexes:
+            applies, *parts = found[: len(index.parts) + 1]
+            del found[: len(index.parts) + 1]
+            is_free = applies != b"true" or (index.is_nulls_distinct and None in parts)
+            values.append(None if is_free else parts)
+        return values
+
+
+def _new_row(change: RowChange, own: LocalRow | None, shape: _Shape) -> tuple[str, list[bytes | None]]:
+    """Return the new row as a relation whose columns have the table's names and types, and its parameters."""
+    sent: dict[str, bytes | None] = {}
+    new: Row = change.new or []
+    for facts, value in zip(change.plan.columns, new, strict=True):
+        if value is not UNCHANGED:
+            sent[facts.name] = _parameter(value)
+    if own is not None:
+        for name, text in own.values.items():
+            sent.setdefault(name, None if text is None else text.encode())
+    parameters: list[bytes | None] = []
+    columns = []
+    for column in shape.columns:
+        if column.generated is None:
+            # A column that only the target has gets its default, which cannot be known without running it.
+            parameters.append(sent.get(column.name))
+            columns.append(f"${len(parameters)}::text::{column.type} AS {quote_identifier(column.name)}")
+    made = [f"({one.generated}) AS {quote_identifier(one.name)}" for one in shape.columns if one.generated is not None]
+    row = f"(SELECT {', '.join(columns)}) AS sent"
+    return (f"(SELECT sent.*, {', '.join(made)} FROM {row}) AS made" if made else row), parameters
+
+
+def _parameter(value: bytes | None) -> bytes | None:
+    return None if value is None else text_of(value)
+
+
+def _local_row(row: tuple[bytes | None, ...]) -> LocalRow:
+    table, ctid, values, time_us, is_known, origin = row
+    name: str | None = None
+    if is_known == b"t":
+        name = (origin or b"").decode()
+    decoded: dict[str, Any] = msgspec.json.decode(values or b"{}")
+    return LocalRow(
+        table=(table or b"").decode(),
+        ctid=(ctid or b"").decode(),
+        values=decoded,
+        commit_time_us=int(time_us) if time_us is not None else None,
+        origin=name,
+    )

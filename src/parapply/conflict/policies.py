@@ -1,0 +1,91 @@
+"""What each policy does with a conflict: one small function each. Pure; the truth table is in docs/CONFLICTS.md.
+
+In: what both sides hold. Out: an `Action`. Must never read anything: what it needs is in `Facing`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from parapply.conflict.kinds import ConflictType, Outcome, Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Action(Enum):
+    """What happens to the change."""
+
+    STOP = "stop"  # roll the transaction back
+    DROP = "drop"  # leave the change out, go on with the next
+    APPLY = "apply"  # make the target hold what the publisher holds
+
+
+class Facing(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands against each other."""
+
+    type: ConflictType
+    is_complete: bool = True  # the remote row has every column; False: unchanged TOAST was not sent
+    remote_time_us: int = 0  # when the publisher committed the change
+    local_time_us: int | None = None  # when the newest local row in the way was written; None: nobody knows, or no row
+    is_remote_greater: bool = False  # of equal times: the remote row's text sorts behind the local one's
+
+
+def error(_: Facing) -> Action:
+    """Stop: an operator decides."""
+    return Action.STOP
+
+
+def skip(_: Facing) -> Action:
+    """Leave the change out."""
+    return Action.DROP
+
+
+def keep_local(_: Facing) -> Action:
+    """Leave the target's row as it is."""
+    return Action.DROP
+
+
+def apply_remote(facing: Facing) -> Action:
+    """Make the row what the publisher has; a row that is missing cannot be made without all its columns (T-41)."""
+    if facing.type is ConflictType.UPDATE_MISSING and not facing.is_complete:
+        return Action.STOP
+    return Action.APPLY
+
+
+def last_update_wins(facing: Facing) -> Action:
+    """Keep what was committed last. A local row whose time nobody knows any more is old, and loses.
+
+    Of equal times the row whose text is greater wins: two nodes that see each other's row so decide the same.
+    """
+    if facing.local_time_us is None or facing.remote_time_us > facing.local_time_us:
+        return Action.APPLY
+    if facing.remote_time_us == facing.local_time_us and facing.is_remote_greater:
+        return Action.APPLY
+    return Action.DROP
+
+
+_POLICIES: Final[dict[Policy, Callable[[Facing], Action]]] = {
+    Policy.ERROR: error,
+    Policy.SKIP: skip,
+    Policy.KEEP_LOCAL: keep_local,
+    Policy.APPLY_REMOTE: apply_remote,
+    Policy.LAST_UPDATE_WINS: last_update_wins,
+}
+
+
+def decide(policy: Policy, facing: Facing) -> Action:
+    """Return what a policy does."""
+    return _POLICIES[policy](facing)
+
+
+def outcome(policy: Policy, action: Action) -> Outcome:
+    """Return what the history calls it."""
+    if action is Action.STOP:
+        return Outcome.STOPPED
+    if action is Action.APPLY:
+        return Outcome.APPLIED_REMOTE
+    return Outcome.SKIPPED if policy is Policy.SKIP else Outcome.KEPT_LOCAL

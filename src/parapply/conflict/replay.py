@@ -1,0 +1,203 @@
+"""Applying a kept change now, by hand: what was skipped, or lost against the target's row.
+
+In: rows of the history. Out: what each did, row before and row after. All in one transaction, which the caller commits
+or rolls back. Values go as text, which the columns' own input functions read, as when they came from the publisher.
+
+- A new row is written over the row with its key (old key first, then the new one), else inserted; without all columns
+  (unchanged TOAST) it can only be written over a row that is there.
+- A delete takes the row with its key, if it is there.
+"""
+
+# ruff: noqa: S608 - this module makes SQL: names are quoted, values are parameters
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import psycopg
+
+from parapply.errors import TargetRefused
+from parapply.target import facts as catalogue
+from parapply.target.conditions import column_equals, quote_identifier, table_name
+from parapply.target.settings import target_errors
+from parapply.target.state_schema import in_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.plan.table import ColumnFacts, TableFacts
+    from parapply.target.settings import Connection
+
+_Row = dict[str, Any]
+
+
+class Effect(msgspec.Struct, frozen=True, kw_only=True):
+    """What replaying one conflict did, or would do."""
+
+    conflict_id: int
+    table: str
+    action: str  # insert, update, delete, truncate, or nothing
+    before: _Row | None  # the target's row; None: there was none
+    after: _Row | None
+
+
+async def replay(conn: Connection, schema: str, role: str, conflicts: Sequence[_Row]) -> list[Effect]:
+    """Apply conflicts in the order given, inside the open transaction, and mark them as replayed.
+
+    Args:
+        conn: inside a transaction.
+        schema: of the state.
+        role: session_replication_role of the session.
+        conflicts: as `listing.read` returns them, with rows.
+
+    Raises:
+        TargetRefused: one cannot be applied; roll back.
+        TargetLost: the connection broke.
+    """
+    effects = []
+    mark = in_schema("UPDATE {s}.conflicts SET replayed_at = pg_catalog.now() WHERE conflict_id = $1::bigint", schema)
+    for conflict in conflicts:
+        _check(conflict)
+        with target_errors(f"replaying conflict {conflict['conflict_id']}"):
+            effects.append(await _one(conn, role, conflict))
+            await _rows(conn, mark.as_string(None), [conflict["conflict_id"]])
+    return effects
+
+
+def _check(conflict: _Row) -> None:
+    if conflict["outcome"] in ("stopped", "repaired"):
+        what = "is still tried again" if conflict["outcome"] == "stopped" else "has been applied"
+        raise TargetRefused(
+            f"conflict {conflict['conflict_id']} was not left out: its transaction {what}",
+            hint="replay what was skipped or lost against the target's row (outcome skipped or kept_local)",
+        )
+
+
+async def _one(conn: Connection, role: str, conflict: _Row) -> Effect:
+    name = f"{conflict['schema_name']}.{conflict['table_name']}"
+    facts = await catalogue.load_facts(conn, conflict["schema_name"], conflict["table_name"], role=role)
+    if facts is None:
+        raise TargetRefused(f"target table {name} does not exist", hint="create it, or drop the conflict")
+    if conflict["operation"] == "truncate":
+        return await _truncate(conn, conflict, name)
+    key, row = conflict["key"] or {}, conflict["remote_row"] or {}
+    before, where = await _find(conn, facts, key)
+    if before is None and conflict["operation"] != "delete":
+        before, where = await _find(conn, facts, {column: row.get(column) for column in facts.key_columns})
+    if conflict["operation"] == "delete":
+        if before is not None:
+            await _rows(conn, f"DELETE FROM {_only(facts)} AS t WHERE {where}", [])
+        action = "nothing" if before is None else "delete"
+        return Effect(conflict_id=conflict["conflict_id"], table=name, action=action, before=before, after=None)
+    if before is None and not conflict["is_complete"]:
+        raise TargetRefused(
+            f"conflict {conflict['conflict_id']}: the row is not on the target, and unchanged large columns were not"
+            " sent",
+            hint="insert the row by hand, then replay",
+        )
+    after = await (_insert(conn, facts, row) if before is None else _update(conn, facts, row, where))
+    action = "insert" if before is None else "update"
+    return Effect(conflict_id=conflict["conflict_id"], table=name, action=action, before=before, after=after)
+
+
+async def _find(conn: Connection, facts: TableFacts, key: _Row) -> tuple[_Row | None, str]:
+    """Return one row that has these values, locked, and the condition that it alone fulfils."""
+    columns = {column.name: column for column in facts.columns}
+    missing = [name for name in key if name not in columns]
+    if missing:
+        raise TargetRefused(f"target table {facts.schema}.{facts.name} has no column {', '.join(missing)}")
+    if not key:
+        return None, ""
+    conditions, values = [], []
+    for name, value in key.items():
+        if value is None:
+            conditions.append(f"t.{quote_identifier(name)} IS NULL")
+        else:
+            values.append(value)
+            conditions.append(column_equals(columns[name], f"${len(values)}"))
+    text = (
+        f"SELECT {_as_json(facts.columns)}, t.ctid::text, t.tableoid::text FROM {_only(facts)} AS t"
+        f" WHERE {' AND '.join(conditions)} LIMIT 1 FOR UPDATE"
+    )
+    found = await _rows(conn, text, values)
+    if not found:
+        return None, ""
+    row, ctid, table = found[0]
+    return row, f"t.ctid = '{ctid}'::tid AND t.tableoid = {int(table)}"
+
+
+async def _insert(conn: Connection, facts: TableFacts, row: _Row) -> _Row | None:
+    names = _settable(facts, row)
+    table = f"{table_name(facts)} AS t"
+    text = f"INSERT INTO {table} DEFAULT VALUES"
+    if names:
+        targets = ", ".join(map(quote_identifier, names))
+        values = ", ".join(f"${number}" for number in range(1, len(names) + 1))
+        text = f"INSERT INTO {table} ({targets}) OVERRIDING SYSTEM VALUE VALUES ({values})"
+    found = await _rows(conn, f"{text} RETURNING {_as_json(facts.columns)}", [row[name] for name in names])
+    return found[0][0] if found else None
+
+
+async def _update(conn: Connection, facts: TableFacts, row: _Row, where: str) -> _Row | None:
+    always = {column.name for column in facts.columns if column.is_identity_always}
+    names = [name for name in _settable(facts, row) if name not in always]
+    if not names:
+        return None
+    sets = ", ".join(f"{quote_identifier(name)} = ${number}" for number, name in enumerate(names, 1))
+    text = f"UPDATE {_only(facts)} AS t SET {sets} WHERE {where} RETURNING {_as_json(facts.columns)}"
+    found = await _rows(conn, text, [row[name] for name in names])
+    return found[0][0] if found else None
+
+
+async def _truncate(conn: Connection, conflict: _Row, name: str) -> Effect:
+    tables = [one.split(".", 1) for one in str((conflict["key"] or {}).get("tables", name)).split(", ")]
+    names = ", ".join(f"{quote_identifier(schema)}.{quote_identifier(table)}" for schema, table in tables)
+    await _rows(conn, f"TRUNCATE {names}", [])
+    return Effect(conflict_id=conflict["conflict_id"], table=name, action="truncate", before=None, after=None)
+
+
+def _settable(facts: TableFacts, row: _Row) -> list[str]:
+    generated = {column.name for column in facts.columns if column.is_generated}
+    return [name for name in row if name not in generated]
+
+
+def _as_json(columns: Sequence[ColumnFacts]) -> str:
+    names = ", ".join("'" + column.name.replace("'", "''") + "'" for column in columns)
+    values = ", ".join(f"t.{quote_identifier(column.name)}::text" for column in columns)
+    return f"pg_catalog.jsonb_object(ARRAY[{names}]::text[], ARRAY[{values}]::text[])"
+
+
+def _only(facts: TableFacts) -> str:
+    return table_name(facts) if facts.is_partitioned else f"ONLY {table_name(facts)}"
+
+
+async def _rows(conn: Connection, text: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+    """Run a statement whose text holds quoted names with any characters."""
+    async with psycopg.AsyncRawCursor(conn) as cursor:
+        await cursor.execute(text.encode(), values, prepare=False)
+        return await cursor.fetchall() if cursor.description else []
+
+
+def as_lines(effect: Effect) -> list[str]:
+    """Return an effect as a person reads it: what changes, column by column."""
+    head = f"conflict {effect.conflict_id}: {effect.action} {effect.table}"
+    if effect.action == "nothing":
+        return [f"{head}: the row is not there"]
+    before, after = effect.before or {}, effect.after or {}
+    lines = [head]
+    for column in dict.fromkeys([*before, *after]):
+        old, new = before.get(column), after.get(column)
+        if effect.before is not None and effect.after is not None and old == new:
+            lines.append(f"    {column}: {_shown(old)}")
+        elif effect.after is None:
+            lines.append(f"  - {column}: {_shown(old)}")
+        else:
+            changed = f"{_shown(old)} -> " if effect.before is not None else ""
+            lines.append(f"  {'~' if effect.before is not None else '+'} {column}: {changed}{_shown(new)}")
+    return lines
+
+
+def _shown(value: str | None) -> str:
+    text = "NULL" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,90 @@
+"""The statements by which the publisher's row wins. Pure; rows in the way are locked, so their ctid stands for them.
+
+In: a change and the rows of the target that it met. Out: commands for the open target transaction.
+"""
+
+# ruff: noqa: S608 - this module makes SQL: names are quoted, values are parameters
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parapply.conflict.kinds import EXISTS, ConflictType
+from parapply.conflict.statements import literal, only, statement
+from parapply.target.commands import Command
+from parapply.target.conditions import quote_identifier
+from parapply.target.pipeline import ANY_COUNT
+from parapply.target.statements import Sql, Statements
+from parapply.wire.rows import text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.conflict.changes import RowChange
+    from parapply.conflict.kinds import LocalRow
+    from parapply.target.commands import Operation
+
+
+def remote_wins(
+    kind: ConflictType, change: RowChange, rows: Sequence[LocalRow], *, first_by_key: bool, own: Sequence[Command]
+) -> list[Command]:
+    """Return what makes the target hold the publisher's row.
+
+    - Of the rows in the way of an insert one becomes the new row, the one with its key if there is one; so columns that
+      only the target has keep their values. All others are deleted.
+    - Rows in the way of an update are deleted, then the update is executed.
+    - A row that somebody else wrote last is updated or deleted as if it were ours; a missing one is inserted.
+
+    Args:
+        kind: of the conflict.
+        change: that met it.
+        rows: in the way.
+        first_by_key: the first of them has the new row's key.
+        own: commands of the change itself, without a look at who wrote the row; of an update whose row is missing
+            the insert.
+    """
+    if kind not in EXISTS:
+        return [*own]
+    if change.operation == "update":
+        return [*(_delete(change, row) for row in rows), *own]
+    if len(rows) > 1 and not first_by_key:
+        # None is the same row for sure: which one would keep the columns that only the target has is anybody's guess.
+        return [*(_delete(change, row) for row in rows), *own]
+    if any(column.is_identity_always for column in change.plan.columns) or not change.plan.columns:
+        # SQL cannot set such a column (T-50).
+        return [*(_delete(change, row) for row in rows), *own]
+    return [*(_delete(change, row) for row in rows[1:]), _overwrite(change, rows[0])]
+
+
+def inserting(change: RowChange) -> Command:
+    """Return the insert of a change's new row, which is complete."""
+    plan = change.plan
+    prepared = Statements(plan).row_insert(tuple(range(len(plan.columns))))
+    parameters = [None if value is None else text_of(value) for value in change.new or []]
+    return Command(prepared, parameters, expected=_expected(change), operation="insert", plan=plan)
+
+
+def _delete(change: RowChange, row: LocalRow) -> Command:
+    text = f"DELETE FROM {only(change.plan)} AS t WHERE t.ctid = $1::tid AND t.tableoid = {_table(row)}"
+    return _command(text, [row.ctid.encode()], "delete", change)
+
+
+def _overwrite(change: RowChange, row: LocalRow) -> Command:
+    columns = change.plan.columns
+    sets = ", ".join(f"{quote_identifier(column.name)} = ${number}" for number, column in enumerate(columns, 2))
+    text = f"UPDATE {only(change.plan)} AS t SET {sets} WHERE t.ctid = $1::tid AND t.tableoid = {_table(row)}"
+    values = [None if value is None else text_of(value) for value in change.new or []]
+    return _command(text, [row.ctid.encode(), *values], "update", change)
+
+
+def _table(row: LocalRow) -> str:
+    return f"{literal(row.table)}::pg_catalog.regclass"
+
+
+def _command(text: str, parameters: list[bytes | None], operation: Operation, change: RowChange) -> Command:
+    made = statement(text, parameters).prepared
+    assert isinstance(made, Sql)
+    return Command(made, parameters, expected=_expected(change), operation=operation, plan=change.plan)
+
+
+def _expected(change: RowChange) -> int:
+    return ANY_COUNT if change.plan.facts.triggers else 1

@@ -1,0 +1,260 @@
+"""Apply changes of one source transaction in order, and settle every conflict by its policy, inside the transaction.
+
+    run of changes ── SAVEPOINT, one flight ──► all applied ──► next run
+                            │ one failed
+                            ▼
+    ROLLBACK TO; what came before it once more; then this change by itself:
+      look at the local rows, locked ──► no conflict: the failure is the caller's, as without policies
+                            │
+                            ▼
+      policy ──► stop: ConflictStop, the caller rolls everything back
+             ──► drop: next change
+             ──► apply: its statements instead, which may meet the next conflict of the same change
+
+Used at the head only: everything earlier has committed, so nothing of ours can be the cause (trap T-69).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from parapply.conflict.changes import read_change
+from parapply.conflict.kinds import ORIGIN_DIFFERS, Conflict, ConflictStop, ConflictType, LocalRow, Outcome, Policy
+from parapply.conflict.policies import Action, Facing, decide, outcome
+from parapply.conflict.resolve import inserting, remote_wins
+from parapply.errors import StatementFailed
+from parapply.plan.steps import TruncateStep
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.conflict.changes import RowChange
+    from parapply.conflict.kinds import Source
+    from parapply.conflict.local import LocalRows
+    from parapply.conflict.rules import Rules
+    from parapply.plan.table import TablePlan
+    from parapply.target.commands import Command, CommandBuilder
+    from parapply.target.session import WorkerSession
+
+#: Changes behind one savepoint: what is executed once more when one of them meets a conflict.
+_RUN: Final = 64
+#: A change may meet one conflict after the other: another writer's row, a row in the way, one that came meanwhile.
+_ROUNDS: Final = 8
+_UNIQUE: Final = "23505"
+
+
+def may_be_conflict(failure: StatementFailed, commands: Sequence[Command]) -> bool:
+    """Tell whether a failure can be a conflict: a unique violation, a row not found, a row of another writer."""
+    if not 0 <= failure.statement < len(commands):
+        return False  # of the record or the commit: a deferred check is no conflict in PostgreSQL either
+    operation = commands[failure.statement].operation
+    if failure.sqlstate == _UNIQUE:
+        return operation in ("insert", "update")
+    return not failure.sqlstate and operation in ("update", "delete", "exists", "origin")
+
+
+class Settler:
+    """Applies one source transaction, or one piece of a large one after the other. Used once."""
+
+    def __init__(
+        self, session: WorkerSession, local: LocalRows, builder: CommandBuilder, rules: Rules, source: Source
+    ) -> None:
+        """Apply nothing yet.
+
+        Args:
+            session: inside the target transaction.
+            local: of that session.
+            builder: of the leader.
+            rules: policies.
+            source: the transaction.
+        """
+        self._session = session
+        self._local = local
+        self._builder = builder
+        self._rules = rules
+        self._source = source
+        #: What a StatementFailed counts in.
+        self.commands: list[Command] = []
+        #: Settled so far, by change and type: a change that is tried once more must not count twice.
+        self._settled: dict[tuple[int, ConflictType], Conflict] = {}
+
+    def take_settled(self) -> list[Conflict]:
+        """Return what was settled since the last call."""
+        settled = list(self._settled.values())
+        self._settled.clear()
+        return settled
+
+    async def apply(self, changes: Sequence[tuple[TablePlan, bytes] | TruncateStep], first_no: int = 1) -> None:
+        """Apply changes in order.
+
+        Args:
+            changes: in source order.
+            first_no: number of the first one in its transaction.
+
+        Raises:
+            ConflictStop: a policy lets nothing pass.
+            StatementFailed: no conflict; `commands` is what it counts in.
+            TargetLost, TargetRefused, ProtocolError: as everywhere.
+        """
+        at = 0
+        while at < len(changes):
+            run = changes[at : at + _RUN]
+            failed = await self._run(run)
+            if failed is None:
+                at += len(run)
+                continue
+            index, failure = failed
+            if index:
+                # They were applied a moment ago; if they fail now the loop finds the one to blame.
+                again = await self._run(run[:index])
+                if again is not None:
+                    continue
+            await self._settle(run[index], first_no + at + index, failure)
+            at += index + 1
+
+    async def _run(
+        self, changes: Sequence[tuple[TablePlan, bytes] | TruncateStep]
+    ) -> tuple[int, StatementFailed] | None:
+        """Apply changes behind a savepoint; return the index of the one that failed so that it may be a conflict."""
+        self.commands = []
+        owners: list[int] = []
+        for index, change in enumerate(changes):
+            made = self._builder.in_order([change])
+            self.commands += made
+            owners += [index] * len(made)
+        try:
+            await self._session.piece(self.commands)
+        except StatementFailed as failure:
+            await self._session.undo_piece()
+            if not may_be_conflict(failure, self.commands):
+                raise
+            return owners[failure.statement], failure
+        return None
+
+    async def _settle(
+        self, change: tuple[TablePlan, bytes] | TruncateStep, change_no: int, failure: StatementFailed
+    ) -> None:
+        """Apply one change that failed, or leave it out, as the policies say."""
+        assert not isinstance(change, TruncateStep), "a TRUNCATE is no conflict"
+        row_change = read_change(*change)
+        own = self._builder.in_order([change])
+        # A change that failed as part of a run is tried by itself first: what stood in its way may be gone.
+        commands = own
+        for _ in range(_ROUNDS):
+            self.commands = list(commands)
+            try:
+                await self._session.piece(self.commands)
+            except StatementFailed as failed:
+                failure = failed
+                await self._session.undo_piece()
+            else:
+                return
+            if not may_be_conflict(failure, self.commands):
+                raise failure
+            found = await self._look(row_change, failure)
+            if found is None:
+                continue  # it was there a moment ago; try again
+            conflict, first_by_key = found
+            action = self._decided(conflict)
+            conflict = msgspec.structs.replace(conflict, outcome=outcome(conflict.policy, action), change_no=change_no)
+            if action is Action.STOP:
+                raise ConflictStop(conflict, failure, self.commands[failure.statement], _why(conflict))
+            self._settled[change_no, conflict.type] = conflict
+            if action is Action.DROP:
+                return
+            if conflict.type in ORIGIN_DIFFERS:
+                own = [command for command in own if command.operation != "origin"]
+            if conflict.type is ConflictType.UPDATE_MISSING:
+                own = [inserting(row_change)]
+            commands = remote_wins(conflict.type, row_change, conflict.local_rows, first_by_key=first_by_key, own=own)
+        raise failure
+
+    async def _look(self, change: RowChange, failure: StatementFailed) -> tuple[Conflict, bool] | None:
+        """Return the conflict that a failure means; None if nothing is in the way any more.
+
+        Raises:
+            StatementFailed: the failure itself: it is none.
+        """
+        subject = await self._local.subject(change) if change.operation != "insert" else None
+        if failure.sqlstate == _UNIQUE:
+            return await self._look_for_rows_in_the_way(change, subject, failure)
+        if self.commands[failure.statement].operation == "origin":
+            if subject is None:
+                return None
+            kind = ConflictType.UPDATE_ORIGIN_DIFFERS
+            if change.operation == "delete":
+                kind = ConflictType.DELETE_ORIGIN_DIFFERS
+            return self._conflict(kind, change, (subject,)), False
+        if subject is not None:
+            # It is there, and yet was not found as it should be: an identity column that SQL cannot set (T-50), or it
+            # has just come.
+            if any(column.is_identity_always for column in change.plan.columns):
+                raise failure
+            return None
+        kind = ConflictType.DELETE_MISSING if change.operation == "delete" else ConflictType.UPDATE_MISSING
+        return self._conflict(kind, change, ()), False
+
+    async def _look_for_rows_in_the_way(
+        self, change: RowChange, subject: LocalRow | None, failure: StatementFailed
+    ) -> tuple[Conflict, bool] | None:
+        rows, first_by_key = await self._local.in_the_way(change, subject, failure.constraint)
+        if not rows:
+            return None
+        names = {name for row in rows for name in row.constraints}
+        # An update whose row was missing has become an insert.
+        is_insert = subject is None
+        kind = ConflictType.INSERT_EXISTS if is_insert else ConflictType.UPDATE_EXISTS
+        if len(names) > 1:
+            kind = ConflictType.MULTIPLE_UNIQUE_CONFLICTS
+        return self._conflict(kind, change, rows), first_by_key
+
+    def _conflict(self, kind: ConflictType, change: RowChange, rows: tuple[LocalRow, ...]) -> Conflict:
+        relation = change.plan.relation
+        policy = self._rules.policy(kind, relation.qualified_name)
+        return Conflict(
+            type=kind,
+            schema=relation.schema,
+            table=relation.name,
+            operation=change.operation,
+            key=change.key(),
+            remote_row=change.remote_row(),
+            is_complete=change.is_complete,
+            local_rows=rows,
+            source=self._source,
+            change_no=0,
+            policy=policy,
+            outcome=Outcome.STOPPED,
+        )
+
+    def _decided(self, conflict: Conflict) -> Action:
+        times = [row.commit_time_us for row in conflict.local_rows if row.commit_time_us is not None]
+        facing = Facing(
+            type=conflict.type,
+            is_complete=conflict.is_complete,
+            remote_time_us=self._source.commit_time_us,
+            local_time_us=max(times, default=None),
+            is_remote_greater=_is_greater(conflict),
+        )
+        return decide(conflict.policy, facing)
+
+
+def _is_greater(conflict: Conflict) -> bool:
+    """Compare the published columns of both rows as text; what was not sent is what the local row has."""
+    remote = conflict.remote_row or {}
+    if conflict.operation == "delete" or not conflict.local_rows:
+        return False
+    local = conflict.local_rows[0].values
+    return _sorted(remote) > _sorted({name: local.get(name) for name in remote})
+
+
+def _sorted(row: dict[str, str | None]) -> list[tuple[str, bool, str]]:
+    return [(name, value is not None, value or "") for name, value in sorted(row.items())]
+
+
+def _why(conflict: Conflict) -> str:
+    """Say why a policy other than error stops."""
+    if conflict.policy is Policy.ERROR:
+        return ""
+    return "the publisher did not send its unchanged large columns, so the row cannot be made"

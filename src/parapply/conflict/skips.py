@@ -1,0 +1,154 @@
+"""Source transactions that the operator wants skipped: asked for on the target, known to the daemon, done exactly once.
+
+The request is a row of `parapply.skips`, so it reaches a daemon that runs, one that starts later, and survives both.
+It is named by the transaction's end LSN alone: the LSN of a commit record may be the end of the transaction before.
+
+    requested ──► accepted ──► skipped      in the target transaction that records the source transaction as done
+         └────────────┴──────► passed       the watermark went past it: it was applied, or nothing ends there
+
+Whoever has a transaction in hand asks `Skips.find` by its LSNs. Of a large transaction only the commit LSN is known
+before it has come whole: the daemon learns it at its end, writes it down, and has it sent again (`learn`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from parapply.conflict.statements import statement
+from parapply.model import format_lsn, parse_lsn
+from parapply.target.settings import rows, target_errors
+from parapply.target.state_schema import in_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from parapply.plan.batch import Batch
+    from parapply.target.pipeline import Statement
+    from parapply.target.settings import Connection
+
+_OPEN: Final = "outcome IN ('requested', 'accepted')"
+
+
+class Skips:
+    """Of one slot. Written by `look` and `learn`, read by whoever has a transaction in hand; empty nearly always."""
+
+    def __init__(self, schema: str, slot_id: int) -> None:
+        """Know of none yet."""
+        self._schema = schema
+        self._slot_id = slot_id
+        self._ends: set[int] = set()
+        #: End LSN by commit LSN, of large ones.
+        self._commits: dict[int, int] = {}
+
+    def __bool__(self) -> bool:
+        """Tell whether any is wanted."""
+        return bool(self._ends)
+
+    def find(self, commit_lsn: int, end_lsn: int) -> int | None:
+        """Return the end LSN under which a transaction is to be skipped, None if it is not.
+
+        Args:
+            commit_lsn: of its commit record.
+            end_lsn: its end, or 0 while that is not known.
+        """
+        if end_lsn in self._ends:
+            return end_lsn
+        return self._commits.get(commit_lsn)
+
+    def hits(self, batch: Batch) -> bool:
+        """Tell whether a transaction of a batch is to be skipped."""
+        return bool(self._ends) and any(one.end_lsn in self._ends for one in batch.transactions)
+
+    def done(self, end_lsn: int) -> None:
+        """Forget a transaction whose skipping has committed."""
+        self._ends.discard(end_lsn)
+        self._commits = {commit: end for commit, end in self._commits.items() if end != end_lsn}
+
+    async def look(self, conn: Connection, low_lsn: int, is_committing: Callable[[int], bool]) -> list[int]:
+        """Read the requests, and answer new ones.
+
+        Args:
+            conn: in autocommit mode.
+            low_lsn: everything that ends here or before has been applied.
+            is_committing: whether COMMIT was sent for a transaction of that end: too late, if it succeeds.
+
+        Returns:
+            End LSNs accepted now.
+
+        Raises:
+            TargetRefused: a privilege is missing.
+            TargetLost: the connection broke.
+        """
+        query = in_schema(
+            "SELECT lsn, commit_lsn, outcome FROM {s}.skips WHERE slot_id = $1::int AND " + _OPEN,  # noqa: S608  own text
+            self._schema,
+        )
+        with target_errors("reading which transactions to skip"):
+            found = await rows(conn, query, [self._slot_id])
+            accepted = []
+            for text, commit_text, outcome in found:
+                end_lsn = parse_lsn(text)
+                if end_lsn <= low_lsn:
+                    self.done(end_lsn)
+                    await self._answer(conn, end_lsn, "passed")
+                    continue
+                if outcome == "requested" and is_committing(end_lsn):
+                    continue  # known at the next look
+                self._ends.add(end_lsn)
+                if commit_text is not None:
+                    self._commits[parse_lsn(commit_text)] = end_lsn
+                if outcome == "requested":
+                    await self._answer(conn, end_lsn, "accepted")
+                    accepted.append(end_lsn)
+            wanted = {parse_lsn(text) for text, _, _ in found}
+            for gone in self._ends - wanted:
+                self.done(gone)  # somebody took the request back
+        return accepted
+
+    async def learn(self, conn: Connection, commit_lsn: int, end_lsn: int) -> None:
+        """Write down which commit LSN a wanted large transaction has, for when it is sent again.
+
+        Raises:
+            TargetRefused, TargetLost: as `look`.
+        """
+        query = in_schema(
+            "UPDATE {s}.skips SET commit_lsn = $3::pg_lsn WHERE slot_id = $1::int AND lsn = $2::pg_lsn", self._schema
+        )
+        with target_errors("writing which transaction to skip"):
+            await rows(conn, query, [self._slot_id, format_lsn(end_lsn), format_lsn(commit_lsn)])
+
+    def finishing(self, end_lsn: int, xid: int) -> list[Statement]:
+        """Return the statements that say that a transaction is skipped, for the target transaction that records it."""
+        lsn = format_lsn(end_lsn).encode()
+        slot = str(self._slot_id).encode()
+        return [
+            statement(
+                self._text(
+                    "UPDATE {s}.skips SET outcome = 'skipped', remote_xid = $3::bigint,"
+                    " resolved_at = pg_catalog.clock_timestamp() WHERE slot_id = $1::int AND lsn = $2::pg_lsn"
+                ),
+                [slot, lsn, str(xid).encode()],
+            ),
+            # What had stopped it is over now.
+            statement(
+                self._text(
+                    "UPDATE {s}.conflicts SET outcome = 'skipped' WHERE slot_id = $1::int AND remote_lsn = $2::pg_lsn"
+                    " AND outcome = 'stopped'"
+                ),
+                [slot, lsn],
+            ),
+        ]
+
+    async def _answer(self, conn: Connection, end_lsn: int, outcome: str) -> None:
+        resolved = "pg_catalog.clock_timestamp()" if outcome == "passed" else "NULL"
+        query = in_schema(
+            # Skipped in a prepared transaction, it is locked until the outcome of that (T-37).
+            f"UPDATE {{s}}.skips SET outcome = $3, resolved_at = {resolved} WHERE (slot_id, lsn) IN"  # noqa: S608  own text
+            " (SELECT slot_id, lsn FROM {s}.skips WHERE slot_id = $1::int AND lsn = $2::pg_lsn"
+            f" AND {_OPEN} FOR UPDATE SKIP LOCKED)",
+            self._schema,
+        )
+        await rows(conn, query, [self._slot_id, format_lsn(end_lsn), outcome])
+
+    def _text(self, text: str) -> str:
+        return in_schema(text, self._schema).as_string(None)

@@ -1,0 +1,52 @@
+"""Small pieces of SQL that every module here needs. Pure text; names are quoted, values are parameters or literals."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from parapply.target.conditions import key_condition, quote_identifier, row_condition, table_name
+from parapply.target.pipeline import Statement
+from parapply.target.statements import Sql
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.plan.table import TablePlan
+
+
+def statement(text: str, parameters: Sequence[bytes | None] = ()) -> Statement:
+    """Return an execution of a text; the same text has the same name in every session, so it is prepared once."""
+    encoded = text.encode("utf-8", "surrogateescape")
+    name = b"x" + blake2b(encoded, digest_size=16).hexdigest().encode()
+    prepared = Sql(name=name, text=encoded, n_parameters=len(parameters), is_set=False, positions=())
+    return Statement(prepared, parameters)
+
+
+def literal(text: str) -> str:
+    """Return a text as an SQL literal; the session has standard_conforming_strings on."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def only(plan: TablePlan) -> str:
+    """Return what rows are looked for in: a partitioned table as a whole, else the table without its children."""
+    name = table_name(plan.facts)
+    return name if plan.facts.is_partitioned else f"ONLY {name}"
+
+
+def found_by(plan: TablePlan, first: int) -> tuple[str, tuple[int, ...]]:
+    """Return the condition for a change's old row on `t`, parameters from `$first` on, and their wire positions."""
+    if plan.is_full:
+        positions = tuple(range(len(plan.columns)))
+        return row_condition(plan.columns, first), positions
+    return key_condition([plan.columns[position] for position in plan.key_positions], first), plan.key_positions
+
+
+def row_as_text(plan: TablePlan) -> str:
+    """Return an expression of jsonb: every column of the target's row, as text by name."""
+    # In pieces: a function takes a hundred arguments at most, an array constructor any number.
+    names = ", ".join(literal(column.name) for column in plan.facts.columns)
+    values = ", ".join(f"t.{quote_identifier(column.name)}::text" for column in plan.facts.columns)
+    if not names:
+        return "'{}'::jsonb"
+    return f"pg_catalog.jsonb_object(ARRAY[{names}]::text[], ARRAY[{values}]::text[])"

@@ -1,0 +1,82 @@
+"""Every policy in both commit orders, with one worker and eight: the same rows, and the same history everywhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fixtures.conflict_lab import ConflictCase, ConflictLab, ConflictOutcome, ConflictVariant
+from tests.system.conflict_cases import CASES, LAST_UPDATE_CASES
+
+if TYPE_CHECKING:
+    from tests.fixtures.servers import ServerPool
+
+#: With one worker and the order kept everything is merged, with eight nothing; what no table says holds for all.
+_COMMON = {"conflict.insert_exists": "skip"}
+VARIANTS = (
+    ConflictVariant(order="preserve", workers=1, settings=_COMMON),
+    ConflictVariant(order="preserve", workers=8, settings={**_COMMON, "apply.max_batch_transactions": 1}),
+    ConflictVariant(order="relaxed", workers=1, settings={**_COMMON, "apply.max_batch_transactions": 3}),
+    ConflictVariant(order="relaxed", workers=8, settings=_COMMON),
+)
+
+
+@pytest.fixture(scope="module")
+def lab(server_pool: ServerPool, pg_major: int) -> ConflictLab:
+    """All cases but those of the last update."""
+    return ConflictLab(server_pool.get("source", pg_major), server_pool.get("target", pg_major), CASES, VARIANTS)
+
+
+@pytest.fixture(scope="module")
+def last_update_lab(server_pool: ServerPool, pg_major: int) -> ConflictLab:
+    """The cases of the last update, for which nothing is merged."""
+    source, target = server_pool.get("source", pg_major), server_pool.get("target", pg_major)
+    return ConflictLab(source, target, LAST_UPDATE_CASES, VARIANTS)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_policy_does_what_it_says(lab: ConflictLab, case: ConflictCase, variant: ConflictVariant) -> None:
+    """Rows and history are those of the truth table, whatever the order, the workers and the batches."""
+    check(lab, case, variant)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("case", LAST_UPDATE_CASES, ids=str)
+def test_the_last_update_wins(last_update_lab: ConflictLab, case: ConflictCase, variant: ConflictVariant) -> None:
+    """Whichever row was committed later stays."""
+    check(last_update_lab, case, variant)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_the_history_is_the_same_everywhere(lab: ConflictLab, variant: ConflictVariant) -> None:
+    """Every row of the history is the same in every setting: both rows, key, transaction, policy, outcome."""
+    expected = outcome_of(lab, VARIANTS[0]).history
+    assert outcome_of(lab, variant).history == expected
+    assert len(expected) == sum(len(case.found) for case in CASES)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_a_conflict_is_never_an_error_of_its_own(lab: ConflictLab, variant: ConflictVariant) -> None:
+    """What policies settle is logged as settled, without values, and nothing else is logged as an error."""
+    outcome = outcome_of(lab, variant)
+    assert not [event for event in outcome.events if event.get("level") == "error"]
+    settled = [event["n_changes"] for event in outcome.events if event.get("event") == "conflicts_settled"]
+    assert sum(settled) == len(outcome.history)
+    assert not [event for event in outcome.events if "mine" in str(event)]
+
+
+def outcome_of(lab: ConflictLab, variant: ConflictVariant) -> ConflictOutcome:
+    """Return what a daemon left; fail if it did not end well."""
+    outcome = lab.outcomes[str(variant)]
+    assert not outcome.problem, outcome.problem
+    return outcome
+
+
+def check(lab: ConflictLab, case: ConflictCase, variant: ConflictVariant) -> None:
+    """Fail unless rows and conflicts of a case are as they must be."""
+    outcome = outcome_of(lab, variant)
+    assert outcome.rows[case.name] == list(case.rows)
+    found = [f"{row[1]} {row[3]} {row[14]}" for row in outcome.history if row[0] == case.name]
+    assert found == list(case.found)

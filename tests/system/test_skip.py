@@ -1,0 +1,146 @@
+"""`parapply skip`: exactly one transaction, by its end LSN, whatever it is merged with and whatever is killed."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fixtures.pair import SECRET, Pair, pair
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.fixtures.daemon import Daemon, RunCommand
+
+__all__ = ["pair"]
+
+_TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
+_KEPT = (
+    "SELECT operation, remote_row->>'id', change_no FROM parapply.conflicts WHERE conflict_type = 'skipped' ORDER BY 3"
+)
+
+
+def stopped_at(pair: Pair, daemon: Daemon) -> str:
+    """Return the end LSN of the transaction that stopped a daemon, as the history tells it."""
+    assert daemon.exit_code(30) == 5, daemon.log_tail()
+    ((lsn,),) = pair.target.rows("SELECT DISTINCT remote_lsn::text FROM parapply.conflicts WHERE outcome = 'stopped'")
+    assert f"parapply skip --lsn {lsn}" in daemon.log_tail()
+    return str(lsn)
+
+
+@pytest.mark.parametrize("settings", [{}, {"apply.commit_order": "relaxed"}], ids=str)
+def test_t70_a_stopped_transaction_is_skipped_and_nothing_else(
+    pair: Pair, run_command: RunCommand, settings: Mapping[str, str | float]
+) -> None:
+    """PostgreSQL's 029: in a merged batch its neighbours are applied, and it is kept change by change (T-70)."""
+    pair.create(_TABLE)
+    pair.target.execute(f"INSERT INTO t VALUES (7, '{SECRET}')")
+    pair.write("INSERT INTO t VALUES (1, 'before')")
+    pair.write_one(
+        "INSERT INTO t VALUES (6, 'with it')", "INSERT INTO t VALUES (7, 'remote')", "DELETE FROM t WHERE id = 1"
+    )
+    pair.write("INSERT INTO t VALUES (8, 'after')")
+    lsn = stopped_at(pair, pair.start(settings=settings))
+    asked = run_command(pair.route, "skip", "--lsn", lsn)
+    assert (asked.returncode, asked.stdout) == (0, "noted: no daemon runs; the next `parapply run` skips it\n")
+    daemon = pair.drain(settings=settings)
+    assert pair.target.rows("SELECT id FROM t ORDER BY id") == [(1,), (7,), (8,)]
+    assert pair.target.rows(_KEPT) == [("insert", "6", 1), ("insert", "7", 2), ("delete", "1", 3)]
+    assert len(daemon.events_of("transaction_skipped")) == 1
+    # What had stopped it is over, and the request is done.
+    assert pair.target.rows("SELECT outcome FROM parapply.conflicts WHERE conflict_type = 'insert_exists'") == [
+        ("skipped",)
+    ]
+    assert pair.target.rows("SELECT outcome FROM parapply.skips") == [("skipped",)]
+    again = run_command(pair.route, "skip", "--lsn", lsn, "--json")
+    assert json.loads(again.stdout)["outcome"] == "skipped"
+    assert json.loads(again.stdout)["kept"] == 3
+
+
+def test_t70_a_passed_transaction_is_refused(pair: Pair, run_command: RunCommand) -> None:
+    """What has been applied cannot be skipped, with a daemon or without, and the request changes nothing."""
+    pair.create(_TABLE)
+    pair.write("INSERT INTO t VALUES (1, 'a')")
+    daemon = pair.drain()
+    del daemon
+    ((lsn,),) = pair.target.rows("SELECT lowest_remote_lsn FROM parapply.progress")
+    refused = run_command(pair.route, "skip", "--lsn", lsn)
+    assert refused.returncode == 4
+    assert "has passed" in refused.stderr
+    pair.start()
+    assert run_command(pair.route, "skip", "--lsn", "0/1").returncode == 4
+    assert pair.target.rows("SELECT * FROM parapply.skips") == []
+
+
+def test_t70_a_running_daemon_skips_what_it_keeps_trying(pair: Pair, run_command: RunCommand) -> None:
+    """With on_error = "retry" the request reaches the daemon, which goes on at once; a later one can be taken back."""
+    pair.create(_TABLE)
+    pair.target.execute("INSERT INTO t VALUES (7, 'local')")
+    daemon = pair.start(settings={"apply.on_error": "retry"})
+    pair.write("INSERT INTO t VALUES (7, 'remote')", "INSERT INTO t VALUES (8, 'after')")
+    daemon.wait_for_event("batch_failed")
+    shown = "SELECT state = 'retrying' AND reason LIKE 'insert_exists%' FROM parapply.progress"
+    pair.target.wait_until(shown)
+    ((lsn,),) = pair.target.rows("SELECT remote_lsn::text FROM parapply.conflicts")
+    asked = run_command(pair.route, "skip", "--lsn", lsn, "--wait", "30", "--json")
+    assert asked.returncode == 0, asked.stderr
+    assert json.loads(asked.stdout)["outcome"] == "skipped"
+    daemon.wait_caught_up()
+    pair.target.wait_until("SELECT state = 'running' AND reason = '' FROM parapply.progress")
+    assert pair.target.rows("SELECT v FROM t ORDER BY id") == [("local",), ("after",)]
+    later = run_command(pair.route, "skip", "--lsn", "FF/0", "--wait", "0")
+    assert later.stdout == "accepted: the daemon skips it when it comes\n"
+    assert run_command(pair.route, "skip", "--lsn", "FF/0", "--cancel").stdout == "taken back\n"
+    daemon.stop()
+
+
+def test_t70_a_request_before_the_transaction_comes(pair: Pair, run_command: RunCommand) -> None:
+    """A transaction that would be applied without a conflict is skipped just as well, and only it."""
+    pair.create(_TABLE)
+    pair.write("INSERT INTO t VALUES (1, 'a')")
+    pair.drain()
+    with pair.source.connect() as connection:
+        connection.execute("SELECT pg_logical_emit_message(true, 'x', '')")
+        pair.write("INSERT INTO t VALUES (2, 'b')")
+        lsn = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchall()[0][0]
+    pair.write("INSERT INTO t VALUES (3, 'c')", "UPDATE t SET v = 'd' WHERE id = 1")
+    assert run_command(pair.route, "skip", "--lsn", lsn).returncode == 0
+    pair.drain()
+    assert pair.target.rows("SELECT id, v FROM t ORDER BY id") == [(1, "d"), (3, "c")]
+    assert pair.target.rows(_KEPT) == [("insert", "2", 1)]
+
+
+@pytest.mark.parametrize("point", ["before_commit", "commit_sent"])
+def test_t70_a_daemon_killed_while_it_skips(pair: Pair, run_command: RunCommand, point: str) -> None:
+    """Killed at any moment around the skipping, the next one ends in the same rows and the same history."""
+    pair.create(_TABLE)
+    pair.target.execute("INSERT INTO t VALUES (7, 'local')")
+    pair.write("INSERT INTO t VALUES (7, 'remote')", "INSERT INTO t VALUES (8, 'after')")
+    lsn = stopped_at(pair, pair.start())
+    assert run_command(pair.route, "skip", "--lsn", lsn).returncode == 0
+    # The first target transaction is the merged batch's look for the request, or the skipping itself.
+    killed = pair.start_only("--until", lsn, environ={"PARAPPLY_FAILPOINT": f"{point}:kill"})
+    assert killed.exit_code(30) == -9
+    pair.drain()
+    assert pair.target.rows("SELECT id, v FROM t ORDER BY id") == [(7, "local"), (8, "after")]
+    assert pair.target.rows(_KEPT) == [("insert", "7", 1)]
+    assert pair.target.rows("SELECT outcome FROM parapply.skips") == [("skipped",)]
+
+
+def test_t70_a_large_transaction_is_skipped(pair: Pair, run_command: RunCommand) -> None:
+    """A transaction of several pieces stops with its end LSN, by which it is skipped and kept whole."""
+    pair.create(_TABLE)
+    pair.target.execute("INSERT INTO t VALUES (1300, 'local')")
+    pair.write("INSERT INTO t VALUES (0, 'before')")
+    pair.write_one("INSERT INTO t SELECT n, repeat('x', 15000) FROM generate_series(1, 1400) AS n")
+    pair.write("INSERT INTO t VALUES (30000, 'after')")
+    lsn = stopped_at(pair, pair.start())
+    assert run_command(pair.route, "skip", "--lsn", lsn).returncode == 0
+    pair.drain()
+    assert pair.target.rows("SELECT id FROM t ORDER BY id") == [(0,), (1300,), (30000,)]
+    kept = "SELECT count(*), count(DISTINCT change_no), min(remote_lsn)::text, max(remote_lsn)::text"
+    assert pair.target.rows(f"{kept} FROM parapply.conflicts WHERE conflict_type = 'skipped'") == [
+        (1400, 1400, lsn, lsn)
+    ]

@@ -1,0 +1,163 @@
+"""Two-way set-ups: two daemons, `origin = none`, replication origins on the workers, and who wins (T-17)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from psycopg import sql
+
+from tests.fixtures.fan import QUICK, make_slot
+from tests.fixtures.route import Route
+from tests.fixtures.table_rows import contents
+
+if TYPE_CHECKING:
+    from tests.fixtures.daemon import Daemon, StartDaemon
+    from tests.fixtures.databases import Database
+    from tests.fixtures.servers import OwnServers
+
+_TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, node text)"
+_LAST = {
+    f"conflict.{kind}": "last_update_wins"
+    for kind in ("insert_exists", "update_exists", "multiple_unique_conflicts", "update_origin_differs")
+}
+_LAST["conflict.delete_origin_differs"] = "last_update_wins"
+_SETTINGS: dict[str, str | float] = {**QUICK, "source.origin": "none", "apply.workers": 2}
+#: A role that may do everything but write under a replication origin.
+_PLAIN = "parapply_no_origin"
+
+
+class TwoWay:
+    """Two databases that each follow the other."""
+
+    def __init__(self, one: Database, other: Database, start_daemon: StartDaemon) -> None:
+        """Make tables, publications and slots; the state schemas must not be published."""
+        self.nodes = (one, other)
+        self.routes = (Route(source=one, target=other), Route(source=other, target=one))
+        self._start_daemon = start_daemon
+        for node in self.nodes:
+            node.execute(f"{_TABLE}; CREATE PUBLICATION pub FOR TABLES IN SCHEMA public")
+        for route in self.routes:
+            make_slot(route)
+
+    def start(self, settings: dict[str, str]) -> list[Daemon]:
+        """Start both daemons and return them when they read."""
+        daemons = [self._start_daemon(route, settings={**_SETTINGS, **settings}) for route in self.routes]
+        for daemon in daemons:
+            daemon.wait_for_event("source_connected")
+        return daemons
+
+    def check_equal(self, daemons: list[Daemon]) -> None:
+        """Wait until both have applied what the other wrote, then compare."""
+        for daemon in daemons:
+            daemon.wait_caught_up()
+        assert contents(self.nodes[0], "public") == contents(self.nodes[1], "public")
+
+
+@pytest.mark.pg_majors(16, 18)
+def test_t17_nothing_goes_round(source_db: Database, target_db: Database, start_daemon: StartDaemon) -> None:
+    """PostgreSQL's 030: what came from the other node is not sent back; each applies what the other wrote (T-17)."""
+    both = TwoWay(source_db, target_db, start_daemon)
+    daemons = both.start({})
+    for number, node in enumerate(both.nodes):
+        node.execute(f"INSERT INTO u SELECT 2 * n + {number}, 'node {number}' FROM generate_series(1, 50) AS n")
+        node.execute(f"UPDATE u SET node = node || ' again' WHERE id % 2 = {number}")
+    both.check_equal(daemons)
+    assert both.nodes[0].rows("SELECT count(*) FROM u WHERE node LIKE '% again'") == [(100,)]
+    for node in both.nodes:
+        # The two transactions of the other node and the message behind them, which holds no change.
+        node.wait_until("SELECT sum(transactions) = 2 AND sum(changes) = 100 FROM parapply.workers")
+    for daemon in daemons:
+        assert not daemon.events_of("origin_missing")
+        daemon.stop()
+
+
+def test_t17_the_last_update_wins_on_both_nodes(
+    source_db: Database, target_db: Database, start_daemon: StartDaemon
+) -> None:
+    """Both nodes end with the row that was committed last, whichever of them wrote it, and both kept the conflict."""
+    both = TwoWay(source_db, target_db, start_daemon)
+    one, other = both.nodes
+    one.execute("INSERT INTO t VALUES (1, 'start'), (2, 'start'), (3, 'start')")
+    for daemon in (daemons := both.start(_LAST)):
+        daemon.wait_caught_up()
+    both.check_equal(daemons)
+    for daemon in daemons:
+        daemon.stop()
+    # Each pair of writes in its order: the second one is the newer.
+    for first, second, row in ((one, other, 1), (other, one, 2)):
+        first.execute(f"UPDATE t SET v = 'older' WHERE id = {row}")
+        second.execute(f"UPDATE t SET v = 'newer' WHERE id = {row}")
+        first.execute(f"INSERT INTO t VALUES ({row} + 10, 'older')")
+        second.execute(f"INSERT INTO t VALUES ({row} + 10, 'newer')")
+    daemons = both.start(_LAST)
+    both.check_equal(daemons)
+    expected = [(1, "newer"), (2, "newer"), (3, "start"), (11, "newer"), (12, "newer")]
+    assert one.rows("SELECT id, v FROM t ORDER BY id") == expected
+    query = "SELECT conflict_type, key->>'id', outcome FROM parapply.conflicts ORDER BY 1, 2"
+    kinds = [
+        ("insert_exists", "11"),
+        ("insert_exists", "12"),
+        ("update_origin_differs", "1"),
+        ("update_origin_differs", "2"),
+    ]
+    won, lost = "applied_remote", "kept_local"
+    assert one.rows(query) == [(*kind, result) for kind, result in zip(kinds, [won, lost, won, lost], strict=True)]
+    assert other.rows(query) == [(*kind, result) for kind, result in zip(kinds, [lost, won, lost, won], strict=True)]
+    for daemon in daemons:
+        daemon.stop()
+
+
+def test_t17_without_the_privilege_the_daemon_says_what_will_not_work(
+    source_db: Database, target_db: Database, start_daemon: StartDaemon
+) -> None:
+    """It applies all the same and warns; a policy that needs origins is refused with the grants it takes."""
+    source_db.execute(f"{_TABLE}; CREATE PUBLICATION pub FOR ALL TABLES")
+    role = sql.Identifier(_PLAIN)
+    target_db.execute(sql.SQL("DROP ROLE IF EXISTS {0}; CREATE ROLE {0} LOGIN").format(role))
+    target_db.execute(sql.SQL("GRANT SET ON PARAMETER session_replication_role TO {0}").format(role))
+    target_db.execute(
+        sql.SQL("GRANT CREATE ON DATABASE {1} TO {0}; GRANT ALL ON SCHEMA public TO {0}").format(
+            role, sql.Identifier(target_db.dbname)
+        )
+    )
+    target_db.execute(
+        sql.SQL("{1}; ALTER TABLE t OWNER TO {0}; ALTER TABLE u OWNER TO {0}").format(role, sql.SQL(_TABLE))
+    )
+    route = Route(source=source_db, target=target_db, target_dsn=target_db.dsn_with(user=_PLAIN))
+    make_slot(route)
+    source_db.execute("INSERT INTO t VALUES (1, 'a')")
+    daemon = start_daemon(route, settings=QUICK)
+    warning = daemon.wait_for_event("origin_missing")
+    assert "pg_replication_origin" in warning["error"]
+    assert "GRANT EXECUTE ON FUNCTION pg_replication_origin_create(text)" in warning["hint"]
+    daemon.wait_caught_up()
+    daemon.stop()
+    refused = start_daemon(route, settings={**QUICK, "conflict.update_origin_differs": "keep_local"})
+    assert refused.exit_code(30) == 4
+    assert 'conflict.update_origin_differs = "keep_local" needs replication origins' in refused.log_tail()
+
+
+def test_policies_are_refused_where_the_target_remembers_no_commits(
+    own_servers: OwnServers, source_db: Database, new_database: object, start_daemon: StartDaemon
+) -> None:
+    """Without track_commit_timestamp the setting that needs it is named, before anything is applied (exit 4)."""
+    assert callable(new_database)
+    target: Database = new_database(own_servers(settings={"track_commit_timestamp": "off"}), "target")
+    source_db.execute(f"{_TABLE}; INSERT INTO t VALUES (1, 'a'); CREATE PUBLICATION pub FOR ALL TABLES")
+    target.execute(_TABLE)
+    route = Route(source=source_db, target=target)
+    make_slot(route)
+    for key, policy in (
+        ("conflict.insert_exists", "last_update_wins"),
+        ('conflict.tables."public.t".delete_origin_differs', "skip"),
+    ):
+        refused = start_daemon(route, settings={**QUICK, key: policy})
+        assert refused.exit_code(30) == 4
+        says = f'{key} = "{policy}" needs commit timestamps, and track_commit_timestamp is off'
+        assert says in refused.log_tail()
+    source_db.execute("INSERT INTO t VALUES (2, 'b')")
+    daemon = start_daemon(route, settings={**QUICK, "conflict.insert_exists": "apply_remote"})
+    target.wait_until("SELECT to_regclass('parapply.progress') IS NOT NULL")
+    daemon.wait_caught_up()
+    daemon.stop()
