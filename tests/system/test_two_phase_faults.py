@@ -78,6 +78,11 @@ class Run:
         """End a transaction on the source."""
         decide(self.pair.source, gid, what)
 
+    def wait_prepared(self) -> None:
+        """Return once one transaction is prepared on the target, and recorded as such."""
+        self.pair.target.wait_until("SELECT count(*) = 1 FROM parapply.undecided")
+        assert n_prepared(self.pair.target) == 1
+
     def check(self, daemon: Daemon) -> None:
         """Let the daemon finish, then compare."""
         daemon.wait_caught_up()
@@ -94,6 +99,13 @@ def run(pair: Pair, shape: Shape, start_daemon: StartDaemon) -> Run:
     stream_early(pair.source)
     pair.create(TABLES)
     return Run(pair, shape, start_daemon)
+
+
+@pytest.fixture
+def run_whole(pair: Pair, start_daemon: StartDaemon) -> Run:
+    """The same with small transactions."""
+    pair.create(TABLES)
+    return Run(pair, WHOLE, start_daemon)
 
 
 for_each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -116,8 +128,7 @@ def test_t57_lost_connections(run: Run, shape: Shape) -> None:
                 cut = _arm(proxy, "PREPARE", way)
                 gid = run.prepare()
                 n_lost = _wait_lost(daemon, cut, n_lost)
-                target.wait_until("SELECT count(*) = 1 FROM parapply.undecided")
-                assert n_prepared(target) == 1
+                run.wait_prepared()
                 if shape is WHOLE:
                     cut = _arm(proxy, what, way)
                 run.decide(gid, what)
@@ -143,35 +154,40 @@ def _wait_lost(daemon: Daemon, cut: Event, n_lost: int) -> int:
     return n_lost + 1
 
 
-@for_each_shape
-def test_t57_kills(run: Run, shape: Shape) -> None:
+def test_t57_kills_at_every_point(run_whole: Run) -> None:
     """T-57, K12, K13: killed when a command is sent and when it is answered; the next one goes on exactly.
 
     Each is started with a transaction prepared, or with one that was just ended.
     """
-    outcomes = {"": ("", "")}
-    if shape is WHOLE:
-        outcomes = dict.fromkeys(("COMMIT", "ROLLBACK"), (probes.DECISION_SENT, probes.DECIDED))
-    for what, decided in outcomes.items():
-        for point, decided_at in zip((probes.PREPARE_SENT, probes.PREPARED), decided, strict=True):
-            daemon = run.start(point)
+    run = run_whole
+    for what in ("COMMIT", "ROLLBACK"):
+        for prepare_point, outcome_point in (
+            (probes.PREPARE_SENT, probes.DECISION_SENT),
+            (probes.PREPARED, probes.DECIDED),
+        ):
+            daemon = run.start(prepare_point)
             gid = run.prepare()
             _wait_killed(daemon)
-            daemon = run.start(decided_at)
-            run.pair.target.wait_until("SELECT count(*) = 1 FROM parapply.undecided")
-            run.decide(gid, what or "COMMIT")
-            if decided_at:
-                _wait_killed(daemon)
-            else:
-                daemon.wait_caught_up()
-                daemon.stop()
+            daemon = run.start(outcome_point)
+            run.wait_prepared()
+            run.decide(gid, what)
+            _wait_killed(daemon)
+    run.check(run.start())
+
+
+@pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
+def test_t57_kills_in_every_shape(run: Run) -> None:
+    """T-57, K12: large or streamed, killed at its PREPARE: it comes again, and is prepared once."""
+    for point in (probes.PREPARE_SENT, probes.PREPARED):
+        daemon = run.start(point)
+        gid = run.prepare()
+        _wait_killed(daemon)
+        # Ended while nobody reads.
+        run.decide(gid, "COMMIT")
     daemon = run.start()
     gid = run.prepare()
-    daemon.wait_caught_up()
-    daemon.stop()
-    assert n_prepared(run.pair.target) == 1
-    daemon = run.start()
-    run.decide(gid, "COMMIT")
+    run.wait_prepared()
+    run.decide(gid, "ROLLBACK")
     run.check(daemon)
 
 

@@ -149,6 +149,39 @@ def test_what_was_prepared_before_the_start_is_committed_as_a_whole() -> None:
         _push(begun, prepared, build.begin(), start_lsn=0x80)
 
 
+def test_pieces_of_what_was_prepared_before_lie_behind_the_start() -> None:
+    """A large one is no piece of what an earlier run applied, wherever its PREPARE was (trap T-58)."""
+    begun, prepared = build.begin_prepare(end_lsn=0x80), build.prepare(end_lsn=0x80)
+    committed = build.commit_prepared(commit_lsn=0x200, end_lsn=0x230)
+    rows = [build.insert(ROW)] * 3
+    found = _push(begun, *rows, prepared, committed, start_lsn=0x100, piece_bytes=2 * OVERHEAD_BYTES)
+    assert [len(piece.changes) for piece in found] == [2, 1]
+    assert all(piece.commit_lsn >= 0x100 and piece.event is None for piece in found)
+    assert found[-1].end_lsn == 0x230
+
+
+def test_a_stream_that_was_prepared_before_is_committed() -> None:
+    """The publisher may stream it, to make room: it ends with its COMMIT PREPARED like any stream (trap T-58)."""
+    chunk, prepared = [START, build.insert(ROW, xid=700), STOP], build.stream_prepare(end_lsn=0x80)
+    committed = build.commit_prepared(commit_lsn=0x200, end_lsn=0x230)
+    _, one = _push(*chunk, prepared, committed, start_lsn=0x80)
+    assert isinstance(one.event, StreamCommit)
+    assert (one.xid, one.commit_lsn, one.end_lsn) == (700, 0x200, 0x230)
+    with pytest.raises(ProtocolError):
+        _push(*chunk, prepared, build.commit_prepared(xid=701), start_lsn=0x80)
+
+
+def test_what_is_prepared_on_the_target_ends_there() -> None:
+    """Whatever the slot was told in between, its PREPARE and its outcome are what they say."""
+    chunk = [START, build.insert(ROW, xid=700), STOP]
+    for begun in ([build.begin_prepare(end_lsn=0x80), build.prepare(end_lsn=0x80)],
+                  [*chunk, build.stream_prepare(end_lsn=0x80)]):  # fmt: skip
+        frames = [build.xlog_data(payload) for payload in [*begun, build.commit_prepared(end_lsn=0x230)]]
+        found = Assembler(WHOLE_BYTES, start_lsn=0x100, prepared_lsns=frozenset([0x80])).push(frames)
+        assert isinstance(found[-2].event, Prepare | StreamPrepare)
+        assert isinstance(found[-1].event, CommitPrepared)
+
+
 def test_a_chunk_is_open_until_it_stops() -> None:
     """A keep-alive proves nothing inside a chunk; between two chunks it does."""
     assembler = Assembler(WHOLE_BYTES)
