@@ -13,19 +13,15 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from psycopg import sql
-
-from parapply.bench.delay import Delay
+from parapply.bench.attached import System, attached
 from parapply.bench.probing import PROBE_TABLE, probe
-from parapply.demo.command import Parapply
 from parapply.demo.errors import DemoError
 from parapply.demo.load import Load
-from parapply.demo.race import create_slot, drop_target, make_target, write_checkpoints
-from parapply.demo.stage import BANK, PUBLICATION, end
+from parapply.demo.stage import BANK, end
 
 if TYPE_CHECKING:
     import subprocess
@@ -41,21 +37,6 @@ _TURN = "latency"  # slot and database of the system whose turn it is
 _TAIL_LINES = 5
 # Longer than any turn; the load is ended before.
 _FOREVER_S = 86_400
-
-
-@dataclass(frozen=True, kw_only=True)
-class System:
-    """Who replicates.
-
-    Attributes:
-        name: for people.
-        settings: `key=value` for parapply; `None` for the built-in subscription.
-        target_delay_s: seconds each way between parapply and the subscriber; the built-in one is inside of it.
-    """
-
-    name: str
-    settings: tuple[str, ...] | None = None
-    target_delay_s: float = 0.0
 
 
 def parapply(*, workers: int = 4, target_delay_s: float = 0.0) -> System:
@@ -141,10 +122,10 @@ def measure(
     turns: list[LatencyTurn] = []
     for number in range(1, options.rounds + 1):
         for system in options.systems if number % 2 else reversed(options.systems):
-            with _attached(stage, system) as check:
+            with attached(stage, system, _TURN) as running:
                 for load, wanted_per_s in loads:
                     with _beside(stage, options, wanted_per_s) as rate:
-                        probed = _probe(stage, options.probes, options.interval_s, ids, check)
+                        probed = _probe(stage, options.probes, options.interval_s, ids, running.check)
                         load_per_s = rate()
                     turn = LatencyTurn(
                         round_number=number,
@@ -175,49 +156,15 @@ def _probe(stage: Stage, probes: int, interval_s: float, ids: Iterator[int], che
     return probe(source_dsn, target_dsn, ids, probes=probes, interval_s=interval_s, check=check)
 
 
-@contextmanager
-def _attached(stage: Stage, system: System) -> Iterator[Callable[[], None]]:
-    """Have a system replicate into a fresh database while the block runs; yields what raises once it has failed."""
-    create_slot(stage, _TURN)
-    make_target(stage, _TURN)
-    write_checkpoints(stage)
-    if system.settings is None:
-        _subscribe(stage)
-        yield lambda: None
-        for command in ("ALTER SUBSCRIPTION {} DISABLE", "DROP SUBSCRIPTION {}"):
-            stage.target.execute(sql.SQL(command).format(sql.Identifier(_TURN)), dbname=_TURN)
-    else:
-        is_far = system.target_delay_s > 0
-        with Delay("127.0.0.1", stage.target.port, system.target_delay_s) if is_far else nullcontext() as delay:
-            port = delay.port if delay else None
-            daemon = Parapply(stage, slot=_TURN, target_dbname=_TURN, target_port=port, settings=system.settings)
-            daemon.call("init")
-            daemon.start()
-            yield daemon.check
-            daemon.stop()
-            daemon.call("drop", "--yes")
-    drop_target(stage, _TURN)
-
-
-def _subscribe(stage: Stage) -> None:
-    """Make the built-in subscription on the slot. Source: PostgreSQL manual, "CREATE SUBSCRIPTION"."""
-    name = sql.Identifier(_TURN)
-    create = sql.SQL(
-        "CREATE SUBSCRIPTION {} CONNECTION {} PUBLICATION {} WITH (slot_name = {}, create_slot = false,"
-        " copy_data = false, streaming = off)"
-    ).format(name, sql.Literal(stage.source.dsn(BANK)), sql.Identifier(PUBLICATION), name)
-    stage.target.execute(create, dbname=_TURN)
-
-
 def _ceiling_per_s(stage: Stage, system: System, options: LatencyOptions, ids: Iterator[int]) -> float:
     """Return how many transactions a second a system applies while the publisher takes as many as it can."""
-    with _attached(stage, system) as check:
+    with attached(stage, system, _TURN) as running:
         # Its start-up must not count.
-        _probe(stage, 1, options.interval_s, ids, check)
+        _probe(stage, 1, options.interval_s, ids, running.check)
         started_s = time.monotonic()
         Load(stage, "simple-update", clients=options.clients, limit=f"--time={options.ceiling_s:d}").wait()
         elapsed_s = time.monotonic() - started_s
-        check()
+        running.check()
         ((applied,),) = stage.target.execute("SELECT count(*) FROM pgbench_history", dbname=_TURN)
     if not applied:
         raise DemoError(f"{system.name} applied nothing within {elapsed_s:.0f} s.")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from statistics import median
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import psycopg
 
@@ -72,7 +72,7 @@ def probe(  # noqa: PLR0913  one for each thing that differs
     Raises:
         DemoError: a server failed, or a probe was not seen 30 s after the last was committed.
     """
-    looker = _Looker(target_dsn)
+    looker = Looker(target_dsn)
     sent_s: dict[int, float] = {}
     answered_s: dict[int, float] = {}
     try:
@@ -105,14 +105,21 @@ def probe(  # noqa: PLR0913  one for each thing that differs
     )
 
 
-class _Looker:
-    """A thread that looks for probes as long as some are on their way.
+class Looker:
+    """A thread that looks for probes as long as some are on their way; it does so while the block runs.
 
     Attributes:
         seen_s: when each probe was first seen. Written by the thread; whoever commits waits for what he reads.
     """
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, *, pause_s: float = _LOOK_PAUSE_S) -> None:
+        """Look for nothing yet.
+
+        Args:
+            dsn: where probes are looked for.
+            pause_s: seconds between the end of a look and the next.
+        """
+        self._pause_s = pause_s
         self.seen_s: dict[int, float] = {}
         self._dsn = dsn
         # From who commits to the thread; None ends it.
@@ -126,17 +133,24 @@ class _Looker:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="probe-looker")
         self._future: Future[None] | None = None
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
+        """Start the thread."""
         self._future = self._executor.submit(self._look)
+        return self
 
     def __exit__(self, *_: object) -> None:
+        """End the thread, whatever is still on its way."""
         self._announced.put(None)
         self._executor.shutdown()
 
     def announce(self, number: int) -> None:
-        """Have a probe looked for that is about to be committed."""
+        """Have a probe looked for that is about to be committed; its number is greater than every one before."""
         self._n_announced += 1
         self._announced.put(number)
+
+    def has_all(self) -> bool:
+        """Tell whether every announced probe has been seen."""
+        return len(self.seen_s) >= self._n_announced
 
     def wait_for_all(self, check: Callable[[], None]) -> None:
         """Return once every announced probe has been seen.
@@ -144,8 +158,21 @@ class _Looker:
         Raises:
             DemoError: one was not within 30 s; psycopg's errors, if looking failed.
         """
-        deadline_s = time.monotonic() + _SEEN_TIMEOUT_S
-        while len(self.seen_s) < self._n_announced:
+        self.wait_until(self.has_all, check, _SEEN_TIMEOUT_S)
+
+    def wait_until(self, is_over: Callable[[], bool], check: Callable[[], None], timeout_s: float) -> None:
+        """Return once something holds, asked whenever a probe has been seen.
+
+        Args:
+            is_over: what shall hold of the probes seen.
+            check: called while waiting; raises if the system that carries the probes has failed.
+            timeout_s: for which to wait.
+
+        Raises:
+            DemoError: it took longer; psycopg's errors, if looking failed.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while not is_over():
             self._has_seen.wait(_CHECK_S)
             self._has_seen.clear()
             if self._future is not None and self._future.done():
@@ -154,7 +181,7 @@ class _Looker:
             if time.monotonic() > deadline_s:
                 raise DemoError(
                     f"{self._n_announced - len(self.seen_s)} of {self._n_announced} probes were not seen"
-                    f" {_SEEN_TIMEOUT_S:g} s after the last."
+                    f" {timeout_s:g} s after the last."
                 )
 
     def look_ms(self) -> float:
@@ -179,7 +206,7 @@ class _Looker:
                     self._has_seen.set()
                 if not awaited:
                     looked_s = None
-                time.sleep(_LOOK_PAUSE_S)
+                time.sleep(self._pause_s)
 
     def _is_anything_awaited(self, awaited: list[int]) -> bool:
         """Add what was announced meanwhile, or is next if nothing is awaited, oldest first; False at the end."""

@@ -9,7 +9,8 @@ import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from parapply.bench.latency import BUILT_IN, LatencyOptions, System, measure
+from parapply.bench.attached import System
+from parapply.bench.latency import BUILT_IN, LatencyOptions, measure
 from parapply.bench.latency_report import document, summary
 from parapply.bench.report import machine_facts
 from parapply.bench.runners import runners
