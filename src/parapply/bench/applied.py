@@ -65,11 +65,19 @@ def read_applied(directory: Path, log: bytes) -> Applied:
     Raises:
         DemoError: a file of the apply log is still open, so that records may be missing.
     """
+    return sum_up(read_batches(directory), _retry_reasons(log))
+
+
+def read_batches(directory: Path) -> list[BatchRecord]:
+    """Return all records of a finished run's apply log; nothing else was written there.
+
+    Raises:
+        DemoError: a file of it is still open, so that records may be missing.
+    """
     if unfinished := sorted(directory.glob("*.open")):
         raise DemoError(f"The daemon has ended and left its apply log open: {unfinished[0].name}.")
     files = sorted(directory.glob("apply-*.jsonl"))
-    records = [record for file in files for record in read_records(file.read_bytes())]
-    return sum_up(records, _retry_reasons(log))
+    return [record for file in files for record in read_records(file.read_bytes())]
 
 
 def read_records(lines: bytes) -> list[BatchRecord]:

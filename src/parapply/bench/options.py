@@ -11,10 +11,14 @@ if TYPE_CHECKING:
 Sync = Literal["off", "on"]
 Order = Literal["preserve", "relaxed"]
 System = Literal["ceiling", "built-in", "built-in-parallel", "parapply", "parapply-interpreted", "bulk-statement"]
+#: parapply's source.streaming.
+Streaming = Literal["auto", "off"]
 
 SYSTEMS: Final[tuple[System, ...]] = get_args(System)
 ORDERS: Final[tuple[Order, ...]] = get_args(Order)
+STREAMINGS: Final[tuple[Streaming, ...]] = get_args(Streaming)
 DEFAULT_SYSTEMS: Final[tuple[System, ...]] = ("ceiling", "built-in", "parapply")
+LIVE_SYSTEMS: Final[tuple[System, ...]] = ("built-in", "built-in-parallel", "parapply")
 
 #: What a run shortened by `--quick` is divided by.
 _QUICK_PART: Final = 10

@@ -31,8 +31,8 @@ _PANEL_INCHES: Final = (6.0, 0.9)  # width, and height without bars
 _BAR_INCHES = 0.28
 # References first in grey, then PostgreSQL's own blue, ours in green.
 _GREY, _BLUE, _GREEN = "#9aa0a6", "#336791", "#3a9d5d"
-# Text stays text: smaller, and it can be searched; the same figures give the same file.
-_STYLE: Final[dict[Any, Any]] = {
+#: Of every drawing. Text stays text: smaller, and it can be searched; the same figures give the same file.
+STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "parapply",
     "font.size": 8.0,
@@ -56,7 +56,7 @@ def write_plot(every: Sequence[Measured], path: Path) -> Path:
     Raises:
         OSError: it cannot be written.
     """
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         columns = min(_PANELS_A_ROW, len(every))
         rows = math.ceil(len(every) / columns)
         bars = max(len(each.figures) for each in every)
@@ -68,10 +68,19 @@ def write_plot(every: Sequence[Measured], path: Path) -> Path:
             _draw(panel, measured)
         for panel in panels[len(every) :]:
             panel.set_axis_off()
-        figure.suptitle(_title(every[0].facts))
-        buffer = io.StringIO()
-        # Without a date, a run twice drawn is the same file.
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        figure.suptitle(title(every[0].facts))
+        return write_svg(figure, path)
+
+
+def write_svg(figure: Figure, path: Path) -> Path:
+    """Write a drawing, made in the style of ours, and return its place.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    buffer = io.StringIO()
+    # Without a date, a run twice drawn is the same file.
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
     drawing = buffer.getvalue()
     for pattern, instead in _SUPERFLUOUS:
         drawing = pattern.sub(instead, drawing)
@@ -79,7 +88,7 @@ def write_plot(every: Sequence[Measured], path: Path) -> Path:
     return path
 
 
-def _title(facts: Mapping[str, str | float]) -> str:
+def title(facts: Mapping[str, str | float]) -> str:
     """Return what the figures depend on, in a line."""
     return (
         f"PostgreSQL {facts['publisher']} to {facts['subscriber']}, parapply {facts['parapply']}, "
@@ -93,7 +102,7 @@ def _draw(panel: Axes, measured: Measured) -> None:
     medians_s = [one.median_s for one in figures]
     below_s = [one.median_s - one.best_s for one in figures]
     above_s = [one.worst_s - one.median_s for one in figures]
-    panel.barh(places, medians_s, xerr=[below_s, above_s], color=[_colour(one) for one in figures], height=0.7,
+    panel.barh(places, medians_s, xerr=[below_s, above_s], color=[colour(one.runner) for one in figures], height=0.7,
                error_kw={"elinewidth": 0.8, "capsize": 0})  # fmt: skip
     for place, one in zip(places, figures, strict=True):
         panel.annotate(_label(one), (one.worst_s, place), xytext=(4, 0), textcoords="offset points", va="center")
@@ -108,10 +117,11 @@ def _draw(panel: Axes, measured: Measured) -> None:
     panel.spines[["top", "right"]].set_visible(False)
 
 
-def _colour(one: Figures) -> str:
-    if one.runner in {CEILING, BULK}:
+def colour(runner: str) -> str:
+    """Return the colour of a runner's bar."""
+    if runner in {CEILING, BULK}:
         return _GREY
-    return _GREEN if one.runner.startswith("parapply") else _BLUE
+    return _GREEN if runner.startswith("parapply") else _BLUE
 
 
 def _label(one: Figures) -> str:
