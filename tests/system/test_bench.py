@@ -82,3 +82,19 @@ def test_the_document_is_all_of_standard_output(scratch: Path) -> None:
     first, second = json.loads(done.stdout)["results"]
     assert [first["sync"], second["sync"]] == ["off", "on"]
     assert "Making the backlog" in done.stderr
+
+
+def test_a_huge_transaction_beside_small_ones(scratch: Path, tmp_path: Path) -> None:
+    """With --live both ways of parapply take a turn, and are in the tables, the JSON file and the plot."""
+    done = run(
+        scratch, "--live", "--system=parapply", "--workers=2", "--large-rows=3000", "--rounds=1", f"--out={tmp_path}"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    plot, document = sorted(tmp_path.iterdir(), key=lambda path: path.suffix, reverse=True)
+    content = json.loads(document.read_text(encoding="utf-8"))
+    names = ["parapply preserve 2", "parapply preserve 2, streaming off"]
+    assert [turn["system"] for turn in content["turns"]] == names
+    assert [figures["is_equal"] for figures in content["figures"]] == [True, True]
+    for name in names:
+        assert done.stdout.count(f"\n{name} ") == 2
+        assert f">{name}<" in plot.read_text(encoding="utf-8")

@@ -167,14 +167,14 @@ def _take_turn(stage: Stage, options: LiveOptions, system: System, number: int, 
             observer.look(running.daemon_pid, is_over=True)
             usage = observer.usage()
             is_equal = all(table.is_equal for table in compare_target(stage, _TURN))
-        applying = None if system.settings is None else _applying(directory, log.read_bytes()[before_bytes:])
+        applying = None if system.settings is None else read_applying(directory, log.read_bytes()[before_bytes:])
     return LiveTurn(
         round_number=number, system=system.name, hold_s=hold_s, flow=seen, is_equal=is_equal, usage=usage,
         applying=applying,
     )  # fmt: skip
 
 
-def _applying(directory: Path, log: bytes) -> Applying:
+def read_applying(directory: Path, log: bytes) -> Applying:
     """Return how the huge transaction was applied.
 
     Args:
