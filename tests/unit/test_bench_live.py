@@ -31,7 +31,7 @@ FACTS: dict[str, str | float] = {
 }  # fmt: skip
 
 
-def turn(  # noqa: PLR0913  one for each thing that differs
+def turn(
     number: int,
     system: str,
     visible_s: float,

@@ -148,6 +148,11 @@ class Looker:
         self._n_announced += 1
         self._announced.put(number)
 
+    @property
+    def n_announced(self) -> int:
+        """How many probes were announced."""
+        return self._n_announced
+
     def has_all(self) -> bool:
         """Tell whether every announced probe has been seen."""
         return len(self.seen_s) >= self._n_announced
