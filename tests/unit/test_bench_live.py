@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from parapply.applylog import BatchRecord, RowCounts, utc_text
+from parapply.applylog import utc_text
+from parapply.applylog_schema import BatchRecord, RowCounts
 from parapply.bench.command import bench
 from parapply.bench.flow import Flow
 from parapply.bench.live import Applying, LiveOptions, LiveTurn, read_applying
