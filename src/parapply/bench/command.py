@@ -11,8 +11,6 @@ from parapply.bench.options import DEFAULT_SYSTEMS, LIVE_SYSTEMS, ORDERS, STREAM
 from parapply.bench.workloads import LARGE_ROWS, WORKLOADS
 
 if TYPE_CHECKING:
-    from collections.abc import Set as AbstractSet
-
     from parapply.bench.options import Streaming, Sync, System
 
 _ALL: Final = "all"
@@ -119,20 +117,19 @@ def bench(  # noqa: PLR0913  one parameter for each option
 ) -> int:
     """Drain one backlog by parapply and by others in turn, and print times, CPU and memory."""
     systems = systems or (LIVE_SYSTEMS if is_live else DEFAULT_SYSTEMS)
-    if is_latency and is_live:
-        raise click.UsageError("--latency and --live are two measurements: give one of them")
-    if is_latency and not _is_possible(names, sync, {*systems} & {"built-in", "parapply"}):
+    if is_latency + is_live + is_copy > 1:
+        raise click.UsageError("--latency, --live and --copy are different measurements: give one of them")
+    has_other_workload = set(names) != {_WORKLOAD}
+    if is_latency and (has_other_workload or sync != "off" or not {*systems} & {"built-in", "parapply"}):
         raise click.UsageError(
             "--latency measures the systems built-in and parapply, with --sync off and no --workload"
         )
-    if is_copy and (is_latency or is_live or set(names) != {_WORKLOAD}):
-        raise click.UsageError(
-            "--copy measures the systems built-in and parapply, with no --workload, --latency and --live"
-        )
-    if is_live and not _is_possible(names, sync, {*systems} & {*LIVE_SYSTEMS}):
+    if is_live and (has_other_workload or sync != "off" or not {*systems} & {*LIVE_SYSTEMS}):
         raise click.UsageError(
             f"--live measures the systems {', '.join(LIVE_SYSTEMS)}, with --sync off and no --workload"
         )
+    if is_copy and has_other_workload:
+        raise click.UsageError("--copy measures the systems built-in and parapply, with no --workload")
     options = Options(
         rounds=rounds or (1 if is_quick else _FEW_ROUNDS if is_latency or is_live else _ROUNDS),
         is_quick=is_quick,
@@ -154,8 +151,3 @@ def bench(  # noqa: PLR0913  one parameter for each option
     if is_live:
         return run_live.main(options, holds_s, streamings, output)
     return run.main(list(WORKLOADS) if _ALL in names else list(dict.fromkeys(names)), options, output)
-
-
-def _is_possible(names: tuple[str, ...], sync: str, able: AbstractSet[str]) -> bool:
-    """Tell whether a measurement of live systems can do what was asked for, and has systems that are able to."""
-    return sync == "off" and set(names) == {_WORKLOAD} and bool(able)

@@ -125,7 +125,7 @@ def visible_table(every: Sequence[LiveFigures]) -> Table:
 
 def small_table(every: Sequence[LiveFigures]) -> Table:
     """Return a table: how small transactions fared before and after the huge one's COMMIT, and memory."""
-    grid = _grid("hold", "small p50", "p95", "p99", "max", "longest gap", "leader MB", "target MB")
+    grid = _grid("hold", "small p50", "p95", "p99", "max", "gap", "leader MB", "target MB")
     for one in every:
         grid.add_row(
             one.system,
