@@ -14,8 +14,8 @@ HOT_SOURCES := $(wildcard hatch_build.py src/parapply/hotpath.py $(foreach d,. w
 MANIFEST := $(if $(wildcard hatch_build.py),src/parapply/_compiled.json)
 # The contract of the hot path, which both twins keep.
 HOT_TESTS := $(patsubst %,tests/unit/test_%.py,wire_copy rows kept_rows binary_values assembler assembler_streams keys flight changes batch dependencies contradictions commands compiled)
-# Two at a time, each with servers of its own: a test waits more than it computes. The tests of a module share daemons.
-TEST_JOBS ?= --numprocesses=2 --dist=loadfile
+# Three at a time on two cores, each with servers of its own: a test waits more than it computes. The tests of a module share daemons.
+TEST_JOBS ?= --numprocesses=3 --dist=loadfile
 # The oldest supported version first: it is the one the pins were tested with.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)

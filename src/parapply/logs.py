@@ -100,6 +100,8 @@ KEYS: Final = frozenset(
         "commit_s",
         "lag_bytes",
         "lag_s",
+        "at_lsn",
+        "pause_s",
         "error",
         "sqlstate",
         "constraint",
