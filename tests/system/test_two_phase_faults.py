@@ -185,6 +185,7 @@ def test_t57_kills_in_every_shape(run: Run) -> None:
         # Ended while nobody reads.
         run.decide(gid, "COMMIT")
     daemon = run.start()
+    daemon.wait_caught_up()
     gid = run.prepare()
     run.wait_prepared()
     run.decide(gid, "ROLLBACK")

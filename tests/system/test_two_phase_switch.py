@@ -82,7 +82,7 @@ def test_t58_prepared_before_and_streamed_afterwards(pair: Pair) -> None:
             other.execute("COMMIT")
     daemon.wait_caught_up()
     daemon.stop()
-    assert len(prepared & {event["xid"] for event in daemon.events_of("stream_followed")}) > 1
+    assert len(prepared & {event["xid"] for event in daemon.events_of("stream_followed")}) > 0
     pair.check_equal()
     check_nothing_is_left(pair.target)
 
