@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.analysis.hand_log import batch, write
+from tests.fixtures.spark import SMALL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,14 +19,7 @@ if TYPE_CHECKING:
 # Java starts once more here.
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
-_QUICK = (
-    "--memory",
-    "1g",
-    "--spark",
-    "spark.sql.shuffle.partitions=1",
-    "--spark",
-    "spark.sql.codegen.wholeStage=false",
-)
+_QUICK = ["--memory=1g", "--what-if=0", *(f"--spark={name}={value}" for name, value in SMALL.items())]
 
 
 def test_following_until_sigterm(tmp_path: Path) -> None:
@@ -34,7 +28,7 @@ def test_following_until_sigterm(tmp_path: Path) -> None:
     Nothing else is on standard output, and standard error has nothing of Java's.
     """
     log, out = tmp_path / "log", tmp_path / "out"
-    write(log, "apply-1.jsonl", [batch(1), "torn"])
+    log.mkdir()
     with subprocess.Popen(
         [sys.executable, "-m", "parapply", "report", log, "--out", out, "--follow", "--every", "1", "--json", *_QUICK],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -42,19 +36,15 @@ def test_following_until_sigterm(tmp_path: Path) -> None:
         assert process.stdout
         assert process.stderr
         try:
-            pages = [json.loads(process.stdout.readline()) for _ in range(2)]
-            write(log, "apply-2.jsonl.open", [batch(2)])
-            (log / "apply-2.jsonl.open").rename(log / "apply-2.jsonl")
+            pages = [json.loads(process.stdout.readline())]
+            write(log, "apply-1.jsonl.open", [batch(1), batch(2), "torn"])
+            (log / "apply-1.jsonl.open").rename(log / "apply-1.jsonl")
             pages.append(json.loads(process.stdout.readline()))
             process.send_signal(signal.SIGTERM)
             assert process.wait() == 0
             assert process.stderr.read() == ""
         finally:
             process.kill()
-    assert [(page["new_files"], page["records"], page["bad_lines"]) for page in pages] == [
-        (0, 0, 0),
-        (1, 1, 1),
-        (1, 2, 1),
-    ]
+    assert [(page["new_files"], page["records"], page["bad_lines"]) for page in pages] == [(0, 0, 0), (1, 2, 1)]
     assert pages[-1]["tables"]["summary"][0]["batches"] == 2
     assert 'http-equiv="refresh" content="1"' in (out / "report.html").read_text()

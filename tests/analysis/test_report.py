@@ -16,14 +16,14 @@ import msgspec
 import pytest
 
 from parapply.analysis import follow
-from parapply.analysis.compute import QUERIES
+from parapply.analysis.compute import QUERIES, _what_if_tables
 from parapply.analysis.figures import FIGURES
 from parapply.analysis.job import Request, convert, make_report
 from parapply.analysis.lines import as_records, read_lines
 from parapply.analysis.progress import Silent
 from parapply.analysis.storage import Storage
 from parapply.analysis.store import SUFFIX, Store
-from parapply.analysis.views import Scope
+from parapply.analysis.views import Scope, make_views
 from parapply.errors import ReportRefused
 from parapply.model import parse_lsn
 from parapply.wire.decode import decode
@@ -221,15 +221,18 @@ def test_two_versions_and_torn_lines_side_by_side(spark: SparkSession, tmp_path:
 def test_a_scope_leaves_out_the_rest(spark: SparkSession, tmp_path: Path) -> None:
     """--slot, --since and --until choose records; without any record the page says so."""
     write(tmp_path / "log", "apply-1.jsonl", [*RECORDS, batch(1, slot="other")])
-    request = Request(log=str(tmp_path / "log"), out=str(tmp_path / "out"), what_if_transactions=0)
-    midnight = BEGIN + timedelta(seconds=10)
-    outcome = make_report(spark, replace(request, scope=Scope(slot="app", until=midnight)), Silent())
-    assert _rows(outcome, "summary", "slot", "batches") == [("app", 2)]
-    outcome = make_report(spark, replace(request, scope=Scope(slot="app", since=midnight)), Silent())
-    assert _rows(outcome, "summary", "slot", "batches") == [("app", 1)]
+    request = Request(log=str(tmp_path / "log"), out=str(tmp_path / "out"))
     outcome = make_report(spark, replace(request, scope=Scope(slot="none")), Silent())
     assert outcome.tables["summary"] == []
     assert "Nothing to show" in (tmp_path / "out" / "report.html").read_text()
+    store, midnight = Store(spark, Storage(spark), request.out), BEGIN + timedelta(seconds=10)
+    for scope, counts in (
+        (Scope(slot="app", until=midnight), (2, 4)),
+        (Scope(slot="app", since=midnight), (1, 1)),
+        (Scope(), (4, 5)),
+    ):
+        assert make_views(store, scope)
+        assert (spark.table("batches").count(), spark.table("transactions").count()) == counts
 
 
 def test_a_log_that_is_not_there_is_refused(spark: SparkSession, tmp_path: Path) -> None:
@@ -242,8 +245,11 @@ def test_the_same_log_in_two_folders_is_refused(spark: SparkSession, tmp_path: P
     """A copy of the same records below the log is an error that says so: every figure would be double."""
     for host in ("a", "b"):
         write(tmp_path / "log" / host, "apply-1.jsonl", [batch(1), transaction(1, 1)])
+    request = Request(log=str(tmp_path / "log"), out=str(tmp_path / "out"))
+    convert(spark, request, Silent())
+    make_views(Store(spark, Storage(spark), request.out), request.scope)
     with pytest.raises(ReportRefused, match="twice"):
-        make_report(spark, Request(log=str(tmp_path / "log"), out=str(tmp_path / "out")), Silent())
+        _what_if_tables(spark, 10)
 
 
 def test_following_counts_each_record_once(spark: SparkSession, tmp_path: Path) -> None:

@@ -37,6 +37,9 @@ _LOCAL_SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
+    # There is nobody to lose on one machine: one that was asleep, or stopped, goes on with what it had.
+    "spark.executor.heartbeatInterval": "3600s",
+    "spark.network.timeout": "86400s",
     # Of the stream's log only; the files are small.
     "spark.sql.streaming.minBatchesToRetain": "10",
 }
