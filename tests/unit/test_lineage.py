@@ -53,10 +53,10 @@ def _check(traced: Sequence[Traced], done: Sequence[Batch], *, is_exact: bool) -
             if before.kind == "barrier":
                 reached[-1].update(range(1, before.seq + 1))
         assert list(one.depends_on) == sorted(one.depends_on, key=lambda before: -before.seq)
+        met = {earlier.seq for earlier in done[: later.seq - 1] if meetings(earlier, later)}
         # A suspect batch runs alone for how it is applied, not for what it depends on.
-        comparable = [] if later.is_suspect else [batch for batch in done[: later.seq - 1] if not batch.is_suspect]
-        met = {earlier.seq for earlier in comparable if meetings(earlier, later)}
-        assert met <= reached[-1], f"transaction {one.seq} depends on {one.depends_on}"
+        alone = set(met) if later.is_suspect else {batch.seq for batch in done if batch.is_suspect}
+        assert met - alone <= reached[-1], f"transaction {one.seq} depends on {one.depends_on}"
         if is_exact:
             assert direct <= met
 

@@ -276,6 +276,7 @@ class Streamed:
         stream, job = self._stream, self._job
         probes.probe(probes.STREAM_ENDED)
         job.mode = "spilled"
+        job.error = stream.why_spilled or "no worker was free to follow it"
         self._note("waiting")
         while not self._has_turn():
             # With nothing held on the target there is nobody to give way to.
