@@ -165,8 +165,8 @@ def test_f21_a_full_disk_stops_that_transaction_only(route: Route, start_daemon:
         assert failed["xid"] == xid
         assert "File too large" in failed["error"]
         assert "make room" in failed["hint"]
+        assert daemon.wait_for_event("stream_spilled")["reason"] == "its changes could not be kept on disk"
         wait_none_follows(route)
-        assert spilled(daemon, xid) == ["its changes could not be kept on disk"]
         session.execute(fill("item", 1))
         route.target.wait_until(_is_there(route, 1))
         assert not daemon.events_of("source_lost")
