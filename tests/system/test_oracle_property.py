@@ -44,8 +44,7 @@ def _seeds(text: str) -> Iterator[int]:
         yield from range(int(first), int(last or first) + 1)
 
 
-# Not 18: the apply worker of its built-in subscription (18.4) ends with a segmentation fault under this load.
-@pytest.mark.pg_majors(15, 16)
+@pytest.mark.pg_majors(15, 16, 18)
 @pytest.mark.parametrize("seed", list(_seeds(os.environ.get(_SEEDS_VARIABLE, _DEFAULT_SEEDS))))
 def test_parallel_apply_equals_serial_apply(
     *,

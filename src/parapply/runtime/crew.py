@@ -152,7 +152,9 @@ class Crew:
         job.submitted_s = job.freed_s = now_s
         self._last_seq = batch.seq
         self._jobs[batch.seq] = job
-        if job in self._following and job.stream is not None:
+        if job in self._to_follow:
+            self._to_follow.remove(job)  # no worker has it yet: it is given out like any other
+        elif job in self._following and job.stream is not None:
             self._assigned.add(batch.seq)
             job.stream.news.set()
         if job.pieces is None:
@@ -184,12 +186,14 @@ class Crew:
             heapq.heappush(self._ready, seq)
 
     def _assign(self) -> None:
-        while self._idle and self._to_follow:
-            self._idle.pop().set_result(self._to_follow.popleft())
         while self._idle and self._ready:
             seq = heapq.heappop(self._ready)
             self._assigned.add(seq)
             self._idle.pop().set_result(self._jobs[seq])
+        # A follower waits for what came before it: the last idle worker is for a batch that is blocked or parked.
+        n_kept = 1 if len(self._assigned) < len(self._jobs) else 0
+        while len(self._idle) > n_kept and self._to_follow:
+            self._idle.pop().set_result(self._to_follow.popleft())
 
     def may_commit(self, job: Job) -> bool:
         """Tell whether a job has its turn: it may apply its late keys and commit."""

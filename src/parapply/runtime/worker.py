@@ -167,6 +167,10 @@ class Worker:
             self._tables.count_retry(_suspects(batch, None, ()))
             job.attempts += 1
             job.must_yield = False
+            if self._crew.is_relaxed and self._crew.head is not job:
+                # The head may have no worker yet.
+                self._crew.park(job)
+                return False
             self._now("waiting")
             await self._crew.head_turn(job)
             self._now("executing")
