@@ -247,19 +247,3 @@ def test_relaxed_nobody_waits_for_the_end_of_a_transaction_in_progress(route: Ro
     daemon.stop()
     check_equal(route, *_ALL, "loose")
     assert spilled(daemon, xid) == ["it was in the way of an earlier transaction"]
-
-
-def test_the_abort_of_what_was_never_streamed_is_nothing(route: Route, start_daemon: StartDaemon) -> None:
-    """PostgreSQL 18.4 sends a Stream Abort for what it found rolled back on its own disk, asked to stream or not.
-
-    The apply worker of the built-in subscription ends there with a segmentation fault (15 to 18).
-    """
-    with route.source.connect() as connection:
-        connection.execute("BEGIN; INSERT INTO item VALUES (-1, 'before'); SAVEPOINT s")
-        connection.execute(fill("item", 1, MANY_ROWS))
-        connection.execute("ROLLBACK TO SAVEPOINT s; INSERT INTO item VALUES (-2, 'behind'); COMMIT; BEGIN")
-        connection.execute(fill("evt", 1, MANY_ROWS))
-        connection.execute("ROLLBACK")
-    start_daemon(route, settings={"source.streaming": "off"})
-    route.target.wait_until(_is_there(route, 1))
-    check_equal(route, *_ALL)

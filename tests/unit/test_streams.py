@@ -134,3 +134,16 @@ async def test_many_small_ones_take_no_more_memory_than_they_may(tmp_path: Path)
     assert sum(stream.memory_bytes for stream in held) <= 10 * CHANGE_BYTES
     streams.close()
     assert spill.used_bytes == 0
+
+
+async def test_the_abort_of_what_was_never_streamed_is_nothing(tmp_path: Path) -> None:
+    """PostgreSQL 18.4 sends a Stream Abort for a subtransaction of what it found rolled back, asked to stream or not.
+
+    The apply worker of the built-in subscription ends there with a segmentation fault.
+    """
+    streams = Streams(Spill(tmp_path, LARGE), ALL_ON_DISK)
+    await streams.add(_piece(_row(1)), Chunk(xid=1, runs=((0, 1),)), 0)
+    for xid, subxid in ((2, 3), (2, 2), (1, 4)):
+        streams.abort(StreamAbort(xid=xid, subxid=subxid, abort_lsn=None, abort_time_us=None))
+    assert streams.ending(Transaction(1, 0, 0)).size_bytes == CHANGE_BYTES
+    streams.close()
