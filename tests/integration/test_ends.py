@@ -286,6 +286,25 @@ async def test_a_table_made_to_fit_after_it_was_read_ahead_is_read_again(target_
     await ahead.close()
 
 
+async def test_a_refused_table_stays_so_while_it_is_looked_up_again(target_db: Database, desk: Desk) -> None:
+    """A worker that follows a transaction in progress may need to know meanwhile."""
+    target_db.execute("CREATE TABLE t (i int PRIMARY KEY)")
+    ahead = FactsAhead(desk, "replica", _names)
+    tables = Tables(desk, ahead, "replica", {})
+    fits, missing = relation("t", "i"), relation("missing", "i")
+    await tables.resolve([fits, missing])
+    again = asyncio.create_task(tables.resolve([fits, missing]))
+    n_looks = 0
+    while not again.done():
+        for one in (fits, missing):
+            tables.plans.view().announce(one)
+        n_looks += 1
+        await asyncio.sleep(0)
+    assert n_looks > 1
+    await again
+    await ahead.close()
+
+
 @pytest.mark.pg_majors(15, 18)
 async def test_few_published_tables_are_named(source_db: Database) -> None:
     """As many as asked for are named, of more none: nobody knows which will come first."""

@@ -124,6 +124,17 @@ def test_drop_refuses_while_a_daemon_runs(route: Route, start_daemon: StartDaemo
     assert (done.returncode, "nothing to do" in done.stdout) == (0, True)
 
 
+def test_sigusr1_logs_what_every_task_waits_for(route: Route, start_daemon: StartDaemon) -> None:
+    """One line, with the leader's tasks and every worker by name, and the daemon goes on."""
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    daemon.send(signal.SIGUSR1)
+    tasks = daemon.wait_for_event("tasks")["tasks"]
+    assert {"intake", "worker-1"} <= tasks.keys()
+    assert any("crew.py" in call and "next_job" in call for call in tasks["worker-1"])
+    daemon.wait_caught_up()
+
+
 def test_progress_shows_the_three_metrics(route: Route, start_daemon: StartDaemon) -> None:
     """`parapply.progress`: lowest, highest and the list between; all lag is 0 when the target is there."""
     query = _PROGRESS.replace("{slot}", route.slot)

@@ -18,6 +18,7 @@ from parapply.model import format_lsn
 from parapply.runtime.ends import Opener
 from parapply.runtime.notify import Notifier
 from parapply.runtime.scribe import Scribe
+from parapply.runtime.tasks import log_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -37,8 +38,8 @@ _LATER = ("starting up", "shutting down", "in recovery", "too many", "remaining 
 def run(config: Config, until_lsn: int | None, takeover: bool) -> int:  # noqa: FBT001  the command line's option
     """Run until stopped; return 0.
 
-    SIGTERM and SIGINT drain, a second one aborts. Both leave the target consistent: what is not committed is rolled
-    back and will be sent again.
+    SIGUSR1 logs what every task waits for. SIGTERM and SIGINT drain, a second one aborts. Both leave the target
+    consistent: what is not committed is rolled back and will be sent again.
 
     Raises:
         ParapplyError: what no retry helps; its exit code is the command's.
@@ -77,6 +78,7 @@ class _Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
+        loop.add_signal_handler(signal.SIGUSR1, log_tasks)
         config = self._config
         self._log.info(
             "daemon_started",

@@ -98,13 +98,14 @@ class Tables:
             TargetLost: the connection ended.
         """
         for relation in relations:
-            self.plans.refused.pop(relation, None)
             try:
                 plan = await self._plan_ahead(relation) or await self._plan(relation)
             except TargetRefused as error:
                 self.plans.refused[relation] = error
                 self._forget_namesakes(relation)
                 continue
+            # Not before: a worker that follows a transaction in progress finds it planned or refused at any time.
+            self.plans.refused.pop(relation, None)
             self._put(relation, plan)
             self._forget_namesakes(relation)
         self._look_for_serial()
