@@ -277,8 +277,11 @@ async def test_reading_stops_while_enough_batches_wait_and_goes_on_when_one_has_
         await settle()
         assert lab.intake.is_paused
         assert not lab.stream.reading.is_set()
-        while len(lab.crew):
+        n_waiting = len(lab.crew)
+        assert n_waiting < 10, "what came with it in one read waits, too"
+        for _ in range(10):
             lab.commit(await lab.take())
+            assert len(lab.crew) <= n_waiting
         async with asyncio.timeout(5):
             await lab.stream.reading.wait()
         assert not lab.intake.is_paused

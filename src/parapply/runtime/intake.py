@@ -207,10 +207,14 @@ class Intake:
     async def _take_all(self, transactions: list[Transaction]) -> None:
         at = 0
         while at < len(transactions):
+            if not self._has_room():
+                await self._wait_for_room()
             if self.gate.lets_pass(transactions):
                 at = self._take_run(transactions, at)
                 if at == len(transactions):
                     break
+                if not self._has_room():
+                    continue
             elif self.gate.holds(transactions[at]):
                 self.close_open()
                 self._stop_reading()
@@ -219,7 +223,11 @@ class Intake:
             at += 1
 
     def _take_run(self, transactions: list[Transaction], at: int) -> int:
-        """Add transactions from an index on while nothing about them is special; return the index of one that is."""
+        """Add transactions from an index on while nothing about them is special and there is room.
+
+        Returns:
+            The index of the next one.
+        """
         plans = self._tables.plans
         if plans.refused or plans.may_be_serial or self.starts.is_active:
             return at
@@ -244,6 +252,8 @@ class Intake:
             self.received(transactions[at - 1])
             if job.batch.is_full(self._limits):
                 self._close()
+                if not self._has_room():
+                    break
         return at
 
     def received(self, transaction: Transaction) -> None:
