@@ -59,8 +59,11 @@ def test_little_is_exposed(unit: Path) -> None:
 def test_what_needs_an_operator_is_not_restarted() -> None:
     """Each exit code of an error that no retry helps stays an end; a crash, a kill and the watchdog's are restarted."""
     (restart,), (prevented,) = _settings("Restart"), _settings("RestartPreventExitStatus")
-    told = {one.exit_code for one in vars(errors).values() if isinstance(one, type) and one.__module__ == errors.__name__
-            and issubclass(one, errors.ParapplyError)}  # fmt: skip
+    told = {
+        one.exit_code
+        for one in vars(errors).values()
+        if isinstance(one, type) and issubclass(one, errors.ParapplyError)
+    }
     # 1 is an error that is no error of the daemon's: a bug.
     assert {int(code) for code in prevented.split()} == told - {1}
     assert restart == "on-failure"
