@@ -165,7 +165,8 @@ Examples:
   parapply init --config app.toml --copy --schema
   parapply init --config app.toml --copy --truncate --connections 8 --defer-indexes
 A copy that was interrupted goes on with the same command.
-Passwords are better in PARAPPLY_SOURCE__DSN and PARAPPLY_TARGET__DSN, or in ~/.pgpass, than in a flag.""",
+Passwords are better in PARAPPLY_SOURCE__DSN and PARAPPLY_TARGET__DSN, in a file that PARAPPLY_SOURCE__DSN_FILE
+names, or in ~/.pgpass, than in a flag.""",
 )
 @_connection_options
 @click.option("--copy", "is_copy", is_flag=True, help="Copy the rows of all published tables, too.")
