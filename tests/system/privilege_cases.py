@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-#: On both sides. `gone` is only truncated, `owned` gets an index on the target, where a default of `drawn` calls nextval.
+#: On both sides. `gone` is only truncated, `owned` gets an index on the target, where a default of `drawn` is nextval.
 TABLES: Final = """
 CREATE SCHEMA shop; CREATE TABLE shop.good (id int PRIMARY KEY);
 CREATE TABLE item (id int PRIMARY KEY, v int);

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from parapply import __version__
 from parapply.applylog import ApplyLog, Retention
+from parapply.driver import refusal_hint
 from parapply.errors import ApplyFailed, ParapplyError, Retry, SourceLost, SourceRefused, TargetLost, TargetRefused
 from parapply.logs import get_logger
 from parapply.metrics.figures import Figures
@@ -172,9 +173,10 @@ class _Daemon:
 
     def _may_retry(self, error: ParapplyError) -> bool:
         if error.retry is Retry.RECONNECT:
-            # A server that answers and refuses, before anything ever worked, means a wrong setting: say so at once.
+            # A server that answers and refuses, or that TLS does not trust, before anything ever worked, means a wrong
+            # setting: say so at once.
             text = str(error)
-            is_refusal = isinstance(error, SourceLost | TargetLost) and "FATAL:" in text
+            is_refusal = isinstance(error, SourceLost | TargetLost) and ("FATAL:" in text or bool(refusal_hint(text)))
             return self._has_served or not is_refusal or any(words in text for words in _LATER)
         is_data = isinstance(error, ApplyFailed | TargetRefused | SourceRefused) and self._has_served
         return is_data and not isinstance(error, SourceRefused) and self._config.apply.on_error == "retry"

@@ -172,6 +172,11 @@ def _target_error(doing: str, error: psycopg.Error) -> TargetRefused | TargetLos
     text = f"target, {doing}: {first_line(error)}"
     if error.sqlstate == "42501":
         return TargetRefused(text, hint=next(hint for words, hint in _PRIVILEGES.items() if words in str(error)))
+    if error.sqlstate == "55000" and "publishes" in str(error):
+        hint = (
+            "a publication FOR ALL TABLES on the target takes the state schema, too: publish tables or schemas by name"
+        )
+        return TargetRefused(text, hint=hint)
     if error.sqlstate == "25006":
         return TargetRefused(text, hint=_READ_ONLY_HINT)
     if error.sqlstate in {"42P01", "3F000"}:
