@@ -13,7 +13,7 @@ STAMP := $(VENV)/.up-to-date
 HOT_SOURCES := $(wildcard hatch_build.py src/parapply/hotpath.py $(foreach d,. wire plan,src/parapply/$d/*.pxd src/parapply/$d/*.py))
 MANIFEST := $(if $(wildcard hatch_build.py),src/parapply/_compiled.json)
 # The contract of the hot path, which both twins keep.
-HOT_TESTS := $(patsubst %,tests/unit/test_%.py,wire_copy rows kept_rows binary_values assembler assembler_streams keys flight changes batch dependencies contradictions commands compiled)
+HOT_TESTS := $(patsubst %,tests/unit/test_%.py,wire_copy rows kept_rows binary_values assembler assembler_streams keys flight changes batch dependencies contradictions commands hostile_stream compiled)
 # Three at a time on two cores, each with servers of its own: a test waits more than it computes. The tests of a module share daemons.
 TEST_JOBS ?= --numprocesses=3 --dist=loadfile
 # The oldest supported version first: it is the one the pins were tested with.

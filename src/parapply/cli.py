@@ -115,6 +115,7 @@ _LATER = {
     "bench": ("parapply.bench.command", "bench"),
     "conflicts": ("parapply.cli_conflicts", "conflicts"),
     "skip": ("parapply.cli_conflicts", "skip"),
+    "top": ("parapply.cli_top", "top"),
     "report": ("parapply.analysis.command", "report"),
     "synth-log": ("parapply.analysis.synth_command", "synth_log"),
 }
@@ -164,7 +165,8 @@ Examples:
   parapply init --config app.toml --copy --schema
   parapply init --config app.toml --copy --truncate --connections 8 --defer-indexes
 A copy that was interrupted goes on with the same command.
-Passwords are better in PARAPPLY_SOURCE__DSN and PARAPPLY_TARGET__DSN, or in ~/.pgpass, than in a flag.""",
+Passwords are better in PARAPPLY_SOURCE__DSN and PARAPPLY_TARGET__DSN, in a file that PARAPPLY_SOURCE__DSN_FILE
+names, or in ~/.pgpass, than in a flag.""",
 )
 @_connection_options
 @click.option("--copy", "is_copy", is_flag=True, help="Copy the rows of all published tables, too.")
@@ -242,15 +244,14 @@ def run(*, until_lsn: int | None, takeover: bool, **options: Any) -> int:  # noq
 Examples:
   parapply status --config app.toml
   parapply status --config app.toml --watch
-  parapply status --config app.toml --json | jq .lag_bytes""",
+  parapply status --config app.toml --json | jq .lag_bytes
+  parapply status --config app.toml --json --watch | jq --unbuffered .lag_s""",
 )
 @_connection_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON object for programs.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for programs; with --watch one a line.")
 @click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
 def status(*, as_json: bool, watch: bool, **options: Any) -> None:  # noqa: ANN401  click's options
     """Show state, lag, watermark, workers and tables."""
-    if as_json and watch:
-        raise click.UsageError("--json and --watch exclude each other")
     config = _load(options, "source.publications")
     from parapply.runtime import status as screen  # noqa: PLC0415
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
 
     #: The plain types, by name, of what may stand in the section at a path; empty where there is no such section.
     Fields = Callable[[Sequence[str]], dict[str, object]]
 
 PREFIX = "PARAPPLY_"
+#: Behind the name of a variable: it names a file that holds the value, as services and containers are given secrets.
+_FILE_SUFFIX: Final = "_file"
 _KEY = re.compile(r'[A-Za-z0-9_-]+(\.([A-Za-z0-9_-]+|"[^"]+"))+')
 
 
@@ -40,16 +42,36 @@ def read_file(path: Path | None, errors: list[str]) -> dict[str, Any]:
 def read_environment(
     environ: Mapping[str, str], fields: Fields, errors: list[str]
 ) -> Iterable[tuple[list[str], object]]:
-    """Yield path and value of each ``PARAPPLY_SECTION__KEY``; other ``PARAPPLY_`` variables are not configuration."""
+    """Yield path and value of each ``PARAPPLY_SECTION__KEY``.
+
+    ``PARAPPLY_SECTION__KEY_FILE`` names a file that holds the value. Others are no configuration.
+    """
     for name, text in environ.items():
         section, separator, key = name.removeprefix(PREFIX).lower().partition("__")
         if not name.startswith(PREFIX):
             continue
         if separator:
             parts = [section, *key.split("__")]
-            yield parts, _from_text(parts, text, fields)
+            base = [*parts[:-1], parts[-1].removesuffix(_FILE_SUFFIX)]
+            if base == parts or base[-1] not in fields(base[:-1]):
+                yield parts, _from_text(parts, text, fields)
+            elif name[: -len(_FILE_SUFFIX)] in environ:
+                errors.append(f"{name}: {name[: -len(_FILE_SUFFIX)]} is set, too: only one of them may be")
+            elif (content := _content(name, text, errors)) is not None:
+                yield base, _from_text(base, content, fields)
         elif section.partition("_")[0] in fields(()) and "_" in section:
             errors.append(f"{name}: between section and key stand two underscores, as in PARAPPLY_SOURCE__DSN")
+
+
+def _content(name: str, path: str, errors: list[str]) -> str | None:
+    """Return what a variable's file holds, without the end of its last line; None for one that is named in `errors`."""
+    try:
+        return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+    except OSError as error:
+        errors.append(f"{name}: cannot read {path}: {error.strerror}")
+    except ValueError:  # Also a path with a NUL.
+        errors.append(f"{name}: the file is not UTF-8 text")
+    return None
 
 
 def read_overrides(overrides: Sequence[str], fields: Fields, errors: list[str]) -> Iterable[tuple[list[str], object]]:

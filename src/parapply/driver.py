@@ -1,15 +1,41 @@
-"""psycopg's connection, made safe to give up while it is being opened."""
+"""psycopg's connection, made safe to give up while it is being opened, and what to do where a server refuses one."""
 
 from __future__ import annotations
 
 import asyncio
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
 if TYPE_CHECKING:
     from typing import Self
+
+
+#: What a refusal says, and what the operator can do; a refused connection has no SQLSTATE. Servers that speak another
+#: language go without a hint.
+_REFUSALS: Final = (
+    ("is not permitted to log in", "ALTER ROLE ... LOGIN"),
+    ("permission denied for database", "GRANT CONNECT ON DATABASE ... TO the role"),
+    ("permission denied to start WAL sender", "the source's role needs REPLICATION: ALTER ROLE ... REPLICATION"),
+    ("must be superuser or replication role", "the source's role needs REPLICATION: ALTER ROLE ... REPLICATION"),
+    ("no pg_hba.conf entry", "add a line for role, database, address and encryption to the server's pg_hba.conf"),
+    ("password authentication failed", "correct the password in the DSN, its file or ~/.pgpass"),
+    ("no password supplied", "give the password in the DSN, a file that PARAPPLY_..._DSN_FILE names, or ~/.pgpass"),
+    ("certificate verify failed", "sslrootcert must name the authority that signed the server's certificate"),
+    ("does not match host name", "connect by the name that is in the server's certificate"),
+    ("server does not support SSL", "ssl = on on the server; sslmode=disable only on a network that is yours"),
+    ("valid client certificate", "sslcert and sslkey must name a certificate that the server's ssl_ca_file trusts"),
+    (
+        "certificate authentication failed",
+        "the certificate's common name must be the role's, or mapped in pg_ident.conf",
+    ),
+)
+
+
+def refusal_hint(text: str) -> str:
+    """Return what to do where a server refuses a connection with such a text; empty if it is not known."""
+    return next((hint for words, hint in _REFUSALS if words in text), "")
 
 
 class Session(psycopg.AsyncConnection[tuple[Any, ...]]):

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from parapply.demo.server import PgServer
 from tests.fixtures.databases import Database, drop_database
 from tests.fixtures.pair import SECRET, Pair, pair
+from tests.fixtures.roles import TARGET_ROLE, run_script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,6 +164,8 @@ def latin_pair(pair: Pair) -> Iterator[Pair]:
     server = pair.target.server
     name = f"latin_{secrets.token_hex(4)}"
     server.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C'")
+    if isinstance(server, PgServer):
+        run_script(server, name, "subscriber", role=TARGET_ROLE)
     pair.target = Database(dbname=name, server=server)
     pair.route = replace(pair.route, target=pair.target)
     yield pair

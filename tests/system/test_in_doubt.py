@@ -55,7 +55,7 @@ def bank(source_db: Database, target_db: Database, proxy: CutProxy, init_route: 
     made = Route(
         source=source_db,
         target=target_db,
-        target_dsn=proxy.dsn(target_db.dsn),
+        target_dsn=proxy.dsn(target_db.target_role_dsn),
         settings={**FAST, "apply.max_batch_transactions": 5, "target.lease_wait_s": 20},
     )
     init_route(made)
@@ -102,7 +102,7 @@ def test_f16_an_unseen_commit_is_progress(
     cuts = [proxy.drop_reply_after(_COMMIT, reply=_COMMIT_DONE) for _ in range(_UNSEEN_CUTS)]
     commit_each(source_db, 1, 2 * _UNSEEN_CUTS)
     behind = Route(
-        source=source_db, target=target_db, target_dsn=proxy.dsn(target_db.dsn), slot=direct.slot,
+        source=source_db, target=target_db, target_dsn=proxy.dsn(target_db.target_role_dsn), slot=direct.slot,
         settings={**direct.settings, "target.lease_wait_s": 20},
     )  # fmt: skip
     daemon = start_daemon(behind, settings={"apply.workers": 1, "apply.max_batch_transactions": 1})

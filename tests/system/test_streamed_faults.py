@@ -119,7 +119,7 @@ def test_t55_a_cut_connection_inside_streams(route: Route, start_daemon: StartDa
     with CutProxy("127.0.0.1", port) as proxy:
         behind = Route(
             source=route.source, target=route.target, slot=route.slot, settings=route.settings,
-            source_dsn=proxy.dsn(route.source.dsn),
+            source_dsn=proxy.dsn(route.source.source_role_dsn),
         )  # fmt: skip
         more = {**FOLLOW, "apply.spill_dir": str(tmp_path), "apply.workers": 4}
         daemon = start_daemon(behind, settings=more)

@@ -120,7 +120,7 @@ def test_t57_lost_connections(run: Run, shape: Shape) -> None:
     target = run.pair.target
     with CutProxy("127.0.0.1", int(target.rows("SELECT inet_server_port()")[0][0])) as proxy:
         route = Route(source=run.pair.source, target=target, slot=run.pair.route.slot,
-                      target_dsn=proxy.dsn(target.dsn))  # fmt: skip
+                      target_dsn=proxy.dsn(target.target_role_dsn))  # fmt: skip
         daemon = run.start(route=route)
         n_lost = 0
         for what in ("COMMIT", "ROLLBACK") if shape is WHOLE else ("COMMIT",):

@@ -114,7 +114,9 @@ def test_drop_waits_for_a_prepare_on_its_way(pair: Pair, start_daemon: StartDaem
     pair.create(TABLES)
     target = pair.target
     with CutProxy("127.0.0.1", int(target.rows("SELECT inet_server_port()")[0][0])) as proxy:
-        behind = Route(source=pair.source, target=target, slot=pair.route.slot, target_dsn=proxy.dsn(target.dsn))
+        behind = Route(
+            source=pair.source, target=target, slot=pair.route.slot, target_dsn=proxy.dsn(target.target_role_dsn)
+        )
         daemon = start_daemon(behind, settings=TWO_PHASE)
         daemon.wait_for_event("source_connected")
         held = proxy.freeze_before(b"PREPARE TRANSACTION '")

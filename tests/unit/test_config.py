@@ -199,6 +199,33 @@ def test_configuration_is_frozen() -> None:
         config.log = Config().log  # type: ignore[misc]
 
 
+def test_a_variable_may_name_a_file_with_the_value(tmp_path: Path) -> None:
+    """PARAPPLY_SECTION__KEY_FILE: the file's text is the value, as services are given secrets."""
+    secret = tmp_path / "dsn"
+    secret.write_text(f"host=a password={SECRET}\n")
+    flags = {key: value for key, value in GIVEN.items() if key != "source.dsn"}
+    config = load_config(None, ["source.slot=other"], flags, {"PARAPPLY_SOURCE__DSN_FILE": str(secret)})
+    assert config.source.dsn.get_secret_value() == f"host=a password={SECRET}"
+
+
+def test_a_file_with_a_value_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """What is missing, no text, or given twice is a line each, without a value; a key of that name is none."""
+    (tmp_path / "bytes").write_bytes(SECRET.encode() + b"\xff")
+    environ = {
+        "PARAPPLY_SOURCE__DSN_FILE": str(tmp_path / "missing"),
+        "PARAPPLY_TARGET__DSN_FILE": str(tmp_path / "bytes"),
+        "PARAPPLY_SOURCE__SLOT_FILE": str(tmp_path / "bytes"),
+        "PARAPPLY_SOURCE__SLOT": SECRET,
+        "PARAPPLY_SOURCE__NOTHING_FILE": "x",
+    }
+    lines = errors_of(environ=environ)
+    assert f"PARAPPLY_SOURCE__DSN_FILE: cannot read {tmp_path / 'missing'}: No such file or directory" in lines
+    assert "PARAPPLY_TARGET__DSN_FILE: the file is not UTF-8 text" in lines
+    assert "PARAPPLY_SOURCE__SLOT_FILE: PARAPPLY_SOURCE__SLOT is set, too: only one of them may be" in lines
+    assert any(line.startswith("source.nothing_file: unknown key") for line in lines)
+    assert not [line for line in lines if SECRET in line]
+
+
 def test_the_environment_is_read_only_through_load_config(monkeypatch: pytest.MonkeyPatch) -> None:
     """Config() alone reads no environment; load_config does, by default the process's."""
     monkeypatch.setenv("PARAPPLY_APPLY__WORKERS", "7")

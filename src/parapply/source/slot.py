@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 import psycopg
 
-from parapply.driver import Session
+from parapply.driver import Session, refusal_hint
 from parapply.errors import SlotBusy, SourceLost, SourceRefused
 from parapply.model import POSTGRES_EPOCH_US, parse_lsn
 from parapply.source.options import source_conninfo
@@ -95,15 +95,21 @@ _REFUSALS = {
 }
 
 
+#: What the role lacks is not REPLICATION then.
+_OBJECTS = ("for table", "for schema", "for sequence", "for view", "for function")
+
+
 def _source_error(doing: str, error: psycopg.Error) -> SourceRefused | SourceLost:
     primary = error.diag.message_primary or (str(error).splitlines() or [type(error).__name__])[0]
     text = f"source, {doing}: {primary}"
     if error.sqlstate == "55006":
         return SlotBusy(text, hint="another process reads the slot; after a broken connection the server notices later")
+    if error.sqlstate == "42501" and any(words in primary for words in _OBJECTS):
+        return SourceRefused(text, hint="GRANT what is missing to the source's role: config/roles/publisher.sql does")
     if error.sqlstate in _REFUSALS:
         return SourceRefused(text, hint=_REFUSALS[error.sqlstate])
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-        return SourceLost(text)
+        return SourceLost(text, hint=refusal_hint(text))
     return SourceRefused(text)
 
 

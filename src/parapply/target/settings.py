@@ -16,7 +16,7 @@ import msgspec
 import psycopg
 from psycopg import conninfo, sql
 
-from parapply.driver import Session
+from parapply.driver import Session, refusal_hint
 from parapply.errors import TargetLost, TargetRefused
 
 if TYPE_CHECKING:
@@ -158,23 +158,31 @@ def target_errors(doing: str) -> Iterator[None]:
         raise _target_error(doing, error) from error
 
 
+#: What a missing privilege is told with; the first whose words are in the server's text.
+_PRIVILEGES = {
+    "session_replication_role": "GRANT SET ON PARAMETER session_replication_role TO the target's role (PostgreSQL 15 "
+    "and later; before that it takes a superuser), or set target.session_replication_role = 'origin' if triggers, "
+    "rules and foreign keys shall act on applied rows",
+    "must be owner": "make the target's role the owner, or a member of the role that is",
+    "": "grant the target's role what is missing: config/roles/subscriber.sql does",
+}
+
+
 def _target_error(doing: str, error: psycopg.Error) -> TargetRefused | TargetLost:
     text = f"target, {doing}: {first_line(error)}"
-    if error.sqlstate == "42501" and "session_replication_role" in str(error):
-        return TargetRefused(
-            text,
-            hint="GRANT SET ON PARAMETER session_replication_role TO the target's role (PostgreSQL 15 and later; "
-            "before that it takes a superuser), or set target.session_replication_role = 'origin' if triggers, "
-            "rules and foreign keys shall act on applied rows",
-        )
     if error.sqlstate == "42501":
-        return TargetRefused(text, hint="grant the target's role what is missing")
+        return TargetRefused(text, hint=next(hint for words, hint in _PRIVILEGES.items() if words in str(error)))
+    if error.sqlstate == "55000" and "publishes" in str(error):
+        hint = (
+            "a publication FOR ALL TABLES on the target takes the state schema, too: publish tables or schemas by name"
+        )
+        return TargetRefused(text, hint=hint)
     if error.sqlstate == "25006":
         return TargetRefused(text, hint=_READ_ONLY_HINT)
     if error.sqlstate in {"42P01", "3F000"}:
         return TargetRefused(text, hint="run `parapply init` to create the state schema, or check target.state_schema")
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-        return TargetLost(text)
+        return TargetLost(text, hint=refusal_hint(text))
     return TargetRefused(text)
 
 

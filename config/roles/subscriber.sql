@@ -1,0 +1,72 @@
+-- The role that parapply uses on the target, with what it needs and nothing else: no superuser. PostgreSQL 15 and later.
+-- For psql, run by a superuser in the target database; again at any time, for tables that have come since.
+-- docs/PRIVILEGES.md says what each is for.
+--
+--   psql -d app -f config/roles/subscriber.sql -v role=parapply_target
+--   psql -d app -c '\password parapply_target'
+--
+-- Variables (-v name=value):
+--   role     made if it is not there
+--   origins  on (default): may write under replication origins, for two-way set-ups and policies that look at who wrote
+--            a row; off: not
+--   replica  on (default): may set session_replication_role; off: for target.session_replication_role = "origin"
+--   schemas  with commas between; left out: all
+--   owner    whose later tables may be written, too; left out: who runs this
+
+\set ON_ERROR_STOP on
+\set QUIET on
+\if :{?role}
+\else
+    \warn 'name the role: -v role=parapply_target'
+    DO $$ BEGIN RAISE EXCEPTION 'no role'; END $$;
+\endif
+\if :{?origins}
+\else
+    \set origins on
+\endif
+\if :{?replica}
+\else
+    \set replica on
+\endif
+\if :{?schemas}
+\else
+    \set schemas ''
+\endif
+\if :{?owner}
+\else
+    SELECT current_user AS owner \gset
+\endif
+
+SELECT format('CREATE ROLE %I LOGIN', :'role') WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = :'role') \gexec
+ALTER ROLE :"role" LOGIN;
+-- CREATE is for the state schema, which `parapply init` makes and the role then owns.
+SELECT format('GRANT CONNECT, CREATE ON DATABASE %I TO %I', current_database(), :'role') \gexec
+\if :replica
+    GRANT SET ON PARAMETER session_replication_role TO :"role";
+\endif
+\if :origins
+    GRANT EXECUTE ON FUNCTION pg_catalog.pg_replication_origin_create(text),
+        pg_catalog.pg_replication_origin_drop(text), pg_catalog.pg_replication_origin_session_setup(text),
+        pg_catalog.pg_replication_origin_xact_setup(pg_lsn, timestamptz) TO :"role";
+\endif
+
+-- UPDATE on sequences is for `parapply sequences`, USAGE for defaults that call nextval.
+SELECT format('GRANT USAGE ON SCHEMA %1$I TO %2$I;'
+              ' GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON ALL TABLES IN SCHEMA %1$I TO %2$I;'
+              ' GRANT USAGE, SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA %1$I TO %2$I', nspname, :'role')
+  FROM pg_namespace
+ WHERE nspowner <> (SELECT oid FROM pg_roles WHERE rolname = :'role')
+   AND CASE :'schemas' WHEN '' THEN nspname !~ '^pg_' AND nspname <> 'information_schema'
+       ELSE nspname = ANY (string_to_array(:'schemas', ',')) END
+\gexec
+-- What comes later: in every schema, or in those named.
+SELECT format('ALTER DEFAULT PRIVILEGES FOR ROLE %I %s GRANT %s TO %I', :'owner', place, rights, :'role')
+  FROM unnest(CASE :'schemas' WHEN '' THEN '{""}'::text[]
+              ELSE ARRAY(SELECT format('IN SCHEMA %I', one) FROM unnest(string_to_array(:'schemas', ',')) AS one) END)
+       AS place,
+       unnest('{"SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON TABLES","USAGE, SELECT, UPDATE ON SEQUENCES"}'::text[])
+       AS rights
+\gexec
+SELECT format('ALTER DEFAULT PRIVILEGES FOR ROLE %I GRANT USAGE ON SCHEMAS TO %I', :'owner', :'role')
+ WHERE :'schemas' = ''
+\gexec

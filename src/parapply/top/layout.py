@@ -1,0 +1,222 @@
+"""The screen: what a history says, on as many columns and lines as there are. 80 by 24 is enough."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from parapply.runtime.status import duration
+from parapply.top.history import is_silent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from parapply.top.history import History, TableRate
+
+_BARS: Final = "▁▂▃▄▅▆▇█"
+#: Columns of a course over time, at 80 columns of screen; what is wider goes to it.
+_COURSE: Final = 34
+#: Colours by state; the words are there without them.
+_STYLES: Final = {
+    "idle": "dim",
+    "executing": "green",
+    "streaming": "green",
+    "committing": "cyan",
+    "waiting": "yellow",
+    "retrying": "bold red",
+    "running": "bold green",
+    "reconnecting": "bold yellow",
+    "stopped": "bold red",
+}
+#: Lanes in few letters; "alone" is one batch at a time.
+_LANES: Final = {"set-based": "sets", "row by row": "rows"}
+#: Lines beside those of the head, of workers, tables and what is seldom: one more of the head, two blank, two headings.
+_OTHER_LINES: Final = 5
+_FEW_TABLES: Final = 3
+_NOTICE_LINES: Final = 4
+#: Columns of a worker's line before what it waits for.
+_BEFORE_WAITS: Final = 27
+
+
+def screen(history: History, width: int, height: int, order: str, notice: str = "") -> Group:
+    """Lay one screen out.
+
+    Args:
+        history: with at least one look.
+        width: columns, from 60 on.
+        height: lines; 0: as many as it takes.
+        order: of the tables, as `History.tables` takes it.
+        notice: something that must be seen, such as an end that does not answer.
+    """
+    head = _head(history, width)
+    if notice:
+        # As long as it takes, within reason: the cause of a lost connection stands at the end.
+        lines = Text(notice, style="bold red").wrap(Console(width=width), width)
+        head += lines[:_NOTICE_LINES]
+    seldom = _seldom(history.report)
+    workers: Sequence[dict[str, Any]] = history.report["workers"]
+    tables: Sequence[TableRate] = history.tables(order)
+    n_workers, wraps = len(workers), True
+    if height:
+        left = height - len(head) - len(seldom) - _OTHER_LINES
+        if len(workers) + len(tables) > left:
+            # Few tables are hot, and every worker may wait for something: those have the larger part.
+            workers = workers[: max(left - min(len(tables), max(_FEW_TABLES, left // 3)), 1)]
+            left -= n_workers > len(workers)
+            tables = tables[: max(left - len(workers), 1)]
+        room = width - _BEFORE_WAITS
+        wraps = sum([max(0, len(_waits(one)) - 1) // room for one in workers]) <= left - len(workers) - len(tables)
+    parts: list[RenderableType] = [*head, Text(), _workers(history, workers, wraps=wraps)]
+    if n_workers > len(workers):
+        parts.append(Text(f"    and {n_workers - len(workers)} more", style="dim"))
+    return Group(*parts, Text(), _tables(tables), *seldom)
+
+
+def _head(history: History, width: int) -> list[RenderableType]:
+    report = history.report
+    state = Text.assemble(("slot ", "dim"), (report["slot_name"], "bold"), "  ")
+    if report["is_daemon_connected"]:
+        state.append(report["state"], _STYLES.get(report["state"], ""))
+        state.append(f"  {report['reason']}")
+    else:
+        state.append("no daemon runs", "bold red")
+    if is_silent(report):
+        state.append(f"  nothing heard for {duration(report['silent_s'])}", "bold red")
+    state.no_wrap, state.overflow = True, "ellipsis"
+    return [state, _courses(history, max(8, _COURSE + width - 80)), _positions(report)]
+
+
+def _courses(history: History, room: int) -> Table:
+    """Return lag and rate as they are, and over time in some columns."""
+    report, lag, rows = history.report, history.lag_s, history.rows_s
+    table = Table.grid(padding=(0, 1), expand=False)
+    for justify, columns in (("left", 4), ("right", 9), ("right", 10), ("left", room), ("left", None)):
+        table.add_column(justify=justify, no_wrap=True, width=columns)  # type: ignore[arg-type]
+    behind = "?" if report["lag_bytes"] is None else _bytes(report["lag_bytes"])
+    lag_course = Text(_course(lag, room), "yellow")
+    table.add_row(_dim("lag"), duration(lag[-1]), behind, lag_course, _dim(_most(lag, room, duration)))
+    rows_now = _per_second(sum([one.rows_s for one in history.tables()]))
+    rows_course = Text(_course(rows, room), "green")
+    transactions = f"{history.transactions_s:,.0f} tx/s"
+    table.add_row(_dim("rows"), rows_now, transactions, rows_course, _dim(_most(rows, room, _per_second)))
+    return table
+
+
+def _per_second(rate: float) -> str:
+    return f"{rate:,.0f}/s"
+
+
+def _positions(report: dict[str, Any]) -> Text:
+    """Return up to where all is here; or that nobody knows how far the publisher is."""
+    upto = Text.assemble(
+        ("complete up to ", "dim"), report["lowest_remote_lsn"], ("  newest ", "dim"), report["highest_remote_lsn"],
+        ("  order ", "dim"), report["commit_order"],
+    )  # fmt: skip
+    if not report["source"]["is_reachable"]:
+        upto = Text(f"publisher: {report['source']['error']}", style="bold red")
+    upto.no_wrap, upto.overflow = True, "ellipsis"
+    return upto
+
+
+def _workers(history: History, workers: Sequence[dict[str, Any]], *, wraps: bool) -> Table:
+    table = _grid(
+        ("#", "right", 2),
+        ("busy", "right", 4),
+        ("state", "left", 10),
+        ("for", "right", 6),
+        ("waits for", "left", None),
+        wraps=wraps,
+    )
+    for one in workers:
+        state = Text(one["state"], style=_STYLES.get(one["state"], ""))
+        waits = Text(_waits(one), no_wrap=not wraps, overflow="fold" if wraps else "ellipsis")
+        busy = f"{history.busy(one['worker']):.0%}"
+        table.add_row(str(one["worker"]), busy, state, duration(one["since_s"]), waits)
+    return table
+
+
+def _waits(worker: dict[str, Any]) -> str:
+    """Return what a worker waits for, in fewer words than the state table has."""
+    text = str(worker["waits_for"] or "")
+    return text.replace("its turn to commit, after", "turn, after").replace("; part of it for", "; partly")
+
+
+def _tables(tables: Sequence[TableRate]) -> Table:
+    schemas = {one.name.partition(".")[0] for one in tables}
+    # Where all tables share a schema its name is told once: there is little room.
+    heading, start = (f"table in {schemas.pop()}", True) if len(schemas) == 1 else ("table", False)
+    table = _grid(
+        (heading, "left", None), ("rows/s", "right", 7), ("ins", "right", 5), ("upd", "right", 5), ("del", "right", 5),
+        ("waits", "right", 5), ("for", "left", 7), ("applied", "left", 7),
+    )  # fmt: skip
+    for one in tables:
+        rates = [_rate(rate) for rate in (one.rows_s, one.inserts_s, one.updates_s, one.deletes_s, one.waits_s)]
+        name = Text(one.name.partition(".")[2] if start else one.name, no_wrap=True, overflow="ellipsis")
+        name.style = "dim" if one.is_quiet else ""
+        waits_for = one.waits_for.replace("foreign key", "parent") if one.waits_s else ""
+        table.add_row(name, *rates, waits_for, "alone" if one.is_alone else _LANES.get(one.lane, one.lane))
+    return table
+
+
+def _seldom(report: dict[str, Any]) -> list[RenderableType]:
+    """Return what is there at times only, a line each."""
+    lines = []
+    if report["conflicts"]:
+        n = sum([one["count"] for one in report["conflicts"]])
+        latest = max(report["conflicts"], key=lambda one: str(one["latest"]))
+        lines.append(f"{n:,} conflicts kept, the latest: {latest['type']} in {latest['table']}, {latest['outcome']}")
+    if report["prepared"]:
+        oldest = duration(max([one["age_s"] for one in report["prepared"]]))
+        lines.append(f"{len(report['prepared']):,} prepared transactions, the oldest for {oldest}")
+    if left := [one for one in report["copies"] if one["state"] != "copied"]:
+        lines.append(f"{len(left):,} tables not copied yet")
+    return [Text(line, style="yellow", no_wrap=True, overflow="ellipsis") for line in lines]
+
+
+def _course(values: Sequence[float], room: int) -> str:
+    """Return the latest values as bars, the highest of them full; one column each."""
+    shown = list(values)[-room:]
+    most = max(shown, default=0.0)
+    if not most:
+        return _BARS[0] * len(shown)
+    return "".join([_BARS[min(7, int(value / most * 7.999))] for value in shown])
+
+
+def _most(values: Sequence[float], room: int, text: Any) -> str:  # noqa: ANN401  a function of a number
+    """Return what the highest bar stands for."""
+    return f"max {text(max(list(values)[-room:], default=0.0))}"
+
+
+def _rate(rate: float) -> str:
+    """Return a rate in five characters at most, nothing for none."""
+    if rate < 10:
+        return f"{rate:.1f}" if rate else ""
+    for limit, size, unit in ((10_000, 1, ""), (1_000_000, 1e3, "k")):
+        if rate < limit:
+            return f"{rate / size:.0f}{unit}"
+    return f"{rate / 1e6:.1f}M"
+
+
+def _bytes(n_bytes: int) -> str:
+    for limit, size, unit in ((10_000, 1, "B"), (10_000_000, 1e3, "kB"), (10_000_000_000, 1e6, "MB")):
+        if n_bytes < limit:
+            return f"{n_bytes / size:,.0f} {unit}"
+    return f"{n_bytes / 1e9:,.0f} GB"
+
+
+def _dim(text: str) -> Text:
+    return Text(text, style="dim")
+
+
+def _grid(*columns: tuple[str, Any, int | None], wraps: bool = False) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", expand=True)
+    for name, justify, width in columns:
+        table.add_column(
+            name, justify=justify, width=width, no_wrap=bool(width) or not wraps, ratio=None if width else 1
+        )
+    return table

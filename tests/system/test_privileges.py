@@ -1,0 +1,120 @@
+"""The roles of config/roles: enough for everything, no more than needed, and one clear error for what is missing."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fixtures.daemon import Daemon
+from tests.fixtures.databases import Database, create_database, drop_database
+from tests.fixtures.fan import make_slot
+from tests.fixtures.plain import FAST
+from tests.fixtures.roles import run_script
+from tests.fixtures.route import Route
+from tests.system.privilege_cases import CASES, RUN, SOURCE_TABLES, TARGET_TABLES, Case
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.fixtures.daemon import RunCommand
+    from tests.fixtures.servers import OwnServers, ServerPool
+
+_DOCUMENT = Path(__file__).parents[2] / "docs" / "PRIVILEGES.md"
+_ATTRIBUTES = ("rolsuper", "rolcreaterole", "rolcreatedb", "rolbypassrls")
+
+
+@pytest.fixture(scope="module")
+def roles() -> dict[str, str]:
+    """Names of roles that only this module uses, by end: what is taken from them belongs to the whole server."""
+    token = secrets.token_hex(4)
+    return {"source": f"lacking_source_{token}", "target": f"lacking_target_{token}"}
+
+
+@pytest.fixture(scope="module")
+def lacking(server_pool: ServerPool, pg_major: int, roles: dict[str, str]) -> Iterator[Route]:
+    """A route between roles that the scripts made; the target's state is there."""
+    ends = {}
+    for end, script, tables in (("source", "publisher", SOURCE_TABLES), ("target", "subscriber", TARGET_TABLES)):
+        server = server_pool.own(end, pg_major)  # type: ignore[arg-type]  # the two words are the roles
+        ends[end] = create_database(server, f"{roles[end]}_db")
+        ends[end].execute(tables)
+        run_script(server, ends[end].dbname, script, role=roles[end])
+    source, target = ends["source"], ends["target"]
+    source.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    route = Route(
+        source=source,
+        target=target,
+        source_dsn=source.dsn_with(user=roles["source"]),
+        target_dsn=target.dsn_with(user=roles["target"]),
+        settings=FAST,
+    )
+    make_slot(route)
+    _drain(route)
+    yield route
+    for end, database in ends.items():
+        database.execute(f"DROP OWNED BY {roles[end]} CASCADE")
+        drop_database(database)
+        database.server.execute(f"DROP ROLE {roles[end]}")
+
+
+def _drain(route: Route) -> None:
+    daemon = Daemon(route, "--until", route.end_of_source_lsn())
+    try:
+        assert daemon.exit_code(60) == 0, daemon.log_tail()
+    finally:
+        daemon.end()
+
+
+def _run(route: Route, case: Case, run_command: RunCommand) -> tuple[int, list[str]]:
+    """Return the exit code of the case's command, and the lines that it told a person."""
+    name, *options = case.command.split()
+    if name == RUN:
+        options += ["--until", route.end_of_source_lsn()]
+    done = run_command(route, name, *options)
+    assert "Traceback" not in done.stderr
+    return done.returncode, [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("{")]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.end}-{case.name}".replace(" ", "_"))
+def test_what_is_missing_is_named(lacking: Route, roles: dict[str, str], case: Case, run_command: RunCommand) -> None:
+    """Without the privilege the command that needs it ends with its code and one line that says so; with it, not."""
+    database: Database = getattr(lacking, case.end)
+    names = {"role": roles[case.end], "database": database.dbname}
+    database.execute(case.take.format(**names))
+    try:
+        lacking.source.execute(case.change or "SELECT 1")
+        code, lines = _run(lacking, case, run_command)
+    finally:
+        database.execute(case.give.format(**names))
+    assert code == case.code, lines
+    assert len([line for line in lines if re.search(".*".join(map(re.escape, case.words)), line)]) == 1, lines
+    code, lines = _run(lacking, case, run_command)
+    assert code == 0, lines
+
+
+def test_every_case_is_documented() -> None:
+    """docs/PRIVILEGES.md has a row for each privilege, in the table of its end."""
+    sections = dict(
+        re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", _DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    )
+    for case in CASES:
+        section = sections["On the publisher" if case.end == "source" else "On the target"]
+        assert f"| {case.name} |" in section, case.name
+
+
+@pytest.mark.pg_majors(15, 16, 18)
+def test_the_scripts_make_no_superuser(own_servers: OwnServers, pg_major: int) -> None:
+    """Roles of the scripts have no attribute of administrators; running them again, with less, is no error."""
+    server = own_servers("roles")
+    database = create_database(server, 'odd "%s" {}')
+    database.execute('CREATE SCHEMA "odd,%"; CREATE TABLE "odd,%".t (); CREATE ROLE "o""ner"')
+    for script in ("publisher", "subscriber"):
+        for more in ({}, {"schemas": "public", "owner": 'o"ner', "copy": "off", "origins": "off", "replica": "off"}):
+            run_script(server, database.dbname, script, role='odd "role" %s', **more)
+    columns = ", ".join(_ATTRIBUTES)
+    found = database.rows(f"""SELECT {columns} FROM pg_roles WHERE rolname = 'odd "role" %s'""")
+    assert found == [(False,) * len(_ATTRIBUTES)]
