@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from parapply import config_layers
-from parapply.config_values import Secret, dotted, plain_type, read_value
+from parapply.config_values import Address, Secret, dotted, plain_type, read_value
 from parapply.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -210,6 +210,12 @@ class ApplyLogConfig(_Section, frozen=True):
             raise ValueError("retention_s must be 0 or not below rotate_s")
 
 
+class MetricsConfig(_Section, frozen=True):
+    """The endpoint for Prometheus and for probes."""
+
+    listen: Address | None = None
+
+
 class LogConfig(_Section, frozen=True):
     """The operational log."""
 
@@ -225,6 +231,7 @@ class Config(_Section, frozen=True):
     apply: ApplyConfig = ApplyConfig()
     conflict: ConflictConfig = ConflictConfig()
     applylog: ApplyLogConfig = ApplyLogConfig()
+    metrics: MetricsConfig = MetricsConfig()
     log: LogConfig = LogConfig()
 
 
@@ -235,6 +242,7 @@ SECTIONS: Final[dict[str, type[_Section]]] = {
     "apply": ApplyConfig,
     "conflict": ConflictConfig,
     "applylog": ApplyLogConfig,
+    "metrics": MetricsConfig,
     "log": LogConfig,
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 from psycopg import Error as DriverError
@@ -19,6 +19,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+class Address(NamedTuple):
+    """Where to listen."""
+
+    host: str  # empty: all addresses of the machine
+    port: int  # 0: any free one
+
+    def __str__(self) -> str:
+        """Return it as it is written."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class Secret:
@@ -80,6 +91,17 @@ def _directory(text: str) -> Path | None:
     return Path(text) if text else None
 
 
+def _listen(text: str) -> Address | None:
+    if not text:
+        return None
+    host, colon, port = text.rpartition(":")
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 65535
+    if not colon or not is_port or (":" in host and not is_bracketed):
+        raise ValueError('must be "host:port", "[address]:port" or ":port", the port from 0 to 65535')
+    return Address(host[1:-1] if is_bracketed else host, int(port))
+
+
 #: Keys whose value is a rule of its own: what it is written as, and what makes the value of that or raises ValueError.
 _CHECKED: Final[dict[str, tuple[object, Callable[[Any], object]]]] = {
     "source.dsn": (str, _dsn),
@@ -89,6 +111,7 @@ _CHECKED: Final[dict[str, tuple[object, Callable[[Any], object]]]] = {
     "target.state_schema": (str, _schema),
     "apply.spill_dir": (str, _directory),
     "applylog.directory": (str, _directory),
+    "metrics.listen": (str, _listen),
 }
 _NOUNS: Final[dict[object, str]] = {
     str: "a text",

@@ -43,11 +43,11 @@ _PRUNE_S = 60.0
 
 
 class Arbiter:
-    """`skips` and `counts` are written here; read by workers, the monitor and whoever shows figures."""
+    """`skips` and `troubles` are written here; read by workers, the monitor and whoever shows figures."""
 
     def __init__(  # noqa: PLR0913  one place makes it
         self, config: ConflictConfig, builder: CommandBuilder, desk: Desk, schema: str, slot_id: int, *,
-        tracks_commits: bool,
+        tracks_commits: bool, counts: Counter[tuple[str, str, str]],
     ) -> None:  # fmt: skip
         """Know of nothing yet; `look` reads what was asked for.
 
@@ -58,11 +58,11 @@ class Arbiter:
             schema: state schema.
             slot_id: of the state.
             tracks_commits: the target knows when and by whom rows were written.
+            counts: of conflicts by type, schema.table and outcome; a stopped one counts once in an epoch.
         """
         self.rules = Rules(config)
         self.skips = Skips(schema, slot_id)
-        #: Conflicts of this epoch by type, schema.table and outcome; a stopped one counts once.
-        self.counts: Counter[tuple[str, str, str]] = Counter()
+        self._counts = counts
         #: Why workers keep trying a batch, by its number.
         self.troubles: dict[int, str] = {}
         self._config = config
@@ -119,7 +119,7 @@ class Arbiter:
         told: Counter[tuple[ConflictType, str, str, str]] = Counter()
         for conflict in conflicts:
             table = f"{conflict.schema}.{conflict.table}"
-            self.counts[conflict.type.value, table, conflict.outcome.value] += 1
+            self._counts[conflict.type.value, table, conflict.outcome.value] += 1
             if len(job.conflicts) < CONFLICTS_LIMIT:
                 job.conflicts.append(entry_of(conflict))
             if conflict.type is not ConflictType.SKIPPED:
@@ -150,7 +150,7 @@ class Arbiter:
         name = (source.lsn, conflict.change_no, conflict.type)
         if name not in self._stopped:
             self._stopped.add(name)
-            self.counts[conflict.type.value, f"{conflict.schema}.{conflict.table}", Outcome.STOPPED.value] += 1
+            self._counts[conflict.type.value, f"{conflict.schema}.{conflict.table}", Outcome.STOPPED.value] += 1
             # The names of indexes, never values.
             self._log.warning(
                 "conflict_stopped",

@@ -14,8 +14,12 @@ from parapply import __version__
 from parapply.applylog import ApplyLog, Retention
 from parapply.errors import ApplyFailed, ParapplyError, Retry, SourceLost, SourceRefused, TargetLost, TargetRefused
 from parapply.logs import get_logger
+from parapply.metrics.figures import Figures
 from parapply.model import format_lsn
+from parapply.runtime.endpoint import Endpoint
 from parapply.runtime.ends import Opener
+from parapply.runtime.gauges import Gauges
+from parapply.runtime.health import Health
 from parapply.runtime.notify import Notifier
 from parapply.runtime.scribe import Scribe
 from parapply.runtime.tasks import log_tasks
@@ -29,6 +33,8 @@ _T = TypeVar("_T")
 
 #: Objects made and not freed between two looks for cycles: some full batches.
 _GC_ALLOCATIONS = 200_000
+#: Seconds between two looks whether the leader gets on; less if systemd's watchdog is less patient than four of them.
+_LOOK_S = 1.0
 #: An epoch that lasted this many seconds was a success: the next attempt comes at once.
 _GOOD_EPOCH_S = 10.0
 #: What a server says when it will serve in a moment; any other FATAL at the very first attempt is a wrong setting.
@@ -72,6 +78,7 @@ class _Daemon:
         self._low_lsn: int | None = None
         self._has_served = False
         self._notifier = Notifier()
+        self._figures = Figures()
         self._log = get_logger()
 
     async def run(self) -> int:
@@ -88,33 +95,36 @@ class _Daemon:
             workers=config.apply.workers,
             until_lsn=None if self._until_lsn is None else format_lsn(self._until_lsn),
         )
-        log_config = config.applylog
-        scribe = None
-        if log_config.directory is not None:
-            retention = Retention(log_config.retention_s, log_config.retention_bytes)
-            scribe = Scribe(
-                ApplyLog(
-                    log_config.directory,
-                    log_config.rotate_bytes,
-                    log_config.rotate_s,
-                    slot=config.source.slot,
-                    retention=retention,
-                )
-            )
-        watchdog = asyncio.create_task(self._feed_watchdog(), name="watchdog")
+        scribe = self._open_scribe()
+        gauges = Gauges(config, scribe)
+        self._health = Health(config.source.slot, gauges, self._notifier)
+        endpoint = Endpoint(config.source.slot, self._figures, gauges, self._health)
+        looking = asyncio.create_task(self._look(), name="health")
         try:
+            if config.metrics.listen is not None:
+                await endpoint.open(config.metrics.listen)
             reason = await self._epochs(scribe)
         except ParapplyError as error:
             self._log.error("daemon_failed", error=str(error), hint=error.hint)
             raise
         finally:
             self._notifier.stopping("stopping")
-            watchdog.cancel()
-            await asyncio.gather(watchdog, return_exceptions=True)
+            looking.cancel()
+            await asyncio.gather(looking, endpoint.close(), return_exceptions=True)
             if scribe is not None:
                 scribe.close()
         self._log.info("daemon_stopped", reason=reason)
         return 0
+
+    def _open_scribe(self) -> Scribe | None:
+        config = self._config.applylog
+        if config.directory is None:
+            return None
+        retention = Retention(config.retention_s, config.retention_bytes)
+        log = ApplyLog(
+            config.directory, config.rotate_bytes, config.rotate_s, slot=self._config.source.slot, retention=retention
+        )
+        return Scribe(log)
 
     async def _epochs(self, scribe: Scribe | None) -> str:
         while True:
@@ -128,9 +138,10 @@ class _Daemon:
                     raise
                 if time.monotonic() - started_s >= _GOOD_EPOCH_S:
                     self._delay_s = self._config.source.reconnect_min_s
-                event = "source_lost" if isinstance(error, SourceLost) else "target_lost"
-                self._log.warning(event, error=error.line(), wait_s=round(self._delay_s, 3))
-            self._notifier.status(f"reconnecting in {self._delay_s:.1f} s")
+                end = "source" if isinstance(error, SourceLost) else "target"
+                self._log.warning(f"{end}_lost", error=error.line(), wait_s=round(self._delay_s, 3))
+                self._health.left("reconnecting", error.line())
+            self._figures.reconnects[end] += 1
             if await self._unless_stopped(asyncio.sleep(self._delay_s, result=True)) is None:
                 return "stopped by a signal while reconnecting"
             self._delay_s = min(self._delay_s * 2, self._config.source.reconnect_max_s)
@@ -144,8 +155,7 @@ class _Daemon:
             from parapply.runtime.epoch import Epoch  # noqa: PLC0415
 
             self._has_served = True
-            self._notifier.ready(f"applying slot {self._config.source.slot}")
-            epoch = Epoch(self._config, ends, scribe, self._until_lsn)
+            epoch = Epoch(self._config, ends, scribe, self._until_lsn, figures=self._figures, health=self._health)
             self._look_for_progress(epoch.low_lsn)
             try:
                 return await epoch.serve(self._stop, self._abort)
@@ -191,9 +201,10 @@ class _Daemon:
         self._stop.set()
         self._notifier.stopping("draining")
 
-    async def _feed_watchdog(self) -> None:
-        """Tell systemd twice in its interval that the event loop turns."""
-        interval_s = self._notifier.watchdog_s
-        while interval_s:
-            self._notifier.alive()
-            await asyncio.sleep(interval_s / 2)
+    async def _look(self) -> None:
+        """See in intervals whether the leader gets on; systemd's watchdog is fed only if it does."""
+        watchdog_s = self._notifier.watchdog_s
+        interval_s = min(_LOOK_S, watchdog_s / 4) if watchdog_s else _LOOK_S
+        while True:
+            self._health.look(interval_s)
+            await asyncio.sleep(interval_s)

@@ -18,7 +18,9 @@ from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.runtime.arbiter import Arbiter
 from parapply.runtime.crew import Crew
+from parapply.runtime.gauges import Parts
 from parapply.runtime.intake import Intake
+from parapply.runtime.meter import count
 from parapply.runtime.monitor import Monitor
 from parapply.runtime.progress import Progress
 from parapply.runtime.record import batch_record, new_run, transaction_records
@@ -39,7 +41,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from parapply.config import ApplyConfig, Config
+    from parapply.metrics.figures import Figures
     from parapply.runtime.ends import Ends
+    from parapply.runtime.health import Health
     from parapply.runtime.job import Job
     from parapply.runtime.scribe import Scribe
 
@@ -58,8 +62,19 @@ _TIMEOUT_PARTS = 3
 class Epoch:
     """Wires the parts together. Its fields are set once; only the parts write their own."""
 
-    def __init__(self, config: Config, ends: Ends, scribe: Scribe | None, until_lsn: int | None) -> None:
+    def __init__(  # noqa: PLR0913  one place makes it
+        self,
+        config: Config,
+        ends: Ends,
+        scribe: Scribe | None,
+        until_lsn: int | None,
+        *,
+        figures: Figures,
+        health: Health,
+    ) -> None:
         """Make every part; start nothing."""
+        self._figures = figures
+        self._health = health
         self._config = config
         self._ends = ends
         self._scribe = scribe
@@ -85,6 +100,7 @@ class Epoch:
             config.target.state_schema,
             ends.state.slot_id,
             tracks_commits=ends.tracks_commits,
+            counts=figures.conflicts,
         )
         self._tables = Tables(
             ends.desk,
@@ -98,6 +114,7 @@ class Epoch:
         piece_bytes = min(_PIECE_BYTES, config.apply.memory_limit_bytes // 4)
         two_phase = TwoPhase(ends.state.slot_id, ends.prepared)
         self._spill = Spill(config.apply.spill_dir, config.apply.spill_limit_bytes)
+        streams = Streams(self._spill, self._stream_limits(piece_bytes))
         self._intake = Intake(
             ends.stream,
             Assembler(
@@ -109,7 +126,7 @@ class Epoch:
             self._tables,
             self._crew,
             Unfinished(
-                Streams(self._spill, self._stream_limits(piece_bytes)),
+                streams,
                 two_phase,
                 self._crew,
                 ends.state,
@@ -146,6 +163,18 @@ class Epoch:
             receive_timeout_s=config.source.receive_timeout_s,
             is_apply_durable=config.target.synchronous_commit != "off",
             until_lsn=until_lsn,
+            on_serving=lambda: health.serving(self._shown),
+        )
+        self._shown = Parts(
+            ends.stream,
+            self._intake,
+            self._crew,
+            self._workers,
+            self._progress,
+            self._arbiter,
+            streams,
+            self._spill,
+            two_phase,
         )
         watch = CatalogueWatch(self._tables, ends.desk, config.apply.catalogue_check_s)
         stall = StallCheck(self._crew, self._workers, ends.desk, two_phase, config.apply.stall_check_s)
@@ -216,6 +245,7 @@ class Epoch:
             for task in (*tasks.values(), stopping):
                 task.cancel()
             await asyncio.gather(*tasks.values(), stopping, return_exceptions=True)
+            self._health.detach()
             self._spill.close()
             self._arbiter.close()
 
@@ -249,6 +279,7 @@ class Epoch:
 
     async def _drain(self, tasks: dict[str, asyncio.Task[None]], abort: asyncio.Event) -> None:
         """Read no more; finish the whole transactions in hand, within a time limit."""
+        self._health.left("draining", "")
         probes.probe(probes.DRAIN)
         tasks["intake"].cancel()
         await asyncio.wait({tasks["intake"]})
@@ -279,6 +310,7 @@ class Epoch:
     def _committed(self, job: Job) -> None:
         self._progress.committed(job)
         self._intake.growth.committed(job)
+        count(self._figures, job)
         if self._scribe is not None:
             of = (job, self._config.source.slot, self._run, self._unix_minus_loop_s)
             self._scribe.write([batch_record(*of), *transaction_records(*of)])

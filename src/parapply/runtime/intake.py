@@ -106,6 +106,8 @@ class Intake:
         self.heard_s = loop.time()
         #: Whether nobody listens: memory or the queue is full, or intake is busy. Read by progress.
         self.is_paused = False
+        #: What it waits for outside of this daemon; empty while it works or waits for the workers. Read by the pulse.
+        self.waits_for = ""
         #: Highest LSN received: end of a transaction or of a keep-alive. Read by progress.
         self.received_lsn = state.lowest_lsn
         #: End of the last transaction that was taken, or is committed from before. Read by requests.
@@ -132,6 +134,11 @@ class Intake:
         return self._building is None
 
     @property
+    def building_bytes(self) -> int:
+        """Return the bytes of changes in the batch that is being filled."""
+        return self._building.batch.size_bytes if self._building else 0
+
+    @property
     def is_inside_large(self) -> bool:
         """Tell whether a large transaction was begun that has not been received whole."""
         return self._large is not None
@@ -154,7 +161,9 @@ class Intake:
         try:
             while True:
                 self._go_on_reading()
+                self.waits_for = "the publisher"
                 await self._readable.wait()
+                self.waits_for = ""
                 self._readable.clear()
                 frames = self._stream.drain(_DRAIN_BYTES)
                 self.heard_s = self._clock()
@@ -170,6 +179,7 @@ class Intake:
                 if self._stream.is_drained:
                     await self._pause()
         finally:
+            self.waits_for = "nobody: it has ended"
             self._stream.pause_reading()
             self.finish()
 
@@ -214,7 +224,9 @@ class Intake:
             elif self.gate.holds(transactions[at]):
                 self.close_open()
                 self._stop_reading()
+                self.waits_for = "a snapshot"
                 await self.gate.wait(transactions[at])
+                self.waits_for = ""
             await self._take(transactions[at])
             at += 1
 
@@ -285,7 +297,9 @@ class Intake:
 
     async def _look_up(self, relations: Sequence[Relation]) -> None:
         self.close_open()
+        self.waits_for = "the target's catalogue"
         await self._tables.resolve(relations)
+        self.waits_for = ""
         self._plans_now = dict(self._tables.plans.current)
         for relation in relations:
             self.starts.announce(relation)
@@ -300,7 +314,9 @@ class Intake:
         Raises:
             TargetLost: the connection ended.
         """
+        self.waits_for = "the target's catalogue"
         await self._tables.resolve(relations)
+        self.waits_for = ""
         for relation in relations:
             self._tables.plans.announce(relation)
             self.starts.announce(relation)
@@ -346,7 +362,9 @@ class Intake:
         self._stop_reading()
         self._log.info("table_awaited", relation=".".join(name), commit_lsn=format_lsn(commit_lsn))
         self.starts_changed.clear()
+        self.waits_for = "a copy"
         await self.starts_changed.wait()
+        self.waits_for = ""
 
     def _add(self, transaction: Transaction) -> None:
         job = self._building
@@ -446,7 +464,7 @@ class Intake:
         self._go_on_reading()
 
     def _has_room(self) -> bool:
-        building = self._building.batch.size_bytes if self._building else 0
+        building = self.building_bytes
         if self._crew.held_bytes + building >= self._config.memory_limit_bytes and len(self._crew):
             if not self._is_told_full:
                 self._is_told_full = True

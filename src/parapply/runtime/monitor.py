@@ -84,6 +84,7 @@ class Monitor:
                 raise
             self._progress.source_lsn = flush_lsn
             self._progress.lag_s = self._lag_s(flush_lsn, now_us)
+            self._progress.looked_s = self._clock()
             trouble = self._arbiter.trouble
             self._progress.shown = ("retrying", trouble) if trouble else ("running", "")
             await self.show()

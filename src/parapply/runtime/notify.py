@@ -1,39 +1,52 @@
 """Tell systemd how the daemon is: readiness, status and watchdog. Does nothing where there is no systemd.
 
-Source: sd_notify(3): datagrams of assignments to the socket named by NOTIFY_SOCKET, abstract ones written with '@'.
+Source: sd_notify(3): datagrams of assignments to the socket named by NOTIFY_SOCKET, abstract ones written with '@';
+sd_watchdog_enabled(3): WATCHDOG_USEC, meant for the process WATCHDOG_PID.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Notifier:
     """Sends datagrams; a lost one is not an error of ours."""
 
-    def __init__(self) -> None:
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         """Look for the socket and the watchdog's interval in the environment."""
-        path = os.environ.get("NOTIFY_SOCKET", "")
+        path = environ.get("NOTIFY_SOCKET", "")
         self._address = "\0" + path[1:] if path.startswith("@") else path
-        watchdog_us = os.environ.get("WATCHDOG_USEC", "")
+        watchdog_us = environ.get("WATCHDOG_USEC", "")
+        is_ours = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         #: Seconds between signs of life that systemd expects; 0: none.
-        self.watchdog_s = int(watchdog_us) / 1e6 if watchdog_us.isdecimal() else 0.0
+        self.watchdog_s = int(watchdog_us) / 1e6 if watchdog_us.isdecimal() and is_ours else 0.0
+        self._status = ""
 
     def ready(self, status: str) -> None:
         """Say that changes are being applied."""
+        self._status = status
         self._send(f"READY=1\nSTATUS={status}")
 
     def status(self, status: str) -> None:
-        """Say what the daemon does, and that it lives."""
-        self._send(f"STATUS={status}\nWATCHDOG=1")
+        """Say what the daemon does, if that is new."""
+        if status != self._status:
+            self._status = status
+            self._send(f"STATUS={status}")
 
-    def alive(self) -> None:
-        """Say that the daemon lives."""
-        self._send("WATCHDOG=1")
+    def alive(self, status: str) -> None:
+        """Say that the daemon gets on, and what it does."""
+        if self.watchdog_s:
+            self._send("WATCHDOG=1")
+        self.status(status)
 
     def stopping(self, status: str) -> None:
         """Say that the daemon ends."""
+        self._status = status
         self._send(f"STOPPING=1\nSTATUS={status}")
 
     def _send(self, text: str) -> None:
@@ -41,7 +54,8 @@ class Notifier:
             return
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-                sender.sendto(" ".join(text.split(" ")).encode(), self._address)
+                sender.setblocking(False)
+                sender.sendto(text.encode(), self._address)
         except OSError:
-            # Nobody listens: the daemon is not worse for it.
+            # Nobody listens, or nobody reads: the daemon is not worse for it, and must not wait.
             return

@@ -16,6 +16,8 @@ from parapply.model import format_lsn
 from parapply.target import state
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from parapply.runtime.crew import Crew
     from parapply.runtime.intake import Intake
     from parapply.runtime.job import Job
@@ -52,6 +54,7 @@ class Progress:
         receive_timeout_s: float,
         is_apply_durable: bool,
         until_lsn: int | None,
+        on_serving: Callable[[], None],
     ) -> None:
         """Start with what the target's state says.
 
@@ -67,6 +70,7 @@ class Progress:
             receive_timeout_s: silence of the publisher after which it is taken for gone.
             is_apply_durable: the workers' commits are durable when they are acknowledged.
             until_lsn: `run` returns when everything up to here is durable.
+            on_serving: called once, when the publisher has been told for the first time.
         """
         self._control = control
         self._stream = stream
@@ -79,6 +83,7 @@ class Progress:
         self._receive_timeout_s = receive_timeout_s
         self._is_apply_durable = is_apply_durable
         self._until_lsn = until_lsn
+        self._on_serving = on_serving
         loop = asyncio.get_running_loop()
         self._clock = loop.time
         self._wake = asyncio.Event()
@@ -94,6 +99,11 @@ class Progress:
         #: Shown to people; written by the monitor.
         self.source_lsn: int | None = None
         self.lag_s: float | None = None
+        #: When the monitor last looked.
+        self.looked_s = loop.time()
+        #: Rounds so far, and whether this one waits for the target's answer. Read by the pulse.
+        self.turns = 0
+        self.is_asking_target = False
         #: State and reason shown to people; written by the monitor, and by the epoch when it ends.
         self.shown = ("running", "")
         self._is_finishing = False
@@ -108,7 +118,11 @@ class Progress:
             TargetLost: the control session ended.
             TargetRefused: the state is gone.
         """
+        if not self._is_finishing:
+            self.report()
+            self._on_serving()
         while not self._is_finishing:
+            self.turns += 1
             self._settle()
             if self._advance_is_due():
                 await self.advance()
@@ -168,7 +182,9 @@ class Progress:
             state=shown,
             reason=reason,
         )
+        self.is_asking_target = True
         await state.advance(self._control, self._schema, self._slot_id, progress)
+        self.is_asking_target = False
         self._written_lsn = low_lsn
         if low_lsn > self.durable_lsn:
             self.durable_lsn = low_lsn

@@ -48,6 +48,11 @@ class TwoPhase:
         self._slot_id = slot_id
         self._pending = dict(pending)
 
+    @property
+    def n_pending(self) -> int:
+        """Return how many wait for their outcome."""
+        return len(self._pending)
+
     def gid(self, message: BeginPrepare | Prepare | StreamPrepare) -> str:
         """Return the name of a transaction on the target."""
         return gid_of(self._slot_id, message.xid, message.end_lsn)

@@ -1,0 +1,126 @@
+"""What the daemon counts, from its start to its end: plain numbers, written once a target transaction at most."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+from parapply.applylog_schema import RowCounts
+from parapply.metrics import table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from parapply.metrics.table import Metric
+
+#: What a metric says: a number for each combination of its labels' values, in their order.
+Values = dict["Metric", dict[tuple[str, ...], float]]
+
+
+class Histogram:
+    """How often a quantity was at most each bound, and their sum."""
+
+    def __init__(self, metric: Metric) -> None:
+        """Start with nothing observed."""
+        self.metric = metric
+        #: Observations in each bucket; the last is above all bounds.
+        self.counts = [0] * (len(metric.buckets) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one observation."""
+        self.counts[bisect_left(self.metric.buckets, value)] += 1
+        self.sum += value
+
+
+class Stages:
+    """Seconds that target transactions spent in each stage, together."""
+
+    __slots__ = ("commit_s", "dependency_s", "execute_s", "queued_s", "turn_s")
+
+    def __init__(self) -> None:
+        """Start at 0."""
+        self.queued_s = self.dependency_s = self.execute_s = self.turn_s = self.commit_s = 0.0
+
+
+class TableFigures:
+    """What is counted of one table."""
+
+    __slots__ = ("rows", "transactions", "wait_s", "waits")
+
+    def __init__(self) -> None:
+        """Start at 0."""
+        self.rows = RowCounts()
+        self.transactions = 0
+        #: By kind of dependency.
+        self.waits: Counter[str] = Counter()
+        self.wait_s: defaultdict[str, float] = defaultdict(float)
+
+
+class Figures:
+    """Written by `runtime`: by the meter, the arbiter (conflicts) and the daemon (reconnects)."""
+
+    def __init__(self) -> None:
+        """Start at 0."""
+        self.tables: dict[str, TableFigures] = {}
+        #: Of barriers, which have no table.
+        self.barriers = TableFigures()
+        #: Tables whose figures changed since somebody took them, the oldest change first.
+        self.changed: dict[str, None] = {}
+        self.transactions: Counter[str] = Counter(dict.fromkeys(table.MODES, 0))
+        self.batches: Counter[str] = Counter(dict.fromkeys(table.MODES, 0))
+        self.change_bytes = 0
+        self.stages = Stages()
+        self.retries: Counter[str] = Counter()
+        #: By type, schema.table and outcome.
+        self.conflicts: Counter[tuple[str, str, str]] = Counter()
+        self.reconnects: Counter[str] = Counter(dict.fromkeys(table.ENDS, 0))
+        self.batch_transactions = Histogram(table.BATCH_TRANSACTIONS)
+        self.batch_changes = Histogram(table.BATCH_CHANGES)
+        self.batch_bytes = Histogram(table.BATCH_BYTES)
+        self.batch_seconds = Histogram(table.BATCH_SECONDS)
+
+    def table(self, name: str) -> TableFigures:
+        """Return the figures of a table, or those of all tables that came too late to have their own."""
+        self.changed[name] = None
+        found = self.tables.get(name)
+        if found is None:
+            if len(self.tables) >= table.TABLES_LIMIT:
+                name = table.OTHER_TABLES
+                del self.changed[next(reversed(self.changed))]
+            found = self.tables.setdefault(name, TableFigures())
+        return found
+
+    def histograms(self) -> tuple[Histogram, ...]:
+        """Return all histograms."""
+        return self.batch_transactions, self.batch_changes, self.batch_bytes, self.batch_seconds
+
+    def values(self) -> Values:
+        """Return all counters."""
+        stages = self.stages
+        values: Values = {
+            table.TRANSACTIONS: _by_one(self.transactions),
+            table.BATCHES: _by_one(self.batches),
+            table.CHANGE_BYTES: {(): self.change_bytes},
+            table.RETRIES: _by_one(self.retries),
+            table.CONFLICTS: {key: float(n) for key, n in self.conflicts.items()},
+            table.RECONNECTS: _by_one(self.reconnects),
+            table.STAGE_SECONDS: {(stage,): getattr(stages, f"{stage}_s") for stage in table.STAGES},
+            table.ROWS: {},
+            table.TABLE_TRANSACTIONS: {},
+            table.WAITS: {("", kind): n for kind, n in self.barriers.waits.items()},
+            table.WAIT_SECONDS: {("", kind): wait_s for kind, wait_s in self.barriers.wait_s.items()},
+        }
+        for name, figures in self.tables.items():
+            for operation in table.OPERATIONS:
+                values[table.ROWS][name, operation] = getattr(figures.rows, operation)
+            values[table.TABLE_TRANSACTIONS][name,] = figures.transactions
+            for kind, n in figures.waits.items():
+                values[table.WAITS][name, kind] = n
+                values[table.WAIT_SECONDS][name, kind] = figures.wait_s[kind]
+        return values
+
+
+def _by_one(counts: Mapping[str, float]) -> dict[tuple[str, ...], float]:
+    return {(key,): number for key, number in counts.items()}

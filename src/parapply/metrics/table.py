@@ -1,0 +1,174 @@
+"""Every metric: name, kind, labels, help. The one place for them; docs/METRICS.md is made from it.
+
+Names follow Prometheus' conventions (prometheus.io, "Metric and label naming"): base units, ``_total`` on counters. All
+carry the label ``slot`` besides their own. A name that was released never changes its meaning.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+
+class Metric(NamedTuple):
+    """One line of the table."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()  # upper bounds, of a histogram; +Inf comes by itself
+
+
+#: Tables that have series of their own, by each name; what comes beyond is counted under `OTHER_TABLES`.
+TABLES_LIMIT: Final = 1000
+OTHER_TABLES: Final = "(other)"
+
+#: Values of labels that are known beforehand: their series are there from the start, at 0.
+STATES: Final = ("starting", "running", "retrying", "reconnecting", "draining")
+WORKER_STATES: Final = ("idle", "executing", "streaming", "waiting", "committing", "retrying")
+STAGES: Final = ("queued", "dependency", "execute", "turn", "commit")
+OPERATIONS: Final = ("insert", "update", "delete", "truncate")
+MODES: Final = ("set", "rows", "large", "streamed", "spilled", "outcome")
+ENDS: Final = ("source", "target")
+POSITIONS: Final = ("source", "received", "highest", "lowest", "durable", "confirmed")
+
+_COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000)
+_BYTES = tuple(1024 * 4**power for power in range(8))
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60)
+
+INFO: Final = Metric("parapply_info", "gauge", "Always 1.", ("version", "commit_order"))
+STATE: Final = Metric("parapply_state", "gauge", "1 for the state the daemon is in, 0 for the others.", ("state",))
+READY: Final = Metric("parapply_ready", "gauge", "1 while changes are applied: what /healthz/ready answers with 200.")
+
+LAG_SECONDS: Final = Metric(
+    "parapply_lag_seconds",
+    "gauge",
+    "Age of the oldest change of the publisher that is not on the target yet, 0 if there is none. While an end is away "
+    "it grows with the clock.",
+)
+LAG_BYTES: Final = Metric("parapply_lag_bytes", "gauge", "WAL of the publisher beyond the watermark, as last heard.")
+LSN: Final = Metric(
+    "parapply_lsn_bytes",
+    "gauge",
+    "LSNs as numbers. source: end of the publisher's WAL as last heard. received: read from the stream. highest: the "
+    "newest commit on the target. lowest: the watermark, everything up to here is on the target. durable: and on its "
+    "disk. confirmed: told to the publisher.",
+    ("position",),
+)
+
+ROWS: Final = Metric(
+    "parapply_rows_total",
+    "counter",
+    "Rows applied, as the publisher sent them; truncate counts statements.",
+    ("table", "operation"),
+)
+TABLE_TRANSACTIONS: Final = Metric(
+    "parapply_table_transactions_total", "counter", "Target transactions that changed the table.", ("table",)
+)
+TRANSACTIONS: Final = Metric(
+    "parapply_transactions_total",
+    "counter",
+    "Source transactions applied. mode: set, rows (repeated row by row at the head), large (in pieces), streamed "
+    "(while in progress), spilled (kept on disk until its commit), outcome (of a prepared transaction).",
+    ("mode",),
+)
+BATCHES: Final = Metric(
+    "parapply_batches_total", "counter", "Target transactions committed; mode as in parapply_transactions_total.",
+    ("mode",),
+)  # fmt: skip
+CHANGE_BYTES: Final = Metric(
+    "parapply_change_bytes_total", "counter", "Bytes of the changes applied, as held in memory."
+)
+BATCH_TRANSACTIONS: Final = Metric(
+    "parapply_batch_transactions", "histogram", "Source transactions in a target transaction.", buckets=_COUNTS
+)
+BATCH_CHANGES: Final = Metric(
+    "parapply_batch_changes", "histogram", "Row changes in a target transaction.", buckets=_COUNTS
+)
+BATCH_BYTES: Final = Metric(
+    "parapply_batch_bytes", "histogram", "Bytes of changes in a target transaction.", buckets=_BYTES
+)
+BATCH_SECONDS: Final = Metric(
+    "parapply_batch_seconds",
+    "histogram",
+    "From the last byte of a target transaction's changes read to its COMMIT acknowledged; the daemon's clock.",
+    buckets=_SECONDS,
+)
+
+STAGE_SECONDS: Final = Metric(
+    "parapply_stage_seconds_total",
+    "counter",
+    "Where the time of target transactions went. queued: for a worker. dependency: for an earlier one to commit. "
+    "execute: statements. turn: for its place in the commit order, or for the holders of its late keys. commit: late "
+    "keys and COMMIT.",
+    ("stage",),
+)
+WAITS: Final = Metric(
+    "parapply_dependency_waits_total",
+    "counter",
+    "Target transactions that waited for an earlier one, whole or with their late keys. kind: key, unique, foreign "
+    "key, table, barrier. A barrier has no table.",
+    ("table", "kind"),
+)
+WAIT_SECONDS: Final = Metric(
+    "parapply_dependency_wait_seconds_total",
+    "counter",
+    "Seconds they waited before they could start.",
+    ("table", "kind"),
+)
+
+RETRIES: Final = Metric(
+    "parapply_retries_total",
+    "counter",
+    "Repetitions that target transactions needed before they committed. reason: SQLSTATE, row count, suspect, skip, "
+    "refused, or yield (it made room for an earlier one).",
+    ("reason",),
+)
+CONFLICTS: Final = Metric(
+    "parapply_conflicts_total",
+    "counter",
+    "Changes that met other rows than expected. type: as PostgreSQL 18 names it, or skipped. outcome: stopped, "
+    "skipped, kept_local, applied_remote.",
+    ("type", "table", "outcome"),
+)
+RECONNECTS: Final = Metric(
+    "parapply_reconnects_total", "counter", "Attempts to connect after an end was lost, by that end.", ("end",)
+)
+
+WORKERS: Final = Metric("parapply_workers", "gauge", "Workers by what they do; none while an end is away.", ("state",))
+QUEUE_BATCHES: Final = Metric("parapply_queue_batches", "gauge", "Target transactions in hand, not committed.")
+QUEUE_BYTES: Final = Metric("parapply_queue_bytes", "gauge", "Bytes of changes in memory, not committed.")
+QUEUE_LIMIT: Final = Metric("parapply_queue_limit_bytes", "gauge", "apply.memory_limit_bytes.")
+READING_PAUSED: Final = Metric(
+    "parapply_reading_paused", "gauge", "1 while nothing is read: memory or queue are full, or a copy is awaited."
+)
+STREAMS: Final = Metric("parapply_streams_open", "gauge", "Transactions in progress on the publisher, as far as sent.")
+SPILL_BYTES: Final = Metric("parapply_spill_bytes", "gauge", "Bytes of them on disk.")
+SPILL_LIMIT: Final = Metric("parapply_spill_limit_bytes", "gauge", "apply.spill_limit_bytes.")
+PREPARED: Final = Metric(
+    "parapply_prepared_transactions", "gauge", "Prepared on the target, waiting for their outcome."
+)
+APPLYLOG_DROPPED: Final = Metric(
+    "parapply_applylog_dropped_total", "counter", "Records of the apply log that were lost: disk full or too slow."
+)
+
+METRICS: Final = (
+    INFO, STATE, READY,
+    LAG_SECONDS, LAG_BYTES, LSN,
+    ROWS, TABLE_TRANSACTIONS, TRANSACTIONS, BATCHES, CHANGE_BYTES,
+    BATCH_TRANSACTIONS, BATCH_CHANGES, BATCH_BYTES, BATCH_SECONDS,
+    STAGE_SECONDS, WAITS, WAIT_SECONDS,
+    RETRIES, CONFLICTS, RECONNECTS,
+    WORKERS, QUEUE_BATCHES, QUEUE_BYTES, QUEUE_LIMIT, READING_PAUSED,
+    STREAMS, SPILL_BYTES, SPILL_LIMIT, PREPARED, APPLYLOG_DROPPED,
+)  # fmt: skip
+
+#: Of the process, as every Prometheus client names them; without the label slot. Linux only.
+PROCESS_METRICS: Final = (
+    Metric("process_resident_memory_bytes", "gauge", "Resident memory."),
+    Metric("process_virtual_memory_bytes", "gauge", "Virtual memory."),
+    Metric("process_cpu_seconds_total", "counter", "CPU time of the daemon, which is that of the leader."),
+    Metric("process_start_time_seconds", "gauge", "When it started, in seconds since 1970."),
+    Metric("process_open_fds", "gauge", "File descriptors in use."),
+    Metric("process_max_fds", "gauge", "File descriptors allowed."),
+)

@@ -1,0 +1,100 @@
+"""The table of metrics, what is counted into it, and the text that Prometheus reads; its own parser is the judge."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from parapply.metrics import table
+from parapply.metrics.document import document
+from parapply.metrics.exposition import exposition
+from parapply.metrics.figures import Figures, Histogram
+
+_ROOT = Path(__file__).parents[2]
+
+
+def _samples(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    families = text_string_to_metric_families(text.decode())
+    return {(one.name, tuple(sorted(one.labels.items()))): one.value for family in families for one in family.samples}
+
+
+def test_the_table_keeps_the_conventions() -> None:
+    """Names are unique, in base units; counters, and only they, end in _total; help is one line."""
+    names = [metric.name for metric in (*table.METRICS, *table.PROCESS_METRICS)]
+    assert len(names) == len(set(names))
+    for metric in table.METRICS:
+        assert re.fullmatch(r"parapply_[a-z_]+", metric.name)
+        assert metric.name.endswith("_total") == (metric.kind == "counter")
+        assert metric.help.endswith(".")
+        assert "\n" not in metric.help
+        assert "\\" not in metric.help
+        assert list(metric.buckets) == sorted(set(metric.buckets))
+        assert bool(metric.buckets) == (metric.kind == "histogram")
+        assert "slot" not in metric.labels
+    declared = [value for value in vars(table).values() if isinstance(value, table.Metric)]
+    assert set(declared) == set(table.METRICS)
+
+
+def test_the_page_is_made_from_the_table() -> None:
+    """docs/METRICS.md is what the table says now."""
+    assert (_ROOT / "docs" / "METRICS.md").read_text() == document()
+
+
+def test_every_figure_is_read_back() -> None:
+    """Counters, labels in their order, escaped names and histograms come out of Prometheus' parser as they went in."""
+    figures = Figures()
+    odd = 'public."a\\b\nc"'
+    for name, n in ((odd, 3), ("public.plain", 4)):
+        figures.table(name).rows.update += n
+        figures.table(name).transactions += 1
+    figures.table("public.plain").waits["foreign key"] += 2
+    figures.table("public.plain").wait_s["foreign key"] += 0.25
+    figures.barriers.waits["barrier"] += 1
+    figures.conflicts["update_missing", "public.plain", "skipped"] += 5
+    figures.retries["40P01"] += 1
+    for value in (1, 2, 3, 1e9):
+        figures.batch_transactions.observe(value)
+    found = _samples(exposition('sl"ot', figures.values(), figures.histograms()))
+
+    def at(name: str, **labels: str) -> float:
+        return found[name, tuple(sorted({"slot": 'sl"ot', **labels}.items()))]
+
+    assert at("parapply_rows_total", table=odd, operation="update") == 3
+    assert at("parapply_rows_total", table=odd, operation="insert") == 0
+    assert at("parapply_rows_total", table="public.plain", operation="update") == 4
+    assert at("parapply_dependency_waits_total", table="public.plain", kind="foreign key") == 2
+    assert at("parapply_dependency_wait_seconds_total", table="public.plain", kind="foreign key") == 0.25
+    assert at("parapply_dependency_waits_total", table="", kind="barrier") == 1
+    assert at("parapply_conflicts_total", type="update_missing", table="public.plain", outcome="skipped") == 5
+    assert at("parapply_retries_total", reason="40P01") == 1
+    assert at("parapply_transactions_total", mode="streamed") == 0
+    assert at("parapply_reconnects_total", end="target") == 0
+    counts = [at("parapply_batch_transactions_bucket", le=le) for le in ("1", "2", "5", "20000", "+Inf")]
+    assert counts == [1, 2, 3, 3, 4]
+    assert at("parapply_batch_transactions_count") == 4
+    assert at("parapply_batch_transactions_sum") == 1e9 + 6
+    assert found["process_open_fds", ()] > 2
+
+
+@pytest.mark.parametrize("metric", [metric for metric in table.METRICS if metric.kind == "histogram"])
+def test_a_bound_belongs_to_its_bucket(metric: table.Metric) -> None:
+    """A value equal to a bound counts there (le: less or equal), one above all bounds in +Inf."""
+    histogram = Histogram(metric)
+    for bound in metric.buckets:
+        histogram.observe(bound)
+    histogram.observe(math.nextafter(metric.buckets[-1], math.inf))
+    assert histogram.counts == [1] * (len(metric.buckets) + 1)
+
+
+def test_tables_are_bounded() -> None:
+    """Beyond the limit all further tables share one series, so a publisher that makes tables for ever costs nothing."""
+    figures = Figures()
+    for number in range(table.TABLES_LIMIT + 50):
+        figures.table(f"public.t{number}").rows.insert += 1
+    assert len(figures.tables) == table.TABLES_LIMIT + 1
+    assert figures.tables[table.OTHER_TABLES].rows.insert == 50
+    assert figures.tables["public.t7"].rows.insert == 1
