@@ -1,0 +1,171 @@
+"""The endpoint of a running daemon: what it counts, what its probes say, and that nothing disturbs it."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from parapply.metrics import table
+from tests.fixtures.endpoint import LISTEN, Endpoint
+from tests.fixtures.pair import Pair, pair
+from tests.fixtures.plain import FAST, closed, foreign_transaction
+
+__all__ = ["pair"]
+
+_WRONG_CONFIGURATION = 2
+_TABLES = 'CREATE TABLE item (id int PRIMARY KEY, v int); CREATE TABLE "odd \\ ""name" (id int PRIMARY KEY, v int);'
+_ODD = 'public.odd \\ "name'
+
+
+def test_what_is_applied_is_counted(pair: Pair) -> None:
+    """Rows by table and operation, transactions, sizes, positions, conflicts: exact, and the same for odd names."""
+    pair.create(_TABLES)
+    daemon = pair.start(workers=2, settings={**LISTEN, "conflict.update_missing": "skip"})
+    endpoint = Endpoint(daemon)
+    assert daemon.events_of("metrics_listening")[0]["host"] == "127.0.0.1"
+    pair.write(
+        "INSERT INTO item SELECT g, 0 FROM generate_series(1, 10) AS g",
+        "UPDATE item SET v = 1 WHERE id <= 4",
+        "DELETE FROM item WHERE id > 8",
+        'INSERT INTO "odd \\ ""name" VALUES (1, 1)',
+        'TRUNCATE "odd \\ ""name"',
+    )
+    pair.target.execute("SET session_replication_role = replica; SELECT 1")
+    daemon.wait_caught_up()
+    pair.target.execute("DELETE FROM item WHERE id = 5")
+    pair.write("UPDATE item SET v = 2 WHERE id = 5")
+    daemon.wait_caught_up()
+    endpoint.wait_until(lambda: endpoint.samples().get("parapply_lag_bytes", {}).get(()) == 0)
+    found = endpoint.samples()
+    rows = found["parapply_rows_total"]
+    assert {key: n for key, n in rows.items() if n} == {
+        ("insert", "public.item"): 10,
+        ("update", "public.item"): 5,
+        ("delete", "public.item"): 2,
+        ("insert", _ODD): 1,
+        ("truncate", _ODD): 1,
+    }
+    assert sum(found["parapply_transactions_total"].values()) >= 6
+    batches = sum(found["parapply_batches_total"].values())
+    assert found["parapply_batch_changes_count"][()] == batches > 0
+    assert found["parapply_batch_changes_sum"][()] == 19
+    assert found["parapply_batch_seconds_sum"][()] > 0
+    assert found["parapply_conflicts_total"] == {("skipped", "public.item", "update_missing"): 1}
+    assert sum(found["parapply_retries_total"].values()) >= 1
+    assert found["parapply_stage_seconds_total"][("execute",)] > 0
+    positions = found["parapply_lsn_bytes"]
+    assert {position for (position,) in positions} == set(table.POSITIONS)
+    assert positions["lowest",] >= positions["durable",] >= positions["confirmed",] > 0
+    assert found["parapply_workers"] == {(state,): 2.0 * (state == "idle") for state in table.WORKER_STATES}
+    assert found["parapply_state"] == {(state,): float(state == "running") for state in table.STATES}
+    assert found["process_resident_memory_bytes"][()] > 1e6
+    declared = {metric.name for metric in (*table.METRICS, *table.PROCESS_METRICS)}
+    assert {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in found} <= declared
+    daemon.stop()
+
+
+def test_a_worker_that_waits_is_seen(pair: Pair) -> None:
+    """While a foreign lock holds a batch up: queue, lag and the workers' states tell of it; it is ready all along."""
+    pair.create(_TABLES)
+    daemon = pair.start(workers=2, settings=LISTEN)
+    endpoint = Endpoint(daemon)
+    pair.write("INSERT INTO item VALUES (1, 0), (2, 0)")
+    daemon.wait_caught_up()
+    with foreign_transaction(pair.target, "SELECT FROM item WHERE id = 1 FOR UPDATE"):
+        pair.write("UPDATE item SET v = 1 WHERE id = 1", "UPDATE item SET v = 2 WHERE id = 1")
+        endpoint.wait_until(lambda: endpoint.samples().get("parapply_lag_seconds", {}).get((), 0) > 0)
+        endpoint.wait_until(lambda: endpoint.samples()["parapply_queue_batches"][()] >= 1)
+        found = endpoint.samples()
+        assert found["parapply_workers"]["idle",] < 2
+        assert found["parapply_queue_bytes"][()] > 0
+        assert endpoint.health()[0] == 200
+    daemon.wait_caught_up()
+    endpoint.wait_until(lambda: endpoint.samples()["parapply_lag_seconds"][()] == 0)
+    assert endpoint.samples()["parapply_queue_bytes"][()] == 0
+
+
+def test_the_endpoint_outlives_both_ends(pair: Pair) -> None:
+    """While an end is away it answers: live, not ready, with the reason; counters go on and the lag grows."""
+    pair.create(_TABLES)
+    daemon = pair.start(settings={**LISTEN, **FAST})
+    endpoint = Endpoint(daemon)
+    pair.write("INSERT INTO item VALUES (1, 0)")
+    daemon.wait_caught_up()
+    endpoint.wait_until(lambda: endpoint.samples()["parapply_rows_total"].get(("insert", "public.item")))
+    endpoint.wait_until(lambda: "parapply_lag_seconds" in endpoint.samples())
+    for end, database in (("target", pair.target), ("source", pair.source)):
+        with closed(database):
+            endpoint.wait_until(lambda: endpoint.health("/healthz/ready")[0] == 503)
+            endpoint.wait_until(lambda end=end: endpoint.samples()["parapply_reconnects_total"][end,] >= 2)  # type: ignore[misc]
+            status, report = endpoint.health("/healthz/ready")
+            assert (status, report["ready"], report["live"], report["state"]) == (503, False, True, "reconnecting")
+            assert end in report["reason"] or "publisher" in report["reason"]
+            assert endpoint.health("/healthz")[0] == 503
+            assert endpoint.health("/healthz/live")[0] == 200
+            found = endpoint.samples()
+            assert found["parapply_ready"][()] == 0
+            assert found["parapply_state"]["reconnecting",] == 1
+            assert found["parapply_rows_total"]["insert", "public.item"] == 1
+            assert "parapply_lag_seconds" in found
+        endpoint.wait_until(lambda: endpoint.health()[0] == 200)
+    pair.write("INSERT INTO item VALUES (2, 0)")
+    daemon.wait_caught_up()
+    assert endpoint.samples()["parapply_rows_total"]["insert", "public.item"] == 2
+
+
+def test_a_failing_transaction_is_not_ready(pair: Pair) -> None:
+    """With on_error = retry the daemon lives, is not ready, and says why; repaired, it is."""
+    pair.create(_TABLES)
+    daemon = pair.start(settings={**LISTEN, "apply.on_error": "retry"})
+    endpoint = Endpoint(daemon)
+    pair.target.execute("INSERT INTO item VALUES (1, 7)")
+    pair.write("INSERT INTO item VALUES (1, 0)")
+    endpoint.wait_until(lambda: endpoint.health()[1]["state"] == "retrying")
+    status, report = endpoint.health("/healthz/ready")
+    assert (status, report["ready"], report["live"]) == (503, False, True)
+    assert "insert_exists" in report["reason"]
+    assert endpoint.samples()["parapply_conflicts_total"] == {("stopped", "public.item", "insert_exists"): 1}
+    pair.target.execute("DELETE FROM item")
+    endpoint.wait_until(lambda: endpoint.health()[0] == 200)
+
+
+def test_a_port_that_is_taken(pair: Pair) -> None:
+    """One line that names the key and the address, exit 2; nothing was connected."""
+    pair.create(_TABLES)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        daemon = pair.start_only(settings={"metrics.listen": f"127.0.0.1:{port}"})
+        assert daemon.exit_code() == _WRONG_CONFIGURATION
+    told = [line for line in daemon.lines if line.startswith("parapply: ")]
+    assert len(told) == 1
+    assert f"metrics.listen: cannot listen on 127.0.0.1:{port}" in told[0]
+    assert not daemon.events_of("lease_taken")
+
+
+@pytest.fixture
+def endpoint(pair: Pair) -> Endpoint:
+    """The endpoint of a daemon that does nothing."""
+    pair.create(_TABLES)
+    return Endpoint(pair.start(settings=LISTEN))
+
+
+def test_what_is_no_request_harms_nobody(endpoint: Endpoint) -> None:
+    """Odd requests get their status or are dropped; who says nothing does not keep others from their answer."""
+    assert endpoint.get("/")[0] == 404
+    assert endpoint.get("/metrics/../etc")[0] == 404
+    assert endpoint.get("/metrics?name[]=x")[0] == 200
+    assert endpoint.raw(b"POST /metrics HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 405 ")
+    assert endpoint.raw(b"nonsense\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+    assert endpoint.raw(b"\xff\x00 \xfe HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 405 ")
+    assert endpoint.raw(b"GET /" + b"\xff" * 20 + b" HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 404 ")
+    head = endpoint.raw(b"HEAD /metrics HTTP/1.0\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert head.endswith(b"\r\n\r\n")
+    assert endpoint.raw(b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n") == b""
+    silent = [socket.create_connection(("127.0.0.1", endpoint.port)) for _ in range(8)]
+    try:
+        assert endpoint.get("/healthz")[0] == 200
+    finally:
+        for connection in silent:
+            connection.close()
