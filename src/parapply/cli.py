@@ -115,6 +115,7 @@ _LATER = {
     "bench": ("parapply.bench.command", "bench"),
     "conflicts": ("parapply.cli_conflicts", "conflicts"),
     "skip": ("parapply.cli_conflicts", "skip"),
+    "top": ("parapply.cli_top", "top"),
     "report": ("parapply.analysis.command", "report"),
     "synth-log": ("parapply.analysis.synth_command", "synth_log"),
 }
@@ -242,15 +243,14 @@ def run(*, until_lsn: int | None, takeover: bool, **options: Any) -> int:  # noq
 Examples:
   parapply status --config app.toml
   parapply status --config app.toml --watch
-  parapply status --config app.toml --json | jq .lag_bytes""",
+  parapply status --config app.toml --json | jq .lag_bytes
+  parapply status --config app.toml --json --watch | jq --unbuffered .lag_s""",
 )
 @_connection_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON object for programs.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for programs; with --watch one a line.")
 @click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
 def status(*, as_json: bool, watch: bool, **options: Any) -> None:  # noqa: ANN401  click's options
     """Show state, lag, watermark, workers and tables."""
-    if as_json and watch:
-        raise click.UsageError("--json and --watch exclude each other")
     config = _load(options, "source.publications")
     from parapply.runtime import status as screen  # noqa: PLC0415
 

@@ -19,7 +19,7 @@ from psycopg import sql
 from parapply.config import Config, load_config
 from parapply.errors import LeaseHeld, ParapplyError, SlotBusy, SourceRefused, TargetRefused
 from parapply.model import format_lsn, parse_lsn
-from parapply.runtime import operations, status
+from parapply.runtime import operations, reading, status
 from parapply.target import lease, settings, state
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def test_drop_refuses_while_used(pair: Pair) -> None:
             await lease.take_lease(conn, int(str(slot_id)), 0)
             with pytest.raises(LeaseHeld):
                 await asyncio.to_thread(operations.drop, pair.config, assume_yes=True)
-            report = await status.collect(pair.config)
+            report = await reading.collect(pair.config)
             assert report["is_daemon_connected"]
 
     asyncio.run(hold())
@@ -258,7 +258,7 @@ def test_a_reader_needs_only_select(pair: Pair) -> None:
         dsn = pair.target.dsn_with(user=role.as_string(None).strip('"'))
         config = changed(pair.config, "target", dsn=type(pair.config.target.dsn)(dsn))
         operations.wait(config, 0, 0)
-        assert asyncio.run(status.collect(config))["state"] == "stopped"
+        assert asyncio.run(reading.collect(config))["state"] == "stopped"
     finally:
         pair.target.execute(sql.SQL("DROP OWNED BY {r}; DROP ROLE {r}").format(r=role))
 

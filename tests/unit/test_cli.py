@@ -50,7 +50,8 @@ def test_version_names_what_matters_in_a_bug_report(capsys: pytest.CaptureFixtur
         ["run", *CONNECTED, "--until", "-1/0"],
         ["wait", "--lsn", "123"],
         ["wait", *CONNECTED],
-        ["status", *CONNECTED, "--json", "--watch"],
+        ["top", *CONNECTED, "--json"],
+        ["top", *CONNECTED, "--once", "--interval", "0"],
         ["demo", "--workers", "65"],
     ],
 )

@@ -92,6 +92,13 @@ class Figures:
             found = self.tables.setdefault(name, TableFigures())
         return found
 
+    def take_changed(self, limit: int) -> list[str]:
+        """Return names of tables whose figures have changed and were not taken since, the longest unseen first."""
+        names = list(self.changed)[:limit]
+        for name in names:
+            del self.changed[name]
+        return names
+
     def histograms(self) -> tuple[Histogram, ...]:
         """Return all histograms."""
         return self.batch_transactions, self.batch_changes, self.batch_bytes, self.batch_seconds

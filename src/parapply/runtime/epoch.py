@@ -190,6 +190,7 @@ class Epoch:
             tables=self._tables,
             arbiter=self._arbiter,
             foreign_waits=stall.foreign_waits,
+            figures=figures,
         )
         self._requests = Requests(
             config.target,

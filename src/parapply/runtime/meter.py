@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parapply.target.display import TableCounts
+
 if TYPE_CHECKING:
     from parapply.metrics.figures import Figures
     from parapply.runtime.job import Job
 
+#: Tables whose counts are written to the target in one look, so that thousands of them cost no more than that.
+_TABLES = 200
 #: Why a job was repeated that met no error: it had to roll back for an earlier one.
 _YIELDED = "yield"
 
@@ -44,3 +48,27 @@ def count(figures: Figures, job: Job) -> None:
         table.wait_s[wait.kind] += dependency_s
     if job.attempts > 1:
         figures.retries[job.error or _YIELDED] += job.attempts - 1
+
+
+def take_counts(figures: Figures) -> list[TableCounts]:
+    """Return the counts of tables that have changed since they were last taken, for the state schema; of many, some."""
+    counts = []
+    for name in figures.take_changed(_TABLES):
+        table = figures.tables.get(name)
+        if table is None:
+            continue
+        mostly = max(table.waits, key=lambda kind: table.waits[kind], default="")
+        counts.append(
+            TableCounts(
+                name=name,
+                transactions=table.transactions,
+                inserts=table.rows.insert,
+                updates=table.rows.update,
+                deletes=table.rows.delete,
+                truncates=table.rows.truncate,
+                waits=sum(table.waits.values()),
+                wait_s=sum(table.wait_s.values(), 0.0),
+                waits_mostly_for=mostly,
+            )
+        )
+    return counts

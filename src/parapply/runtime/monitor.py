@@ -8,13 +8,15 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from parapply.errors import SourceLost
+from parapply.runtime.meter import take_counts
 from parapply.source import slot
-from parapply.target import state
+from parapply.target import display, state
 from parapply.target.state import WorkerRow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from parapply.metrics.figures import Figures
     from parapply.runtime.arbiter import Arbiter
     from parapply.runtime.crew import Crew
     from parapply.runtime.desk import Desk
@@ -51,6 +53,7 @@ class Monitor:
         tables: Tables,
         arbiter: Arbiter,
         foreign_waits: Mapping[int, str],
+        figures: Figures,
     ) -> None:
         """Keep whom to look at; `foreign_waits` says what a worker waits for on the target, by its number."""
         self._source = source
@@ -64,6 +67,9 @@ class Monitor:
         self._tables = tables
         self._arbiter = arbiter
         self._foreign_waits = foreign_waits
+        self._figures = figures
+        # The rows that show them are made anew in each epoch.
+        figures.changed = dict.fromkeys(figures.tables)
         self._clock = asyncio.get_running_loop().time
         #: The publisher's positions not yet applied, each with the time it was first seen.
         self._seen: deque[tuple[int, float]] = deque()
@@ -117,6 +123,9 @@ class Monitor:
             await state.write_workers(conn, self._schema, self._slot_id, rows)
             if tables:
                 await state.write_tables(conn, self._schema, self._slot_id, tables)
+            counts = take_counts(self._figures)
+            if counts:
+                await display.write_counts(conn, self._schema, self._slot_id, counts)
 
     def _is_committing(self, end_lsn: int) -> bool:
         """Tell whether COMMIT was sent for the transaction that ends there."""

@@ -61,6 +61,20 @@ class TableRow(msgspec.Struct, frozen=True, kw_only=True):
     retries: int = 0
 
 
+class TableCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What was applied to one table since the daemon started, and who waited because of it; for people."""
+
+    name: str  # schema.table
+    transactions: int
+    inserts: int
+    updates: int
+    deletes: int
+    truncates: int
+    waits: int
+    wait_s: float
+    waits_mostly_for: str
+
+
 async def set_state(conn: Connection, schema: str, slot_id: int, state: str, reason: str = "") -> None:
     """Show what the daemon does and why, for example ("stopped", "SIGTERM").
 
@@ -153,6 +167,30 @@ async def write_tables(conn: Connection, schema: str, slot_id: int, tables: Sequ
         for t in tables
     ]
     await _write_all(conn, query, values, "writing how tables are applied")
+
+
+async def write_counts(conn: Connection, schema: str, slot_id: int, counts: Sequence[TableCounts]) -> None:
+    """Show what was applied to tables, as far as they have a row; those not named stay.
+
+    Raises:
+        TargetRefused: a privilege is missing.
+        TargetLost: the connection broke.
+    """
+    query = in_schema(
+        "UPDATE {s}.tables AS shown SET transactions = found.transactions, inserts = found.inserts,"
+        " updates = found.updates, deletes = found.deletes, truncates = found.truncates, waits = found.waits,"
+        " wait_s = found.wait_s, waits_mostly_for = found.waits_mostly_for,"
+        " counted_at = pg_catalog.clock_timestamp()"
+        " FROM ROWS FROM (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::bigint[]),"
+        " pg_catalog.unnest($4::bigint[]), pg_catalog.unnest($5::bigint[]), pg_catalog.unnest($6::bigint[]),"
+        " pg_catalog.unnest($7::bigint[]), pg_catalog.unnest($8::bigint[]), pg_catalog.unnest($9::float8[]),"
+        " pg_catalog.unnest($10::text[]))"
+        " AS found (name, transactions, inserts, updates, deletes, truncates, waits, wait_s, waits_mostly_for)"
+        " WHERE shown.slot_id = $1::int AND shown.schema_name || '.' || shown.table_name = found.name",
+        schema,
+    )
+    columns = [list(column) for column in zip(*map(msgspec.structs.astuple, counts), strict=True)]
+    await _write_all(conn, query, [(slot_id, *columns)], "writing what was applied to tables")
 
 
 async def _write_all(conn: Connection, query: sql.Composed, values: Sequence[tuple[Any, ...]], doing: str) -> None:

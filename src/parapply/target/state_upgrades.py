@@ -110,5 +110,22 @@ CREATE TABLE {s}.snapshots (
 
 _CONFLICTS = Upgrade(4, CONFLICTS, "DROP TABLE {s}.conflicts, {s}.skips;")
 
+_COUNTS = Upgrade(
+    5,
+    """
+ALTER TABLE {s}.tables
+    ADD COLUMN transactions bigint NOT NULL DEFAULT 0,
+    ADD COLUMN inserts bigint NOT NULL DEFAULT 0,
+    ADD COLUMN updates bigint NOT NULL DEFAULT 0,
+    ADD COLUMN deletes bigint NOT NULL DEFAULT 0,
+    ADD COLUMN truncates bigint NOT NULL DEFAULT 0,
+    ADD COLUMN waits bigint NOT NULL DEFAULT 0,
+    ADD COLUMN wait_s double precision NOT NULL DEFAULT 0,
+    ADD COLUMN waits_mostly_for text NOT NULL DEFAULT '',
+    ADD COLUMN counted_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp();
+""",
+    "",
+)
+
 #: In the order of their versions, without gaps.
-UPGRADES: Final = (_TWO_PHASE, _COPIES, _CONFLICTS)
+UPGRADES: Final = (_TWO_PHASE, _COPIES, _CONFLICTS, _COUNTS)

@@ -1,0 +1,91 @@
+"""The live screen in a terminal; the one place for Textual."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.app import App
+from textual.widgets import Footer, Static
+
+from parapply.errors import ParapplyError
+from parapply.top.layout import screen
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+
+    from parapply.runtime.reading import Reader
+    from parapply.top.history import History
+
+_ORDERS = ("rows", "waits", "name")
+
+
+class Top(App[None]):
+    """Looks once a second and shows it; ends with q."""
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = "Screen { background: ansi_default; } #screen { height: 1fr; padding: 0 1; }"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("q", "quit", "Quit"),
+        ("s", "sort", "Sort: rows, waits, name"),
+        ("space", "pause", "Pause"),
+    ]
+
+    def __init__(self, reader: Reader, history: History, interval_s: float) -> None:
+        """Show what is known.
+
+        Args:
+            reader: asked again and again.
+            history: with at least one look.
+            interval_s: between two looks.
+        """
+        super().__init__(ansi_color=True)
+        self._reader = reader
+        self._history = history
+        self._interval_s = interval_s
+        self._order = _ORDERS[0]
+        self._notice = ""
+        self._is_paused = False
+
+    def compose(self) -> ComposeResult:
+        """Yield the screen and the line of keys."""
+        yield Static(id="screen")
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        """Begin to look."""
+        self.run_worker(self._look(), name="look", exclusive=True)
+
+    def on_resize(self) -> None:
+        """Lay it out anew."""
+        self._show()
+
+    def action_sort(self) -> None:
+        """Put the tables into the next order."""
+        self._order = _ORDERS[(_ORDERS.index(self._order) + 1) % len(_ORDERS)]
+        self._show()
+
+    def action_pause(self) -> None:
+        """Stand still, or go on."""
+        self._is_paused = not self._is_paused
+        self._notice = "paused" if self._is_paused else ""
+        self._show()
+
+    async def _look(self) -> None:
+        while True:
+            if not self._is_paused:
+                try:
+                    self._history.add(await self._reader.read(), time.monotonic())
+                    self._notice = ""
+                except ParapplyError as error:
+                    # What was seen last stays: it is all that anybody knows.
+                    self._notice = error.line()
+                self._show()
+            await asyncio.sleep(self._interval_s)
+
+    def _show(self) -> None:
+        shown = self.query_one("#screen", Static)
+        size = self.size
+        shown.update(screen(self._history, size.width - 2, size.height - 1, self._order, self._notice))

@@ -1,0 +1,142 @@
+"""What several looks at a slot say together: rates, busy workers, the lag of the last minutes. Pure; reads no clock."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Any, Final, NamedTuple
+
+#: Seconds that rates are taken over: the daemon writes its counts about once a second.
+_WINDOW_S: Final = 10.0
+#: Seconds below which they say little: one of the daemon's writes more or less is too much of them.
+_SHORT_S: Final = 2.0
+#: Looks that tell how busy a worker is.
+_BUSY_LOOKS: Final = 30
+#: Looks that a course over time has room for, one a second.
+_COURSE: Final = 600
+
+
+class TableRate(NamedTuple):
+    """What happens to one table now."""
+
+    name: str
+    rows_s: float  # inserts, updates and deletes a second; as what follows
+    inserts_s: float
+    updates_s: float
+    deletes_s: float
+    waits_s: float  # target transactions that waited because of it
+    waits_for: str  # what for, most often
+    lane: str
+    is_alone: bool  # one batch at a time
+    n_rows: int  # since the daemon started
+
+    @property
+    def is_quiet(self) -> bool:
+        """Tell whether nothing happens to it."""
+        return not (self.rows_s or self.waits_s)
+
+
+class _Counts(NamedTuple):
+    at_s: float
+    counted_s: float  # when the daemon last wrote them, by the target's clock
+    transactions: int
+    tables: dict[str, dict[str, Any]]
+
+
+class History:
+    """Written by whoever looks, once a second."""
+
+    def __init__(self) -> None:
+        """Start without a look."""
+        self.report: dict[str, Any] = {}
+        self.lag_s: deque[float] = deque(maxlen=_COURSE)
+        self.rows_s: deque[float] = deque(maxlen=_COURSE)
+        self._counts: deque[_Counts] = deque()
+        self._states: deque[dict[int, str]] = deque(maxlen=_BUSY_LOOKS)
+        self._run = ""
+
+    def add(self, report: dict[str, Any], at_s: float) -> None:
+        """Take one look.
+
+        Args:
+            report: of `Reader.read`.
+            at_s: when, by any clock that only goes forwards.
+        """
+        if report["started_at"] != self._run:
+            # Another epoch of the daemon: some of its counts begin anew.
+            self._run = report["started_at"]
+            self._counts.clear()
+            self._states.clear()
+        self.report = report
+        tables = {f"{one['schema_name']}.{one['table_name']}": one for one in report["tables"]}
+        counted_s = max([one["counted_s"] for one in report["tables"]], default=0.0)
+        transactions = sum([one["transactions"] for one in report["workers"]])
+        self._counts.append(_Counts(at_s, counted_s, transactions, tables))
+        while at_s - self._counts[0].at_s > _WINDOW_S and len(self._counts) > 2:
+            self._counts.popleft()
+        self._states.append({one["worker"]: one["state"] for one in report["workers"]})
+        self.lag_s.append(_lag_s(report))
+        if at_s - self._counts[0].at_s >= _SHORT_S:
+            self.rows_s.append(sum([one.rows_s for one in self.tables()]))
+
+    @property
+    def transactions_s(self) -> float:
+        """Return source transactions a second."""
+        first, last = self._counts[0], self._counts[-1]
+        return max(0, last.transactions - first.transactions) / self._span_s(first.counted_s, last.counted_s)
+
+    def _span_s(self, first_s: float, last_s: float) -> float:
+        """Return the time between two writes of the daemon; not more than between our looks, after long silence."""
+        looked_s = max(self._counts[-1].at_s - self._counts[0].at_s, 1e-3)
+        return min(last_s - first_s, looked_s) if last_s > first_s else looked_s
+
+    def busy(self, worker: int) -> float:
+        """Return the share of looks at which a worker had something to do, from 0 to 1."""
+        states = [states[worker] for states in self._states if worker in states]
+        return sum([state != "idle" for state in states]) / len(states) if states else 0.0
+
+    def states(self) -> Counter[str]:
+        """Return how many workers are in which state."""
+        return Counter([one["state"] for one in self.report["workers"]])
+
+    def tables(self, order: str = "rows") -> list[TableRate]:
+        """Return all tables, those with the most of `order` (rows, waits or name) first."""
+        first, last = self._counts[0].tables, self._counts[-1].tables
+        rates = [self._rate(name, first.get(name, now), now) for name, now in last.items()]
+        if order == "name":
+            return sorted(rates, key=lambda one: one.name)
+        rank = {"rows": lambda one: (one.rows_s, one.n_rows), "waits": lambda one: (one.waits_s, one.rows_s)}[order]
+        return sorted(sorted(rates, key=lambda one: one.name), key=rank, reverse=True)
+
+    def _rate(self, name: str, before: dict[str, Any], now: dict[str, Any]) -> TableRate:
+        span_s = self._span_s(before["counted_s"], now["counted_s"])
+        inserts, updates, deletes, waits = (
+            max(0, now[key] - before[key]) / span_s for key in ("inserts", "updates", "deletes", "waits")
+        )
+        return TableRate(
+            name=name,
+            rows_s=inserts + updates + deletes,
+            inserts_s=inserts,
+            updates_s=updates,
+            deletes_s=deletes,
+            waits_s=waits,
+            waits_for=now["waits_mostly_for"],
+            lane=now["lane"],
+            is_alone=now["is_table_exclusive"],
+            n_rows=now["inserts"] + now["updates"] + now["deletes"],
+        )
+
+    def document(self) -> dict[str, Any]:
+        """Return the last look with what all of them say, for programs."""
+        return {
+            **self.report,
+            "transactions_s": round(self.transactions_s, 3),
+            "rows_s": round(sum([one.rows_s for one in self.tables()]), 3),
+            "busy": {str(one["worker"]): round(self.busy(one["worker"]), 3) for one in self.report["workers"]},
+            "rates": [one._asdict() for one in self.tables()],
+        }
+
+
+def _lag_s(report: dict[str, Any]) -> float:
+    """Return the lag; without a daemon it grows with the silence."""
+    lag_s = report["lag_s"] or 0.0
+    return float(lag_s if report["is_daemon_connected"] else lag_s + report["silent_s"])
