@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 #: Seconds between two looks of --watch.
 _REFRESH_S = 1.0
 
+#: Seconds without a word of the daemon, which writes once a second, that are worth telling.
+_SILENT_S = 5.0
+
 
 def show(config: Config, as_json: bool, watch: bool) -> None:  # noqa: FBT001  the command line passes them by position
     """Print the status once, or each second until Ctrl-C.
@@ -112,7 +115,8 @@ def _facts(report: dict[str, Any]) -> Table:
 def _daemon_line(report: dict[str, Any]) -> str:
     if report["is_daemon_connected"]:
         since = report["started_at"][:19]
-        return f"pid {report['pid']} on {report['host']}, version {report['version']}, since {since} UTC"
+        silent = "" if report["silent_s"] < _SILENT_S else f"; nothing heard for {duration(report['silent_s'])}"
+        return f"pid {report['pid']} on {report['host']}, version {report['version']}, since {since} UTC{silent}"
     return f"none runs; last update {report['updated_at'][:19]} UTC ({report['silent_s']:,.0f} s ago)"
 
 

@@ -9,6 +9,8 @@ from typing import Any, Final, NamedTuple
 _WINDOW_S: Final = 10.0
 #: Seconds below which they say little: one of the daemon's writes more or less is too much of them.
 _SHORT_S: Final = 2.0
+#: Seconds without a word of the daemon, which writes once a second, after which it stands still or is gone.
+_SILENT_S: Final = 5.0
 #: Looks that tell how busy a worker is.
 _BUSY_LOOKS: Final = 30
 #: Looks that a course over time has room for, one a second.
@@ -87,7 +89,8 @@ class History:
     def _span_s(self, first_s: float, last_s: float) -> float:
         """Return the time between two writes of the daemon; not more than between our looks, after long silence."""
         looked_s = max(self._counts[-1].at_s - self._counts[0].at_s, 1e-3)
-        return min(last_s - first_s, looked_s) if last_s > first_s else looked_s
+        written_s = last_s - first_s
+        return written_s if 0 < written_s < looked_s + _SHORT_S else looked_s
 
     def busy(self, worker: int) -> float:
         """Return the share of looks at which a worker had something to do, from 0 to 1."""
@@ -137,6 +140,10 @@ class History:
 
 
 def _lag_s(report: dict[str, Any]) -> float:
-    """Return the lag; without a daemon it grows with the silence."""
-    lag_s = report["lag_s"] or 0.0
-    return float(lag_s if report["is_daemon_connected"] else lag_s + report["silent_s"])
+    """Return the lag; it grows while the daemon is silent."""
+    return float((report["lag_s"] or 0.0) + (report["silent_s"] if is_silent(report) else 0.0))
+
+
+def is_silent(report: dict[str, Any]) -> bool:
+    """Tell whether what the daemon wrote last is too old to be the present."""
+    return bool(report["silent_s"] > _SILENT_S)

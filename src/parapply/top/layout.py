@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
 from parapply.runtime.status import duration
+from parapply.top.history import is_silent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,9 +35,12 @@ _STYLES: Final = {
 }
 #: Lanes in few letters; "alone" is one batch at a time.
 _LANES: Final = {"set-based": "sets", "row by row": "rows"}
-#: Lines of a worker's table and of the tables' one that are no rows: heading and blank line.
-_HEADINGS: Final = 2
+#: Lines beside those of the head, of workers, tables and what is seldom: one more of the head, two blank, two headings.
+_OTHER_LINES: Final = 5
 _FEW_TABLES: Final = 3
+_NOTICE_LINES: Final = 4
+#: Columns of a worker's line before what it waits for.
+_BEFORE_WAITS: Final = 27
 
 
 def screen(history: History, width: int, height: int, order: str, notice: str = "") -> Group:
@@ -51,20 +55,26 @@ def screen(history: History, width: int, height: int, order: str, notice: str = 
     """
     head = _head(history, width)
     if notice:
-        head.append(Text(notice, style="bold red", no_wrap=True, overflow="ellipsis"))
+        # As long as it takes, within reason: the cause of a lost connection stands at the end.
+        lines = Text(notice, style="bold red").wrap(Console(width=width), width)
+        head += lines[:_NOTICE_LINES]
     seldom = _seldom(history.report)
     workers: Sequence[dict[str, Any]] = history.report["workers"]
     tables: Sequence[TableRate] = history.tables(order)
+    n_workers, wraps = len(workers), True
     if height:
-        left = height - len(head) - len(seldom) - 2 * _HEADINGS
-        n_tables = max(_FEW_TABLES, left - len(workers))
-        tables = tables[:n_tables]
-        workers = workers[: max(1, left - len(tables))]
-    parts: list[RenderableType] = [*head, Text(), _workers(history, workers), Text(), _tables(tables)]
-    n_hidden = len(history.report["workers"]) - len(workers)
-    if n_hidden:
-        parts.insert(-2, Text(f"   and {n_hidden} more workers", style="dim"))
-    return Group(*parts, *seldom)
+        left = height - len(head) - len(seldom) - _OTHER_LINES
+        if len(workers) + len(tables) > left:
+            # Few tables are hot, and every worker may wait for something: those have the larger part.
+            workers = workers[: max(left - min(len(tables), max(_FEW_TABLES, left // 3)), 1)]
+            left -= n_workers > len(workers)
+            tables = tables[: max(left - len(workers), 1)]
+        room = width - _BEFORE_WAITS
+        wraps = sum([max(0, len(_waits(one)) - 1) // room for one in workers]) <= left - len(workers) - len(tables)
+    parts: list[RenderableType] = [*head, Text(), _workers(history, workers, wraps=wraps)]
+    if n_workers > len(workers):
+        parts.append(Text(f"    and {n_workers - len(workers)} more", style="dim"))
+    return Group(*parts, Text(), _tables(tables), *seldom)
 
 
 def _head(history: History, width: int) -> list[RenderableType]:
@@ -75,22 +85,34 @@ def _head(history: History, width: int) -> list[RenderableType]:
         state.append(f"  {report['reason']}")
     else:
         state.append("no daemon runs", "bold red")
-        state.append(f", last update {duration(report['silent_s'])} ago")
+    if is_silent(report):
+        state.append(f"  nothing heard for {duration(report['silent_s'])}", "bold red")
     state.no_wrap, state.overflow = True, "ellipsis"
-    room = _COURSE + max(0, width - 80)
-    lag, rows = history.lag_s, history.rows_s
-    lag_bytes = "?" if report["lag_bytes"] is None else _bytes(report["lag_bytes"])
-    courses = Table.grid(padding=(0, 1), expand=False)
-    for justify in ("left", "right", "right", "left", "left"):
-        courses.add_column(justify=justify, no_wrap=True)
-    courses.columns[1].width, courses.columns[2].width, courses.columns[3].width = 9, 10, room
-    courses.add_row(
-        _dim("lag"), duration(lag[-1]), lag_bytes, Text(_course(lag, room), "yellow"), _dim(_most(lag, room, duration))
-    )
-    courses.add_row(
-        _dim("rows"), f"{sum([one.rows_s for one in history.tables()]):,.0f}/s", f"{history.transactions_s:,.0f} tx/s", Text(_course(rows, room), "green"),
-        _dim(_most(rows, room, lambda rate: f"{rate:,.0f}/s")),
-    )  # fmt: skip
+    return [state, _courses(history, max(8, _COURSE + width - 80)), _positions(report)]
+
+
+def _courses(history: History, room: int) -> Table:
+    """Return lag and rate as they are, and over time in some columns."""
+    report, lag, rows = history.report, history.lag_s, history.rows_s
+    table = Table.grid(padding=(0, 1), expand=False)
+    for justify, columns in (("left", 4), ("right", 9), ("right", 10), ("left", room), ("left", None)):
+        table.add_column(justify=justify, no_wrap=True, width=columns)  # type: ignore[arg-type]
+    behind = "?" if report["lag_bytes"] is None else _bytes(report["lag_bytes"])
+    lag_course = Text(_course(lag, room), "yellow")
+    table.add_row(_dim("lag"), duration(lag[-1]), behind, lag_course, _dim(_most(lag, room, duration)))
+    rows_now = _per_second(sum([one.rows_s for one in history.tables()]))
+    rows_course = Text(_course(rows, room), "green")
+    transactions = f"{history.transactions_s:,.0f} tx/s"
+    table.add_row(_dim("rows"), rows_now, transactions, rows_course, _dim(_most(rows, room, _per_second)))
+    return table
+
+
+def _per_second(rate: float) -> str:
+    return f"{rate:,.0f}/s"
+
+
+def _positions(report: dict[str, Any]) -> Text:
+    """Return up to where all is here; or that nobody knows how far the publisher is."""
     upto = Text.assemble(
         ("complete up to ", "dim"), report["lowest_remote_lsn"], ("  newest ", "dim"), report["highest_remote_lsn"],
         ("  order ", "dim"), report["commit_order"],
@@ -98,19 +120,30 @@ def _head(history: History, width: int) -> list[RenderableType]:
     if not report["source"]["is_reachable"]:
         upto = Text(f"publisher: {report['source']['error']}", style="bold red")
     upto.no_wrap, upto.overflow = True, "ellipsis"
-    return [state, courses, upto]
+    return upto
 
 
-def _workers(history: History, workers: Sequence[dict[str, Any]]) -> Table:
+def _workers(history: History, workers: Sequence[dict[str, Any]], *, wraps: bool) -> Table:
     table = _grid(
-        ("#", "right", 2), ("busy", "right", 4), ("state", "left", 10), ("for", "right", 6), ("waits for", "left", None)
+        ("#", "right", 2),
+        ("busy", "right", 4),
+        ("state", "left", 10),
+        ("for", "right", 6),
+        ("waits for", "left", None),
+        wraps=wraps,
     )
     for one in workers:
         state = Text(one["state"], style=_STYLES.get(one["state"], ""))
-        waits = Text(one["waits_for"] or "", no_wrap=True, overflow="ellipsis")
+        waits = Text(_waits(one), no_wrap=not wraps, overflow="fold" if wraps else "ellipsis")
         busy = f"{history.busy(one['worker']):.0%}"
         table.add_row(str(one["worker"]), busy, state, duration(one["since_s"]), waits)
     return table
+
+
+def _waits(worker: dict[str, Any]) -> str:
+    """Return what a worker waits for, in fewer words than the state table has."""
+    text = str(worker["waits_for"] or "")
+    return text.replace("its turn to commit, after", "turn, after").replace("; part of it for", "; partly")
 
 
 def _tables(tables: Sequence[TableRate]) -> Table:
@@ -180,8 +213,10 @@ def _dim(text: str) -> Text:
     return Text(text, style="dim")
 
 
-def _grid(*columns: tuple[str, Any, int | None]) -> Table:
+def _grid(*columns: tuple[str, Any, int | None], wraps: bool = False) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", expand=True)
     for name, justify, width in columns:
-        table.add_column(name, justify=justify, width=width, no_wrap=True, ratio=None if width else 1)
+        table.add_column(
+            name, justify=justify, width=width, no_wrap=bool(width) or not wraps, ratio=None if width else 1
+        )
     return table

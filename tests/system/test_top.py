@@ -1,0 +1,184 @@
+"""`parapply top` and `status --watch` beside a running daemon: as text, as JSON, and in a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from parapply import cli
+from tests.fixtures.pair import Pair, pair
+from tests.fixtures.plain import closed, foreign_transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.fixtures.daemon import RunCommand
+
+__all__ = ["pair"]
+
+_TABLES = (
+    "CREATE TABLE item (id int PRIMARY KEY, v int); CREATE TABLE evt (n int); ALTER TABLE evt REPLICA IDENTITY FULL;"
+)
+_TIMEOUT_S = 30.0
+_TARGET_REFUSED = 4
+_USAGE = 2
+
+
+class Terminal:
+    """A program in a terminal of 80 columns and 24 lines; what it wrote is kept as text."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        """Start it."""
+        self._fd, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        environ = {**os.environ, "TERM": "xterm-256color"}
+        environ.pop("COLUMNS", None)
+        environ.pop("LINES", None)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "parapply", *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environ
+        )
+        os.close(theirs)
+        self._text = b""
+
+    def wait_for(self, text: str) -> None:
+        """Return once it has written a text, after this call.
+
+        Raises:
+            AssertionError: it did not, or it ended.
+        """
+        self._text = b""
+        deadline_s = time.monotonic() + _TIMEOUT_S
+        while text.encode() not in self._text:
+            left_s = deadline_s - time.monotonic()
+            assert left_s > 0, f"no {text!r}: {self._text[-3000:]!r}"
+            if select.select([self._fd], [], [], left_s)[0]:
+                try:
+                    self._text += os.read(self._fd, 65536)
+                except OSError as error:  # Linux's way of saying that nobody has the other end any more
+                    raise AssertionError(f"ended without {text!r}: {self._text[-3000:]!r}") from error
+
+    def press(self, keys: str) -> None:
+        """Type."""
+        os.write(self._fd, keys.encode())
+
+    def interrupt(self) -> None:
+        """Send what a terminal sends at Ctrl-C to the program that it belongs to."""
+        self._process.send_signal(signal.SIGINT)
+
+    def exit_code(self) -> int:
+        """Wait for its end, reading what it still says."""
+        deadline_s = time.monotonic() + _TIMEOUT_S
+        while self._process.poll() is None:
+            assert time.monotonic() < deadline_s, f"it does not end: {self._text[-3000:]!r}"
+            if select.select([self._fd], [], [], 0.05)[0]:
+                try:
+                    self._text += os.read(self._fd, 65536)
+                except OSError:
+                    break
+        return self._process.wait(_TIMEOUT_S)
+
+    def close(self) -> None:
+        """End it, if it has not ended."""
+        self._process.kill()
+        self._process.wait()
+        os.close(self._fd)
+
+
+@contextmanager
+def terminal(pair: Pair, *arguments: str) -> Iterator[Terminal]:
+    """Run a command of a pair's route in a terminal."""
+    command, *rest = arguments
+    shown = Terminal([command, *pair.route.arguments(), *rest])
+    try:
+        yield shown
+    finally:
+        shown.close()
+
+
+def test_once(pair: Pair, run_command: RunCommand) -> None:
+    """What was applied is in the state tables within seconds, and on the screen: rows, tables, workers, who waits."""
+    pair.create(_TABLES)
+    daemon = pair.start(workers=2)
+    pair.write("INSERT INTO item SELECT g, 0 FROM generate_series(1, 30) AS g", "INSERT INTO evt VALUES (1), (2)")
+    daemon.wait_caught_up()
+    pair.target.wait_until("SELECT sum(inserts) = 32 FROM parapply.tables")
+    with foreign_transaction(pair.target, "SELECT FROM item WHERE id = 1 FOR UPDATE"):
+        pair.write("UPDATE item SET v = 1 WHERE id = 1", "UPDATE item SET v = 2 WHERE id = 1", "DELETE FROM evt")
+        pair.target.wait_until("SELECT count(*) > 0 FROM parapply.workers WHERE waits_for LIKE '%lock%'")
+        done = run_command(pair.route, "top", "--once", environ={"COLUMNS": "80"})
+        assert done.returncode == 0, done.stderr
+        assert max(map(len, done.stdout.splitlines())) <= 80
+        assert f"slot {pair.route.slot}  running" in done.stdout
+        assert "a lock held by pid" in done.stdout
+        found = json.loads(run_command(pair.route, "top", "--once", "--json").stdout)
+        assert {one["name"]: one["n_rows"] for one in found["rates"]} == {"public.item": 30, "public.evt": 2}
+        assert max(found["busy"].values()) == 1
+        assert found["lag_s"] > 0
+    daemon.wait_caught_up()
+    pair.target.wait_until("SELECT sum(updates) = 2 AND sum(deletes) = 2 FROM parapply.tables")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("textual") is None, reason="the extra top is not installed")
+def test_in_a_terminal(pair: Pair) -> None:
+    """It shows the slot, sorts and pauses by key, outlives a target that goes away for a while, and ends with q."""
+    pair.create(_TABLES)
+    daemon = pair.start()
+    pair.write("INSERT INTO item VALUES (1, 0)")
+    daemon.wait_caught_up()
+    with terminal(pair, "top", "--interval", "0.2") as shown:
+        shown.wait_for("item")
+        shown.press("s")
+        shown.press(" ")
+        shown.wait_for("paused")
+        shown.press(" ")
+        with closed(pair.target):
+            shown.wait_for("accepting")
+        shown.wait_for("running")
+        shown.press("q")
+        assert shown.exit_code() == 0
+
+
+def test_status_watch_in_a_terminal(pair: Pair) -> None:
+    """`status --watch` outlives a target that goes away for a while, and ends with Ctrl-C."""
+    pair.create(_TABLES)
+    pair.start().wait_caught_up()
+    with terminal(pair, "status", "--watch") as shown:
+        shown.wait_for("complete up to")
+        with closed(pair.target):
+            shown.wait_for("accepting")
+        shown.wait_for("running")
+        shown.interrupt()
+        assert shown.exit_code() == 130
+
+
+def test_what_cannot_be_shown_is_one_line(pair: Pair, run_command: RunCommand) -> None:
+    """A slot that nobody knows is exit 4; no terminal is exit 2 and says --once."""
+    done = run_command(pair.route, "top", "--once")
+    assert (done.returncode, done.stderr.count("\n")) == (_TARGET_REFUSED, 1)
+    done = run_command(pair.route, "top")
+    assert done.returncode == _USAGE
+    assert "--once" in done.stderr
+
+
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where Textual is not installed one line says how to get it, and what works without."""
+    monkeypatch.setattr("parapply.cli_top.find_spec", lambda _name: None)
+    assert cli.main(["top", "--target", "host=x", "--slot", "s"]) == _USAGE
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "pip install 'parapply[top]'" in err
+    assert "--once" in err
