@@ -117,7 +117,7 @@ def _daemon_line(report: dict[str, Any]) -> str:
         since = report["started_at"][:19]
         silent = "" if report["silent_s"] < _SILENT_S else f"; nothing heard for {duration(report['silent_s'])}"
         return f"pid {report['pid']} on {report['host']}, version {report['version']}, since {since} UTC{silent}"
-    return f"none runs; last update {report['updated_at'][:19]} UTC ({report['silent_s']:,.0f} s ago)"
+    return f"none runs; nothing was updated since {report['updated_at'][:19]} UTC ({report['silent_s']:,.0f} s)"
 
 
 def _source_line(source: dict[str, Any]) -> str:
