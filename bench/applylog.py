@@ -1,6 +1,6 @@
 """`python -m bench.applylog`: what the apply log costs, and how good its what-if is.
 
-`cost` drains one backlog without the log and with each detail, in turn. `what-if` drains one backlog with 1, 2 and 4
+`cost` drains one backlog without the log and with each detail, in turn. `what-if` drains one backlog with 1, 2, 4 and 8
 workers, predicts from the records of the run with one worker how long the others take, and compares: from the start of
 the first batch to the last commit, both as the records have it.
 """
@@ -43,7 +43,7 @@ _RESULTS: Final = Path(__file__).parent / "results"
 _SLOT: Final = "backlog"
 _TURN: Final = "turn"
 _ORDERS: Final = ("preserve", "relaxed")
-_WORKERS: Final = (1, 2, 4)
+_WORKERS: Final = (1, 2, 4, 8)
 _OFF: Final = "off"
 
 
@@ -193,8 +193,8 @@ def compare(workload: str, transactions: int, delay_ms: float, settings: tuple[s
         first = next(each for each in found if each.order == one.order)
         click.echo(
             f"| {workload}, {delay_ms:g} ms | {one.order} | {one.workers} | {one.measured_s:.2f} |"
-            f" {one.predicted_s:.2f} | {first.measured_s / one.measured_s:.2f} |"
-            f" {first.predicted_s / one.predicted_s:.2f} | {first.free_s / one.free_s:.2f} | {one.limit} |"
+            f" {one.predicted_s:.2f} | {one.predicted_s / one.measured_s - 1:+.0%} |"
+            f" {first.measured_s / one.measured_s:.2f} | {first.predicted_s / one.predicted_s:.2f} | {one.limit} |"
         )
     content = {"workload": workload, "transactions": transactions, "delay_ms": delay_ms, "settings": settings}
     _write(f"whatif-{workload}", {**content, "facts": facts, "turns": [asdict(one) for one in found]})

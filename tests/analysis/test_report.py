@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -18,12 +19,15 @@ import pytest
 from parapply.analysis import follow
 from parapply.analysis.compute import QUERIES, _what_if_tables
 from parapply.analysis.figures import FIGURES
-from parapply.analysis.job import Request, convert, make_report
+from parapply.analysis.job import Request, convert, make_report, show
 from parapply.analysis.lines import as_records, read_lines
 from parapply.analysis.progress import Silent
+from parapply.analysis.queries_time import WHAT_IF_RUNS
 from parapply.analysis.storage import Storage
 from parapply.analysis.store import SUFFIX, Store
+from parapply.analysis.units import round_trip_s
 from parapply.analysis.views import Scope, make_views
+from parapply.applylog_schema import BatchRecord, read_record
 from parapply.errors import ReportRefused
 from parapply.model import parse_lsn
 from parapply.wire.decode import decode
@@ -255,14 +259,21 @@ def test_the_same_log_in_two_folders_is_refused(spark: SparkSession, tmp_path: P
 def test_following_counts_each_record_once(spark: SparkSession, tmp_path: Path) -> None:
     """A stream that is stopped and started between files, or has lost its checkpoint, counts each record once.
 
-    So it does beside a report that converts files meanwhile.
+    So it does beside a report that converts files meanwhile. Figures can be made in the stream's own session.
     """
     log = tmp_path / "log"
-    request = Request(log=str(log), out=str(tmp_path / "out"))
+    request = Request(log=str(log), out=str(tmp_path / "out"), what_if_transactions=0)
     loaded: list[int] = []
+    batches: list[int] = []
+
+    def on_load(session: SparkSession, new_files: int) -> None:
+        loaded.append(new_files)
+        if not batches:
+            outcome = show(session, request, Silent(), new_files=new_files)
+            batches.append(outcome.tables["summary"][0]["batches"])
 
     def follow_all() -> None:
-        query = follow.start(spark, request, None, lambda _, new_files: loaded.append(new_files))
+        query = follow.start(spark, request, None, on_load)
         query.awaitTermination()
 
     write(log, "apply-1.jsonl", [batch(1), batch(2)])
@@ -275,7 +286,7 @@ def test_following_counts_each_record_once(spark: SparkSession, tmp_path: Path) 
     shutil.rmtree(tmp_path / "out" / "checkpoint")
     write(log, "apply-4.jsonl", [batch(5)])
     follow_all()
-    assert loaded == [1, 1, 1]
+    assert (loaded, batches) == ([1, 1, 1], [2])
     assert _counts(spark, request) == (5, 1)
     assert convert(spark, request, Silent()) == 0
 
@@ -293,19 +304,33 @@ def route(source_db: Database, target_db: Database, init_route: Callable[[Route]
 def test_a_real_run_is_what_both_servers_say(
     spark: SparkSession, route: Route, start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """Transactions, rows by table and operation and LSNs equal what the publisher sent and progress shows."""
+    """Transactions, rows and LSNs equal what the publisher sent and progress shows; conflicts those of the history."""
     settings = {"applylog.directory": str(tmp_path / "log"), "applylog.detail": "transaction"}
-    daemon = start_daemon(route, settings=settings)
+    skip = {f"conflict.{kind}": "skip" for kind in ("insert_exists", "update_missing")}
+    # In the way of the fifth transaction, and of two rows of the others.
+    route.target.execute("INSERT INTO item VALUES (5, -1); INSERT INTO evt VALUES (7), (-70)")
+    daemon = start_daemon(route, settings={**settings, **skip})
     route.source.execute(
         "DO $$ BEGIN FOR i IN 1..200 LOOP INSERT INTO item VALUES (i, 0); INSERT INTO evt VALUES (i), (-i);"
         " UPDATE item SET v = i WHERE id IN (i, i - 1); IF i % 10 = 0 THEN DELETE FROM evt WHERE n = -i; END IF;"
         " COMMIT; END LOOP; END $$"
     )
     daemon.wait_caught_up()
+    route.target.execute("DELETE FROM item WHERE id = 1")
+    route.source.execute("UPDATE item SET v = 0 WHERE id = 1")
+    daemon.wait_caught_up()
     daemon.stop()
     outcome = make_report(spark, Request(log=str(tmp_path / "log"), out=str(tmp_path / "out")), Silent())
     (summary,) = outcome.tables["summary"]
-    assert (summary["transactions"], summary["transaction_records"], summary["conflicts"]) == (200, 200, 0)
+    assert (summary["transactions"], summary["transaction_records"], summary["conflicts"]) == (201, 201, 4)
+    kept = route.target.rows(
+        "SELECT conflict_type, schema_name || '.' || table_name, policy, outcome, count(*) FROM parapply.conflicts"
+        " GROUP BY 1, 2, 3, 4"
+    )
+    found: Counter[tuple[Any, ...]] = Counter()
+    for *name, n_conflicts in _rows(outcome, "conflicts", "type", "table", "policy", "outcome", "conflicts"):
+        found[tuple(name)] += n_conflicts
+    assert found == {tuple(name): n_conflicts for *name, n_conflicts in kept}
     sent = route.source.rows(
         "SELECT data FROM pg_logical_slot_get_binary_changes('observer_' || current_database(), NULL, NULL,"
         " 'proto_version', '1', 'publication_names', 'pub')"
@@ -329,7 +354,11 @@ def test_a_real_run_is_what_both_servers_say(
     )
     assert sums == {table: counts for table, *counts in counted}
     assert _rows(outcome, "transaction_dependencies", "table", "kind")[0] == ("public.item", "key")
-    assert {row["units"] for row in outcome.tables["what_if"] if row["unit"] == "transaction"} == {200}
+    assert {row["units"] for row in outcome.tables["what_if"] if row["unit"] == "transaction"} == {201}
+    records = [read_record(line) for path in (tmp_path / "log").iterdir() for line in path.read_bytes().splitlines()]
+    batches = [record for record in records if isinstance(record, BatchRecord)]
+    floor_s = round_trip_s((one.execute_s, one.commit_s, one.is_one_flight) for one in batches)
+    assert [row["shortest_s"] for row in spark.sql(WHAT_IF_RUNS).collect()] == [floor_s]
     assert outcome.bad_lines == 0
 
 

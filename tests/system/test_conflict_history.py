@@ -151,18 +151,21 @@ def test_what_goes_on_while_a_transaction_is_retried(pair: Pair, order: str) -> 
     daemon.stop()
 
 
-def test_conflicts_inside_a_large_transaction(pair: Pair) -> None:
+def test_conflicts_inside_a_large_transaction(pair: Pair, tmp_path: Path) -> None:
     """A transaction of several pieces is settled like any other, and its conflicts have its end LSN (T-46)."""
     pair.create(_TABLE)
     pair.target.execute("INSERT INTO t VALUES (3, 'local'), (1300, 'local')")
     pair.write_one("INSERT INTO t SELECT n, repeat('x', 15000) FROM generate_series(1, 1400) AS n")
     pair.write("INSERT INTO t VALUES (2000, 'after')")
-    pair.drain(settings=_KEEP_LOCAL)
+    pair.drain(settings={**_KEEP_LOCAL, "applylog.directory": str(tmp_path), "applylog.detail": "transaction"})
     assert pair.target.rows("SELECT id FROM t WHERE v = 'local' ORDER BY id") == [(3,), (1300,)]
     assert pair.target.rows("SELECT count(*) FROM t") == [(1401,)]
     is_end = "remote_lsn < (SELECT lowest_remote_lsn FROM parapply.progress)"
     found = f"SELECT change_no, outcome, {is_end} FROM parapply.conflicts ORDER BY 1"
     assert pair.target.rows(found) == [(3, "kept_local", True), (1300, "kept_local", True)]
+    records = [json.loads(line) for path in tmp_path.glob("*.jsonl") for line in path.read_text().splitlines()]
+    of_transactions = [len(record["conflicts"]) for record in records if record["record"] == "transaction"]
+    assert of_transactions == [2, 0]
 
 
 def test_t47_counters_and_commands(pair: Pair, run_command: RunCommand, tmp_path: Path) -> None:
@@ -171,7 +174,7 @@ def test_t47_counters_and_commands(pair: Pair, run_command: RunCommand, tmp_path
     pair.target.execute(f"DELETE FROM t; INSERT INTO t VALUES (7, '{SECRET}')")
     pair.write("UPDATE t SET v = 'remote' WHERE id = 1", "DELETE FROM t WHERE id = 2", "INSERT INTO t VALUES (7, 'x')")
     skip = {f"conflict.{kind}": "skip" for kind in ("update_missing", "delete_missing", "insert_exists")}
-    pair.drain(settings={**skip, "applylog.directory": str(tmp_path)})
+    pair.drain(settings={**skip, "applylog.directory": str(tmp_path), "applylog.detail": "transaction"})
     kinds = ["update_missing", "delete_missing", "insert_exists"]
 
     status = json.loads(run_command(pair.route, "status", "--json").stdout)["conflicts"]
@@ -179,8 +182,11 @@ def test_t47_counters_and_commands(pair: Pair, run_command: RunCommand, tmp_path
         (kind, "public.t", "skipped", 1) for kind in sorted(kinds)
     ]
     records = [json.loads(line) for path in tmp_path.glob("*.jsonl") for line in path.read_text().splitlines()]
-    assert [one for record in records for one in record["conflicts"]] == [
-        {"type": kind, "table": "public.t", "policy": "skip", "outcome": "skipped"} for kind in kinds
+    settled = [{"type": kind, "table": "public.t", "policy": "skip", "outcome": "skipped"} for kind in kinds]
+    of_batches = [record["conflicts"] for record in records if record["record"] == "batch"]
+    assert [one for conflicts in of_batches for one in conflicts] == settled
+    assert [record["conflicts"] for record in records if record["record"] == "transaction"] == [
+        [one] for one in settled
     ]
 
     def listed(*filters: str) -> list[dict[str, object]]:

@@ -92,10 +92,12 @@ def _what_if_tables(spark: SparkSession, limit: int) -> Tables:
         seen.add(run["slot"])
         arguments = {"slot": run["slot"], "run": run["run"], "after_seq": run["last_seq"] - limit}
         for unit, units_of in _UNITS.items():
+            # Merged at will, transactions share their flights.
+            floor_s = run["shortest_s"] if unit == "batch" else 0.0
             # Streamed, sorted by Spark: this process keeps the replay's window only.
             rows = spark.sql(queries_time.WHAT_IF_ROWS, args=arguments).toLocalIterator()
             try:
-                result = what_if(units_of(Row(*row) for row in rows), late_floor_s=run["shortest_s"])
+                result = what_if(units_of(Row(*row) for row in rows), late_floor_s=floor_s, commit_floor_s=floor_s)
             except ValueError as error:
                 raise ReportRefused(
                     f"Transactions of slot {run['slot']} are in the log twice: {error}.",

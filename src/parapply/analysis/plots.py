@@ -103,20 +103,31 @@ def bars(name: str, labels: list[str], values: Iterable[float], color: str, **mo
 
 
 def stacked_lines(
-    rows: Rows, times: list[datetime], key: str, value: Callable[[dict[str, Any]], float], interval_s: int
+    rows: Rows,
+    times: list[datetime],
+    key: str,
+    value: Callable[[dict[str, Any]], float],
+    interval_s: int,
 ) -> list[dict[str, Any]]:
-    """Return areas on top of each other, one for each of the greatest values of a column and one for all others."""
+    """Return areas on top of each other, one for each of the greatest values of a column and one for all others.
+
+    Numbers stand in their order, with the column's name; names by how much they are of the whole.
+    """
     totals: dict[str, float] = {}
     for row in rows:
         totals[str(row[key])] = totals.get(str(row[key]), 0.0) + value(row)
     order = sorted(totals, key=lambda name: (-totals[name], name))
     shown = order[: _MOST_LINES if len(order) > _MOST_LINES + 1 else _MOST_LINES + 1]
+    is_numbered = all(isinstance(row[key], int) for row in rows)
+    if is_numbered:
+        shown.sort(key=int)
     traces = []
     for name, color in zip([*shown, None], [*_MANY[: len(shown)], GREY], strict=True):
         mine = [row for row in rows if (str(row[key]) == name if name is not None else str(row[key]) not in shown)]
         if mine:
             values = [one / interval_s for one in series(mine, times, value)]
-            trace = line("all others" if name is None else name, times, map(_short, values), color, stackgroup="all")
+            label = "all others" if name is None else f"{key} {name}" if is_numbered else name
+            trace = line(label, times, map(_short, values), color, stackgroup="all")
             traces.append({**trace, "mode": "lines", "line": {"color": color, "width": 1}})
     return traces
 

@@ -288,13 +288,7 @@ def _workers(tables: Tables, interval_s: int) -> Section:
             Plot(
                 title="Transactions a second by worker",
                 caption="On top of each other; the upper edge is all transactions.",
-                data=plots.stacked_lines(
-                    [{**row, "worker": f"worker {row['worker']}"} for row in rows],
-                    times,
-                    "worker",
-                    lambda row: row["transactions"],
-                    interval_s,
-                ),
+                data=plots.stacked_lines(rows, times, "worker", lambda row: row["transactions"], interval_s),
                 layout={"yaxis": {"rangemode": "tozero"}},
             ),
         ],

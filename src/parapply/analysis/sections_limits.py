@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from parapply.analysis import plots, words
 from parapply.analysis.plots import Plot, bar_height, bars
@@ -74,7 +74,8 @@ def trouble(tables: Tables, interval_s: int) -> Section:
                 title="Repeated batches",
                 caption="In each interval. Most are dependencies that could not be foreseen; they cost time, no rows.",
                 data=[plots.columns(times, repeated, plots.ORANGE)],
-                layout={"yaxis": {"rangemode": "tozero"}, "showlegend": False},
+                # Of a few there is no half.
+                layout={"yaxis": {"rangemode": "tozero", "dtick": max(1, max(repeated) // 5)}, "showlegend": False},
             )
         )
     n_transactions = max(sum(row["transactions"] for row in tables["summary"]), 1)
@@ -148,7 +149,18 @@ def more_workers(tables: Tables) -> Section:
 
 
 def _speed_up(rows: Rows) -> Plot:
-    traces = []
+    counts = sorted({row["workers"] for row in rows if row["workers"]})
+    traces: list[dict[str, Any]] = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "every worker adds its own speed",
+            "x": counts,
+            "y": counts,
+            "hoverinfo": "skip",
+            "line": {"color": plots.GREY, "width": 1},
+        }
+    ]
     for order, order_words, color in _ORDERS:
         for unit, unit_words, dash in _UNITS:
             mine = [row for row in rows if (row["unit"], row["commit_order"]) == (unit, order) and row["workers"]]
@@ -157,7 +169,7 @@ def _speed_up(rows: Rows) -> Plot:
                     "type": "scatter",
                     "mode": "lines+markers",
                     "name": f"{order_words}, {unit_words}",
-                    "x": [str(row["workers"]) for row in mine],
+                    "x": [row["workers"] for row in mine],
                     "y": [row["speed_up"] for row in mine],
                     "text": [plots.text(row["limit"]) for row in mine],
                     "hovertemplate": "%{x} workers: %{y:.2f} times as fast<br>limit: %{text}<extra></extra>",
@@ -167,14 +179,17 @@ def _speed_up(rows: Rows) -> Plot:
             )
     return Plot(
         title="Attainable speed-up",
-        caption="Against one worker that does one unit after the other. Point at a mark to see what limits it.",
+        caption=(
+            "Times as fast as one worker that does one unit after the other; both scales double from line to line. "
+            "Point at a mark to see what limits it."
+        ),
         data=traces,
         layout={
-            "xaxis": {"type": "category", "title": {"text": "workers"}},
-            "yaxis": {"rangemode": "tozero", "ticksuffix": "x"},
-            "legend": {"orientation": "h", "y": -0.3},
+            "xaxis": {"type": "log", "tickvals": counts, "title": {"text": "workers"}},
+            "yaxis": {"type": "log", "tickvals": counts, "ticktext": [f"{count}x" for count in counts]},
+            "legend": {"orientation": "h", "y": -0.22, "yanchor": "top", "x": 0},
         },
-        height=380,
+        height=420,
     )
 
 
@@ -189,4 +204,4 @@ def _path(path: Rows, order_words: str) -> Plot:
 
 
 def _size_class(at_least: int) -> str:
-    return str(at_least) if at_least == 1 else f"{at_least} to {2 * at_least - 1}"
+    return str(at_least) if at_least == 1 else f"{at_least}\N{EN DASH}{2 * at_least - 1}"

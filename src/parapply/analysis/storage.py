@@ -58,12 +58,16 @@ class Storage:
             return []
         root = self.raw_path(folder).rstrip("/") + "/"
         found = []
-        listing = system.listFiles(path, True)
-        while listing.hasNext():
-            status = listing.next()
-            name = str(status.getPath().toUri().getRawPath()).removeprefix(root)
-            if name.endswith(suffix):
-                found.append(StoredFile(name=name, path=str(status.getPath()), size_bytes=int(status.getLen())))
+        folders = [path]
+        # Not listFiles(): it asks for permissions, too, and on a local disk that is a program started for each file.
+        while folders:
+            for status in system.listStatus(folders.pop()):
+                if status.isDirectory():
+                    folders.append(status.getPath())
+                    continue
+                name = str(status.getPath().toUri().getRawPath()).removeprefix(root)
+                if name.endswith(suffix):
+                    found.append(StoredFile(name=name, path=str(status.getPath()), size_bytes=int(status.getLen())))
         return sorted(found, key=lambda file: file.name)
 
     def read_text(self, text: str) -> str:

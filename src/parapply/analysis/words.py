@@ -82,9 +82,9 @@ def _throughput(over_time: Rows, interval_s: int) -> str:
     applied_s = len(over_time) * interval_s
     mean = sum(row["transactions"] for row in over_time) / applied_s
     return (
-        f"Something was committed in {number(len(over_time))} intervals of {duration(interval_s)}; in these, "
-        f"{number(mean)} transactions a second were applied on average, and {number(best['transactions_per_s'])} "
-        f"({number(best['rows_per_s'])} rows) in the best one."
+        f"{number(mean)} transactions a second were applied on average, counting only intervals in which something was "
+        f"committed ({number(len(over_time))} of {duration(interval_s)}); in the best one "
+        f"{number(best['transactions_per_s'])} a second ({number(best['rows_per_s'])} rows)."
     )
 
 
@@ -153,10 +153,17 @@ def _more_workers(what_if: Rows) -> str:
     if not rows:
         return ""
     texts = []
-    for order, words in (("preserve", "with the commit order kept"), ("relaxed", "relaxed")):
+    for order, order_words in (("preserve", "with the commit order kept"), ("relaxed", "relaxed")):
         four, most = rows.get((order, 4)), rows.get((order, 0))
         if four is None or most is None:
             continue
-        text = f"{words} 4 workers can be {four['speed_up']:.1f} times as fast as one and no number of them more than "
-        texts.append(text + f"{most['speed_up']:.1f} times (limit: {most['limit']})")
-    return f"By dependencies alone, {'; '.join(texts)}." if texts else ""
+        texts.append(
+            f"{order_words}, {times(four['speed_up'])} with 4 workers and {times(most['speed_up'])} with any number of "
+            f"them (limit: {most['limit']})"
+        )
+    return f"How much faster than one worker, by dependencies alone, at most: {'; '.join(texts)}." if texts else ""
+
+
+def times(factor: float) -> str:
+    """Return how many times as fast: ``2.7 times``, ``280 times``."""
+    return f"{factor:.1f} times" if factor < 10 else f"{factor:.0f} times"

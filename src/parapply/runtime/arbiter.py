@@ -121,7 +121,7 @@ class Arbiter:
             table = f"{conflict.schema}.{conflict.table}"
             self._counts[conflict.type.value, table, conflict.outcome.value] += 1
             if len(job.conflicts) < CONFLICTS_LIMIT:
-                job.conflicts.append(entry_of(conflict))
+                job.conflicts.append((conflict.source.commit_lsn, entry_of(conflict)))
             if conflict.type is not ConflictType.SKIPPED:
                 told[conflict.type, table, conflict.policy.value, conflict.outcome.value] += 1
         for (kind, table, policy, outcome), n_changes in told.items():

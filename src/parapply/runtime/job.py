@@ -124,8 +124,9 @@ class Job:
         self.resume: Resume | None = None
         #: Why it had to be repeated, for people: SQLSTATE or 'row count'.
         self.error = ""
-        #: What its changes met, for the apply log; see `arbiter.count`.
-        self.conflicts: list[Conflict] = []
+        #: What its changes met, for the apply log, each with the commit LSN of its source transaction; see
+        #: `arbiter.count`.
+        self.conflicts: list[tuple[int, Conflict]] = []
         #: For the apply log, counted once: rows by schema.table, source transactions, changes, bytes, the first xids.
         self.rows: dict[str, RowCounts] = {}
         self.n_transactions = 0

@@ -13,6 +13,7 @@ from parapply.model import format_lsn
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from parapply.applylog_schema import Conflict
     from parapply.runtime.job import Job
 
 
@@ -60,7 +61,7 @@ def batch_record(job: Job, slot: str, run: str, unix_minus_loop_s: float) -> Bat
         waited_for=WaitedFor(seq=wait.seq, table=wait.table, kind=wait.kind, name=wait.name) if wait else None,
         retry_reason=job.error,
         is_one_flight=job.is_one_flight,
-        conflicts=tuple(job.conflicts),
+        conflicts=tuple([conflict for _, conflict in job.conflicts]),
     )
 
 
@@ -72,6 +73,7 @@ def transaction_records(job: Job, slot: str, run: str, unix_minus_loop_s: float)
     batch_seq, worker, batch_end_lsn = job.batch.seq, job.worker, job.batch.end_lsn
     # What is applied piece by piece is counted by the worker.
     is_large = not job.batch.transactions
+    conflicts = _by_transaction(job.conflicts)
     for index, one in enumerate(job.traced):
         if index >= n_arrived:
             n_arrived, received_s = next(arrivals)
@@ -93,7 +95,16 @@ def transaction_records(job: Job, slot: str, run: str, unix_minus_loop_s: float)
             rows=job.rows if is_large else one.rows,
             depends_on=one.depends_on,
             depends_on_left_out=one.left_out,
+            conflicts=conflicts.get(one.commit_lsn, ()),
         )
+
+
+def _by_transaction(conflicts: list[tuple[int, Conflict]]) -> dict[int, tuple[Conflict, ...]]:
+    """Return the conflicts by the commit LSN of their source transaction."""
+    found: dict[int, list[Conflict]] = {}
+    for commit_lsn, conflict in conflicts:
+        found.setdefault(commit_lsn, []).append(conflict)
+    return {commit_lsn: tuple(each) for commit_lsn, each in found.items()}
 
 
 def _since(later_s: float, earlier_s: float) -> float:
