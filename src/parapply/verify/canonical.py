@@ -31,6 +31,9 @@ ROWS_PER_RANGE = 10_000
 #: Ranges of a table at most: each is a row of every part's answer.
 MOST_RANGES = 1 << 14
 
+#: Pages of a relation that one statement sums up: 64 MB with PostgreSQL's own page size.
+READ_PAGES = 8192
+
 #: Seeds of the hashes: a row without a key has one text for both.
 _ROW_SEED, _KEY_SEED = 0, 1
 

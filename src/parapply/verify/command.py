@@ -179,11 +179,11 @@ class _Both:
         return conn
 
     async def _compared(self, target: settings.Connection, table: PublishedTable) -> Compared:
-        query = sql.SQL("SELECT $1::regclass::oid")
+        query = sql.SQL("SELECT $1::regclass::oid::bigint")
         name = sql.Identifier(table.schema, table.name).as_string(None)
         with settings.target_errors(f"reading {table.text}"):
             ((oid,),) = await settings.rows(target, query, [name])
-            leaves = await leaves_of(target, oid)
+            leaves = (await leaves_of(target, [oid]))[oid]
         rows = max(sum(leaf.estimated_rows for leaf in table.leaves), sum(leaf.estimated_rows for leaf in leaves))
         return Compared(published=table, target_leaves=tuple(leaves), ranges=canonical.n_ranges(rows))
 

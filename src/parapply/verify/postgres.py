@@ -66,7 +66,7 @@ class End:
     def parts(self, table: Compared) -> list[Part]:
         """Return the parts of a table here."""
         leaves = table.published.leaves if self._is_source else table.target_leaves
-        return [part for leaf in leaves for part in parts_of(leaf)]
+        return [part for leaf in leaves for part in parts_of(leaf, canonical.READ_PAGES)]
 
     def _errors(self, table: PublishedTable) -> AbstractContextManager[None]:
         doing = f"reading {table.text}"

@@ -127,7 +127,7 @@ class SparkEnd:
                 words = str(error).strip().splitlines() or [type(error).__name__]
                 raise ParapplyError(f"Spark, reading {table.published.text}: {words[0]}") from error
             add(total, found)
-            for number, part in enumerate(parts_of(leaf)):
+            for number, part in enumerate(parts_of(leaf, canonical.READ_PAGES)):
                 on_part(part, 0 if number else sum(rows for _, rows, _ in found))
         return total
 
@@ -136,7 +136,7 @@ class SparkEnd:
 
         published = table.published
         relation = _relation(published, leaf, table.ranges, published.row_filter if self._is_source else "")
-        predicates = [bounds(part, "at").as_string(None) or "true" for part in parts_of(leaf)]
+        predicates = [bounds(part, "at").as_string(None) or "true" for part in parts_of(leaf, canonical.READ_PAGES)]
         properties = {
             **self._secrets,
             "driver": "org.postgresql.Driver",
