@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: Bytes collected from libpq before they are handed on.
 _CHUNK_BYTES = 64 * 1024
 #: After a read of less than this the next one waits a moment: the publisher sends 8 kB at a time, and waking us for
-#: each costs both more than handing it on. Nothing stands still meanwhile: what the target has not read lies in its socket.
+#: each costs both more than handing it on. Nobody stands still for it: the target reads on from its socket.
 _SMALL_READ_BYTES = 64 * 1024
 _PAUSE_S = 0.002
 
