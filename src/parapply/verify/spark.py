@@ -156,7 +156,7 @@ class SparkEnd:
         return "; ".join([*first, canonical.SESSION_SETTINGS])
 
 
-def _relation(table: PublishedTable, leaf: Leaf, ranges: int, row_filter: str) -> str:
+def _relation(table: PublishedTable, leaf: Leaf, ranges: canonical.Ranges, row_filter: str) -> str:
     """Return what Spark reads: range and hash of each row, and where it is, for the predicates."""
     where = sql.SQL(" WHERE ({})").format(sql.SQL(row_filter)) if row_filter else sql.SQL("")
     query = sql.SQL("(SELECT {} AS key_range, {} AS row_hash, ctid AS at FROM ONLY {}{}) AS hashed").format(
