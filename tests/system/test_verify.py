@@ -10,9 +10,12 @@ import pytest
 
 from tests.fixtures.plain import FAST
 from tests.fixtures.route import Route
+from tests.fixtures.spark import SMALL
 from tests.fixtures.workloads import BankLoad, create_bank
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
 
@@ -138,9 +141,13 @@ def test_one_row_is_found_in_any_kind_of_range(
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_spark_finds_the_same(
-    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """Whoever sums up the rows, the servers or Spark over JDBC, the report is the same but for LSN and pause."""
+    """Whoever sums up the rows, the servers or Spark over JDBC, the report is the same but for LSN and pause.
+
+    Spark is told by its own file of defaults that there are few rows: most of its time would go into making code.
+    """
+    (tmp_path / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in SMALL.items()))
     source_db.execute(_TABLES + _ROWS + _PUBLICATION)
     target_db.execute(_TABLES)
     route = Route(source=source_db, target=target_db, settings=FAST)
@@ -149,7 +156,8 @@ def test_spark_finds_the_same(
     target_db.execute(_DAMAGE)
     reports = []
     for engine in ("postgres", "spark"):
-        done = run_command(route, "verify", "--json", "--engine", engine, timeout_s=200)
+        environ = {"SPARK_CONF_DIR": str(tmp_path)}
+        done = run_command(route, "verify", "--json", "--engine", engine, environ=environ, timeout_s=200)
         assert done.returncode == 1, done.stderr
         reports.append(json.loads(done.stdout)["tables"])
     assert reports[0] == reports[1]
