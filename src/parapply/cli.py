@@ -10,6 +10,7 @@ import importlib
 import math
 import os
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -20,7 +21,7 @@ from parapply.errors import ParapplyError
 from parapply.model import parse_lsn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from parapply.config import Config
 
@@ -72,6 +73,18 @@ def _connection_options(command: _Command) -> _Command:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+@contextmanager
+def _light_start() -> Iterator[None]:
+    """Import without the garbage collector: modules make many objects, and no garbage."""
+    gc.disable()
+    driver_versions.tell_own()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _copy_options(command: _Command) -> _Command:
@@ -178,14 +191,15 @@ def init(*, is_copy: bool, brings_schema: bool, pg_dump: str | None, **options: 
     how = {key: options.pop(key) for key in ("connections", "truncates", "defers_indexes")}
     if not is_copy and (brings_schema or pg_dump or how["truncates"] or how["defers_indexes"]):
         raise click.UsageError("--schema, --pg-dump, --truncate and --defer-indexes belong to --copy")
-    config = _load(options)
     if not is_copy:
+        config = _load(options)
         from parapply.runtime import operations  # noqa: PLC0415
 
         operations.init(config)
         return
-    from parapply.copy import command  # noqa: PLC0415
-
+    with _light_start():
+        config = _load(options)
+        from parapply.copy import command  # noqa: PLC0415
     command.init(config, command.Options(brings_schema=brings_schema, pg_dump=pg_dump, **how))
 
 
@@ -209,8 +223,9 @@ def refresh(
     **options: Any,  # noqa: ANN401  click's
 ) -> None:
     """Copy tables added to the publication and join them to the stream."""
-    config = _load(options)
-    from parapply.copy import command  # noqa: PLC0415
+    with _light_start():
+        config = _load(options)
+        from parapply.copy import command  # noqa: PLC0415
 
     how = command.Options(connections=connections, truncates=truncates, defers_indexes=defers_indexes, tables=tables)
     command.refresh(config, how)

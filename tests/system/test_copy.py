@@ -6,6 +6,7 @@ The bank's checks see a row that is lost or there twice, and a transaction in pa
 from __future__ import annotations
 
 import signal
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +18,7 @@ from tests.fixtures.workloads import BankLoad, check_bank, create_bank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
@@ -96,3 +98,35 @@ def test_two_phase_begins_behind_the_copy(bank: Route, run_command: RunCommand, 
     refused = run_command(bank, "refresh", "--set", "source.two_phase=true")
     assert refused.returncode == 3
     assert "has two_phase" in refused.stderr
+
+
+def test_transactions_stay_prepared_across_the_copy(
+    bank: Route, run_command: RunCommand, start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """What is prepared while the copy runs is no part of it: prepared on the target behind it, and ended there once.
+
+    One ends while the copy still runs, two stay open until two-phase is enabled, one is prepared after that.
+    """
+    environ = {"PARAPPLY_FAILPOINT": f"{probes.COPY_BEGUN}:hold", "PARAPPLY_FAILPOINT_DIR": str(tmp_path)}
+    held, name = tmp_path / f"{probes.COPY_BEGUN}.held", bank.source.dbname
+    with ThreadPoolExecutor(1) as pool:
+        copying = pool.submit(run_command, bank, "init", "--copy", environ=environ)
+        while not held.exists():
+            assert not wait([copying], timeout=0.05).done, copying.result()
+        for number in range(3):
+            changes = f"INSERT INTO evt VALUES ({number}, 1); UPDATE acct SET v = 7 WHERE id = {number + 1}"
+            bank.source.execute(f"BEGIN; {changes}; PREPARE TRANSACTION '{name}_{number}'")
+        bank.source.execute(f"COMMIT PREPARED '{name}_0'")
+        held.unlink()
+        assert copying.result().returncode == 0
+    assert bank.target.rows("SELECT count(*) FROM evt") == [(0,)]
+    daemon = start_daemon(bank, settings={"source.two_phase": "true"})
+    bank.target.wait_until("SELECT two_phase = 'enabled' FROM parapply.progress")
+    bank.source.execute(f"BEGIN; INSERT INTO evt VALUES (3, 1); PREPARE TRANSACTION '{name}_3'")
+    bank.target.wait_until("SELECT count(*) = 3 FROM parapply.prepared")
+    for number, outcome in ((1, "COMMIT"), (2, "ROLLBACK"), (3, "COMMIT")):
+        bank.source.execute(f"{outcome} PREPARED '{name}_{number}'")
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(bank, "acct", "xfer", "evt")
+    assert bank.target.rows("SELECT txid FROM evt ORDER BY 1") == [(0,), (1,), (3,)]

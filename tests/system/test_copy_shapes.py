@@ -27,6 +27,10 @@ CREATE TABLE leaf_1 PARTITION OF leaf_root FOR VALUES FROM (0) TO (100);
 CREATE TABLE nothing (id int PRIMARY KEY);
 CREATE TABLE large (id int PRIMARY KEY, fill text NOT NULL);
 CREATE INDEX large_fill ON large (left(fill, 10));
+CREATE TABLE kinds (id int PRIMARY KEY, b bool, i2 int2, i8 int8, r float4, f float8, n numeric, n2 numeric(8, 2),
+  t text, c char(5), vc varchar(9), ba bytea, d date, tm time, tz timetz, ts timestamp, tsz timestamptz, u uuid,
+  j json, jb jsonb);
+CREATE TABLE mixed (id int PRIMARY KEY, a int[], iv interval, wider int);
 """
 _ROWS = """
 INSERT INTO "S.p 1"."t%s""x" VALUES (1, E'a\\tb\\n\\\\', NULL), (2, '', 'NULL'), (3, '\\N', '\\.');
@@ -36,6 +40,17 @@ INSERT INTO part_root SELECT i, CASE i % 2 WHEN 0 THEN 'a' ELSE 'b' END, 'v' FRO
 INSERT INTO leaf_root SELECT i FROM generate_series(0, 99) AS i;
 ALTER TABLE large SET (fillfactor = 10);
 INSERT INTO large SELECT i, repeat(md5(i::text), 20) FROM generate_series(1, 9000) AS i;
+INSERT INTO kinds VALUES
+  (1, true, -32768, 9223372036854775807, '-0', 'NaN', 'NaN', 123456.78, E'a\\tb\\n\\\\ü', 'ab', '', '\\x005c0a',
+   'infinity', '24:00', '23:59:59.999999-15:59', '4713-01-01 BC', '294276-12-31 23:59:59.999999+00',
+   'ffffffff-ffff-ffff-ffff-ffffffffffff', '{"a" :  1, "a": 2}', '{"b": [1.10, null], "ü": "\\n"}'),
+  (2, false, 0, -1, 1e-45, 5e-324, 1e-40, -0.01, '', '', 'ü', '', '4714-11-24 BC', '00:00:00.000001', '00:00+15:59',
+   '-infinity', 'infinity', '00000000-0000-0000-0000-000000000000', 'null', 'null'),
+  (3, NULL, NULL, NULL, 'infinity', '-infinity', '-infinity', NULL, '\\N', NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+   NULL, NULL, NULL, NULL);
+INSERT INTO kinds (id) VALUES (4);
+INSERT INTO kinds (id, n) SELECT 5, (repeat('9', 2000) || '.' || repeat('1', 3000))::numeric;
+INSERT INTO mixed VALUES (1, '{1,NULL,2}', '-1 year 2 days 00:00:00.000001', 7), (2, NULL, NULL, NULL);
 """
 _LATER = """
 INSERT INTO part_root VALUES (101, 'b', 'later');
@@ -44,7 +59,8 @@ DELETE FROM large WHERE id % 2 = 0;
 INSERT INTO made VALUES (11);
 """
 _PUBLICATIONS = """
-CREATE PUBLICATION pub FOR TABLE "S.p 1"."t%s""x", chosen (id, kept, v) WHERE (kept), made, leaf_root, nothing, large;
+CREATE PUBLICATION pub FOR TABLE "S.p 1"."t%s""x", chosen (id, kept, v) WHERE (kept), made, leaf_root, nothing, large,
+  kinds, mixed;
 CREATE PUBLICATION by_root FOR TABLE part_root WITH (publish_via_partition_root);
 """
 
@@ -58,12 +74,18 @@ def shapes(source_db: Database, target_db: Database) -> Route:
     return Route(source=source_db, target=target_db, settings=FAST)
 
 
-_TARGET = _TABLES.replace("v text, secret text", "v text, secret text DEFAULT 'none'")
+# One column more, and one that is wider than on the publisher.
+_TARGET = _TABLES.replace("v text, secret text", "v text, secret text DEFAULT 'none'").replace(
+    "wider int", "wider bigint"
+)
 
 
 @pytest.mark.pg_majors(15, 16, 18)
 def test_what_is_published_is_copied(shapes: Route, run_command: RunCommand, start_daemon: StartDaemon) -> None:
-    """Row filters, column lists, partitions and any names are copied as the stream sends them, then it goes on."""
+    """Row filters, column lists, partitions and any names are copied as the stream sends them, then it goes on.
+
+    Values are the same to the last digit, whether they go in binary (`kinds`) or as text (`mixed`).
+    """
     shapes.target.execute(_TARGET)
     # Beyond what config/roles gives: an index is dropped by its table's owner, and made by who may in its schema.
     shapes.target.execute(f"ALTER TABLE large OWNER TO {shapes.target.target_role}")
@@ -75,7 +97,8 @@ def test_what_is_published_is_copied(shapes: Route, run_command: RunCommand, sta
     daemon = start_daemon(shapes, "--publication", "by_root")
     daemon.wait_caught_up()
     daemon.stop()
-    check_equal(shapes, '"S.p 1"."t%s""x"', "made", "part_root", "part_b", "leaf_root", "nothing", "large")
+    check_equal(shapes, '"S.p 1"."t%s""x"', "made", "part_root", "part_b", "leaf_root", "nothing", "large", "kinds",
+                "mixed")  # fmt: skip
     wanted = shapes.source.rows("SELECT id, kept, v, 'none' FROM chosen WHERE kept ORDER BY id")
     assert shapes.target.rows("SELECT * FROM chosen ORDER BY id") == wanted
     assert shapes.target.rows("SELECT count(*) FROM pg_indexes WHERE indexname = 'large_fill'") == [(1,)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from parapply.bench.options import DEFAULT_SYSTEMS, LIVE_SYSTEMS, ORDERS, STREAMINGS, SYSTEMS, Options
+from parapply.bench.options import COPY_SHAPES, DEFAULT_SYSTEMS, LIVE_SYSTEMS, ORDERS, STREAMINGS, SYSTEMS, Options
 from parapply.bench.workloads import LARGE_ROWS, WORKLOADS
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ Examples:
   parapply bench --delay-ms 0 --delay-ms 2 --set apply.max_batch_transactions=500
   parapply bench --latency --quick
   parapply bench --copy --scale 50 --workers 2 --workers 4
+  parapply bench --copy --shape all --scale 20
   parapply bench --live --hold-s 0 --hold-s 10
   parapply bench --live --system parapply --streaming auto --large-rows 10000000 --rounds 1
 What each figure means: docs/BENCHMARK.md.""",
@@ -86,6 +87,10 @@ What each figure means: docs/BENCHMARK.md.""",
 )  # fmt: skip
 @click.option("--latency", "is_latency", is_flag=True, help="Measure from commit to visible instead of catching up.")
 @click.option("--copy", "is_copy", is_flag=True, help="Measure the initial copy instead; --workers are connections.")
+@click.option(
+    "--shape", "shapes", multiple=True, type=click.Choice([*COPY_SHAPES, _ALL]), default=["one-large"],
+    show_default=True, help="With --copy: what is copied; repeatable.",
+)  # fmt: skip
 @click.option("--live", "is_live", is_flag=True, help="Measure a huge transaction beside small ones, as it happens.")
 @click.option(
     "--hold-s", "holds_s", multiple=True, type=click.FloatRange(min=0, max=3600), default=[0.0], show_default=True,
@@ -113,6 +118,7 @@ def bench(  # noqa: PLR0913  one parameter for each option
     is_live: bool,
     holds_s: tuple[float, ...],
     streamings: tuple[Streaming, ...],
+    shapes: tuple[Any, ...],
     **others: Any,  # noqa: ANN401  click's options
 ) -> int:
     """Drain one backlog by parapply and by others in turn, and print times, CPU and memory."""
@@ -145,7 +151,7 @@ def bench(  # noqa: PLR0913  one parameter for each option
     if is_copy:
         from parapply.bench import run_copy  # noqa: PLC0415
 
-        return run_copy.main(options, output)
+        return run_copy.main(options, COPY_SHAPES if _ALL in shapes else shapes, output)
     if is_latency:
         return run_latency.main(options, output)
     if is_live:

@@ -7,6 +7,7 @@ parapply when `init --copy` has ended. Each copies into an empty copy of the sch
 
 from __future__ import annotations
 
+import resource
 import statistics
 import time
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 from psycopg import sql
 
+from parapply.bench.server_cpu import server_cpu_s
 from parapply.demo.command import Parapply
 from parapply.demo.errors import DemoError
 from parapply.demo.race import compare_target, drop_target, make_target, write_checkpoints
@@ -23,12 +25,10 @@ from parapply.demo.stage import BANK, PUBLICATION
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from parapply.bench.copy_shapes import CopyShape
     from parapply.bench.options import Options
     from parapply.demo.stage import Stage
 
-#: Small tables beside those of pgbench, and the rows of each.
-SMALL_TABLES: Final = 40
-_SMALL_ROWS: Final = 1000
 #: Database on the subscriber with the schema and no rows.
 _EMPTY: Final = "empty_bank"
 _SUBSCRIPTION: Final = "copy_race"
@@ -47,37 +47,53 @@ class CopyTurn:
         round_number: from 1.
         runner: who copied.
         total_s: until every table was copied.
+        cpu_s: that both servers and the copy's own processes used for it; nobody else's.
         is_equal: all tables hold the same rows afterwards.
     """
 
     round_number: int
     runner: str
     total_s: float
+    cpu_s: float
     is_equal: bool
 
 
-def prepare(stage: Stage, options: Options) -> int:
-    """Make the tables and their rows on the publisher, the schema on the subscriber; return the bytes of the tables.
+class _Clock:
+    """Time and CPU of one copy, from the call on."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._began = self._now()
+
+    def _now(self) -> tuple[float, float]:
+        own = resource.getrusage(resource.RUSAGE_CHILDREN)
+        servers = sum(server_cpu_s(server.pid) for server in (self._stage.source, self._stage.target))
+        return time.monotonic(), own.ru_utime + own.ru_stime + servers
+
+    def read(self) -> tuple[float, float]:
+        """Return seconds and CPU seconds so far."""
+        now_s, cpu_s = self._now()
+        return now_s - self._began[0], cpu_s - self._began[1]
+
+
+def prepare(stage: Stage, shape: CopyShape, options: Options) -> tuple[int, int]:
+    """Make the tables and their rows on the publisher, the schema on the subscriber.
+
+    Returns:
+        How many tables there are, and their bytes without indexes.
 
     Raises:
         DemoError: a server or pgbench failed.
     """
-    stage.fill_bank(options.scale)
-    small = "; ".join(
-        f"CREATE TABLE small_{number} (id int PRIMARY KEY, v text, at timestamptz)" for number in range(SMALL_TABLES)
-    )
-    for server in (stage.source, stage.target):
-        server.execute(small, dbname=BANK)
-    for number in range(SMALL_TABLES):
-        stage.source.execute(
-            f"INSERT INTO small_{number} SELECT i, md5(i::text), now() FROM generate_series(1, {_SMALL_ROWS}) AS i",  # noqa: S608  numbers
-            dbname=BANK,
-        )
+    shape.make(stage, options.scale)
     stage.source.execute("ANALYZE", dbname=BANK)
-    stage.target.execute("TRUNCATE pgbench_accounts, pgbench_branches, pgbench_tellers, pgbench_history", dbname=BANK)
     make_target(stage, _EMPTY)
-    query = "SELECT sum(pg_relation_size(oid))::bigint FROM pg_class WHERE relkind = 'r' AND relnamespace = 2200"
-    return int(stage.source.execute(query, dbname=BANK)[0][0])
+    query = (
+        "SELECT count(*), sum(pg_relation_size(oid))::bigint FROM pg_class"
+        " WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace"
+    )
+    ((n_tables, size_bytes),) = stage.source.execute(query, dbname=BANK)
+    return int(n_tables), int(size_bytes)
 
 
 def turns(stage: Stage, options: Options) -> Iterator[CopyTurn]:
@@ -88,19 +104,22 @@ def turns(stage: Stage, options: Options) -> Iterator[CopyTurn]:
     """
     every = runners(options)
     for round_number in range(1, options.rounds + 1):
-        for number, (name, run) in enumerate(every):
+        # Every other round in the opposite order: what drifts meets all alike.
+        for number, (name, run) in list(enumerate(every))[:: 1 if round_number % 2 else -1]:
             dbname = f"copy_{round_number}_{number}"
             make_target(stage, dbname, template=_EMPTY)
             write_checkpoints(stage)
-            total_s = run(stage, dbname)
+            total_s, cpu_s = run(stage, dbname)
             is_equal = all(table.is_equal for table in compare_target(stage, dbname))
             drop_target(stage, dbname)
-            yield CopyTurn(round_number=round_number, runner=name, total_s=total_s, is_equal=is_equal)
+            yield CopyTurn(
+                round_number=round_number, runner=name, total_s=total_s, cpu_s=round(cpu_s, 2), is_equal=is_equal
+            )
 
 
-def runners(options: Options) -> list[tuple[str, Callable[[Stage, str], float]]]:
+def runners(options: Options) -> list[tuple[str, Callable[[Stage, str], tuple[float, float]]]]:
     """Return who copies: name and what to run; parapply once for each number of connections."""
-    found: list[tuple[str, Callable[[Stage, str], float]]] = []
+    found: list[tuple[str, Callable[[Stage, str], tuple[float, float]]]] = []
     if "built-in" in options.systems:
         found += [
             ("built-in", lambda stage, dbname: _built_in(stage, dbname, _PLAIN)),
@@ -111,25 +130,30 @@ def runners(options: Options) -> list[tuple[str, Callable[[Stage, str], float]]]
     return found
 
 
-def medians(done: Sequence[CopyTurn]) -> dict[str, float]:
-    """Return the median seconds of each runner, in the order of their turns."""
-    names = dict.fromkeys(turn.runner for turn in done)
-    return {name: statistics.median(turn.total_s for turn in done if turn.runner == name) for name in names}
+def medians(done: Sequence[CopyTurn]) -> dict[str, tuple[float, float]]:
+    """Return the median seconds and CPU seconds of each runner, in the order of their first turns."""
+    by_name: dict[str, list[CopyTurn]] = {}
+    for turn in done:
+        by_name.setdefault(turn.runner, []).append(turn)
+    return {
+        name: (statistics.median(turn.total_s for turn in some), statistics.median(turn.cpu_s for turn in some))
+        for name, some in by_name.items()
+    }
 
 
-def _parapply_with(connections: int) -> Callable[[Stage, str], float]:
-    def run(stage: Stage, dbname: str) -> float:
+def _parapply_with(connections: int) -> Callable[[Stage, str], tuple[float, float]]:
+    def run(stage: Stage, dbname: str) -> tuple[float, float]:
         command = Parapply(stage, slot=dbname, target_dbname=dbname)
-        started_s = time.monotonic()
+        clock = _Clock(stage)
         command.call("init", "--copy", "--connections", str(connections))
-        total_s = time.monotonic() - started_s
+        taken = clock.read()
         command.call("drop", "--yes")
-        return total_s
+        return taken
 
     return run
 
 
-def _built_in(stage: Stage, dbname: str, settings: dict[str, str]) -> float:
+def _built_in(stage: Stage, dbname: str, settings: dict[str, str]) -> tuple[float, float]:
     stage.target.configure(settings)
     stage.target.reload()
     create = sql.SQL("CREATE SUBSCRIPTION {} CONNECTION {} PUBLICATION {} WITH (slot_name = {})").format(
@@ -137,15 +161,15 @@ def _built_in(stage: Stage, dbname: str, settings: dict[str, str]) -> float:
         sql.Identifier(dbname),
     )  # fmt: skip
     with psycopg.connect(stage.target.dsn(dbname), autocommit=True) as connection:
-        started_s = time.monotonic()
+        clock = _Clock(stage)
         connection.execute(create)
         while _is_copying(connection):
-            if time.monotonic() - started_s > _TIMEOUT_S:
+            if clock.read()[0] > _TIMEOUT_S:
                 raise DemoError(f"The built-in subscription did not copy within {_TIMEOUT_S:g} s.")
             time.sleep(_POLL_S)
-        total_s = time.monotonic() - started_s
+        taken = clock.read()
         connection.execute(sql.SQL("DROP SUBSCRIPTION {}").format(sql.Identifier(_SUBSCRIPTION)))
-    return total_s
+    return taken
 
 
 def _is_copying(connection: psycopg.Connection) -> bool:

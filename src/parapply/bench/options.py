@@ -13,10 +13,13 @@ Order = Literal["preserve", "relaxed"]
 System = Literal["ceiling", "built-in", "built-in-parallel", "parapply", "parapply-interpreted", "bulk-statement"]
 #: parapply's source.streaming.
 Streaming = Literal["auto", "off"]
+#: What --copy copies.
+CopyShapeName = Literal["one-large", "middling", "wide"]
 
 SYSTEMS: Final[tuple[System, ...]] = get_args(System)
 ORDERS: Final[tuple[Order, ...]] = get_args(Order)
 STREAMINGS: Final[tuple[Streaming, ...]] = get_args(Streaming)
+COPY_SHAPES: Final[tuple[CopyShapeName, ...]] = get_args(CopyShapeName)
 DEFAULT_SYSTEMS: Final[tuple[System, ...]] = ("ceiling", "built-in", "parapply")
 LIVE_SYSTEMS: Final[tuple[System, ...]] = ("built-in", "built-in-parallel", "parapply")
 

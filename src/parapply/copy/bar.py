@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Self
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from parapply.copy.parts import Part
     from parapply.copy.published import PublishedTable
 
@@ -22,18 +23,9 @@ class Bar:
     def __init__(self, doing: str = "copying", *, has_bytes: bool = True) -> None:
         """Show nothing yet; without bytes only rows are shown."""
         self._has_bytes = has_bytes
-        self._console = Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[figures]}"),
-            TimeRemainingColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-            transient=True,
-        )
-        self._task = self._progress.add_task(doing, total=None, figures="")
+        # rich takes a tenth of a second to import, and who reads a log needs nothing of it.
+        self._progress = _terminal_progress() if sys.stderr.isatty() else None
+        self._task = self._progress.add_task(doing, total=None, figures="") if self._progress else None
         self.rows = 0
         self.size_bytes = 0
         self._rows_done = 0  # of parts that are committed
@@ -44,12 +36,14 @@ class Bar:
 
     def __enter__(self) -> Self:
         """Begin to show."""
-        self._progress.start()
+        if self._progress:
+            self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Take the bar away."""
-        self._progress.stop()
+        if self._progress:
+            self._progress.stop()
 
     @property
     def seconds(self) -> float:
@@ -60,7 +54,8 @@ class Bar:
         """See Watcher."""
         self._pages, self._estimated_rows = max(pages, parts), rows
         self._began_s = time.monotonic()
-        self._progress.update(self._task, total=self._pages)
+        if self._progress and self._task is not None:
+            self._progress.update(self._task, total=self._pages)
 
     def data(self, rows: int, size_bytes: int) -> None:
         """See Watcher."""
@@ -80,12 +75,14 @@ class Bar:
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""
-        if self._console.is_terminal:
+        if self._progress:
             self._progress.console.print(line, highlight=False, markup=False)
         else:
             click.echo(line)
 
     def _show(self) -> None:
+        if self._progress is None or self._task is None:
+            return
         # Rows of parts under way count as the pages they fill by the publisher's own estimate.
         rows_per_page = self._estimated_rows / self._pages if self._pages else 0
         under_way = (self.rows - self._rows_done) / rows_per_page if rows_per_page else 0
@@ -103,3 +100,18 @@ class Bar:
             f"{self.rows:,} rows, {megabytes:,.1f} MB in {self.seconds:.1f} s"
             f" ({self.rows / self.seconds:,.0f} rows/s, {megabytes / self.seconds:,.1f} MB/s)"
         )
+
+
+def _terminal_progress() -> Progress:
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[figures]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )

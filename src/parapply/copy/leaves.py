@@ -1,6 +1,6 @@
 """Relations with rows of their own, and how large they are; on either end.
 
-In: an open session, the OID of a table. Out: `Leaf`. Source: PostgreSQL manual, "Partitioning Information Functions".
+In: an open session, OIDs of tables. Out: `Leaf`. Source: PostgreSQL manual, "Partitioning Information Functions".
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import msgspec
 import psycopg
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import LiteralString
 
 
@@ -24,28 +25,31 @@ class Leaf(msgspec.Struct, frozen=True, kw_only=True):
     estimated_rows: int
 
 
-async def leaves_of(conn: psycopg.AsyncConnection[tuple[Any, ...]], oid: int) -> list[Leaf]:
-    """Return the relations in which a table's rows are: itself, or the partitions below it.
+async def leaves_of(conn: psycopg.AsyncConnection[tuple[Any, ...]], oids: Sequence[int]) -> dict[int, list[Leaf]]:
+    """Return the relations in which tables' rows are, by the table's OID: itself, or the partitions below it.
 
     Raises:
         psycopg.Error: the caller turns it into an error of ours.
     """
     query: LiteralString = """
-        SELECT n.nspname, c.relname,
+        SELECT t.root::bigint, n.nspname, c.relname,
                CASE WHEN c.relkind = 'r' THEN (pg_catalog.pg_relation_size(c.oid)
                     / pg_catalog.current_setting('block_size')::int)::bigint ELSE 0 END,
                c.relkind = 'r' AND COALESCE(am.amname = 'heap', false), GREATEST(c.reltuples, 0)::bigint, c.relpages
-          FROM (SELECT $1::oid AS relid WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_partition_tree($1::oid::regclass))
-                UNION ALL SELECT relid FROM pg_catalog.pg_partition_tree($1::oid::regclass) WHERE isleaf) AS t
+          FROM (SELECT w.root, COALESCE(p.relid, w.root) AS relid
+                  FROM unnest($1::oid[]) AS w(root)
+                  LEFT JOIN LATERAL pg_catalog.pg_partition_tree(w.root::regclass) AS p ON true
+                 WHERE p.relid IS NULL OR p.isleaf) AS t
           JOIN pg_catalog.pg_class AS c ON c.oid = t.relid
           JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
           LEFT JOIN pg_catalog.pg_am AS am ON am.oid = c.relam
-         WHERE c.relkind IN ('r', 'f') ORDER BY 1, 2"""
+         WHERE c.relkind IN ('r', 'f') ORDER BY 1, 2, 3"""
     async with psycopg.AsyncRawCursor(conn) as cursor:
-        await cursor.execute(query, [oid])
+        await cursor.execute(query, [list(oids)])
         found = await cursor.fetchall()
-    return [
-        Leaf(
+    leaves: dict[int, list[Leaf]] = {oid: [] for oid in oids}
+    for root, schema, name, pages, has_ranges, rows, analysed_pages in found:
+        leaf = Leaf(
             schema=schema,
             name=name,
             pages=pages,
@@ -53,5 +57,5 @@ async def leaves_of(conn: psycopg.AsyncConnection[tuple[Any, ...]], oid: int) ->
             # The table has grown since it was last analysed, as a rule.
             estimated_rows=int(rows * pages / analysed_pages) if analysed_pages else 0,
         )
-        for schema, name, pages, has_ranges, rows, analysed_pages in found
-    ]
+        leaves[root].append(leaf)
+    return leaves

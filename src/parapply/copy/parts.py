@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from parapply.copy.leaves import Leaf
     from parapply.copy.published import PublishedTable
 
-#: Pages of a part: 64 MB with PostgreSQL's own page size. Small enough that connections end at the same time, large
-#: enough that a part's commit and start cost nothing.
-PART_PAGES = 8192
+#: Pages of a part that is copied: 16 MB with PostgreSQL's own page size. Small enough that connections end at about the
+#: same time, large enough that a part's start and commit, some milliseconds, cost little.
+COPIED_PAGES = 2048
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,8 +40,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         return self.first_page == 0 and self.end_page is None
 
 
-def parts_of(leaf: Leaf, part_pages: int = PART_PAGES) -> Iterator[Part]:
-    """Cut a relation into parts of about equal size; the last one has no end."""
+def parts_of(leaf: Leaf, part_pages: int) -> Iterator[Part]:
+    """Cut a relation into parts of about equal size, at most so many pages; the last one has no end."""
     n_parts = max(1, -(-leaf.pages // part_pages)) if leaf.has_ranges else 1
     bounds = [leaf.pages * number // n_parts for number in range(n_parts + 1)]
     for first, end in itertools.pairwise(bounds):
@@ -80,19 +80,24 @@ def column_list(columns: Sequence[str]) -> sql.Composed:
     return sql.SQL(", ").join([sql.Identifier(column) for column in columns])
 
 
-def copy_out(table: PublishedTable, part: Part) -> sql.Composed:
-    """Return the COPY that sends a part's published rows and columns, as text."""
+def copy_out(table: PublishedTable, part: Part, *, is_binary: bool = False) -> sql.Composed:
+    """Return the COPY that sends a part's published rows and columns."""
     relation = sql.Identifier(part.schema, part.name)
     columns = column_list(table.columns)
+    form = _FORMS[is_binary]
     if part.is_whole and not table.row_filter:
-        return sql.SQL("COPY {} ({}) TO STDOUT").format(relation, columns)
-    return sql.SQL("COPY (SELECT {} FROM ONLY {}{}) TO STDOUT").format(
-        columns, relation, condition(part, table.row_filter)
+        return sql.SQL("COPY {} ({}) TO STDOUT{}").format(relation, columns, form)
+    return sql.SQL("COPY (SELECT {} FROM ONLY {}{}) TO STDOUT{}").format(
+        columns, relation, condition(part, table.row_filter), form
     )
 
 
-def copy_in(table: PublishedTable) -> sql.Composed:
+def copy_in(table: PublishedTable, *, is_binary: bool = False) -> sql.Composed:
     """Return the COPY that takes such rows on the target; a partitioned table there routes them itself."""
-    return sql.SQL("COPY {} ({}) FROM STDIN").format(
-        sql.Identifier(table.schema, table.name), column_list(table.columns)
+    return sql.SQL("COPY {} ({}) FROM STDIN{}").format(
+        sql.Identifier(table.schema, table.name), column_list(table.columns), _FORMS[is_binary]
     )
+
+
+#: What COPY is told of the rows' form: text, or binary.
+_FORMS = (sql.SQL(""), sql.SQL(" (FORMAT binary)"))

@@ -9,7 +9,7 @@ how several publications of one table go together.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import psycopg
@@ -35,6 +35,7 @@ class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
     schema: str
     name: str
     columns: tuple[str, ...]  # that are sent, in the table's order
+    types: tuple[int, ...]  # OIDs of the columns' types on the publisher
     row_filter: str  # SQL expression over them; empty: all rows
     key: tuple[str, ...]  # columns of the replica identity, or of the primary key; empty if there is none
     leaves: tuple[Leaf, ...]
@@ -67,57 +68,75 @@ async def published_tables(conn: Connection, publications: Sequence[str]) -> lis
               JOIN pg_catalog.pg_namespace AS n ON n.nspname = p.schemaname
               JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = p.tablename
              WHERE p.pubname = ANY ($1::text[]))
-        SELECT l.oid, l.schemaname, l.tablename, array_agg(DISTINCT l.attnames), array_agg(l.rowfilter)
+        SELECT l.oid::bigint, l.schemaname, l.tablename, array_agg(DISTINCT l.attnames), array_agg(l.rowfilter)
           FROM listed AS l
          WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_partition_ancestors(l.oid::regclass) AS a(relid)
                            JOIN listed AS o ON o.oid = a.relid WHERE a.relid <> l.oid)
          GROUP BY 1, 2, 3 ORDER BY 2, 3"""
     with source_errors("reading the published tables"):
         found = await _rows(conn, query, [list(publications)])
-        return [await _table(conn, row) for row in found]
+        oids = [oid for oid, *_ in found]
+        columns, keys, leaves = await _columns(conn, oids), await _keys(conn, oids), await leaves_of(conn, oids)
+    is_exact = conn.info.server_version >= _GENERATED_SINCE
+    return [_table(row, columns[row[0]], keys.get(row[0], ()), leaves[row[0]], is_exact=is_exact) for row in found]
 
 
-async def _table(conn: Connection, row: tuple[Any, ...]) -> PublishedTable:
-    oid, schema, name, lists, filters = row
+class _Column(NamedTuple):
+    name: str
+    type_oid: int
+    is_stored: bool  # not generated
+
+
+def _table(
+    row: tuple[Any, ...], columns: Sequence[_Column], key: tuple[str, ...], leaves: Sequence[Leaf], *, is_exact: bool
+) -> PublishedTable:
+    """Put together what is known of a table; `is_exact`: a column list names all generated columns sent."""
+    _, schema, name, lists, filters = row
     if len(lists) > 1:
         raise SourceRefused(
             f"source: publications list different columns of {schema}.{name}",
             hint="give them the same column list; the stream cannot be read otherwise",
         )
-    columns = await _rows(
-        conn,
-        "SELECT attname, attgenerated = '' FROM pg_catalog.pg_attribute"
-        " WHERE attrelid = $1::oid AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
-        [oid],
-    )
-    is_exact = conn.info.server_version >= _GENERATED_SINCE
     listed = lists[0]
     sent = [
-        str(column)
-        for column, is_stored in columns
-        if (listed is None or column in listed) and (is_stored or (is_exact and listed is not None))
+        column
+        for column in columns
+        if (listed is None or column.name in listed) and (column.is_stored or (is_exact and listed is not None))
     ]
+    names = tuple(column.name for column in sent)
     return PublishedTable(
         schema=schema,
         name=name,
-        columns=tuple(sent),
+        columns=names,
+        types=tuple(column.type_oid for column in sent),
         row_filter="" if None in filters else " OR ".join(f"({one})" for one in dict.fromkeys(filters) if one),
-        key=await _key(conn, oid, sent),
-        leaves=tuple(await leaves_of(conn, oid)),
+        key=key if set(key) <= set(names) else (),
+        leaves=tuple(leaves),
     )
 
 
-async def _key(conn: Connection, oid: int, sent: Sequence[str]) -> tuple[str, ...]:
+async def _columns(conn: Connection, oids: Sequence[int]) -> dict[int, list[_Column]]:
+    """Return the columns of tables, in their order."""
     query: LiteralString = """
-        SELECT array_agg(a.attname ORDER BY k.n)
+        SELECT attrelid::bigint, attname, atttypid::bigint, attgenerated = '' FROM pg_catalog.pg_attribute
+         WHERE attrelid = ANY ($1::oid[]) AND attnum > 0 AND NOT attisdropped ORDER BY attrelid, attnum"""
+    columns: dict[int, list[_Column]] = {oid: [] for oid in oids}
+    for oid, *column in await _rows(conn, query, [list(oids)]):
+        columns[oid].append(_Column(*column))
+    return columns
+
+
+async def _keys(conn: Connection, oids: Sequence[int]) -> dict[int, tuple[str, ...]]:
+    """Return the columns of the replica identity's index, or else of the primary key, of tables that have one."""
+    query: LiteralString = """
+        SELECT DISTINCT ON (i.indrelid) i.indrelid::bigint, array_agg(a.attname::text ORDER BY k.n)
           FROM pg_catalog.pg_index AS i
           CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, n)
           JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-         WHERE i.indrelid = $1::oid AND i.indisvalid AND k.n <= i.indnkeyatts AND (i.indisreplident OR i.indisprimary)
-         GROUP BY i.indexrelid, i.indisreplident ORDER BY i.indisreplident DESC LIMIT 1"""
-    found = await _rows(conn, query, [oid])
-    key = tuple(str(column) for column in found[0][0]) if found else ()
-    return key if set(key) <= set(sent) else ()
+         WHERE i.indrelid = ANY ($1::oid[]) AND i.indisvalid AND k.n <= i.indnkeyatts
+           AND (i.indisreplident OR i.indisprimary)
+         GROUP BY i.indrelid, i.indexrelid, i.indisreplident ORDER BY i.indrelid, i.indisreplident DESC"""
+    return {oid: tuple(names) for oid, names in await _rows(conn, query, [list(oids)])}
 
 
 async def _rows(conn: Connection, query: LiteralString, params: Sequence[object]) -> list[tuple[Any, ...]]:

@@ -12,6 +12,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING
 
+from parapply import probes
 from parapply.errors import SourceLost, SourceRefused
 from parapply.source.slot import source_errors
 from parapply.target.settings import target_errors
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 #: Bytes collected from libpq before they are handed on.
 _CHUNK_BYTES = 64 * 1024
+#: After a read of less than this the next one waits a moment: the publisher sends 8 kB at a time, and waking us for
+#: each costs both more than handing it on. Nobody stands still for it: the target reads on from its socket.
+_SMALL_READ_BYTES = 64 * 1024
+_PAUSE_S = 0.002
 
 
 async def pump(  # noqa: PLR0913  two ends
@@ -38,7 +43,7 @@ async def pump(  # noqa: PLR0913  two ends
     relation: str,
     on_data: Callable[[int, int], None],
 ) -> tuple[int, int]:
-    """Copy, inside the transactions that both sessions are in.
+    """Copy a part; on the target it is a transaction of its own.
 
     Args:
         source: session on the publisher, idle.
@@ -49,7 +54,7 @@ async def pump(  # noqa: PLR0913  two ends
         on_data: called with further rows and bytes, as they are handed on.
 
     Returns:
-        Rows and bytes.
+        Rows, as the publisher counts them, and bytes.
 
     Raises:
         SourceRefused, SourceLost: the publisher failed, or does not let the table be read.
@@ -57,72 +62,90 @@ async def pump(  # noqa: PLR0913  two ends
     """
     is_plain = not source.pgconn.ssl_in_use and not source.pgconn.used_gssapi
     chunks = _past_libpq(source, out, relation) if is_plain else _by_libpq(source, out, relation)
-    n_rows = size = 0
+    n_rows = size = told = 0
     async with target.cursor() as cursor:
         with target_errors(f"copying into {relation}"):
             async with cursor.copy(into) as copy:
                 async for rows, data in chunks:
-                    await copy.write(data)
-                    n_rows += rows
-                    size += len(data)
-                    on_data(rows, len(data))
+                    n_rows = rows
+                    if data:
+                        await copy.write(data)
+                        size += len(data)
+                    on_data(rows - told, len(data))
+                    told = rows
+                probes.probe(probes.COPY_PART)
     return n_rows, size
 
 
 async def _by_libpq(conn: slot.Connection, out: sql.Composed, relation: str) -> AsyncIterator[tuple[int, bytes]]:
-    rows: list[bytes] = []
-    size = 0
+    """Yield rows so far, with those of this data, and the data; at last the publisher's count with nothing."""
+    pieces: list[bytes] = []
+    n_rows = size = 0
     with source_errors(f"copying {relation}"):
-        async with conn.cursor() as cursor, cursor.copy(out) as copy:
-            async for row in copy:
-                rows.append(bytes(row))
-                size += len(rows[-1])
-                if size >= _CHUNK_BYTES:
-                    yield len(rows), b"".join(rows)
-                    rows, size = [], 0
-    if rows:
-        yield len(rows), b"".join(rows)
+        async with conn.cursor() as cursor:
+            async with cursor.copy(out) as copy:
+                async for piece in copy:
+                    pieces.append(bytes(piece))
+                    n_rows += 1
+                    size += len(pieces[-1])
+                    if size >= _CHUNK_BYTES:
+                        yield n_rows, b"".join(pieces)
+                        pieces, size = [], 0
+            yield cursor.rowcount, b"".join(pieces)
 
 
 async def _past_libpq(conn: slot.Connection, out: sql.Composed, relation: str) -> AsyncIterator[tuple[int, bytes]]:
-    """Yield rows and their data; the session is idle again afterwards, and of no use after an error."""
+    """Yield as `_by_libpq`; the session is idle again afterwards, and of no use after an error."""
     loop = asyncio.get_running_loop()
     reader = RowReader()
     query = out.as_bytes(conn) + b"\0"
+    size = 0
     # Another descriptor of the same socket: libpq has nothing in its buffers between two commands.
     with socket.socket(fileno=os.dup(conn.pgconn.socket)) as plain:
         plain.setblocking(False)
         try:
             await loop.sock_sendall(plain, b"Q" + struct.pack(">I", len(query) + 4) + query)
-            is_ready = False
-            while not is_ready:
-                n_bytes = await loop.sock_recv_into(plain, reader.room())
+            n_rows: int | None = None
+            while n_rows is None:
+                room = reader.room()
+                n_bytes = await loop.sock_recv_into(plain, room)
                 if not n_bytes:
                     raise SourceLost(f"source, copying {relation}: the server closed the connection unexpectedly")
-                before = reader.n_rows
                 data = reader.received(n_bytes)
-                if data:
-                    yield reader.n_rows - before, data
-                is_ready = _look_at_others(reader, relation)
+                n_rows = _look_at_others(reader, relation)
+                size += len(data)
+                if data or n_rows is not None:
+                    yield reader.n_rows if n_rows is None else n_rows, data
+                if n_rows is None and n_bytes < _SMALL_READ_BYTES < size:
+                    await asyncio.sleep(_PAUSE_S)
         except OSError as error:
             raise SourceLost(f"source, copying {relation}: {error.strerror or error}") from error
 
 
-def _look_at_others(reader: RowReader, relation: str) -> bool:
-    """Tell whether the server is ready for the next command.
+def _look_at_others(reader: RowReader, relation: str) -> int | None:
+    """Return how many rows the server has sent, once it is ready for the next command; before, None.
 
     Raises:
         SourceRefused, SourceLost: it has reported an error.
     """
+    n_rows = 0
     is_ready = False
     for kind, contents in reader.others:
         if kind == ord("E"):
-            fields = error_fields(contents)
-            text = f"source, copying {relation}: {fields.get('M', '')}"
-            if fields.get("C", "").startswith(("57", "08")):
-                raise SourceLost(text)
-            hint = "GRANT SELECT on the published tables to the source's role" if fields.get("C") == "42501" else ""
-            raise SourceRefused(text, hint=hint)
-        is_ready = is_ready or kind == ord("Z")
+            raise _source_error(contents, relation)
+        if kind == ord("C"):
+            n_rows = int(contents.rstrip(b"\0").rpartition(b" ")[2])  # COPY 123
+        is_ready = kind == ord("Z")
+    if not is_ready:
+        return None
     reader.others.clear()
-    return is_ready
+    return n_rows
+
+
+def _source_error(contents: bytes, relation: str) -> SourceRefused | SourceLost:
+    fields = error_fields(contents)
+    text = f"source, copying {relation}: {fields.get('M', '')}"
+    if fields.get("C", "").startswith(("57", "08")):
+        return SourceLost(text)
+    hint = "GRANT SELECT on the published tables to the source's role" if fields.get("C") == "42501" else ""
+    return SourceRefused(text, hint=hint)

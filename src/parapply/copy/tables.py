@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from parapply.target.settings import Connection
 
 
+#: Tables looked at in one statement: each is a lock until it ends.
+_AT_ONCE = 64
+
+
 async def check_columns(conn: Connection, tables: Sequence[PublishedTable]) -> None:
     """Refuse tables and columns that the target does not have, all of them in one message.
 
@@ -27,29 +31,58 @@ async def check_columns(conn: Connection, tables: Sequence[PublishedTable]) -> N
         TargetLost: the connection broke.
     """
     query = sql.SQL(
-        "SELECT a.attname, a.attgenerated FROM pg_catalog.pg_class AS c"
-        " JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
-        " JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
-        " WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')"
+        "SELECT pg_catalog.to_regclass(w.quoted) IS NOT NULL,"
+        " ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0"
+        " AND NOT a.attisdropped), ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute AS a"
+        " WHERE a.attrelid = c.oid AND a.attgenerated <> '' AND NOT a.attisdropped)"
+        " FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY AS w(schema_name, table_name, quoted, n)"
+        " LEFT JOIN (pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace)"
+        " ON n.nspname = w.schema_name AND c.relname = w.table_name AND c.relkind IN ('r', 'p') ORDER BY w.n"
     )
-    there = sql.SQL("SELECT pg_catalog.to_regclass($1)::text")
+    with target_errors("looking for the published tables"):
+        found = await rows(conn, query, [*_names(tables), [_quoted(table) for table in tables]])
     problems = []
-    for table in tables:
-        with target_errors("looking for the published tables"):
-            found = dict(await rows(conn, query, [table.schema, table.name]))
-            quoted = sql.Identifier(table.schema, table.name).as_string(None)
-            ((exists,),) = await rows(conn, there, [quoted])
-        if exists is None:
+    for table, (is_there, columns, all_generated) in zip(tables, found, strict=True):
+        if not is_there:
             problems.append(f"table {table.text} is missing")
             continue
-        if missing := [column for column in table.columns if column not in found]:
+        if missing := [column for column in table.columns if column not in columns]:
             problems.append(f"table {table.text} lacks {', '.join(missing)}")
-        if generated := [column for column in table.columns if found.get(column)]:
+        if generated := [column for column in table.columns if column in all_generated]:
             problems.append(f"table {table.text} generates {', '.join(generated)}, which the publisher sends")
     if problems:
         raise TargetRefused(
             f"target: {'; '.join(problems)}", hint="create what is missing, or give --schema to bring it over"
         )
+
+
+async def column_types(conn: Connection, tables: Sequence[PublishedTable]) -> dict[tuple[str, str], dict[str, int]]:
+    """Return the OIDs of the types of each table's columns, by schema and name.
+
+    Raises:
+        TargetRefused, TargetLost: they could not be read.
+    """
+    query = sql.SQL(
+        "SELECT n.nspname, c.relname, a.attname, a.atttypid::bigint"
+        " FROM unnest($1::text[], $2::text[]) AS w(schema_name, table_name)"
+        " JOIN pg_catalog.pg_namespace AS n ON n.nspname = w.schema_name"
+        " JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = w.table_name"
+        " JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
+    )
+    with target_errors("reading the columns' types"):
+        found = await rows(conn, query, _names(tables))
+    types: dict[tuple[str, str], dict[str, int]] = {table.full_name: {} for table in tables}
+    for schema, name, column, type_oid in found:
+        types[schema, name][column] = type_oid
+    return types
+
+
+def _names(tables: Sequence[PublishedTable]) -> list[list[str]]:
+    return [[table.schema for table in tables], [table.name for table in tables]]
+
+
+def _quoted(table: PublishedTable) -> str:
+    return sql.Identifier(table.schema, table.name).as_string(None)
 
 
 async def not_empty(conn: Connection, tables: Sequence[PublishedTable]) -> list[PublishedTable]:
@@ -58,13 +91,16 @@ async def not_empty(conn: Connection, tables: Sequence[PublishedTable]) -> list[
     Raises:
         TargetRefused, TargetLost: they could not be read.
     """
-    full = []
-    for table in tables:
-        query = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(sql.Identifier(table.schema, table.name))
-        with target_errors(f"looking whether {table.text} is empty"):
-            ((has_rows,),) = await rows(conn, query)
-        if has_rows:
-            full.append(table)
+    full: list[PublishedTable] = []
+    for first in range(0, len(tables), _AT_ONCE):
+        some = tables[first : first + _AT_ONCE]
+        one = sql.SQL("EXISTS (SELECT FROM {})")
+        query = sql.SQL("SELECT {}").format(
+            sql.SQL(", ").join([one.format(sql.Identifier(table.schema, table.name)) for table in some])
+        )
+        with target_errors("looking whether the tables are empty"):
+            (answers,) = await rows(conn, query)
+        full += [table for table, has_rows in zip(some, answers, strict=True) if has_rows]
     return full
 
 
@@ -82,7 +118,7 @@ async def empty(conn: Connection, tables: Sequence[PublishedTable]) -> None:
         "SELECT EXISTS (SELECT FROM pg_catalog.pg_constraint WHERE contype = 'f' AND confrelid = $1::regclass"
         " AND NOT conrelid::text = ANY ($2::text[]))"
     )
-    names = [sql.Identifier(table.schema, table.name).as_string(None) for table in tables]
+    names = [_quoted(table) for table in tables]
     together: list[sql.Identifier] = []
     single: list[sql.Identifier] = []
     with target_errors("emptying tables"):
@@ -118,7 +154,7 @@ async def deferrable_indexes(conn: Connection, table: PublishedTable) -> list[tu
         " ORDER BY 1, 2"
     )
     with target_errors(f"reading the indexes of {table.text}"):
-        found = await rows(conn, query, [sql.Identifier(table.schema, table.name).as_string(None)])
+        found = await rows(conn, query, [_quoted(table)])
     drop = sql.SQL("DROP INDEX {}")
     # Made again and then interrupted before that was noted, one is there already.
     again = [(schema, name, make.replace(" INDEX ", " INDEX IF NOT EXISTS ", 1)) for schema, name, make in found]

@@ -226,23 +226,26 @@ async def keep_indexes(conn: Connection, schema: str, slot_id: int, name: Name, 
 
 
 async def finish(  # noqa: PLR0913  the columns of a row
-    conn: Connection, schema: str, slot_id: int, name: Name, *, n_rows: int, size_bytes: int
+    conn: Connection, schema: str, slot_id: int, name: Name, *, n_rows: int, size_bytes: int, is_durable: bool
 ) -> None:
     """Note that all rows of a table are committed and its indexes are made.
+
+    Not durable is as exact: a crash that takes the rows takes this note, which is behind them in the WAL, too, and
+    everything that is based on it. The last one of a copy must be durable, and makes all of them so.
 
     Raises:
         TargetRefused, TargetLost: it could not be written.
     """
     query = in_schema(
-        "UPDATE {s}.copies SET state = 'copied', rows = $4::bigint, size_bytes = $5::bigint, indexes = '{{}}',"
-        " finished_at = pg_catalog.clock_timestamp()"
-        " WHERE slot_id = $1::int AND schema_name = $2 AND table_name = $3",
+        "WITH noted AS (UPDATE {s}.copies SET state = 'copied', rows = $4::bigint, size_bytes = $5::bigint,"
+        " indexes = '{{}}', finished_at = pg_catalog.clock_timestamp()"
+        " WHERE slot_id = $1::int AND schema_name = $2 AND table_name = $3)"
+        " SELECT pg_catalog.pg_notify($6, ''), pg_catalog.set_config('synchronous_commit', $7, true)",
         schema,
     )
+    values = [slot_id, *name, n_rows, size_bytes, channel(slot_id), "on" if is_durable else "off"]
     with target_errors("noting what is copied"):
-        async with conn.transaction():
-            await rows(conn, query, [slot_id, *name, n_rows, size_bytes])
-            await notify(conn, slot_id)
+        await rows(conn, query, values)
 
 
 async def forget(conn: Connection, schema: str, slot_id: int, names: Sequence[Name]) -> None:

@@ -4,8 +4,10 @@
   empty text, and no separator can be mistaken for a value. The text of its key is the same of the key's columns; where
   there is no key it is that of the row.
 - The hash of a text is `hashtextextended`: 64 bits, the same in all versions of PostgreSQL on machines of a byte order.
-- A key range is a part of the keys by the hash of their text, not by their order: two databases may sort text
-  differently, and every type has a text. Ranges are numbered from 0; how many there are is a power of two.
+- Rows are divided into ranges, numbered from 0. Where the key's first column is of a type that every server sorts
+  alike, a range is what lies between two values of it, so that the rows of one range are found by the key's index.
+  Where it is not (two databases may sort text differently), or there is no key, a range is a slice of the keys by the
+  hash of their text; how many there are is a power of two. A small table is one range.
 - Two tables are equal if in every range both have the same number of rows and the same sum of the rows' hashes. Where
   they differ, key by key and hash by hash says which rows do.
 
@@ -16,12 +18,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 from psycopg import sql
 
 from parapply.copy.parts import condition
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from parapply.copy.parts import Part
     from parapply.copy.published import PublishedTable
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
 ROWS_PER_RANGE = 10_000
 #: Ranges of a table at most: each is a row of every part's answer.
 MOST_RANGES = 1 << 14
+
+#: Pages of a relation that one statement sums up: 64 MB with PostgreSQL's own page size.
+READ_PAGES = 8192
 
 #: Seeds of the hashes: a row without a key has one text for both.
 _ROW_SEED, _KEY_SEED = 0, 1
@@ -41,10 +47,44 @@ SESSION_SETTINGS = (
 )
 
 
+#: Types whose order is the same on every server, by OID (pg_type.dat), and the type in which bounds are compared.
+_ORDERED_TYPES = {
+    20: "int8",
+    21: "int8",
+    23: "int8",
+    1082: "date",
+    1114: "timestamp",
+    1184: "timestamptz",
+    2950: "uuid",
+}
+
+
+class Ranges(msgspec.Struct, frozen=True, kw_only=True):
+    """How a table's rows are divided."""
+
+    count: int  # of hash slices; 1: all rows are one range
+    column: str = ""  # ranges of its values instead
+    type_name: str = ""  # in which they are compared
+    bounds: tuple[str, ...] = ()  # as texts, ascending: range n begins with bounds[n - 1]
+
+
 def n_ranges(rows: int) -> int:
     """Return into how many ranges a table of so many rows is cut."""
     wanted = max(1, rows // ROWS_PER_RANGE)
     return min(MOST_RANGES, 1 << (wanted - 1).bit_length())
+
+
+def ordered_type(table: PublishedTable, target_types: Mapping[str, int]) -> str:
+    """Return the type in which the key's first column is compared; empty if there is none that both ends sort alike.
+
+    Args:
+        table: as published, with the publisher's types.
+        target_types: OID of each column's type on the target.
+    """
+    if not table.key:
+        return ""
+    here = _ORDERED_TYPES.get(table.types[table.columns.index(table.key[0])], "")
+    return here if here == _ORDERED_TYPES.get(target_types.get(table.key[0], 0)) else ""
 
 
 def row_text(columns: Sequence[str]) -> sql.Composed:
@@ -63,19 +103,27 @@ def row_hash(table: PublishedTable) -> sql.Composed:
     return _hash(row_text(table.columns), _ROW_SEED)
 
 
-def key_range(table: PublishedTable, ranges: int) -> sql.Composed:
+def key_range(table: PublishedTable, ranges: Ranges) -> sql.Composed:
     """Return the expression for the number of the range a row is in."""
-    return sql.SQL("({} & {}::bigint)").format(_hash(row_text(table.key or table.columns), _KEY_SEED), ranges - 1)
+    if ranges.bounds:
+        array = "{" + ",".join(f'"{bound}"' for bound in ranges.bounds) + "}"
+        return sql.SQL("pg_catalog.width_bucket({}::{type}, {}::{type}[])").format(
+            sql.Identifier(ranges.column), sql.Literal(array), type=sql.Identifier("pg_catalog", ranges.type_name)
+        )
+    if ranges.count == 1:
+        return sql.Composed([sql.SQL("0")])
+    text = row_text(table.key or table.columns)
+    return sql.SQL("({} & {}::bigint)").format(_hash(text, _KEY_SEED), ranges.count - 1)
 
 
-def summary(table: PublishedTable, part: Part, ranges: int, row_filter: str) -> sql.Composed:
+def summary(table: PublishedTable, part: Part, ranges: Ranges, row_filter: str) -> sql.Composed:
     """Return the query for (range, number of rows, sum of their hashes) of a part."""
     return sql.SQL("SELECT {}, pg_catalog.count(*), pg_catalog.sum({}) FROM ONLY {}{} GROUP BY 1").format(
         key_range(table, ranges), row_hash(table), sql.Identifier(part.schema, part.name), condition(part, row_filter)
     )
 
 
-def rows_of(table: PublishedTable, part: Part, ranges: int, numbers: Sequence[int], row_filter: str) -> sql.Composed:
+def rows_of(table: PublishedTable, part: Part, ranges: Ranges, numbers: Sequence[int], row_filter: str) -> sql.Composed:
     """Return the query for (key's values as texts, hash) of a part's rows in some ranges.
 
     Without a key the values are those of all columns.
@@ -84,11 +132,26 @@ def rows_of(table: PublishedTable, part: Part, ranges: int, numbers: Sequence[in
         [sql.SQL("{}::pg_catalog.text").format(sql.Identifier(column)) for column in table.key or table.columns]
     )
     where = condition(part, row_filter)
-    return sql.SQL("SELECT ARRAY[{}]::pg_catalog.text[], {} FROM ONLY {}{}{} = ANY ({}::bigint[])").format(
+    if ranges.bounds:
+        wanted = sql.SQL("({})").format(sql.SQL(" OR ").join([_between(ranges, number) for number in numbers]))
+    else:
+        wanted = sql.SQL("{} = ANY ({}::bigint[])").format(key_range(table, ranges), sql.Literal(list(numbers)))
+    return sql.SQL("SELECT ARRAY[{}]::pg_catalog.text[], {} FROM ONLY {}{}{}{}").format(
         values,
         row_hash(table),
         sql.Identifier(part.schema, part.name),
         where,
-        sql.SQL(" {} {}").format(sql.SQL("AND" if where.as_string(None) else "WHERE"), key_range(table, ranges)),
-        sql.Literal(list(numbers)),
+        sql.SQL(" AND " if where.as_string(None) else " WHERE "),
+        wanted,
     )
+
+
+def _between(ranges: Ranges, number: int) -> sql.Composed:
+    """Return the condition for one range, in the form that the key's index answers."""
+    column, type_name = sql.Identifier(ranges.column), sql.Identifier("pg_catalog", ranges.type_name)
+    terms = []
+    if number > 0:
+        terms.append(sql.SQL("{} >= {}::{}").format(column, sql.Literal(ranges.bounds[number - 1]), type_name))
+    if number < len(ranges.bounds):
+        terms.append(sql.SQL("{} < {}::{}").format(column, sql.Literal(ranges.bounds[number]), type_name))
+    return sql.SQL("({})").format(sql.SQL(" AND ").join(terms))

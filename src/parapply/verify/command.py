@@ -31,10 +31,11 @@ from parapply.target import settings
 from parapply.verify import canonical
 from parapply.verify.differences import Difference, differences, differing_ranges, shown
 from parapply.verify.postgres import AnyEnd, Compared, End
+from parapply.verify.sampled import ranges_of
 from parapply.verify.statements import statements
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from parapply.config import Config
     from parapply.copy.snapshot import SourceSnapshot
@@ -150,7 +151,8 @@ class _Both:
     async def compare(self, tables: Sequence[PublishedTable], taken: Snapshot) -> list[Verdict]:
         target = [await self._open_target(taken) for _ in range(self._options.connections)]
         ends: tuple[AnyEnd, AnyEnd] = End(self._source, is_source=True), End(target, is_source=False)
-        compared = [await self._compared(target[0], table) for table in tables]
+        types = await on_target.column_types(target[0], tables)
+        compared = [await self._compared(target[0], table, types[table.full_name]) for table in tables]
         if self._spark is not None:
             from parapply.verify.spark import SparkEnd  # noqa: PLC0415
 
@@ -178,14 +180,20 @@ class _Both:
             await conn.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(taken.name)))
         return conn
 
-    async def _compared(self, target: settings.Connection, table: PublishedTable) -> Compared:
-        query = sql.SQL("SELECT $1::regclass::oid")
+    async def _compared(
+        self, target: settings.Connection, table: PublishedTable, target_types: Mapping[str, int]
+    ) -> Compared:
+        query = sql.SQL("SELECT $1::regclass::oid::bigint")
         name = sql.Identifier(table.schema, table.name).as_string(None)
         with settings.target_errors(f"reading {table.text}"):
             ((oid,),) = await settings.rows(target, query, [name])
-            leaves = await leaves_of(target, oid)
+            leaves = (await leaves_of(target, [oid]))[oid]
         rows = max(sum(leaf.estimated_rows for leaf in table.leaves), sum(leaf.estimated_rows for leaf in leaves))
-        return Compared(published=table, target_leaves=tuple(leaves), ranges=canonical.n_ranges(rows))
+        ranges = canonical.Ranges(count=canonical.n_ranges(rows))
+        type_name = canonical.ordered_type(table, target_types)
+        if ranges.count > 1 and type_name:
+            ranges = await ranges_of(self._source[0], table, type_name, ranges.count)
+        return Compared(published=table, target_leaves=tuple(leaves), ranges=ranges)
 
     async def _table(self, table: Compared, source: AnyEnd, target: AnyEnd, bar: Bar) -> Verdict:
         def on_part(part: Any, rows: int) -> None:  # noqa: ANN401  a Part

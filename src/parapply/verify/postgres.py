@@ -36,7 +36,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
     published: PublishedTable
     target_leaves: tuple[Leaf, ...]
-    ranges: int
+    ranges: canonical.Ranges
 
 
 class AnyEnd(Protocol):
@@ -66,7 +66,11 @@ class End:
     def parts(self, table: Compared) -> list[Part]:
         """Return the parts of a table here."""
         leaves = table.published.leaves if self._is_source else table.target_leaves
-        return [part for leaf in leaves for part in parts_of(leaf)]
+        return [part for leaf in leaves for part in parts_of(leaf, canonical.READ_PAGES)]
+
+    def _leaves(self, table: Compared) -> list[Part]:
+        leaves = table.published.leaves if self._is_source else table.target_leaves
+        return [Part(schema=leaf.schema, name=leaf.name) for leaf in leaves]
 
     def _errors(self, table: PublishedTable) -> AbstractContextManager[None]:
         doing = f"reading {table.text}"
@@ -101,7 +105,8 @@ class End:
             found = await self._rows(session, published, query)
             collected.extend((tuple(key), int(hashed)) for key, hashed in found)
 
-        await self._each(deque(self.parts(table)), one)
+        # The key's index finds the rows of key ranges; for those of hash slices all pages are read again.
+        await self._each(deque(self._leaves(table) if table.ranges.bounds else self.parts(table)), one)
         return collected
 
     async def _rows(self, session: Session, table: PublishedTable, query: sql.Composed) -> list[tuple[Any, ...]]:

@@ -127,7 +127,7 @@ class SparkEnd:
                 words = str(error).strip().splitlines() or [type(error).__name__]
                 raise ParapplyError(f"Spark, reading {table.published.text}: {words[0]}") from error
             add(total, found)
-            for number, part in enumerate(parts_of(leaf)):
+            for number, part in enumerate(parts_of(leaf, canonical.READ_PAGES)):
                 on_part(part, 0 if number else sum(rows for _, rows, _ in found))
         return total
 
@@ -136,7 +136,7 @@ class SparkEnd:
 
         published = table.published
         relation = _relation(published, leaf, table.ranges, published.row_filter if self._is_source else "")
-        predicates = [bounds(part, "at").as_string(None) or "true" for part in parts_of(leaf)]
+        predicates = [bounds(part, "at").as_string(None) or "true" for part in parts_of(leaf, canonical.READ_PAGES)]
         properties = {
             **self._secrets,
             "driver": "org.postgresql.Driver",
@@ -156,7 +156,7 @@ class SparkEnd:
         return "; ".join([*first, canonical.SESSION_SETTINGS])
 
 
-def _relation(table: PublishedTable, leaf: Leaf, ranges: int, row_filter: str) -> str:
+def _relation(table: PublishedTable, leaf: Leaf, ranges: canonical.Ranges, row_filter: str) -> str:
     """Return what Spark reads: range and hash of each row, and where it is, for the predicates."""
     where = sql.SQL(" WHERE ({})").format(sql.SQL(row_filter)) if row_filter else sql.SQL("")
     query = sql.SQL("(SELECT {} AS key_range, {} AS row_hash, ctid AS at FROM ONLY {}{}) AS hashed").format(

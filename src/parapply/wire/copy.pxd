@@ -1,8 +1,14 @@
 # Types for the compiled twin of copy.py.
 
 cimport cython
+from libc.string cimport memmove
 
 cdef unsigned char _COPY_DATA, _XLOG_DATA, _KEEPALIVE
+
+# Move bytes towards the buffer's start; `to` is not behind `at`, and both ranges are inside the buffer.
+cdef inline void move_bytes(unsigned char *data, Py_ssize_t to, Py_ssize_t at, Py_ssize_t n_bytes) noexcept:
+    memmove(data + to, data + at, n_bytes)
+
 
 cdef class CopyReader:
     cdef bytearray _buffer
@@ -29,7 +35,8 @@ cdef class RowReader:
     cdef public list others
 
     @cython.locals(
-        size="Py_ssize_t", at="Py_ssize_t", end="Py_ssize_t", length="Py_ssize_t", data="const unsigned char *",
+        size="Py_ssize_t", at="Py_ssize_t", end="Py_ssize_t", length="Py_ssize_t", kept="Py_ssize_t",
+        data="unsigned char *",
     )
     cpdef bytes received(self, Py_ssize_t n_bytes)
     @cython.locals(left="Py_ssize_t")

@@ -135,11 +135,17 @@ class RowReader:
             data = self._buffer  # type: ignore[assignment]
         parts: list[bytes] = []
         at = 0
+        kept = 0
         while at < size:
             if self._left:
                 end = at + self._left if self._left <= size - at else size
-                parts.append(data[at:end])
                 self._left -= end - at
+                if not cython.compiled:
+                    parts.append(data[at:end])
+                else:
+                    # Moved together in the buffer: an object for each row would take longer than all else.
+                    move_bytes(data, kept, at, end - at)  # type: ignore[name-defined]  # noqa: F821
+                    kept += end - at
                 at = end
                 continue
             if size - at < 5:
@@ -160,8 +166,9 @@ class RowReader:
                 break
             self.others.append((data[at], data[at + 5 : end]))
             at = end
+        found = b"".join(parts) if not cython.compiled else data[:kept]
         self._keep(at, size)
-        return b"".join(parts)
+        return found
 
     def _keep(self, at: int, size: int) -> None:
         left = self._filled = size - at

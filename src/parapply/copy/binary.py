@@ -1,0 +1,56 @@
+"""Which tables are copied in binary: where both ends read and write the same bytes for every column. Pure.
+
+A value's binary form costs both servers less than its text, and what it is for the types below has been the same since
+PostgreSQL 14 at least. Every other type goes as text, and with it the table: types of users and extensions may differ
+behind one name, arrays and composites name the types of their elements by number, and an infinite interval is a number
+of months to servers before 17. Length and precision are checked on the way in as they are for text.
+
+Source: PostgreSQL manual, "COPY" (binary format); the send and receive functions of each type.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from parapply.copy.published import PublishedTable
+
+#: OIDs of built-in types, the same on every server. (pg_type.dat)
+BINARY_TYPES = frozenset(
+    {
+        16,  # bool
+        17,  # bytea
+        20,  # int8
+        21,  # int2
+        23,  # int4
+        25,  # text
+        114,  # json
+        700,  # float4
+        701,  # float8
+        1042,  # bpchar
+        1043,  # varchar
+        1082,  # date
+        1083,  # time
+        1114,  # timestamp
+        1184,  # timestamptz
+        1266,  # timetz
+        1700,  # numeric
+        2950,  # uuid
+        3802,  # jsonb
+    }
+)
+
+
+def is_binary(table: PublishedTable, target_types: Mapping[str, int]) -> bool:
+    """Tell whether a table's rows can go in binary.
+
+    Args:
+        table: as published, with the publisher's types.
+        target_types: OID of each column's type on the target.
+    """
+    return all(
+        type_oid in BINARY_TYPES and target_types.get(column) == type_oid
+        for column, type_oid in zip(table.columns, table.types, strict=True)
+    )
