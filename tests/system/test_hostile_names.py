@@ -95,7 +95,8 @@ def lab(server_pool: ServerPool, pg_major: int) -> Iterator[_Lab]:
 
 def _create(database: Database, names: _Names, *, is_target: bool) -> None:
     quoted = {"schema": sql.Identifier(names.schema), "table": sql.Identifier(names.schema, names.table),
-              "type": sql.Identifier(names.schema, names.type_), "index": sql.Identifier(names.unique_index)}  # fmt: skip
+              "type": sql.Identifier(names.schema, names.type_),
+              "index": sql.Identifier(names.unique_index)}  # fmt: skip
     key, mood, text = map(sql.Identifier, names.columns)
     labels = sql.SQL(", ").join(map(sql.Literal, names.labels))
     create = (
