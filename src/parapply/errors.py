@@ -22,6 +22,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import ClassVar
 
+from parapply.printable import printable
+
 
 class Retry(Enum):
     """What the daemon does with an error."""
@@ -48,7 +50,7 @@ class ParapplyError(Exception):
 
     def line(self) -> str:
         """Return the one line an operator reads: what happened, why, and what to do."""
-        text = " ".join(str(self).split())
+        text = printable(" ".join(str(self).split()))
         return f"{text} Hint: {' '.join(self.hint.split())}" if self.hint else text
 
 

@@ -50,18 +50,29 @@ class _Names(NamedTuple):
     columns: tuple[str, str, str]
     type_: str
     labels: tuple[str, str]
-    unique_index: str
+    index_name: str
     gid: str
 
 
+def _several(count: int) -> st.SearchStrategy[list[str]]:
+    return st.lists(NAMES, min_size=count, max_size=count, unique=True)
+
+
+#: Tables, types and indexes share their names' space.
 EXAMPLES = st.builds(
-    _Names,
+    lambda schema, objects, columns, labels, gid: _Names(
+        schema=schema,
+        table=objects[0],
+        columns=(columns[0], columns[1], columns[2]),
+        type_=objects[1],
+        labels=(labels[0], labels[1]),
+        index_name=objects[2],
+        gid=gid,
+    ),
     NAMES,
-    NAMES,
-    st.lists(NAMES, min_size=3, max_size=3, unique=True).map(tuple),
-    NAMES,
-    st.lists(NAMES, min_size=2, max_size=2, unique=True).map(tuple),
-    NAMES,
+    _several(3),
+    _several(3),
+    _several(2),
     NAMES,
 )
 
@@ -95,8 +106,7 @@ def lab(server_pool: ServerPool, pg_major: int) -> Iterator[_Lab]:
 
 def _create(database: Database, names: _Names, *, is_target: bool) -> None:
     quoted = {"schema": sql.Identifier(names.schema), "table": sql.Identifier(names.schema, names.table),
-              "type": sql.Identifier(names.schema, names.type_),
-              "index": sql.Identifier(names.unique_index)}  # fmt: skip
+              "type": sql.Identifier(names.schema, names.type_), "index": sql.Identifier(names.index_name)}  # fmt: skip
     key, mood, text = map(sql.Identifier, names.columns)
     labels = sql.SQL(", ").join(map(sql.Literal, names.labels))
     create = (
@@ -150,7 +160,7 @@ _WORST = _Names(
     columns=('k "%s" \\', "m' {} $$ \n", "t [/bold] %"),
     type_='y "%s" \'\\',
     labels=('it\'s "%s"', "\\N {} \n"),
-    index='i "%s" \'\\ [red]',
+    index_name='i "%s" \'\\ [red]',
     gid="g ' \" \\ %s $1",
 )
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Self
 
 import click
 
+from parapply.printable import printable
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -71,7 +73,7 @@ class Bar:
 
     def table_done(self, table: PublishedTable, rows: int, size_bytes: int) -> None:
         """See Watcher."""
-        self.say(f"{table.text}: {rows:,} rows, {size_bytes / _MEGABYTE:,.1f} MB")
+        self.say(f"{printable(table.text)}: {rows:,} rows, {size_bytes / _MEGABYTE:,.1f} MB")
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""

@@ -19,6 +19,7 @@ import msgspec
 from psycopg import sql
 
 from parapply.errors import TargetLost, TargetRefused
+from parapply.printable import printable
 from parapply.runtime import operations
 from parapply.source.slot import source_errors
 from parapply.target.settings import rows, target_errors
@@ -158,7 +159,7 @@ def _print(outcomes: Sequence[Outcome], options: Options) -> None:
         click.echo(json.dumps({"is_dry": options.is_dry, "sequences": document}, indent=2))
         return
     for one in outcomes:
-        name = f"{one.schema_name}.{one.sequence_name}"
+        name = printable(f"{one.schema_name}.{one.sequence_name}")
         if one.outcome == "moved" and one.before and one.after:
             click.echo(f"{name}: {one.before.last_value} -> {one.after.last_value}")
         elif one.outcome == "ahead" and one.before:

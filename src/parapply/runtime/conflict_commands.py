@@ -18,6 +18,7 @@ from rich.text import Text
 
 from parapply.conflict import asking, listing, replay
 from parapply.errors import TargetRefused
+from parapply.printable import printable
 from parapply.runtime import operations
 from parapply.target import origins, state
 
@@ -65,7 +66,7 @@ def _print(found: list[dict[str, Any]]) -> None:
         shown = [one["conflict_id"], one["recorded_at"][:19], one["conflict_type"]]
         shown += [f"{one['schema_name']}.{one['table_name']}", key, one["policy"], outcome]
         # As Text: names and values may hold what rich takes for markup.
-        table.add_row(*(Text(str(value)) for value in (*shown, one["remote_lsn"], one["remote_xid"])))
+        table.add_row(*(Text(printable(str(value))) for value in (*shown, one["remote_lsn"], one["remote_xid"])))
     Console(soft_wrap=True).print(table)
 
 
@@ -88,7 +89,7 @@ def show_conflicts(config: Config, wanted: Filter, *, as_json: bool) -> None:
         return
     _check_found(found, wanted)
     for one in found:
-        click.echo("\n".join(_described(one)))
+        click.echo("\n".join(map(printable, _described(one))))
 
 
 def _described(one: dict[str, Any]) -> list[str]:
@@ -143,7 +144,7 @@ async def _replay(config: Config, wanted: Filter, *, is_dry: bool, assume_yes: b
             effects = await replay.replay(conn, schema, role, found)
         if not as_json:
             for effect in effects:
-                click.echo("\n".join(replay.as_lines(effect)))
+                click.echo("\n".join(map(printable, replay.as_lines(effect))))
         if not is_dry:
             if not assume_yes:
                 click.confirm(f"Apply {len(effects)} change{'s' if len(effects) > 1 else ''}?", abort=True)

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from parapply.errors import ParapplyError
+from parapply.printable import printable_tree
 from parapply.runtime.reading import Reader, collect
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ async def _print_lines(reader: Reader, report: dict[str, Any]) -> None:
 
 def render(report: dict[str, Any]) -> Group:
     """Lay a report of `Reader.read` out as one screen."""
+    report = printable_tree(report)
     parts: list[RenderableType] = [_facts(report), ""]
     if report["workers"]:
         parts += [_workers(report["workers"]), ""]

@@ -8,6 +8,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from parapply.printable import printable, printable_tree
 from parapply.runtime.status import duration
 from parapply.top.history import is_silent
 
@@ -58,8 +59,8 @@ def screen(history: History, width: int, height: int, order: str, notice: str = 
         # As long as it takes, within reason: the cause of a lost connection stands at the end.
         lines = Text(notice, style="bold red").wrap(Console(width=width), width)
         head += lines[:_NOTICE_LINES]
-    seldom = _seldom(history.report)
-    workers: Sequence[dict[str, Any]] = history.report["workers"]
+    seldom = _seldom(printable_tree(history.report))
+    workers: Sequence[dict[str, Any]] = printable_tree(history.report["workers"])
     tables: Sequence[TableRate] = history.tables(order)
     n_workers, wraps = len(workers), True
     if height:
@@ -78,7 +79,7 @@ def screen(history: History, width: int, height: int, order: str, notice: str = 
 
 
 def _head(history: History, width: int) -> list[RenderableType]:
-    report = history.report
+    report = printable_tree(history.report)
     state = Text.assemble(("slot ", "dim"), (report["slot_name"], "bold"), "  ")
     if report["is_daemon_connected"]:
         state.append(report["state"], _STYLES.get(report["state"], ""))
@@ -149,14 +150,15 @@ def _waits(worker: dict[str, Any]) -> str:
 def _tables(tables: Sequence[TableRate]) -> Table:
     schemas = {one.name.partition(".")[0] for one in tables}
     # Where all tables share a schema its name is told once: there is little room.
-    heading, start = (f"table in {schemas.pop()}", True) if len(schemas) == 1 else ("table", False)
+    heading, start = (f"table in {printable(schemas.pop())}", True) if len(schemas) == 1 else ("table", False)
     table = _grid(
         (heading, "left", None), ("rows/s", "right", 7), ("ins", "right", 5), ("upd", "right", 5), ("del", "right", 5),
         ("waits", "right", 5), ("for", "left", 7), ("applied", "left", 7),
     )  # fmt: skip
     for one in tables:
         rates = [_rate(rate) for rate in (one.rows_s, one.inserts_s, one.updates_s, one.deletes_s, one.waits_s)]
-        name = Text(one.name.partition(".")[2] if start else one.name, no_wrap=True, overflow="ellipsis")
+        shown = printable(one.name.partition(".")[2] if start else one.name)
+        name = Text(shown, no_wrap=True, overflow="ellipsis")
         name.style = "dim" if one.is_quiet else ""
         waits_for = one.waits_for.replace("foreign key", "parent") if one.waits_s else ""
         table.add_row(name, *rates, waits_for, "alone" if one.is_alone else _LANES.get(one.lane, one.lane))

@@ -24,6 +24,7 @@ from parapply.copy.leaves import leaves_of
 from parapply.copy.published import PublishedTable, published_tables
 from parapply.errors import ParapplyError, SourceRefused
 from parapply.model import format_lsn
+from parapply.printable import printable
 from parapply.runtime import operations
 from parapply.runtime.ask import snapshots
 from parapply.source import slot
@@ -223,14 +224,14 @@ class _Both:
 
 def _line(verdict: Verdict) -> str:
     if verdict.is_equal:
-        return f"{verdict.table.text}: equal, {verdict.source_rows:,} rows"
+        return f"{printable(verdict.table.text)}: equal, {verdict.source_rows:,} rows"
     rows = f"source {verdict.source_rows:,} rows, target {verdict.target_rows:,}"
     keys = f"{'more than ' if verdict.is_cut else ''}{len(verdict.found):,} keys differ"
     columns = verdict.table.key or verdict.table.columns
-    lines = [f"{verdict.table.text}: DIFFERENT, {rows}, {keys}"]
+    lines = [f"{printable(verdict.table.text)}: DIFFERENT, {rows}, {keys}"]
     for one in verdict.found:
         many = f" ({one.count} rows)" if one.count > 1 else ""
-        lines.append(f"  {one.kind:9} {shown(columns, one.key)}{many}")
+        lines.append(f"  {one.kind:9} {printable(shown(columns, one.key))}{many}")
     return "\n".join([*lines, *verdict.statements])
 
 
