@@ -13,6 +13,7 @@ from psycopg import sql
 
 from tests.fixtures.daemon import Daemon
 from tests.fixtures.databases import create_database, drop_database
+from tests.fixtures.fan import make_slot
 from tests.fixtures.route import Route
 from tests.fixtures.table_rows import contents
 from tests.fixtures.two_phase import TWO_PHASE
@@ -182,11 +183,12 @@ def test_commands_show_and_compare_them(lab: _Lab, run_command: RunCommand) -> N
     assert [line for line in lab.daemon.lines if not line.startswith("{")] == []
 
 
-def test_a_refusal_is_one_line(lab: _Lab, run_command: RunCommand) -> None:
+def test_a_refusal_is_one_line(source_db: Database, target_db: Database, run_command: RunCommand) -> None:
     """A table that the target lacks is named in one line, whatever its name; nothing of it acts on a terminal."""
-    route = lab.route
+    route = Route(source=source_db, target=target_db)
+    route.source.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    make_slot(route)
     route.source.execute("CREATE TABLE \"no\nthing \x1b[2J '%s' {}\" (id int PRIMARY KEY)")
-    lab.daemon.stop()
     route.source.execute("INSERT INTO \"no\nthing \x1b[2J '%s' {}\" VALUES (1)")
     done = run_command(route, "run", "--until", route.end_of_source_lsn())
     told = [line for line in done.stderr.split("\n") if line and not line.startswith("{")]
@@ -194,4 +196,3 @@ def test_a_refusal_is_one_line(lab: _Lab, run_command: RunCommand) -> None:
     assert len(told) == 1, told
     assert "no thing" in told[0]
     assert "\x1b" not in done.stderr
-    route.source.execute("DROP TABLE \"no\nthing \x1b[2J '%s' {}\"")
