@@ -141,6 +141,7 @@ def test_in_a_terminal(pair: Pair) -> None:
     daemon.wait_caught_up()
     with terminal(pair, "top", "--interval", "0.2") as shown:
         shown.wait_for("item")
+        shown.wait_for("Quit")
         shown.press("s")
         shown.press(" ")
         shown.wait_for("paused")

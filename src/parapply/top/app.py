@@ -70,7 +70,6 @@ class Top(App[None]):
     def action_pause(self) -> None:
         """Stand still, or go on."""
         self._is_paused = not self._is_paused
-        self._notice = "paused" if self._is_paused else ""
         self._show()
 
     async def _look(self) -> None:
@@ -88,4 +87,6 @@ class Top(App[None]):
     def _show(self) -> None:
         shown = self.query_one("#screen", Static)
         size = self.size
-        shown.update(screen(self._history, size.width - 2, size.height - 1, self._order, self._notice))
+        # A look that was under way when the key came must not hide that nothing moves any more.
+        notice = "paused" if self._is_paused else self._notice
+        shown.update(screen(self._history, size.width - 2, size.height - 1, self._order, notice))
