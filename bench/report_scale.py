@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _RESULTS: Final = Path(__file__).parent / "results"
 _LOOK_S: Final = 0.5
 _SAID: Final = "said"
+_COUNTED: Final = ("java", "python")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +149,10 @@ def _run(folder: Path, *arguments: str) -> _Run:
 
 
 def _usage(pid: int) -> Iterator[tuple[int, str, int, int, float]]:
-    """Yield number, name, bytes, most bytes and seconds of CPU of a process and of each of its children."""
+    """Yield number, name, bytes, most bytes and seconds of CPU of a process and of its children.
+
+    Of Java and Python only: what Java starts besides is for an instant a copy of Java itself, with all its memory.
+    """
     try:
         process = psutil.Process(pid)
         everyone = [process, *process.children(recursive=True)]
@@ -156,8 +160,10 @@ def _usage(pid: int) -> Iterator[tuple[int, str, int, int, float]]:
         return
     for one in everyone:
         try:
-            times = one.cpu_times()
-            yield one.pid, one.name(), one.memory_info().rss, _highest_bytes(one.pid), times.user + times.system
+            times, name = one.cpu_times(), one.name()
+            if not name.startswith(_COUNTED):
+                continue
+            yield one.pid, name, one.memory_info().rss, _highest_bytes(one.pid), times.user + times.system
         except (psutil.NoSuchProcess, OSError):
             continue
 
