@@ -84,6 +84,16 @@ def test_the_document_is_all_of_standard_output(scratch: Path) -> None:
     assert "Making the backlog" in done.stderr
 
 
+def test_copies_in_turn(scratch: Path) -> None:
+    """The tables are equal after every copy, whoever made it; time and CPU are in the document."""
+    done = run(scratch, "--copy", "--shape=wide", "--rounds=1", "--scale=1", "--workers=2", "--no-save", "--json")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["results"]
+    assert (found["shape"], found["tables"]) == ("wide", 2)
+    assert [turn["runner"] for turn in found["turns"]] == ["built-in", "built-in, 4 workers", "parapply 2"]
+    assert all(turn["is_equal"] and turn["cpu_s"] > 0 for turn in found["turns"])
+
+
 def test_a_huge_transaction_beside_small_ones(scratch: Path, tmp_path: Path) -> None:
     """With --live both ways of parapply take a turn, and are in the tables, the JSON file and the plot."""
     done = run(

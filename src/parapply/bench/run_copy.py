@@ -41,6 +41,7 @@ def main(options: Options, shapes: Sequence[CopyShapeName], output: Output) -> i
     """
     output.prepare()
     documents = [_measure(options, name, output) for name in dict.fromkeys(shapes)]
+    output.print_document({"results": documents})
     return 0 if all(turn["is_equal"] for document in documents for turn in document["turns"]) else _DIFFERENT
 
 
@@ -80,7 +81,6 @@ def _measure(options: Options, name: CopyShapeName, output: Output) -> dict[str,
         "turns": [asdict(turn) for turn in done],
     }
     output.save(f"copy-{name}-{at:%Y%m%dT%H%M%SZ}", content)
-    output.print_document(content)
     return content
 
 
