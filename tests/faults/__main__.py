@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -41,10 +40,17 @@ Examples:
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result here.")
 @click.option("--mutants", is_flag=True, help="Break the daemon on purpose; each mutant must be found.")
 @click.option("--list", "is_list", is_flag=True, help="Print the faults, and those that cannot be run here.")
-def main(  # noqa: PLR0913  one parameter for each option
-    *, minutes: float, seed: str, first_round: int, rounds: int | None, only: str, json_path: Path | None, mutants: bool,
+def main(
+    *,
+    minutes: float,
+    seed: str,
+    first_round: int,
+    rounds: int | None,
+    only: str,
+    json_path: Path | None,
+    mutants: bool,
     is_list: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Break daemon, servers and network under load, and look for lost, doubled and torn transactions.
 
     Ends with 1 if anything was found (with --mutants: if a mutant was not).
@@ -60,21 +66,32 @@ def main(  # noqa: PLR0913  one parameter for each option
     with servers() as made:
         if mutants:
             sys.exit(_run_mutants(made, seed, console))
-        campaign = Campaign(servers=made, seed=seed, faults=faults, tell=lambda line: None)
         began_s = time.monotonic()
-        _with_progress(campaign, began_s, minutes * 60, first_round, rounds, console)
+
+        def write() -> None:
+            if json_path:
+                result = _as_json(campaign, time.monotonic() - began_s, made.source.binaries.version_text)
+                json_path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
+
+        campaign = Campaign(servers=made, seed=seed, faults=faults, tell=lambda _: None, after_round=write)
+        try:
+            _with_progress(campaign, console, began_s, minutes * 60, first_round=first_round, rounds=rounds)
+        finally:
+            write()
         took_s = time.monotonic() - began_s
-        major = made.source.binaries.version_text
-    _print_results(campaign, took_s, Console())
-    if json_path:
-        json_path.write_bytes(msgspec.json.format(msgspec.json.encode(_as_json(campaign, took_s, major)), indent=1))
+    _print_results(campaign, took_s, Console(width=None if sys.stdout.isatty() else 150, soft_wrap=True))
     sys.exit(1 if campaign.total else 0)
 
 
 def _with_progress(
-    campaign: Campaign, began_s: float, duration_s: float, first_round: int, rounds: int | None, console: Console
+    campaign: Campaign, console: Console, began_s: float, duration_s: float, *, first_round: int, rounds: int | None
 ) -> None:
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[counts]}"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[counts]}"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("faults", total=duration_s, counts="")
 
@@ -129,8 +146,9 @@ def _print_results(campaign: Campaign, took_s: float, console: Console) -> None:
         console.print(f"round {problem['round']}, {problem['fault']}:", *problem["texts"], problem["log"], sep="\n",
                       markup=False, highlight=False)  # fmt: skip
     found = campaign.total
+    n_injected = sum(one.injected for one in campaign.results.values() if one.fault != "end")
     console.print(
-        f"{sum(one.injected for one in campaign.results.values())} faults and checks, {campaign.transactions} transactions: "
+        f"{n_injected} faults, {campaign.transactions} transactions: "
         f"lost {found.lost}, doubled {found.duplicated}, torn {found.torn}, other {found.other}"
     )
 
@@ -141,8 +159,7 @@ def _as_json(campaign: Campaign, took_s: float, server_version: str) -> dict[str
         "at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", "parapply": __version__, "server": server_version,
         "python": platform.python_version(), "seed": campaign.seed, "minutes": round(took_s / 60, 1),
         "transactions": campaign.transactions, "lost": found.lost, "duplicated": found.duplicated, "torn": found.torn,
-        "other": found.other, "injected": Counter({one.fault: 0 for one in campaign.results.values()})
-        + Counter({one.title: one.injected for one in campaign.results.values()}),
+        "other": found.other, "injected": sum(one.injected for one in campaign.results.values() if one.fault != "end"),
         "results": list(campaign.results.values()), "problems": campaign.problems, "rounds": campaign.rounds,
         "not_run": {**NOT_RUN, **{one.name: one.why_not for one in FAULTS if one.why_not}},
     }  # fmt: skip

@@ -52,6 +52,7 @@ class Campaign:
         faults: to inject; those that cannot be run here are left out.
         tell: called with a line for a person when a fault has been injected and checked.
         environ: variables of every daemon.
+        after_round: called after each round.
         results: by title.
         problems: one for each thing found: round, fault, text, log.
         rounds: settings and faults of each round.
@@ -63,6 +64,7 @@ class Campaign:
     faults: Sequence[Fault]
     tell: Callable[[str], None]
     environ: Mapping[str, str] = field(default_factory=dict)
+    after_round: Callable[[], None] = lambda: None
     results: dict[str, Result] = field(default_factory=dict)
     problems: list[dict[str, Any]] = field(default_factory=list)
     rounds: list[dict[str, Any]] = field(default_factory=list)
@@ -79,6 +81,7 @@ class Campaign:
         number = first_round
         while time.monotonic() < until_s and (rounds is None or number < first_round + rounds):
             self.run_round(number, self._deal(number), until_s)
+            self.after_round()
             number += 1
 
     def _deal(self, number: int) -> list[Fault]:
@@ -147,7 +150,9 @@ class Campaign:
         result.torn += found.torn
         result.failures += found.other
         result.longest_s = round(max(result.longest_s, took_s), 1)
-        self.tell(f"  {one.name:4} {one.title}: {'FOUND ' + found.texts[0][-300:] if found else 'well'} ({took_s:.1f} s)")
+        self.tell(
+            f"  {one.name:4} {one.title}: {'FOUND ' + found.texts[0][-300:] if found else 'well'} ({took_s:.1f} s)"
+        )
         if found:
             self._note(number, one.title, found, run.daemon.log_tail())
         return not found

@@ -42,9 +42,8 @@ class Fault:
 #: What the campaign does not inject, and where it is held instead.
 NOT_RUN = {
     "F19": "two slots apply everything twice by definition: an operator's mistake without a fault to heal",
-    "F25": "not injected: the load has it all the time (unique values that go from row to row, few accounts)",
-    "F32": "needs a standby behind one address with its primary; `tests/integration/test_settings.py` refuses a read-only "
-    "target",
+    "F25": "the load has it all the time: unique values that go from row to row, few accounts",
+    "F32": "needs a standby at the primary's address; `tests/integration/test_settings.py` refuses a read-only target",
     "F37": "needs PgBouncer, which is not here; `tests/integration/test_settings.py` refuses what a pooler does",
 }  # fmt: skip
 

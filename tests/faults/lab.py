@@ -152,7 +152,8 @@ class Round:
                 source_dsn=self.source_proxy.dsn(self.source.dsn_with(user=ROLE)),
                 target_dsn=self.target_proxy.dsn(self.target.dsn_with(user=ROLE)),
                 settings={
-                    **_TIMINGS, "source.two_phase": str(self.options.is_two_phase).lower(), "apply.spill_dir": str(spill),
+                    **_TIMINGS,
+                    "source.two_phase": str(self.options.is_two_phase).lower(), "apply.spill_dir": str(spill),
                     "applylog.directory": str(self.directory / "log"), "applylog.rotate_bytes": 1 << 20,
                     "applylog.retention_bytes": 4 << 20, **self.options.settings,
                 },

@@ -1,7 +1,7 @@
 """Broken daemons: the campaign must find each, or it proves nothing (oracle O10).
 
-A mutant is a daemon in whose process one method was replaced before it began (`mutate/sitecustomize.py`); nothing of it is
-in the package.
+A mutant is a daemon in whose process one method was replaced before it began (`mutate/sitecustomize.py`); nothing of it
+is in the package.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _feedback_before_durability() -> None:
         received_lsn = max(progress._intake.received_lsn, progress.durable_lsn)
         progress._stream.send_status(received_lsn, received_lsn, received_lsn, reply_requested=is_asking)
 
-    Progress.report = report  # type: ignore[method-assign]
+    Progress.report = report  # type: ignore[method-assign, assignment]
 
 
 def _no_record() -> None:
@@ -47,14 +47,14 @@ def _no_record() -> None:
     def first(_session: WorkerSession, _record: Record | Proof) -> Statement:
         return nothing
 
-    WorkerSession._first = first  # type: ignore[method-assign]
+    WorkerSession._first = first  # type: ignore[method-assign, assignment]
 
 
 def _order_ignored() -> None:
     def may_commit(scheduler: Scheduler, batch: Batch) -> bool:
         return not scheduler._late[batch.seq]
 
-    Scheduler.may_commit = may_commit  # type: ignore[method-assign]
+    Scheduler.may_commit = may_commit  # type: ignore[method-assign, assignment]
 
 
 def _dependencies_dropped() -> None:
@@ -73,7 +73,7 @@ def _aborts_ignored() -> None:
         if message.subxid == message.xid:
             abort(streams, message)
 
-    Streams.abort = only_whole  # type: ignore[method-assign]
+    Streams.abort = only_whole  # type: ignore[method-assign, assignment]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -147,15 +147,15 @@ def check_transactions(source: Database, target: Database) -> Findings:
         found.add("duplicated", len(applied - sent), f"O1 {table}: from nowhere or twice {list(applied - sent)[:3]}")
     for table in ("evt", "bulk"):
         query = f"SELECT txid, n, count(*) FROM {table} GROUP BY 1, 2"
-        sent, applied = ({(a, b): n for a, b, n in side.rows(query)} for side in (source, target))
-        double = [key for key, n in applied.items() if n > sent.get(key, 0)]
-        part = [key for key, n in sent.items() if n > applied.get(key, 0)]
+        rows, there = ({(a, b): n for a, b, n in side.rows(query)} for side in (source, target))
+        double = [key for key, n in there.items() if n > rows.get(key, 0)]
+        part = [key for key, n in rows.items() if n > there.get(key, 0)]
         found.add("duplicated", len({key[0] for key in double}), f"O2 {table}: twice {double[:3]}")
         found.add("torn", len({key[0] for key in part}), f"O2 {table}: rows missing of {part[:3]}")
     for table in TABLES:
         query = f"SELECT count(*), sum(hashtextextended(t::text, 0)::numeric) FROM {table} AS t"
-        here, there = target.rows(query), source.rows(query)
-        found.add("other", int(here != there), f"O5: {table} differs: {here} instead of {there}")
+        found_sum, wanted_sum = target.rows(query), source.rows(query)
+        found.add("other", int(found_sum != wanted_sum), f"O5: {table}: {found_sum} instead of {wanted_sum}")
     split = target.rows("SELECT DISTINCT id FROM xfer JOIN evt ON txid = id WHERE xfer.xmin <> evt.xmin")
     found.add("torn", len(split), f"O4: applied in more than one target transaction: {split[:3]}")
     return found

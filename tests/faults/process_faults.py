@@ -1,4 +1,4 @@
-"""Faults of the daemon's own process: killed, paused, doubled, stopped, short of memory or disk (F1, F2, F18 ... F38)."""
+"""Faults of the daemon's own process: killed, paused, doubled, stopped, short of memory or disk."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from tests.faults.side_load import large
 from tests.fixtures.plain import WORKER_IS_BLOCKED, end_sessions, foreign_transaction, walsender_pid
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tests.faults.lab import Round
 
 #: Passed by every load, with the largest passage to be killed at.
@@ -29,7 +31,7 @@ _MEMORY_LIMIT_BYTES = 16 * 1024 * 1024
 _PEAK_LIMIT_BYTES = 400 * 1024 * 1024
 _REFUSED = 4
 #: A worker follows every streamed transaction, and its changes go to disk at once.
-_SPOOL = {"source.streaming": "on", "apply.stream_start_bytes": 0, "apply.workers": 4}
+_SPOOL: Mapping[str, str | float] = {"source.streaming": "on", "apply.stream_start_bytes": 0, "apply.workers": 4}
 
 
 def killed(run: Round) -> None:
@@ -44,7 +46,8 @@ def killed(run: Round) -> None:
 
 def kill_at(run: Round, point: str, passage: int = 1) -> None:
     """Replace the daemon by one that is killed at a point, once it has passed it so often."""
-    run.daemon.kill()
+    if run.daemon.is_running():
+        run.daemon.kill()
     run.start(environ={"PARAPPLY_FAILPOINT": f"{point}:kill:{passage}"})
     if point == probes.DRAIN:
         run.daemon.wait_for_event("source_connected", WAIT_S)
@@ -75,12 +78,15 @@ def f1_random(run: Round) -> None:
 
 @fault("F2", "sessions of a killed daemon live on")
 def f2(run: Round) -> None:
-    """Killed while its sessions wait for locks; the next daemon waits behind the fence until they are gone."""
+    """Killed while its sessions wait for locks; the next daemon waits behind the fence until they are gone.
+
+    They go when the lock does, or when their server looks for its client (`client_connection_check_interval`).
+    """
     with foreign_transaction(run.target, "SELECT FROM acct FOR UPDATE"):
         run.target.wait_until(WORKER_IS_BLOCKED, WAIT_S)
         run.daemon.kill()
         run.start()
-        run.daemon.wait_for_event("lease_waiting", WAIT_S)
+        run.work(10, 40)
     run.daemon.wait_for_event("source_connected", WAIT_S)
 
 
@@ -134,7 +140,7 @@ def f21(run: Round) -> None:
 
 @fault("F33", "daemon killed (-9) at PREPARE and at its outcome", needs_two_phase=True)
 def f33_kill(run: Round) -> None:
-    """Killed when PREPARE or its outcome is sent, or done and not recorded (K12, K13): the load prepares all the time."""
+    """Killed when PREPARE or its outcome is sent, or done and not recorded (K12, K13)."""
     for point in run.chooser.sample([probes.PREPARE_SENT, probes.PREPARED, probes.DECISION_SENT, probes.DECIDED], 2):
         kill_at(run, point, run.chooser.randint(1, 2))
     run.start_connected()
@@ -145,7 +151,11 @@ def f35(run: Round) -> None:
     """Killed while chunks come and when what was kept is to be applied (K10, K11); then all comes again."""
     run.daemon.kill()
     for point, passage in ((probes.SPOOLED, run.chooser.randint(2, 12)), (probes.STREAM_ENDED, 1)):
-        more = {**_SPOOL, "apply.memory_limit_bytes": _MEMORY_LIMIT_BYTES, "apply.max_batch_bytes": 1 << 20}
+        more: dict[str, str | float] = {
+            **_SPOOL,
+            "apply.memory_limit_bytes": _MEMORY_LIMIT_BYTES,
+            "apply.max_batch_bytes": 1 << 20,
+        }
         if point == probes.STREAM_ENDED:
             more["apply.workers"] = 1
         run.start(settings=more, environ={"PARAPPLY_FAILPOINT": f"{point}:kill:{passage}"})

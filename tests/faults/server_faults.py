@@ -1,4 +1,4 @@
-"""Faults of the servers: crashes, restarts, full disks, and of what stands around them (F4 to F10, F22, F33, F39, F40)."""
+"""Faults of the servers: crashes, restarts, full disks, and of what stands around them."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def f39(run: Round) -> None:
 
 @fault("F40", "the daemon is the publisher's synchronous standby")
 def f40(run: Round) -> None:
-    """Every commit on the publisher waits until the target has it on disk; and goes on after a restart of the daemon."""
+    """Every commit on the publisher waits until the target has it on disk, also over a restart of the daemon."""
     name = run.route.slot
     run.source.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
     try:

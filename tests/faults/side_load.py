@@ -2,7 +2,7 @@
 
 In go two databases; out come committed transactions on the source. Every text that is written holds `SECRET`, which no
 log may show. A marker is a transaction that holds the tables still and writes down a checksum of them: a trigger on the
-target computes the same when it is applied, so every marker compares both sides at one LSN, under full load (oracle O5).
+target computes the same when it is applied, so every marker compares both sides at one LSN, under load (oracle O5).
 """
 
 from __future__ import annotations
@@ -219,14 +219,14 @@ class SideLoad:
         """Insert, update, delete and move rows by key; the long text is unchanged by most updates (TOAST)."""
         key, other = chooser.randrange(_KEYS), chooser.randrange(_KEYS)
         text = f"repeat('{SECRET}', 500)"
+        moved = key + _KEYS
         statements = chooser.sample(
             [
-                f"INSERT INTO kv (k, v, log) VALUES ({key}, 0, {text}) ON CONFLICT (k) DO UPDATE SET log = EXCLUDED.log",
+                f"INSERT INTO kv (k, v, log) VALUES ({key}, 0, {text}) ON CONFLICT (k) DO UPDATE SET log = {text}",
                 f"UPDATE kv SET v = v + 1 WHERE k = {other}",
                 f"DELETE FROM kv WHERE k = {other}",
-                f"UPDATE kv SET k = {key + _KEYS} WHERE k = {key} AND NOT EXISTS"
-                f" (SELECT FROM kv WHERE k = {key + _KEYS})",
-                f"DELETE FROM kv WHERE k = {key + _KEYS}",
+                f"UPDATE kv SET k = {moved} WHERE k = {key} AND NOT EXISTS (SELECT FROM kv WHERE k = {moved})",
+                f"DELETE FROM kv WHERE k = {moved}",
             ],
             3,
         )
@@ -240,7 +240,7 @@ class SideLoad:
         take = f"UPDATE uq SET email = '{value}' WHERE id = {other}"
         between = "COMMIT; BEGIN" if chooser.random() < 0.5 else "SELECT 1"
         with contextlib.suppress(psycopg.errors.UniqueViolation):
-            connection.execute("; ".join(["BEGIN", free, between, take, "COMMIT"]).encode())
+            connection.execute(f"BEGIN; {free}; {between}; {take}; COMMIT".encode())
             return
         connection.rollback()
 
