@@ -21,7 +21,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; 
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore -c constraints.txt
 
-.PHONY: help venv java lint fmt test test-unit demo bench report clean
+.PHONY: help venv java lint fmt test test-unit demo bench report faults soak clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r target text; do \
@@ -80,6 +80,12 @@ bench: venv ## catch-up benchmark against the built-in subscription
 report: java ## tables and a page from an apply log: make report LOG=DIR [OUT=DIR]
 	@[ -n "$(LOG)" ] || { echo "name the folder of an apply log: make report LOG=/var/log/parapply" >&2; exit 2; }
 	@PYTHONPATH=src $(BIN)/python -m parapply report "$(LOG)" --out "$(or $(OUT),parapply-report)" $(REPORT)
+
+faults: venv ## break daemon, servers and network for an hour: make faults [FAULTS='--minutes 15 --seed 7']
+	@PYTHONPATH=src $(BIN)/python -m tests.faults $(FAULTS)
+
+soak: venv ## half an hour of mixed load with random kills: make soak [SOAK='--minutes 10 --json out.json']
+	@PYTHONPATH=src $(BIN)/python -m tests.faults.soak $(SOAK)
 
 clean: ## remove caches and builds; .venv stays
 	@rm -f src/parapply/_compiled.json $(foreach d,. wire plan,src/parapply/$d/*.so)

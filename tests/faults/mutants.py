@@ -1,0 +1,127 @@
+"""Broken daemons: the campaign must find each, or it proves nothing (oracle O10).
+
+A mutant is a daemon in whose process one method was replaced before it began (`mutate/sitecustomize.py`); nothing of it
+is in the package.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parapply.plan import dependencies
+from parapply.plan.dependencies import Scheduler
+from parapply.runtime.progress import Progress
+from parapply.runtime.streams import Streams
+from parapply.target.pipeline import Statement
+from parapply.target.session import WorkerSession
+from parapply.target.statements import Sql
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from parapply.plan.batch import Batch
+    from parapply.plan.dependencies import Meeting
+    from parapply.target.session import Proof, Record
+    from parapply.wire.messages import StreamAbort
+
+_HERE = Path(__file__).parent
+_ROOT = _HERE.parents[1]
+
+
+def _feedback_before_durability() -> None:
+    def report(progress: Progress, *, is_asking: bool = False) -> None:
+        progress._is_reply_due = False
+        progress._reported_s = progress._clock()
+        received_lsn = max(progress._intake.received_lsn, progress.durable_lsn)
+        progress._stream.send_status(received_lsn, received_lsn, received_lsn, reply_requested=is_asking)
+
+    Progress.report = report  # type: ignore[method-assign, assignment]
+
+
+def _no_record() -> None:
+    nothing = Statement(Sql(name=b"nothing", text=b"SELECT 1", n_parameters=0, is_set=False, positions=()), ())
+
+    def first(_session: WorkerSession, _record: Record | Proof) -> Statement:
+        return nothing
+
+    WorkerSession._first = first  # type: ignore[method-assign, assignment]
+
+
+def _order_ignored() -> None:
+    def may_commit(scheduler: Scheduler, batch: Batch) -> bool:
+        return not scheduler._late[batch.seq]
+
+    Scheduler.may_commit = may_commit  # type: ignore[method-assign, assignment]
+
+
+def _dependencies_dropped() -> None:
+    meetings = dependencies.meetings
+
+    def meet(earlier: Batch, later: Batch) -> list[Meeting]:
+        return meetings(earlier, later) if earlier.runs_alone or later.runs_alone else []
+
+    dependencies.meetings = meet
+
+
+def _aborts_ignored() -> None:
+    abort = Streams.abort
+
+    def only_whole(streams: Streams, message: StreamAbort) -> None:
+        if message.subxid == message.xid:
+            abort(streams, message)
+
+    Streams.abort = only_whole  # type: ignore[method-assign, assignment]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """A broken daemon, and where it is likely to show.
+
+    Attributes:
+        title: what it does wrong.
+        break_it: replaces the method, in the daemon's process.
+        settings: of the round.
+        faults: names to inject.
+    """
+
+    title: str
+    break_it: Callable[[], None]
+    settings: Mapping[str, str | float]
+    faults: tuple[str, ...]
+
+
+_BUSY: Mapping[str, str | float] = {
+    "apply.commit_order": "preserve", "apply.workers": 4, "apply.max_batch_transactions": 1, "source.streaming": "on",
+}  # fmt: skip
+
+MUTANTS = {
+    "feedback": Mutant(
+        title="tells the publisher what is not durable", break_it=_feedback_before_durability, settings=_BUSY,
+        faults=("F6", "F6", "F1"),
+    ),
+    "no-record": Mutant(
+        title="commits rows without the record that they are done", break_it=_no_record, settings=_BUSY,
+        faults=("F1", "F3", "F1", "F16"),
+    ),
+    "order": Mutant(
+        title="commits in any order where the order is to be kept", break_it=_order_ignored, settings=_BUSY,
+        faults=("F23", "F2", "F1"),
+    ),
+    "dependencies": Mutant(
+        title="does not see that batches touch the same rows", break_it=_dependencies_dropped,
+        settings={**_BUSY, "apply.commit_order": "relaxed"}, faults=("F23", "F24", "F2"),
+    ),
+    "aborts": Mutant(
+        title="keeps what a rolled back subtransaction did", break_it=_aborts_ignored,
+        settings={**_BUSY, "apply.stream_start_bytes": 0}, faults=("F35", "F1"),
+    ),
+}  # fmt: skip
+
+
+def environment(name: str) -> dict[str, str]:
+    """Return the variables that make a daemon a mutant."""
+    path = [str(_HERE / "mutate"), str(_ROOT / "src"), str(_ROOT)]
+    return {"FAULTS_MUTANT": name, "PYTHONPATH": os.pathsep.join(path)}
