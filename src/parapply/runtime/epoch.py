@@ -26,6 +26,7 @@ from parapply.runtime.requests import Requests
 from parapply.runtime.stall import StallCheck
 from parapply.runtime.streams import StreamLimits, Streams
 from parapply.runtime.tables import Tables
+from parapply.runtime.tasks import end_tasks
 from parapply.runtime.trace import Trace
 from parapply.runtime.two_phase import TwoPhase
 from parapply.runtime.unfinished import Unfinished
@@ -213,9 +214,7 @@ class Epoch:
                 raise error
             return reason
         finally:
-            for task in (*tasks.values(), stopping):
-                task.cancel()
-            await asyncio.gather(*tasks.values(), stopping, return_exceptions=True)
+            await end_tasks([*tasks.values(), stopping])
             self._spill.close()
             self._arbiter.close()
 
