@@ -50,7 +50,7 @@ _TIMINGS: Mapping[str, str | float] = {
     "source.receive_timeout_s": 6.0,
     "source.reconnect_min_s": 0.05,
     "source.reconnect_max_s": 1.0,
-    "target.lease_wait_s": 120,
+    "target.lease_wait_s": 20,
 }
 
 

@@ -28,6 +28,7 @@ from parapply.runtime.requests import Requests
 from parapply.runtime.stall import StallCheck
 from parapply.runtime.streams import StreamLimits, Streams
 from parapply.runtime.tables import Tables
+from parapply.runtime.tasks import end_tasks
 from parapply.runtime.trace import Trace
 from parapply.runtime.two_phase import TwoPhase
 from parapply.runtime.unfinished import Unfinished
@@ -243,9 +244,7 @@ class Epoch:
                 raise error
             return reason
         finally:
-            for task in (*tasks.values(), stopping):
-                task.cancel()
-            await asyncio.gather(*tasks.values(), stopping, return_exceptions=True)
+            await end_tasks([*tasks.values(), stopping])
             self._health.detach()
             self._spill.close()
             self._arbiter.close()
@@ -275,15 +274,13 @@ class Epoch:
         # A short run may have planned tables and met its error since the monitor's last look.
         look = asyncio.create_task(self._monitor.show(), name="last-look")
         await asyncio.wait({progress, look}, timeout=_LAST_WORD_S)
-        look.cancel()
-        await asyncio.gather(look, return_exceptions=True)
+        await end_tasks([look])
 
     async def _drain(self, tasks: dict[str, asyncio.Task[None]], abort: asyncio.Event) -> None:
         """Read no more; finish the whole transactions in hand, within a time limit."""
         self._health.left("draining", "")
         probes.probe(probes.DRAIN)
-        tasks["intake"].cancel()
-        await asyncio.wait({tasks["intake"]})
+        await end_tasks([tasks["intake"]])
         self._log.info("drain_started", n_transactions=sum([job.n_transactions for job in self._crew.jobs()]))
         self._changed()
         idle = asyncio.create_task(self._idle.wait(), name="drained")
@@ -294,9 +291,7 @@ class Epoch:
             if not idle.done() and _first_error(tasks) is None:
                 self._log.warning("drain_aborted", reason="a second signal" if abort.is_set() else "time limit")
         finally:
-            idle.cancel()
-            aborting.cancel()
-            await asyncio.gather(idle, aborting, return_exceptions=True)
+            await end_tasks([idle, aborting])
 
     def _changed(self) -> None:
         self._intake.worker_changed()

@@ -1,15 +1,36 @@
-"""What every task of the process waits for, for whoever looks at a daemon that stands still: ``kill -USR1``."""
+"""The tasks of a process: ended for certain; shown to whoever looks at a daemon that stands still (``kill -USR1``)."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from parapply.logs import get_logger
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from types import CodeType, FrameType
+
+#: Seconds after which a task that still runs is cancelled again. A second cancellation interrupts what the first one
+#: made it clean up (a statement of psycopg's is cancelled on its server), so not at once.
+_AGAIN_S = 2.0
+
+
+async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and return when all have ended, however they ended.
+
+    Once is not enough: up to Python 3.11 ``asyncio.wait_for``, in which psycopg waits for its socket, loses a
+    cancellation that comes in the same round of the event loop as the bytes it waits for. A task that works in a loop
+    would then go on for ever, and whoever waits for it, too.
+    """
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=_AGAIN_S)
+    # Looked at, so that nobody complains of an error that nobody has seen.
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def log_tasks() -> None:

@@ -1,0 +1,52 @@
+"""Ending tasks: one that loses a cancellation ends all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from parapply.runtime import tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+
+async def _loses_one(lost: list[str]) -> None:
+    """Work in a loop, as the parts of an epoch do, and lose the first cancellation, as ``wait_for`` may."""
+    while True:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if lost:
+                raise
+            lost.append("cancellation")
+
+
+async def _fails(_: list[str]) -> None:
+    """Fail while it cleans up, as a session does whose connection is lost."""
+    try:
+        await asyncio.Event().wait()
+    finally:
+        raise ConnectionError
+
+
+@pytest.mark.parametrize("work", [_loses_one, _fails])
+async def test_every_task_ends(monkeypatch: pytest.MonkeyPatch, work: Callable[[list[str]], Awaitable[None]]) -> None:
+    """A task that goes on after it was cancelled is cancelled again, and one that fails then is no error of ours.
+
+    Otherwise a daemon that loses a connection may stand still for ever between two epochs (F15, F16, F20).
+    """
+    monkeypatch.setattr(tasks, "_AGAIN_S", 0.01)
+    lost: list[str] = []
+    running = [asyncio.ensure_future(work(lost)) for _ in range(2)]
+    started = asyncio.create_task(asyncio.wait(running, timeout=0))
+    await started
+    await tasks.end_tasks(running)
+    assert all(task.done() for task in running)
+
+
+async def test_no_task_is_no_wait() -> None:
+    """Nothing to end is nothing to wait for."""
+    await tasks.end_tasks([])
