@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from parapply.target.session import WorkerSession
 
 #: Changes of a batch that is executed and committed in one flight, if it has its turn when it begins: without a backlog
-#: the round trip is a good part of the latency, and a check of the counts by the server costs little for few rows.
+#: the round trip is a good part of the latency, and a check of the counts by the server costs little for few rows. So
+#: many late keys, at most, are applied in the flight of the commit.
 _ONE_FLIGHT = 256
 #: Source transactions that a record names one by one; of more it says from which to which.
 _MEMBERS = 64
@@ -179,7 +180,7 @@ class Worker:
     async def _attempt(self, job: Job, commands: list[Command], late: list[Command]) -> Turn:
         """Execute, wait for the turn and commit, or return what the job was told instead."""
         has_turn = self._crew.may_commit(job)
-        if has_turn and _is_one_flight(job, [*commands, *late]):
+        if has_turn and job.batch.n_changes <= _ONE_FLIGHT and _is_one_flight(job, [*commands, *late]):
             self._now("committing")
             await self.session.execute_and_commit(self._record(job), [*commands, *late])
             job.executed_s = job.turn_s = self._clock()
@@ -196,10 +197,10 @@ class Worker:
             return Turn.YIELD  # somebody has asked meanwhile
         job.turn_s = self._clock()
         if late and not has_turn:
-            # The stall check looks at who executes.
-            self._now("executing")
-            await self._run_late(late, n_before=len(commands))
-        self._now("committing")
+            if await self._late_and_commit(job, late, n_before=len(commands)):
+                return Turn.COMMIT
+        else:
+            self._now("committing")
         await self._end(job, self._record(job))
         return Turn.COMMIT
 
@@ -214,12 +215,23 @@ class Worker:
         else:
             await self._two_phase.prepare(self.session, job.prepare, record)
 
-    async def _run_late(self, late: list[Command], n_before: int) -> None:
+    async def _late_and_commit(self, job: Job, late: list[Command], n_before: int) -> bool:
+        """Apply a job's late keys, and commit in the same flight if that is as exact; False if it has to be ended."""
+        is_one_flight = sum([command.expected for command in late]) <= _ONE_FLIGHT and _is_one_flight(job, late)
+        # The stall check looks at both.
+        self._now("committing" if is_one_flight else "executing")
         try:
-            await self.session.execute_late(late)
+            if is_one_flight:
+                await self.session.execute_late_and_commit(late)
+            else:
+                await self.session.execute_late(late)
         except StatementFailed as failure:
-            failure.statement += n_before
+            if failure.statement >= 0:
+                failure.statement += n_before
             raise
+        if not is_one_flight:
+            self._now("committing")
+        return is_one_flight
 
     def _record(self, job: Job) -> Record:
         """Return what the job's target transaction says of itself."""
@@ -335,7 +347,6 @@ def _is_one_flight(job: Job, commands: Sequence[Command]) -> bool:
     """Tell whether the server can check what a job's commands must have found, and commit without asking back."""
     return (
         job.prepare is None
-        and job.batch.n_changes <= _ONE_FLIGHT
         and all(command.prepared.is_set for command in commands)
         and not probes.is_armed(probes.DML_SENT, probes.BEFORE_COMMIT)
     )

@@ -166,10 +166,22 @@ class WorkerSession:
             TargetLost: as both: whether it committed is in doubt.
         """
         probes.probe(probes.BEFORE_STATE)
-        checked = [self._checked(command) for command in commands]
-        statements = [_BEGIN, self._first(record), *checked, _COMMIT]
+        await self._commit_with([_BEGIN, self._first(record)], commands)
+
+    async def execute_late_and_commit(self, commands: Sequence[Command]) -> None:
+        """Do what `execute_late` and `commit` do in one flight, as `execute_and_commit` does.
+
+        All that come later wait for this commit, so its round trips are what hot rows cost on a long network.
+
+        Raises:
+            StatementFailed, TargetLost: as `execute_and_commit`.
+        """
+        await self._commit_with([], commands)
+
+    async def _commit_with(self, first: Sequence[Statement], commands: Sequence[Command]) -> None:
+        statements = [*first, *[self._checked(command) for command in commands], _COMMIT]
         try:
-            outcomes = await self._run(statements, before=2, on_sent=_commit_sent)
+            outcomes = await self._run(statements, before=len(first), on_sent=_commit_sent)
         except StatementFailed as failure:
             if failure.statement == len(commands):
                 failure.statement = -1
