@@ -41,7 +41,7 @@ $(STAMP): pyproject.toml constraints.txt
 	mkdir -p $(VENV) && touch $(MARK); \
 	[ -x $(BIN)/python ] && $(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv $(VENV); \
 	$(PIP_INSTALL) hatchling editables cython setuptools; \
-	$(PIP_INSTALL) --no-build-isolation -e '.[dev,demo,bench,report]'; \
+	$(PIP_INSTALL) --no-build-isolation -e '.[dev,demo,bench,report,top]'; \
 	touch $@
 
 ifneq ($(MANIFEST),)
