@@ -30,7 +30,7 @@ help: ## print this list
 venv: $(STAMP) $(MANIFEST) ## make or renew .venv with the pinned versions; compile the hot path
 
 # The mark comes before the environment: an interrupted attempt is ours to repeat.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt Makefile
 	@if [ -d $(VENV) ] && [ ! -e $(MARK) ]; then \
 		[ -x $(BIN)/python ] || { echo "$(VENV) is not an environment of ours: move it away" >&2; exit 1; }; \
 		exit 0; \
