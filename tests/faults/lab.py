@@ -26,6 +26,7 @@ from tests.faults.side_load import SideLoad, create_tables, mark
 from tests.fixtures.daemon import Daemon
 from tests.fixtures.databases import create_database, drop_database
 from tests.fixtures.fan import make_slot
+from tests.fixtures.plain import lsn_of, watermark
 from tests.fixtures.proxy import CutProxy
 from tests.fixtures.route import Route
 from tests.fixtures.servers import _SETTINGS_OF_18, TEST_SETTINGS
@@ -42,6 +43,7 @@ WAIT_S = 180.0
 ROLE = "applier"
 # A target that loses what nobody flushes: commits are acknowledged at once, and on disk ten seconds later (F6).
 _LAZY = {"synchronous_commit": "off", "wal_writer_delay": "10s", "wal_writer_flush_after": "1GB"}
+_POLL_S = 0.05
 _TIMINGS: Mapping[str, str | float] = {
     "apply.advance_interval_s": 0.1,
     "apply.stall_check_s": 0.2,
@@ -228,8 +230,31 @@ class Round:
         self.load.wait_for_more(self.chooser.randint(least, most), WAIT_S)
 
     def caught_up(self) -> None:
-        """Return when the target shows everything that the source has committed so far."""
-        self.daemon.wait_caught_up(WAIT_S)
+        """Return when the target shows everything that the source has committed so far.
+
+        A daemon that applies each transaction by itself on a busy machine may need long; one that stands still fails.
+
+        Raises:
+            AssertionError: the watermark did not move for `WAIT_S` seconds, or the daemon ended.
+        """
+        wanted_lsn, low_lsn, moved_s = lsn_of(self.source), 0, time.monotonic()
+        self.route.end_of_source_lsn()
+        while low_lsn < wanted_lsn:
+            self.daemon.check_running()
+            now_lsn = self._low_lsn()
+            if now_lsn > low_lsn:
+                low_lsn, moved_s = now_lsn, time.monotonic()
+            elif time.monotonic() - moved_s > WAIT_S:
+                # Says what each worker and task waits for.
+                self.daemon.wait_caught_up(1)
+            self.daemon.runs_for(_POLL_S)
+
+    def _low_lsn(self) -> int:
+        """Return the watermark that the target shows; 0 while its server is away or knows nothing of the slot."""
+        try:
+            return watermark(self.route)
+        except (DemoError, IndexError):
+            return 0
 
     def check(self) -> Findings:
         """Mark, catch up, and look at everything that can be seen under load."""

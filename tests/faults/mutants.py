@@ -95,6 +95,7 @@ class Mutant:
 
 _BUSY: Mapping[str, str | float] = {
     "apply.commit_order": "preserve", "apply.workers": 4, "apply.max_batch_transactions": 1, "source.streaming": "on",
+    "target.synchronous_commit": "off", "target.session_replication_role": "replica",
 }  # fmt: skip
 
 MUTANTS = {

@@ -33,9 +33,11 @@ _CLOCK = next((path for path in _CLOCK_LIBRARIES if Path(path).exists()), "")
 def f15_cut(run: Round) -> None:
     """Reset in the middle of the stream, several times."""
     for _ in range(4):
-        lost = len(run.daemon.events_of("source_lost"))
+        lost, connected = (len(run.daemon.events_of(name)) for name in ("source_lost", "source_connected"))
         run.source_proxy.cut()
         run.daemon.wait_for_event("source_lost", WAIT_S, count=lost + 1)
+        # Else the next cut might meet no connection.
+        run.daemon.wait_for_event("source_connected", WAIT_S, count=connected + 1)
         run.work(1, 40)
 
 

@@ -1,0 +1,86 @@
+"""The fault campaign in short: some faults over one load, and broken daemons that it must find (O1 to O10).
+
+The whole of it runs by `make faults`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults import lab
+from tests.faults.campaign import Campaign
+from tests.faults.catalogue import FAULTS, Fault
+from tests.faults.mutants import MUTANTS, environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tests.faults.lab import Servers
+
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(300)]
+
+_SETTINGS: Mapping[str, str | float] = {
+    "apply.commit_order": "preserve", "apply.workers": 4, "apply.max_batch_transactions": 5, "source.streaming": "on",
+    "apply.stream_start_bytes": 0, "target.session_replication_role": "replica", "target.synchronous_commit": "off",
+}  # fmt: skip
+#: By title, one for each side and way.
+_TITLES = (
+    "daemon killed (-9) at random moments",
+    "worker sessions terminated, again and again",
+    "COMMIT lost, or its answer",
+    "connections to the publisher cut",
+    "target crashes and forgets acknowledged commits",
+    "publisher restarts in order",
+)
+_FOREVER_S = 3600.0
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Servers]:
+    """A publisher and a target that the tests of this module crash."""
+    with lab.servers() as made:
+        yield made
+
+
+def _fault(title: str) -> Fault:
+    (found,) = [one for one in FAULTS if one.title == title]
+    return found
+
+
+def _run(servers: Servers, titles: tuple[str, ...], environ: Mapping[str, str] | None = None) -> Campaign:
+    """Run one round with faults."""
+    faults = [_fault(title) for title in titles]
+    campaign = Campaign(servers=servers, seed="test", faults=faults, tell=lambda _: None, environ=environ or {})
+    campaign.run_round(0, faults, time.monotonic() + _FOREVER_S, _SETTINGS)
+    return campaign
+
+
+def test_nothing_is_lost_doubled_or_torn(servers: Servers) -> None:
+    """After each of six faults, all in one load, markers, bank, state and log are as they must be; so is the end."""
+    campaign = _run(servers, _TITLES)
+    assert not campaign.problems, campaign.problems
+    assert [one.injected for one in campaign.results.values()] == [1] * (len(_TITLES) + 1)
+    assert campaign.transactions > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "says"),
+    [
+        ("no-record", "daemon killed (-9) at random moments", "O2|insert_exists"),
+        ("feedback", "target crashes and forgets acknowledged commits", "O7|the target was restored"),
+    ],
+)
+def test_o10_a_broken_daemon_is_found(servers: Servers, name: str, title: str, says: str) -> None:
+    """O10: a daemon without records applies twice, one that reports early loses; the campaign says which it was.
+
+    Its next start may meet the damage before an oracle looks: a row that is there already, a slot that is ahead.
+    """
+    assert name in MUTANTS
+    campaign = _run(servers, (title,), environ=environment(name))
+    assert campaign.problems, "nothing was found"
+    texts = " ".join(text for one in campaign.problems for text in [*one["texts"], one["log"]])
+    assert re.search(says, texts), texts
