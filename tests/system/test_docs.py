@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from tests.fixtures.databases import Database
 
+# Seconds on a quiet machine: a page is a dozen processes, one after the other.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
 _RUN = [one for one in blocks() if one.is_run]
 
 

@@ -6,7 +6,7 @@ import ast
 import json
 import re
 from functools import cache
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -17,6 +17,9 @@ from parapply.cli import cli
 from parapply.config import Config, load_config
 from parapply.metrics.table import METRICS, PROCESS_METRICS
 from tests.fixtures.documents import LANGUAGES, ROOT, Block, blocks, code_spans, pages, prose
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _SOURCES = ROOT / "src" / "parapply"
 _REASON_LENGTH = 15
