@@ -1,0 +1,265 @@
+"""What the documents name exists: commands, options, targets, settings, metrics, events, exit codes, modules, links."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from functools import cache
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+import pytest
+
+from parapply import errors
+from parapply.cli import cli
+from parapply.config import Config, load_config
+from parapply.metrics.table import METRICS, PROCESS_METRICS
+from tests.fixtures.documents import LANGUAGES, ROOT, Block, blocks, code_spans, pages, prose
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SOURCES = ROOT / "src" / "parapply"
+_REASON_LENGTH = 15
+#: Packages whose modules are all named by the page about the architecture; the others are commands of their own.
+_TOLD = ("runtime", "plan", "wire", "source", "target", "conflict", "copy", "verify", "metrics", "top")
+_README_LINES = 200
+_COMMAND_WORDS = ("parapply", "psql", "make", "pip", "docker", "systemctl", "python", "curl", "apt", "$")
+#: A word that begins with a letter and is no command is prose: a span with a message, a unit's name.
+_COMMAND = re.compile(r"(?:^|(?<=[|&;(]) ?|(?<=/bin/)|(?<= -- ))parapply (?P<words>[a-z][a-z-]*\b[^`|;&#)\n]*)")
+_MAKE = re.compile(r"(?:^|\s)make (?P<target>[a-z][a-z-]*)\b(?! sure)")
+_SETTING = re.compile(r"(?P<section>source|target|apply|conflict|applylog|metrics|log)\.(?!py$|pyx$)(?P<key>[a-z_]+)")
+_VARIABLE = re.compile(r"\bPARAPPLY_(?P<section>[A-Z]+)__(?P<key>[A-Z_]+?)(?:_FILE)?\b")
+_LINK = re.compile(r"\]\((?P<target>[^)#\s]*)(?:#(?P<anchor>[^)\s]+))?\)")
+#: Names of the same form that are no metrics: roles, programs and databases of the examples.
+_NO_METRICS = {"parapply_source", "parapply_target", "parapply_template", "parapply_report"}
+
+
+@pytest.mark.parametrize("block", blocks(), ids=str)
+def test_every_block_is_run_or_says_why_not(block: Block) -> None:
+    """A block is run, or read by the loader, or is no command; all others tell a reason."""
+    assert block.language in LANGUAGES, f"{block}: name one of {LANGUAGES} behind the fence"
+    if block.language == "text":
+        first = [line.split()[0] for line in block.text.splitlines() if line.strip()]
+        assert block.reason or not set(first) & set(_COMMAND_WORDS), f"{block}: a command: sh"
+    elif block.language != "toml":
+        assert block.is_run or len(block.reason) >= _REASON_LENGTH, (
+            f"{block}: <!-- run ... --> or <!-- not run: why -->"
+        )
+        if block.is_run:
+            assert block.how["side"] or block.language != "sql", f"{block}: on which side?"
+
+
+@pytest.mark.parametrize("block", [one for one in blocks() if one.language == "toml"], ids=str)
+def test_every_configuration_is_taken(block: Block, tmp_path: Path) -> None:
+    """A configuration that a document shows is one that the loader takes."""
+    path = tmp_path / "app.toml"
+    path.write_text(block.text, encoding="utf-8")
+    load_config(path, environ={}, required=())
+
+
+def _mentions() -> list[tuple[str, str]]:
+    """Return page and text of everything that may hold a command: spans, and lines of shell blocks."""
+    lines = [(str(one), line) for one in blocks() if one.language == "sh" for line in one.text.splitlines()]
+    return [*code_spans(), *lines]
+
+
+def test_commands_and_options_exist() -> None:
+    """Each `parapply COMMAND --option` of a document is one that the program has."""
+    unknown, seen = [], set()
+    for page, text in _mentions():
+        for found in _COMMAND.finditer(text):
+            words = found["words"].split(" -- ")[0].split()
+            command = _command(words)
+            if command is None:
+                unknown.append(f"{page}: parapply {words[0]}")
+                continue
+            seen.add(words[0])
+            have = {one for option in command.params for one in (*option.opts, *option.secondary_opts)} | {"--help"}
+            unknown += [
+                f"{page}: {found['words']}: {one}" for one in words if one[:2] == "--" and one.split("=")[0] not in have
+            ]
+    assert unknown == []
+    assert seen >= {"init", "run", "status", "skip", "drop"}
+
+
+def _command(words: list[str]) -> click.Command | None:
+    found: click.Command = cli
+    for word in words:
+        if not isinstance(found, click.Group):
+            break
+        inner = found.get_command(click.Context(found), word)
+        if inner is None:
+            return None if found is cli else found
+        found = inner
+    return found
+
+
+def test_every_command_is_in_the_readme() -> None:
+    """Nothing that the program can do is left to be found out."""
+    told = prose("README.md")
+    hidden = [name for name in cli.list_commands(click.Context(cli)) if f"`parapply {name}" not in told]
+    assert hidden == []
+
+
+def test_make_targets_exist() -> None:
+    """Each `make X` of a document is a target."""
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert phony is not None
+    named = {found["target"] for _, text in _mentions() for found in _MAKE.finditer(text)}
+    assert named - set(phony[1].split()) == set()
+
+
+def test_settings_exist() -> None:
+    """Each `section.key`, and each variable PARAPPLY_SECTION__KEY, is a key of the configuration."""
+    have = {
+        section.name: {key.name for key in msgspec.structs.fields(section.type)}
+        for section in msgspec.structs.fields(Config)
+    }
+    named = {
+        (page, found["section"], found["key"])
+        for page, span in code_spans()
+        if (found := _SETTING.fullmatch(span.split(" = ")[0]))
+    }
+    named |= {
+        (page, found["section"].lower(), found["key"].lower())
+        for page, text in pages().items()
+        for found in _VARIABLE.finditer(text)
+        if found["section"] != "SECTION"
+    }
+    assert sorted(one for one in named if one[2] not in have.get(one[1], ())) == []
+    assert len(named) > 30
+
+
+def test_metrics_exist() -> None:
+    """Each series that a document names is one of the table."""
+    have = {metric.name for metric in (*METRICS, *PROCESS_METRICS)} | _NO_METRICS
+    named = {
+        (page, name)
+        for page, text in pages().items()
+        for name in re.findall(r"(?<![\w/.-])parapply_[a-z][a-z_]+[a-z](?![\w.(])", text)
+        if page != "docs/TRAPS.md"
+    }
+    assert sorted(one for one in named if re.sub(r"_(bucket|sum|count)$", "", one[1]) not in have) == []
+    assert len(named) > 20
+
+
+@cache
+def _texts_of_code() -> str:
+    """Return every text of the program, in the order of the files; parts of one f-string are lines of their own."""
+    constants = [
+        node.value
+        for path in sorted(_SOURCES.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    return "\n".join(constants)
+
+
+def test_events_exist() -> None:
+    """Each "event `name`" of a document is one that the daemon logs."""
+    named = {name for page in pages() for name in re.findall(r"[Ee]vents? `([a-z_]+)`", prose(page))}
+    have = set(_texts_of_code().splitlines())
+    assert sorted(named - have) == []
+    assert len(named) > 5
+
+
+def test_figures_of_the_readme_are_measured() -> None:
+    """Each row of the README's table tells the medians, and the ratio, of the file that it names."""
+    rows = re.findall(r"\| (\d+\.\d+) \| (\d+\.\d+) \| \D*?(\d+\.\d+)[^|]*\| \[file\]\(([^)]+)\)", pages()["README.md"])
+    assert len(rows) > 5
+    for *told, name in rows:
+        figures = json.loads((ROOT / name).read_text(encoding="utf-8"))["figures"]
+        built_in, ours = figures["built-in"], figures["parapply preserve 4"]
+        measured = [built_in["median_s"], ours["median_s"], ours["times_built_in"]]
+        assert told == [f"{one:.2f}" for one in measured], name
+
+
+def test_exit_codes_are_those_of_the_errors() -> None:
+    """Table of the guide, README and --help tell the same codes, and every error's is among them."""
+    table = re.search(r"\| code \|.*?\n\n", pages()["docs/OPERATIONS.md"], re.DOTALL)
+    assert table is not None
+    told = {int(code) for code in re.findall(r"^\| (\d+) \|", table[0], re.MULTILINE)}
+    raised = {
+        one.exit_code
+        for one in vars(errors).values()
+        if isinstance(one, type) and issubclass(one, errors.ParapplyError)
+    }
+    assert raised <= told
+    for text in (pages()["README.md"], cli.epilog or ""):
+        (line,) = re.findall(r"Exit codes: (.*?)\.(?:\s|$)", text, re.DOTALL)
+        assert {int(code) for code in re.findall(r"\b\d+\b", line)} == told
+
+
+def test_links_lead_somewhere() -> None:
+    """Each relative link leads to a file of the repository, and to a heading that is there."""
+    broken = []
+    for page in pages():
+        for found in _LINK.finditer(prose(page)):
+            target, anchor = found["target"], found["anchor"]
+            if re.match(r"[a-z]+:", target):
+                continue
+            path = (ROOT / page).parent / target if target else ROOT / page
+            if not path.exists() or (anchor and anchor not in _anchors(path)):
+                broken.append(f"{page}: {found[0]}")
+    assert broken == []
+
+
+def _anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_readme_names_every_document_and_is_short() -> None:
+    """Each document is one link away from the first page, which is read in minutes."""
+    text = pages()["README.md"]
+    assert [page for page in pages() if page != "README.md" and f"({page})" not in text] == []
+    assert len(text.splitlines()) <= _README_LINES
+
+
+def test_the_architecture_is_that_of_the_code() -> None:
+    """Every module that the page names exists, every package has its row, and the parts of the daemon are all told."""
+    text = pages()["docs/ARCHITECTURE.md"]
+    spans = re.findall(r"`([a-z_]+(?:/[a-z_]+)+(?:\.py|\.pxd)?|[a-z_]+\.(?:py|pxd))`", text)
+    gone = [one for one in spans if not _is_there(one.removeprefix("parapply/"))]
+    assert gone == []
+    packages = sorted(path.parent.name for path in _SOURCES.glob("*/__init__.py"))
+    assert [one for one in packages if f"| `{one}/` |" not in text] == []
+    words = set(re.findall(r"\w+", text))
+    parts = sorted(path.stem for folder in _TOLD for path in (_SOURCES / folder).glob("*.py"))
+    assert [one for one in parts if one not in words and one != "__init__"] == []
+
+
+def _is_there(name: str) -> bool:
+    return any(
+        place.exists()
+        for base in (_SOURCES, ROOT, _SOURCES / "runtime")
+        for place in (base / name, base / f"{name}.py")
+    )
+
+
+def _messages() -> list[tuple[str, str]]:
+    """Return page and first cell of each row of a table of messages, and the spans in it."""
+    found = []
+    for page in ("docs/OPERATIONS.md", "docs/TROUBLESHOOTING.md"):
+        for table in re.findall(r"^\| message \|.*?\n\n", pages()[page], re.DOTALL | re.MULTILINE):
+            for row in table.splitlines()[2:]:
+                found += [(page, span) for span in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
+    return found
+
+
+#: PostgreSQL's own words, and what the program puts together from parts that do not stand in one place.
+_OF_THE_SERVER = ("permission denied to set parameter", "read only", "source.origin = 'none' needs", "... is a view")
+
+
+def test_messages_are_those_of_the_program() -> None:
+    """What a table of messages quotes is said by the program, word for word between the dots."""
+    code, unknown = _texts_of_code(), []
+    for page, message in _messages():
+        parts = [part.strip(" :,.'\"") for part in re.split(r"\.\.\.|\b[XY]\b", message)]
+        if not message.startswith(_OF_THE_SERVER):
+            unknown += [f"{page}: {message}: {part}" for part in parts if part not in code]
+    assert unknown == []
+    assert len(_messages()) > 30
