@@ -18,6 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self
 
+import psycopg
+
 from parapply.demo.errors import DemoError
 from parapply.demo.server import PgServer
 from tests.faults import oracles
@@ -26,7 +28,7 @@ from tests.faults.side_load import SideLoad, create_tables, mark
 from tests.fixtures.daemon import Daemon
 from tests.fixtures.databases import create_database, drop_database
 from tests.fixtures.fan import make_slot
-from tests.fixtures.plain import lsn_of, watermark
+from tests.fixtures.plain import foreign_transaction, lsn_of, watermark
 from tests.fixtures.proxy import CutProxy
 from tests.fixtures.route import Route
 from tests.fixtures.servers import _SETTINGS_OF_18, TEST_SETTINGS
@@ -296,12 +298,22 @@ class Round:
         self._ended = [one for one in self._ended if one is self.daemon or one.is_running()]
         return found
 
-    def crash_target(self, crash: Callable[[], None]) -> Findings:
-        """Crash the target, look whether everything that the publisher was told of is there, let all go on (O7)."""
+    def crash_target(self, crash: Callable[[], None], *, piles_up: bool = False) -> Findings:
+        """Crash the target, look whether everything that the publisher was told of is there, let all go on (O7).
+
+        Args:
+            crash: of the server.
+            piles_up: keep the daemon from its durable advances meanwhile, not the workers: commits pile up that
+                readers see and no disk has.
+        """
         found = Findings()
         self.caught_up()
-        self.work()
-        crash()
+        ((n_before,),) = self.target.rows("SELECT count(*) FROM xfer")
+        lock = "SELECT FROM parapply.slots FOR UPDATE" if piles_up else "SELECT"
+        # The lock's own session ends with the server.
+        with contextlib.suppress(psycopg.OperationalError), foreign_transaction(self.target, lock):
+            self.target.wait_until(f"SELECT count(*) > {n_before} + 20 FROM xfer", WAIT_S)
+            crash()
         # It must not repair what we are about to look at.
         self.daemon.send(signal.SIGSTOP)
         told_lsn = self.sampler.told_lsn

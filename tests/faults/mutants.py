@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from parapply.plan.batch import Batch
     from parapply.plan.dependencies import Meeting
+    from parapply.runtime.job import Job
     from parapply.target.session import Proof, Record
     from parapply.wire.messages import StreamAbort
 
@@ -32,13 +33,14 @@ _ROOT = _HERE.parents[1]
 
 
 def _feedback_before_durability() -> None:
-    def report(progress: Progress, *, is_asking: bool = False) -> None:
-        progress._is_reply_due = False
-        progress._reported_s = progress._clock()
-        received_lsn = max(progress._intake.received_lsn, progress.durable_lsn)
-        progress._stream.send_status(received_lsn, received_lsn, received_lsn, reply_requested=is_asking)
+    committed = Progress.committed
 
-    Progress.report = report  # type: ignore[method-assign, assignment]
+    def tell(progress: Progress, job: Job) -> None:
+        committed(progress, job)
+        low_lsn = progress._crew.watermark.low_lsn
+        progress._stream.send_status(max(progress._intake.received_lsn, low_lsn), low_lsn, low_lsn)
+
+    Progress.committed = tell  # type: ignore[method-assign, assignment]
 
 
 def _no_record() -> None:

@@ -161,7 +161,8 @@ def f35(run: Round) -> None:
         run.start(settings=more, environ={"PARAPPLY_FAILPOINT": f"{point}:kill:{passage}"})
         run.daemon.wait_for_event("source_connected", WAIT_S)
         with run.source.connect() as session, session.transaction():
-            large(session, run.chooser, _LARGE_ROWS)
+            # What was kept is applied as such only if it is more than a piece, a quarter of the memory limit.
+            large(session, run.chooser, _HUGE_ROWS if point == probes.STREAM_ENDED else _LARGE_ROWS)
         killed(run)
     run.start_connected()
 

@@ -86,8 +86,9 @@ def f6(run: Round) -> Findings:
     # Not started anew without need: a daemon that has told too much would find that out by itself.
     if run.options.settings.get("target.synchronous_commit") != "off":
         run.restart(settings={"target.synchronous_commit": "off", "apply.advance_interval_s": 1})
-    found = run.crash_target(run.servers.target.kill)
-    found.take(run.crash_target(run.servers.target.crash))
+    found = run.crash_target(run.servers.target.kill, piles_up=True)
+    if not found:
+        found.take(run.crash_target(run.servers.target.crash))
     run.caught_up()
     run.restart()
     return found
