@@ -185,6 +185,7 @@ class SideLoad:
                 except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled, psycopg.errors.DeadlockDetected):
                     connection.rollback()
                 except psycopg.OperationalError:
+                    connection.close()
                     connection = self._connect()
             connection.close()
         except BaseException as error:  # noqa: BLE001  a thread's error is raised where the campaign waits
@@ -194,12 +195,15 @@ class SideLoad:
         """Return a connection as soon as the publisher gives one, and end what the last one left prepared."""
         deadline_s = time.monotonic() + _RECOVER_TIMEOUT_S
         while True:
+            connection = None
             try:
                 connection = self._source.connect(connect_timeout=5)
                 connection.execute(_LOCK_TIMEOUT.encode())
                 if threading.current_thread().name == "marks":
                     self._end_prepared(connection)
             except psycopg.OperationalError:
+                if connection is not None:
+                    connection.close()
                 if time.monotonic() > deadline_s:
                     raise
                 threading.Event().wait(_POLL_S)
