@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 _SOURCES = ROOT / "src" / "parapply"
 _REASON_LENGTH = 15
-#: The table of the fault campaign, which comes with its results.
-_TO_COME = {"docs/RELIABILITY.md"}
 #: Packages whose modules are all named by the page about the architecture; the others are commands of their own.
 _TOLD = ("runtime", "plan", "wire", "source", "target", "conflict", "copy", "verify", "metrics", "top")
 _README_LINES = 200
@@ -204,8 +202,6 @@ def test_links_lead_somewhere() -> None:
             if re.match(r"[a-z]+:", target):
                 continue
             path = (ROOT / page).parent / target if target else ROOT / page
-            if target in _TO_COME and not path.exists():
-                continue
             if not path.exists() or (anchor and anchor not in _anchors(path)):
                 broken.append(f"{page}: {found[0]}")
     assert broken == []
