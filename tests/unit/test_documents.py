@@ -7,6 +7,7 @@ import json
 import re
 from functools import cache
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
 
 import click
 import msgspec
@@ -164,6 +165,26 @@ def test_events_exist() -> None:
     have = set(_texts_of_code().splitlines())
     assert sorted(named - have) == []
     assert len(named) > 5
+
+
+def test_state_tables_exist() -> None:
+    """Each `parapply.NAME` of a document is a table, view or function of the state schema, or a module."""
+    have = set(re.findall(r"\{s\}\.(\w+)", _texts_of_code()))
+    named = {
+        (page, name)
+        for page, text in pages().items()
+        for name in re.findall(r"(?<![\w/@.-])parapply\.([a-z_]+)\b(?!\.json)", text)
+        if page != "docs/TRAPS.md"
+    }
+    assert sorted(one for one in named if one[1] not in have and not _is_there(one[1])) == []
+    assert len(named) > 10
+
+
+def test_the_picture_shows_a_run_that_was_equal() -> None:
+    """The picture of the demonstration can be drawn, and its run ended as it must."""
+    texts = [element.text or "" for element in ET.parse(ROOT / "docs" / "pictures" / "demo.svg").iter()]
+    assert "Every\u00a0comparison\u00a0was\u00a0equal." in texts
+    assert not any("DIFFERS" in text for text in texts)
 
 
 def test_figures_of_the_readme_are_measured() -> None:
