@@ -147,6 +147,7 @@ CASES = (
         tables="CREATE TABLE parent (id serial PRIMARY KEY, v text); CREATE TABLE child (id serial PRIMARY KEY,"
         " parent int REFERENCES parent); CREATE TABLE other (id int)",
         transactions=_TRUNCATES,
+        owned=("parent", "child"),
     ),
     Case(
         name="t33",
