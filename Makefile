@@ -15,7 +15,7 @@ MANIFEST := $(if $(wildcard hatch_build.py),src/parapply/_compiled.json)
 # The contract of the hot path, which both twins keep.
 HOT_TESTS := $(patsubst %,tests/unit/test_%.py,wire_copy rows kept_rows binary_values assembler assembler_streams keys flight changes batch dependencies contradictions commands hostile_stream compiled)
 # Three at a time on two cores, each with servers of its own: a test waits more than it computes. The tests of a module share daemons.
-TEST_JOBS ?= --numprocesses=3 --dist=loadfile
+TEST_JOBS ?= --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 # The oldest supported version first: it is the one the pins were tested with.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from parapply import probes
 from tests.faults import lab
 from tests.faults.campaign import Campaign
 from tests.faults.catalogue import FAULTS, Fault
 from tests.faults.mutants import MUTANTS, environment
+from tests.faults.process_faults import kill_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from tests.faults.lab import Servers
+    from tests.faults.lab import Round, Servers
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -51,9 +54,14 @@ def _fault(title: str) -> Fault:
     return found
 
 
-def _run(servers: Servers, titles: tuple[str, ...], environ: Mapping[str, str] | None = None) -> Campaign:
+def _kill_after_a_commit(run: Round) -> None:
+    """Kill the daemon when some of what it has committed is in no watermark (K6)."""
+    kill_at(run, probes.COMMITTED, 20)
+    run.start_connected()
+
+
+def _run(servers: Servers, faults: Sequence[Fault], environ: Mapping[str, str] | None = None) -> Campaign:
     """Run one round with faults."""
-    faults = [_fault(title) for title in titles]
     campaign = Campaign(servers=servers, seed="test", faults=faults, tell=lambda _: None, environ=environ or {})
     campaign.run_round(0, faults, time.monotonic() + _FOREVER_S, _SETTINGS)
     return campaign
@@ -61,7 +69,7 @@ def _run(servers: Servers, titles: tuple[str, ...], environ: Mapping[str, str] |
 
 def test_nothing_is_lost_doubled_or_torn(servers: Servers) -> None:
     """After each of six faults, all in one load, markers, bank, state and log are as they must be; so is the end."""
-    campaign = _run(servers, _TITLES)
+    campaign = _run(servers, [_fault(title) for title in _TITLES])
     assert not campaign.problems, campaign.problems
     assert [one.injected for one in campaign.results.values()] == [1] * (len(_TITLES) + 1)
     assert campaign.transactions > 0
@@ -70,7 +78,7 @@ def test_nothing_is_lost_doubled_or_torn(servers: Servers) -> None:
 @pytest.mark.parametrize(
     ("name", "title", "says"),
     [
-        ("no-record", "daemon killed (-9) at random moments", "O2|insert_exists"),
+        ("no-record", "daemon killed (-9) at named points", "O2|insert_exists"),
         ("feedback", "target crashes and forgets acknowledged commits", "O7|the target was restored"),
     ],
 )
@@ -80,7 +88,10 @@ def test_o10_a_broken_daemon_is_found(servers: Servers, name: str, title: str, s
     Its next start may meet the damage before an oracle looks: a row that is there already, a slot that is ahead.
     """
     assert name in MUTANTS
-    campaign = _run(servers, (title,), environ=environment(name))
+    fault = _fault(title)
+    if name == "no-record":
+        fault = replace(fault, inject=_kill_after_a_commit)
+    campaign = _run(servers, (fault,), environ=environment(name))
     assert campaign.problems, "nothing was found"
     texts = " ".join(text for one in campaign.problems for text in [*one["texts"], one["log"]])
     assert re.search(says, texts), texts

@@ -34,6 +34,11 @@ _TABLES = (
     "CREATE TABLE item (id int PRIMARY KEY, v int); CREATE TABLE evt (n int); ALTER TABLE evt REPLICA IDENTITY FULL;"
 )
 _TIMEOUT_S = 30.0
+#: Tests that run in the background of a shell ignore SIGINT, and so would a program that they start.
+_IN_FRONT = (
+    "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    " runpy.run_module('parapply', run_name='__main__')"
+)
 _TARGET_REFUSED = 4
 _USAGE = 2
 
@@ -49,7 +54,7 @@ class Terminal:
         environ.pop("COLUMNS", None)
         environ.pop("LINES", None)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "parapply", *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environ
+            [sys.executable, "-c", _IN_FRONT, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environ
         )
         os.close(theirs)
         self._text = b""
