@@ -66,7 +66,7 @@ fmt: venv ## format and fix what ruff can fix
 test: lint java ## lint, all tests, and the hot path's once more interpreted if it is compiled
 	@$(BIN)/python -m pytest --quiet $(TEST_JOBS)
 	@if PYTHONPATH=src $(BIN)/python -c 'import parapply, sys; sys.exit(bool(parapply.WHY_INTERPRETED))'; then \
-		PARAPPLY_COMPILED=forbid $(BIN)/python -m pytest --quiet $(HOT_TESTS); fi
+		PARAPPLY_COMPILED=forbid $(BIN)/python -m pytest --quiet $(TEST_JOBS) $(HOT_TESTS); fi
 
 test-unit: venv ## the tests that need no server
 	@$(BIN)/python -m pytest --quiet tests/unit

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.crash
 
-_KILLS = 20
+_KILLS = 15
 # The longest life of a daemon that is killed at random: several advances of the watermark (0.2 s each) fit in.
 _LIFE_LIMIT_S = 0.8
 # Every so many lives are counted from the start of the process, not from the first row: they end in the recovery.

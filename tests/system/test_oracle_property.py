@@ -44,7 +44,7 @@ def _seeds(text: str) -> Iterator[int]:
         yield from range(int(first), int(last or first) + 1)
 
 
-@pytest.mark.pg_majors(15, 18)
+@pytest.mark.pg_majors(18)
 @pytest.mark.parametrize("seed", list(_seeds(os.environ.get(_SEEDS_VARIABLE, _DEFAULT_SEEDS))))
 def test_parallel_apply_equals_serial_apply(
     *,
