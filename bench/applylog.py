@@ -205,7 +205,7 @@ def _predict(records: list[Record]) -> tuple[WhatIf, WhatIf]:
     batches = [record for record in records if isinstance(record, BatchRecord)]
     floor_s = round_trip_s((one.execute_s, one.commit_s, one.is_one_flight) for one in batches)
     rows = rows_of(records)
-    merged = what_if(of_batches(rows), _WORKERS, late_floor_s=floor_s, commit_floor_s=floor_s)
+    merged = what_if(of_batches(rows), _WORKERS, commit_floor_s=floor_s)
     return merged, what_if(of_transactions(rows), _WORKERS)
 
 

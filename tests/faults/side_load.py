@@ -67,8 +67,9 @@ END $$;
 CREATE TRIGGER see_marker AFTER INSERT ON marker FOR EACH ROW EXECUTE FUNCTION see_marker();
 ALTER TABLE marker ENABLE ALWAYS TRIGGER see_marker;
 """
+# The campaign marks beside the load: SHARE alone would let both take the same number.
 _MARK = (
-    f"BEGIN; LOCK TABLE {', '.join(TABLES)} IN SHARE MODE; "
+    f"BEGIN; LOCK TABLE marker IN EXCLUSIVE MODE; LOCK TABLE {', '.join(TABLES)} IN SHARE MODE; "
     "INSERT INTO marker SELECT coalesce(max(n), 0) + 1, h() FROM marker; COMMIT"
 )
 #: Each returns no row when all is well; both sides alike.

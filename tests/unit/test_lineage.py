@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,20 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parapply.applylog_schema import DEPENDS_ON_LIMIT
+from parapply.model import Relation, Transaction
 from parapply.plan import lineage as lineages
-from parapply.plan.changes import NET_ABSENT, NetSegment
 from parapply.plan.dependencies import meetings
 from parapply.plan.lineage import Lineage
 from parapply.plan.past import Past
+from parapply.wire.rows import KIND_AT, TRUNCATE
 from tests.unit.changes_model import KEYLESS, NUMERIC, PAIR, PLAIN, SPECS, UNIQUE
 from tests.unit.changes_stream import Op, Publisher, assembled, batches, ops
-from tests.unit.family_model import CHILD, PARENT, Source, merged
+from tests.unit.family_model import CHILD, PARENT, Source
 from tests.unit.family_model import Op as FamilyOp
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parapply.model import Transaction
     from parapply.plan.batch import Batch
     from parapply.plan.lineage import Traced
     from parapply.plan.plans import Plans
@@ -44,15 +45,31 @@ def _trace(transactions: Sequence[Transaction], plans: Plans) -> list[Traced]:
     return [lineage.add(transaction, plans) for transaction in transactions]
 
 
-def _made_for_nothing(batch: Batch) -> bool:
-    """Tell whether a batch has a row that was not there before and is not there after it."""
-    segments = [segment for changes in batch.table_changes for segment in changes.segments]
-    effects = {effect for one in segments if isinstance(one, NetSegment) for effect, _ in one.net.values()}
-    return NET_ABSENT in effects
+def _singles(transactions: Sequence[Transaction], plans: Plans) -> list[list[Batch]]:
+    """Return a batch for each change of each transaction: what a batch of all of them merges away is there."""
+    parts = []
+    for whole in transactions:
+        parts.append([Transaction(whole.xid, whole.commit_lsn, whole.commit_time_us)])
+        for change in whole.changes:
+            part = parts[-1][-1]
+            part.changes.append(change)
+            if isinstance(change, Relation):
+                part.relations = [*part.relations, change]
+            else:
+                part.has_truncate = change[KIND_AT] == TRUNCATE
+                parts[-1].append(Transaction(whole.xid, whole.commit_lsn, whole.commit_time_us))
+    singles = iter(batches([part for all_parts in parts for part in all_parts], plans, []))
+    return [[next(singles) for _ in all_parts] for all_parts in parts]
 
 
-def _check(traced: Sequence[Traced], done: Sequence[Batch], *, is_exact: bool) -> None:
-    """Check that a transaction can be reached from all that it meets, and depends on nothing that it does not meet."""
+def _check(traced: Sequence[Traced], done: Sequence[Batch], singles: Sequence[Sequence[Batch]] = ()) -> None:
+    """Check that one is reached from all that it meets, and depends on nothing that none of its changes meets.
+
+    Args:
+        traced: what is said of each.
+        done: a batch for each.
+        singles: a batch for each change of each; none if more may be said.
+    """
     reached: list[set[int]] = []
     for one, later in zip(traced, done, strict=True):
         direct = {before.seq for before in one.depends_on}
@@ -65,9 +82,10 @@ def _check(traced: Sequence[Traced], done: Sequence[Batch], *, is_exact: bool) -
         # A suspect batch runs alone for how it is applied, not for what it depends on.
         alone = set(met) if later.is_suspect else {batch.seq for batch in done if batch.is_suspect}
         assert met - alone <= reached[-1], f"transaction {one.seq} depends on {one.depends_on}"
-        if is_exact:
+        for seq in direct - met if singles else ():
             # What a transaction makes and takes away again is gone from its batch; the record still names it.
-            assert direct - {batch.seq for batch in done if _made_for_nothing(batch)} <= met
+            pairs = itertools.product(singles[seq - 1], singles[one.seq - 1])
+            assert any(meetings(earlier, this) for earlier, this in pairs), f"{one.seq} depends on {seq}"
 
 
 @given(wishes=ops(SPECS, _KINDS))
@@ -77,13 +95,16 @@ def test_transactions_depend_on_what_they_meet(wishes: list[Op]) -> None:
     transactions = assembled(publisher.run(wishes))
     view = publisher.plans.view()
     traced = _trace(transactions, view)
+    singles = _singles(transactions, publisher.plans.view())
     done = batches(transactions, publisher.plans, [])
-    _check(traced, done, is_exact=True)
+    _check(traced, done, singles)
     assert view.current == publisher.plans.current
     for one, batch in zip(traced, done, strict=True):
         assert (one.xid, one.end_lsn, one.n_changes) == (batch.transactions[0].xid, batch.end_lsn, batch.n_changes)
         rows = sum(counts.insert + counts.update + counts.delete for counts in one.rows.values())
-        assert rows == sum(frame[25] != ord("T") for frame in batch.transactions[0].changes if isinstance(frame, bytes))
+        assert rows == sum(
+            frame[KIND_AT] != TRUNCATE for frame in batch.transactions[0].changes if isinstance(frame, bytes)
+        )
 
 
 @pytest.mark.parametrize("is_full", [False, True], ids=["key", "full"])
@@ -98,7 +119,8 @@ def test_unique_values_and_parents(*, wishes: list[FamilyOp], is_enforced: bool,
     source = Source(is_full=is_full, is_enforced=is_enforced)
     source.run(wishes)
     traced = _trace(source.transactions, source.plans.view())
-    _check(traced, merged(source.transactions, source.plans, []), is_exact=is_full)
+    singles = _singles(source.transactions, source.plans.view()) if is_full else ()
+    _check(traced, batches(source.transactions, source.plans, []), singles)
 
 
 @given(wishes=ops((PLAIN, PAIR, NUMERIC, KEYLESS, UNIQUE), ("put", "update", "delete", "move", "commit", "announce")))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -51,22 +50,3 @@ async def test_every_task_ends(monkeypatch: pytest.MonkeyPatch, work: Callable[[
 async def test_no_task_is_no_wait() -> None:
     """Nothing to end is nothing to wait for."""
     await tasks.end_tasks([])
-
-
-async def test_a_loop_sees_a_cancellation_that_was_lost() -> None:
-    """What swallowed it does not matter: the next round of the loop ends."""
-    rounds: list[int] = []
-
-    async def loop() -> None:
-        while True:
-            tasks.end_if_cancelled()
-            rounds.append(1)
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(60)
-
-    task = asyncio.create_task(loop())
-    await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    assert task.cancelled()
-    assert rounds == [1]

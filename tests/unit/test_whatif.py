@@ -56,16 +56,18 @@ def test_a_commit_that_waits_is_sent_by_itself() -> None:
 
 
 def test_late_rows_cost_only_themselves() -> None:
-    """Of units that share one of four rows only that row is applied one after the other, and takes a round trip."""
+    """Of units that share one of four rows only that row is applied in line, with COMMIT in a round trip."""
     units = [Unit(seq, 4.0, 0.0, [Edge(seq - 1, _KEY, 0.25)] if seq > 1 else []) for seq in range(1, 5)]
     for floor_s, each_s in ((0.0, 1.0), (1.5, 1.5)):
-        found = what_if(units, (4,), late_floor_s=floor_s)
+        found = what_if(units, (4,), commit_floor_s=floor_s)
         for order in ("preserve", "relaxed"):
             # The first is done at 4, the others have done the rest by then.
             assert found.of(order, 4).makespan_s == 4.0 + 3 * each_s
-            assert found.critical_path[order] == {WORK: 4.0, _KEY: 3 * each_s}
+            rest = {COMMIT_ORDER: 3 * (each_s - 1.0)} if order == "preserve" and each_s > 1.0 else {}
+            tied_s = 3 * each_s - sum(rest.values())
+            assert found.critical_path[order] == {WORK: 4.0, _KEY: tied_s, **rest}
     # With one worker there is nobody to share with: nothing is late.
-    assert what_if(units, (1,), late_floor_s=9.0).of("preserve", 1).makespan_s == 16.0
+    assert what_if(units, (1,), commit_floor_s=9.0).of("preserve", 1).makespan_s == 16.0
 
 
 def test_a_unit_that_is_late_as_a_whole_waits() -> None:

@@ -97,7 +97,7 @@ def _what_if_tables(spark: SparkSession, limit: int) -> Tables:
             # Streamed, sorted by Spark: this process keeps the replay's window only.
             rows = spark.sql(queries_time.WHAT_IF_ROWS, args=arguments).toLocalIterator()
             try:
-                result = what_if(units_of(Row(*row) for row in rows), late_floor_s=floor_s, commit_floor_s=floor_s)
+                result = what_if(units_of(Row(*row) for row in rows), commit_floor_s=floor_s)
             except ValueError as error:
                 raise ReportRefused(
                     f"Transactions of slot {run['slot']} are in the log twice: {error}.",

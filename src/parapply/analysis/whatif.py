@@ -109,7 +109,6 @@ def what_if(
     units: Iterable[Unit],
     workers: Sequence[int] = WORKERS,
     *,
-    late_floor_s: float = 0.0,
     commit_floor_s: float = 0.0,
     window: int = WINDOW,
 ) -> WhatIf:
@@ -118,18 +117,16 @@ def what_if(
     Args:
         units: in source order (ascending `seq`).
         workers: numbers to try.
-        late_floor_s: what late rows take at least: a statement of their own is a round trip to the target
-            (`units.round_trip_s`).
-        commit_floor_s: the same for a COMMIT that has to wait for its turn, also of a unit that sent it with its
-            statements when it was recorded. For batches; transactions share a COMMIT.
+        commit_floor_s: what a COMMIT that has to wait for its turn takes at least, with the late rows that travel with
+            it: a round trip to the target (`units.round_trip_s`), also where a unit sent it with its statements when it
+            was recorded. For batches; transactions share a COMMIT.
         window: units remembered.
 
     Raises:
         ValueError: the units are out of order.
     """
-    floors = _Floors(late_floor_s, commit_floor_s)
-    chains = [_Chain(order, floors, window) for order in _ORDERS]
-    replays = [_Replay(order, floors, window, n) for order in _ORDERS for n in workers]
+    chains = [_Chain(order, commit_floor_s, window) for order in _ORDERS]
+    replays = [_Replay(order, commit_floor_s, window, n) for order in _ORDERS for n in workers]
     everyone: list[_Replay] = [*chains, *replays]
     labels: dict[Label, Label] = {}
     places: dict[int, int] = {}
@@ -175,13 +172,6 @@ def _attainable(replay: _Replay, work_s: float, path: dict[Label, float]) -> Att
     )
 
 
-class _Floors(NamedTuple):
-    """What some things take at least, in seconds."""
-
-    late_s: float
-    commit_s: float
-
-
 class _Link(NamedTuple):
     """An edge with the place of its unit; -1 for everything before this one."""
 
@@ -214,12 +204,12 @@ _Times = tuple[float, float, float, float, float]
 class _Replay:
     """One order with one number of workers. Each unit's commit time is kept in a ring."""
 
-    def __init__(self, order: Order, floors: _Floors, window: int, workers: int) -> None:
+    def __init__(self, order: Order, commit_floor_s: float, window: int, workers: int) -> None:
         self.order = order
         self.workers = workers
         self.latest_s = 0.0
         self._is_relaxed = order == "relaxed"
-        self._floors = floors
+        self._commit_floor_s = commit_floor_s
         self._window = window
         self._ends = [0.0] * window
         self._free = [0.0] * workers  # when each worker is free, ascending
@@ -233,15 +223,16 @@ class _Replay:
             if late:
                 ready_s, share, turn_s = self._split(ready_s, late)
                 if share:
-                    late_s = max(share * execute_s, self._floors.late_s)
+                    late_s = share * execute_s
                     execute_s *= 1.0 - share
         start_s = self._start(ready_s)
         done_s = start_s + execute_s
         if not self._is_relaxed:
             turn_s = self.latest_s
+        flight_s = late_s + commit_s
         if late_s or turn_s > start_s:
-            commit_s = max(commit_s, self._floors.commit_s)
-        end_s = max(done_s, turn_s) + late_s + commit_s
+            flight_s = max(flight_s, self._commit_floor_s)
+        end_s = max(done_s, turn_s) + flight_s
         if self.workers:
             insort(self._free, end_s)
         self._ends[place % self._window] = end_s
@@ -255,7 +246,7 @@ class _Replay:
         end_s = start_s + unit.execute_s
         commit_s = unit.commit_s
         if not self._is_relaxed and self.latest_s > start_s:
-            commit_s = max(commit_s, self._floors.commit_s)
+            commit_s = max(commit_s, self._commit_floor_s)
             end_s = max(end_s, self.latest_s)
         end_s += commit_s
         insort(free, end_s)
@@ -305,8 +296,8 @@ class _Replay:
 class _Chain(_Replay):
     """As many workers as there is work for: then the last commit is the end of the longest chain of dependencies."""
 
-    def __init__(self, order: Order, floors: _Floors, window: int) -> None:
-        super().__init__(order, floors, window, 0)
+    def __init__(self, order: Order, commit_floor_s: float, window: int) -> None:
+        super().__init__(order, commit_floor_s, window, 0)
         #: Of each unit in the ring: seconds of the chain that ends with it, by what tied its links.
         self._paths: list[dict[Label, float]] = [{}] * window
         self.longest: dict[Label, float] = {}
@@ -336,7 +327,7 @@ class _Chain(_Replay):
         """Do the same for a unit that depends on nothing."""
         end_s, commit_s = unit.execute_s, unit.commit_s
         if not self._is_relaxed and self.latest_s > 0.0:
-            commit_s = max(commit_s, self._floors.commit_s)
+            commit_s = max(commit_s, self._commit_floor_s)
         path = {WORK: end_s + commit_s}
         if not self._is_relaxed and end_s < self.latest_s:
             path = _longer(self.longest, COMMIT_ORDER, commit_s)

@@ -9,6 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from parapply.errors import ParapplyError
+from parapply.runtime.tasks import end_tasks
 from parapply.target import facts
 
 if TYPE_CHECKING:
@@ -41,8 +42,7 @@ class FactsAhead:
 
     async def close(self) -> None:
         """Stop reading."""
-        self._reading.cancel()
-        await asyncio.gather(self._reading, return_exceptions=True)
+        await end_tasks([self._reading])
 
     async def take(self, schema: str, name: str) -> TableFacts | None:
         """Return what was read of a table a moment ago, once; None if there is nothing fresh.

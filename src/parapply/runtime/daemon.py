@@ -23,7 +23,7 @@ from parapply.runtime.gauges import Gauges
 from parapply.runtime.health import Health
 from parapply.runtime.notify import Notifier
 from parapply.runtime.scribe import Scribe
-from parapply.runtime.tasks import log_tasks
+from parapply.runtime.tasks import end_tasks, log_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -110,8 +110,8 @@ class _Daemon:
             raise
         finally:
             self._notifier.stopping("stopping")
-            looking.cancel()
-            await asyncio.gather(looking, endpoint.close(), return_exceptions=True)
+            await end_tasks([looking])
+            await endpoint.close()
             if scribe is not None:
                 scribe.close()
         self._log.info("daemon_stopped", reason=reason)

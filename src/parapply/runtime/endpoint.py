@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from parapply.errors import ConfigError
 from parapply.logs import get_logger
 from parapply.metrics.exposition import CONTENT_TYPE, exposition
+from parapply.runtime.tasks import end_tasks
 
 if TYPE_CHECKING:
     from typing import Self
@@ -70,9 +71,7 @@ class Endpoint:
         """Stop listening; who is being answered is cut off."""
         if self._server is not None:
             self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._tasks) >= _CONNECTIONS:
@@ -107,11 +106,8 @@ class Endpoint:
         if path == "/metrics":
             return 200, CONTENT_TYPE, self._metrics()
         report = self._health.report()
-        checks = {
-            "/healthz": report["live"] and report["ready"],
-            "/healthz/live": report["live"],
-            "/healthz/ready": report["live"] and report["ready"],
-        }
+        is_ready = report["live"] and report["ready"]
+        checks = {"/healthz": is_ready, "/healthz/live": report["live"], "/healthz/ready": is_ready}
         if path in checks:
             return 200 if checks[path] else 503, _JSON, (json.dumps(report) + "\n").encode()
         return 404, _TEXT, b"/metrics, /healthz, /healthz/live, /healthz/ready\n"

@@ -20,7 +20,6 @@ from rich.text import Text
 from parapply.errors import ParapplyError
 from parapply.printable import printable_tree
 from parapply.runtime.reading import Reader, collect
-from parapply.runtime.tasks import end_if_cancelled
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -64,7 +63,6 @@ async def _watch(config: Config, *, as_json: bool) -> None:
             await _print_lines(reader, report)
         with Live(render(report), screen=True, auto_refresh=False) as live:
             while True:
-                end_if_cancelled()
                 await asyncio.sleep(_REFRESH_S)
                 try:
                     report = await reader.read()
@@ -76,7 +74,6 @@ async def _watch(config: Config, *, as_json: bool) -> None:
 
 async def _print_lines(reader: Reader, report: dict[str, Any]) -> None:
     while True:
-        end_if_cancelled()
         started_s = time.monotonic()
         click.echo(json.dumps(report))
         await asyncio.sleep(max(0.0, started_s + _REFRESH_S - time.monotonic()))

@@ -33,17 +33,6 @@ async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def end_if_cancelled() -> None:
-    """Raise a cancellation that was lost, as `end_tasks` tells: called in each round of a loop that only it ends.
-
-    Raises:
-        CancelledError: the running task was cancelled before, and is still there.
-    """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
-
-
 def log_tasks() -> None:
     """Log the calls that each task is inside, outermost first, as ``file:line function``.
 

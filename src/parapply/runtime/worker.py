@@ -196,11 +196,9 @@ class Worker:
         if self._arbiter.skips.hits(job.batch):
             return Turn.YIELD  # somebody has asked meanwhile
         job.turn_s = self._clock()
-        if late and not has_turn:
-            if await self._late_and_commit(job, late, n_before=len(commands)):
-                return Turn.COMMIT
-        else:
-            self._now("committing")
+        if late and not has_turn and await self._late_and_commit(job, late, n_before=len(commands)):
+            return Turn.COMMIT
+        self._now("committing")
         await self._end(job, self._record(job))
         return Turn.COMMIT
 
@@ -216,8 +214,13 @@ class Worker:
             await self._two_phase.prepare(self.session, job.prepare, record)
 
     async def _late_and_commit(self, job: Job, late: list[Command], n_before: int) -> bool:
-        """Apply a job's late keys, and commit in the same flight if that is as exact; False if it has to be ended."""
-        is_one_flight = sum([command.expected for command in late]) <= _ONE_FLIGHT and _is_one_flight(job, late)
+        """Apply a job's late keys; True if COMMIT went in the same flight.
+
+        Only of the head: another one may have to be cancelled where it stands in the head's way, which a COMMIT on its
+        way cannot be.
+        """
+        is_few = sum([command.expected for command in late]) <= _ONE_FLIGHT
+        is_one_flight = self._crew.head is job and is_few and _is_one_flight(job, late)
         # The stall check looks at both.
         self._now("committing" if is_one_flight else "executing")
         try:
@@ -229,8 +232,6 @@ class Worker:
             if failure.statement >= 0:
                 failure.statement += n_before
             raise
-        if not is_one_flight:
-            self._now("committing")
         return is_one_flight
 
     def _record(self, job: Job) -> Record:
