@@ -242,16 +242,13 @@ Examples:
 @click.option("--until", "until_lsn", type=_Lsn(), metavar="LSN", help="Stop once all up to LSN is durable.")
 @click.option("--takeover", is_flag=True, help="End another daemon's sessions on the target instead of waiting.")
 def run(*, until_lsn: int | None, takeover: bool, **options: Any) -> int:  # noqa: ANN401  click's options
-    """Run the daemon: SIGTERM or Ctrl-C drains, a second one aborts."""
+    """Run the daemon: SIGTERM or Ctrl-C drains, a second one aborts, SIGHUP reads the configuration again."""
     # Modules make many objects and no garbage: the daemon lets the collector in again, behind them.
     gc.disable()
     driver_versions.tell_own()
-    config = _load(options)
-    from parapply import logs  # noqa: PLC0415
     from parapply.runtime import daemon  # noqa: PLC0415
 
-    logs.configure(config.log.level, config.log.format)
-    return daemon.run(config, until_lsn, takeover)
+    return daemon.run(lambda: _load(options), until_lsn, takeover=takeover)
 
 
 @cli.command(

@@ -182,12 +182,20 @@ def f36(run: Round) -> None:
     run.restart()
 
 
-@fault("F38", "SIGTERM under load, SIGINT twice")
+@fault("F38", "SIGTERM and SIGHUP under load, SIGINT twice")
 def f38(run: Round) -> None:
-    """An orderly end under load has exit code 0; a second signal ends it at once, and nothing is lost by it."""
+    """An orderly end under load has exit code 0, another configuration none; a second signal ends it at once."""
+    path = run.directory / "app.toml"
+    path.write_text("", encoding="ascii")
     for _ in range(2):
         run.work(5, 40)
-        run.restart()
+        run.daemon.stop(WAIT_S)
+        run.start("--config", str(path)).wait_for_event("source_connected", WAIT_S)
+    for n in range(1, 4):
+        run.work(5, 40)
+        path.write_text(f"[apply]\nlinger_s = 0.00{n}\n", encoding="ascii")
+        run.daemon.send(signal.SIGHUP)
+        run.daemon.wait_for_event("source_connected", WAIT_S, count=1 + n)
     run.work(5, 40)
     run.daemon.send(signal.SIGINT)
     run.daemon.send(signal.SIGINT)

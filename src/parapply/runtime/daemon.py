@@ -1,20 +1,18 @@
-"""The daemon: epochs with back-off between them, signals, and the exit code."""
+"""The daemon: epochs with back-off between them, each with the configuration that holds then, and the exit code."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import os
-import signal
 import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, TypeVar
 
-from parapply import __version__
+from parapply import __version__, logs
 from parapply.applylog import ApplyLog, Retention
 from parapply.driver import refusal_hint
 from parapply.errors import ApplyFailed, ParapplyError, Retry, SourceLost, SourceRefused, TargetLost, TargetRefused
-from parapply.logs import get_logger
 from parapply.metrics.figures import Figures
 from parapply.model import format_lsn
 from parapply.runtime.endpoint import Endpoint
@@ -22,11 +20,13 @@ from parapply.runtime.ends import Opener
 from parapply.runtime.gauges import Gauges
 from parapply.runtime.health import Health
 from parapply.runtime.notify import Notifier
+from parapply.runtime.reload import Reloader
 from parapply.runtime.scribe import Scribe
-from parapply.runtime.tasks import end_tasks, log_tasks
+from parapply.runtime.signals import Signals
+from parapply.runtime.tasks import end_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     from parapply.config import Config
 
@@ -42,17 +42,25 @@ _GOOD_EPOCH_S = 10.0
 _LATER = ("starting up", "shutting down", "in recovery", "too many", "remaining connection slots", "not yet accepting")
 
 
-def run(config: Config, until_lsn: int | None, takeover: bool) -> int:  # noqa: FBT001  the command line's option
+def run(load: Callable[[], Config], until_lsn: int | None, *, takeover: bool) -> int:
     """Run until stopped; return 0.
 
-    SIGUSR1 logs what every task waits for. SIGTERM and SIGINT drain, a second one aborts. Both leave the target
-    consistent: what is not committed is rolled back and will be sent again.
+    SIGTERM and SIGINT drain, a second one aborts. Both leave the target consistent: what is not committed is rolled
+    back and will be sent again. SIGHUP reads the configuration again; SIGUSR1 logs what every task waits for.
+
+    Args:
+        load: reads the layers of the configuration; called now, and again by SIGHUP.
+        until_lsn: end once all up to there is durable.
+        takeover: end another daemon's sessions on the target.
 
     Raises:
+        ConfigError: what was read is wrong.
         ParapplyError: what no retry helps; its exit code is the command's.
     """
+    config = load()
+    logs.configure(config.log.level, config.log.format)
     _calm_garbage_collector()
-    return asyncio.run(_Daemon(config, until_lsn, takeover=takeover).run())
+    return asyncio.run(_Daemon(Reloader(config, load), until_lsn, takeover=takeover).run())
 
 
 def _calm_garbage_collector() -> None:
@@ -69,24 +77,22 @@ def _calm_garbage_collector() -> None:
 class _Daemon:
     """Owns the signals and the apply log; everything else belongs to an epoch."""
 
-    def __init__(self, config: Config, until_lsn: int | None, *, takeover: bool) -> None:
-        self._config = config
+    def __init__(self, reloader: Reloader, until_lsn: int | None, *, takeover: bool) -> None:
+        self._reloader = reloader
+        #: Written between two epochs only.
+        self._config = config = reloader.config
         self._until_lsn = until_lsn
         self._opener = Opener(config, takeover=takeover)
-        self._stop = asyncio.Event()
-        self._abort = asyncio.Event()
+        self._signals = Signals()
         self._delay_s = config.source.reconnect_min_s
         self._low_lsn: int | None = None
         self._has_served = False
         self._notifier = Notifier()
         self._figures = Figures()
-        self._log = get_logger()
+        self._log = logs.get_logger()
 
     async def run(self) -> int:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled)
-        loop.add_signal_handler(signal.SIGUSR1, log_tasks)
+        self._signals.listen(stopping=lambda: self._notifier.stopping("draining"), reload=self._reloader.reload)
         config = self._config
         self._log.info(
             "daemon_started",
@@ -97,9 +103,9 @@ class _Daemon:
             until_lsn=None if self._until_lsn is None else format_lsn(self._until_lsn),
         )
         scribe = self._open_scribe()
-        gauges = Gauges(config, scribe)
-        self._health = Health(config.source.slot, gauges, self._notifier)
-        endpoint = Endpoint(config.source.slot, self._figures, gauges, self._health)
+        self._gauges = Gauges(config, scribe)
+        self._health = Health(config.source.slot, self._gauges, self._notifier)
+        endpoint = Endpoint(config.source.slot, self._figures, self._gauges, self._health)
         looking = asyncio.create_task(self._look(), name="health")
         try:
             if config.metrics.listen is not None:
@@ -129,11 +135,16 @@ class _Daemon:
 
     async def _epochs(self, scribe: Scribe | None) -> str:
         while True:
+            self._renew()
             started_s = time.monotonic()
             try:
-                return await self._epoch(scribe)
+                reason = await self._epoch(scribe)
+                if self._signals.is_stop or not self._signals.end.is_set():
+                    return reason
+                self._health.left("reconnecting", reason)
+                continue
             except ParapplyError as error:
-                if self._stop.is_set() and error.retry is Retry.RECONNECT:
+                if self._signals.is_stop and error.retry is Retry.RECONNECT:
                     return "stopped by a signal while an end was lost"
                 if not self._may_retry(error):
                     raise
@@ -143,15 +154,24 @@ class _Daemon:
                 self._log.warning(f"{end}_lost", error=error.line(), wait_s=round(self._delay_s, 3))
                 self._health.left("reconnecting", error.line())
             self._figures.reconnects[end] += 1
-            if await self._unless_stopped(asyncio.sleep(self._delay_s, result=True)) is None:
+            if await self._unless_ended(asyncio.sleep(self._delay_s, result=True)) is None and self._signals.is_stop:
                 return "stopped by a signal while reconnecting"
             self._delay_s = min(self._delay_s * 2, self._config.source.reconnect_max_s)
 
+    def _renew(self) -> None:
+        """Go on with the configuration that was read last: nothing is open that knows the old one."""
+        self._signals.renew()
+        if self._config is not self._reloader.config:
+            self._config = self._reloader.config
+            self._delay_s = self._config.source.reconnect_min_s
+            self._opener.use(self._config)
+            self._gauges.use(self._config)
+
     async def _epoch(self, scribe: Scribe | None) -> str:
         async with AsyncExitStack() as stack:
-            ends = await self._unless_stopped(self._opener.open(stack))
+            ends = await self._unless_ended(self._opener.open(stack))
             if ends is None:
-                return "stopped by a signal before it began"
+                return f"{self._signals.why} before it began"
             # Behind the start of the stream: the publisher decodes meanwhile.
             from parapply.runtime.epoch import Epoch  # noqa: PLC0415
 
@@ -159,7 +179,7 @@ class _Daemon:
             epoch = Epoch(self._config, ends, scribe, self._until_lsn, figures=self._figures, health=self._health)
             self._look_for_progress(epoch.low_lsn)
             try:
-                return await epoch.serve(self._stop, self._abort)
+                return await epoch.serve(self._signals)
             finally:
                 self._look_for_progress(epoch.low_lsn)
 
@@ -183,10 +203,10 @@ class _Daemon:
         is_data = isinstance(error, ApplyFailed | TargetRefused | SourceRefused) and self._has_served
         return is_data and not isinstance(error, SourceRefused) and self._config.apply.on_error == "retry"
 
-    async def _unless_stopped(self, work: Coroutine[None, None, _T]) -> _T | None:
-        """Do some work; give it up and return None as soon as a signal comes."""
+    async def _unless_ended(self, work: Coroutine[None, None, _T]) -> _T | None:
+        """Do some work; give it up and return None as soon as a signal asks for an end, or for another beginning."""
         task = asyncio.create_task(work, name="connect")
-        stopping = asyncio.create_task(self._stop.wait(), name="stop")
+        stopping = asyncio.create_task(self._signals.end.wait(), name="stop")
         try:
             await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
@@ -196,12 +216,6 @@ class _Daemon:
             task.cancel()
             stopping.cancel()
             await asyncio.gather(task, stopping, return_exceptions=True)
-
-    def _signalled(self) -> None:
-        if self._stop.is_set():
-            self._abort.set()
-        self._stop.set()
-        self._notifier.stopping("draining")
 
     async def _look(self) -> None:
         """See in intervals whether the leader gets on; systemd's watchdog is fed only if it does."""

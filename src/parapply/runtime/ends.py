@@ -78,6 +78,11 @@ class Opener:
         self._is_told_of_origins = False
         self._log = get_logger()
 
+    def use(self, config: Config) -> None:
+        """Open with another configuration from now on; nothing is being opened."""
+        self._config = config
+        self._rules = Rules(config.conflict)
+
     async def open(self, stack: AsyncExitStack) -> Ends:
         """Open everything.
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from parapply.runtime.health import Health
     from parapply.runtime.job import Job
     from parapply.runtime.scribe import Scribe
+    from parapply.runtime.signals import Signals
 
 #: Seconds that batches in hand get to finish, when the daemon is to stop and when the publisher is gone.
 _DRAIN_S = 8.0
@@ -219,27 +220,29 @@ class Epoch:
         """Return the LSN up to which everything is committed on the target."""
         return self._crew.watermark.low_lsn
 
-    async def serve(self, stop: asyncio.Event, abort: asyncio.Event) -> str:
-        """Apply until `until_lsn` is durable or `stop` is set; return why it ended.
+    async def serve(self, signals: Signals) -> str:
+        """Apply until `until_lsn` is durable or a signal asks for an end; return why it ended.
 
         Raises:
             ParapplyError: an end was lost or refuses; the state on the target says why, if it could be written.
         """
         await self._arbiter.look(self.low_lsn, lambda _: False)
         tasks = {name: asyncio.create_task(run(), name=name) for name, run in self._parts.items()}
-        stopping = asyncio.create_task(stop.wait(), name="stop")
+        stopping = asyncio.create_task(signals.end.wait(), name="stop")
         try:
             await asyncio.wait({*tasks.values(), stopping}, return_when=asyncio.FIRST_COMPLETED)
             error = _first_error(tasks)
-            reason = "stopped by a signal" if stop.is_set() else "everything up to --until is durable"
+            is_asked = signals.end.is_set()
             if error is None:
-                await self._drain(tasks, abort)
+                await self._drain(tasks, signals.abort)
                 error = _first_error(tasks)
+            # Asked for again meanwhile, it may have become an end for good.
+            reason = signals.why if is_asked else "everything up to --until is durable"
             if error is None:
-                await self._last_word(tasks, "stopped", reason)
+                await self._last_word(tasks, "reconnecting" if is_asked and not signals.is_stop else "stopped", reason)
                 error = _first_error(tasks)
             elif not isinstance(error, TargetLost):
-                await self._leave(error, tasks, abort)
+                await self._leave(error, tasks, signals.abort)
             if error is not None:
                 raise error
             return reason

@@ -68,6 +68,10 @@ class Gauges:
         self._clock = asyncio.get_running_loop().time
         self._lag: Lag | None = None
 
+    def use(self, config: Config) -> None:
+        """Tell of another configuration from now on."""
+        self._config = config
+
     def lag(self) -> Lag | None:
         """Return the last look at both ends, None if there was none yet."""
         if self.parts is not None:

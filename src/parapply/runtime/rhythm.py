@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 #: wake up a reader for each took it half as much CPU again.
 _COLLECT_S: Final = 0.004
 #: The same without a backlog while a batch is under way, which with the order kept nothing overtakes.
-_BUSY_COLLECT_S: Final = 0.002
-#: Without a backlog, seconds that a batch waits for the one under way: longer than most small ones take to commit.
-_BEHIND_S: Final = 0.003
+_BUSY_COLLECT_S: Final = 0.001
+#: Without a backlog, seconds that a batch waits for the one under way: longer than small ones take to commit on a busy
+#: machine, where a second one beside it would only take its processor.
+_BEHIND_S: Final = 0.01
 #: Changes with which it does not wait.
 _WORTH_A_WORKER: Final = 200
 

@@ -1,0 +1,82 @@
+"""What a new look at the configuration brings: the layers are read again, and what differs is taken or named.
+
+In go the configuration in force and a way to read the layers; out comes the one to go on with. A configuration that is
+refused changes nothing. What belongs to the process itself, not to an epoch, stays as it was until a restart.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from parapply import logs
+from parapply.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from parapply.config import Config
+
+#: What only a restart changes: which slot and state the daemon is for, its port, and the files of its apply log.
+FIXED: Final = frozenset({
+    "source.slot", "target.state_schema", "metrics.listen", "applylog.directory", "applylog.rotate_bytes",
+    "applylog.rotate_s", "applylog.retention_s", "applylog.retention_bytes",
+})  # fmt: skip
+_LOG: Final = frozenset({"log.level", "log.format"})
+
+
+class Reloader:
+    """Knows the configuration that holds from the next epoch on, and what is read where it is written."""
+
+    def __init__(self, config: Config, load: Callable[[], Config]) -> None:
+        """Start with what was read at the start.
+
+        Args:
+            config: in force.
+            load: reads all layers again; raises ConfigError.
+        """
+        #: Read by the daemon before each epoch, written here only.
+        self.config = config
+        self._load = load
+        self._log = logs.get_logger()
+
+    def reload(self) -> bool:
+        """Read the layers again and say in the log what came of it; return whether another epoch is needed.
+
+        Levels and format of the log change at once. No value is logged, only keys: a value may be a secret.
+        """
+        try:
+            found = self._load()
+        except ConfigError as error:
+            self._log.error("config_refused", error=str(error), hint="the configuration in force stays")
+            return False
+        changed = _changed(self.config, found)
+        if fixed := sorted(changed & FIXED):
+            self._log.warning("config_needs_restart", settings=fixed)
+        taken = changed - FIXED
+        self.config = _with(self.config, found, taken)
+        if taken & _LOG:
+            logs.configure(found.log.level, found.log.format)
+        self._log.info("config_reloaded", settings=sorted(taken))
+        return bool(taken - _LOG)
+
+
+def _changed(old: Config, new: Config) -> set[str]:
+    """Return the dotted keys whose values differ."""
+    return {
+        f"{section}.{key}"
+        for section in old.__struct_fields__
+        for key in getattr(old, section).__struct_fields__
+        if getattr(getattr(old, section), key) != getattr(getattr(new, section), key)
+    }
+
+
+def _with(old: Config, new: Config, keys: set[str]) -> Config:
+    """Return the old configuration with the new values of some dotted keys."""
+    sections = {}
+    for section in old.__struct_fields__:
+        values = {key: getattr(getattr(new, section), key) for key in getattr(old, section).__struct_fields__
+                  if f"{section}.{key}" in keys}  # fmt: skip
+        sections[section] = msgspec.structs.replace(getattr(old, section), **values)
+    return msgspec.structs.replace(old, **sections)

@@ -1,0 +1,84 @@
+"""What signals ask of the daemon: to end, to end at once, to take another configuration, to say what it does.
+
+The handlers only write down what is wanted; the daemon and its epoch look at it where they wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+from typing import TYPE_CHECKING, Final
+
+from parapply.runtime.tasks import log_tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_STANDARD_FILES: Final = (0, 1, 2)
+
+
+class Signals:
+    """Written by the handlers; read by the daemon and its epoch.
+
+    Attributes:
+        end: what is under way is to be finished in order: everything, or this epoch for the sake of the next.
+        abort: and not waited for.
+        is_stop: the daemon ends; else another epoch follows.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is asked for."""
+        self.end = asyncio.Event()
+        self.abort = asyncio.Event()
+        self.is_stop = False
+
+    def listen(self, *, stopping: Callable[[], None], reload: Callable[[], bool]) -> None:
+        """Handle signals from now on: SIGTERM and SIGINT drain, a second one aborts; SIGHUP, SIGUSR1.
+
+        SIGHUP asks for another configuration, or comes from a terminal that closes; then it is an end.
+
+        Args:
+            stopping: called when the daemon shall end.
+            reload: called by SIGHUP; tells whether another epoch is needed for what it found.
+        """
+        terminals = [number for number in _STANDARD_FILES if os.isatty(number)]
+
+        def stop() -> None:
+            if self.is_stop:
+                self.abort.set()
+            self.is_stop = True
+            self.end.set()
+            stopping()
+
+        def hang_up() -> None:
+            if is_hung_up(terminals):
+                stop()
+            elif not self.is_stop and reload():
+                self.end.set()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
+        loop.add_signal_handler(signal.SIGUSR1, log_tasks)
+
+    def renew(self) -> None:
+        """Begin another epoch: what ended the last one is done, unless the daemon ends."""
+        if not self.is_stop:
+            self.end.clear()
+
+    @property
+    def why(self) -> str:
+        """Return what ends an epoch, in words."""
+        return "stopped by a signal" if self.is_stop else "the configuration was reloaded"
+
+
+def is_hung_up(terminals: Iterable[int]) -> bool:
+    """Tell whether one of these open terminals has gone, by its number as a file."""
+    poll = select.poll()
+    for number in terminals:
+        # POLLHUP is told of without being asked for.
+        poll.register(number, 0)
+    return any(events & select.POLLHUP for _, events in poll.poll(0))

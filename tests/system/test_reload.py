@@ -1,0 +1,158 @@
+"""SIGHUP: the configuration is read again under load; what can change does, and what is wrong changes nothing (F38)."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fixtures.daemon import Daemon
+from tests.fixtures.plain import FAST, check_equal, commit_each, plain_route, slot_route
+from tests.fixtures.workloads import BankLoad, check_bank, create_bank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.fixtures.daemon import StartDaemon
+    from tests.fixtures.databases import Database
+    from tests.fixtures.route import Route
+
+_WORKERS = (
+    "SELECT count(*) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND application_name LIKE 'parapply worker%'"
+)
+
+
+@pytest.fixture
+def route(source_db: Database, target_db: Database, init_route: Callable[[Route], None]) -> Route:
+    """Two plain tables on both sides, published, with a slot."""
+    return plain_route(source_db, target_db, init_route)
+
+
+@pytest.fixture
+def role(target_db: Database) -> Iterator[str]:
+    """Another role that may do everything on the target."""
+    name = f"other_{secrets.token_hex(4)}"
+    target_db.execute(f"CREATE ROLE {name} LOGIN SUPERUSER")
+    yield name
+    target_db.execute(f"REASSIGN OWNED BY {name} TO CURRENT_USER; DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+def _hang_up(daemon: Daemon, event: str = "config_reloaded") -> dict[str, object]:
+    """Send SIGHUP and return what the daemon says of it."""
+    count = len(daemon.events_of(event)) + 1
+    daemon.send(signal.SIGHUP)
+    return daemon.wait_for_event(event, count=count)
+
+
+def test_another_epoch_takes_what_has_changed(
+    source_db: Database, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """Workers, order and batches change again and again under load, in one process; each transaction is there once."""
+    create_bank(source_db, target_db)
+    route = slot_route(source_db, target_db, init_route)
+    path = tmp_path / "app.toml"
+    path.write_text("[apply]\nworkers = 2\n")
+    daemon = start_daemon(route, "--config", str(path))
+    daemon.wait_for_event("source_connected")
+    with BankLoad(source_db, seed=38) as load:
+        for n in range(1, 7):
+            load.wait_for_more(30, 60)
+            order = "relaxed" if n % 2 else "preserve"
+            path.write_text(f'[apply]\nworkers = {2 + n}\ncommit_order = "{order}"\nmax_batch_transactions = {n}\n')
+            told = _hang_up(daemon)
+            assert told["settings"] == ["apply.commit_order", "apply.max_batch_transactions", "apply.workers"]
+            daemon.wait_for_event("source_connected", count=1 + n)
+            shown = target_db.rows("SELECT commit_order, workers FROM parapply.progress")
+            assert shown == [(order, 2 + n)]
+    daemon.wait_caught_up()
+    check_bank(source_db, target_db, load)
+    assert target_db.rows(_WORKERS) == [(8,)]
+    assert not daemon.events_of("source_lost") + daemon.events_of("target_lost")
+    daemon.stop()
+
+
+def test_what_is_wrong_changes_nothing(route: Route, start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """A file with a mistake is refused with every error, without a value; the daemon goes on as it was."""
+    path = tmp_path / "app.toml"
+    path.write_text("[apply]\nworkers = 2\n")
+    daemon = start_daemon(route, "--config", str(path))
+    daemon.wait_for_event("source_connected")
+    path.write_text('[apply]\nworkers = 0\nlinger = "geheim"\n')
+    told = str(_hang_up(daemon, "config_refused")["error"])
+    assert "apply.workers" in told
+    assert "apply.linger" in told
+    path.unlink()
+    assert "cannot read" in str(_hang_up(daemon, "config_refused")["error"])
+    commit_each(route.source, 1, 20)
+    daemon.wait_caught_up()
+    check_equal(route)
+    assert len(daemon.events_of("source_connected")) == 1
+    assert not [line for line in daemon.lines if "geheim" in line]
+    daemon.stop()
+
+
+def test_the_log_changes_at_once_and_the_slot_never(route: Route, start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """A level needs no other epoch; what belongs to the process is named and stays; nothing new is said as such."""
+    path = tmp_path / "app.toml"
+    path.write_text("")
+    daemon = start_daemon(route, "--config", str(path))
+    daemon.wait_for_event("source_connected")
+    assert _hang_up(daemon)["settings"] == []
+    path.write_text('[log]\nlevel = "debug"\n[target]\nstate_schema = "other"\n[metrics]\nlisten = "127.0.0.1:0"\n')
+    assert _hang_up(daemon)["settings"] == ["log.level"]
+    (fixed,) = daemon.events_of("config_needs_restart")
+    assert fixed["settings"] == ["metrics.listen", "target.state_schema"]
+    commit_each(route.source, 1, 20)
+    daemon.wait_for_event("batch_committed")
+    daemon.wait_caught_up()
+    assert len(daemon.events_of("source_connected")) == 1
+    assert not daemon.events_of("metrics_listening")
+    daemon.stop()
+
+
+def test_another_secret_is_taken_without_waiting(route: Route, role: str, tmp_path: Path) -> None:
+    """A connection string in a file is read again, also while the daemon waits between two attempts to connect."""
+    path = tmp_path / "dsn"
+    path.write_text(route.target.target_role_dsn)
+    settings = {**FAST, "source.reconnect_min_s": 600, "source.reconnect_max_s": 600}
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "parapply", "run", "--source", route.source.source_role_dsn, "--slot", route.slot,
+               "--publication", route.publication, *words]  # fmt: skip
+    daemon = Daemon(route, command=command, environ={"PARAPPLY_TARGET__DSN_FILE": str(path)})
+    try:
+        daemon.wait_for_event("source_connected")
+        route.target.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name LIKE 'parapply%'"
+        )
+        daemon.wait_for_event("target_lost")
+        commit_each(route.source, 1, 20)
+        path.write_text(route.target.dsn_with(user=role))
+        assert _hang_up(daemon)["settings"] == ["target.dsn"]
+        daemon.wait_caught_up()
+        check_equal(route)
+        query = "SELECT DISTINCT usename FROM pg_stat_activity WHERE application_name LIKE 'parapply worker%'"
+        assert route.target.rows(f"{query} AND datname = current_database()") == [(role,)]
+        daemon.stop()
+    finally:
+        daemon.end()
+
+
+def test_a_stop_behind_a_reload_is_a_stop(route: Route, start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """SIGTERM right behind SIGHUP ends the daemon in order, and no other epoch begins."""
+    path = tmp_path / "app.toml"
+    path.write_text("")
+    daemon = start_daemon(route, "--config", str(path))
+    daemon.wait_for_event("source_connected")
+    commit_each(route.source, 1, 200)
+    path.write_text("[apply]\nworkers = 2\n")
+    daemon.send(signal.SIGHUP)
+    daemon.stop()
+    assert daemon.events_of("daemon_stopped")[0]["reason"].startswith("stopped by a signal")
+    assert route.target.rows("SELECT state, reason FROM parapply.progress") == [("stopped", "stopped by a signal")]
