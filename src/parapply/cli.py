@@ -246,9 +246,18 @@ def run(*, until_lsn: int | None, takeover: bool, **options: Any) -> int:  # noq
     # Modules make many objects and no garbage: the daemon lets the collector in again, behind them.
     gc.disable()
     driver_versions.tell_own()
+    config = _load(options)
+    from parapply.errors import ConfigError  # noqa: PLC0415
     from parapply.runtime import daemon  # noqa: PLC0415
 
-    return daemon.run(lambda: _load(options), until_lsn, takeover=takeover)
+    def load_again() -> Config:
+        path = options["config_path"]
+        if path is not None and path.exists() and not path.is_file():
+            # A pipe would be empty by now, which reads as a file without a word, or never end.
+            raise ConfigError(f"--config: {path} is no regular file, so it cannot be read again")
+        return _load(options)
+
+    return daemon.run(config, load_again, until_lsn, takeover=takeover)
 
 
 @cli.command(

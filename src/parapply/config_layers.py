@@ -33,7 +33,7 @@ def read_file(path: Path | None, errors: list[str]) -> dict[str, Any]:
             return tomllib.load(file)
     except OSError as error:
         errors.append(f"--config: cannot read {path}: {error.strerror}")
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # Also of numbers too long, and tables too deep, for the parser.
         place = re.search(r"\(at .*\)$", str(error))  # only the place: the message can quote the line
         errors.append(f"--config: {path} is not TOML {place.group() if place else ''}".rstrip())
     return {}
@@ -96,7 +96,7 @@ def _from_text(parts: Sequence[str], text: str, fields: Fields) -> object:
             return {"true": True, "false": False}.get(text.strip().lower(), text)
         if kind == tuple[str, ...]:
             return json.loads(text) if text.lstrip().startswith("[") else [part.strip() for part in text.split(",")]
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return text
 

@@ -5,6 +5,7 @@ Nothing per row, no row or key values, no connection strings. The apply log is d
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import sys
@@ -162,7 +163,8 @@ def configure(level: str, output_format: str, stream: BinaryIO | None = None) ->
     structlog.configure(
         processors=[*shared, _json_line if output_format == "json" else _console_line],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.BytesLoggerFactory(out),
+        # All that it asks of a file.
+        logger_factory=structlog.BytesLoggerFactory(_Lossy(out)),  # type: ignore[arg-type]
         cache_logger_on_first_use=False,  # few lines a second: a changed set-up matters more
     )
     _route_foreign(max(number, logging.WARNING))
@@ -195,6 +197,21 @@ def _redact_value(value: object) -> object:
         return [_redact_value(item) for item in value]
     # Numbers need no look; anything else is written as its text, which may quote a connection string.
     return value if isinstance(value, int | float | None) else redact_text(str(value))
+
+
+class _Lossy:
+    """A stream that drops what cannot be written: a full disk or a terminal that has gone must not end the program."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def write(self, line: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.write(line)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 def _json_line(_logger: object, _method: str, event: MutableMapping[str, Any]) -> bytes:

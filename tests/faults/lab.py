@@ -309,7 +309,8 @@ class Round:
         found = Findings()
         self.caught_up()
         ((n_before,),) = self.target.rows("SELECT count(*) FROM xfer")
-        lock = "SELECT FROM parapply.slots FOR UPDATE" if piles_up else "SELECT"
+        # Not FOR UPDATE: workers in the role origin look the slot up when they write a record, by the foreign key.
+        lock = "SELECT FROM parapply.slots FOR NO KEY UPDATE" if piles_up else "SELECT"
         # The lock's own session ends with the server.
         with contextlib.suppress(psycopg.OperationalError), foreign_transaction(self.target, lock):
             self.target.wait_until(f"SELECT count(*) > {n_before} + 20 FROM xfer", WAIT_S)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from tests.faults.catalogue import fault
-from tests.faults.lab import WAIT_S
+from tests.faults.lab import ROLE, WAIT_S
 from tests.faults.side_load import large
 from tests.fixtures.daemon import _environment
 from tests.fixtures.fan import make_slot
@@ -80,7 +80,9 @@ def f13(run: Round) -> None:
     """It has tables, publication and slot of the same names."""
     run.target.execute("CREATE PUBLICATION pub FOR TABLE acct, xfer, evt, bulk, bulk_txn, kv, uq, marker")
     run.target.execute(f"SELECT pg_create_logical_replication_slot('{run.route.slot}', 'pgoutput')")
-    wrong = Route(source=run.target, target=run.target, slot=run.route.slot, settings=run.route.settings)
+    dsn = run.target.dsn_with(user=ROLE)
+    wrong = Route(source=run.target, target=run.target, slot=run.route.slot, settings=run.route.settings,
+                  source_dsn=dsn, target_dsn=dsn)  # fmt: skip
     _is_refused(run, route=wrong)
 
 

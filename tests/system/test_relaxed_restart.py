@@ -140,3 +140,39 @@ def test_seed_transactions_501_to_504(pair: Pair, tmp_path: Path) -> None:
     daemon.stop()
     assert _applied(tmp_path) == [ends[502].end_lsn]
     pair.check_equal()
+
+
+def test_t2_the_publisher_is_told_no_more_than_the_state_says(pair: Pair) -> None:
+    """Two that commit beside each other do not know of each other in their records: the next start must know both.
+
+    With synchronous commits the daemon could tell the publisher at once; a crash before the state is written would find
+    a slot that is ahead of the target (trap T-2).
+    """
+    pair.create(_TABLES)
+    settings = {**_SETTINGS, "target.synchronous_commit": "on", "apply.advance_interval_s": 3600,
+                "source.status_interval_s": 0.05}  # fmt: skip
+    daemon = pair.start(workers=4, settings=settings)
+    pair.write("INSERT INTO item VALUES (1, 0), (2, 0)", "INSERT INTO evt VALUES (0)")
+    daemon.wait_caught_up()
+    with foreign_transaction(pair.target, _LOCK.format(2)) as holds_502:
+        with foreign_transaction(pair.target, _LOCK.format(1)):
+            pair.write(_TRANSACTIONS[501], _TRANSACTIONS[503], _TRANSACTIONS[502])
+            pair.target.wait_until(_BLOCKED.format(2))
+            pair.target.wait_until("SELECT count(*) = 2 FROM evt")
+        pair.target.wait_until("SELECT v = 501 FROM item WHERE id = 1")
+        ((seen_at,),) = pair.source.rows("SELECT clock_timestamp()::text")
+        # Some reports later.
+        pair.source.wait_until(
+            f"SELECT reply_time > '{seen_at}'::timestamptz + interval '0.3 s' FROM pg_stat_replication"
+            f" WHERE application_name = '{pair.route.slot}'"
+        )
+        daemon.kill()
+        holds_502.execute(_END_WORKERS)
+        pair.target.wait_until(_NO_WORKER)
+        told = format_lsn(pair.route.confirmed_flush_lsn())
+        assert _is_at_or_before(pair, told, pair.target.rows(_PROGRESS)[0][0])
+    daemon = pair.start(workers=4, settings=settings)
+    daemon.wait_caught_up()
+    assert _rows(pair) == ([501, 502], [0, 503])
+    daemon.stop()
+    pair.check_equal()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import sys
@@ -87,8 +88,12 @@ def test_what_is_wrong_changes_nothing(route: Route, start_daemon: StartDaemon, 
     told = str(_hang_up(daemon, "config_refused")["error"])
     assert "apply.workers" in told
     assert "apply.linger" in told
+    path.write_text('[target]\nstate_schema = "other"\n[apply]\nworkers = 3\n')
+    assert "target.state_schema" in str(_hang_up(daemon, "config_refused")["error"])
     path.unlink()
     assert "cannot read" in str(_hang_up(daemon, "config_refused")["error"])
+    os.mkfifo(path)
+    assert "no regular file" in str(_hang_up(daemon, "config_refused")["error"])
     commit_each(route.source, 1, 20)
     daemon.wait_caught_up()
     check_equal(route)
@@ -97,17 +102,17 @@ def test_what_is_wrong_changes_nothing(route: Route, start_daemon: StartDaemon, 
     daemon.stop()
 
 
-def test_the_log_changes_at_once_and_the_slot_never(route: Route, start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_the_log_changes_at_once_and_the_port_never(route: Route, start_daemon: StartDaemon, tmp_path: Path) -> None:
     """A level needs no other epoch; what belongs to the process is named and stays; nothing new is said as such."""
     path = tmp_path / "app.toml"
     path.write_text("")
     daemon = start_daemon(route, "--config", str(path))
     daemon.wait_for_event("source_connected")
     assert _hang_up(daemon)["settings"] == []
-    path.write_text('[log]\nlevel = "debug"\n[target]\nstate_schema = "other"\n[metrics]\nlisten = "127.0.0.1:0"\n')
+    path.write_text('[log]\nlevel = "debug"\n[metrics]\nlisten = "127.0.0.1:0"\n[applylog]\nrotate_s = 77\n')
     assert _hang_up(daemon)["settings"] == ["log.level"]
     (fixed,) = daemon.events_of("config_needs_restart")
-    assert fixed["settings"] == ["metrics.listen", "target.state_schema"]
+    assert fixed["settings"] == ["applylog.rotate_s", "metrics.listen"]
     commit_each(route.source, 1, 20)
     daemon.wait_for_event("batch_committed")
     daemon.wait_caught_up()
@@ -155,4 +160,3 @@ def test_a_stop_behind_a_reload_is_a_stop(route: Route, start_daemon: StartDaemo
     daemon.send(signal.SIGHUP)
     daemon.stop()
     assert daemon.events_of("daemon_stopped")[0]["reason"].startswith("stopped by a signal")
-    assert route.target.rows("SELECT state, reason FROM parapply.progress") == [("stopped", "stopped by a signal")]

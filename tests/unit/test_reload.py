@@ -11,7 +11,7 @@ import pytest
 
 from parapply.config import SECTIONS, Config, load_config
 from parapply.errors import ConfigError
-from parapply.runtime.reload import FIXED, Reloader
+from parapply.runtime.reload import FIXED, IDENTITY, Reloader
 from parapply.runtime.signals import is_hung_up
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def _reader(*overrides: str) -> Callable[[], Config]:
 def test_fixed_keys_exist() -> None:
     """A key that only a restart changes is one that there is."""
     keys = {f"{name}.{field.name}" for name, kind in SECTIONS.items() for field in msgspec.structs.fields(kind)}
-    assert keys >= FIXED
+    assert keys >= FIXED | IDENTITY
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,14 @@ def test_what_needs_a_restart(key: str) -> None:
     assert _config(*overrides) != _config("apply.workers=9")
     assert reloader.reload() is True
     assert reloader.config == _config("apply.workers=9")
+
+
+@pytest.mark.parametrize("key", sorted(IDENTITY))
+def test_another_slot_or_state_is_another_daemon(key: str) -> None:
+    """Nothing of such a configuration is taken: with the old slot, its target would get what it must not."""
+    reloader = Reloader(_config(), _reader(f"{key}=other", "target.dsn=dbname=c", "apply.workers=9"))
+    assert reloader.reload() is False
+    assert reloader.config == _config()
 
 
 def test_what_is_refused() -> None:

@@ -123,6 +123,18 @@ async def test_f21_what_was_rolled_back_need_not_be_kept(tmp_path: Path) -> None
     assert len(streams) == 0
 
 
+async def test_f21_a_part_of_what_cannot_be_kept_may_be_rolled_back(tmp_path: Path) -> None:
+    """A subtransaction of it that is rolled back afterwards changes nothing: the end fails (fault F21)."""
+    streams = Streams(Spill(tmp_path, 1000), ALL_ON_DISK)
+    await streams.add(_piece(_row(1), _row(2)), Chunk(xid=2, runs=((0, 2), (1, 701))), 0)
+    for _ in range(2):
+        await streams.add(_piece(_row(2) * 20), Chunk(xid=2, runs=((0, 701),)), 0)
+    streams.abort(StreamAbort(xid=2, subxid=701, abort_lsn=None, abort_time_us=None))
+    with pytest.raises(SpillFailed, match="spill_limit_bytes"):
+        streams.ending(Transaction(2, 0, 0))
+    streams.close()
+
+
 async def test_many_small_ones_take_no_more_memory_than_they_may(tmp_path: Path) -> None:
     """Each is small, all together are not: the ones that grow go to disk (fault F36)."""
     spill = Spill(tmp_path, LARGE)

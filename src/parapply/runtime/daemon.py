@@ -42,22 +42,21 @@ _GOOD_EPOCH_S = 10.0
 _LATER = ("starting up", "shutting down", "in recovery", "too many", "remaining connection slots", "not yet accepting")
 
 
-def run(load: Callable[[], Config], until_lsn: int | None, *, takeover: bool) -> int:
+def run(config: Config, load: Callable[[], Config], until_lsn: int | None, *, takeover: bool) -> int:
     """Run until stopped; return 0.
 
     SIGTERM and SIGINT drain, a second one aborts. Both leave the target consistent: what is not committed is rolled
     back and will be sent again. SIGHUP reads the configuration again; SIGUSR1 logs what every task waits for.
 
     Args:
-        load: reads the layers of the configuration; called now, and again by SIGHUP.
+        config: to begin with.
+        load: reads the layers of the configuration again, for SIGHUP; raises ConfigError.
         until_lsn: end once all up to there is durable.
         takeover: end another daemon's sessions on the target.
 
     Raises:
-        ConfigError: what was read is wrong.
         ParapplyError: what no retry helps; its exit code is the command's.
     """
-    config = load()
     logs.configure(config.log.level, config.log.format)
     _calm_garbage_collector()
     return asyncio.run(_Daemon(Reloader(config, load), until_lsn, takeover=takeover).run())
@@ -139,7 +138,9 @@ class _Daemon:
             started_s = time.monotonic()
             try:
                 reason = await self._epoch(scribe)
-                if self._signals.is_stop or not self._signals.end.is_set():
+                if self._signals.is_stop:
+                    return self._signals.why
+                if not self._signals.end.is_set():
                     return reason
                 self._health.left("reconnecting", reason)
                 continue
@@ -171,7 +172,7 @@ class _Daemon:
         async with AsyncExitStack() as stack:
             ends = await self._unless_ended(self._opener.open(stack))
             if ends is None:
-                return f"{self._signals.why} before it began"
+                return self._signals.why
             # Behind the start of the stream: the publisher decodes meanwhile.
             from parapply.runtime.epoch import Epoch  # noqa: PLC0415
 

@@ -80,6 +80,9 @@ class Opener:
 
     def use(self, config: Config) -> None:
         """Open with another configuration from now on; nothing is being opened."""
+        if config.target.dsn != self._config.target.dsn:
+            # Elsewhere the same numbers are other sessions.
+            self._own_pids = []
         self._config = config
         self._rules = Rules(config.conflict)
 

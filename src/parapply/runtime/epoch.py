@@ -163,7 +163,8 @@ class Epoch:
             advance_interval_s=config.apply.advance_interval_s,
             status_interval_s=self._status_interval_s(),
             receive_timeout_s=config.source.receive_timeout_s,
-            is_apply_durable=config.target.synchronous_commit != "off",
+            # Relaxed, a record says what was committed when it was made, and nothing of what commits beside it.
+            is_apply_durable=config.target.synchronous_commit != "off" and not is_relaxed,
             until_lsn=until_lsn,
             on_serving=lambda: health.serving(self._shown),
         )
@@ -236,11 +237,17 @@ class Epoch:
             if error is None:
                 await self._drain(tasks, signals.abort)
                 error = _first_error(tasks)
-            # Asked for again meanwhile, it may have become an end for good.
-            reason = signals.why if is_asked else "everything up to --until is durable"
+            reason = "everything up to --until is durable"
             if error is None:
-                await self._last_word(tasks, "reconnecting" if is_asked and not signals.is_stop else "stopped", reason)
-                error = _first_error(tasks)
+                is_stop = None
+                while is_asked and error is None and is_stop is not signals.is_stop:
+                    # What was to be another beginning may become an end for good meanwhile.
+                    is_stop, reason = signals.is_stop, signals.why
+                    await self._last_word(tasks, "stopped" if is_stop else "reconnecting", reason)
+                    error = _first_error(tasks)
+                if not is_asked:
+                    await self._last_word(tasks, "stopped", reason)
+                    error = _first_error(tasks)
             elif not isinstance(error, TargetLost):
                 await self._leave(error, tasks, signals.abort)
             if error is not None:

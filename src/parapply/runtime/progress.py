@@ -68,7 +68,8 @@ class Progress:
             advance_interval_s: between durable advances under load.
             status_interval_s: between reports when nothing else causes one.
             receive_timeout_s: silence of the publisher after which it is taken for gone.
-            is_apply_durable: the workers' commits are durable when they are acknowledged.
+            is_apply_durable: the workers' commits are durable when they are acknowledged, and their records say to
+                whoever reads the state that everything up to the watermark is committed.
             until_lsn: `run` returns when everything up to here is durable.
             on_serving: called once, when the publisher has been told for the first time.
         """

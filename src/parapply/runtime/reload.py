@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
     from parapply.config import Config
 
-#: What only a restart changes: which slot and state the daemon is for, its port, and the files of its apply log.
+#: What the daemon is for. Who changes it wants another daemon: the other keys are then not meant for this one.
+IDENTITY: Final = frozenset({"source.slot", "target.state_schema"})
+#: What only a restart changes beside them: its port, and the files of its apply log.
 FIXED: Final = frozenset({
-    "source.slot", "target.state_schema", "metrics.listen", "applylog.directory", "applylog.rotate_bytes",
-    "applylog.rotate_s", "applylog.retention_s", "applylog.retention_bytes",
+    "metrics.listen", "applylog.directory", "applylog.rotate_bytes", "applylog.rotate_s", "applylog.retention_s",
+    "applylog.retention_bytes",
 })  # fmt: skip
 _LOG: Final = frozenset({"log.level", "log.format"})
 
@@ -49,9 +51,10 @@ class Reloader:
         try:
             found = self._load()
         except ConfigError as error:
-            self._log.error("config_refused", error=str(error), hint="the configuration in force stays")
-            return False
+            return self._refuse(str(error))
         changed = _changed(self.config, found)
+        if others := sorted(changed & IDENTITY):
+            return self._refuse("\n".join(f"{key}: another one needs another daemon" for key in others))
         if fixed := sorted(changed & FIXED):
             self._log.warning("config_needs_restart", settings=fixed)
         taken = changed - FIXED
@@ -60,6 +63,10 @@ class Reloader:
             logs.configure(found.log.level, found.log.format)
         self._log.info("config_reloaded", settings=sorted(taken))
         return bool(taken - _LOG)
+
+    def _refuse(self, why: str) -> bool:
+        self._log.error("config_refused", error=why, hint="the configuration in force stays")
+        return False
 
 
 def _changed(old: Config, new: Config) -> set[str]:

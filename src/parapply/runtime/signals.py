@@ -53,9 +53,11 @@ class Signals:
             stopping()
 
         def hang_up() -> None:
+            if self.is_stop:
+                return
             if is_hung_up(terminals):
                 stop()
-            elif not self.is_stop and reload():
+            elif reload():
                 self.end.set()
 
         loop = asyncio.get_running_loop()

@@ -225,7 +225,7 @@ class Streams:
             self.drop(message.xid)
             return
         stream = self._open.get(message.xid)
-        if stream is None or message.subxid not in stream.subs:
+        if stream is None or stream.failure is not None or message.subxid not in stream.subs:
             return
         self._cut(stream, *stream.subs[message.subxid])
         if stream.follower is not None:
