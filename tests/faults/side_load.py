@@ -43,7 +43,9 @@ ALTER TABLE kv ALTER COLUMN log SET STORAGE EXTERNAL;
 CREATE TABLE uq (id int PRIMARY KEY, email text UNIQUE, v int NOT NULL);
 INSERT INTO uq SELECT g, 'mail' || g, 0 FROM generate_series(1, {_UNIQUE_ROWS}) AS g;
 CREATE TABLE marker (n bigint PRIMARY KEY, h text NOT NULL);
-CREATE FUNCTION h() RETURNS text LANGUAGE plpgsql STABLE
+-- VOLATILE, so that each query has a snapshot of its own, taken behind the lock: a table that was rewritten while an
+-- older one waited for it is empty for that one (PostgreSQL manual, "Caveats" of "Concurrency Control").
+CREATE FUNCTION h() RETURNS text LANGUAGE plpgsql VOLATILE
 SET timezone = 'UTC' SET datestyle = 'ISO' SET extra_float_digits = 1 AS $$
 DECLARE name text; one text; every text := '';
 BEGIN

@@ -234,19 +234,15 @@ class Epoch:
             await asyncio.wait({*tasks.values(), stopping}, return_when=asyncio.FIRST_COMPLETED)
             error = _first_error(tasks)
             is_asked = signals.end.is_set()
+            reason = shown = ""
             if error is None:
                 await self._drain(tasks, signals.abort)
                 error = _first_error(tasks)
-            reason = "everything up to --until is durable"
             if error is None:
-                is_stop = None
-                while is_asked and error is None and is_stop is not signals.is_stop:
-                    # What was to be another beginning may become an end for good meanwhile.
-                    is_stop, reason = signals.is_stop, signals.why
-                    await self._last_word(tasks, "stopped" if is_stop else "reconnecting", reason)
-                    error = _first_error(tasks)
-                if not is_asked:
-                    await self._last_word(tasks, "stopped", reason)
+                # What was to be another beginning may become an end for good meanwhile.
+                while error is None and (shown, reason) != (farewell := _farewell(signals if is_asked else None)):
+                    shown, reason = farewell
+                    await self._last_word(tasks, shown, reason)
                     error = _first_error(tasks)
             elif not isinstance(error, TargetLost):
                 await self._leave(error, tasks, signals.abort)
@@ -352,6 +348,13 @@ class Epoch:
             return wanted_s
         self._log.info("settings_lowered", setting="source.status_interval_s", value=timeout_s / _TIMEOUT_PARTS)
         return timeout_s / _TIMEOUT_PARTS
+
+
+def _farewell(asked: Signals | None) -> tuple[str, str]:
+    """Return state and reason that people shall see of an epoch that ends without an error, asked for or not."""
+    if asked is None:
+        return "stopped", "everything up to --until is durable"
+    return "stopped" if asked.is_stop else "reconnecting", asked.why
 
 
 def _first_error(tasks: dict[str, asyncio.Task[None]]) -> BaseException | None:
