@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import pty
 import secrets
 import signal
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fixtures.daemon import Daemon
+from tests.fixtures.daemon import Daemon, _environment
 from tests.fixtures.plain import FAST, check_equal, commit_each, plain_route, slot_route
 from tests.fixtures.workloads import BankLoad, check_bank, create_bank
 
@@ -43,6 +45,21 @@ def role(target_db: Database) -> Iterator[str]:
     target_db.execute(f"REASSIGN OWNED BY {name} TO CURRENT_USER; DROP OWNED BY {name}; DROP ROLE {name}")
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A configuration file that says nothing yet."""
+    path = tmp_path / "app.toml"
+    path.touch()
+    return path
+
+
+def _started(start_daemon: StartDaemon, route: Route, path: Path) -> Daemon:
+    """Return a daemon with a configuration file when it reads the stream."""
+    daemon = start_daemon(route, "--config", str(path))
+    daemon.wait_for_event("source_connected")
+    return daemon
+
+
 def _hang_up(daemon: Daemon, event: str = "config_reloaded") -> dict[str, object]:
     """Send SIGHUP and return what the daemon says of it."""
     count = len(daemon.events_of(event)) + 1
@@ -52,15 +69,12 @@ def _hang_up(daemon: Daemon, event: str = "config_reloaded") -> dict[str, object
 
 def test_another_epoch_takes_what_has_changed(
     source_db: Database, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon,
-    tmp_path: Path,
+    path: Path,
 ) -> None:  # fmt: skip
     """Workers, order and batches change again and again under load, in one process; each transaction is there once."""
     create_bank(source_db, target_db)
     route = slot_route(source_db, target_db, init_route)
-    path = tmp_path / "app.toml"
-    path.write_text("[apply]\nworkers = 2\n")
-    daemon = start_daemon(route, "--config", str(path))
-    daemon.wait_for_event("source_connected")
+    daemon = _started(start_daemon, route, path)
     with BankLoad(source_db, seed=38) as load:
         for n in range(1, 7):
             load.wait_for_more(30, 60)
@@ -78,12 +92,9 @@ def test_another_epoch_takes_what_has_changed(
     daemon.stop()
 
 
-def test_what_is_wrong_changes_nothing(route: Route, start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_what_is_wrong_changes_nothing(route: Route, start_daemon: StartDaemon, path: Path) -> None:
     """A file with a mistake is refused with every error, without a value; the daemon goes on as it was."""
-    path = tmp_path / "app.toml"
-    path.write_text("[apply]\nworkers = 2\n")
-    daemon = start_daemon(route, "--config", str(path))
-    daemon.wait_for_event("source_connected")
+    daemon = _started(start_daemon, route, path)
     path.write_text('[apply]\nworkers = 0\nlinger = "geheim"\n')
     told = str(_hang_up(daemon, "config_refused")["error"])
     assert "apply.workers" in told
@@ -102,12 +113,9 @@ def test_what_is_wrong_changes_nothing(route: Route, start_daemon: StartDaemon, 
     daemon.stop()
 
 
-def test_the_log_changes_at_once_and_the_port_never(route: Route, start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_the_log_changes_at_once_and_the_port_never(route: Route, start_daemon: StartDaemon, path: Path) -> None:
     """A level needs no other epoch; what belongs to the process is named and stays; nothing new is said as such."""
-    path = tmp_path / "app.toml"
-    path.write_text("")
-    daemon = start_daemon(route, "--config", str(path))
-    daemon.wait_for_event("source_connected")
+    daemon = _started(start_daemon, route, path)
     assert _hang_up(daemon)["settings"] == []
     path.write_text('[log]\nlevel = "debug"\n[metrics]\nlisten = "127.0.0.1:0"\n[applylog]\nrotate_s = 77\n')
     assert _hang_up(daemon)["settings"] == ["log.level"]
@@ -149,14 +157,33 @@ def test_another_secret_is_taken_without_waiting(route: Route, role: str, tmp_pa
         daemon.end()
 
 
-def test_a_stop_behind_a_reload_is_a_stop(route: Route, start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_a_stop_behind_a_reload_is_a_stop(route: Route, start_daemon: StartDaemon, path: Path) -> None:
     """SIGTERM right behind SIGHUP ends the daemon in order, and no other epoch begins."""
-    path = tmp_path / "app.toml"
-    path.write_text("")
-    daemon = start_daemon(route, "--config", str(path))
-    daemon.wait_for_event("source_connected")
+    daemon = _started(start_daemon, route, path)
     commit_each(route.source, 1, 200)
     path.write_text("[apply]\nworkers = 2\n")
     daemon.send(signal.SIGHUP)
     daemon.stop()
     assert daemon.events_of("daemon_stopped")[0]["reason"].startswith("stopped by a signal")
+
+
+def test_a_terminal_that_closes_ends_the_daemon_in_order(route: Route, start_daemon: StartDaemon) -> None:
+    """Its SIGHUP is no wish for another configuration, and that nothing can be logged any more is no reason to fail."""
+    ours, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "parapply", "run", *route.arguments()], stdin=terminal, stdout=terminal, stderr=terminal,
+        env=_environment(None), start_new_session=True,
+    )  # fmt: skip
+    try:
+        os.close(terminal)
+        seen = b""
+        while b"source_connected" not in seen:
+            seen += os.read(ours, 65536)
+        os.close(ours)
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert route.target.rows("SELECT state, reason FROM parapply.progress") == [("stopped", "stopped by a signal")]
+    start_daemon(route).wait_for_event("source_connected")

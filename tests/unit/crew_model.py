@@ -19,7 +19,8 @@ from parapply.wire.decode import decode
 from parapply.wire.messages import Truncate
 from parapply.wire.rows import text_of, values_of
 from tests import build
-from tests.unit.family_model import CHILD, PARENT, Op, Row, Rows, Source, apply_frame, merged, moved_rows, refused, view
+from tests.unit.changes_stream import batches
+from tests.unit.family_model import CHILD, PARENT, Op, Row, Rows, Source, apply_frame, moved_rows, refused, view
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -214,10 +215,10 @@ def check_equal(
     """
     source = TruncatingSource(is_full=True, is_enforced=True)
     source.run(wishes)
-    batches = merged(source.transactions, source.plans, sizes)
+    made = batches(source.transactions, source.plans, sizes)
     target = CrewTarget(random, n_workers=n_workers, is_relaxed=is_relaxed)
-    asyncio.run(target.run(batches))
+    asyncio.run(target.run(made))
     assert target.rows == source.rows, "rows differ"
-    seqs = [batch.seq for batch in batches]
+    seqs = [batch.seq for batch in made]
     commits = sorted(target.commits) if is_relaxed else target.commits
     assert commits == seqs, "commits out of order"

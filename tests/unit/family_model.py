@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from parapply.model import FRAME_HEADER_BYTES, Transaction
-from parapply.plan.batch import Batch
 from parapply.plan.changes import NET_ABSENT, NET_DELETE, NET_INSERT, NET_REPLACE, NET_UPDATE, NetSegment
 from parapply.plan.dependencies import Scheduler
 from parapply.plan.plans import Plans
@@ -25,6 +24,8 @@ from tests.unit import plans
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from random import Random
+
+    from parapply.plan.batch import Batch
 
 PARENT, CHILD = 1, 2
 Row = tuple[int, int | None]  # id, and the parent's mail or the child's parent
@@ -160,19 +161,6 @@ def refused(rows: Rows) -> str:
     if any(pid is not None and pid not in rows[PARENT] for _, pid in rows[CHILD].values()):
         return "foreign key"
     return ""
-
-
-def merged(transactions: Sequence[Transaction], plans_: Plans, sizes: Sequence[int]) -> list[Batch]:
-    """Put so many transactions into each batch; what is left goes one by one."""
-    wanted, left, done = iter(sizes), list(transactions), list[Batch]()
-    while left:
-        batch = Batch(len(done) + 1)
-        for _ in range(next(wanted, 1)):
-            if left:
-                batch.add(left.pop(0), plans_)
-        batch.close()
-        done.append(batch)
-    return done
 
 
 @dataclass

@@ -232,3 +232,17 @@ def test_the_environment_is_read_only_through_load_config(monkeypatch: pytest.Mo
     monkeypatch.setenv("SOURCE", "{}")
     assert Config().apply.workers == 4
     assert load_config(None, (), GIVEN).apply.workers == 7
+
+
+@pytest.mark.parametrize("text", ["n = " + "1" * 5000, "n = " + "[" * 5000], ids=["number", "depth"])
+def test_a_file_that_is_too_much_for_the_parser_is_no_toml(tmp_path: Path, text: str) -> None:
+    """Numbers too long and values too deep are a mistake in the file, as any other; the line is not repeated."""
+    path = tmp_path / "app.toml"
+    path.write_text(text)
+    assert errors_of(path=path) == [f"--config: {path} is not TOML"]
+
+
+def test_a_list_that_is_too_deep_is_a_wrong_value() -> None:
+    """The parser's own limit is no reason to fail otherwise."""
+    with pytest.raises(ConfigError, match=r"^source\.publications: "):
+        load_config(None, ["source.publications=" + "[" * 5000], {}, {}, required=())

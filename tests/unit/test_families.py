@@ -8,7 +8,8 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.family_model import CHILD, PARENT, Op, Source, Target, merged
+from tests.unit.changes_stream import batches
+from tests.unit.family_model import CHILD, PARENT, Op, Source, Target
 
 _OP = st.builds(
     Op,
@@ -36,7 +37,7 @@ def test_parallel_equals_serial(
     source = Source(is_full=is_full, is_enforced=is_enforced)
     source.run(wishes)
     target = Target(Random(seed), is_relaxed=is_relaxed, is_exact=is_full, is_enforced=is_enforced)
-    target.run(merged(source.transactions, source.plans, sizes))
+    target.run(batches(source.transactions, source.plans, sizes))
     event(f"at a time: {min(target.n_parallel, 4)}")
     event(f"retries: {min(target.retries, 3)}")
     assert target.rows == source.rows

@@ -7,7 +7,7 @@ import io
 import json
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 import pytest
 import structlog
@@ -81,6 +81,13 @@ def test_foreign_records_come_the_same_way_once() -> None:
     (line,) = stream.getvalue().splitlines()
     event = json.loads(line)
     assert (event["event"], event["level"], event["error"]) == ("asyncio", "warning", "slow postgresql://***")
+
+
+def test_a_line_that_cannot_be_written_is_dropped() -> None:
+    """A disk that is full does not end the daemon."""
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        logs.configure("info", "json", cast("BinaryIO", full))
+        logs.get_logger().info("daemon_stopped")
 
 
 def test_event_and_key_names_are_listed() -> None:

@@ -214,9 +214,7 @@ class _Daemon:
                 return task.result()
             return None
         finally:
-            task.cancel()
-            stopping.cancel()
-            await asyncio.gather(task, stopping, return_exceptions=True)
+            await end_tasks([task, stopping])
 
     async def _look(self) -> None:
         """See in intervals whether the leader gets on; systemd's watchdog is fed only if it does."""

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from parapply import logs
+from parapply.config import Config
 from parapply.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from parapply.config import Config
 
 #: What the daemon is for. Who changes it wants another daemon: the other keys are then not meant for this one.
 IDENTITY: Final = frozenset({"source.slot", "target.state_schema"})
@@ -71,19 +70,20 @@ class Reloader:
 
 def _changed(old: Config, new: Config) -> set[str]:
     """Return the dotted keys whose values differ."""
-    return {
-        f"{section}.{key}"
-        for section in old.__struct_fields__
-        for key in getattr(old, section).__struct_fields__
-        if getattr(getattr(old, section), key) != getattr(getattr(new, section), key)
-    }
+    values, now = _values(old), _values(new)
+    return {key for key in values if values[key] != now[key]}
+
+
+def _values(config: Config) -> dict[str, object]:
+    """Return all values by dotted key."""
+    sections = msgspec.structs.asdict(config).items()
+    return {f"{name}.{key}": value for name, part in sections for key, value in msgspec.structs.asdict(part).items()}
 
 
 def _with(old: Config, new: Config, keys: set[str]) -> Config:
     """Return the old configuration with the new values of some dotted keys."""
     sections = {}
-    for section in old.__struct_fields__:
-        values = {key: getattr(getattr(new, section), key) for key in getattr(old, section).__struct_fields__
-                  if f"{section}.{key}" in keys}  # fmt: skip
-        sections[section] = msgspec.structs.replace(getattr(old, section), **values)
-    return msgspec.structs.replace(old, **sections)
+    for name, part in msgspec.structs.asdict(new).items():
+        taken = {key: value for key, value in msgspec.structs.asdict(part).items() if f"{name}.{key}" in keys}
+        sections[name] = msgspec.structs.replace(getattr(old, name), **taken)
+    return Config(**sections)
