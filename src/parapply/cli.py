@@ -18,7 +18,6 @@ import click
 
 from parapply import WHY_INTERPRETED, __version__, driver_versions, probes
 from parapply.errors import ParapplyError
-from parapply.model import parse_lsn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +37,8 @@ class _Lsn(click.ParamType[int]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401  click's
         """Return the LSN as a number, or fail as a usage error."""
+        from parapply.model import parse_lsn  # noqa: PLC0415
+
         try:
             lsn = value if isinstance(value, int) else parse_lsn(value)
         except ValueError as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,8 +40,7 @@ def parse_lsn(text: str) -> int:
     return (int(high, 16) << 32) | int(low, 16)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class Column(msgspec.Struct, frozen=True, kw_only=True):
     """One column as the publisher announces it in a Relation message."""
 
     name: str
@@ -49,8 +49,7 @@ class Column:
     is_key: bool  # part of the publisher's replica identity
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Relation:
+class Relation(msgspec.Struct, frozen=True, kw_only=True):
     """A published table as last announced; a new announcement makes a new object (trap T-71)."""
 
     oid: int  # unsigned; of the publisher

@@ -6,8 +6,9 @@ below, and shares nothing with the planner. Both ways refuse what PostgreSQL wou
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
 
 from parapply.model import FRAME_HEADER_BYTES, Relation
 from parapply.plan import changes as net

@@ -6,8 +6,10 @@ nothing with the planner: it looks at rows and at what PostgreSQL would refuse.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
 
 from parapply.model import FRAME_HEADER_BYTES, Transaction
 from parapply.plan.changes import NET_ABSENT, NET_DELETE, NET_INSERT, NET_REPLACE, NET_UPDATE, NetSegment

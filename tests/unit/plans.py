@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from parapply.model import Column, Relation
 from parapply.plan.table import ColumnFacts, Equality, ForeignKeyFacts, TableFacts, UniqueFacts

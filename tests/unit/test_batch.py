@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from parapply.errors import ProtocolError
 from parapply.model import FRAME_HEADER_BYTES, Relation, Transaction

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from parapply.model import Transaction
 from parapply.plan.batch import Batch
@@ -140,7 +140,7 @@ def test_keys_of_another_form_take_the_table(*, is_first: bool) -> None:
 @pytest.mark.parametrize("is_first", [False, True])
 def test_one_wide_batch_makes_both_wait(*, change: str, is_first: bool) -> None:
     """A table that is shared or exclusive for one of two batches is taken whole, whatever their keys."""
-    wide = replace(PLAIN.plan(0), **{change: True})  # type: ignore[arg-type]
+    wide = replace(PLAIN.plan(0), **{change: True})
     plans = (wide, PLAIN.plan(0)) if is_first else (PLAIN.plan(0), wide)
     _check_waits(_batch(1, plans[0], b"1"), _batch(2, plans[1], b"2"), "table")
     _check_waits(_batch(1, plans[0], b"1"), _batch(2, plans[1], b"1"), "table")

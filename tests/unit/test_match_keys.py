@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from parapply.plan.table import Equality, ForeignKey, Lane, UniqueKey
 from parapply.target.key_facts import foreign_key_facts, indexed_equality

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from parapply.errors import ProtocolError, TargetRefused
 from parapply.plan.batch import Batch

@@ -5,21 +5,16 @@ Off the hot path: here a value may become an object.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import msgspec
 
-from parapply.wire.rows import DELETE, INSERT, KIND_AT, UNCHANGED, read_delete, read_insert, read_update, text_of
-
-if TYPE_CHECKING:
-    from parapply.plan.table import TablePlan
-    from parapply.wire.rows import Row
+from parapply.plan.table import TablePlan
+from parapply.wire.rows import DELETE, INSERT, KIND_AT, UNCHANGED, Row, read_delete, read_insert, read_update, text_of
 
 #: Characters of one value that the history keeps; a jsonb takes 256 MB, and a row of it must be read by people.
 _VALUE_CHARACTERS = 16 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowChange:
+class RowChange(msgspec.Struct, frozen=True, kw_only=True):
     """An insert, update or delete. Rows have one value for each wire column, as the wire readers return them."""
 
     plan: TablePlan

@@ -14,24 +14,24 @@ nothing is kept per change.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from parapply.plan import values
+from parapply.plan.changes import TableChanges
+from parapply.plan.keys import Key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from parapply.plan.batch import Batch
-    from parapply.plan.changes import TableChanges
-    from parapply.plan.keys import Key
     from parapply.plan.table import ForeignKey
 
 _NO_KEYS: frozenset[Key] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(msgspec.Struct, frozen=True):
     """Why a batch waits, for people: which batch holds what."""
 
     seq: int
@@ -45,8 +45,7 @@ class Wait:
         return f"batch {self.seq}: {what}" + (f" in {self.table}" if self.table else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Meeting:
+class Meeting(msgspec.Struct, frozen=True):
     """A table that two batches touch so that it matters which comes first."""
 
     wait: Wait

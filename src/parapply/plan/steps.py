@@ -6,11 +6,13 @@ transaction that touches a serial table is one step of raw frames in source orde
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from parapply.errors import ProtocolError
 from parapply.model import FRAME_HEADER_BYTES, Relation
+from parapply.plan.changes import TableChanges
 from parapply.plan.table import Lane, TablePlan
 from parapply.wire.decode import decode
 from parapply.wire.messages import Truncate
@@ -18,27 +20,23 @@ from parapply.wire.rows import KIND_AT, TRUNCATE
 
 if TYPE_CHECKING:
     from parapply.model import Transaction
-    from parapply.plan.changes import TableChanges
     from parapply.plan.plans import Plans
 
 
-@dataclass(slots=True)
-class TablesStep:
+class TablesStep(msgspec.Struct):
     """Changes of tables that do not care about each other, by target table OID."""
 
     tables: dict[int, TableChanges]
 
 
-@dataclass(frozen=True, slots=True)
-class TruncateStep:
+class TruncateStep(msgspec.Struct, frozen=True):
     """One TRUNCATE of all its relations at once."""
 
     plans: tuple[TablePlan, ...]
     restart_identity: bool
 
 
-@dataclass(frozen=True, slots=True)
-class OrderedStep:
+class OrderedStep(msgspec.Struct, frozen=True):
     """Change frames in source order, each with the plan it is decoded with; applied one by one."""
 
     changes: list[tuple[TablePlan, bytes] | TruncateStep]

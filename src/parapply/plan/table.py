@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from parapply.model import Relation
+import msgspec
+
+from parapply.model import Relation
 
 
 class Equality(Enum):
@@ -35,8 +34,7 @@ class Lane(Enum):
     SERIAL = "serial"  # the whole transaction alone, row by row, in source order, with everything earlier committed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnFacts:
+class ColumnFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One column of a target table."""
 
     name: str
@@ -55,8 +53,7 @@ class ColumnFacts:
     has_text_cast: bool = False  # text casts to it by other rules than its input function's: no set can be exact
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UniqueFacts:
+class UniqueFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A unique or exclusion index of a target table that is not the key its rows are found by."""
 
     name: str  # of the index; with " on schema.leaf" where a partition has it for itself
@@ -67,8 +64,7 @@ class UniqueFacts:
     is_exclusion: bool  # compares by other operators than equality, too (EXCLUDE, WITHOUT OVERLAPS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignKeyFacts:
+class ForeignKeyFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A foreign key of a target table, the child."""
 
     name: str
@@ -81,8 +77,7 @@ class ForeignKeyFacts:
     is_cascading: bool  # a delete of the parent changes the child by itself, if enforced
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UniqueKey:
+class UniqueKey(msgspec.Struct, frozen=True, kw_only=True):
     """A unique index whose values can be read from the rows on the wire, so that equal ones are seen (trap T-19)."""
 
     name: str
@@ -92,8 +87,7 @@ class UniqueKey:
     is_old_sent: bool  # the old row of every update and delete holds the value that is freed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignKey:
+class ForeignKey(msgspec.Struct, frozen=True, kw_only=True):
     """A foreign key whose edges matter: it is enforced, or readers could see a child without its parent."""
 
     name: str
@@ -106,8 +100,7 @@ class ForeignKey:
     is_cascading: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableFacts:
+class TableFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One target table as the catalogue describes it now."""
 
     oid: int
@@ -125,8 +118,7 @@ class TableFacts:
     root_oid: int  # topmost table of the partition tree it belongs to; its own OID where there is none
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TablePlan:
+class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
     """One published relation matched by column name to one target table."""
 
     relation: Relation

@@ -7,8 +7,9 @@ the target alone is noticed by `watch.py`.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from parapply.errors import TargetRefused
 from parapply.logs import get_logger

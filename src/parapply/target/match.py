@@ -6,8 +6,9 @@ decision may cost speed, never rows.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from parapply.errors import TargetRefused
 from parapply.plan.table import ColumnFacts, Equality, Lane, TableFacts, TablePlan

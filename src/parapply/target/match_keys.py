@@ -8,8 +8,9 @@ had it, which then fails at the head for ever: such a table must be taken whole.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from msgspec.structs import replace
 
 from parapply.plan.table import Equality, ForeignKey, UniqueKey
 from parapply.target.equality import equality_across
