@@ -22,6 +22,11 @@ from parapply.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+#: Bytes of changes in progress on the publisher from which it begins to send them: some ten thousand changes. With
+#: PostgreSQL's own 64 MB a large transaction is decoded for a third of a second before anybody can apply its first row.
+DECODING_MEMORY_BYTES = 16 * 1024 * 1024
+#: What PostgreSQL takes at least.
+_DECODING_MEMORY_FLOOR_BYTES = 64 * 1024
 #: Seconds between standby status updates: a sixth of PostgreSQL's default wal_sender_timeout (60 s), so that
 #: several may be late. The daemon lowers it by itself where the publisher's timeout is shorter.
 STATUS_INTERVAL_S = 10.0
@@ -103,6 +108,7 @@ class SourceConfig(_Section, frozen=True):
     publications: tuple[str, ...] = ()
     origin: Literal["any", "none"] = "any"
     streaming: Literal["auto", "off", "on", "parallel"] = "auto"
+    decoding_memory_bytes: Annotated[int, Meta(ge=0, le=1 << 40)] = DECODING_MEMORY_BYTES
     two_phase: bool = False
     status_interval_s: Interval = STATUS_INTERVAL_S
     receive_timeout_s: Interval = RECEIVE_TIMEOUT_S
@@ -113,6 +119,8 @@ class SourceConfig(_Section, frozen=True):
         """Check what concerns more than one key."""
         if self.reconnect_min_s > self.reconnect_max_s:
             raise ValueError("reconnect_min_s must not be above reconnect_max_s")
+        if 0 < self.decoding_memory_bytes < _DECODING_MEMORY_FLOOR_BYTES:
+            raise ValueError(f"decoding_memory_bytes must be 0 or at least {_DECODING_MEMORY_FLOOR_BYTES}")
 
 
 class TargetConfig(_Section, frozen=True):

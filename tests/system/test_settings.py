@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING
 import pytest
 from psycopg import sql
 
+from tests.fixtures.pair import Pair, pair
 from tests.fixtures.plain import FAST, WORKER_IS_BLOCKED, check_equal, commit_each, foreign_transaction
 from tests.fixtures.route import Route
+from tests.fixtures.streams import FOLLOW, fill
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
+
+__all__ = ["pair"]
 
 _TARGET_REFUSED = 4
 
@@ -199,3 +203,23 @@ def test_t63_row_security_is_an_error(plain_route_of_role: Route, plain_role: st
     daemon.wait_caught_up()
     daemon.stop()
     check_equal(route)
+
+
+@pytest.mark.parametrize(
+    ("publisher_kb", "wanted_bytes", "is_streamed"),
+    [(None, 65_536, True), (None, 0, False), (64, 1 << 30, True)],
+    ids=["lowered", "left", "never raised"],
+)
+def test_when_the_publisher_begins_to_send(
+    pair: Pair, publisher_kb: int | None, wanted_bytes: int, *, is_streamed: bool
+) -> None:
+    """A transaction in progress of 300 kB is sent if the lower limit is below that; PostgreSQL's own is 64 MB."""
+    pair.create("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    if publisher_kb is not None:
+        name = sql.Identifier(pair.source.dbname)
+        setting = "ALTER DATABASE {} SET logical_decoding_work_mem = {}"
+        pair.source.execute(sql.SQL(setting).format(name, sql.Literal(f"{publisher_kb}kB")))
+    pair.write(fill("t", 1).decode())
+    daemon = pair.drain(settings={**FOLLOW, "source.decoding_memory_bytes": wanted_bytes})
+    pair.check_equal()
+    assert bool(daemon.events_of("stream_followed")) is is_streamed

@@ -27,6 +27,7 @@ from tests.fixtures.streams import (
     wait_followed,
     wait_none_follows,
     wait_received,
+    wait_spilled,
     xid_of,
 )
 
@@ -205,7 +206,7 @@ def test_t53_a_unique_key_on_the_target_only(lab: _Lab) -> None:
         wait_followed(lab.route, "loose")
         lab.route.source.execute("INSERT INTO loose VALUES (1, 'other')")
         lab.route.target.wait_until("SELECT EXISTS (SELECT FROM loose WHERE v = 'other')")
-        assert spilled(lab.daemon, xid) == [_IN_THE_WAY]
+        assert wait_spilled(lab.daemon, xid) == _IN_THE_WAY
         session.execute("ROLLBACK TO a")
         session.execute(fill("loose", 2001))
         session.execute("COMMIT")
@@ -235,7 +236,7 @@ def test_t53_a_full_queue(lab: _Lab) -> None:
         assert spilled(lab.daemon, holder_xid) == []
         waiter.execute("COMMIT")
         lab.route.target.wait_until("SELECT EXISTS (SELECT FROM loose WHERE id = 10001)")
-        assert spilled(lab.daemon, holder_xid) == [_IN_THE_WAY]
+        assert wait_spilled(lab.daemon, holder_xid) == _IN_THE_WAY
         assert spilled(lab.daemon, waiter_xid) == []
         holder.execute("ROLLBACK TO a")
         holder.execute(fill("loose", 20_001))
@@ -284,5 +285,5 @@ def test_a_refused_table_matters_only_if_its_rows_count(lab: _Lab) -> None:
         session.execute(fill("three", 7001))
         session.execute("COMMIT")
     lab.check("three")
-    (reason,) = spilled(lab.daemon, xid)
+    reason = wait_spilled(lab.daemon, xid)
     assert "public.missing" in reason

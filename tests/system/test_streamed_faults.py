@@ -22,11 +22,11 @@ from tests.fixtures.streams import (
     LITTLE_MEMORY,
     MANY_ROWS,
     fill,
-    spilled,
     stream_everything,
     wait_followed,
     wait_none_follows,
     wait_received,
+    wait_spilled,
     xid_of,
 )
 
@@ -246,4 +246,4 @@ def test_relaxed_nobody_waits_for_the_end_of_a_transaction_in_progress(route: Ro
     daemon.wait_caught_up()
     daemon.stop()
     check_equal(route, *_ALL, "loose")
-    assert spilled(daemon, xid) == ["it was in the way of an earlier transaction"]
+    assert wait_spilled(daemon, xid) == "it was in the way of an earlier transaction"

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parapply.model import FRAME_HEADER_BYTES
+from parapply.model import FRAME_HEADER_BYTES, Transaction
+from parapply.plan.batch import Batch
 from parapply.plan.keys import key_reader
+from parapply.plan.plans import Plans
 from parapply.plan.table import Lane
 from parapply.wire.decode import decode
 from parapply.wire.messages import Delete, Insert, Truncate, TupleData, Update
 from parapply.wire.rows import NULL, Row
+from tests import build
 from tests.unit.changes_model import SPECS, Spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from parapply.plan.batch import Batch
     from parapply.plan.keys import Key
+    from parapply.plan.table import TablePlan
 
 BY_OID = {spec.oid: spec for spec in SPECS}
 #: Tables that are taken whole.
@@ -137,3 +140,23 @@ def _keys(spec: Spec, message: Insert | Update | Delete) -> set[int]:
         if spec.keys:
             found.add(spec.key_of(tuple([texts[name] or b"" for name in spec.facts.key_columns])))
     return found
+
+
+def batch_of(seq: int, plan: TablePlan, *keys: bytes) -> Batch:
+    """Return a batch of one transaction that inserts these keys."""
+    batch = Batch(seq)
+    fill(batch, plan, *keys)
+    return batch
+
+
+def fill(batch: Batch, plan: TablePlan, *keys: bytes) -> None:
+    """Add a transaction that inserts these keys."""
+    plans = Plans()
+    plans.current[plan.relation.oid] = plan
+    transaction = Transaction(batch.seq, batch.seq, batch.seq)
+    transaction.end_lsn = batch.seq
+    names = [column.name for column in plan.relation.columns]
+    for key in keys:
+        cells = [build.text(key if name in plan.facts.key_columns else b"v") for name in names]
+        transaction.changes.append(build.xlog_data(build.insert(build.row(*cells), oid=plan.relation.oid)))
+    batch.add(transaction, plans)

@@ -9,20 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from parapply.model import Transaction
-from parapply.plan.batch import Batch
 from parapply.plan.changes import NetSegment
 from parapply.plan.dependencies import Meeting, Scheduler, Wait, meetings
-from parapply.plan.plans import Plans
 from parapply.plan.table import Equality
-from tests import build
 from tests.unit.changes_model import KEYLESS, NUMERIC, PAIR, PLAIN, UNIQUE, Spec
 from tests.unit.changes_stream import Op, Publisher, assembled, batches, ops
-from tests.unit.dependency_model import common, put_off, touched, wire_key
+from tests.unit.dependency_model import batch_of, common, fill, put_off, touched, wire_key
 
 if TYPE_CHECKING:
+    from parapply.plan.batch import Batch
     from parapply.plan.keys import Key
-    from parapply.plan.table import TablePlan
     from tests.unit.dependency_model import Late
 
 CHANGES = ("put", "update", "delete", "move", "commit", "announce")
@@ -98,31 +94,12 @@ def _check_late(batch: Batch, late: Late) -> None:
             assert changes.late_keys <= segment.net.keys()
 
 
-def _batch(seq: int, plan: TablePlan, *keys: bytes) -> Batch:
-    batch = Batch(seq)
-    _fill(batch, plan, *keys)
-    return batch
-
-
-def _fill(batch: Batch, plan: TablePlan, *keys: bytes) -> None:
-    """Add a transaction that inserts these keys."""
-    plans = Plans()
-    plans.current[plan.relation.oid] = plan
-    transaction = Transaction(batch.seq, batch.seq, batch.seq)
-    transaction.end_lsn = batch.seq
-    names = [column.name for column in plan.relation.columns]
-    for key in keys:
-        cells = [build.text(key if name in plan.facts.key_columns else b"v") for name in names]
-        transaction.changes.append(build.xlog_data(build.insert(build.row(*cells), oid=plan.relation.oid)))
-    batch.add(transaction, plans)
-
-
 def test_the_columns_order_in_the_stream_does_not_matter() -> None:
     """A key met through another announcement of the relation is the same key."""
-    [meeting] = meetings(_batch(1, PLAIN.plan(0), b"1"), _batch(2, PLAIN.plan(1), b"1", b"2"))
+    [meeting] = meetings(batch_of(1, PLAIN.plan(0), b"1"), batch_of(2, PLAIN.plan(1), b"1", b"2"))
     assert meeting.wait == Wait(1, "s.t1", "key")
     assert meeting.keys == {wire_key(PLAIN, 0)}
-    assert meetings(_batch(1, PLAIN.plan(0), b"1"), _batch(2, PLAIN.plan(1), b"2")) == []
+    assert meetings(batch_of(1, PLAIN.plan(0), b"1"), batch_of(2, PLAIN.plan(1), b"2")) == []
 
 
 @pytest.mark.parametrize("is_first", [False, True])
@@ -133,7 +110,7 @@ def test_keys_of_another_form_take_the_table(*, is_first: bool) -> None:
     other_key = replace(plan, facts=replace(plan.facts, key_columns=("a",)), key_positions=(1,))
     for other in (as_bytes, other_key):
         first, second = (other, plan) if is_first else (plan, other)
-        _check_waits(_batch(1, first, b"1"), _batch(2, second, b"1"), "table")
+        _check_waits(batch_of(1, first, b"1"), batch_of(2, second, b"1"), "table")
 
 
 @pytest.mark.parametrize("change", ["is_shared", "is_table_exclusive"])
@@ -142,8 +119,8 @@ def test_one_wide_batch_makes_both_wait(*, change: str, is_first: bool) -> None:
     """A table that is shared or exclusive for one of two batches is taken whole, whatever their keys."""
     wide = replace(PLAIN.plan(0), **{change: True})
     plans = (wide, PLAIN.plan(0)) if is_first else (PLAIN.plan(0), wide)
-    _check_waits(_batch(1, plans[0], b"1"), _batch(2, plans[1], b"2"), "table")
-    _check_waits(_batch(1, plans[0], b"1"), _batch(2, plans[1], b"1"), "table")
+    _check_waits(batch_of(1, plans[0], b"1"), batch_of(2, plans[1], b"2"), "table")
+    _check_waits(batch_of(1, plans[0], b"1"), batch_of(2, plans[1], b"1"), "table")
 
 
 def _check_waits(earlier: Batch, later: Batch, kind: str) -> None:
@@ -160,32 +137,32 @@ def test_a_published_relation_of_another_name_can_be_the_same_table() -> None:
     """The target's table counts, not the publisher's OID: what maps to it shares its keys (trap T-71)."""
     plan = PLAIN.plan(0)
     again = replace(plan, relation=replace(plan.relation, oid=99))
-    assert len(meetings(_batch(1, plan, b"1"), _batch(2, again, b"1"))) == 1
+    assert len(meetings(batch_of(1, plan, b"1"), batch_of(2, again, b"1"))) == 1
     elsewhere = replace(plan, facts=replace(plan.facts, oid=1234))
-    assert meetings(_batch(1, plan, b"1"), _batch(2, elsewhere, b"1")) == []
+    assert meetings(batch_of(1, plan, b"1"), batch_of(2, elsewhere, b"1")) == []
 
 
 def test_two_relations_of_one_table_in_a_batch_are_not_split() -> None:
     """Their changes of one key follow each other in segments, so that the batch waits as a whole (trap T-28)."""
     plan = PLAIN.plan(0)
     again = replace(PLAIN.plan(1), relation=replace(PLAIN.plan(1).relation, oid=99))
-    both = _batch(2, plan, b"1")
-    _fill(both, again, b"2")
-    _check_waits(_batch(1, plan, b"1"), both, "key")
+    both = batch_of(2, plan, b"1")
+    fill(both, again, b"2")
+    _check_waits(batch_of(1, plan, b"1"), both, "key")
 
 
 def test_a_suspect_batch_runs_beside_nothing() -> None:
     """Its keys are not all known."""
     for is_first in (False, True):
-        first = _batch(1, PLAIN.plan(0), *([b"1", b"1"] if is_first else [b"1"]))
-        second = _batch(2, PLAIN.plan(0), *([b"1"] if is_first else [b"1", b"1"]))
+        first = batch_of(1, PLAIN.plan(0), *([b"1", b"1"] if is_first else [b"1"]))
+        second = batch_of(2, PLAIN.plan(0), *([b"1"] if is_first else [b"1", b"1"]))
         assert (first.is_suspect, second.is_suspect) == (is_first, not is_first)
         _check_waits(first, second, "barrier")
 
 
 def test_a_key_late_for_a_batch_that_waits_for_its_own_is_late_for_its_followers_too() -> None:
     """A late key stays held by the batch that puts it off: whoever comes next meets it there, whatever committed."""
-    first, second, third = [_batch(seq, PLAIN.plan(0), b"1", b"%d0" % seq) for seq in (1, 2, 3)]
+    first, second, third = [batch_of(seq, PLAIN.plan(0), b"1", b"%d0" % seq) for seq in (1, 2, 3)]
     scheduler = Scheduler()
     assert scheduler.add(first)
     assert scheduler.add(second)
@@ -197,9 +174,9 @@ def test_a_key_late_for_a_batch_that_waits_for_its_own_is_late_for_its_followers
 
 def test_a_batch_can_wait_for_one_and_have_keys_late_for_another() -> None:
     """It starts when the one it waits for has committed, and its late keys stay late."""
-    first, second = _batch(1, UNIQUE.plan(0), b"1"), _batch(2, PLAIN.plan(0), b"1")
-    third = _batch(3, PLAIN.plan(0), b"1", b"2")
-    _fill(third, UNIQUE.plan(0), b"2")
+    first, second = batch_of(1, UNIQUE.plan(0), b"1"), batch_of(2, PLAIN.plan(0), b"1")
+    third = batch_of(3, PLAIN.plan(0), b"1", b"2")
+    fill(third, UNIQUE.plan(0), b"2")
     scheduler = Scheduler()
     scheduler.add(first)
     scheduler.add(second)
@@ -267,20 +244,20 @@ def test_nothing_starts_before_what_it_depends_on_has_committed(
 def test_batches_are_added_in_source_order() -> None:
     """A batch earlier than one in flight would find its dependents already started."""
     scheduler = Scheduler()
-    scheduler.add(_batch(2, PLAIN.plan(0), b"1"))
+    scheduler.add(batch_of(2, PLAIN.plan(0), b"1"))
     with pytest.raises(AssertionError):
-        scheduler.add(_batch(1, PLAIN.plan(0), b"1"))
+        scheduler.add(batch_of(1, PLAIN.plan(0), b"1"))
 
 
 def test_why_a_batch_waits_is_told() -> None:
     """Each batch in the way is named with its table and whether a key, the table or a barrier is the reason."""
     scheduler = Scheduler()
-    barrier = _batch(3, PLAIN.plan(0))
+    barrier = batch_of(3, PLAIN.plan(0))
     barrier.is_barrier = True
     spec: Spec = UNIQUE
-    for batch in (_batch(1, PLAIN.plan(0), b"1"), _batch(2, spec.plan(0), b"1"), barrier):
+    for batch in (batch_of(1, PLAIN.plan(0), b"1"), batch_of(2, spec.plan(0), b"1"), barrier):
         scheduler.add(batch)
-    last = _batch(4, spec.plan(0), b"2")
+    last = batch_of(4, spec.plan(0), b"2")
     assert not scheduler.add(last)
     assert [(wait.seq, wait.table, wait.kind) for wait in scheduler.waits_of(last)] == [
         (2, "s.t5", "table"),

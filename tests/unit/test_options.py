@@ -57,6 +57,17 @@ def test_session_is_pinned_after_the_users_options() -> None:
     assert parameters["client_encoding"] == "UTF8"
 
 
+def test_less_memory_for_decoding_is_a_setting_of_the_session() -> None:
+    """It wins over an option of the user's, whose whole setting is a key of its own; without it none is sent."""
+    dsn = "host=h options='-c logical_decoding_work_mem=1GB'"
+    plain = conninfo_to_dict(source_conninfo(dsn, application_name="x", is_replication=True, connect_timeout_s=3))
+    assert str(plain["options"]).count("logical_decoding_work_mem") == 1
+    less = source_conninfo(
+        dsn, application_name="x", is_replication=True, connect_timeout_s=3, decoding_memory_bytes=65_536
+    )
+    assert str(conninfo_to_dict(less)["options"]).endswith(" -c logical_decoding_work_mem=64kB")
+
+
 def test_a_bad_dsn_is_not_repeated() -> None:
     """A connection string holds a password: its error must not."""
     with pytest.raises(ConfigError) as caught:

@@ -29,6 +29,7 @@ FACTS = SourceFacts(
     server_version_num=180004,
     wal_level="logical",
     is_in_recovery=False,
+    decoding_memory_bytes=67_108_864,
     wal_sender_timeout_s=60.0,
     flush_lsn=200,
     slot=SLOT,

@@ -21,6 +21,7 @@ from parapply.plan.watermark import Watermark
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from parapply.plan.batch import Batch
     from parapply.plan.dependencies import Wait
     from parapply.runtime.job import Job
 
@@ -140,10 +141,32 @@ class Crew:
         self._following.remove(job)
         self.changed()
 
+    def tell_followers(self) -> None:
+        """Have every worker that follows a transaction look again whether it may go on."""
+        for job in self._following:
+            if job.stream is not None:
+                job.stream.news.set()
+
     def has_passed(self, seq: int) -> bool:
         """Tell whether every batch up to a number has committed, the one included."""
         head = self._scheduler.head
         return self._last_seq >= seq and (head is None or head.seq > seq)
+
+    def is_beside(self, seq: int, batch: Batch | None) -> bool:
+        """Tell whether a piece of a transaction in progress may run beside what has not committed up to a number.
+
+        That are large transactions that other workers follow, none of which touches the same, as far as is known.
+        Something has not committed, or `has_passed` says more.
+        """
+        if self._last_seq < seq:
+            return False
+        for earlier in self._scheduler.batches():
+            if earlier.seq > seq:
+                break
+            stream = self._jobs[earlier.seq].stream
+            if stream is None or stream.follower is None or stream.reach.is_empty or stream.reach.meets(batch):
+                return False
+        return True
 
     def submit(self, job: Job, now_s: float) -> None:
         """Take a closed batch, later than all before it; a worker may follow it already."""
@@ -299,9 +322,7 @@ class Crew:
         for ready in freed.to_start:
             self._jobs[ready.seq].freed_s = now_s
             self._start(ready.seq)
-        for follower in self._following:
-            if follower.stream is not None:
-                follower.stream.news.set()
+        self.tell_followers()
         for ready in freed.to_commit:
             self._tell(ready.seq)
         if self.is_relaxed and (head := self._scheduler.head) is not None:

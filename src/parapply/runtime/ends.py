@@ -104,16 +104,16 @@ class Opener:
             # Not before the fence: until then the sessions of an earlier daemon may be all that the servers can give.
             tracks_commits = await origins.tracks_commits(control)
             self._check_tracking(tracks_commits=tracks_commits)
-            opening = begin(self._workers(stack, slot_id, control.info.backend_pid, tracks_commits=tracks_commits))
-            connecting = begin(self._connect_stream(stack))
+            connecting = begin(self._connect_stream(stack, first_look))
             source_facts, found = await self._recover(control, source, first_look, slot_id)
             pending = await self._prepared(control, slot_id)
             known = await copies.load(control, self._config.target.state_schema, slot_id)
             two_phase = self._config.source.two_phase and known.is_settled(found.lowest_lsn)
             streaming = options.streaming_of(source_facts.server_version_num, self._config.source.streaming)
-            sessions, stream, _ = await _together(
-                opening,
+            # The stream first: the publisher decodes while everything else is made ready.
+            stream, sessions, _ = await _together(
                 self._start(connecting, source_facts, found, streaming, two_phase=two_phase),
+                self._workers(stack, slot_id, control.info.backend_pid, tracks_commits=tracks_commits),
                 self._write_daemon(control, source_facts, slot_id, two_phase=two_phase),
             )
         self._check_origins(sessions)
@@ -316,10 +316,15 @@ class Opener:
         stack.push_async_callback(session.close)
         return session
 
-    async def _connect_stream(self, stack: AsyncExitStack) -> ReplicationStream:
+    async def _connect_stream(self, stack: AsyncExitStack, facts: slot.SourceFacts) -> ReplicationStream:
         source = self._config.source
+        streams = options.streaming_of(facts.server_version_num, source.streaming) != "off"
+        is_less = source.decoding_memory_bytes < facts.decoding_memory_bytes
         connection = await slot.connect(
-            source.dsn.get_secret_value(), application_name=source.slot, is_replication=True
+            source.dsn.get_secret_value(),
+            application_name=source.slot,
+            is_replication=True,
+            decoding_memory_bytes=source.decoding_memory_bytes if streams and is_less else 0,
         )
         stream = ReplicationStream(connection)
         stack.push_async_callback(stream.close)

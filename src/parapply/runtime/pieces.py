@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
     #: Told of each failure in source order, of one piece; returns when the same may be tried again, or raises.
     LookAt = Callable[[StatementFailed, Sequence[Command], Transaction], Awaitable[None]]
+    #: Told of each piece when it is planned, without a batch if only its source order is exact; returns when it may be
+    #: executed, or raises.
+    Clear = Callable[["Batch | None"], Awaitable[None]]
     #: Applies the changes of a piece so that their conflicts are settled.
     Settle = Callable[[Transaction, Sequence[tuple[TablePlan, bytes] | TruncateStep]], Awaitable[None]]
 
@@ -60,10 +63,12 @@ class Pieces:
         crew: Crew,
         new_look: Callable[[], LookAt],
         settle: Settle | None = None,
+        clear: Clear | None = None,
     ) -> None:
         """Apply nothing yet; the session is inside the transaction.
 
         Without `settle` nothing is a conflict yet: something earlier, not committed, may be the reason (trap T-69).
+        Without `clear` each piece may be executed when the one before is.
         """
         self._job = job
         self._session = session
@@ -72,6 +77,7 @@ class Pieces:
         self._crew = crew
         self._new_look = new_look
         self._settle = settle
+        self._clear = clear
         #: The latest piece that has come.
         self.latest: Transaction | None = None
         #: Plan of each publisher's OID behind the last piece added.
@@ -117,6 +123,8 @@ class Pieces:
             if self._job.attempts != n_attempts:
                 # The tables may have been looked up anew since.
                 planned = self._plan(piece, self.current)
+        if self._clear is not None:
+            await self._clear(planned.batch)
         self.current = planned.after
         self._under_way = self._start(self._execute(planned))
 

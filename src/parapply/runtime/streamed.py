@@ -1,10 +1,11 @@
 """One streamed transaction on its worker: followed chunk by chunk, or applied at its commit.
 
 Following, a chunk is applied as soon as every batch that came before it has committed: only on those it can depend
-(trap T-54). Subtransactions are savepoints (T-51). Batches that come later, and commit before, never wait for it on
-purpose; if one does on the target, the follower rolls back, and all is applied at the commit, when everything earlier
-has committed. It does so, too, with whatever it cannot do exactly, or not without standing in the way. Only what fails
-at the commit is a real error.
+(trap T-54). It does not wait for a large one that another worker follows and that touches other tables or other ranges
+of keys, as far as is known (`plan/reach.py`); its commit does. Subtransactions are savepoints (T-51). Batches that come
+later, and commit before, never wait for it on purpose; if one does on the target, the follower rolls back, and all is
+applied at the commit, when everything earlier has committed. It does so, too, with whatever it cannot do exactly, or
+not without standing in the way. Only what fails at the commit is a real error.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from parapply.model import Relation, Transaction
+    from parapply.plan.batch import Batch
     from parapply.runtime.arbiter import Arbiter
     from parapply.runtime.crew import Crew
     from parapply.runtime.job import Job
@@ -100,6 +102,8 @@ class Streamed:
         self._finish = finish
         self._piece_bytes = piece_bytes
         self._savepoints: list[_Savepoint] = []
+        #: Last batch that came before the block in hand.
+        self._after_seq = 0
         self._log = get_logger()
 
     async def apply(self) -> bool:
@@ -166,7 +170,7 @@ class Streamed:
         if isinstance(item, SubAborted):
             await self._sub_aborted(item.subxid, pieces)
             return
-        await self._wait_until(lambda: self._crew.has_passed(item.after_seq))
+        self._after_seq = item.after_seq
         if not self._stream.is_aborted:
             await self._block(item, pieces)
 
@@ -217,6 +221,16 @@ class Streamed:
                 await self._savepoint(starts[begin], pieces)
             part = changes if len(changes) == end - begin else changes[begin:end]
             await self._piece(part, block.size_bytes * len(part) // len(changes), pieces)
+
+    async def _clear(self, batch: Batch | None) -> None:
+        """Wait until a piece may be executed: what came before it has committed, or is apart from it."""
+        crew, reach, seq = self._crew, self._stream.reach, self._after_seq
+        was_empty = reach.is_empty
+        reach.add(batch)
+        if was_empty:
+            # Later ones wait until something is known. More of it never makes them go on.
+            crew.tell_followers()
+        await self._wait_until(lambda: crew.has_passed(seq) or crew.is_beside(seq, batch))
 
     def _new_subs(self, block: Block) -> dict[int, int]:
         """Return the subtransactions that begin in a block, by the index of their first change."""
@@ -321,6 +335,7 @@ class Streamed:
             tables=self._tables,
             crew=self._crew,
             new_look=lambda: look_at,
+            clear=self._clear,
         )
 
 

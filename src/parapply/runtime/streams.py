@@ -19,6 +19,7 @@ from parapply import probes
 from parapply.errors import SpillFailed
 from parapply.logs import get_logger
 from parapply.model import Relation, Transaction
+from parapply.plan.reach import Reach
 from parapply.wire.rows import KIND_AT, TRUNCATE
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class Stream:
         self.todo: deque[Block | SubAborted] = deque()
         #: Bytes of pieces in `todo`.
         self.todo_bytes = 0
+        #: What it has planned, written by that worker; read by those that follow later transactions.
+        self.reach = Reach()
         #: Set when there is something new for that worker: work, the end, a batch that has committed, a wish to yield.
         self.news = asyncio.Event()
         #: How it ended: the event of its commit or prepare, or of its abort.

@@ -149,7 +149,14 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace(" ", "\\ ")
 
 
-def source_conninfo(dsn: str, *, application_name: str, is_replication: bool, connect_timeout_s: int) -> str:
+def source_conninfo(
+    dsn: str,
+    *,
+    application_name: str,
+    is_replication: bool,
+    connect_timeout_s: int,
+    decoding_memory_bytes: int = 0,
+) -> str:
     """Return the connection string of a session on the publisher, with its settings pinned.
 
     Options of the user's own DSN come first, so that ours win. An application_name in the DSN wins over ours:
@@ -160,6 +167,7 @@ def source_conninfo(dsn: str, *, application_name: str, is_replication: bool, co
         application_name: if the DSN has none.
         is_replication: a walsender session of the DSN's database, for START_REPLICATION.
         connect_timeout_s: if the DSN has none.
+        decoding_memory_bytes: for logical_decoding_work_mem; 0: as the publisher has it.
 
     Raises:
         ConfigError: the DSN cannot be parsed.
@@ -169,7 +177,10 @@ def source_conninfo(dsn: str, *, application_name: str, is_replication: bool, co
     except Exception as error:
         # libpq's message may repeat parts of the string, the password among them.
         raise ConfigError("source.dsn: not a connection string of PostgreSQL") from error
-    parameters["options"] = f"{parameters.get('options') or ''} {connection_options()}".strip()
+    settings = [parameters.get("options") or "", connection_options()]
+    if decoding_memory_bytes:
+        settings.append(f"-c logical_decoding_work_mem={decoding_memory_bytes // 1024}kB")
+    parameters["options"] = " ".join(settings).strip()
     parameters.setdefault("application_name", application_name)
     parameters.setdefault("connect_timeout", connect_timeout_s)
     parameters["client_encoding"] = "UTF8"

@@ -63,6 +63,7 @@ class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     wal_level: str
     is_in_recovery: bool
     wal_sender_timeout_s: float  # 0: none
+    decoding_memory_bytes: int  # logical_decoding_work_mem of this session
     flush_lsn: int
     slot: SlotFacts | None
 
@@ -114,9 +115,21 @@ def _source_error(doing: str, error: psycopg.Error) -> SourceRefused | SourceLos
 
 
 async def connect(
-    dsn: str, *, application_name: str, is_replication: bool = False, connect_timeout_s: int = CONNECT_TIMEOUT_S
+    dsn: str,
+    *,
+    application_name: str,
+    is_replication: bool = False,
+    connect_timeout_s: int = CONNECT_TIMEOUT_S,
+    decoding_memory_bytes: int = 0,
 ) -> Connection:
     """Open an autocommit session on the publisher with its settings pinned.
+
+    Args:
+        dsn: as configured.
+        application_name: if the DSN has none.
+        is_replication: for START_REPLICATION.
+        connect_timeout_s: if the DSN has none.
+        decoding_memory_bytes: for logical_decoding_work_mem; 0: as the publisher has it.
 
     Raises:
         ConfigError: the DSN cannot be parsed.
@@ -128,6 +141,7 @@ async def connect(
         application_name=application_name,
         is_replication=is_replication,
         connect_timeout_s=connect_timeout_s,
+        decoding_memory_bytes=decoding_memory_bytes,
     )
     with source_errors("connecting"):
         return await Session.connect(text, autocommit=True)
@@ -155,13 +169,13 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
                pg_catalog.current_setting('wal_level'),
                r,
                (SELECT setting::float8 / 1000 FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'),
+               pg_catalog.pg_size_bytes(pg_catalog.current_setting('logical_decoding_work_mem')),
                CASE WHEN r THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END,
                (SELECT pg_catalog.to_jsonb(s) FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = $1)
           FROM pg_catalog.pg_is_in_recovery() AS r"""
     with source_errors("inspecting the publisher"):
-        ((identifier, timeline, database, wal_level, is_in_recovery, timeout_s, flush, slot),) = await _rows(
-            conn, query, [slot_name]
-        )
+        found = await _rows(conn, query, [slot_name])
+    ((identifier, timeline, database, wal_level, is_in_recovery, timeout_s, decoding_bytes, flush, slot),) = found
     return SourceFacts(
         # The control file's number is unsigned, SQL's bigint is not.
         system_identifier=str(identifier & 0xFFFF_FFFF_FFFF_FFFF),
@@ -171,6 +185,7 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
         wal_level=wal_level,
         is_in_recovery=is_in_recovery,
         wal_sender_timeout_s=timeout_s,
+        decoding_memory_bytes=decoding_bytes,
         flush_lsn=parse_lsn(flush) if flush else 0,
         slot=_slot_facts(slot) if slot else None,
     )

@@ -1,0 +1,100 @@
+"""What large transactions touch, by tables and ranges of keys: never less than they do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from parapply.plan.dependencies import meetings
+from parapply.plan.reach import Reach
+from tests.unit.changes_model import PAIR, PLAIN, UNIQUE
+from tests.unit.changes_stream import Op, Publisher, assembled, batches, ops
+from tests.unit.dependency_model import batch_of
+from tests.unit.family_model import CHILD, PARENT, Source
+from tests.unit.family_model import Op as FamilyOp
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.plan.batch import Batch
+    from tests.unit.changes_model import Spec
+
+_FAMILY_OPS = st.lists(
+    st.builds(
+        FamilyOp,
+        kind=st.sampled_from(["insert", "insert", "delete", "update", "move", "commit"]),
+        table=st.sampled_from([PARENT, CHILD]),
+        key=st.integers(1, 9),
+        value=st.sampled_from([None, 1, 2, 3, 4, 5]),
+    ),
+    max_size=40,
+)
+
+
+def _reach(earlier: Sequence[Batch]) -> Reach:
+    reach = Reach()
+    for batch in earlier:
+        reach.add(batch)
+    return reach
+
+
+def _check_covers(done: Sequence[Batch], n_earlier: int) -> None:
+    """Fail if a batch meets one of the first, and not what is known of them all."""
+    reach = _reach(done[:n_earlier])
+    for later in done[n_earlier:]:
+        does_meet = any(meetings(earlier, later) for earlier in done[:n_earlier])
+        event(f"{does_meet=} {reach.meets(later)=}")
+        assert reach.meets(later) or not does_meet
+
+
+@given(wishes=ops(), sizes=st.lists(st.integers(1, 4), max_size=20), n_earlier=st.integers(0, 6))
+def test_what_meets_by_keys_meets_by_ranges(wishes: list[Op], sizes: list[int], n_earlier: int) -> None:
+    """Of every kind of table: batches that share a key, a unique value or a wide table, and barriers."""
+    publisher = Publisher()
+    done = batches(assembled(publisher.run(wishes)), publisher.plans, sizes)
+    _check_covers(done, n_earlier)
+
+
+@given(wishes=_FAMILY_OPS, sizes=st.lists(st.integers(1, 3), max_size=12), n_earlier=st.integers(0, 6))
+def test_what_meets_by_foreign_keys_meets(wishes: list[FamilyOp], sizes: list[int], n_earlier: int) -> None:
+    """A child and a parent are never apart, whichever of them comes first."""
+    source = Source(is_full=True, is_enforced=True)
+    source.run(wishes)
+    _check_covers(batches(source.transactions, source.plans, sizes), n_earlier)
+
+
+@pytest.mark.parametrize(
+    ("plans", "earlier", "later", "does_meet"),
+    [
+        ((PLAIN, PLAIN), (b"1", b"2"), (b"3", b"4"), False),
+        ((PLAIN, PLAIN), (b"3", b"4"), (b"1", b"2"), False),
+        ((PLAIN, PLAIN), (b"1", b"4"), (b"2", b"3"), True),
+        ((PLAIN, PLAIN), (b"2", b"3"), (b"1", b"4"), True),
+        ((PAIR, PAIR), (b"1", b"2"), (b"3", b"4"), False),
+        ((PAIR, PAIR), (b"1", b"3"), (b"2", b"4"), True),
+        ((PLAIN, PAIR), (b"1", b"2"), (b"1", b"2"), False),
+        ((UNIQUE, UNIQUE), (b"1", b"2"), (b"3", b"4"), True),
+    ],
+    ids=["behind", "before", "inside", "around", "pair behind", "pair inside", "other table", "another unique index"],
+)
+def test_ranges(plans: tuple[Spec, Spec], earlier: Sequence[bytes], later: Sequence[bytes], *, does_meet: bool) -> None:
+    """Two are apart in different tables, or where the keys of one all lie on one side of the other's."""
+    reach = Reach()
+    for seq, key in enumerate(earlier, 1):
+        reach.add(batch_of(seq, plans[0].plan(0), key))
+    assert reach.meets(batch_of(9, plans[1].plan(0), *later)) is does_meet
+
+
+def test_nothing_known_and_nothing_readable() -> None:
+    """Nothing is known without a piece; one that was not read as sets may touch anything."""
+    batch = batch_of(1, PLAIN.plan(0), b"1")
+    reach = Reach()
+    assert reach.is_empty
+    assert reach.meets(None)
+    assert not reach.meets(batch)
+    reach.add(None)
+    assert not reach.is_empty
+    assert reach.meets(batch)
