@@ -122,19 +122,23 @@ class SpillFile:
         Raises:
             SpillFailed: the disk is full, or the limit is reached; nothing of the block counts.
         """
-        texts = [change if isinstance(change, bytes) else _encode(change) for change in changes]
+        # Once for each change of a large transaction: nearly all are frames, which are taken as they are.
+        relations = [index for index, change in enumerate(changes) if change.__class__ is not bytes]
+        texts: list[bytes] = list(changes)  # type: ignore[arg-type]  # what is no frame is replaced now
+        for index in relations:
+            texts[index] = _encode(changes[index])
         lengths = array("I", map(len, texts))
-        for index, change in enumerate(changes):
-            if not isinstance(change, bytes):
-                lengths[index] |= _IS_RELATION
-        body = b"".join([lengths.tobytes(), *texts])
-        header = _HEADER.pack(_MAGIC, self._xid, len(texts), len(body))
+        for index in relations:
+            lengths[index] |= _IS_RELATION
+        texts.insert(0, lengths.tobytes())
+        body = b"".join(texts)
+        header = _HEADER.pack(_MAGIC, self._xid, len(changes), len(body))
         header += _CHECKSUM.pack(zlib.crc32(body, zlib.crc32(header)))
         place = Place(self.size_bytes, len(header) + len(body))
         self._reserve(place.n_bytes)
         try:
             with self._lock:
-                _write(self._fd, header + body, place.offset)
+                _write(self._fd, header, body, place.offset)
         except OSError as error:
             self._reserve(-place.n_bytes)
             raise _failed(self._xid, error.strerror or str(error)) from error
@@ -197,12 +201,16 @@ class SpillFile:
             spill.used_bytes += n_bytes
 
 
-def _write(fd: int, data: bytes, offset: int) -> None:
+def _write(fd: int, header: bytes, body: bytes, offset: int) -> None:
     # A disk that becomes full takes a part, and refuses only the next write.
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, offset)
-        view, offset = view[written:], offset + written
+    views = [memoryview(header), memoryview(body)]
+    while views:
+        written = os.pwritev(fd, views, offset)
+        offset += written
+        while views and written >= len(views[0]):
+            written -= len(views.pop(0))
+        if views:
+            views[0] = views[0][written:]
 
 
 def _failed(xid: int, why: str) -> SpillFailed:

@@ -55,6 +55,23 @@ def test_what_comes_back_is_what_was_put_in(
     file.close()
 
 
+@pytest.mark.parametrize("most_bytes", [1, 7, 24, 1000])
+def test_a_write_that_is_taken_in_parts_goes_on(
+    file: SpillFile, monkeypatch: pytest.MonkeyPatch, most_bytes: int
+) -> None:
+    """The system may take any part of what it is given; the rest follows at its place."""
+    whole = os.pwritev
+
+    def part(fd: int, views: list[memoryview], offset: int) -> int:
+        taken = b"".join(views)[:most_bytes]
+        return whole(fd, [taken], offset)
+
+    monkeypatch.setattr(os, "pwritev", part)
+    blocks: list[list[bytes | Relation]] = [[b"x" * 50, RELATION, b""], [], [b"y" * 30]]
+    places = [file.append(block) for block in blocks]
+    assert [file.read(place) for place in places] == blocks
+
+
 def test_a_file_has_no_name_and_gives_its_room_back(spill: Spill, file: SpillFile, tmp_path: Path) -> None:
     """Nothing can be found of it afterwards (trap T-55), and what is cut or closed does not count."""
     first = file.append([b"x" * 1000])
