@@ -7,7 +7,6 @@ secret. Reads the file and connects nowhere. What a key means to the operator is
 
 from __future__ import annotations
 
-import difflib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -357,5 +356,7 @@ def _missing_line(key: str) -> str:
 
 
 def _unknown_line(path: Sequence[str], known: Collection[str]) -> str:
+    import difflib  # noqa: PLC0415  for this line only
+
     near = difflib.get_close_matches(path[-1], known, n=1)
     return f"{dotted(path)}: unknown key" + (f"; did you mean {near[0]}?" if near else "")

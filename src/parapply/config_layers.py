@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +27,8 @@ def read_file(path: Path | None, errors: list[str]) -> dict[str, Any]:
     """Return the file's tree; empty for None and for a file that is named in `errors`."""
     if path is None:
         return {}
+    import tomllib  # noqa: PLC0415  a hundredth of a start, for those only who have a file
+
     try:
         with path.open("rb") as file:
             return tomllib.load(file)
