@@ -203,11 +203,15 @@ class _Lossy:
     """A stream that drops what cannot be written: a full disk or a terminal that has gone must not end the program."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
+        # Behind a buffer, what could not be written is tried again when Python ends, and that is its exit code (120).
+        self._stream: BinaryIO = getattr(stream, "raw", stream)
 
     def write(self, line: bytes) -> None:
+        left = memoryview(line)
         with contextlib.suppress(OSError):
-            self._stream.write(line)
+            # Without a buffer a part may be taken, or nothing.
+            while left and (n_bytes := self._stream.write(left)):
+                left = left[n_bytes:]
 
     def flush(self) -> None:
         with contextlib.suppress(OSError):

@@ -170,9 +170,11 @@ def test_a_stop_behind_a_reload_is_a_stop(route: Route, start_daemon: StartDaemo
 def test_a_terminal_that_closes_ends_the_daemon_in_order(route: Route, start_daemon: StartDaemon) -> None:
     """Its SIGHUP is no wish for another configuration, and that nothing can be logged any more is no reason to fail."""
     ours, terminal = pty.openpty()
+    # Python's own buffer is there for users.
+    environ = {name: value for name, value in _environment(None).items() if name != "PYTHONUNBUFFERED"}
     process = subprocess.Popen(
         [sys.executable, "-m", "parapply", "run", *route.arguments()], stdin=terminal, stdout=terminal, stderr=terminal,
-        env=_environment(None), start_new_session=True,
+        env=environ, start_new_session=True,
     )  # fmt: skip
     try:
         os.close(terminal)
