@@ -1,8 +1,9 @@
 """What a large transaction touches as far as it was planned: whole tables, or from which to which key. Pure.
 
 Of a large transaction the keys themselves are not kept. Two that touch other tables, or other ranges of keys, can be
-applied at the same time. That is a prediction, from what has come so far: where it is wrong, a lock, a missing row or a
-duplicate key on the target says so, and the later transaction rolls back (`runtime/streamed.py`).
+applied at the same time. That is a prediction, from what has come so far. Where it is wrong, a lock, a duplicate key or
+a number of rows says so on the target, and one of both rolls back: so nothing may be applied beside an earlier one
+whose number of rows is not checked (`runtime/pieces.py`).
 
 Keys are put in order as bytes. It is no order that people know, but two sets are disjoint if their ranges are, in any
 order.
@@ -13,6 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
     from parapply.plan.batch import Batch
     from parapply.plan.changes import TableChanges
     from parapply.plan.keys import Key
@@ -42,7 +45,7 @@ class _Range(NamedTuple):
 
 
 class Reach:
-    """Written by the worker that plans the pieces; read by those of later transactions."""
+    """Of one piece, or of the pieces of a transaction: then the worker that plans them joins them to it."""
 
     def __init__(self) -> None:
         """Start with nothing."""
@@ -50,42 +53,55 @@ class Reach:
         self._ranges: dict[int, _Range | None] = {}
         #: Topmost tables that its foreign keys refer to.
         self._parents: set[int] = set()
+        #: Publisher's OIDs of what it has changed.
+        self._relations: set[int] = set()
         self._is_all = False
 
-    @property
-    def is_empty(self) -> bool:
-        """Tell whether nothing was planned yet, so that nothing is known."""
-        return not self._ranges and not self._is_all
-
-    def add(self, batch: Batch | None) -> None:
-        """Add what a piece touches; without a batch it was not read as sets, and may touch anything."""
+    @classmethod
+    def of(cls, batch: Batch | None) -> Reach:
+        """Return what a piece touches; without a batch it was not read as sets, and may touch anything."""
+        reach = cls()
         if batch is None or batch.runs_alone:
-            self._is_all = True
-            return
+            reach._is_all = True
+            return reach
         for changes in batch.table_changes:
-            own = _range_of(changes)
-            tree_oid = changes.tree_oid
-            if tree_oid in self._ranges:
-                before = self._ranges[tree_oid]
-                own = own and before and before.joined(own)
-            self._ranges[tree_oid] = own
-            self._parents.update([foreign.parent_oid for foreign in changes.plan.foreign_keys])
+            reach._add(changes.tree_oid, _range_of(changes))
+            reach._parents.update([foreign.parent_oid for foreign in changes.plan.foreign_keys])
+            reach._relations.add(changes.plan.relation.oid)
+        return reach
 
-    def meets(self, batch: Batch | None) -> bool:
-        """Tell whether a piece of a later transaction may touch what this one does; so does one that is not a set."""
-        if self._is_all or batch is None or batch.runs_alone:
-            return True
-        return any(self._meets_in(changes) for changes in batch.table_changes)
+    def join(self, piece: Reach) -> bool:
+        """Add what one more piece touches, and tell whether that was the first change of a table."""
+        is_new = not piece._relations <= self._relations
+        for tree_oid, own in piece._ranges.items():
+            self._add(tree_oid, own)
+        self._parents |= piece._parents
+        self._relations |= piece._relations
+        self._is_all = self._is_all or piece._is_all
+        return is_new
 
-    def _meets_in(self, changes: TableChanges) -> bool:
-        if changes.tree_oid in self._parents:
+    def meets(self, piece: Reach, announced: AbstractSet[int] = frozenset()) -> bool:
+        """Tell whether a piece of another transaction may touch what this one does.
+
+        Args:
+            piece: of the other one.
+            announced: publisher's OIDs of everything that this one changes or will change.
+        """
+        if self._is_all or piece._is_all or not (announced & piece._relations) <= self._relations:
             return True
-        if any(foreign.parent_oid in self._ranges for foreign in changes.plan.foreign_keys):
+        if self._parents & piece._ranges.keys() or piece._parents & self._ranges.keys():
             return True
-        if changes.tree_oid not in self._ranges:
-            return False
-        own, held = _range_of(changes), self._ranges[changes.tree_oid]
-        return own is None or held is None or held.meets(own)
+        for tree_oid in self._ranges.keys() & piece._ranges.keys():
+            held, wanted = self._ranges[tree_oid], piece._ranges[tree_oid]
+            if held is None or wanted is None or held.meets(wanted):
+                return True
+        return False
+
+    def _add(self, tree_oid: int, own: _Range | None) -> None:
+        if tree_oid in self._ranges:
+            before = self._ranges[tree_oid]
+            own = own and before and before.joined(own)
+        self._ranges[tree_oid] = own
 
 
 def _range_of(changes: TableChanges) -> _Range | None:

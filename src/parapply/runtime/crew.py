@@ -21,8 +21,8 @@ from parapply.plan.watermark import Watermark
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from parapply.plan.batch import Batch
     from parapply.plan.dependencies import Wait
+    from parapply.plan.reach import Reach
     from parapply.runtime.job import Job
 
 
@@ -152,11 +152,10 @@ class Crew:
         head = self._scheduler.head
         return self._last_seq >= seq and (head is None or head.seq > seq)
 
-    def is_beside(self, seq: int, batch: Batch | None) -> bool:
+    def is_beside(self, seq: int, piece: Reach) -> bool:
         """Tell whether a piece of a transaction in progress may run beside what has not committed up to a number.
 
         That are large transactions that other workers follow, none of which touches the same, as far as is known.
-        Something has not committed, or `has_passed` says more.
         """
         if self._last_seq < seq:
             return False
@@ -164,7 +163,7 @@ class Crew:
             if earlier.seq > seq:
                 break
             stream = self._jobs[earlier.seq].stream
-            if stream is None or stream.follower is None or stream.reach.is_empty or stream.reach.meets(batch):
+            if stream is None or stream.follower is None or stream.meets(piece):
                 return False
         return True
 

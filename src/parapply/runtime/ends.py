@@ -2,10 +2,11 @@
 
 The order matters. The lease first, so that no other daemon goes on; then the fence, which waits until the last session
 of an earlier daemon is gone, commits in doubt included; only then is the state read, and the publisher checked against
-it; the stream starts last, where that state says (traps T-14, T-15, F18, F20).
+it; the stream starts where that state says (traps T-14, T-15, F18, F20).
 
 What only asks or only connects is under way at the same time: the publisher is looked at and the desk opens while the
-lease is taken; workers and the stream connect while the state is read. Nothing is applied before all of it is done.
+lease is taken; the stream connects while the state is read, and the workers while it starts: the publisher has most to
+do. Nothing is applied before all of it is done.
 """
 
 from __future__ import annotations

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from parapply.conflict.settle import may_be_conflict
 from parapply.errors import StatementFailed, TargetLost
 from parapply.plan.batch import Batch
 from parapply.plan.steps import ordered_changes
+from parapply.target.pipeline import ANY_COUNT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -29,15 +30,25 @@ if TYPE_CHECKING:
 
     #: Told of each failure in source order, of one piece; returns when the same may be tried again, or raises.
     LookAt = Callable[[StatementFailed, Sequence[Command], Transaction], Awaitable[None]]
-    #: Told of each piece when it is planned, without a batch if only its source order is exact; returns when it may be
-    #: executed, or raises.
-    Clear = Callable[["Batch | None"], Awaitable[None]]
     #: Applies the changes of a piece so that their conflicts are settled.
     Settle = Callable[[Transaction, Sequence[tuple[TablePlan, bytes] | TruncateStep]], Awaitable[None]]
 
 
 #: Seconds after which the server is asked once more to stop.
 _CANCEL_AGAIN_S = 0.5
+
+
+class Clear(Protocol):
+    """Told of each piece when it is planned; returns when it may be executed, or raises."""
+
+    def __call__(self, piece: Transaction, batch: Batch | None, *, is_checked: bool) -> Awaitable[bool]:
+        """Return whether everything earlier has committed by then.
+
+        Args:
+            piece: to be executed.
+            batch: its net changes; None if only its source order is exact.
+            is_checked: the number of rows of each statement is known and will be checked.
+        """
 
 
 class _Planned(NamedTuple):
@@ -48,6 +59,11 @@ class _Planned(NamedTuple):
     batch: Batch | None
     commands: list[Command]
     after: dict[int, TablePlan]
+
+    @property
+    def is_checked(self) -> bool:
+        """Tell whether each statement fails unless it finds the rows that it should."""
+        return all(command.expected != ANY_COUNT for command in self.commands)
 
 
 class Pieces:
@@ -68,7 +84,7 @@ class Pieces:
         """Apply nothing yet; the session is inside the transaction.
 
         Without `settle` nothing is a conflict yet: something earlier, not committed, may be the reason (trap T-69).
-        Without `clear` each piece may be executed when the one before is.
+        Without `clear` each piece may be executed when the one before is: everything earlier has committed.
         """
         self._job = job
         self._session = session
@@ -123,10 +139,11 @@ class Pieces:
             if self._job.attempts != n_attempts:
                 # The tables may have been looked up anew since.
                 planned = self._plan(piece, self.current)
+        may_repeat = True
         if self._clear is not None:
-            await self._clear(planned.batch)
+            may_repeat = await self._clear(piece, planned.batch, is_checked=planned.is_checked)
         self.current = planned.after
-        self._under_way = self._start(self._execute(planned))
+        self._under_way = self._start(self._execute(planned, may_repeat=may_repeat))
 
     async def settle(self) -> None:
         """Wait until what was begun is executed.
@@ -181,24 +198,28 @@ class Pieces:
         commands = self._builder.of_steps(batch.steps, batch.size_bytes)
         return _Planned(piece, current, batch, commands, dict(plans.current))
 
-    async def _execute(self, planned: _Planned) -> None:
-        """Apply one piece, as sets if that succeeds, else row by row."""
+    async def _execute(self, planned: _Planned, *, may_repeat: bool) -> None:
+        """Apply one piece, as sets if that succeeds, else row by row.
+
+        Beside an earlier transaction, what fails is not repeated: of single rows not each number is checked, and one
+        that the earlier will write would pass for one that need not be there.
+        """
         piece = planned.piece
         try:
-            if planned.batch is None or not await self._execute_sets(planned):
+            if planned.batch is None or not await self._execute_sets(planned, may_repeat=may_repeat):
                 await self._execute_rows(planned)
         finally:
             self._crew.held_bytes -= piece.size_bytes
         self._job.count_piece(piece, planned.batch, planned.after)
         self._crew.changed()
 
-    async def _execute_sets(self, planned: _Planned) -> bool:
+    async def _execute_sets(self, planned: _Planned, *, may_repeat: bool) -> bool:
         try:
             await self._session.piece(planned.commands)
         except StatementFailed:
             await self._session.undo_piece()
             self._job.attempts += 1
-            if self._job.must_yield:
+            if self._job.must_yield or not may_repeat:
                 raise
             return False
         return True

@@ -18,6 +18,7 @@ from parapply import probes
 from parapply.conflict.kinds import ConflictStop
 from parapply.errors import StatementFailed, TargetRefused
 from parapply.logs import get_logger
+from parapply.plan.reach import Reach
 from parapply.plan.steps import is_serial
 from parapply.runtime.job import NOTHING_COUNTED, Counted
 from parapply.runtime.pieces import Pieces
@@ -51,6 +52,10 @@ class _GiveWay(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class _Aborted(Exception):
+    """The publisher has rolled the transaction back."""
 
 
 class _Savepoint(NamedTuple):
@@ -142,10 +147,6 @@ class Streamed:
         try:
             while (item := await self._next()) is not None:
                 await self._one(item, pieces)
-            if self._stream.is_aborted:
-                await pieces.stop()
-                await self._session.rollback()
-                return
             await pieces.settle()
             self._job.executed_s = asyncio.get_running_loop().time()
             await self._wait_until(self._has_turn)
@@ -155,6 +156,10 @@ class Streamed:
         except _GiveWay:
             await pieces.stop()
             raise
+        except _Aborted:
+            await pieces.stop()
+            await self._session.rollback()
+            return
         finally:
             await pieces.abandon()
         end = self._stream.end
@@ -171,14 +176,13 @@ class Streamed:
             await self._sub_aborted(item.subxid, pieces)
             return
         self._after_seq = item.after_seq
-        if not self._stream.is_aborted:
-            await self._block(item, pieces)
+        await self._block(item, pieces)
 
     async def _next(self) -> Block | SubAborted | None:
         """Return the next block or rolled back subtransaction; None at the end."""
         stream = self._stream
-        await self._wait_until(lambda: bool(stream.todo) or stream.end is not None or stream.is_aborted, "streaming")
-        if stream.is_aborted or not stream.todo:
+        await self._wait_until(lambda: bool(stream.todo) or stream.end is not None, "streaming")
+        if not stream.todo:
             return None
         item = stream.todo.popleft()
         if isinstance(item, Block) and item.piece is not None:
@@ -190,6 +194,7 @@ class Streamed:
 
         Raises:
             _GiveWay: the worker is to yield, or the changes can no longer be kept.
+            _Aborted: the publisher has rolled the transaction back.
         """
         stream, job = self._stream, self._job
         is_waiting = False
@@ -198,7 +203,9 @@ class Streamed:
                 raise _GiveWay(_IN_THE_WAY)
             if stream.failure is not None:
                 raise _GiveWay("its changes could not be kept on disk")
-            if stream.is_aborted or is_true():
+            if stream.is_aborted:
+                raise _Aborted
+            if is_true():
                 break
             if not is_waiting:
                 is_waiting = True
@@ -222,15 +229,21 @@ class Streamed:
             part = changes if len(changes) == end - begin else changes[begin:end]
             await self._piece(part, block.size_bytes * len(part) // len(changes), pieces)
 
-    async def _clear(self, batch: Batch | None) -> None:
-        """Wait until a piece may be executed: what came before it has committed, or is apart from it."""
-        crew, reach, seq = self._crew, self._stream.reach, self._after_seq
-        was_empty = reach.is_empty
-        reach.add(batch)
-        if was_empty:
-            # Later ones wait until something is known. More of it never makes them go on.
+    async def _clear(self, piece: Transaction, batch: Batch | None, *, is_checked: bool) -> bool:
+        """Wait until a piece may be executed: what came before it has committed, or is apart from it and checked.
+
+        Returns:
+            Whether all of that has committed.
+        """
+        crew, seq = self._crew, self._after_seq
+        own = Reach.of(batch)
+        if self._stream.reach.join(own):
+            # Later ones wait until something is known of a table.
             crew.tell_followers()
-        await self._wait_until(lambda: crew.has_passed(seq) or crew.is_beside(seq, batch))
+        await self._wait_until(lambda: crew.has_passed(seq) or (is_checked and crew.is_beside(seq, own)))
+        # Not before: while many wait, reading must go on.
+        crew.held_bytes += piece.size_bytes
+        return crew.has_passed(seq)
 
     def _new_subs(self, block: Block) -> dict[int, int]:
         """Return the subtransactions that begin in a block, by the index of their first change."""
@@ -246,17 +259,12 @@ class Streamed:
         piece = piece_of(self._stream.xid, changes, size_bytes)
         if piece.has_truncate:
             raise _GiveWay("TRUNCATE would lock the table until the commit")
-        self._crew.held_bytes += size_bytes
         try:
             await self._tables.resolve_streamed(piece.relations)
             self._check_not_serial(piece, pieces)
             await pieces.add(piece)
         except TargetRefused as error:
-            self._crew.held_bytes -= size_bytes
             raise _GiveWay(f"refused: {error}") from error
-        except (_GiveWay, StatementFailed):
-            self._crew.held_bytes -= size_bytes
-            raise
 
     def _check_not_serial(self, piece: Transaction, pieces: Pieces) -> None:
         if is_serial(piece, self._tables.plans_from(pieces.current)):

@@ -88,6 +88,10 @@ class Stream:
         """Return what was announced in it, in order; what was rolled back comes again if it is needed (trap T-52)."""
         return [relation for _, relation in self.announced]
 
+    def meets(self, piece: Reach) -> bool:
+        """Tell whether a piece of a later transaction may touch what this one does; it has ended on the publisher."""
+        return self.reach.meets(piece, {relation.oid for _, relation in self.announced})
+
     def stop_following(self, why: str) -> None:
         """Be told by the worker that it has rolled back and gives up: what is kept is applied at the commit."""
         self.follower = None
