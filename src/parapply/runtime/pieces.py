@@ -178,10 +178,15 @@ class Pieces:
     async def abandon(self) -> None:
         """End what is still executed; called in any case, before the session is used again."""
         under_way, self._under_way = self._under_way, None
-        if under_way is not None and not under_way.done():
+        if under_way is None:
+            return
+        if not under_way.done():
             under_way.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await under_way
+        elif not under_way.cancelled():
+            # A connection that ended while nobody waited for this: others have met it, and the loop must not complain.
+            under_way.exception()
 
     def _start(self, executing: Coroutine[None, None, None]) -> asyncio.Task[None]:
         return asyncio.create_task(executing, name=f"piece of batch {self._job.batch.seq}")
