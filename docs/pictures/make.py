@@ -3,7 +3,8 @@
     python docs/pictures/make.py                 # runs the demonstration, about a minute
     python docs/pictures/make.py demo.txt        # takes what an earlier run has printed
 
-Lines between two passages that the picture shows are left out, and stand as dots.
+Lines between two passages that the picture shows are left out, and stand as dots. Long lines are broken as in a
+terminal of that width, but between words.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from html import escape
 from pathlib import Path
+from textwrap import wrap
 from typing import Final
 
 PICTURE: Final = Path(__file__).with_name("demo.svg")
@@ -37,7 +39,7 @@ def chosen(text: str) -> list[str]:
     """Return the lines of the passages, with a line of dots where others were."""
     found: list[str] = []
     for passage in text.rstrip().split("\n\n"):
-        lines = [line.rstrip()[:_COLUMNS] for line in passage.splitlines()]
+        lines = [part for line in passage.splitlines() for part in wrap(line, _COLUMNS)]
         if lines[0].startswith(PASSAGES):
             found += [*lines, ""]
         elif found and found[-2] != "...":

@@ -2,11 +2,11 @@
 
 In: encoded lines. Out: files ``apply-<slot>-<utc>-<pid>-<n>.jsonl`` in one directory. A file is written as
 ``.jsonl.open`` and renamed when it is closed, so that a reader that takes ``*.jsonl`` sees finished files only. The
-open file is locked; a ``.jsonl.open`` that nobody has locked belongs to a process that died, and is closed at the next
-start. Finished files of the slot are removed by age and by their size together; those of other slots never.
+open file is locked; an unlocked ``.jsonl.open`` belongs to a process that died, and is closed at the next start.
+Finished files of the slot are removed by age and by their size together; those of other slots never.
 
 What cannot be written is counted and dropped; nothing here raises after the start. The disk may keep a call waiting for
-as long as it likes, so the daemon calls from a thread (`runtime/scribe.py`).
+as long as it likes, so the daemon calls from a thread (`runtime/observe/applylog_writer.py`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from parapply.model import POSTGRES_EPOCH_US
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Bytes that recovery looks at in one go for the last end of a line.
+#: Bytes that recovery reads in one go for the last end of a line.
 _BLOCK_BYTES: Final = 64 * 1024
-#: Seconds between two looks for files that are too old.
+#: Seconds between two searches for files that are too old.
 _RETENTION_CHECK_S: Final = 60.0
 _OPEN_SUFFIX: Final = ".open"
 
@@ -184,7 +184,7 @@ class ApplyLog:
         self._fd, self._size_bytes = -1, 0
 
     def _remove_old(self) -> None:
-        """Remove finished files of the slot: its only daemon is this one, so nobody else writes or removes them."""
+        """Remove finished files of the slot: this is its only daemon, so no other process touches them."""
         self._retained_s = self._clock()
         if not any(self._retention):
             return
@@ -246,8 +246,8 @@ def _outlived(files: list[_Finished], retention: Retention, now_s: float) -> lis
 def recover(directory: Path) -> list[Path]:
     """Close the files that processes which died left open: cut an unfinished last line off, then rename.
 
-    Of every slot: the lock alone says who lives, for that of a dead process is gone. Process ids say nothing here
-    (every container's daemon is process 1).
+    This covers every slot. Only the lock shows which process lives, because that of a dead one is gone. Process ids
+    show nothing (every container's daemon is process 1).
 
     Returns:
         The final names of the files that hold records.
@@ -280,7 +280,7 @@ def _write_all(fd: int, data: bytes | bytearray) -> None:
 
 
 def _whole_lines_bytes(fd: int) -> int:
-    """Return the offset after the last newline; looks backwards, for the file may be large."""
+    """Return the offset after the last newline; reads backwards, because the file may be large."""
     end = os.fstat(fd).st_size
     while end > 0:
         start = max(0, end - _BLOCK_BYTES)

@@ -27,8 +27,6 @@ XIDS_LIMIT: Final = 32
 DEPENDS_ON_LIMIT: Final = 16
 #: Conflicts listed in a record; all of them are in the history on the target.
 CONFLICTS_LIMIT: Final = 1000
-#: What `Dependency.kind` and `WaitedFor.kind` can be.
-KINDS: Final = ("key", "unique", "foreign key", "table", "barrier")
 
 
 class RowCounts(msgspec.Struct, kw_only=True):
@@ -45,11 +43,11 @@ class WaitedFor(msgspec.Struct, frozen=True, kw_only=True):
 
     seq: int  # of the batch waited for
     table: str  # schema.table; empty for a barrier
-    kind: str  # one of KINDS
+    kind: str  # a `WaitKind`, or one of a later version
     name: str = ""  # of the index or constraint
 
 
-class Conflict(msgspec.Struct, frozen=True, kw_only=True):
+class ConflictRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One change that met other data than it expected, and what was done about it."""
 
     type: str  # as PostgreSQL 18 logs it: insert_exists, update_missing ...
@@ -62,9 +60,9 @@ class Dependency(msgspec.Struct, frozen=True, kw_only=True):
     """An earlier source transaction that must take effect first, and why: the nearest one that holds the same."""
 
     seq: int  # of the transaction, within the run; for a barrier everything up to it
-    kind: str  # one of KINDS
+    kind: str  # a `WaitKind`, or one of a later version
     table: str = ""  # schema.table of the changes concerned; of a barrier: where code runs, or the first one truncated
-    name: str = ""  # of the index or constraint; of a barrier: serial, truncate, large or two-phase
+    name: str = ""  # of the index or constraint; of a barrier its `BarrierReason`
     changes: int = 0  # changes of this transaction that must come after; 0: all of them
 
 
@@ -97,12 +95,13 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record",
     waited_for: WaitedFor | None = None
     run: str = ""  # of the daemon: from connected to the loss of an end, within which `seq` counts; "" in old lines
     retry_reason: str = ""  # SQLSTATE, row count, suspect ...; the last one
-    conflicts: tuple[Conflict, ...] = ()  # the first CONFLICTS_LIMIT
+    conflicts: tuple[ConflictRecord, ...] = ()  # the first CONFLICTS_LIMIT
+    reading: str = "stream"  # how it was read from the slot: stream or ranges
     is_one_flight: bool = False  # statements and COMMIT were sent at once: execute_s holds both, commit_s is 0
 
 
 class TransactionRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="transaction"):
-    """One source transaction, only at ``detail = "transaction"``; its batch's record stands beside it, just before."""
+    """One source transaction, only at ``detail = "transaction"``; its batch's record comes just before it."""
 
     schema_version: int = SCHEMA_VERSION
     slot: str
@@ -121,7 +120,7 @@ class TransactionRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="re
     rows: dict[str, RowCounts]  # by schema.table
     depends_on: tuple[Dependency, ...] = ()  # at most DEPENDS_ON_LIMIT, the latest first
     depends_on_left_out: int = 0
-    conflicts: tuple[Conflict, ...] = ()
+    conflicts: tuple[ConflictRecord, ...] = ()
 
 
 Record = BatchRecord | TransactionRecord
@@ -131,7 +130,7 @@ RECORDS: Final[dict[str, type[Record]]] = {"batch": BatchRecord, "transaction": 
 
 
 class UnreadableRecordError(ValueError):
-    """A line that is no record of a version and kind known here; the reader counts it and goes on."""
+    """A line that is no record of a version and kind known here; the reader counts it and continues."""
 
 
 _decoder: Final[msgspec.json.Decoder[Record]] = msgspec.json.Decoder(Record)

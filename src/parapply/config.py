@@ -2,7 +2,7 @@
 
 In: a TOML file, the environment, ``--set`` texts and command flags. Out: one frozen `Config`, or one `ConfigError`
 that lists everything that is wrong, a line each. Messages name the field and the rule, never the value: it may be a
-secret. Reads the file and connects nowhere. What a key means to the operator is told in ``config/parapply.toml``.
+secret. Reads the file and connects nowhere. What a key means to the operator is written in ``config/parapply.toml``.
 """
 
 from __future__ import annotations
@@ -15,21 +15,30 @@ import msgspec
 from msgspec import Meta
 
 from parapply import config_layers
-from parapply.config_values import Address, Secret, dotted, plain_type, read_value
+from parapply.config_values import Address, Secret, did_you_mean, dotted, plain_type, read_value
 from parapply.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-#: Bytes of changes in progress on the publisher from which it begins to send them: some ten thousand changes. With
-#: PostgreSQL's own 64 MB a large transaction is decoded for a third of a second before anybody can apply its first row.
+#: Bytes of changes in progress on the publisher from which it begins to send them: tens of thousands of changes. With
+#: PostgreSQL's own 64 MB a large transaction is decoded for a third of a second before its first row can be applied.
 DECODING_MEMORY_BYTES = 16 * 1024 * 1024
 #: What PostgreSQL takes at least.
 _DECODING_MEMORY_FLOOR_BYTES = 64 * 1024
+#: Bytes of WAL read at once while there is much to catch up. The publisher keeps a range's changes in memory (work_mem)
+#: until it is decoded; a larger one gains little, because what lies before each range costs little.
+CATCH_UP_RANGE_BYTES = 64 * 1024 * 1024
+#: Bytes of WAL to catch up from which ranges are read: a second of a busy publisher, and enough for several ranges.
+CATCH_UP_ENTER_BYTES = 32 * 1024 * 1024
+#: Bytes of WAL to catch up at which the stream takes over: a few hundredths of a second of it.
+CATCH_UP_LEAVE_BYTES = 4 * 1024 * 1024
+#: Seconds a stream runs at least before ranges are read again: far longer than both ends take to be opened again.
+CATCH_UP_PAUSE_S = 30.0
 #: Seconds between standby status updates: a sixth of PostgreSQL's default wal_sender_timeout (60 s), so that
 #: several may be late. The daemon lowers it by itself where the publisher's timeout is shorter.
 STATUS_INTERVAL_S = 10.0
-#: Seconds of silence after which the publisher is taken for gone: a walsender speaks at least every half
+#: Seconds of silence after which the publisher counts as gone: a walsender speaks at least every half
 #: wal_sender_timeout (30 s by default), so 60 s is one missed message.
 RECEIVE_TIMEOUT_S = 60.0
 #: Seconds before the first new attempt: a restarted server is back in about this time.
@@ -40,10 +49,10 @@ RECONNECT_MAX_S = 30.0
 LEASE_WAIT_S = 30.0
 #: Target connections: half of the best gain measured comes with the second, little after the fourth.
 WORKERS = 4
-#: Connections at most: each is one backend of the target, and one stream cannot keep more busy.
+#: Connections at most: each is one backend of the target, and one stream cannot keep more of them busy.
 WORKERS_LIMIT = 64
 #: Source transactions a target transaction at most. Batches begin smaller and grow while the target is quick with them
-#: (runtime/growth.py); what larger sets gain a row levels off before this.
+#: (runtime/intake/sizing.py); what larger sets gain a row levels off before this.
 MAX_BATCH_TRANSACTIONS = 20_000
 #: Row changes a target transaction at most, for the same reason.
 MAX_BATCH_CHANGES = 20_000
@@ -59,22 +68,22 @@ BACKLOG_THRESHOLD_S = 0.05
 LINGER_S = 0.002
 #: Seconds between durable advances of the watermark, which are the only synchronous commits.
 ADVANCE_INTERVAL_S = 0.2
-#: Seconds a batch may stand still before pg_blocking_pids() is asked: what a stall costs, against a question each half
-#: of it. PostgreSQL's own deadlock_timeout (1 s) is for waits that it can see.
+#: Seconds a batch may make no progress before pg_blocking_pids() is called: what a stall costs, against a query each
+#: half of it. PostgreSQL's own deadlock_timeout (1 s) is for waits that it can see.
 STALL_CHECK_S = 0.25
 #: Row changes of one transaction above which it takes its tables whole: MAX_BATCH_CHANGES, so that only transactions
 #: reach it that fill a batch by themselves.
 TABLE_LOCK_THRESHOLD = 20_000
-#: Bytes of a transaction in progress, counted with what Python needs for it, before a worker follows it: some
+#: Bytes of a transaction in progress, counted with what Python needs for it, before a worker follows it: a few
 #: thousand changes. A smaller one is merged with others at its commit, which is worth more.
 STREAM_START_BYTES = 1024 * 1024
 #: Bytes on disk for the changes of transactions in progress: each is kept there until it ends.
 SPILL_LIMIT_BYTES = 16 * 1024 * 1024 * 1024
-#: Seconds between two looks for changes of the target's catalogue, which are not in the stream.
+#: Seconds between two checks for changes of the target's catalogue, which are not in the stream.
 CATALOGUE_CHECK_S = 5.0
-#: Seconds a conflict is kept on the target: a month, within which somebody will have looked.
+#: Seconds a conflict is kept on the target: a month, within which an operator will have looked.
 KEEP_S = 30 * 86_400.0
-#: Conflicts kept on the target at most: some hundred megabytes with rows of ordinary width.
+#: Conflicts kept on the target at most: a few hundred megabytes with rows of ordinary width.
 KEEP_ROWS = 100_000
 #: Bytes of an apply log file before the next is begun: one task of the Spark job reads it in seconds.
 ROTATE_BYTES = 64 * 1024 * 1024
@@ -109,6 +118,11 @@ class SourceConfig(_Section, frozen=True):
     streaming: Literal["auto", "off", "on", "parallel"] = "auto"
     decoding_memory_bytes: Annotated[int, Meta(ge=0, le=1 << 40)] = DECODING_MEMORY_BYTES
     two_phase: bool = False
+    catch_up: Literal["auto", "off"] = "off"
+    catch_up_range_bytes: Annotated[int, Meta(ge=1024, le=1 << 34)] = CATCH_UP_RANGE_BYTES
+    catch_up_enter_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = CATCH_UP_ENTER_BYTES
+    catch_up_leave_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = CATCH_UP_LEAVE_BYTES
+    catch_up_pause_s: Seconds = CATCH_UP_PAUSE_S
     status_interval_s: Interval = STATUS_INTERVAL_S
     receive_timeout_s: Interval = RECEIVE_TIMEOUT_S
     reconnect_min_s: Interval = RECONNECT_MIN_S
@@ -118,6 +132,8 @@ class SourceConfig(_Section, frozen=True):
         """Check what concerns more than one key."""
         if self.reconnect_min_s > self.reconnect_max_s:
             raise ValueError("reconnect_min_s must not be above reconnect_max_s")
+        if self.catch_up_leave_bytes > self.catch_up_enter_bytes:
+            raise ValueError("catch_up_leave_bytes must not be above catch_up_enter_bytes")
         if 0 < self.decoding_memory_bytes < _DECODING_MEMORY_FLOOR_BYTES:
             raise ValueError(f"decoding_memory_bytes must be 0 or at least {_DECODING_MEMORY_FLOOR_BYTES}")
 
@@ -165,7 +181,7 @@ class ApplyConfig(_Section, frozen=True):
             raise ValueError("max_batch_bytes must not be above memory_limit_bytes")
 
 
-#: Policies by what stands against each other. Those left out make no sense: no row can win that is not there.
+#: Policies by the two sides of a conflict. Those left out make no sense, because no row can win that is not there.
 _Exists = Literal["error", "skip", "apply_remote", "keep_local", "last_update_wins"]
 _UpdateMissing = Literal["error", "skip", "apply_remote"]
 _DeleteMissing = Literal["error", "skip"]
@@ -289,15 +305,18 @@ def load_config(
         config_layers.nest((key.split("."), value) for key, value in given.items()),
         config_layers.nest(config_layers.read_overrides(overrides, _fields, errors)),
         config_layers.nest(config_layers.read_environment(os.environ if environ is None else environ, _fields, errors)),
-        config_layers.read_file(path, errors),
     ]
+    n_before = len(errors)
+    layers.append(config_layers.read_file(path, errors))
+    is_read = len(errors) == n_before
     tree = config_layers.merged(layers)
     errors += [_unknown_line([name], SECTIONS) for name in tree if name not in SECTIONS]
     sections = {name: _read_section([name], kind, tree.get(name, {}), errors) for name, kind in SECTIONS.items()}
     errors += [
         _missing_line(key)
         for key in REQUIRED
-        if key in required and not config_layers.first_value(layers, key.split("."))
+        # What a file that cannot be read would have said is not known.
+        if is_read and key in required and not config_layers.first_value(layers, key.split("."))
     ]
     if errors:
         raise ConfigError("\n".join(dict.fromkeys(errors)))
@@ -356,7 +375,4 @@ def _missing_line(key: str) -> str:
 
 
 def _unknown_line(path: Sequence[str], known: Collection[str]) -> str:
-    import difflib  # noqa: PLC0415  for this line only
-
-    near = difflib.get_close_matches(path[-1], known, n=1)
-    return f"{dotted(path)}: unknown key" + (f"; did you mean {near[0]}?" if near else "")
+    return f"{dotted(path)}: unknown key{did_you_mean(path[-1], known)}"

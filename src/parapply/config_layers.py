@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Fields = Callable[[Sequence[str]], dict[str, object]]
 
 PREFIX = "PARAPPLY_"
-#: Behind the name of a variable: it names a file that holds the value, as services and containers are given secrets.
+#: Ends the name of a variable that names a file with the value, as services and containers get secrets.
 _FILE_SUFFIX: Final = "_file"
 _KEY = re.compile(r'[A-Za-z0-9_-]+(\.([A-Za-z0-9_-]+|"[^"]+"))+')
 
@@ -27,7 +27,7 @@ def read_file(path: Path | None, errors: list[str]) -> dict[str, Any]:
     """Return the file's tree; empty for None and for a file that is named in `errors`."""
     if path is None:
         return {}
-    import tomllib  # noqa: PLC0415  a hundredth of a start, for those only who have a file
+    import tomllib  # noqa: PLC0415  a hundredth of a start, only where there is a file
 
     try:
         with path.open("rb") as file:
@@ -80,7 +80,7 @@ def read_overrides(overrides: Sequence[str], fields: Fields, errors: list[str]) 
     for number, override in enumerate(overrides, start=1):
         key, equals, text = override.partition("=")
         if not equals or not _KEY.fullmatch(key.strip()):
-            # Not repeated: somebody may have given a connection string here.
+            # Do not repeat the text, because it may be a connection string.
             errors.append(f"--set (number {number}): must be section.key=value")
             continue
         parts = [part.strip('"') for part in re.findall(r'"[^"]+"|[^.]+', key.strip())]

@@ -1,4 +1,4 @@
-"""One value of the configuration: what it is written as, the rule it must keep, and how a breach is told.
+"""One value of the configuration: what it is written as, the rule it must keep, and how a breach is reported.
 
 In: a value as TOML, the environment or a flag gives it. Out: the value of its field, or a line that names the field and
 the rule, never the value: it may be a secret.
@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, ge
 import msgspec
 from psycopg import Error as DriverError
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import Conninfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
+#: What libpq says of a name in a connection string.
+_UNKNOWN_PARAMETER: Final = re.compile(r'invalid (?:connection option|URI query parameter:) "(\w+)"')
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -60,11 +63,28 @@ class Secret:
 
 def _dsn(text: str) -> Secret:
     try:
-        conninfo_to_dict(text)
-    except DriverError:
-        # libpq quotes the text it stumbled over, and that may be the password.
+        parameters = conninfo_to_dict(text)
+    except DriverError as error:
+        # libpq quotes the text it stumbled over, which may be of the password: only what is nearly a name is repeated.
+        if (unknown := _UNKNOWN_PARAMETER.match(str(error))) and (hint := did_you_mean(unknown[1], _parameters())):
+            raise ValueError(f"unknown parameter {unknown[1]}{hint}") from None
         raise ValueError('must be a connection string: "host=... dbname=..." or postgresql://...') from None
+    if "replication" in parameters:
+        raise ValueError("must not name replication: parapply asks for it where it is needed")
     return Secret(text)
+
+
+def _parameters() -> list[str]:
+    """Return the names of libpq's parameters."""
+    return [option.keyword.decode() for option in Conninfo.get_defaults()]
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """Return the end of a line about an unknown name: the known one that it resembles, or nothing."""
+    import difflib  # noqa: PLC0415  for such lines only
+
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _slot(name: str) -> str:
@@ -87,7 +107,7 @@ def _publications(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _directory(text: str) -> Path | None:
-    # TOML has no null: the empty text stands for "off".
+    # TOML has no null, so the empty text means "off".
     return Path(text) if text else None
 
 

@@ -38,6 +38,25 @@ def refusal_hint(text: str) -> str:
     return next((hint for words, hint in _REFUSALS if words in text), "")
 
 
+#: What psycopg puts before libpq's words when libpq gave up before anything went over a network.
+_NOT_BEGUN: Final = "connection is bad: "
+
+
+def dsn_problem(error: psycopg.Error) -> str:
+    """Return why libpq refuses a connection string, before it tries any server; empty for every other error.
+
+    A name that cannot be resolved and a socket that is not there are none: the server may come back.
+    """
+    if error.sqlstate or not isinstance(error, psycopg.OperationalError):
+        return ""
+    text = (str(error).splitlines() or [""])[0]
+    if text.startswith("could not match"):
+        return text  # psycopg itself, of hosts and ports
+    # Also where it prepares the socket of a server: "connection to server ... failed: invalid integer value ...".
+    is_refused = "connection to server" not in text or "for connection option" in text
+    return text.removeprefix(_NOT_BEGUN) if text.startswith(_NOT_BEGUN) and is_refused else ""
+
+
 class Session(psycopg.AsyncConnection[tuple[Any, ...]]):
     """A connection to either end; rows are tuples."""
 

@@ -1,8 +1,8 @@
 """psycopg's versions without importlib.metadata, for a sooner start.
 
-psycopg and its parts each look their own version up in the metadata of what is installed when they are imported. That
-reads a file of mail headers, with Python's parser for mail: a tenth of what a start takes. The same version is part of
-the name of the directory that holds the metadata. (Python Packaging User Guide, "Recording installed projects".)
+When imported, psycopg and its parts each look up their own version in the metadata of what is installed. That reads a
+file of mail headers, with Python's parser for mail: a tenth of what a start takes. The same version is part of the name
+of the directory that holds the metadata. (Python Packaging User Guide, "Recording installed projects".)
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@
 | ConfigError      | 2    | never     | the operator corrects the named fields               |
 | ProtocolError    | 3    | never     | a bug or a server newer than this program: report it |
 | SourceRefused    | 3    | never     | slot lost, wrong cluster, a gap: see the hint        |
-| SourceLost       | 3    | reconnect | nobody: the daemon reconnects with back-off          |
+| SourceLost       | 3    | reconnect | none: the daemon reconnects with back-off            |
 | SlotBusy         | 3    | reconnect | another reader holds the slot                        |
 | SpillFailed      | 3    | reconnect | the operator makes room in the spill directory       |
 | TargetRefused    | 4    | never     | a privilege, a table or a column is missing          |
 | LeaseHeld        | 4    | never     | another daemon holds the lease: stop it or take over |
-| TargetLost       | 4    | reconnect | nobody: state is read again, the stream replayed     |
+| TargetLost       | 4    | reconnect | none: state is read again, the stream replayed       |
 | ApplyFailed      | 5    | never     | a conflict or data error remains after the retry     |
 | ReportRefused    | 2    | never     | no log there, another report is at work: see hint    |
 | JavaMissing      | 2    | never     | the operator installs Java                           |
@@ -23,6 +23,9 @@ from enum import Enum
 from typing import ClassVar
 
 from parapply.printable import printable
+
+#: What ends a sentence.
+_STOPS = (".", "!", "?")
 
 
 class Retry(Enum):
@@ -51,7 +54,9 @@ class ParapplyError(Exception):
     def line(self) -> str:
         """Return the one line an operator reads: what happened, why, and what to do."""
         text = printable(" ".join(str(self).split()))
-        return f"{text} Hint: {' '.join(self.hint.split())}" if self.hint else text
+        if not self.hint:
+            return text
+        return f"{text}{'' if text.endswith(_STOPS) else '.'} Hint: {' '.join(self.hint.split())}"
 
 
 class ConfigError(ParapplyError):
@@ -96,8 +101,13 @@ class SlotBusy(SourceLost):
 class SpillFailed(SourceLost):
     """A transaction in progress on the publisher could not be kept on disk until its commit.
 
-    The stream is left for it: the publisher sends that transaction again.
+    The stream is left for it: the publisher sends that transaction again, whole if its end is known.
     """
+
+    def __init__(self, message: str, *, hint: str = "", end_lsn: int = 0) -> None:
+        """Keep the message, and where the transaction ends; 0 if that is not known."""
+        super().__init__(message, hint=hint)
+        self.end_lsn = end_lsn
 
 
 class TargetRefused(ParapplyError):
@@ -127,17 +137,24 @@ class StatementFailed(ParapplyError):
 
     exit_code = 5
 
-    def __init__(self, message: str, *, sqlstate: str = "", constraint: str = "", statement: int = -1) -> None:
+    def __init__(  # noqa: PLR0913  the fields of the server's answer
+        self, message: str, *, sqlstate: str = "", schema: str = "", table: str = "", constraint: str = "",
+        statement: int = -1,
+    ) -> None:  # fmt: skip
         """Keep what the server said.
 
         Args:
             message: the primary message of the server; it can hold values, so it is never logged.
             sqlstate: five characters, or empty for a wrong row count.
-            constraint: name of the violated constraint, if any.
+            schema: of the table.
+            table: that the error is about: of a partitioned table the partition; empty if the server names none.
+            constraint: name of the violated constraint, if any; names of one schema tell constraints apart, no others.
             statement: index of the failed statement among those sent.
         """
         super().__init__(message)
         self.sqlstate = sqlstate
+        self.schema = schema
+        self.table = table
         self.constraint = constraint
         self.statement = statement
 

@@ -1,8 +1,8 @@
-"""Chooses the twin of each hot module: compiled where a build of exactly these sources lies beside them, else the .py.
+"""Chooses the twin of each hot module: compiled where a build of exactly these sources lies next to them, else the .py.
 
-Runs when ``parapply`` is imported, before any module it speaks of. The build (``hatch_build.py`` in the repository)
+Runs when ``parapply`` is imported, before any module that it names. The build (``hatch_build.py`` in the repository)
 leaves extension modules and a manifest; Python would take the extension modules whatever their age, so without a
-manifest that fits a finder in front loads the sources.
+manifest that fits, a finder placed first loads the sources.
 
 ``PARAPPLY_COMPILED``: ``auto`` (the default), ``require`` (importing fails without the compiled twin) or ``forbid``.
 """
@@ -85,7 +85,7 @@ def why_not_compiled(package: Path) -> str:
 
 
 class _Sources:
-    """Finds the source of each module that has an extension module beside it."""
+    """Finds the source of each module that has an extension module next to it."""
 
     def __init__(self, package: Path, name: str) -> None:
         modules = [file.relative_to(package).as_posix().partition(".")[0] for file in extensions(package)]

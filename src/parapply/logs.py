@@ -37,16 +37,20 @@ EVENTS: Final = {
     "table_trust": "info: batches of a table fail often and it is applied serially for a while, or is tried again",
     "table_unusable": "warning: a table was changed so that it cannot be applied; its next change will stop the daemon",
     "slot_adopted": "warning: the slot existed while the target had no state of it",
+    "server_untested": "warning: a server is newer than every version that this program was tested with; told once",
     "source_connected": "info: streaming from start_lsn",
+    "catch_up_entered": "info: the backlog is read in ranges of WAL, from a copy of the slot; how much it is",
+    "catch_up_left": "info: the stream goes on where the ranges ended; why",
+    "catch_up_declined": "info: there is much to catch up, and the stream reads it; why",
     "source_lost": "warning: reconnecting after wait_s",
     "target_connected": "info: sessions open, state read",
     "target_lost": "warning: reconnecting after wait_s, state is read again",
+    "target_refused": "error: with on_error = retry: the target cannot take what comes; tried again after wait_s",
     "lease_waiting": "warning: another daemon holds the lease",
     "lease_taken": "info: this daemon owns the slot",
     "workers_reduced": "warning: the target has no connection for more workers",
     "settings_lowered": "info: an interval was lowered to suit the server",
     "table_planned": "info: how a table is applied and why",
-    "table_serial": "warning: a table is applied serially for a while after retries",
     "conflicts_settled": "warning: changes of a transaction met other rows, and a policy said what to do",
     "conflict_stopped": "warning: a change met other rows, and its policy is to stop; told once for each run",
     "transaction_skipped": "warning: recorded as done without being applied, as an operator asked for",
@@ -55,17 +59,22 @@ EVENTS: Final = {
     "batch_failed": "error: still fails at the head",
     "batch_committed": "debug: one target transaction is done",
     "stall_broken": "warning: a later batch that blocked the head was rolled back",
+    "prepare_left_out": "info: a PREPARE that cannot be applied: the publisher has rolled it back, nothing is prepared",
     "rolled_back_early": "warning: a transaction prepared here, which the publisher rolled back, was in the way",
     "stream_followed": "info: a worker applies a transaction while it is in progress on the publisher",
     "stream_spilled": "info: it has rolled back, and the transaction is applied at its commit; why",
     "spill_failed": "error: a transaction in progress cannot be kept on disk; its commit will end the epoch",
+    "streaming_paused": "warning: one found no room on disk: none is asked for in progress until it is applied",
     "table_awaited": "info: the stream stands at a change of a table until its copy has joined",
+    "table_joined": "info: a table made after the first copy is applied from its first row on",
+    "table_renamed": "info: a table that is applied has another name on the publisher; its former one",
+    "table_waits": "warning: published and not applied; told once and each day, until `parapply refresh` has copied it",
+    "state_left_out": "info: schemas of a parapply that applies to the publisher: none of their changes is applied",
     "copies_changed": "info: how many tables are waiting, being copied, and copied",
     "requests_polled": "info: the target has no connection for being told of requests, so they are looked for",
     "snapshot_exported": "info: a snapshot was exported at an LSN; how long commits were held for it",
     "snapshot_refused": "info: and why",
     "memory_limit_reached": "warning: reading paused until batches are done",
-    "advanced": "debug: the watermark moved and is durable",
     "config_reloaded": "info: by SIGHUP: the keys that hold from now on; none if nothing has changed",
     "config_needs_restart": "warning: keys that have changed and that only a restart makes hold",
     "config_refused": "error: what was read by SIGHUP is wrong; the configuration in force stays",
@@ -73,7 +82,7 @@ EVENTS: Final = {
     "drain_started": "info: no new batches; those in hand are finished",
     "drain_aborted": "warning: a second signal, or the time limit",
     "metrics_listening": "info: address of the endpoint for Prometheus and probes",
-    "leader_stuck": "error: a part of the leader stands still and waits for nobody; the watchdog is not fed",
+    "leader_stuck": "error: a part of the leader makes no progress and has nothing to wait for; no watchdog signal",
     "applylog_recovered": "warning: a file of a process that died was closed",
     "applylog_dropping": "error: records cannot be written and are dropped; applying goes on",
     "applylog_resumed": "info: records are written again",
@@ -81,45 +90,39 @@ EVENTS: Final = {
     "applylog_not_removed": "warning: the directory cannot be read or a file not removed",
 }
 
-#: Every key, beside the event, level and timestamp of each line.
+#: Every key besides the event, level and timestamp of each line.
 KEYS: Final = frozenset(
     {
+        "server_version",
         "slot",
         "seq",
         "xid",
         "gid",
         "commit_lsn",
+        "end",
         "end_lsn",
         "low_lsn",
         "start_lsn",
         "worker",
         "workers",
         "relation",
+        "schemas",
         "conflict_type",
         "constraints",
         "policy",
         "outcome",
-        "rows",
         "size_bytes",
-        "attempt",
         "wait_s",
-        "apply_s",
-        "commit_s",
-        "lag_bytes",
-        "lag_s",
         "at_lsn",
         "pause_s",
         "error",
-        "sqlstate",
-        "constraint",
         "hint",
         "version",
-        "server_version",
-        "timeline",
         "lane",
         "reason",
         "n_transactions",
         "n_changes",
+        "n_ranges",
         "dropped",
         "file",
         "setting",
@@ -132,7 +135,6 @@ KEYS: Final = frozenset(
         "tasks",
         "holder",
         "until_lsn",
-        "signal",
     }
 )
 
@@ -177,7 +179,7 @@ def get_logger() -> structlog.typing.FilteringBoundLogger:
 
 
 def redact(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Hide what looks like a connection string or a password, also deep inside a value (structlog processor)."""
+    """Hide anything like a connection string or a password, also deep inside a value (structlog processor)."""
     for key, value in event.items():
         event[key] = "***" if key in _SECRET_KEYS else _redact_value(value)
     return event
@@ -195,7 +197,7 @@ def _redact_value(value: object) -> object:
         return {key: "***" if key in _SECRET_KEYS else _redact_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_redact_value(item) for item in value]
-    # Numbers need no look; anything else is written as its text, which may quote a connection string.
+    # Numbers need no check; anything else is written as its text, which may quote a connection string.
     return value if isinstance(value, int | float | None) else redact_text(str(value))
 
 
@@ -203,7 +205,7 @@ class _Lossy:
     """A stream that drops what cannot be written: a full disk or a terminal that has gone must not end the program."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        # Behind a buffer, what could not be written is tried again when Python ends, and that is its exit code (120).
+        # Bypass the buffer: Python retries unflushed output at exit and turns a failure into exit code 120.
         self._stream: BinaryIO = getattr(stream, "raw", stream)
 
     def write(self, line: bytes) -> None:

@@ -59,8 +59,13 @@ class Relation(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[Column, ...]
 
     @property
+    def full_name(self) -> tuple[str, str]:
+        """Return schema and name: what tells tables apart, whatever dots are in them."""
+        return self.schema, self.name
+
+    @property
     def qualified_name(self) -> str:
-        """Return ``schema.name`` for people and logs; never for SQL."""
+        """Return ``schema.name`` for people and logs; never for SQL, nor to tell tables apart."""
         return f"{self.schema}.{self.name}"
 
 
@@ -70,7 +75,7 @@ _NO_RELATIONS: Sequence[Relation] = []
 class Transaction:
     """One whole source transaction, or one piece of a large one, as raw change messages.
 
-    Not frozen: the assembler fills it message by message on the hot path, and nobody writes it afterwards.
+    Not frozen: the assembler fills it message by message on the hot path, and nothing writes it afterwards.
     """
 
     __slots__ = (
@@ -100,11 +105,12 @@ class Transaction:
         #: Publisher's clock when the last message was sent; with commit_time_us it tells a backlog from live traffic.
         self.send_time_us = 0
         #: Whole CopyData frames of Insert, Update, Delete, Truncate in source order (payload at FRAME_HEADER_BYTES).
-        #: A Relation object stands where the publisher announced it: what follows is decoded with it.
+        #: A Relation object marks where the publisher announced it: what follows is decoded with it.
         self.changes: list[bytes | Relation] = []
         self.size_bytes = 0
         #: Relations announced inside this transaction; the leader resolves them before the plan reads the changes.
-        #: Written by replacing it: nearly all transactions share the empty one, which spares the collector a list each.
+        #: Written by replacing it, because nearly all transactions share the empty one, which saves the collector a
+        #: list each.
         self.relations: Sequence[Relation] = _NO_RELATIONS
         self.has_truncate = False
         #: None for what a Begin and a Commit enclose. Else what this is instead: a chunk of a transaction that is

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def printable(text: str) -> str:
-    r"""Return a text in which what does not print stands as `\x1b` or `\u202e`."""
+    r"""Return a text in which what does not print is written as `\x1b` or `\u202e`."""
     if text.isprintable():
         return text
     return "".join([char if char.isprintable() else _escape(ord(char)) for char in text])

@@ -2,11 +2,10 @@
 
 In: lists of changes. Out: the same lists, checked. A file has no name: it is gone when it is closed, when the process
 dies, and at every reconnect, so nothing of a stream can outlive it (trap T-55). Blocking; the caller has it done in a
-thread. Must never give back what is not exactly what was put in.
+thread. Must never return anything but exactly what was put in.
 
-A block is a header (magic, xid, number of changes, bytes behind the checksum), the CRC-32 of everything else, the
-length of each change with the highest bit set for a Relation, and the changes: frames as they are, Relations as
-MessagePack.
+A block is a header (magic, xid, number of changes, bytes after the checksum), the CRC-32 of everything else, the length
+of each change with the highest bit set for a Relation, and the changes: frames as they are, Relations as MessagePack.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Relation).decode
 
 
-class Place(NamedTuple):
+class BlockPlace(NamedTuple):
     """Where a block lies in its file."""
 
     offset: int
@@ -94,7 +93,7 @@ class Spill:
             file.close()
 
     def forget(self, file: SpillFile) -> None:
-        """Be told that a file is closed."""
+        """Take a file out of the count: it is closed."""
         with self.lock:
             self.used_bytes -= file.size_bytes
             self._files.discard(file)
@@ -106,7 +105,7 @@ def _nameless(directory: Path | None) -> int:
 
 
 class SpillFile:
-    """The blocks of one transaction. Appended to by one thread at a time, read by another meanwhile."""
+    """The blocks of one transaction. Appended to by one thread at a time, while another may read."""
 
     def __init__(self, spill: Spill, fd: int, xid: int) -> None:
         """Take over the descriptor of an empty file."""
@@ -116,8 +115,8 @@ class SpillFile:
         self._lock = threading.Lock()
         self.size_bytes = 0
 
-    def append(self, changes: Sequence[bytes | Relation]) -> Place:
-        """Write a block behind all others.
+    def append(self, changes: Sequence[bytes | Relation]) -> BlockPlace:
+        """Write a block after all others.
 
         Raises:
             SpillFailed: the disk is full, or the limit is reached; nothing of the block counts.
@@ -134,7 +133,7 @@ class SpillFile:
         body = b"".join(texts)
         header = _HEADER.pack(_MAGIC, self._xid, len(changes), len(body))
         header += _CHECKSUM.pack(zlib.crc32(body, zlib.crc32(header)))
-        place = Place(self.size_bytes, len(header) + len(body))
+        place = BlockPlace(self.size_bytes, len(header) + len(body))
         self._reserve(place.n_bytes)
         try:
             with self._lock:
@@ -145,7 +144,7 @@ class SpillFile:
         self.size_bytes += place.n_bytes
         return place
 
-    def read(self, place: Place) -> list[bytes | Relation]:
+    def read(self, place: BlockPlace) -> list[bytes | Relation]:
         """Return the changes of a block.
 
         Raises:
@@ -178,7 +177,7 @@ class SpillFile:
         return changes
 
     def cut(self, size_bytes: int) -> None:
-        """Forget the blocks from an offset on and give their room back; nobody may read them any more."""
+        """Drop the blocks from an offset on and free their room; they must not be read any more."""
         with self._lock:
             os.ftruncate(self._fd, size_bytes)
         self._reserve(size_bytes - self.size_bytes)

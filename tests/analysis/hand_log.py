@@ -18,7 +18,7 @@ import msgspec
 
 from parapply.applylog_schema import (
     BatchRecord,
-    Conflict,
+    ConflictRecord,
     Dependency,
     RowCounts,
     TransactionRecord,
@@ -92,7 +92,7 @@ RECORDS: list[Record] = [
     batch(
         3, commit_time_first=12.0, commit_time_last=12.0, received_at=12.01, started_at=12.02, committed_at=12.07,
         execute_s=0.03, wait_turn_s=0.0, commit_s=0.02, mode="rows", rows={B: RowCounts(delete=1, truncate=1)},
-        size_bytes=50, conflicts=(Conflict(type="delete_missing", table=B, policy="skip", outcome="skipped"),),
+        size_bytes=50, conflicts=(ConflictRecord(type="delete_missing", table=B, policy="skip", outcome="skipped"),),
     ),
     transaction(
         5, 3, commit_time=12.0, received_at=12.01, committed_at=12.07, n_changes=2,

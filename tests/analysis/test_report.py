@@ -11,6 +11,7 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
+from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,8 +20,9 @@ import pytest
 from parapply.analysis import follow
 from parapply.analysis.compute import QUERIES, _what_if_tables
 from parapply.analysis.figures import FIGURES
-from parapply.analysis.job import Request, convert, make_report, show
+from parapply.analysis.job import ReportRequest, convert, make_report, show
 from parapply.analysis.lines import as_records, read_lines
+from parapply.analysis.page import Made, render
 from parapply.analysis.progress import Silent
 from parapply.analysis.queries_time import WHAT_IF_RUNS
 from parapply.analysis.storage import Storage
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from parapply.analysis.job import Outcome
+    from parapply.analysis.job import ReportOutcome
     from tests.fixtures.daemon import StartDaemon
     from tests.fixtures.databases import Database
     from tests.fixtures.route import Route
@@ -52,21 +54,23 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def hand_made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
+def hand_made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[ReportOutcome, Path]:
     """The report over the log made by hand, in two files, and its folder."""
     folder = tmp_path_factory.mktemp("hand made")  # a name with a space, as folders have
     write(folder / "log", "apply-1.jsonl", RECORDS[:3])
     write(folder / "log" / "host two", "apply-1.jsonl", RECORDS[3:])
     write(folder / "log", "apply-2.jsonl.open", ["not closed: not ours"])
-    request = Request(log=str(folder / "log"), out=str(folder / "out"))
+    request = ReportRequest(log=str(folder / "log"), out=str(folder / "out"))
     return make_report(spark, request, Silent()), folder / "out"
 
 
-def _rows(outcome: Outcome, name: str, *columns: str) -> list[tuple[Any, ...]]:
+def _rows(outcome: ReportOutcome, name: str, *columns: str) -> list[tuple[Any, ...]]:
     return [tuple(row[column] for column in columns) for row in outcome.tables[name]]
 
 
-def test_every_figure_has_the_columns_of_its_definition(spark: SparkSession, hand_made: tuple[Outcome, Path]) -> None:
+def test_every_figure_has_the_columns_of_its_definition(
+    spark: SparkSession, hand_made: tuple[ReportOutcome, Path]
+) -> None:
     """Definitions, queries and Parquet tables agree in names and order."""
     outcome, out = hand_made
     assert set(outcome.tables) == {figure.name for figure in FIGURES}
@@ -76,7 +80,7 @@ def test_every_figure_has_the_columns_of_its_definition(spark: SparkSession, han
         assert table.columns == list(figure.columns), figure.name
 
 
-def test_work_of_a_hand_made_log(hand_made: tuple[Outcome, Path]) -> None:
+def test_work_of_a_hand_made_log(hand_made: tuple[ReportOutcome, Path]) -> None:
     """Sums, tables, sizes, repetitions and conflicts are those that the log was made with."""
     outcome, _ = hand_made
     (summary,) = outcome.tables["summary"]
@@ -101,7 +105,7 @@ def test_work_of_a_hand_made_log(hand_made: tuple[Outcome, Path]) -> None:
     assert _rows(outcome, "conflicts", "type", "table", "outcome", "conflicts") == [("delete_missing", B, "skipped", 1)]
 
 
-def test_times_of_a_hand_made_log(hand_made: tuple[Outcome, Path]) -> None:
+def test_times_of_a_hand_made_log(hand_made: tuple[ReportOutcome, Path]) -> None:
     """Delays, waits, dependencies and parallelism are those that the log was made with."""
     outcome, _ = hand_made
     latency = {row["stage"]: (row["n"], row["p50_s"], row["max_s"]) for row in outcome.tables["latency"]}
@@ -131,7 +135,7 @@ def test_times_of_a_hand_made_log(hand_made: tuple[Outcome, Path]) -> None:
     }  # fmt: skip
 
 
-def test_more_workers_of_a_hand_made_log(hand_made: tuple[Outcome, Path]) -> None:
+def test_more_workers_of_a_hand_made_log(hand_made: tuple[ReportOutcome, Path]) -> None:
     """The what-if sees every transaction with its batch's times, and the chain through all three batches."""
     outcome, _ = hand_made
     rows = {(row["unit"], row["commit_order"], row["workers"]): row for row in outcome.tables["what_if"]}
@@ -143,7 +147,7 @@ def test_more_workers_of_a_hand_made_log(hand_made: tuple[Outcome, Path]) -> Non
     assert {"key a_pkey in public.a", "barrier truncate"} <= {row["link"] for row in outcome.tables["critical_path"]}
 
 
-def test_the_page_holds_everything_and_fetches_nothing(hand_made: tuple[Outcome, Path]) -> None:
+def test_the_page_holds_everything_and_fetches_nothing(hand_made: tuple[ReportOutcome, Path]) -> None:
     """A place for each plot, names escaped wherever they stand, and a policy under which a browser fetches nothing."""
     page = (hand_made[1] / "report.html").read_text()
     body, _, rest = page.partition('<script type="application/json" id="plots">')
@@ -157,8 +161,68 @@ def test_the_page_holds_everything_and_fetches_nothing(hand_made: tuple[Outcome,
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", body)
 
 
+#: What a user may call a table; it would end an attribute, a text and a script.
+_SCRIPT = """"><script>alert(1)</script>"""
+#: Columns that hold texts of the log, which are the users'; the others' texts are words of ours.
+_FROM_THE_LOG = {
+    "slot", "table", "name", "link", "reason", "type", "outcome", "policy", "mode", "file", "example", "limit",
+}  # fmt: skip
+
+
+class _Elements(HTMLParser):
+    """Elements and attributes of a page, and the texts outside of scripts by the heading before them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements: Counter[str] = Counter()
+        self.attributes: set[str] = set()
+        self.texts: dict[str, str] = {"": ""}
+        self.scripts: list[str] = []
+        self._inside = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements[tag] += 1
+        self.attributes |= {name for name, _ in attrs}
+        self._inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts.append(data)
+        elif self._inside == "h2":
+            self.texts[data] = ""
+        else:
+            self.texts[next(reversed(self.texts))] += data
+
+
+def test_names_from_the_log_are_never_elements(hand_made: tuple[ReportOutcome, Path]) -> None:
+    """Whatever the log calls a slot, a table or a key: the page has the same elements, and shows the text as it is."""
+    outcome, _ = hand_made
+    made = Made(log=_SCRIPT, at=BEGIN, version=_SCRIPT, interval_s=1, changed_files=(_SCRIPT,), refresh_s=1)
+    bad = [{"slot": "", "file": "f", "reason": "r", "lines": 1, "example": "e"}]
+    tables = {**outcome.tables, "bad_lines": bad}
+    hostile = {
+        table: [{**row, **dict.fromkeys(_FROM_THE_LOG & {name for name in row if row[name]}, _SCRIPT)} for row in rows]
+        for table, rows in tables.items()
+    }
+    harmless, found = _Elements(), _Elements()
+    harmless.feed(render(tables, made))
+    found.feed(render(hostile, made))
+    assert found.elements == harmless.elements
+    assert found.attributes == harmless.attributes
+    # Data of the plots, the library, and ours.
+    assert found.elements["script"] == len(found.scripts) == 3
+    # Plotly reads texts as markup, so they are escaped once more there.
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in json.dumps(json.loads(found.scripts[0]))
+    assert [script for script in found.scripts[1:] if "alert(1)" in script] == []
+    showing = {title for title, text in found.texts.items() if _SCRIPT in text}
+    assert showing == {"", "In short", "Conflicts and repetitions", "With more workers", "The log itself"}
+
+
 @pytest.mark.browser
-def test_the_page_opens_in_a_browser(hand_made: tuple[Outcome, Path], tmp_path: Path) -> None:
+def test_the_page_opens_in_a_browser(hand_made: tuple[ReportOutcome, Path], tmp_path: Path) -> None:
     """Every plot is drawn, and the console has nothing to say: no error, nothing that the policy had to refuse."""
     program = browser()
     assert program
@@ -169,7 +233,7 @@ def test_the_page_opens_in_a_browser(hand_made: tuple[Outcome, Path], tmp_path: 
     assert document.count('class="plot js-plotly-plot"') == page.read_text().count('<div class="plot"') > 10
 
 
-def _counts(spark: SparkSession, request: Request) -> tuple[int, int]:
+def _counts(spark: SparkSession, request: ReportRequest) -> tuple[int, int]:
     """Return the numbers of records and of bad lines that count."""
     store = Store(spark, Storage(spark), request.out)
     assert sum(file.records for file in store.files.values()) == store.records("batch").count()
@@ -180,7 +244,7 @@ def test_a_file_is_converted_once(spark: SparkSession, tmp_path: Path) -> None:
     """A second report reads new files only; what a job that died has written does not count; two jobs do not mix."""
     log = tmp_path / "log"
     write(log, "apply-1.jsonl", [batch(1)])
-    request = Request(log=str(log), out=str(tmp_path / "out"))
+    request = ReportRequest(log=str(log), out=str(tmp_path / "out"))
     assert convert(spark, request, Silent()) == 1
     (log / "apply-1.jsonl").unlink()  # retention: what was converted stays
     write(log, "apply-2.jsonl", [batch(2), batch(3)])
@@ -210,7 +274,7 @@ def test_two_versions_and_torn_lines_side_by_side(spark: SparkSession, tmp_path:
             msgspec.json.encode(transaction(1, 1)).replace(b'"xid":1,', b""),
         ],
     )  # fmt: skip
-    outcome = make_report(spark, Request(log=str(tmp_path / "log"), out=str(tmp_path / "out")), Silent())
+    outcome = make_report(spark, ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out")), Silent())
     assert (outcome.records, outcome.bad_lines) == (2, 6)
     assert _rows(outcome, "summary", "batches", "conflicts", "repeated_batches") == [(2, 0, 0)]
     assert sorted(_rows(outcome, "bad_lines", "reason", "lines")) == [
@@ -225,7 +289,7 @@ def test_two_versions_and_torn_lines_side_by_side(spark: SparkSession, tmp_path:
 def test_a_scope_leaves_out_the_rest(spark: SparkSession, tmp_path: Path) -> None:
     """--slot, --since and --until choose records; without any record the page says so."""
     write(tmp_path / "log", "apply-1.jsonl", [*RECORDS, batch(1, slot="other")])
-    request = Request(log=str(tmp_path / "log"), out=str(tmp_path / "out"))
+    request = ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out"))
     outcome = make_report(spark, replace(request, scope=Scope(slot="none")), Silent())
     assert outcome.tables["summary"] == []
     assert "Nothing to show" in (tmp_path / "out" / "report.html").read_text()
@@ -242,14 +306,14 @@ def test_a_scope_leaves_out_the_rest(spark: SparkSession, tmp_path: Path) -> Non
 def test_a_log_that_is_not_there_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """A wrong folder is one clear error, not an empty report."""
     with pytest.raises(ReportRefused, match="is no folder"):
-        make_report(spark, Request(log=str(tmp_path / "nowhere"), out=str(tmp_path / "out")), Silent())
+        make_report(spark, ReportRequest(log=str(tmp_path / "nowhere"), out=str(tmp_path / "out")), Silent())
 
 
 def test_the_same_log_in_two_folders_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """A copy of the same records below the log is an error that says so: every figure would be double."""
     for host in ("a", "b"):
         write(tmp_path / "log" / host, "apply-1.jsonl", [batch(1), transaction(1, 1)])
-    request = Request(log=str(tmp_path / "log"), out=str(tmp_path / "out"))
+    request = ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out"))
     convert(spark, request, Silent())
     make_views(Store(spark, Storage(spark), request.out), request.scope)
     with pytest.raises(ReportRefused, match="twice"):
@@ -262,7 +326,7 @@ def test_following_counts_each_record_once(spark: SparkSession, tmp_path: Path) 
     So it does beside a report that converts files meanwhile. Figures can be made in the stream's own session.
     """
     log = tmp_path / "log"
-    request = Request(log=str(log), out=str(tmp_path / "out"), what_if_transactions=0)
+    request = ReportRequest(log=str(log), out=str(tmp_path / "out"), what_if_transactions=0)
     loaded: list[int] = []
     batches: list[int] = []
 
@@ -320,7 +384,7 @@ def test_a_real_run_is_what_both_servers_say(
     route.source.execute("UPDATE item SET v = 0 WHERE id = 1")
     daemon.wait_caught_up()
     daemon.stop()
-    outcome = make_report(spark, Request(log=str(tmp_path / "log"), out=str(tmp_path / "out")), Silent())
+    outcome = make_report(spark, ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out")), Silent())
     (summary,) = outcome.tables["summary"]
     assert (summary["transactions"], summary["transaction_records"], summary["conflicts"]) == (201, 201, 4)
     kept = route.target.rows(
@@ -362,7 +426,7 @@ def test_a_real_run_is_what_both_servers_say(
     assert outcome.bad_lines == 0
 
 
-def test_the_tables_are_readable_as_json(hand_made: tuple[Outcome, Path]) -> None:
+def test_the_tables_are_readable_as_json(hand_made: tuple[ReportOutcome, Path]) -> None:
     """What --json prints is JSON, with times in ISO 8601."""
     from parapply.analysis.command import _json_value  # noqa: PLC0415
 

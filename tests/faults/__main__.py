@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import random
 import sys
 import time
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from parapply import __version__
+from tests.differential.cases import Cases, differential_servers
 from tests.faults.campaign import Campaign, chosen
 from tests.faults.catalogue import FAULTS, NOT_RUN
 from tests.faults.lab import Servers, servers
@@ -28,6 +30,7 @@ Examples:
   python -m tests.faults --only F3,F9 --minutes 5
   python -m tests.faults --seed 7 --round 12 --rounds 1  one round of that seed again
   python -m tests.faults --mutants                       five broken daemons, each must be found
+  python -m tests.faults --random-share 0                without the random cases (tests.differential) in the end
 """
 
 
@@ -36,6 +39,13 @@ Examples:
 @click.option("--seed", default="1", show_default=True, help="Of settings, faults and load.")
 @click.option("--round", "first_round", default=0, show_default=True, help="Number of the first round.")
 @click.option("--rounds", type=int, help="Stop after so many.")
+@click.option(
+    "--random-share",
+    default=0.2,
+    show_default=True,
+    type=click.FloatRange(0, 1),
+    help="Share of the minutes for random cases: any tables and transactions, daemons killed.",
+)
 @click.option("--only", default="", help="Faults to inject, such as F3,F9.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result here.")
 @click.option("--mutants", is_flag=True, help="Break the daemon on purpose; each mutant must be found.")
@@ -46,6 +56,7 @@ def main(
     seed: str,
     first_round: int,
     rounds: int | None,
+    random_share: float,
     only: str,
     json_path: Path | None,
     mutants: bool,
@@ -67,20 +78,36 @@ def main(
         if mutants:
             sys.exit(_run_mutants(made, seed, console))
         began_s = time.monotonic()
+        random_cases: Cases | None = None
 
         def write() -> None:
             if json_path:
                 result = _as_json(campaign, time.monotonic() - began_s, made.source.binaries.version_text)
+                if random_cases:
+                    result["random"] = _random_as_json(random_cases)
                 json_path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
 
         campaign = Campaign(servers=made, seed=seed, faults=faults, tell=lambda _: None, after_round=write)
         try:
-            _with_progress(campaign, console, began_s, minutes * 60, first_round=first_round, rounds=rounds)
+            duration_s = minutes * 60 * (1 - random_share)
+            _with_progress(campaign, console, began_s, duration_s, first_round=first_round, rounds=rounds)
         finally:
             write()
         took_s = time.monotonic() - began_s
+    # Not with faults or rounds that were chosen: they are looked at alone.
+    if random_share and not only and rounds is None:
+        with differential_servers() as servers_of:
+            random_cases = Cases(
+                servers_of=servers_of, majors=servers_of.majors, has_crashes=True,
+                tell=lambda line: console.print(line, highlight=False, markup=False),
+            )  # fmt: skip
+            random_cases.run(random.Random(seed).randrange(1_000_000), began_s + minutes * 60)
+        write()
     _print_results(campaign, took_s, Console(width=None if sys.stdout.isatty() else 150, soft_wrap=True))
-    sys.exit(1 if campaign.total else 0)
+    if random_cases:
+        happened = ", ".join(f"{count} {name}" for name, count in random_cases.counts.items())
+        click.echo(f"{random_cases.n_cases} random cases, {happened}: {len(random_cases.problems)} found")
+    sys.exit(1 if campaign.total or (random_cases and random_cases.problems) else 0)
 
 
 def _with_progress(
@@ -163,6 +190,11 @@ def _as_json(campaign: Campaign, took_s: float, server_version: str) -> dict[str
         "results": list(campaign.results.values()), "problems": campaign.problems, "rounds": campaign.rounds,
         "not_run": {**NOT_RUN, **{one.name: one.why_not for one in FAULTS if one.why_not}},
     }  # fmt: skip
+
+
+def _random_as_json(cases: Cases) -> dict[str, object]:
+    problems = {str(seed): text for seed, text in cases.problems.items()}
+    return {"cases": cases.n_cases, **cases.counts, "problems": problems}
 
 
 if __name__ == "__main__":

@@ -117,6 +117,11 @@ def draw_settings(chooser: random.Random) -> dict[str, str | float]:
         "source.streaming": chooser.choice(["off", "on", "parallel", "parallel"]),
         "target.session_replication_role": chooser.choice(["replica", "replica", "origin"]),
         "target.synchronous_commit": chooser.choice(["off", "off", "on"]),
+        "source.catch_up": chooser.choice(["auto", "auto", "off"]),
+        "source.catch_up_range_bytes": chooser.choice([1 << 14, 1 << 16, 1 << 20]),
+        # Whatever there is to catch up.
+        "source.catch_up_enter_bytes": 0,
+        "source.catch_up_leave_bytes": 0,
     }
 
 
@@ -205,7 +210,7 @@ class Round:
                      environ: Mapping[str, str] | None = None, route: Route | None = None) -> Daemon:  # fmt: skip
         """Start a daemon beside `daemon`."""
         every = {**self.options.environ, **(environ or {})}
-        daemon = Daemon(route or self.route, *arguments, settings=settings, environ=every)
+        daemon = Daemon(route or self.route, *arguments, settings=settings, environ=every, is_cold=True)
         self._ended.append(daemon)
         return daemon
 
@@ -364,7 +369,7 @@ def _drop(database: Database) -> None:
     while True:
         try:
             drop_database(database)
-        except DemoError:
+        except psycopg.Error:
             if time.monotonic() > deadline_s:
                 raise
         else:

@@ -11,21 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parapply.plan import dependencies
-from parapply.plan.dependencies import Scheduler
-from parapply.runtime.progress import Progress
-from parapply.runtime.streams import Streams
-from parapply.target.pipeline import Statement
-from parapply.target.session import WorkerSession
-from parapply.target.statements import Sql
+from parapply.plan import scheduler
+from parapply.plan.overlap import overlaps
+from parapply.plan.scheduler import Scheduler
+from parapply.runtime.control.progress import Progress
+from parapply.runtime.pool.streams import StreamBuffers
+from parapply.target.session.pipeline import Statement
+from parapply.target.session.session import WorkerSession
+from parapply.target.sql.statements import Sql
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from parapply.plan.batch import Batch
-    from parapply.plan.dependencies import Meeting
-    from parapply.runtime.job import Job
-    from parapply.target.session import Proof, Record
+    from parapply.plan.overlap import Overlap
+    from parapply.runtime.pool.job import Job
+    from parapply.target.session.session import Proof, Record
     from parapply.wire.messages import StreamAbort
 
 _HERE = Path(__file__).parent
@@ -37,8 +38,8 @@ def _feedback_before_durability() -> None:
 
     def tell(progress: Progress, job: Job) -> None:
         committed(progress, job)
-        low_lsn = progress._crew.watermark.low_lsn
-        progress._stream.send_status(max(progress._intake.received_lsn, low_lsn), low_lsn, low_lsn)
+        low_lsn = progress._pool.watermark.low_lsn
+        progress._stream.send_status(max(progress._batcher.received_lsn, low_lsn), low_lsn, low_lsn)
 
     Progress.committed = tell  # type: ignore[method-assign, assignment]
 
@@ -53,29 +54,27 @@ def _no_record() -> None:
 
 
 def _order_ignored() -> None:
-    def may_commit(scheduler: Scheduler, batch: Batch) -> bool:
-        return not scheduler._late[batch.seq]
+    def may_commit(own: Scheduler, batch: Batch) -> bool:
+        return not own._open[batch.seq].late
 
     Scheduler.may_commit = may_commit  # type: ignore[method-assign, assignment]
 
 
 def _dependencies_dropped() -> None:
-    meetings = dependencies.meetings
+    def meet(earlier: Batch, later: Batch) -> list[Overlap]:
+        return overlaps(earlier, later) if earlier.runs_alone or later.runs_alone else []
 
-    def meet(earlier: Batch, later: Batch) -> list[Meeting]:
-        return meetings(earlier, later) if earlier.runs_alone or later.runs_alone else []
-
-    dependencies.meetings = meet
+    scheduler.overlaps = meet  # type: ignore[attr-defined]
 
 
 def _aborts_ignored() -> None:
-    abort = Streams.abort
+    abort = StreamBuffers.abort
 
-    def only_whole(streams: Streams, message: StreamAbort) -> None:
+    def only_whole(streams: StreamBuffers, message: StreamAbort) -> None:
         if message.subxid == message.xid:
             abort(streams, message)
 
-    Streams.abort = only_whole  # type: ignore[method-assign, assignment]
+    StreamBuffers.abort = only_whole  # type: ignore[method-assign, assignment]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -108,7 +108,10 @@ def f17_full(run: Round) -> None:
 @fault("F23", "foreign lock on a table, longer than wal_sender_timeout")
 def f23(run: Round) -> None:
     """The publisher hears from the daemon all the while, and its memory stays bounded."""
+    # The fault before may have ended with a daemon that has only just been started.
+    run.caught_up()
     pid = walsender_pid(run.route)
+    assert pid is not None, "nothing reads the slot"
     with foreign_transaction(run.target, "LOCK TABLE acct IN ACCESS EXCLUSIVE MODE"):
         # The database's own way of waiting: it counts while nothing of ours runs.
         run.source.execute(f"SELECT pg_sleep({_LOCK_S})")

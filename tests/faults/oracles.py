@@ -33,6 +33,11 @@ _LOCKS = (
     "SELECT locktype, mode FROM pg_locks JOIN pg_database AS d ON d.oid = pg_locks.database"
     " WHERE locktype = 'advisory' AND datname = current_database()"
 )
+# `target_xid` is the number of the target transaction that wrote a row, whatever savepoint it was behind.
+_SPLIT = (
+    "SELECT {id} FROM (SELECT {id}, target_xid FROM {parent} UNION SELECT txid, target_xid FROM {child}) AS rows"
+    " GROUP BY {id} HAVING count(*) > 1"
+)
 _COLUMNS = (
     "SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum) FROM pg_attribute"
     " WHERE attrelid = '{}'::regclass AND attnum > 0 AND NOT attisdropped"
@@ -165,8 +170,9 @@ def check_transactions(source: Database, target: Database) -> Findings:
         found.add(
             "other", missing + foreign, f"O5: {table}: {missing} rows missing, {foreign} that should not be there"
         )
-    split = target.rows("SELECT DISTINCT id FROM xfer JOIN evt ON txid = id WHERE xfer.xmin <> evt.xmin")
-    found.add("torn", len(split), f"O4: applied in more than one target transaction: {split[:3]}")
+    for parent, name, child in (("xfer", "id", "evt"), ("bulk_txn", "txid", "bulk")):
+        split = target.rows(_SPLIT.format(id=name, parent=parent, child=child))
+        found.add("torn", len(split), f"O4 {parent}: applied in more than one target transaction: {split[:3]}")
     return found
 
 

@@ -6,7 +6,7 @@ import random
 import signal
 from typing import TYPE_CHECKING
 
-from parapply import probes
+from parapply import failpoints
 from tests.faults.catalogue import fault
 from tests.faults.lab import WAIT_S
 from tests.faults.side_load import large
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 #: Passed by every load, with the largest passage to be killed at.
 _POINTS = {
-    probes.CONNECTED: 1, probes.RECOVERY: 1, probes.BATCH_READY: 30, probes.BEFORE_STATE: 30, probes.DML_SENT: 30,
-    probes.BEFORE_COMMIT: 30, probes.COMMIT_SENT: 30, probes.COMMITTED: 30, probes.ADVANCED: 5,
-    probes.FEEDBACK_SENT: 5, probes.PRUNING: 3,
+    failpoints.CONNECTED: 1, failpoints.RECOVERY: 1, failpoints.BATCH_READY: 30, failpoints.BEFORE_STATE: 30,
+    failpoints.DML_SENT: 30,
+    failpoints.BEFORE_COMMIT: 30, failpoints.COMMIT_SENT: 30, failpoints.COMMITTED: 30, failpoints.ADVANCED: 5,
+    failpoints.FEEDBACK_SENT: 5, failpoints.PRUNING: 3,
 }  # fmt: skip
 _KILLS = 4
 _LARGE_ROWS = 6000
@@ -49,7 +50,7 @@ def kill_at(run: Round, point: str, passage: int = 1) -> None:
     if run.daemon.is_running():
         run.daemon.kill()
     run.start(environ={"PARAPPLY_FAILPOINT": f"{point}:kill:{passage}"})
-    if point == probes.DRAIN:
+    if point == failpoints.DRAIN:
         run.daemon.wait_for_event("source_connected", WAIT_S)
         run.work()
         run.daemon.send(signal.SIGTERM)
@@ -59,8 +60,26 @@ def kill_at(run: Round, point: str, passage: int = 1) -> None:
 @fault("F1", "daemon killed (-9) at named points")
 def f1_named(run: Round) -> None:
     """Killed at points from the first connection to the drain, again and again (K0 to K9, K15, K16)."""
-    for point in run.chooser.sample([*_POINTS, probes.DRAIN], 3):
+    for point in run.chooser.sample([*_POINTS, failpoints.DRAIN], 3):
         kill_at(run, point, run.chooser.randint(1, _POINTS.get(point, 1)))
+    run.start_connected()
+
+
+@fault("F1", "daemon killed (-9) while it reads ranges of WAL")
+def f1_ranges(run: Round) -> None:
+    """Killed between two ranges, and with the copy of the slot dropped and no stream yet (K18, K20)."""
+    if run.options.is_two_phase:
+        run.notes.append("two_phase: the stream reads")
+        return
+    settings: dict[str, str | float] = {"source.catch_up": "auto", "source.catch_up_range_bytes": 1 << 20}
+    for point in (failpoints.RANGE_READ, failpoints.HANDED_OVER):
+        if run.daemon.is_running():
+            run.daemon.kill()
+        run.work()
+        # Whoever still reads it, the stream would be asked first.
+        run.source.wait_until(f"SELECT NOT active FROM pg_replication_slots WHERE slot_name = '{run.route.slot}'")
+        run.start(settings=settings, environ={"PARAPPLY_FAILPOINT": f"{point}:kill"})
+        killed(run)
     run.start_connected()
 
 
@@ -141,7 +160,9 @@ def f21(run: Round) -> None:
 @fault("F33", "daemon killed (-9) at PREPARE and at its outcome", needs_two_phase=True)
 def f33_kill(run: Round) -> None:
     """Killed when PREPARE or its outcome is sent, or done and not recorded (K12, K13)."""
-    for point in run.chooser.sample([probes.PREPARE_SENT, probes.PREPARED, probes.DECISION_SENT, probes.DECIDED], 2):
+    for point in run.chooser.sample(
+        [failpoints.PREPARE_SENT, failpoints.PREPARED, failpoints.DECISION_SENT, failpoints.DECIDED], 2
+    ):
         kill_at(run, point, run.chooser.randint(1, 2))
     run.start_connected()
 
@@ -150,19 +171,19 @@ def f33_kill(run: Round) -> None:
 def f35(run: Round) -> None:
     """Killed while chunks come and when what was kept is to be applied (K10, K11); then all comes again."""
     run.daemon.kill()
-    for point, passage in ((probes.SPOOLED, run.chooser.randint(2, 12)), (probes.STREAM_ENDED, 1)):
+    for point, passage in ((failpoints.SPOOLED, run.chooser.randint(2, 12)), (failpoints.STREAM_ENDED, 1)):
         more: dict[str, str | float] = {
             **_SPOOL,
             "apply.memory_limit_bytes": _MEMORY_LIMIT_BYTES,
             "apply.max_batch_bytes": 1 << 20,
         }
-        if point == probes.STREAM_ENDED:
+        if point == failpoints.STREAM_ENDED:
             more["apply.workers"] = 1
         run.start(settings=more, environ={"PARAPPLY_FAILPOINT": f"{point}:kill:{passage}"})
         run.daemon.wait_for_event("source_connected", WAIT_S)
         with run.source.connect() as session, session.transaction():
             # What was kept is applied as such only if it is more than a piece, a quarter of the memory limit.
-            large(session, run.chooser, _HUGE_ROWS if point == probes.STREAM_ENDED else _LARGE_ROWS)
+            large(session, run.chooser, _HUGE_ROWS if point == failpoints.STREAM_ENDED else _LARGE_ROWS)
         killed(run)
     run.start_connected()
 

@@ -11,17 +11,17 @@ import psycopg
 from psycopg import pq
 
 from parapply.model import Column, Relation
-from parapply.target import settings
-from parapply.target.facts import load_facts
-from parapply.target.match import match
-from parapply.target.statements import Statements
+from parapply.target.catalogue.facts import load_facts
+from parapply.target.catalogue.match import match
+from parapply.target.session import settings
+from parapply.target.sql.statements import Statements
 from parapply.wire.rows import NULL, columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from parapply.plan.table import TableFacts
-    from parapply.target.statements import Sql
+    from parapply.target.sql.statements import Sql
     from tests.fixtures.databases import Database
 
 #: A type compared without regard to case by operators outside pg_catalog, like citext, which not every server has.

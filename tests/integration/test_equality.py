@@ -15,8 +15,8 @@ from parapply.model import Column
 from parapply.plan.keys import key_reader, value_reader
 from parapply.plan.table import Equality
 from parapply.source.options import connection_options
-from parapply.target import equality
-from parapply.target.match import match
+from parapply.target.catalogue import equality
+from parapply.target.catalogue.match import match
 from parapply.wire.rows import NULL
 from tests.integration.equality_cases import CASES, INFINITE_INTERVALS, INTS, NUMERICS, TEXTS, TYPES, UNKNOWN, arrays
 from tests.integration.table_cases import CASELESS_TYPE, relation_of, worker_on

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from parapply.plan.table import Equality, Lane
-from parapply.target.match import match
+from parapply.target.catalogue.match import match
 from tests.integration.table_cases import Refused, Worker, relation_of, worker_on
 
 if TYPE_CHECKING:

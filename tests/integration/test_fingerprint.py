@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from parapply.target.fingerprint import fingerprints
+from parapply.target.catalogue.fingerprint import fingerprints
 from tests.integration.table_cases import Refused, Worker, worker_on
 
 if TYPE_CHECKING:
@@ -62,11 +62,15 @@ _CHANGES = (
     ("t", "REVOKE SELECT ON t FROM pg_monitor"),
     ("t", "ALTER TABLE t ENABLE ROW LEVEL SECURITY"),
     ("t", "CREATE POLICY mine ON t USING (true)"),
+    ("t", "ALTER TABLE t SET UNLOGGED"),
+    ("t", "ALTER TABLE t SET LOGGED"),
     ("t", "ALTER TABLE t RENAME TO u"),
     ("u", "ALTER TABLE u SET SCHEMA s"),
     ("s.other", "ALTER SCHEMA s RENAME TO s2"),
     ("s2.other", "GRANT USAGE ON SCHEMA s2 TO pg_monitor"),
     ("p", "ALTER TABLE p1 ATTACH PARTITION loose FOR VALUES FROM (2) TO (5)"),
+    ("p", "ALTER TABLE p11 SET UNLOGGED"),
+    ("p", "ALTER TABLE p11 SET LOGGED"),
     ("p", "CREATE UNIQUE INDEX leaf ON p11(e)"),
     ("p", "ALTER TABLE p11 ADD CONSTRAINT leaf_check CHECK (e <> '')"),
     ("p11", "ALTER TABLE p RENAME TO q"),

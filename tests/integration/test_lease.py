@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from parapply.errors import LeaseHeld
-from parapply.target import lease, settings
+from parapply.target.session import lease, settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

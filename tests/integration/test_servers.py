@@ -1,4 +1,4 @@
-"""The test bed itself: servers that start, stop, crash and die on every version, and a network that breaks."""
+"""The test bed itself: servers that start, stop, crash and die on every version."""
 
 from __future__ import annotations
 
@@ -22,23 +22,12 @@ from parapply.demo.account import readable_copy, server_account
 from parapply.demo.binaries import PGBIN_VARIABLE, find_program
 from parapply.demo.postmaster import processes_in
 from tests.fixtures.databases import create_database, drop_database
-from tests.fixtures.proxy import CutProxy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.fixtures.databases import Database
     from tests.fixtures.servers import NewDatabase, OwnServers, ServerOf
 
 every_major = pytest.mark.pg_majors(15, 16, 18)
-
-
-@pytest.fixture
-def proxy(source_db: Database) -> Iterator[CutProxy]:
-    """A proxy before the session's publisher."""
-    info = psycopg.conninfo.conninfo_to_dict(source_db.dsn)
-    with CutProxy(str(info["host"]), int(info["port"] or 5432)) as made:
-        yield made
 
 
 @every_major
@@ -208,79 +197,6 @@ def test_built_in_replication_from_15_to_18(server_of: ServerOf, new_database: N
     assert target.rows("SELECT * FROM t ORDER BY i") == [(1, "copied"), (2, "streamed")]
 
 
-def test_proxy_forwards_everything(source_db: Database, proxy: CutProxy) -> None:
-    """Undisturbed, the proxy carries large values both ways unchanged and counts them."""
-    value = "x" * 5_000_000
-    with psycopg.connect(proxy.dsn(source_db.dsn)) as connection:
-        row = connection.execute("SELECT %s::text", [value]).fetchone()
-        assert row == (value,)
-    assert proxy.wait_until_closed()
-    assert proxy.connections == 1
-    assert min(proxy.bytes_to_server, proxy.bytes_to_client) > len(value)
-
-
-def test_proxy_cut_breaks_and_refuses(source_db: Database, proxy: CutProxy) -> None:
-    """A cut breaks open connections, a refusing proxy takes no new ones, a restored one does."""
-    dsn = proxy.dsn(source_db.dsn)
-    with psycopg.connect(dsn) as connection:
-        proxy.cut(then_refuse=True)
-        with pytest.raises(psycopg.OperationalError):
-            connection.execute("SELECT 1")
-    with pytest.raises(psycopg.OperationalError):
-        psycopg.connect(dsn)
-    proxy.restore()
-    psycopg.connect(dsn).close()
-    assert proxy.wait_for_connections(3)
-
-
-def test_proxy_freeze_is_silent_and_loses_nothing(source_db: Database, proxy: CutProxy) -> None:
-    """A frozen network delivers nothing and breaks nothing; thawed, it delivers all."""
-    with psycopg.connect(proxy.dsn(source_db.dsn), autocommit=True) as connection:
-        proxy.freeze()
-        connection.pgconn.send_query(b"SELECT 'late'")
-        assert select.select([connection.fileno()], [], [], 0.2)[0] == []
-        proxy.thaw()
-        assert _first_value(connection) == b"late"
-
-
-def test_proxy_drop_before_loses_the_commit(source_db: Database, proxy: CutProxy) -> None:
-    """A commit that is cut before the server gets it has not happened."""
-    source_db.execute("CREATE TABLE t (i int)")
-    dropped = proxy.drop_before(b"COMMIT")
-    with psycopg.connect(proxy.dsn(source_db.dsn)) as connection:
-        connection.execute("INSERT INTO t VALUES (1)")
-        with pytest.raises(psycopg.OperationalError):
-            connection.commit()
-    assert dropped.wait(10.0)
-    assert source_db.rows("SELECT count(*) FROM t") == [(0,)]
-
-
-def test_proxy_drop_reply_hides_the_commit(source_db: Database, proxy: CutProxy) -> None:
-    """A commit whose answer is lost has happened, though the client cannot know; in a pipeline too."""
-    source_db.execute("CREATE TABLE t (i int)")
-    for expected in (1, 2):
-        dropped = proxy.drop_reply_after(b"COMMIT")
-        with psycopg.connect(proxy.dsn(source_db.dsn), autocommit=True) as connection:
-            with pytest.raises(psycopg.OperationalError):
-                _insert_in_pipeline(connection)
-            assert dropped.wait(10.0)
-        assert source_db.rows("SELECT count(*) FROM t") == [(expected,)]
-
-
-def test_proxy_freeze_before_holds_the_commit(source_db: Database, proxy: CutProxy) -> None:
-    """A held commit has not happened until the network thaws."""
-    source_db.execute("CREATE TABLE t (i int)")
-    frozen = proxy.freeze_before(b"COMMIT")
-    with psycopg.connect(proxy.dsn(source_db.dsn), autocommit=True) as connection:
-        connection.execute("BEGIN; INSERT INTO t VALUES (1)")
-        connection.pgconn.send_query(b"COMMIT")
-        assert frozen.wait(10.0)
-        assert source_db.rows("SELECT count(*) FROM t") == [(0,)]
-        proxy.thaw()
-        _first_value(connection)
-        assert source_db.rows("SELECT count(*) FROM t") == [(1,)]
-
-
 def test_explicit_directory_without_a_server_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PARAPPLY_PGBIN without a server is an error that names it; a missing version is one that says what to do."""
     monkeypatch.setenv(PGBIN_VARIABLE, str(tmp_path))
@@ -357,28 +273,6 @@ def test_container_answers() -> None:
         psycopg.connect(container.get_connection_url()) as connection,
     ):
         assert connection.info.server_version // 10000 == 18
-
-
-def _first_value(connection: psycopg.Connection) -> bytes | None:
-    """Wait for the answer without libpq's blocking calls: they keep the interpreter's lock, which the proxy needs."""
-    value: bytes | None = None
-    while True:
-        while connection.pgconn.is_busy():
-            assert select.select([connection.fileno()], [], [], 10.0)[0], "no answer"
-            connection.pgconn.consume_input()
-        result = connection.pgconn.get_result()
-        if result is None:
-            return value
-        value = result.get_value(0, 0) if result.ntuples else None
-
-
-def _insert_in_pipeline(connection: psycopg.Connection) -> None:
-    """Send a transaction whose first answers come long before that of its commit."""
-    with connection.pipeline():
-        connection.execute("BEGIN")
-        connection.execute("SELECT pg_sleep(0.1)")
-        connection.execute("INSERT INTO t VALUES (1)")
-        connection.execute("COMMIT")
 
 
 def _is_mapped(path: Path, pids: list[int]) -> bool:

@@ -17,7 +17,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from parapply.errors import TargetLost, TargetRefused
-from parapply.target import settings
+from parapply.target.session import settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

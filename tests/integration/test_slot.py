@@ -38,6 +38,11 @@ def new_name() -> str:
     return f"s_{secrets.token_hex(4)}"
 
 
+def known_at(facts: slot.SourceFacts, lsn: int) -> refusals.KnownPosition:
+    """Return what a target knows that has applied a publisher up to an LSN, and nothing after it."""
+    return refusals.KnownPosition(system_identifier=facts.system_identifier, timeline=1, low_lsn=lsn, high_lsn=lsn)
+
+
 @pytest.mark.pg_majors(15, 16, 18)
 def test_facts_and_life_of_a_slot(source_db: Database) -> None:
     """A slot is made, found with its position and dropped; a second one of its name is refused."""
@@ -49,11 +54,14 @@ def test_facts_and_life_of_a_slot(source_db: Database) -> None:
         facts = await slot.inspect(conn, name)
         assert facts.slot is not None
         assert (facts.slot.confirmed_flush_lsn, facts.slot.plugin) == (start_lsn, "pgoutput")
+        assert facts.slot.restart_lsn is not None
+        assert facts.slot.retained_bytes(facts.flush_lsn) == facts.flush_lsn - facts.slot.restart_lsn
+        assert facts.slot.safe_wal_bytes is None
         assert (facts.database, facts.timeline, facts.wal_level) == (source_db.dbname, 1, "logical")
         assert facts.flush_lsn >= start_lsn
         with pytest.raises(SourceRefused, match="already exists"):
             await slot.create_slot(conn, name)
-        known = refusals.KnownPosition(system_identifier=facts.system_identifier, timeline=1, lowest_lsn=start_lsn)
+        known = known_at(facts, start_lsn)
         await refusals.verify(conn, source_db.dsn, name, known)
         await slot.drop_slot(conn, name)
         with pytest.raises(SourceRefused, match="no longer"):
@@ -152,11 +160,20 @@ def test_invalidated_slot_is_refused(own_servers: OwnServers) -> None:
     """A slot that lost its WAL is refused for good, with the server's reason where it tells one (F11)."""
     server = own_servers(settings={"max_slot_wal_keep_size": "1MB"})
     server.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+    kept = on_source(server.dsn(), lambda conn: slot.read_slot(conn, "s"))
+    assert kept is not None
+    assert kept.wal_status == "reserved"
+    assert kept.safe_wal_bytes is not None
+    assert kept.safe_wal_bytes > 0
     for _ in range(3):
         server.execute("SELECT pg_logical_emit_message(false, 'x', 'y'), pg_switch_wal()")
         server.execute("CHECKPOINT")
     with pytest.raises(SourceRefused, match=r"invalidated by the publisher \(wal_removed\)"):
         on_source(server.dsn(), lambda conn: refusals.verify(conn, server.dsn(), "s", None))
+    lost = on_source(server.dsn(), lambda conn: slot.read_slot(conn, "s"))
+    assert lost is not None
+    assert (lost.wal_status, lost.retained_bytes(kept.confirmed_flush_lsn or 0)) == ("lost", None)
+    assert on_source(server.dsn(), lambda conn: slot.read_slot(conn, "none")) is None
 
 
 @pytest.mark.crash
@@ -178,14 +195,13 @@ def test_promotion_is_judged_by_its_switch_point(own_servers: OwnServers) -> Non
     history = asyncio.run(refusals.timeline_history(dsn, 2))
     assert before.flush_lsn <= history[1] <= after.flush_lsn
 
-    def verify(lowest_lsn: int) -> None:
-        known = refusals.KnownPosition(system_identifier=before.system_identifier, timeline=1, lowest_lsn=lowest_lsn)
-        on_source(dsn, lambda conn: refusals.verify(conn, dsn, "s", known))
+    def verify(low_lsn: int) -> None:
+        on_source(dsn, lambda conn: refusals.verify(conn, dsn, "s", known_at(before, low_lsn)))
 
     with pytest.raises(SourceRefused, match=f"left it at {format_lsn(history[1])}"):
         verify(history[1] + 1)
     # At the switch point the timeline is accepted; this slot is newer, so the gap is what is refused.
-    with pytest.raises(SourceRefused, match="made anew"):
+    with pytest.raises(SourceRefused, match="made again"):
         verify(history[1])
 
 
@@ -204,6 +220,6 @@ def test_a_recreated_slot_is_a_gap(source_db: Database) -> None:
     assert row
     assert parse_lsn(row[0]) > start_lsn
     facts = on_source(source_db.dsn, lambda conn: slot.inspect(conn, name))
-    known = refusals.KnownPosition(system_identifier=facts.system_identifier, timeline=1, lowest_lsn=start_lsn)
-    with pytest.raises(SourceRefused, match="made anew"):
+    known = known_at(facts, start_lsn)
+    with pytest.raises(SourceRefused, match="made again"):
         on_source(source_db.dsn, lambda conn: refusals.verify(conn, source_db.dsn, name, known))

@@ -12,7 +12,9 @@ from psycopg import pq, sql
 
 from parapply.errors import SourceRefused, TargetRefused
 from parapply.model import format_lsn, parse_lsn
-from parapply.target import settings, state, state_schema
+from parapply.target.session import settings
+from parapply.target.state import schema as state_schema
+from parapply.target.state import slots as state
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -28,7 +30,7 @@ NEW = state.NewSlot(
     timeline=1,
     database_name="d",
     publications=("p", "q,r"),
-    lowest_lsn=parse_lsn("FF/FFFFFFF0"),
+    low_lsn=parse_lsn("FF/FFFFFFF0"),
     commit_order="preserve",
     workers=4,
 )
@@ -81,6 +83,7 @@ def test_schema_takes_any_name_and_explains_itself(target_db: Database) -> None:
     assert [name for (name,) in columns] == [
         *("slot_name", "lowest_remote_lsn", "highest_remote_lsn", "list_remote_lsn", "in_doubt", "confirmed_flush_lsn"),
         *("lag_bytes", "lag_s", "commit_order", "workers", "state", "reason", "updated_at", "two_phase"),
+        "reading",
     ]
 
 
@@ -146,7 +149,7 @@ def test_missing_schema_points_to_init(target_db: Database) -> None:
 @pytest.mark.pg_majors(15, 18)
 def test_what_is_recorded_is_what_is_read(target_db: Database) -> None:
     """Ranges and member lists above the watermark are known exactly; LSNs compare as numbers (T-6)."""
-    base = NEW.lowest_lsn
+    base = NEW.low_lsn
 
     async def run() -> state.SlotState | None:
         async with control(target_db.dsn) as conn:
@@ -191,7 +194,7 @@ def test_state_of_another_cluster_is_refused(target_db: Database) -> None:
 
 def test_watermark_never_goes_back_and_prunes(target_db: Database) -> None:
     """A late, lower advance changes nothing; rows at or below the watermark go, others stay; display is kept."""
-    base = NEW.lowest_lsn
+    base = NEW.low_lsn
 
     async def run() -> None:
         async with control(target_db.dsn) as conn:
@@ -199,11 +202,11 @@ def test_watermark_never_goes_back_and_prunes(target_db: Database) -> None:
             for step in (16, 32, 48):
                 end = format_lsn(base + step)
                 assert record(target_db.dsn, "x", slot_id, end, end, None, end, 0, 1) == ""
-            up = state.Progress(
-                lowest_lsn=base + 32, highest_lsn=base + 48, source_lsn=base + 64, lag_s=0.5, state="streaming"
+            up = state.SlotProgress(
+                low_lsn=base + 32, high_lsn=base + 48, source_lsn=base + 64, lag_s=0.5, state="streaming"
             )
             assert await state.advance(conn, "x", slot_id, up) == base + 32
-            down = state.Progress(lowest_lsn=base, highest_lsn=base, state="waiting", reason="lock")
+            down = state.SlotProgress(low_lsn=base, high_lsn=base, state="waiting", reason="lock")
             assert await state.advance(conn, "x", slot_id, down) == base + 32
             with pytest.raises(TargetRefused, match="no longer"):
                 await state.advance(conn, "x", slot_id + 1, up)
@@ -225,8 +228,8 @@ def test_what_was_advanced_survives_a_crash(own_servers: OwnServers) -> None:
             with psycopg.connect(server.dsn(), autocommit=True) as worker:
                 worker.execute("SET synchronous_commit = off")
                 worker.execute("INSERT INTO t VALUES (1)")
-            lsn = NEW.lowest_lsn + 8
-            await state.advance(conn, "x", slot_id, state.Progress(lowest_lsn=lsn, highest_lsn=lsn, state="streaming"))
+            lsn = NEW.low_lsn + 8
+            await state.advance(conn, "x", slot_id, state.SlotProgress(low_lsn=lsn, high_lsn=lsn, state="streaming"))
             # The control: without an advance after it, the same kind of commit is lost.
             with psycopg.connect(server.dsn(), autocommit=True) as worker:
                 worker.execute("SET synchronous_commit = off")
@@ -236,7 +239,7 @@ def test_what_was_advanced_survives_a_crash(own_servers: OwnServers) -> None:
     asyncio.run(run())
     server.start()
     assert server.execute("SELECT array_agg(i) FROM t") == [([1],)]
-    assert server.execute("SELECT lowest_remote_lsn::text FROM x.progress") == [(format_lsn(NEW.lowest_lsn + 8),)]
+    assert server.execute("SELECT lowest_remote_lsn::text FROM x.progress") == [(format_lsn(NEW.low_lsn + 8),)]
 
 
 def test_display_rows_and_drop(target_db: Database) -> None:
@@ -285,9 +288,9 @@ async def test_wait_for_returns_as_soon_as_the_progress_is_there(target_db: Data
         call = sql.SQL("SELECT {}.wait_for($1::pg_lsn, $2)").format(sql.Identifier(NASTY))
         async with control(target_db.dsn) as reader:
             assert await settings.rows(reader, call, ["FF/FFFFFFF0", 0]) == [(True,)]
-            assert await settings.rows(reader, call, ["100/0", 0.05]) == [(False,)]
-            waiting = asyncio.ensure_future(settings.rows(reader, call, ["100/0", 30]))
-            progress = state.Progress(lowest_lsn=parse_lsn("100/0"), highest_lsn=0, state="running")
+            assert await settings.rows(reader, call, ["100/28", 0.05]) == [(False,)]
+            waiting = asyncio.ensure_future(settings.rows(reader, call, ["100/28", 30]))
+            progress = state.SlotProgress(low_lsn=parse_lsn("100/28"), high_lsn=0, state="running")
             await state.advance(conn, NASTY, slot_id, progress)
             assert await waiting == [(True,)]
             with pytest.raises(psycopg.errors.UndefinedObject, match="needs one slot"):

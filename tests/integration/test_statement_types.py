@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from parapply.conflict.changes import RowChange
+from parapply.conflict.kinds import LocalRow
+from parapply.conflict.resolve import remote_wins
+from parapply.errors import StatementFailed
 from parapply.plan.table import Equality, Lane
+from parapply.runtime.apply.failure import FailureClass, classify
+from parapply.vocabulary import ConflictType
 from parapply.wire.rows import BINARY_TYPES
 from tests.integration.table_cases import CASELESS_TYPE, Refused, Worker, worker_on
 from tests.integration.type_cases import JUDGED_BY_INPUT, KEYS, ROUND_TRIPS, TYPES
@@ -172,6 +178,122 @@ def test_partitions_are_found_by_their_index(worker: Worker) -> None:
     statements = worker.statements("t")
     for statement in (statements.set_update((0, 1)), statements.set_delete(), statements.row_update((0, 1))):
         assert "Seq Scan" not in worker.plan_of(statement)
+
+
+@pytest.mark.pg_majors(15, 18)
+@pytest.mark.parametrize(
+    ("type_", "sent", "new_type"),
+    [
+        ("float8", "1.5", "int USING f::int"),
+        ("bool", "t", "text"),
+        ("d", "1", "int2"),
+        ("int[]", "{1}", "bigint[]"),
+        ("m", "a", "text"),
+    ],
+)
+def test_a_value_of_the_old_type_is_not_assigned_to_the_new_one(
+    worker: Worker, type_: str, sent: str, new_type: str
+) -> None:
+    """Once a column's type has changed every form that was prepared before fails as stale, and writes nothing."""
+    worker.run_text("CREATE DOMAIN d AS int; CREATE TYPE m AS ENUM ('a')")
+    worker.run_text(f"CREATE TABLE t(id int PRIMARY KEY, f {type_}); INSERT INTO t VALUES (1)")
+    made = worker.statements("t")
+    both = (0, 1)
+    change = RowChange(plan=made.plan, operation="insert", old=None, new=[None, None])
+    there = LocalRow(table="public.t", ctid="(0,1)", values={}, commit_time_us=None, origin=None)
+    (by_policy,) = remote_wins(ConflictType.INSERT_EXISTS, change, [there], first_by_key=True, own=[])
+    forms = [
+        (by_policy.prepared, [there.ctid, "1", sent]),  # first, while the row is there
+        (made.set_insert(both), ["2", sent]),
+        (made.set_update(both), ["1", sent]),
+        (made.row_insert(both), ["3", sent]),
+        (made.row_update(both), ["1", sent, "1"]),
+    ]
+    for form, row in forms:
+        assert worker.run(form, row) == 1
+    worker.run_text(f"DELETE FROM t WHERE id > 1; UPDATE t SET f = NULL; ALTER TABLE t ALTER f TYPE {new_type}")
+    for form, row in forms:
+        with pytest.raises(Refused) as refused:
+            worker.run(form, row)
+        assert classify(StatementFailed("", sqlstate=refused.value.sqlstate)) is FailureClass.STALE
+    assert worker.rows("TABLE t") == [("1", None)]
+
+
+@pytest.mark.pg_majors(15, 18)
+@pytest.mark.parametrize("identity", ["d", "f"], ids=["key", "whole row"])
+def test_a_row_is_found_by_a_value_that_its_column_has_rounded(worker: Worker, identity: str) -> None:
+    """Lengths, scales and precisions of the target hold for the row that is looked for, as they did for the stored one.
+
+    What the column would have refused is no row's value: nothing is found, and nothing is cut.
+    """
+    key = "PRIMARY KEY" if identity == "d" else ""
+    cases = [
+        ("numeric(8,2)", "1.239", "99999999.239"), ("numeric(4,-2)", "1251", "1351"), ("varchar(3)", "a    ", "a  b"),
+        ("varchar(3)", "abc ", "abcd"), ("char(3)", "a    ", "a  b"), ("bit(3)", "101", "1010"),
+        ("varbit(3)", "101", "1010"), ("timestamp(0)", "2020-01-01 00:00:00.6", "2020-01-01 00:00:01.6"),
+        ("timestamptz(0)", "2020-01-01 00:00:00.6+00", "2020-01-01 00:00:01.6+00"),
+        ("time(1)", "00:00:00.66", "00:00:01"), ("timetz(1)", "00:00:00.66+00", "00:00:01+00"),
+        ("interval(1)", "00:00:01.66", "00:00:02"),
+        ("interval day to second(0)", "1 day 00:00:00.6", "1 day 00:00:00"), ("numeric(8,2)", "NaN", "1"),
+    ]  # fmt: skip
+    for number, (type_, sent, other) in enumerate(cases):
+        worker.run_text(f"CREATE TABLE t{number}(k {type_} {key}, v int)")
+        made = worker.statements(f"t{number}", identity=identity)
+        worker.run(made.row_insert((0, 1)), [sent, "1"])
+        old = [] if identity == "d" else ["1"]
+        assert worker.run(made.row_exists(), [other, *old]) == 0, type_
+        assert worker.run(made.row_exists(), [sent, *old]) == 1, type_
+        assert worker.run(made.row_update((0, 1)), [sent, "2", sent, *old]) == 1, type_
+        assert worker.run(made.row_delete(), [sent, *(["2"] if old else [])]) == 1, type_
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_a_key_of_a_domain_over_an_enum(worker: Worker) -> None:
+    """Its rows are found, in every form, and by the key's index."""
+    worker.run_text("CREATE TYPE grade AS ENUM ('low', 'high'); CREATE DOMAIN d1 AS grade; CREATE DOMAIN d2 AS d1")
+    for number, (key, identity) in enumerate((("PRIMARY KEY", "d"), ("", "f"))):
+        worker.run_text(f"CREATE TABLE t{number}(k d2 {key}, v int)")
+        made = worker.statements(f"t{number}", identity=identity)
+        old = [] if key else ["1"]
+        worker.run(made.row_insert((0, 1)), ["low", "1"])
+        assert worker.run(made.row_update((0, 1)), ["high", "1", "low", *old]) == 1
+        if key:
+            assert worker.run(made.set_update((0, 1)), ["high", "2"]) == 1
+            worker.control("SET enable_seqscan = off")
+            assert "Index" in worker.plan_of(made.row_delete())
+            assert worker.run(made.set_delete(), ["high"]) == 1
+        else:
+            assert worker.run(made.row_delete(), ["high", "1"]) == 1
+        assert not worker.rows(f"TABLE t{number}")
+
+
+@pytest.mark.pg_majors(15, 18)
+@pytest.mark.parametrize("is_partitioned", [False, True], ids=["plain", "partitioned"])
+@pytest.mark.parametrize(
+    ("type_", "texts"),
+    [
+        ("float8", ["0", "-0"]), ("numeric", ["1", "1.0", "1.00"]), ("jsonb", ["1.0", "1.00"]),
+        ("interval", ["1 mon", "30 days"]),
+    ],
+)  # fmt: skip
+def test_of_equal_rows_the_one_that_looks_the_same_is_taken(
+    worker: Worker, type_: str, texts: list[str], *, is_partitioned: bool
+) -> None:
+    """Without a key rows are found by all their values: of several equal ones by their text, too."""
+    worker.run_text(f"CREATE TABLE t(k int, v {type_}){' PARTITION BY LIST (k)' if is_partitioned else ''}")
+    if is_partitioned:
+        worker.run_text("CREATE TABLE t1 PARTITION OF t FOR VALUES IN (1); CREATE TABLE t2 PARTITION OF t DEFAULT")
+    made = worker.statements("t", identity="f")
+    for text in texts:
+        worker.run(made.row_insert((0, 1)), ["1", text])
+    for number, text in reversed(list(enumerate(texts))):
+        assert worker.run(made.row_update((0, 1)), ["2", text, "1", text]) == 1
+        # The change wrote all columns, so what is left tells which row it took.
+        assert sorted(worker.rows("SELECT v FROM t WHERE k = 1")) == sorted((left,) for left in texts[:number])
+        assert worker.run(made.row_delete(), ["2", text]) == 1
+    # One that only is equal is taken where there is no other.
+    worker.run(made.row_insert((0, 1)), ["1", texts[0]])
+    assert worker.run(made.row_delete(), ["1", texts[1]]) == 1
 
 
 @pytest.mark.pg_majors(15)  # the embedded servers are built without libxml

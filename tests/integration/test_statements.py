@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from parapply.errors import TargetRefused
-from parapply.target.statements import Statements, counted, truncate
+from parapply.target.sql.statements import Statements, counted, truncate
 from tests.integration.table_cases import CASELESS_TYPE, Refused, Worker, worker_on
 
 if TYPE_CHECKING:

@@ -188,14 +188,19 @@ def _indexes() -> list[ConflictCase]:
             rows=[(2, None, None), (9, 1, None)], found=["insert_exists insert kept_local"],
         ),
         ConflictCase(
-            name="partitions", tables="CREATE TABLE t (id int, p int, u int, v text, PRIMARY KEY (id, p))",
-            target_tables="CREATE TABLE t (id int, p int, u int, v text, PRIMARY KEY (id, p)) PARTITION BY LIST (p);"
-            "CREATE TABLE t1 PARTITION OF t FOR VALUES IN (1); CREATE TABLE t2 PARTITION OF t FOR VALUES IN (2);"
-            "CREATE UNIQUE INDEX leaf ON t2 (u)",
-            before="INSERT INTO t VALUES (1, 1, 5, 'local'), (2, 2, 6, 'local')",
+            name="types_of_indexes",
+            tables="CREATE TYPE mood AS ENUM ('low', 'high'); CREATE DOMAIN feeling AS mood;"
+            "CREATE TABLE t (id int PRIMARY KEY, c char(4), b bit(4), m feeling)",
+            target_tables="CREATE TYPE mood AS ENUM ('low', 'high'); CREATE DOMAIN feeling AS mood;"
+            "CREATE TABLE t (id int PRIMARY KEY, c char(4) UNIQUE, b bit(4) UNIQUE, m feeling UNIQUE)",
+            before="INSERT INTO t VALUES (7, 'abc', NULL, NULL), (8, NULL, B'1011', NULL), (9, NULL, NULL, 'high')",
             policies={"insert_exists": "apply_remote"},
-            transactions=["INSERT INTO t VALUES (1, 1, 6, 'remote'); INSERT INTO t VALUES (3, 2, 6, 'remote')"],
-            rows=[(1, 1, 6, "remote"), (3, 2, 6, "remote")], found=["insert_exists insert applied_remote"] * 2,
+            transactions=[
+                "INSERT INTO t VALUES (1, 'abc')", "INSERT INTO t (id, b) VALUES (2, B'1011')",
+                "INSERT INTO t (id, m) VALUES (3, 'high')",
+            ],
+            query="SELECT id FROM t ORDER BY 1", rows=[(1,), (2,), (3,)],
+            found=["insert_exists insert applied_remote"] * 3,
         ),
         ConflictCase(
             name="odd names",
@@ -206,6 +211,41 @@ def _indexes() -> list[ConflictCase]:
             rows=[("x", Decimal("1.50"), "local")], found=["insert_exists insert skipped"],
         ),
     ]  # fmt: skip
+
+
+def _partitions(policy: str, outcome: str) -> ConflictCase:
+    """Unique indexes that only a part of the target's table has: of two leaves by one name, and of a branch.
+
+    The first row is on both sides, in the other leaf, and has the values of a row in the way: it is in nobody's.
+    """
+    name = f"partitions_{policy}"
+    table = "CREATE TABLE t (id int, p int, a int, u int, v text, PRIMARY KEY (id, p, a))"
+    shared = "INSERT INTO t VALUES (1, 1, 5, 6, 'other leaf'), (7, 1, 5, 17, 'moves')"
+    kinds = ("insert_exists", "insert_exists", "multiple_unique_conflicts", "update_exists")
+    local = [(2, 2, 5, 6, "local"), (4, 3, 5, 6, "local"), (6, 2, 5, 7, "local"), (8, 3, 5, 8, "local")]
+    remote = [(3, 2, 5, 6, "remote"), (5, 3, 5, 6, "remote"), (6, 2, 5, 7, "remote"), (7, 3, 5, 8, "moves")]
+    indexes = (["uniq"], ["leaf_a_u_idx"], ["two_pkey", "uniq"], ["leaf_a_u_idx"])
+    is_applied = outcome == "applied_remote"
+    return ConflictCase(
+        name=name, tables=f"{table}; {shared}",
+        target_tables=f"{table} PARTITION BY LIST (p); CREATE SCHEMA {name}_1; CREATE SCHEMA {name}_2;"
+        f"CREATE TABLE {name}_1.one PARTITION OF t FOR VALUES IN (1); CREATE UNIQUE INDEX uniq ON {name}_1.one (u);"
+        f"CREATE TABLE {name}_2.two PARTITION OF t FOR VALUES IN (2); CREATE UNIQUE INDEX uniq ON {name}_2.two (u);"
+        "CREATE TABLE branch PARTITION OF t FOR VALUES IN (3) PARTITION BY RANGE (a);"
+        f"CREATE TABLE {name}_2.leaf PARTITION OF branch FOR VALUES FROM (0) TO (100);"
+        f"CREATE UNIQUE INDEX of_branch ON branch (a, u); {shared}",
+        before="".join(f"INSERT INTO t VALUES {row};" for row in local), policies=dict.fromkeys(kinds, policy),
+        transactions=[
+            *(f"INSERT INTO t VALUES {row}" for row in remote[:3]), "UPDATE t SET p = 3, u = 8 WHERE id = 7",
+        ],
+        rows=[(1, 1, 5, 6, "other leaf"), *remote] if is_applied
+        else sorted([(1, 1, 5, 6, "other leaf"), *local, (7, 1, 5, 17, "moves")]),
+        found=[f"{kind} {'update' if kind == 'update_exists' else 'insert'} {outcome}" for kind in kinds],
+        kept=[
+            (names, {column: str(value) for column, value in zip(("id", "p", "a", "u", "v"), row, strict=True)})
+            for names, row in zip(indexes, local, strict=True)
+        ],
+    )  # fmt: skip
 
 
 def _origins() -> list[ConflictCase]:
@@ -267,6 +307,7 @@ CASES = (
     *_update_exists(),
     *_missing(),
     *_indexes(),
+    *(_partitions(policy, outcome) for policy, outcome in (*_DROPPED, ("apply_remote", "applied_remote"))),
     *_origins(),
     *_long(),
 )
@@ -277,6 +318,7 @@ def _last_update_wins() -> list[ConflictCase]:
     plain = {"tables": _TABLE, "target_tables": _TARGET}
     shared = {"tables": f"{_TABLE}; {_SHARED}", "target_tables": f"{_TARGET}; {_SHARED}"}
     return [
+        _partitions("last_update_wins", "applied_remote"),
         ConflictCase(
             name="insert_exists_older", **plain, policies={"insert_exists": "last_update_wins"}, before=_LOCAL,
             transactions=[_INSERT], rows=[(7, 71, "remote", "mine")], found=["insert_exists insert applied_remote"],

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fixtures.pair import Pair, pair
+from tests.fixtures.streams import stream_everything
 
 if TYPE_CHECKING:
     from tests.fixtures.daemon import Daemon
@@ -47,6 +48,109 @@ def test_t23_what_is_made_on_the_target_alone_is_noticed(  # noqa: PLR0917  a ro
     daemon.stop()
     pair.check_equal()
     assert not daemon.events_of("batch_failed")
+
+
+_AS_ROOTS = "ALL TABLES WITH (publish_via_partition_root)"
+_AUDITED = """
+CREATE TABLE plain (id int PRIMARY KEY, v int); CREATE TABLE ruled (id int PRIMARY KEY, v int);
+CREATE TABLE tree (id int PRIMARY KEY, v int) PARTITION BY RANGE (id);
+CREATE TABLE leaf PARTITION OF tree FOR VALUES FROM (0) TO (100);
+CREATE TABLE streamed (id int PRIMARY KEY, v int); CREATE TABLE "re.Placed" (id int PRIMARY KEY, v int);
+CREATE TABLE vetoed (id int PRIMARY KEY, v int); CREATE TABLE streamed_vetoed (id int PRIMARY KEY, v int);
+"""
+_AUDIT = """
+CREATE TABLE seen (n int GENERATED ALWAYS AS IDENTITY, id int, v int);
+CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS
+  'BEGIN INSERT INTO public.seen (id, v) VALUES (NEW.id, NEW.v); RETURN NULL; END';
+"""
+#: Table that is written, and code that is enabled on the target: there, or with another table that takes the name.
+_ENABLED = {
+    "streamed": "CREATE TRIGGER see AFTER INSERT OR UPDATE ON streamed FOR EACH ROW EXECUTE FUNCTION see();"
+    " ALTER TABLE streamed ENABLE REPLICA TRIGGER see",
+    "plain": "CREATE TRIGGER see AFTER INSERT OR UPDATE ON plain FOR EACH ROW EXECUTE FUNCTION see();"
+    " ALTER TABLE plain ENABLE ALWAYS TRIGGER see",
+    "ruled": "CREATE RULE see AS ON UPDATE TO ruled DO ALSO INSERT INTO seen (id, v) VALUES (NEW.id, NEW.v);"
+    " ALTER TABLE ruled ENABLE ALWAYS RULE see",
+    "tree": "CREATE TRIGGER see AFTER INSERT OR UPDATE ON leaf FOR EACH ROW EXECUTE FUNCTION see();"
+    " ALTER TABLE leaf ENABLE REPLICA TRIGGER see",
+    '"re.Placed"': 'CREATE TABLE fresh (LIKE "re.Placed" INCLUDING ALL); INSERT INTO fresh TABLE "re.Placed";'
+    " CREATE TRIGGER see AFTER INSERT OR UPDATE ON fresh FOR EACH ROW EXECUTE FUNCTION see();"
+    " ALTER TABLE fresh ENABLE ALWAYS TRIGGER see;"
+    ' ALTER TABLE "re.Placed" RENAME TO stale; ALTER TABLE fresh RENAME TO "re.Placed"',
+    # see() returns NULL, so the row stays as it is.
+    "vetoed": "CREATE TRIGGER see BEFORE UPDATE ON vetoed FOR EACH ROW EXECUTE FUNCTION see();"
+    " ALTER TABLE vetoed ENABLE ALWAYS TRIGGER see",
+    "streamed_vetoed": "CREATE TRIGGER see BEFORE UPDATE ON streamed_vetoed FOR EACH ROW EXECUTE FUNCTION see();"
+    " ALTER TABLE streamed_vetoed ENABLE ALWAYS TRIGGER see",
+}
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_t29_code_that_is_enabled_sees_every_change_from_then_on(pair: Pair) -> None:
+    """From the commit of its DDL on a trigger or rule sees all changes in source order, and never net changes (T-29).
+
+    The catalogue is not read in between: each batch finds the code by itself, and is repeated row by row. The plans
+    know the code by then, so a trigger may also leave rows out. How the keys were predicted is not to blame.
+    """
+    pair.create(_AUDITED, _AUDITED + _AUDIT, published=_AS_ROOTS)
+    role = pair.target.target_role
+    pair.target.execute(f"GRANT ALL ON seen TO {role}")
+    stream_everything(pair.source)
+    settings: dict[str, str | float] = {
+        "apply.catalogue_check_s": 3600.0, "source.streaming": "on", "apply.stream_start_bytes": 0,
+    }  # fmt: skip
+    daemon = pair.start(settings=settings)
+    pair.write(*(f"INSERT INTO {table} VALUES (1, 0), (2, 0)" for table in _ENABLED))
+    daemon.wait_caught_up()
+    for table, enable in _ENABLED.items():
+        pair.target.execute(f"TRUNCATE seen; {enable}")
+        update = f"UPDATE {table} SET v = v + 1 WHERE id = "
+        writes = [f"{update}2", f"{update}1", f"{update}2"]
+        if table.startswith("streamed"):
+            writes = [f"INSERT INTO {table} SELECT g, 0 FROM generate_series(3, 2000) AS g", *writes]
+        # Both before the plan can be known to have changed, and after.
+        for _ in range(2):
+            pair.write_one(*writes)
+            writes = writes[-3:]
+        daemon.wait_caught_up()
+        assert pair.target.rows("SELECT id, v FROM seen WHERE id < 3 ORDER BY n") == [
+            (2, 1), (1, 1), (2, 2), (2, 3), (1, 2), (2, 4),
+        ], table  # fmt: skip
+    daemon.stop()
+    assert "code runs on the target for a table of it" in {one["reason"] for one in daemon.events_of("stream_spilled")}
+    # A veto is met as a wrong row count.
+    assert {"code", "row count"} <= {retried["reason"] for retried in daemon.events_of("batch_retried")}
+    assert pair.target.rows("SELECT table_name FROM parapply.tables WHERE retries > 0") == [("vetoed",)]
+    assert pair.target.rows("SELECT v FROM vetoed UNION SELECT v FROM streamed_vetoed") == [(0,)]
+    pair.target.execute("DROP TABLE seen, stale, vetoed, streamed_vetoed CASCADE")
+    pair.source.execute("DROP TABLE vetoed, streamed_vetoed")
+    pair.check_equal()
+
+
+_LEAVES = """
+CREATE TABLE tree (id int PRIMARY KEY) PARTITION BY RANGE (id);
+CREATE TABLE hot PARTITION OF tree FOR VALUES FROM (0) TO (100);
+CREATE TABLE cold PARTITION OF tree FOR VALUES FROM (100) TO (200);
+"""
+_ELSEWHERE = """
+CREATE TABLE other (id int); CREATE TRIGGER see AFTER INSERT ON other FOR EACH ROW EXECUTE FUNCTION see();
+ALTER TABLE other ENABLE ALWAYS TRIGGER see;
+"""
+
+
+def test_a_partition_that_is_not_written_to_may_be_locked(pair: Pair) -> None:
+    """A lock of one partition stops no changes of the others: to look for code takes no locks of tables."""
+    pair.create(_LEAVES, _LEAVES + _AUDIT + _ELSEWHERE, published=_AS_ROOTS)
+    daemon = pair.start(settings={"apply.catalogue_check_s": 3600.0})
+    pair.write("INSERT INTO tree VALUES (1), (101)")
+    daemon.wait_caught_up()
+    with pair.target.connect() as session:
+        session.execute("BEGIN; LOCK TABLE cold IN ACCESS EXCLUSIVE MODE")
+        pair.write("INSERT INTO tree VALUES (2)")
+        pair.target.wait_until("SELECT EXISTS (SELECT FROM hot WHERE id = 2)")
+        session.execute("ROLLBACK")
+    daemon.stop()
+    assert pair.target.rows("SELECT id FROM tree ORDER BY id") == [(1,), (2,), (101,)]
 
 
 def test_f27_a_failed_batch_makes_it_look_at_once(pair: Pair) -> None:

@@ -103,6 +103,23 @@ def test_t43_a_missing_row_is_a_conflict_beside_a_trigger(pair: Pair) -> None:
     pair.check_conflict(pair.start(), kind="delete_missing", xid=xid, place="public.t, key (id)")
 
 
+def test_a_unique_violation_of_a_triggers_own_table_is_settled_by_no_policy(pair: Pair) -> None:
+    """It concerns another table, even one of the same names in another schema: an error of the data that names it."""
+    tables = "CREATE TABLE t (id int PRIMARY KEY, v int)"
+    trigger = """
+        CREATE SCHEMA log; CREATE TABLE log.t (id int PRIMARY KEY); INSERT INTO log.t VALUES (1);
+        CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        INSERT INTO log.t VALUES (NEW.id); RETURN NEW; END $$;
+        CREATE TRIGGER note BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION note();
+    """
+    pair.create(tables, f"{tables}; INSERT INTO t VALUES (1, 0); {trigger} {_ALWAYS.format('t')}", published="TABLE t")
+    pair.write("INSERT INTO t VALUES (1, 1)")
+    daemon = pair.start(settings={"conflict.insert_exists": "apply_remote"})
+    pair.check_stopped(daemon, code=5, says=r"unique_violation \(23505\), constraint t_pkey of log\.t; transaction")
+    assert pair.target.rows("SELECT v FROM t") == [(0,)]
+    assert pair.target.rows("SELECT count(*) FROM parapply.conflicts") == [(0,)]
+
+
 def test_t50_an_identity_that_cannot_change_is_a_conflict_beside_a_trigger(pair: Pair) -> None:
     """An update that changes an ALWAYS identity column is never lost silently, as if a trigger had vetoed it (T-50).
 

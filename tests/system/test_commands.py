@@ -72,6 +72,39 @@ def test_wait_reads_your_writes(route: Route, start_daemon: StartDaemon, run_com
         assert "not there after 0.2 s" in done.stderr
 
 
+def _fill_page(source: Database) -> str:
+    """Write until the last record ends with its page; return the insert position, which lies after the next header."""
+    query = "SELECT lsn::text, ((lsn - '0/0') % 8192)::int FROM pg_current_wal_insert_lsn() AS lsn"
+    for _ in range(100):
+        ((lsn, used),) = source.rows(query)
+        if used in {24, 40}:
+            return str(lsn)
+        # What a message takes beside its content is found by trying: its length is not always written alike.
+        for overhead in range(48, 80, 8):
+            length = (8192 - used - overhead) % 8192
+            source.execute(f"SELECT pg_logical_emit_message(false, '', repeat('x', {length}))")
+            ((lsn, used),) = source.rows(query)
+            if used in {24, 40}:
+                return str(lsn)
+    raise AssertionError("no record ended with its page")
+
+
+def test_wait_and_until_reach_the_end_of_a_full_page(
+    route: Route, start_daemon: StartDaemon, run_command: RunCommand
+) -> None:
+    """The publisher's insert position is reached although it lies after a header that nothing was written behind."""
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    lsn = _fill_page(route.source)
+    # Without another word of the publisher.
+    done = run_command(route, "wait", "--lsn", lsn, "--timeout", "10")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert route.target.rows(f"SELECT parapply.wait_for('{lsn}', 0)") == [(True,)]
+    assert route.target.rows(f"SELECT lowest_remote_lsn < '{lsn}' FROM parapply.progress") == [(True,)]
+    daemon.stop()
+    assert start_daemon(route, "--until", lsn).exit_code() == 0
+
+
 def test_status_tells_whether_a_daemon_runs(route: Route, start_daemon: StartDaemon, run_command: RunCommand) -> None:
     """`status --json` while a daemon runs, while it is killed, and after an orderly end; each time exit 0."""
     assert not _status(run_command, route)["is_daemon_connected"]
@@ -85,12 +118,21 @@ def test_status_tells_whether_a_daemon_runs(route: Route, start_daemon: StartDae
     assert len(running["workers"]) == running["worker_count"] == 4
     assert {table["table_name"] for table in running["tables"]} == {"item", "evt"}
     assert running["source"]["slot_active_pid"]
+    route.target.wait_until("SELECT lag_s IS NOT NULL FROM parapply.progress")
     daemon.kill()
     route.target.wait_until(
         "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database()"
         " AND application_name LIKE 'parapply leader%'"
     )
-    assert not _status(run_command, route)["is_daemon_connected"]
+    # How old this WAL is cannot be known, but it is not older than the daemon's last write.
+    route.source.execute("CREATE TABLE more ()")
+    killed = _status(run_command, route)
+    assert killed["lag_bytes"] > 0
+    assert killed["lag_s"] >= killed["silent_s"] > 0
+    assert killed["source"]["slot_retained_wal_bytes"] > 0
+    assert "bytes of WAL, at most " in run_command(route, "status").stdout
+    assert (killed["is_daemon_connected"], killed["workers"]) == (False, [])
+    assert route.target.rows("SELECT count(*) FROM parapply.workers") == [(4,)]
     assert start_daemon(route, "--until", route.end_of_source_lsn()).exit_code() == 0
     wait_until_unread(route)
     stopped = _status(run_command, route)
@@ -131,7 +173,7 @@ def test_sigusr1_logs_what_every_task_waits_for(route: Route, start_daemon: Star
     daemon.send(signal.SIGUSR1)
     tasks = daemon.wait_for_event("tasks")["tasks"]
     assert {"intake", "worker-1"} <= tasks.keys()
-    assert any("crew.py" in call and "next_job" in call for call in tasks["worker-1"])
+    assert any("pool.py" in call and "next_job" in call for call in tasks["worker-1"])
     daemon.wait_caught_up()
 
 

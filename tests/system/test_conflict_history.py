@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -196,6 +197,9 @@ def test_t47_counters_and_commands(pair: Pair, run_command: RunCommand, tmp_path
         return found
 
     assert [one["conflict_type"] for one in listed()] == kinds
+    shown = run_command(pair.route, "conflicts list", environ={"COLUMNS": "80"}).stdout
+    assert all(kind in shown for kind in kinds)
+    assert "…" not in shown
     assert [one["conflict_type"] for one in listed("--limit", "1")] == kinds[-1:]
     assert [one["key"] for one in listed("--type", "delete_missing", "--table", "public.t")] == [{"id": "2"}]
     assert listed("--since", "tomorrow") == listed("--outcome", "stopped") == []
@@ -213,6 +217,30 @@ def test_t47_counters_and_commands(pair: Pair, run_command: RunCommand, tmp_path
     assert json.loads(run_command(pair.route, "conflicts drop", ids[0], "--yes", "--json").stdout) == {"dropped": 1}
     assert run_command(pair.route, "conflicts show", ids[0]).returncode == 4
     assert len(listed()) == 2
+
+
+def test_what_is_replayed_of_a_table_without_a_key_is_exact(pair: Pair, run_command: RunCommand) -> None:
+    """Rows with the same values are as many as on the publisher, and a second replay changes nothing and says so."""
+    pair.create(
+        "CREATE TABLE t (id int, n int); ALTER TABLE t REPLICA IDENTITY FULL; INSERT INTO t VALUES (5, 1), (7, 1)"
+    )
+    pair.write("BEGIN; INSERT INTO t VALUES (5, 1), (5, 1), (6, 1); UPDATE t SET n = 2 WHERE id = 7; COMMIT")
+    # Unknown to the target, it stops the daemon by itself.
+    pair.target.execute("ALTER TABLE t ADD CONSTRAINT small CHECK (id < 6 OR n > 1) NOT VALID")
+    daemon = pair.start()
+    assert daemon.exit_code(30) == 5, daemon.log_tail()
+    found = re.search(r"parapply skip --lsn (\S+/[0-9A-F]+)`", daemon.lines[-1])
+    assert found
+    assert run_command(pair.route, "skip", "--lsn", found[1]).returncode == 0
+    pair.drain()
+    pair.target.execute("ALTER TABLE t DROP CONSTRAINT small")
+    replayed = run_command(pair.route, "conflicts replay", "--lsn", found[1], "--yes")
+    assert replayed.stdout.endswith("4 applied\n"), replayed.stderr
+    pair.check_equal()
+    again = run_command(pair.route, "conflicts replay", "--lsn", found[1], "--yes")
+    assert again.stdout.endswith("0 applied, 4 not\n"), again.stderr
+    assert "it was replayed at" in again.stdout
+    pair.check_equal()
 
 
 def test_retention(pair: Pair) -> None:

@@ -78,5 +78,7 @@ def check(lab: ConflictLab, case: ConflictCase, variant: ConflictVariant) -> Non
     """Fail unless rows and conflicts of a case are as they must be."""
     outcome = outcome_of(lab, variant)
     assert outcome.rows[case.name] == list(case.rows)
-    found = [f"{row[1]} {row[3]} {row[14]}" for row in outcome.history if row[0] == case.name]
-    assert found == list(case.found)
+    history = [row for row in outcome.history if row[0] == case.name]
+    assert [f"{row[1]} {row[3]} {row[14]}" for row in history] == list(case.found)
+    if case.kept:
+        assert [(row[8], row[5]) for row in history] == list(case.kept)

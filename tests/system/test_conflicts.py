@@ -133,6 +133,7 @@ def test_on_error_retry_goes_on_by_itself_once_repaired(pair: Pair) -> None:
     pair.write(_BEFORE[0], f"UPDATE t SET v = '{SECRET}' WHERE id = 2", _AFTER[0])
     failed = daemon.wait_for_event("batch_failed", count=2)
     assert "update_missing on public.t" in failed["error"]
+    assert failed["hint"].endswith("; the daemon tries again by itself")
     assert pair.target.rows("SELECT id FROM t WHERE id >= 100") == [(100,)]
     pair.target.execute("INSERT INTO t VALUES (2, 'p', 'start', 2)")
     daemon.wait_caught_up()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from parapply import probes
+from parapply import failpoints
 from tests.fixtures.plain import FAST, check_equal
 from tests.fixtures.route import Route
 from tests.fixtures.workloads import BankLoad, check_bank, create_bank
@@ -40,9 +40,9 @@ def bank(source_db: Database, target_db: Database) -> Route:
 #: Each kill is of the command that goes on behind the one before.
 _KILLS = [
     [],
-    [probes.COPY_SLOT, probes.COPY_BEGUN, probes.COPY_PART],
-    [probes.COPY_STATE, probes.COPY_PART_DONE],
-    [probes.COPY_PART, probes.COPY_TABLE_DONE, probes.COPY_DONE],
+    [failpoints.COPY_SLOT, failpoints.COPY_BEGUN, failpoints.COPY_PART],
+    [failpoints.COPY_STATE, failpoints.COPY_PART_DONE],
+    [failpoints.COPY_PART, failpoints.COPY_TABLE_DONE, failpoints.COPY_DONE],
 ]
 
 
@@ -77,7 +77,7 @@ def test_two_phase_begins_behind_the_copy(bank: Route, run_command: RunCommand, 
 
     What was prepared in between comes whole with its commit; what is prepared later is prepared on the target.
     """
-    environ = {"PARAPPLY_FAILPOINT": f"{probes.COPY_TABLE_DONE}:kill"}
+    environ = {"PARAPPLY_FAILPOINT": f"{failpoints.COPY_TABLE_DONE}:kill"}
     assert run_command(bank, "init", "--copy", environ=environ).returncode == -signal.SIGKILL
     bank.source.execute("UPDATE acct SET v = v + 1")
     assert run_command(bank, "init", "--copy").returncode == 0
@@ -107,8 +107,8 @@ def test_transactions_stay_prepared_across_the_copy(
 
     One ends while the copy still runs, two stay open until two-phase is enabled, one is prepared after that.
     """
-    environ = {"PARAPPLY_FAILPOINT": f"{probes.COPY_BEGUN}:hold", "PARAPPLY_FAILPOINT_DIR": str(tmp_path)}
-    held, name = tmp_path / f"{probes.COPY_BEGUN}.held", bank.source.dbname
+    environ = {"PARAPPLY_FAILPOINT": f"{failpoints.COPY_BEGUN}:hold", "PARAPPLY_FAILPOINT_DIR": str(tmp_path)}
+    held, name = tmp_path / f"{failpoints.COPY_BEGUN}.held", bank.source.dbname
     with ThreadPoolExecutor(1) as pool:
         copying = pool.submit(run_command, bank, "init", "--copy", environ=environ)
         while not held.exists():

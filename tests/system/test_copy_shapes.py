@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import signal
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from parapply import failpoints
 from tests.fixtures.plain import FAST, check_equal
 from tests.fixtures.route import Route
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
 
@@ -115,13 +122,33 @@ def test_the_schema_is_brought_over(shapes: Route, run_command: RunCommand) -> N
     assert shapes.target.rows("SELECT count(*) FROM pg_indexes WHERE indexname = 'large_fill'") == [(1,)]
 
 
+def test_how_far_a_copy_is_shows_while_it_runs(shapes: Route, run_command: RunCommand) -> None:
+    """A table that takes long is in `parapply.copies` and `status` with its rows so far; the others are complete."""
+    shapes.target.execute(_TARGET)
+    with shapes.target.connect() as foreign:
+        # The copy waits at this row to hear whether it is there.
+        foreign.execute("BEGIN; INSERT INTO large VALUES (9000, '')")
+        copying = threading.Thread(target=run_command, args=(shapes, "init", "--copy"))
+        copying.start()
+        shapes.target.wait_until("SELECT to_regclass('parapply.copies') IS NOT NULL")
+        shapes.target.wait_until("SELECT bool_and(state = 'copied' OR table_name = 'large' AND rows > 0)"
+                                 " FROM parapply.copies")  # fmt: skip
+        shown = " ".join(run_command(shapes, "status").stdout.split())
+        assert "rows so far" in shown
+        assert "public.large copying" in shown
+        foreign.execute("ROLLBACK")
+    copying.join(60)
+    check_equal(shapes, "large")
+    assert shapes.target.rows("SELECT rows FROM parapply.copies WHERE table_name = 'large'") == [(9000,)]
+
+
 def test_tables_with_rows_are_refused(shapes: Route, run_command: RunCommand) -> None:
     """Rows on the target are never mixed with a copy: exit 4 and no slot without `--truncate`, replaced with it."""
     shapes.target.execute(_TARGET)
     shapes.target.execute("INSERT INTO nothing VALUES (1)")
     refused = run_command(shapes, "init", "--copy")
     assert refused.returncode == 4
-    assert "public.nothing hold rows already" in refused.stderr
+    assert '"public"."nothing" holds rows already' in refused.stderr
     assert "--truncate" in refused.stderr
     assert shapes.source.rows("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == [(0,)]
     done = run_command(shapes, "init", "--copy", "--truncate")
@@ -134,9 +161,121 @@ def test_missing_tables_are_refused(shapes: Route, run_command: RunCommand) -> N
     shapes.target.execute("CREATE TABLE chosen (id int PRIMARY KEY); CREATE TABLE nothing (id int PRIMARY KEY)")
     refused = run_command(shapes, "init", "--copy")
     assert refused.returncode == 4
-    assert "table public.chosen lacks kept, v" in refused.stderr
+    assert 'target table public.chosen is missing replicated columns: "kept", "v"' in refused.stderr
+    assert '"public"."made" is published but missing here' in refused.stderr
+    # What the stream could wait for the copy cannot: it refuses by itself.
+    refused = run_command(shapes, "init", "--copy", "--despite", "table_missing", "--despite", "columns_refused")
+    assert refused.returncode == 4
     assert "table public.made is missing" in refused.stderr
-    assert shapes.source.rows("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == [(0,)]
+    _check_nothing_is_left(shapes)
+
+
+#: What is taken away on an end, the options, the exit code, words of the message, and how it is given back.
+_REFUSALS = [
+    ("source", "REVOKE SELECT ON large FROM {}", "", 3, 'may not read "public"."large"', "GRANT SELECT ON large TO {}"),
+    ("target", "REVOKE INSERT ON large FROM {}", "", 4, "lacks privileges on target table public.large: INSERT",
+     "GRANT INSERT ON large TO {}"),
+    ("target", "REVOKE TRUNCATE ON nothing FROM {}; INSERT INTO nothing VALUES (1)", "--truncate", 4,
+     "TRUNCATE on public.nothing", "GRANT TRUNCATE ON nothing TO {}; TRUNCATE nothing"),
+    ("target", "", "--defer-indexes", 4, "may not drop the indexes of public.large", ""),
+    ("target", "REVOKE CREATE ON DATABASE {db} FROM {}", "", 4, 'may not create schema "parapply"',
+     "GRANT CREATE ON DATABASE {db} TO {}"),
+    ("target", "ALTER TABLE made ALTER twice DROP EXPRESSION; DROP TABLE mixed", "--schema", 4, "leave out --schema",
+     "CREATE TABLE mixed (id int PRIMARY KEY, a int[], iv interval, wider bigint)"),
+    ("source", "SELECT pg_create_physical_replication_slot('{slot}')", "", 3, "is a physical slot",
+     "SELECT pg_drop_replication_slot('{slot}')"),
+]  # fmt: skip
+
+
+def test_a_refusal_leaves_nothing(shapes: Route, run_command: RunCommand) -> None:
+    """Whatever is refused is refused before anything is made, or what was made is taken away: then it goes on."""
+    shapes.target.execute(_TARGET)
+    roles = {"source": shapes.source.source_role, "target": shapes.target.target_role}
+    ends = {"source": shapes.source, "target": shapes.target}
+    for end, take, options, code, words, give in _REFUSALS:
+        names = {"db": ends[end].dbname, "slot": shapes.slot}
+        if take:
+            ends[end].execute(take.format(roles[end], **names))
+        more = ["--pg-dump", _pg_dump()] if options == "--schema" else []
+        refused = run_command(shapes, "init", "--copy", *options.split(), *more)
+        assert refused.returncode == code, f"{take}: {refused.stdout}{refused.stderr}"
+        assert words in refused.stderr
+        assert len(refused.stderr.splitlines()) == 1, refused.stderr
+        if give:
+            ends[end].execute(give.format(roles[end], **names))
+        _check_nothing_is_left(shapes)
+    done = run_command(shapes, "init", "--copy")
+    assert done.returncode == 0, done.stderr
+
+
+def test_indexes_wait_for_whom_may_make_them(shapes: Route, run_command: RunCommand) -> None:
+    """Only indexes that were dropped are noted; one that is there again needs no owner, one that is not says so."""
+    role = shapes.target.target_role
+    shapes.target.execute(_TARGET)
+    shapes.target.execute(f"ALTER TABLE large OWNER TO {role}; GRANT CREATE ON SCHEMA public TO {role}")
+    environ = {"PARAPPLY_FAILPOINT": f"{failpoints.COPY_PART}:kill"}
+    killed = run_command(shapes, "init", "--copy", "--defer-indexes", environ=environ)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    noted = "SELECT table_name, cardinality(indexes) FROM parapply.copies WHERE indexes <> '{}'"
+    assert shapes.target.rows(noted) == [("large", 1)]
+    shapes.target.execute(f"ALTER TABLE large OWNER TO CURRENT_USER; GRANT ALL ON large TO {role}")
+    refused = run_command(shapes, "init", "--copy")
+    assert refused.returncode == 4
+    (line,) = refused.stderr.splitlines()
+    assert "making the indexes of public.large again: must be owner" in line
+    assert "tables that are complete stay, and the same command goes on with the others" in line
+    shapes.target.execute("CREATE INDEX large_fill ON large (left(fill, 10))")
+    done = run_command(shapes, "init", "--copy")
+    assert done.returncode == 0, done.stderr
+    check_equal(shapes, "large")
+
+
+def _check_nothing_is_left(route: Route) -> None:
+    slots = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
+    assert route.source.rows(slots) == [(0,)]
+    assert route.target.rows("SELECT count(*) FROM pg_namespace WHERE nspname = 'parapply'") == [(0,)]
+
+
+def test_pg_dump_connects_as_the_daemon_does(shapes: Route, run_command: RunCommand) -> None:
+    """What the DSN leaves open comes from libpq's variables; what cannot be reached is named with host and port."""
+    shapes.target.execute(f"GRANT CREATE ON SCHEMA public TO {shapes.target.target_role}")
+    parameters: dict[str, Any] = conninfo_to_dict(shapes.source.source_role_dsn)
+    port = str(parameters.pop("port"))
+    open_route = replace(shapes, source_dsn=make_conninfo(**parameters))
+    arguments = ("--publication", "by_root", "--copy", "--schema", "--pg-dump")
+    done = run_command(open_route, "init", *arguments, _pg_dump(), environ={"PGPORT": port})
+    assert done.returncode == 0, done.stderr
+    check_equal(shapes, "made", "part_root")
+
+
+def test_a_dump_is_made_to_fit(shapes: Route, run_command: RunCommand, tmp_path: Path) -> None:
+    """Settings of a newer pg_dump are left out; what the target does not take is shown, and nothing is made of it."""
+    shapes.target.execute(f"GRANT CREATE ON SCHEMA public TO {shapes.target.target_role}")
+    # A newer pg_dump, which writes what this target does not know.
+    newer = tmp_path / "pg_dump"
+    program = f'#!/bin/sh\n{_pg_dump()} "$@" | sed "s/^SET lock_timeout/SET newer_timeout/'
+    arguments = ("--publication", "by_root", "--copy", "--schema", "--pg-dump", str(newer))
+    newer.write_text(f'{program}; s/ numeric(8,2)/ newer_type/"\n')
+    newer.chmod(0o755)
+    refused = run_command(shapes, "init", *arguments)
+    assert refused.returncode == 4
+    assert 'type "newer_type" does not exist in the dump\'s line: n2 newer_type' in refused.stderr
+    _check_nothing_is_left(shapes)
+    newer.write_text(f'{program}"\n')
+    done = run_command(shapes, "init", *arguments)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_schema_is_made_by_who_may(shapes: Route, run_command: RunCommand) -> None:
+    """The role of the scripts may make no tables in `public`: the message says who can, and nothing is left."""
+    shapes.target.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    refused = run_command(shapes, "init", "--copy", "--schema", "--pg-dump", _pg_dump())
+    assert refused.returncode == 4
+    assert "permission denied for schema public" in refused.stderr
+    assert "make the schema as the role that shall own it" in refused.stderr
+    _check_nothing_is_left(shapes)
+    # Made in the same transaction.
+    assert shapes.target.rows("SELECT count(*) FROM pg_namespace WHERE nspname = 'S.p 1'") == [(0,)]
 
 
 def _pg_dump() -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fixtures.gate import Gate, Gates, for_each, gate, in_every_mode
+from tests.fixtures.gate import Gate, Gates, for_each, gate, in_every_mode, schemas_of
 from tests.fixtures.gated_case import FOUR_MODES, GatedCase, Mode
 from tests.system import dependency_cases as rows
 from tests.system import table_dependency_cases as tables
@@ -37,13 +37,15 @@ _ICU = (
 
 
 @pytest.fixture(scope="module")
-def gates(server_pool: ServerPool) -> Iterator[Gates]:
+def gates(server_pool: ServerPool, request: pytest.FixtureRequest) -> Iterator[Gates]:
     """The daemons of this module, by major version."""
+    names = schemas_of(request)
 
     def make(major: int) -> Gate:
         # The embedded servers have neither ICU nor citext.
         setup = SETUP + (_ICU if major == 15 else "")
-        return Gate(server_pool.get("source", major), server_pool.get("target", major), FOUR_MODES, setup=setup)
+        source, target = server_pool.get("source", major), server_pool.get("target", major)
+        return Gate(source, target, FOUR_MODES, setup=setup, schemas=names)
 
     with ExitStack() as stack:
         yield Gates(stack, make)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fixtures.gate import Gate, Gates, for_each, gate, in_every_mode
+from tests.fixtures.gate import Gate, Gates, for_each, gate, in_every_mode, schemas_of
 from tests.fixtures.gated_case import FOUR_MODES, GatedCase, Mode
 from tests.system import code_dependency_cases as cases
 
@@ -27,12 +27,13 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.pg_majors(15, 18)]
 
 
 @pytest.fixture(scope="module")
-def gates(server_pool: ServerPool) -> Iterator[Gates]:
+def gates(server_pool: ServerPool, request: pytest.FixtureRequest) -> Iterator[Gates]:
     """The daemons of this module, by major version."""
+    names = schemas_of(request)
 
     def make(major: int) -> Gate:
         source, target = server_pool.get("source", major), server_pool.get("target", major)
-        return Gate(source, target, FOUR_MODES, settings=cases.TRUSTED)
+        return Gate(source, target, FOUR_MODES, settings=cases.TRUSTED, schemas=names)
 
     with ExitStack() as stack:
         yield Gates(stack, make)

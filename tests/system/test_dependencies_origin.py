@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fixtures.gate import Gate, Gates
+from tests.fixtures.gate import Gate, Gates, schemas_of
 from tests.fixtures.gated_case import GatedCase, Mode
 from tests.system.family_cases import FAMILIES
 
@@ -26,12 +26,15 @@ MODES = (
 
 
 @pytest.fixture(scope="module")
-def gates(server_pool: ServerPool) -> Iterator[Gates]:
+def gates(server_pool: ServerPool, request: pytest.FixtureRequest) -> Iterator[Gates]:
     """The daemons of this module, by major version."""
+    names = schemas_of(request)
+
+    def make(major: int) -> Gate:
+        return Gate(server_pool.get("source", major), server_pool.get("target", major), MODES, schemas=names)
+
     with ExitStack() as stack:
-        yield Gates(
-            stack, lambda major: Gate(server_pool.get("source", major), server_pool.get("target", major), MODES)
-        )
+        yield Gates(stack, make)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)

@@ -129,7 +129,7 @@ def _encrypted(site: _Site) -> Route:
 def test_an_encrypted_stream_is_the_same_stream(site: _Site, start_daemon: StartDaemon) -> None:
     """Verified and encrypted on both ends, small, large and streamed transactions arrive equal; no password is seen."""
     environ = site.passwords()
-    daemon = start_daemon(_encrypted(site), environ=environ)
+    daemon = start_daemon(_encrypted(site), environ=environ, is_cold=True)
     daemon.wait_for_event("source_connected")
     source = site.route.source
     source.execute("INSERT INTO item SELECT g, repeat(md5(g::text), g % 70) FROM generate_series(1, 3000) AS g")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from parapply.demo.account import process_options, server_account
-from parapply.target.state import SlotState
+from parapply.target.state.slots import SlotState
 from parapply.wire.assembler import Assembler
 from tests import build
 from tests.fixtures.databases import create_database
@@ -218,7 +218,7 @@ def test_t7_the_same_xid_twice_is_two_transactions() -> None:
     first, second = Assembler(1 << 20).push(frames)
     assert first.xid == second.xid == xid
     state = SlotState(
-        slot_id=1, slot_name="s", system_identifier="1", timeline=1, lowest_lsn=first.end_lsn, ranges=(),
+        slot_id=1, slot_name="s", system_identifier="1", timeline=1, low_lsn=first.end_lsn, ranges=(),
         members=frozenset(),
     )  # fmt: skip
     assert state.is_applied(first.end_lsn)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from parapply import probes
+from parapply import failpoints
 from tests.faults import lab
 from tests.faults.campaign import Campaign
 from tests.faults.catalogue import FAULTS, Fault
@@ -56,7 +56,7 @@ def _fault(title: str) -> Fault:
 
 def _kill_after_a_commit(run: Round) -> None:
     """Kill the daemon when some of what it has committed is in no watermark (K6)."""
-    kill_at(run, probes.COMMITTED, 20)
+    kill_at(run, failpoints.COMMITTED, 20)
     run.start_connected()
 
 

@@ -173,6 +173,11 @@ def test_commands_show_and_compare_them(lab: _Lab, run_command: RunCommand) -> N
         _create(database, _WORST, is_target=is_target)
     _change(route.source, _WORST, ("'", '"', "\\"))
     lab.daemon.wait_caught_up()
+    # The daemon shows its tables once a second.
+    name = sql.Literal(_WORST.table)
+    route.target.wait_until(
+        sql.SQL("SELECT EXISTS (SELECT FROM parapply.tables WHERE table_name = {})").format(name).as_string()
+    )
     shown, as_json = run_command(route, "status"), run_command(route, "status", "--json")
     assert (shown.returncode, as_json.returncode) == (0, 0), shown.stderr + as_json.stderr
     assert "\x1b" not in shown.stdout

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from parapply.errors import StatementFailed
-from parapply.target import lease, settings
-from parapply.target.session import SessionOptions, WorkerSession
+from parapply.target.session import lease, settings
+from parapply.target.session.session import SessionOptions, WorkerSession
 from tests.fixtures.daemon import EVENT_TIMEOUT_S
 from tests.fixtures.plain import FAST, check_equal, commit_each, end_sessions, plain_route
 from tests.fixtures.proxy import CutProxy

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from parapply import probes
+from parapply import failpoints
 from tests.fixtures.route import Route
 from tests.fixtures.workloads import BankLoad, BankReader, check_bank, create_bank
 
@@ -28,15 +28,27 @@ _EARLY_KILL_EVERY = 5
 _EARLY_LIFE_LIMIT_S = 1.5
 # Passages of points that come with every batch before the kill: other batches are at work beside it then.
 _PASSAGES = {
-    probes.BATCH_READY: 5, probes.BEFORE_STATE: 5, probes.DML_SENT: 5, probes.BEFORE_COMMIT: 5,
-    probes.COMMIT_SENT: 5, probes.COMMITTED: 5, probes.ADVANCED: 3, probes.FEEDBACK_SENT: 3, probes.PRUNING: 3,
+    failpoints.BATCH_READY: 5, failpoints.BEFORE_STATE: 5, failpoints.DML_SENT: 5, failpoints.BEFORE_COMMIT: 5,
+    failpoints.COMMIT_SENT: 5, failpoints.COMMITTED: 5, failpoints.ADVANCED: 3, failpoints.FEEDBACK_SENT: 3,
+    failpoints.PRUNING: 3,
 }  # fmt: skip
-# Only streamed and prepared transactions pass them, which have tests of their own.
+# Only streamed and prepared transactions, and ranges of WAL, pass them, which have tests of their own.
 _OTHER_LOADS = frozenset(
-    {probes.SPOOLED, probes.STREAM_ENDED, probes.PREPARE_SENT, probes.PREPARED, probes.DECISION_SENT, probes.DECIDED}
+    {
+        failpoints.SPOOLED,
+        failpoints.STREAM_ENDED,
+        failpoints.PREPARE_SENT,
+        failpoints.PREPARED,
+        failpoints.DECISION_SENT,
+        failpoints.DECIDED,
+        failpoints.RANGE_PART,
+        failpoints.RANGE_READ,
+        failpoints.SLOT_MOVED,
+        failpoints.HANDED_OVER,
+    }
 )
 # The recovery itself is killed again: what it does must be repeatable.
-_REPEATS = {probes.RECOVERY: 3, probes.CONNECTED: 2}
+_REPEATS = {failpoints.RECOVERY: 3, failpoints.CONNECTED: 2}
 
 
 @pytest.fixture
@@ -66,7 +78,7 @@ def _finish(daemon: Daemon, route: Route, load: BankLoad) -> None:
     assert route.target.rows(locks) == [(0,)]
 
 
-@pytest.mark.parametrize("point", sorted(probes.NAMES - _OTHER_LOADS))
+@pytest.mark.parametrize("point", sorted(failpoints.NAMES - _OTHER_LOADS))
 def test_kill_at_a_named_point(route: Route, start_daemon: StartDaemon, point: str) -> None:
     """Killed under load at any point from the first connection to the drain, the next one goes on exactly (F1, T-14).
 
@@ -76,7 +88,7 @@ def test_kill_at_a_named_point(route: Route, start_daemon: StartDaemon, point: s
     with BankReader(route.target) as reader, BankLoad(route.source, seed=1, pace_s=0.005) as load:
         for _ in range(_REPEATS.get(point, 1)):
             daemon = start_daemon(route, environ=failpoint)
-            if point == probes.DRAIN:
+            if point == failpoints.DRAIN:
                 daemon.wait_for_event("source_connected")
                 load.wait_for_more(50)
                 daemon.send(signal.SIGTERM)

@@ -6,6 +6,8 @@ import contextlib
 import math
 import os
 import signal
+import socketserver
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +29,7 @@ from tests.fixtures.route import Route
 from tests.fixtures.workloads import BankLoad, BankReader, check_bank, create_bank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from tests.fixtures.daemon import StartDaemon
     from tests.fixtures.databases import Database
@@ -66,9 +68,9 @@ def _state(route: Route) -> tuple[str, str]:
     [
         ("source", "{slot}"), ("source", "parapply {slot}"), ("target", "parapply leader {slot}"),
         ("target", "parapply worker 2 {slot}"), ("target", "parapply worker % {slot}"),
-        ("target", "parapply desk {slot}"),
+        ("target", "parapply control pool {slot}"),
     ],
-    ids=["walsender", "plain source session", "control session", "one worker", "all workers", "desk"],
+    ids=["walsender", "plain source session", "control session", "one worker", "all workers", "control pool"],
 )  # fmt: skip
 def test_f3_a_session_that_is_ended_under_load(bank: Route, start_daemon: StartDaemon, end: str, session: str) -> None:
     """F3, F15: each kind of session is ended twice under load; the daemon comes back by itself, exactly."""
@@ -79,9 +81,11 @@ def test_f3_a_session_that_is_ended_under_load(bank: Route, start_daemon: StartD
         for number in range(_LOSSES):
             daemon.wait_caught_up()
             load.wait_for_more(20)
-            # The desk opens its session again when it needs one.
+            # The control pool opens its session again when it needs one.
+            if "control pool" not in session:
+                daemon.wait_for_event("source_connected", count=number + 1)
             end_new_sessions(database, session.format(slot=bank.slot), ended)
-            if "desk" not in session:
+            if "control pool" not in session:
                 daemon.wait_for_event(f"{end}_lost", count=number + 1)
         load.stop()
         daemon.wait_caught_up()
@@ -90,13 +94,22 @@ def test_f3_a_session_that_is_ended_under_load(bank: Route, start_daemon: StartD
     check_bank(bank.source, bank.target, load)
 
 
+def test_f3_a_worker_session_that_ends_while_there_is_no_work(bank: Route, start_daemon: StartDaemon) -> None:
+    """F3: a worker whose session has ended is not left to fail with the next load: the daemon reconnects at once."""
+    daemon = start_daemon(bank)
+    daemon.wait_caught_up()
+    end_new_sessions(bank.target, f"parapply worker 2 {bank.slot}", set())
+    daemon.wait_for_event("target_lost")
+    daemon.wait_for_event("source_connected", count=2)
+
+
 def test_f16_a_target_that_goes_without_a_word_is_noticed(bank: Route, start_daemon: StartDaemon) -> None:
     """F16: the kernel asks after every idle connection to the target within 30 s, not within its own two hours."""
     ((port,),) = bank.target.rows("SELECT inet_server_port()")
     daemon = start_daemon(bank)
     daemon.wait_caught_up()
     timers = _tcp_timers(daemon.pid, port)
-    # The control session, the desk's and four workers'.
+    # The control session, the control pool's and four workers'.
     assert len(timers) >= 6
     assert all(left_s <= 30 for left_s in timers), timers
 
@@ -118,6 +131,43 @@ def _tcp_timers(pid: int, port: int) -> list[float]:
             kind, _, ticks = timer.partition(":")
             timers.append(math.inf if kind == "00" else int(ticks, 16) / os.sysconf("SC_CLK_TCK"))
     return timers
+
+
+@contextlib.contextmanager
+def _no_server_yet(answers: Sequence[bytes]) -> Iterator[int]:
+    """Give the port of what answers each connection with the next of some texts, and closes it; the last one stays."""
+    left = list(answers)
+
+    class Answer(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1024)
+            self.request.sendall(left.pop(0) if len(left) > 1 else left[0])
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Answer) as server:
+        serving = threading.Thread(target=server.serve_forever, name="no server yet", daemon=True)
+        serving.start()
+        yield int(server.server_address[1])
+        server.shutdown()
+        serving.join()
+
+
+def test_a_target_that_starts_up_is_no_failure(
+    source_db: Database, target_db: Database, start_daemon: StartDaemon
+) -> None:
+    """A server that says that it starts up is asked again after a second at most, and the next pause is no longer.
+
+    One that closes the connection makes each pause twice the last one.
+    """
+    # ErrorResponse. (PostgreSQL manual, "Message Formats".)
+    fields = b"SFATAL\0VFATAL\0C57P03\0Mthe database system is starting up\0\0"
+    starts_up, closes = b"E" + (len(fields) + 4).to_bytes(4, "big") + fields, b""
+    with _no_server_yet([starts_up, closes, starts_up, closes]) as port:
+        dsn = f"host=127.0.0.1 port={port} dbname=app user=app sslmode=disable gssencmode=disable"
+        route = Route(source=source_db, target=target_db, target_dsn=dsn)
+        daemon = start_daemon(route, settings={"source.reconnect_min_s": 0.6, "source.reconnect_max_s": 30})
+        daemon.wait_for_event("target_lost", count=4)
+        daemon.stop()
+    assert [event["wait_s"] for event in daemon.events_of("target_lost")][:4] == [0.6, 0.6, 1.0, 1.2]
 
 
 @pytest.mark.slow
@@ -191,6 +241,29 @@ def test_f38_a_second_signal_aborts_a_blocked_drain(
     daemon = start_daemon(route, settings={"target.lease_wait_s": 20})
     daemon.wait_caught_up()
     daemon.stop()
+    check_equal(route)
+
+
+def test_f38_an_idle_session_that_ends_during_the_drain_costs_no_last_word(
+    source_db: Database, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon
+) -> None:
+    """F38: only a session that has something in hand can lose something; with all committed the state says so."""
+    route = plain_route(source_db, target_db, init_route)
+    source_db.execute("INSERT INTO item VALUES (1, 0)")
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    with foreign_transaction(target_db, "SELECT FROM item FOR UPDATE"):
+        source_db.execute("UPDATE item SET v = 1")
+        target_db.wait_until(WORKER_IS_BLOCKED)
+        daemon.send(signal.SIGTERM)
+        daemon.wait_for_event("drain_started")
+        ended = target_db.rows(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND application_name LIKE 'parapply worker%' AND state = 'idle'"
+        )
+        assert ended, "no worker was idle"
+    assert daemon.exit_code() == 0, daemon.log_tail()
+    assert _state(route) == ("stopped", "stopped by a signal")
     check_equal(route)
 
 

@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from parapply.metrics import table
+from parapply.vocabulary import DaemonState, WorkerState
 from tests.fixtures.endpoint import LISTEN, Endpoint
 from tests.fixtures.pair import Pair, pair
 from tests.fixtures.plain import FAST, closed, foreign_transaction
@@ -51,18 +52,37 @@ def test_what_is_applied_is_counted(pair: Pair) -> None:
     assert found["parapply_batch_changes_count"][()] == batches > 0
     assert found["parapply_batch_changes_sum"][()] == 19
     assert found["parapply_batch_seconds_sum"][()] > 0
-    assert found["parapply_conflicts_total"] == {("skipped", "public.item", "update_missing"): 1}
+    assert found["parapply_table_conflicts_total"] == {("skipped", "public.item", "update_missing"): 1}
+    conflicts = found["parapply_conflicts_total"]
+    assert len(conflicts) == len(table.CONFLICT_TYPES) * len(table.OUTCOMES)
+    assert {key: n for key, n in conflicts.items() if n} == {("skipped", "update_missing"): 1}
     assert sum(found["parapply_retries_total"].values()) >= 1
     assert found["parapply_stage_seconds_total"][("execute",)] > 0
     positions = found["parapply_lsn_bytes"]
     assert {position for (position,) in positions} == set(table.POSITIONS)
     assert positions["lowest",] >= positions["durable",] >= positions["confirmed",] > 0
-    assert found["parapply_workers"] == {(state,): 2.0 * (state == "idle") for state in table.WORKER_STATES}
-    assert found["parapply_state"] == {(state,): float(state == "running") for state in table.STATES}
+    assert found["parapply_workers"] == {(state,): 2.0 * (state is WorkerState.IDLE) for state in table.WORKER_STATES}
+    assert found["parapply_state"] == {(state,): float(state is DaemonState.RUNNING) for state in table.STATES}
     assert found["process_resident_memory_bytes"][()] > 1e6
     declared = {metric.name for metric in (*table.METRICS, *table.PROCESS_METRICS)}
     assert {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in found} <= declared
     daemon.stop()
+
+
+def test_wal_that_is_kept_is_seen_though_there_is_no_lag(pair: Pair) -> None:
+    """A transaction left open on the publisher keeps WAL while nothing is behind: metrics tell of both."""
+    pair.create(_TABLES)
+    with foreign_transaction(pair.source, "INSERT INTO item VALUES (1, 0)"):
+        pair.source.execute("SELECT pg_logical_emit_message(false, 'x', repeat('x', 1000000))")
+        endpoint = Endpoint(pair.start(workers=2, settings=LISTEN))
+        # Two gauges of two polls: the slot is asked about less often.
+        endpoint.wait_until(lambda: endpoint.samples().get("parapply_lag_bytes", {}).get(()) == 0)
+        endpoint.wait_until(
+            lambda: endpoint.samples().get("parapply_slot_retained_wal_bytes", {}).get((), 0) > 1_000_000
+        )
+        found = endpoint.samples()
+        assert found["parapply_slot_wal_status"] == {(one,): one == "reserved" for one in table.WAL_STATUSES}
+        assert "parapply_slot_safe_wal_bytes" not in found
 
 
 def test_a_worker_that_waits_is_seen(pair: Pair) -> None:
@@ -108,6 +128,7 @@ def test_the_endpoint_outlives_both_ends(pair: Pair) -> None:
             assert found["parapply_state"]["reconnecting",] == 1
             assert found["parapply_rows_total"]["insert", "public.item"] == 1
             assert "parapply_lag_seconds" in found
+            assert "parapply_slot_retained_wal_bytes" not in found
         endpoint.wait_until(lambda: endpoint.health()[0] == 200)
     pair.write("INSERT INTO item VALUES (2, 0)")
     daemon.wait_caught_up()
@@ -125,7 +146,8 @@ def test_a_failing_transaction_is_not_ready(pair: Pair) -> None:
     status, report = endpoint.health("/healthz/ready")
     assert (status, report["ready"], report["live"]) == (503, False, True)
     assert "insert_exists" in report["reason"]
-    assert endpoint.samples()["parapply_conflicts_total"] == {("stopped", "public.item", "insert_exists"): 1}
+    assert endpoint.samples()["parapply_conflicts_total"]["stopped", "insert_exists"] == 1
+    assert endpoint.samples()["parapply_table_conflicts_total"] == {("stopped", "public.item", "insert_exists"): 1}
     pair.target.execute("DELETE FROM item")
     endpoint.wait_until(lambda: endpoint.health()[0] == 200)
 

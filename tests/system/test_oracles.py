@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.faults.oracles import check_transactions
+from tests.faults.side_load import create_tables
 from tests.fixtures.builtin import BuiltinSubscription
 from tests.fixtures.workloads import BankLoad, BankReader, check_bank, create_bank
 
@@ -72,6 +74,35 @@ def test_the_reader_finds_a_state_that_never_was(
     create_bank(source_db, target_db)
     with pytest.raises(AssertionError, match=rule):
         _read_around(target_db, damage)
+
+
+def test_o4_tells_pieces_of_one_target_transaction_from_two(source_db: Database, target_db: Database) -> None:
+    """O4: rows behind savepoints, as streamed transactions write them, are not torn; those of two transactions are.
+
+    The oracle looks at small transactions and at large ones; a marker sees the same rows on both sides.
+    """
+    create_tables(source_db, target_db)
+    small = [
+        "INSERT INTO xfer VALUES ({0}, 1, 2, 0)",
+        "INSERT INTO evt VALUES ({0}, 0)",
+        "INSERT INTO evt VALUES ({0}, 1)",
+    ]
+    large = [
+        "INSERT INTO bulk VALUES ({0}, 1, '')",
+        "INSERT INTO bulk VALUES ({0}, 2, '')",
+        "INSERT INTO bulk_txn VALUES ({0}, 2)",
+    ]
+    for statements in (small, large):
+        source_db.execute("; ".join(["BEGIN", *statements, "COMMIT"]).replace("{0}", "1"))
+        target_db.execute("; SAVEPOINT piece; ".join(["BEGIN", *statements, "COMMIT"]).replace("{0}", "1"))
+    assert source_db.rows("SELECT h()") == target_db.rows("SELECT h()")
+    assert not check_transactions(source_db, target_db)
+    for statements in (small, large):
+        source_db.execute("; ".join(["BEGIN", *statements, "COMMIT"]).replace("{0}", "2"))
+        target_db.execute("; COMMIT; BEGIN; ".join(["BEGIN", *statements, "COMMIT"]).replace("{0}", "2"))
+    found = check_transactions(source_db, target_db)
+    assert [found.lost, found.duplicated, found.torn, found.other] == [0, 0, 2, 0], found.texts
+    assert [text[:8] for text in found.texts] == ["O4 xfer:", "O4 bulk_"]
 
 
 def _read_around(target: Database, damage: str) -> None:

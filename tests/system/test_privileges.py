@@ -96,6 +96,26 @@ def test_what_is_missing_is_named(lacking: Route, roles: dict[str, str], case: C
     assert code == 0, lines
 
 
+def test_only_what_is_published_needs_a_privilege(
+    lacking: Route, roles: dict[str, str], run_command: RunCommand
+) -> None:
+    """Of a publication of inserts nobody needs UPDATE or DELETE, unless a policy writes over what is here."""
+    lacking.source.execute("ALTER PUBLICATION pub SET (publish = 'insert')")
+    lacking.target.execute(f"REVOKE UPDATE, DELETE ON item FROM {roles['target']}")
+    try:
+        lacking.source.execute("INSERT INTO item VALUES (100, 1)")
+        until = ("--until", lacking.end_of_source_lsn())
+        refused = run_command(lacking, "run", *until, "--set", "conflict.insert_exists=apply_remote")
+        assert refused.returncode == 4
+        assert "lacks privileges on target table public.item: UPDATE, DELETE" in refused.stderr
+        done = run_command(lacking, "run", *until)
+        assert done.returncode == 0, done.stderr
+    finally:
+        lacking.target.execute(f"GRANT UPDATE, DELETE ON item TO {roles['target']}")
+        lacking.source.execute("ALTER PUBLICATION pub SET (publish = 'insert, update, delete, truncate')")
+    assert lacking.target.rows("SELECT v FROM item WHERE id = 100") == [(1,)]
+
+
 def test_every_case_is_documented() -> None:
     """docs/PRIVILEGES.md has a row for each privilege, in the table of its end."""
     sections = dict(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from parapply import probes
+from parapply import failpoints
 from tests.fixtures.plain import FAST, check_equal
 from tests.fixtures.route import Route
 from tests.fixtures.workloads import BankLoad, check_bank, create_bank
@@ -32,7 +32,7 @@ def route(source_db: Database, target_db: Database, run_command: RunCommand) -> 
     return made
 
 
-@pytest.mark.parametrize("point", [None, probes.COPY_STATE, probes.COPY_PART_DONE])
+@pytest.mark.parametrize("point", [None, failpoints.COPY_STATE, failpoints.COPY_PART_DONE])
 def test_an_added_table_joins_under_load(
     route: Route, run_command: RunCommand, start_daemon: StartDaemon, point: str | None
 ) -> None:
@@ -72,6 +72,24 @@ def test_a_table_is_copied_anew(route: Route, run_command: RunCommand, start_dae
     daemon.wait_caught_up()
     daemon.stop()
     check_equal(route, "acct", "xfer")
+
+
+def test_without_a_free_slot_a_table_stays_copied(route: Route, run_command: RunCommand) -> None:
+    """A refresh that gets no snapshot is refused before the table is noted as being copied: its changes go on."""
+    states = "SELECT table_name, state FROM parapply.copies ORDER BY 1"
+    before = route.target.rows(states)
+    filled = route.source.rows(
+        "SELECT slot_name FROM generate_series(1, current_setting('max_replication_slots')::int"
+        " - (SELECT count(*) FROM pg_replication_slots)::int) AS i, pg_create_physical_replication_slot('filler_' || i)"
+    )
+    try:
+        refused = run_command(route, "refresh", "--table", "public.xfer", "--truncate")
+    finally:
+        for (name,) in filled:
+            route.source.execute(f"SELECT pg_drop_replication_slot('{name}')")
+    assert refused.returncode == 3
+    assert "no replication slot is free" in refused.stderr
+    assert route.target.rows(states) == before
 
 
 def test_only_what_meets_the_copy_waits(route: Route, run_command: RunCommand, start_daemon: StartDaemon) -> None:

@@ -70,7 +70,12 @@ def test_f12_a_dropped_slot_is_not_made_again(route: Route, start_daemon: StartD
     """F12: without its slot the daemon refuses, and makes none."""
     _apply_and_stop(route, start_daemon)
     route.source.execute(f"SELECT pg_drop_replication_slot('{route.slot}')")
-    check_refused(start_daemon(route), _SOURCE_REFUSED, f"slot '{route.slot}' is no longer on the publisher")
+    # People see this end, and not that of the daemon before.
+    told = f"slot '{route.slot}' is no longer on the publisher"
+    check_refused(start_daemon(route), _SOURCE_REFUSED, told)
+    ((shown, reason),) = route.target.rows("SELECT state, reason FROM parapply.progress")
+    assert shown == "stopped"
+    assert told in reason
     assert route.source.rows(f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{route.slot}'") == [(0,)]
 
 
@@ -81,7 +86,9 @@ def test_f12_a_slot_made_anew_is_a_gap(route: Route, start_daemon: StartDaemon) 
     commit_each(route.source, 11, 110)
     route.source.execute(f"SELECT pg_create_logical_replication_slot('{route.slot}', 'pgoutput')")
     for _ in range(2):
-        check_refused(start_daemon(route), _SOURCE_REFUSED, "the slot was made anew", "transactions are missing")
+        check_refused(
+            start_daemon(route), _SOURCE_REFUSED, "the slot was dropped and made again", "transactions are missing"
+        )
     assert route.target.rows("SELECT count(*) FROM item") == [(10,)]
 
 

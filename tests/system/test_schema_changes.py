@@ -146,6 +146,20 @@ def test_t71_names_that_change_hands(pair: Pair, *, is_live: bool) -> None:
     assert pair.target.rows("SELECT id FROM two.s") == [(3,)]
 
 
+def test_t71_names_with_dots_are_no_others_names(pair: Pair) -> None:
+    """Two tables whose schema and name are one text when put together stay two: none takes the other's place (T-71)."""
+    names = ('"a.b".c', 'a."b.c"')
+    pair.create(
+        'CREATE SCHEMA a; CREATE SCHEMA "a.b";' + "".join(f"CREATE TABLE {n} (id int PRIMARY KEY);" for n in names)
+    )
+    pair.write(*(f"INSERT INTO {name} VALUES ({number})" for number in (1, 2) for name in names))
+    pair.drain()
+    assert [pair.target.rows(f"SELECT id FROM {name} ORDER BY id") for name in names] == [[(1,), (2,)]] * 2
+    assert pair.target.rows("SELECT schema_name, table_name FROM parapply.tables ORDER BY 1") == [
+        ("a", "b.c"), ("a.b", "c"),
+    ]  # fmt: skip
+
+
 def test_t48_column_types_change_under_prepared_statements(pair: Pair) -> None:
     """ALTER COLUMN TYPE on the target mid-run costs one repeat; the tables are read again and it goes on (T-48)."""
     pair.create(_TABLE + "CREATE TABLE u (id int PRIMARY KEY, n int, e text)")

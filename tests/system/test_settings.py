@@ -31,7 +31,7 @@ _HOSTILE = {
     "statement_timeout": "800ms",
     "lock_timeout": "500ms",
     "idle_in_transaction_session_timeout": "1s",
-    "idle_session_timeout": "1s",
+    "idle_session_timeout": "400ms",
     "transaction_timeout": "1s",
     "row_security": "on",
     "search_path": "hostile, public",
@@ -44,18 +44,23 @@ _HOSTILE = {
     "array_nulls": "off",
     "client_encoding": "LATIN1",
     "standard_conforming_strings": "off",
+    "quote_all_identifiers": "on",
+    "gin_fuzzy_search_limit": "1",
 }
 _SINCE = {"transaction_timeout": 17}
+_MEMORY_BYTES = 16 << 20
 
 _TYPES = """
 CREATE TABLE item (id int PRIMARY KEY, v int NOT NULL);
 CREATE TABLE evt (n int NOT NULL);
-CREATE TABLE typed (id int PRIMARY KEY, d date, t timestamptz, i interval, f float8, b bytea, a text[], s text);
+CREATE TABLE bulk (n int NOT NULL, v text NOT NULL);
+CREATE TABLE typed (
+    id int PRIMARY KEY, d date, t timestamptz, i interval, f float8, b bytea, a text[], s text, r regclass);
 """
 _TYPED_ROWS = """
 INSERT INTO typed VALUES
 (1, DATE '2024-03-02', TIMESTAMPTZ '2024-03-02 01:02:03.000004+00', INTERVAL '1 year -2 days 3:04:05',
- 0.1::float8 + 0.2, decode('00ff27', 'hex'), ARRAY[NULL, 'NULL', 'a\\b'], U&'\\20AC \\4E2D');
+ 0.1::float8 + 0.2, decode('00ff27', 'hex'), ARRAY[NULL, 'NULL', 'a\\b'], U&'\\20AC \\4E2D', 'public.item');
 UPDATE typed SET d = DATE '2024-12-01' WHERE id = 1;
 """
 # Operators and functions that would be taken if the path of the role were.
@@ -99,16 +104,23 @@ def test_f26_hostile_settings_change_nothing(
 ) -> None:
     """F26, T-34, T-64, T-72: with every hostile setting of role and database the stream is applied, and equal.
 
-    A worker waits for a lock longer than each timeout, and later ones for their turn to commit.
+    A worker waits for a lock longer than each timeout, later ones for their turn to commit, and the publisher, in the
+    middle of a transaction, until the daemon has room for more.
     """
     for database in (source_db, target_db):
         database.execute(_TYPES)
     target_db.execute(_SHADOWS)
-    source_db.execute("CREATE PUBLICATION pub FOR TABLE item, evt, typed")
+    source_db.execute("CREATE PUBLICATION pub FOR TABLE item, evt, bulk, typed")
     route = Route(
         source=source_db,
         target=target_db,
-        settings={**FAST, "apply.max_batch_transactions": 10},
+        settings={
+            **FAST,
+            "apply.max_batch_transactions": 10,
+            "apply.max_batch_bytes": _MEMORY_BYTES // 8,
+            "apply.memory_limit_bytes": _MEMORY_BYTES,
+            "source.streaming": "off",
+        },
         source_dsn=source_db.dsn_with(user=roles),
         target_dsn=target_db.dsn_with(user=roles),
     )
@@ -120,6 +132,9 @@ def test_f26_hostile_settings_change_nothing(
     with foreign_transaction(target_db, "SELECT FROM public.item WHERE id = 1 FOR UPDATE") as foreign:
         source_db.execute("UPDATE item SET v = 7 WHERE id = 1")
         commit_each(source_db, 51, 300)
+        source_db.execute(
+            "SET statement_timeout = 0;INSERT INTO bulk SELECT n, repeat('x', 1000) FROM generate_series(1, 30000) AS n"
+        )
         target_db.wait_until(WORKER_IS_BLOCKED)
         foreign.execute(b"SET LOCAL statement_timeout = 0; SELECT pg_sleep(1.5)")
     daemon.wait_caught_up()
@@ -127,7 +142,7 @@ def test_f26_hostile_settings_change_nothing(
     assert not daemon.events_of("source_lost")
     assert not daemon.events_of("batch_retried")
     daemon.stop()
-    check_equal(route, "public.item", "evt", "typed")
+    check_equal(route, "public.item", "evt", "bulk", "typed")
     assert target_db.rows("SELECT count(*) FROM hostile.item") == [(0,)]
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.fixtures.pair import SECRET, Pair, pair
+from tests.fixtures.plain import foreign_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,6 +61,30 @@ def test_t70_a_stopped_transaction_is_skipped_and_nothing_else(
     assert json.loads(again.stdout)["kept"] == 3
 
 
+def test_a_row_that_comes_into_a_filter_without_a_value_stops_the_daemon(pair: Pair, run_command: RunCommand) -> None:
+    """The publisher sends no unchanged large value with it: it is never NULL, its transaction is skipped by its LSN.
+
+    With REPLICA IDENTITY FULL the row comes whole.
+    """
+    table = "CREATE TABLE t (id int PRIMARY KEY, v text STORAGE EXTERNAL, w int)"
+    pair.create(table, published="TABLE t WHERE (id > 100)")
+    pair.write("INSERT INTO t SELECT n, repeat('x', 5000), n FROM generate_series(1, 2) AS n")
+    pair.write("INSERT INTO t VALUES (200, 'before', 200)")
+    xid = pair.write_one("UPDATE t SET id = 101 WHERE id = 1", "INSERT INTO t VALUES (201, 'with it', 201)")
+    pair.write("ALTER TABLE t REPLICA IDENTITY FULL", "UPDATE t SET id = 102 WHERE id = 2")
+    daemon = pair.start()
+    pair.check_conflict(daemon, kind="insert", xid=xid, place="public.t, key (id)")
+    assert "left v unchanged" in daemon.lines[-1]
+    assert "REPLICA IDENTITY FULL" in daemon.lines[-1]
+    found = re.search(r"parapply skip --lsn (\S+/[0-9A-F]+)`", daemon.lines[-1])
+    assert found
+    assert run_command(pair.route, "skip", "--lsn", found[1]).returncode == 0
+    pair.drain()
+    assert pair.target.rows("SELECT id, length(v) FROM t ORDER BY id") == [(102, 5000), (200, 6)]
+    kept = "SELECT remote_row ->> 'id', is_complete FROM parapply.conflicts ORDER BY change_no"
+    assert pair.target.rows(kept) == [("101", False), ("201", True)]
+
+
 def test_t70_a_passed_transaction_is_refused(pair: Pair, run_command: RunCommand) -> None:
     """What has been applied cannot be skipped, with a daemon or without, and the request changes nothing."""
     pair.create(_TABLE)
@@ -71,6 +97,17 @@ def test_t70_a_passed_transaction_is_refused(pair: Pair, run_command: RunCommand
     assert "has passed" in refused.stderr
     pair.start()
     assert run_command(pair.route, "skip", "--lsn", "0/1").returncode == 4
+    assert pair.target.rows("SELECT * FROM parapply.skips") == []
+
+
+def test_t70_an_lsn_that_the_publisher_has_not_reached_is_refused(pair: Pair, run_command: RunCommand) -> None:
+    """A slip in the LSN is told at once, by the publisher or by what is known of it, and no request is left."""
+    pair.create(_TABLE)
+    pair.drain().end()
+    for source in ((), ("--source", "host=127.0.0.1 port=1")):
+        refused = run_command(pair.route, "skip", "--lsn", "FFFFFFFF/FFFFFFFF", *source)
+        assert refused.returncode == 4
+        assert "no transaction ends at FFFFFFFF/FFFFFFFF: the publisher's WAL ends at" in refused.stderr
     assert pair.target.rows("SELECT * FROM parapply.skips") == []
 
 
@@ -90,9 +127,13 @@ def test_t70_a_running_daemon_skips_what_it_keeps_trying(pair: Pair, run_command
     daemon.wait_caught_up()
     pair.target.wait_until("SELECT state = 'running' AND reason = '' FROM parapply.progress")
     assert pair.target.rows("SELECT v FROM t ORDER BY id") == [("local",), ("after",)]
-    later = run_command(pair.route, "skip", "--lsn", "FF/0", "--wait", "0")
-    assert later.stdout == "accepted: the daemon skips it when it comes\n"
-    assert run_command(pair.route, "skip", "--lsn", "FF/0", "--cancel").stdout == "taken back\n"
+    with foreign_transaction(pair.target, "LOCK TABLE t"):
+        pair.write("INSERT INTO t VALUES (9, 'later')")
+        lsn = pair.route.end_of_source_lsn()
+        later = run_command(pair.route, "skip", "--lsn", lsn, "--wait", "0")
+        assert later.stdout == "accepted: the daemon skips it when it comes\n"
+        assert run_command(pair.route, "skip", "--lsn", lsn, "--cancel").stdout == "taken back\n"
+    daemon.wait_caught_up()
     daemon.stop()
 
 

@@ -11,10 +11,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from parapply.commands.snapshot_client import snapshots
 from parapply.config import load_config
 from parapply.errors import TargetLost, TargetRefused
 from parapply.model import format_lsn, parse_lsn
-from parapply.runtime.ask import snapshots
 from tests.fixtures.fan import make_slot
 from tests.fixtures.plain import FAST
 from tests.fixtures.route import Route

@@ -52,3 +52,16 @@ def test_t30_a_foreign_session_between_head_and_later_batch(route: Route, start_
     daemon.wait_caught_up()
     daemon.stop()
     check_equal(route)
+
+
+def test_locked_tables_do_not_hold_up_the_start(route: Route, start_daemon: StartDaemon) -> None:
+    """A table that somebody has locked on either end keeps a daemon that starts from no other table."""
+    route.source.execute("INSERT INTO item VALUES (1, 0)")
+    with (
+        foreign_transaction(route.source, "TRUNCATE evt"),
+        foreign_transaction(route.target, "LOCK TABLE evt IN ACCESS EXCLUSIVE MODE"),
+    ):
+        daemon = start_daemon(route)
+        daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(route, "item")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from parapply import probes
+from parapply import failpoints
 from tests.fixtures.fan import make_slot
 from tests.fixtures.plain import FAST, check_equal, foreign_transaction
 from tests.fixtures.proxy import CutProxy
@@ -75,7 +75,7 @@ def _modes(directory: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     ("point", "settings"),
-    [(f"{probes.SPOOLED}:kill:9", FOLLOW), (f"{probes.STREAM_ENDED}:kill", _KEEP)],
+    [(f"{failpoints.SPOOLED}:kill:9", FOLLOW), (f"{failpoints.STREAM_ENDED}:kill", _KEEP)],
     ids=["K10", "K11"],
 )
 def test_f35_killed_inside_a_stream(
@@ -193,6 +193,34 @@ def test_f21_the_limit_of_all_files(route: Route, start_daemon: StartDaemon, tmp
     daemon.stop()
     check_equal(route, *_ALL)
     assert not daemon.events_of("source_lost")
+
+
+def test_f21_what_finds_no_room_comes_whole(route: Route, start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """What has no room is applied after its commit: streaming is off until then, and then on again."""
+    more = {**FOLLOW, "apply.spill_dir": str(tmp_path), "apply.spill_limit_bytes": 1 << 20}
+    daemon = start_daemon(route, settings=more)
+    daemon.wait_for_event("source_connected")
+    with route.source.connect() as session, foreign_transaction(route.target, "LOCK TABLE evt"):
+        session.execute("BEGIN")
+        session.execute(fill("evt", 1, MANY_ROWS))
+        daemon.wait_for_event("spill_failed")
+        session.execute("COMMIT")
+        daemon.wait_for_event("streaming_paused")
+        route.target.wait_until(
+            "SELECT state = 'running' AND reason LIKE 'streaming is off until %' FROM parapply.progress"
+        )
+    daemon.wait_for_event("source_connected", count=3)
+    n_followed = len(daemon.events_of("stream_followed"))
+    with route.source.connect() as session:
+        session.execute("BEGIN")
+        session.execute(fill("item", 1))
+        daemon.wait_for_event("stream_followed", count=n_followed + 1)
+        session.execute("COMMIT")
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(route, *_ALL)
+    route.target.wait_until("SELECT reason = 'stopped by a signal' FROM parapply.progress")
+    assert len(daemon.events_of("streaming_paused")) == 1
 
 
 def test_two_daemons_share_a_directory(

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from parapply import cli
+from parapply.cli import main as cli
+from parapply.extras import install_hint
 from tests.fixtures.pair import Pair, pair
 from tests.fixtures.plain import closed, foreign_transaction
 
@@ -96,11 +97,22 @@ class Terminal:
                     break
         return self._process.wait(_TIMEOUT_S)
 
+    def hang_up(self) -> int:
+        """Close the terminal, of which no signal tells the program; return its exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it goes on.
+        """
+        os.close(self._fd)
+        self._fd = -1
+        return self._process.wait(_TIMEOUT_S)
+
     def close(self) -> None:
         """End it, if it has not ended."""
         self._process.kill()
         self._process.wait()
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
 
 
 @contextmanager
@@ -182,9 +194,18 @@ def test_what_cannot_be_shown_is_one_line(pair: Pair, run_command: RunCommand) -
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Where Textual is not installed one line says how to get it, and what works without."""
-    monkeypatch.setattr("parapply.cli_top.find_spec", lambda _name: None)
+    monkeypatch.setattr("parapply.cli.top.find_spec", lambda _name: None)
     assert cli.main(["top", "--target", "host=x", "--slot", "s"]) == _USAGE
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert "pip install 'parapply[top]'" in err
+    assert install_hint("top") in err
     assert "--once" in err
+
+
+def test_it_ends_with_its_terminal(pair: Pair) -> None:
+    """A terminal that is closed without a signal, as under `su -`, ends what was shown in it."""
+    pair.create(_TABLES)
+    pair.start()
+    with terminal(pair, "top") as shown:
+        shown.wait_for(pair.route.slot)
+        assert shown.hang_up() == 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from parapply import probes
+from parapply import failpoints
 from tests.fixtures.daemon import EVENT_TIMEOUT_S
 from tests.fixtures.databases import create_database
 from tests.fixtures.pair import Pair, pair
@@ -162,8 +162,8 @@ def test_t57_kills_at_every_point(run_whole: Run) -> None:
     run = run_whole
     for what in ("COMMIT", "ROLLBACK"):
         for prepare_point, outcome_point in (
-            (probes.PREPARE_SENT, probes.DECISION_SENT),
-            (probes.PREPARED, probes.DECIDED),
+            (failpoints.PREPARE_SENT, failpoints.DECISION_SENT),
+            (failpoints.PREPARED, failpoints.DECIDED),
         ):
             daemon = run.start(prepare_point)
             gid = run.prepare()
@@ -178,7 +178,7 @@ def test_t57_kills_at_every_point(run_whole: Run) -> None:
 @pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
 def test_t57_kills_in_every_shape(run: Run) -> None:
     """T-57, K12: large or streamed, killed at its PREPARE: it comes again, and is prepared once."""
-    for point in (probes.PREPARE_SENT, probes.PREPARED):
+    for point in (failpoints.PREPARE_SENT, failpoints.PREPARED):
         daemon = run.start(point)
         gid = run.prepare()
         _wait_killed(daemon)
@@ -223,6 +223,7 @@ def test_f33_a_target_that_forgets_what_is_not_on_disk(
             pair.target.wait_until("SELECT count(*) = 0 FROM parapply.undecided")
         assert n_prepared(pair.target) == 0
         assert _count(pair.target, left) == 1, "it was flushed: this proves nothing"
+        assert pair.target.rows("SELECT in_doubt FROM parapply.progress") == [(int(what == "COMMIT"),)]
         daemon.send(signal.SIGCONT)
         daemon.wait_caught_up()
     run.check(daemon)

@@ -109,7 +109,7 @@ def test_t59_no_room_for_a_prepared_transaction(
     target = create_database(server, "target")
     pair = Pair(source_db, target, start_daemon)
     pair.create(TABLES)
-    says = "max_prepared_transactions = 0 Hint: set it on the target"
+    says = "max_prepared_transactions = 0. Hint: set "
     init = run_command(pair.route, "init", "--set", "source.two_phase=true")
     assert (init.returncode, says in init.stderr) == (4, True), init.stderr
     assert target.rows("SELECT count(*) FROM pg_namespace WHERE nspname = 'parapply'") == [(0,)]
@@ -154,7 +154,7 @@ def test_two_phase_is_not_switched_off_with_something_prepared(pair: Pair, start
     pair.check_stopped(start_daemon(pair.route), code=3, says="has two_phase.* Hint: set source.two_phase = true")
     with psycopg.connect(pair.source.dsn_with(replication="database"), autocommit=True) as connection:
         connection.execute(f"ALTER_REPLICATION_SLOT {pair.route.slot} (TWO_PHASE false)".encode())
-    says = "3 transactions are prepared on the target, but source.two_phase is off Hint: set source.two_phase = true"
+    says = "3 transactions are prepared on the target, but source.two_phase is off. Hint: set source.two_phase = true"
     pair.check_stopped(start_daemon(pair.route), code=4, says=says)
     daemon = pair.start(settings={**TWO_PHASE, **LARGE.settings})
     for gid, what in (("a", "COMMIT"), ("b", "ROLLBACK"), ("c", "COMMIT")):

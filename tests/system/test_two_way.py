@@ -12,7 +12,7 @@ from tests.fixtures.route import Route
 from tests.fixtures.table_rows import contents
 
 if TYPE_CHECKING:
-    from tests.fixtures.daemon import Daemon, StartDaemon
+    from tests.fixtures.daemon import Daemon, RunCommand, StartDaemon
     from tests.fixtures.databases import Database
     from tests.fixtures.servers import OwnServers
 
@@ -109,9 +109,9 @@ def test_t17_the_last_update_wins_on_both_nodes(
 
 
 def test_t17_without_the_privilege_the_daemon_says_what_will_not_work(
-    source_db: Database, target_db: Database, start_daemon: StartDaemon
+    source_db: Database, target_db: Database, start_daemon: StartDaemon, run_command: RunCommand
 ) -> None:
-    """It applies all the same and warns; a policy that needs origins is refused with the grants it takes."""
+    """It applies all the same and warns; policies and a replay that need origins are refused with the grants."""
     source_db.execute(f"{_TABLE}; CREATE PUBLICATION pub FOR ALL TABLES")
     role = sql.Identifier(_PLAIN)
     target_db.execute(sql.SQL("DROP ROLE IF EXISTS {0}; CREATE ROLE {0} LOGIN").format(role))
@@ -127,7 +127,9 @@ def test_t17_without_the_privilege_the_daemon_says_what_will_not_work(
     route = Route(source=source_db, target=target_db, target_dsn=target_db.dsn_with(user=_PLAIN))
     make_slot(route)
     source_db.execute("INSERT INTO t VALUES (1, 'a')")
-    daemon = start_daemon(route, settings=QUICK)
+    target_db.execute("INSERT INTO t VALUES (2, 'local')")
+    source_db.execute("INSERT INTO t VALUES (2, 'remote')")
+    daemon = start_daemon(route, settings={**QUICK, "conflict.insert_exists": "keep_local"})
     warning = daemon.wait_for_event("origin_missing")
     assert "pg_replication_origin" in warning["error"]
     assert "GRANT EXECUTE ON FUNCTION pg_replication_origin_create(text)" in warning["hint"]
@@ -136,14 +138,36 @@ def test_t17_without_the_privilege_the_daemon_says_what_will_not_work(
     refused = start_daemon(route, settings={**QUICK, "conflict.update_origin_differs": "keep_local"})
     assert refused.exit_code(30) == 4
     assert 'conflict.update_origin_differs = "keep_local" needs replication origins' in refused.log_tail()
+    # Between two nodes every change would go round.
+    refused = start_daemon(route, settings=_SETTINGS)
+    assert refused.exit_code(30) == 4
+    assert 'source.origin = "none" needs replication origins' in refused.log_tail()
+    assert "GRANT EXECUTE ON FUNCTION" in refused.lines[-1]
+    # So would what is replayed.
+    replay = ("conflicts replay", "--yes", "--type", "insert_exists")
+    kept = run_command(route, *replay, "--set", "source.origin=none")
+    assert kept.returncode == 4
+    assert 'target: source.origin = "none" needs replication origins' in kept.stderr
+    assert "GRANT EXECUTE ON FUNCTION" in kept.stderr
+    assert target_db.rows("SELECT v FROM t WHERE id = 2") == [("local",)]
+    assert target_db.rows("SELECT replayed_at FROM parapply.conflicts") == [(None,)]
+    assert run_command(route, *replay).returncode == 0
+    assert target_db.rows("SELECT v FROM t WHERE id = 2") == [("remote",)]
 
 
 def test_policies_are_refused_where_the_target_remembers_no_commits(
     own_servers: OwnServers, source_db: Database, new_database: object, start_daemon: StartDaemon
 ) -> None:
-    """Without track_commit_timestamp the setting that needs it is named, before anything is applied (exit 4)."""
+    """Without track_commit_timestamp the setting that needs it is named, before anything is applied (exit 4).
+
+    Where no origin is free, the limit is named, and so is what a dropped database has left.
+    """
     assert callable(new_database)
-    target: Database = new_database(own_servers(settings={"track_commit_timestamp": "off"}), "target")
+    server = own_servers(settings={"track_commit_timestamp": "off", "max_active_replication_origins": 1})
+    target: Database = new_database(server, "target")
+    # As a database leaves it that is dropped with its state.
+    left = "SELECT pg_replication_origin_create('parapply_5_1'), pg_replication_origin_advance('parapply_5_1', '0/1')"
+    target.execute(left)
     source_db.execute(f"{_TABLE}; INSERT INTO t VALUES (1, 'a'); CREATE PUBLICATION pub FOR ALL TABLES")
     target.execute(_TABLE)
     route = Route(source=source_db, target=target)
@@ -160,4 +184,7 @@ def test_policies_are_refused_where_the_target_remembers_no_commits(
     daemon = start_daemon(route, settings={**QUICK, "conflict.insert_exists": "apply_remote"})
     target.wait_until("SELECT to_regclass('parapply.progress') IS NOT NULL")
     daemon.wait_caught_up()
+    hint = daemon.wait_for_event("origin_missing")["hint"]
+    assert "raise max_active_replication_origins of the target" in hint
+    assert "no daemon applies the slots of 1 origins (parapply_5_1)" in hint
     daemon.stop()

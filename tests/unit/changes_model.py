@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from parapply.model import FRAME_HEADER_BYTES, Relation
-from parapply.plan import changes as net
-from parapply.plan.changes import InsertSegment, NetSegment
+from parapply.plan import table_changes as net
 from parapply.plan.steps import OrderedStep, TablesStep, TruncateStep
 from parapply.plan.table import Equality, Lane, TableFacts, TablePlan
-from parapply.target.match import match
+from parapply.plan.table_changes import InsertSegment, NetSegment
+from parapply.target.catalogue.match import match
 from parapply.wire.decode import decode
 from parapply.wire.messages import ColumnKind, Delete, Insert, Truncate, TupleData, Update
 from parapply.wire.rows import UNCHANGED, Row, text_of, values_of
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from parapply.plan.batch import Batch
-    from parapply.plan.changes import TableChanges
     from parapply.plan.keys import Key
+    from parapply.plan.table_changes import TableChanges
 
 #: What a column holds that no insert has given a value; rows that were there first hold OLD in it.
 DEFAULT = b"default"
@@ -200,9 +200,7 @@ class Side:
         """Apply one change as sent."""
         message = decode(frame[FRAME_HEADER_BYTES:])
         if isinstance(message, Insert):
-            # What a row filter made an insert of can lack a value: NULL, as in the built-in worker.
-            none: Values = {column.name: None for column in relation.columns}
-            self.insert(relation.oid, none | _values(message.new, relation))
+            self.insert(relation.oid, _values(message.new, relation))
         elif isinstance(message, Update):
             before = message.key or message.old
             new = _values(message.new, relation)

@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, cast
 from parapply.conflict.skips import Skips
 from parapply.plan.batch import Batch
 from parapply.plan.plans import Plans
-from parapply.runtime.crew import Crew
-from parapply.runtime.job import Job
-from parapply.runtime.streamed import Streamed
-from parapply.runtime.streams import StreamLimits, Streams
-from parapply.runtime.whole import Whole
+from parapply.runtime.apply.kit import WorkerKit
+from parapply.runtime.apply.large import LargeApply
+from parapply.runtime.apply.pieces import PlannedPiece
+from parapply.runtime.apply.repair import Repair
+from parapply.runtime.apply.streamed import StreamApply
+from parapply.runtime.apply.transaction import TargetTransaction
+from parapply.runtime.pool.job import StreamJob
+from parapply.runtime.pool.pool import WorkerPool, give_way
+from parapply.runtime.pool.streams import StreamBuffers, StreamLimits
 from parapply.spill import Spill
 from parapply.wire.assembler import OVERHEAD_BYTES, Assembler
 from parapply.wire.chunk import Chunk
@@ -29,13 +33,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from parapply.model import Relation, Transaction
-    from parapply.runtime.arbiter import Arbiter
-    from parapply.runtime.head import Head
-    from parapply.runtime.pieces import LookAt, Pieces
-    from parapply.runtime.streams import Stream
-    from parapply.runtime.tables import Tables
-    from parapply.target.commands import CommandBuilder
-    from parapply.target.session import WorkerSession
+    from parapply.runtime.apply.conflicts import ConflictHandler
+    from parapply.runtime.apply.pieces import Pieces
+    from parapply.runtime.pool.job import LargeJob
+    from parapply.runtime.pool.streams import StreamBuffer
+    from parapply.runtime.pool.two_phase import TwoPhase
+    from parapply.runtime.tables.plans import TablePlans
+    from parapply.target.session.session import WorkerSession
+    from parapply.target.sql.commands import CommandBuilder
 
 XID = 700
 #: What a change counts for in limits, about.
@@ -149,11 +154,20 @@ class Target:
         del self.changes[self._marks[depth] :]
         del self._marks[depth:]
 
-    async def add(self, piece: Transaction) -> None:
-        """Apply a piece, some time later."""
+    async def plan(self, piece: Transaction) -> PlannedPiece:
+        """Plan a piece, some time later."""
         await asyncio.sleep(0)
         assert piece.changes, "a piece without changes"
-        self.changes += piece.changes
+        return PlannedPiece(piece, {}, None, [], {})
+
+    def start(self, planned: PlannedPiece, *, may_repeat: bool) -> None:
+        """Apply a piece."""
+        assert may_repeat, "nothing comes before it"
+        self.changes += planned.piece.changes
+
+    async def add(self, piece: Transaction) -> None:
+        """Do both."""
+        self.start(await self.plan(piece), may_repeat=True)
 
     async def settle(self) -> None:
         """Nothing is under way."""
@@ -171,29 +185,37 @@ class Target:
         return plans
 
 
-class _Following(Streamed):
+class _Following(StreamApply):
     """With a target in place of pieces."""
 
-    def _pieces(self, look_at: LookAt) -> Pieces:
-        del look_at
+    def _pieces(self) -> Pieces:
+        return cast("Pieces", self._session)
+
+    def _large(self, end: Transaction) -> LargeApply:
+        return _AtOnce(self._job, self._target, self._repair, self._kit, end)
+
+
+class _AtOnce(LargeApply):
+    """With a target in place of pieces."""
+
+    def _pieces(self) -> Pieces:
         return cast("Pieces", self._session)
 
 
-class _AtOnce(Whole):
-    """With a target in place of pieces."""
+class _Ended(TargetTransaction):
+    """That records nothing."""
 
-    def pieces(self) -> Pieces:
-        """Return the target."""
-        return cast("Pieces", self._session)
+    async def finish(self, job: LargeJob | StreamJob, end: Transaction) -> None:
+        """Leave what was applied where it is."""
 
 
 class _NothingFails:
-    """In place of the arbiter: nobody wants anything skipped, and nothing is a conflict."""
+    """In place of the conflict handler: nobody wants anything skipped, and nothing is a conflict."""
 
     def __init__(self) -> None:
         self.skips = Skips("parapply", 0)
 
-    def count(self, job: Job, conflicts: Sequence[object]) -> None:
+    def count(self, job: StreamJob, conflicts: Sequence[object]) -> None:
         assert not conflicts, job
 
 
@@ -203,13 +225,13 @@ class Subscriber:
     def __init__(self, directory: Path, limits: StreamLimits, *, piece_bytes: int) -> None:
         """Follow nothing."""
         self.spill = Spill(directory, 1 << 30)
-        self.streams = Streams(self.spill, limits)
+        self.streams = StreamBuffers(self.spill, limits)
         self.target = Target()
-        self._crew = Crew(0, lambda: None, lambda _: None, max_followers=1)
+        self._pool = WorkerPool(0, lambda: None, lambda _: None, max_followers=1)
         self._assembler = Assembler(piece_bytes)
         self._piece_bytes = piece_bytes
-        self._stream: Stream | None = None
-        self._job = Job(Batch(0), {})
+        self._stream: StreamBuffer | None = None
+        self._job: StreamJob | None = None
         self._worker: asyncio.Task[bool] | None = None
 
     async def take(self, frames: Sequence[bytes], *, may_follow: bool) -> None:
@@ -218,10 +240,11 @@ class Subscriber:
             if isinstance(event.event, Chunk):
                 stream = self._stream = await self.streams.add(event, event.event, 0)
                 if may_follow and self.streams.is_worth_a_worker(stream):
-                    self._job.stream = stream
-                    self.streams.follow(stream, self._job)
-                    self._crew.follow(self._job)
-                    self._worker = asyncio.create_task(self._streamed(await self._crew.next_job()).apply())
+                    self._job = StreamJob(Batch(0), {}, stream)
+                    self.streams.follow(stream)
+                    self._pool.follow(self._job)
+                    assert await self._pool.next_job() is self._job
+                    self._worker = asyncio.create_task(self._streamed(self._job).apply())
             else:
                 assert isinstance(event.event, StreamAbort)
                 self.streams.abort(event.event)
@@ -236,9 +259,8 @@ class Subscriber:
 
     def yield_to_others(self) -> None:
         """Make the worker roll back, if there is one."""
-        if self._stream is not None and self._stream.follower is not None:
-            self._job.must_yield = True
-            self._stream.news.set()
+        if self._job is not None and self._job.stream.is_followed:
+            give_way(self._job)
 
     async def end(self, event: Transaction) -> list[bytes | Relation]:
         """Let the transaction commit and return what was applied of it.
@@ -248,12 +270,11 @@ class Subscriber:
         """
         stream = self.streams.ending(event)
         self.streams.take(event)
-        follower = stream.follower
-        job = follower if follower is not None else Job(Batch(0), {})
+        follower = self._pool.follower_of(stream)
+        job = follower if follower is not None else StreamJob(Batch(0), {}, stream)
         job.batch = Batch(1)
         job.batch.end_lsn = 1
-        job.stream = stream
-        self._crew.submit(job, 0.0)
+        self._pool.submit(job, 0.0)
         async with asyncio.timeout(5):
             if self._worker is None or not await self._worker:
                 assert follower is None, "it follows, but has not committed"
@@ -271,30 +292,16 @@ class Subscriber:
             async with asyncio.timeout(5):
                 assert not await self._worker, "nothing is committed"
 
-    def _streamed(self, job: Job) -> Streamed:
-        async def finish(job: Job, end: Transaction) -> None:
-            del job, end
-
-        arbiter = cast("Arbiter", _NothingFails())
-        whole = _AtOnce(
-            job,
-            session=cast("WorkerSession", self.target),
+    def _streamed(self, job: StreamJob) -> StreamApply:
+        session = cast("WorkerSession", self.target)
+        kit = WorkerKit(
+            pool=self._pool,
             builder=cast("CommandBuilder", None),
-            tables=cast("Tables", self.target),
-            crew=self._crew,
-            arbiter=arbiter,
-            head=cast("Head", None),
-            finish=finish,
-        )
-        return _Following(
-            job,
-            session=cast("WorkerSession", self.target),
-            builder=cast("CommandBuilder", None),
-            tables=cast("Tables", self.target),
-            crew=self._crew,
-            whole=whole,
-            arbiter=arbiter,
-            note=lambda _: None,
-            finish=finish,
+            tables=cast("TablePlans", self.target),
+            conflict_handler=cast("ConflictHandler", _NothingFails()),
+            two_phase=cast("TwoPhase", None),
+            tracks_commits=False,
+            stops_on_error=True,
             piece_bytes=self._piece_bytes,
         )
+        return _Following(job, _Ended(session, kit), Repair(session, kit), kit)

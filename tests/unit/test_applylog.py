@@ -18,7 +18,7 @@ from parapply import applylog, logs
 from parapply.applylog import ApplyLog, Retention, recover, utc_text, wire_time_text
 from parapply.applylog_schema import BatchRecord, RowCounts, WaitedFor
 from parapply.errors import ConfigError
-from parapply.runtime.scribe import Scribe
+from parapply.runtime.observe.applylog_writer import ApplyLogWriter
 
 NAME = re.compile(r"apply-[a-z0-9_]*-\d{8}T\d{6}Z-\d+-\d+\.jsonl")
 
@@ -78,7 +78,7 @@ def lines_in(directory: Path) -> list[int]:
 
 def test_a_record_reads_back_with_its_version(tmp_path: Path) -> None:
     """What is written is what the schema says, version and kind of record included."""
-    log = Scribe(ApplyLog(tmp_path, 1 << 20, 60))
+    log = ApplyLogWriter(ApplyLog(tmp_path, 1 << 20, 60))
     log.write([record()])
     log.close()
     (path,) = tmp_path.iterdir()

@@ -10,10 +10,9 @@ import pytest
 
 from parapply import applylog_schema
 from parapply.applylog_schema import (
-    KINDS,
     RECORDS,
     BatchRecord,
-    Conflict,
+    ConflictRecord,
     Dependency,
     RowCounts,
     TransactionRecord,
@@ -21,6 +20,7 @@ from parapply.applylog_schema import (
     WaitedFor,
     read_record,
 )
+from parapply.vocabulary import WaitKind
 from tests.unit.test_applylog import record
 
 _MANUAL = Path(__file__).parents[2] / "docs" / "APPLYLOG.md"
@@ -45,7 +45,7 @@ def transaction() -> TransactionRecord:
         rows={"public.t": RowCounts(insert=2)},
         depends_on=(Dependency(seq=6, kind="key", table="public.t", changes=1),),
         depends_on_left_out=1,
-        conflicts=(Conflict(type="update_missing", table="public.t", policy="skip", outcome="skipped"),),
+        conflicts=(ConflictRecord(type="update_missing", table="public.t", policy="skip", outcome="skipped"),),
     )
 
 
@@ -151,8 +151,8 @@ def test_the_manual_names_every_field() -> None:
     for tag, section in (("batch", batch), ("transaction", rest)):
         for name in RECORDS[tag].__struct_fields__:
             assert f"`{name}`" in section or name == "schema_version", f"{tag}: {name}"
-    for kind in (Conflict, Dependency, RowCounts, WaitedFor):
+    for kind in (ConflictRecord, Dependency, RowCounts, WaitedFor):
         for name in kind.__struct_fields__:
             assert f"`{name}`" in manual, f"{kind.__name__}: {name}"
-    for kind_of in KINDS:
+    for kind_of in WaitKind:
         assert f"| `{kind_of}` |" in manual

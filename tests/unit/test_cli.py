@@ -11,7 +11,8 @@ import click
 import pytest
 
 import parapply
-from parapply import cli
+from parapply.cli import bench
+from parapply.cli import main as cli
 from parapply.errors import ApplyFailed, ParapplyError, SourceRefused, TargetRefused
 
 CONNECTED = ["--source", "dbname=a", "--target", "dbname=b", "--slot", "app", "--publication", "app"]
@@ -130,6 +131,19 @@ def test_interruption_exits_130(interruption: type[BaseException], capsys: pytes
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_without_a_checkout_bench_says_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An installed package has no benchmark: one line says where it is, whatever its options; help says so, too."""
+    monkeypatch.setattr(bench, "_CHECKOUT", tmp_path)
+    monkeypatch.setattr(bench, "bench", bench.find_bench())
+    assert cli.main(["bench", "--quick", "--workload=tpcb"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("parapply: The benchmark is part of the source, not of the installed package. Hint: get ")
+    assert cli.main(["bench", "--help"]) == 0
+    assert "make bench" in capsys.readouterr().out
+
+
 def test_module_is_the_command() -> None:
     """`python -m parapply` is the command, with its exit codes, and an unknown failpoint is a configuration error."""
     environ = {**os.environ, "PYTHONPATH": str(Path(parapply.__file__).parents[1]), "PARAPPLY_FAILPOINT": "x:kill"}
@@ -144,7 +158,7 @@ def test_module_is_the_command() -> None:
 def test_help_does_not_load_the_driver() -> None:
     """Help and usage errors answer at once: the driver and the validation are loaded by the commands that need them."""
     script = (
-        "import sys; from parapply.cli import main; main(['--help']);"
+        "import sys; from parapply.cli.main import main; main(['--help']);"
         "sys.exit(sum(name in sys.modules for name in ('psycopg', 'msgspec', 'structlog', 'rich')))"
     )
     environ = {**os.environ, "PYTHONPATH": str(Path(parapply.__file__).parents[1])}

@@ -171,7 +171,25 @@ def test_broken_file_is_told_without_its_text(tmp_path: Path) -> None:
     assert len(lines) == 1
     assert lines[0].startswith(f"--config: {path} is not TOML (at line 2")
     assert SECRET not in lines[0]
-    assert errors_of(path=tmp_path / "none.toml")[0].endswith("No such file or directory")
+    (line,) = errors_of(path=tmp_path / "none.toml")
+    assert line.endswith("No such file or directory")
+
+
+@pytest.mark.parametrize(
+    ("dsn", "rule"),
+    [
+        ("host=a dbnam=e", "unknown parameter dbnam; did you mean dbname?"),
+        ("postgresql://a/b?sslmod=require", "unknown parameter sslmod; did you mean sslmode?"),
+        (f"host=a password=x {SECRET}=1", 'must be a connection string: "host=... dbname=..." or postgresql://...'),
+        ("host=a replication=database", "must not name replication: parapply asks for it where it is needed"),
+    ],
+)
+def test_a_connection_string_is_told_what_is_wrong_with_it(dsn: str, rule: str) -> None:
+    """A slip in a parameter's name is named, unless it may be of a password; so is what would change every session."""
+    for key in ("source.dsn", "target.dsn"):
+        with pytest.raises(ConfigError) as caught:
+            load_config(None, (), {**GIVEN, key: dsn}, {})
+        assert str(caught.value) == f"{key}: {rule}"
 
 
 def test_single_underscore_is_an_error() -> None:

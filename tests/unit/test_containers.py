@@ -20,8 +20,6 @@ ROOT = Path(__file__).parents[2]
 _DOCKER = ROOT / "config" / "docker"
 _DASHBOARD = _DOCKER / "grafana" / "dashboards" / "parapply.json"
 _DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-#: Of PromQL: what looks like a name of a metric and is none.
-_WORDS = {"by", "le", "sum", "rate", "increase", "topk", "histogram_quantile", "min_over_time", "up", "job", "slot"}
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import json
 import re
+import subprocess
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import click
@@ -14,18 +15,15 @@ import msgspec
 import pytest
 
 from parapply import errors
-from parapply.cli import cli
+from parapply.cli.main import cli
 from parapply.config import Config, load_config
 from parapply.metrics.table import METRICS, PROCESS_METRICS
 from tests.fixtures.documents import LANGUAGES, ROOT, Block, blocks, code_spans, pages, prose
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 _SOURCES = ROOT / "src" / "parapply"
 _REASON_LENGTH = 15
 #: Packages whose modules are all named by the page about the architecture; the others are commands of their own.
-_TOLD = ("runtime", "plan", "wire", "source", "target", "conflict", "copy", "verify", "metrics", "top")
+_TOLD = ("runtime", "plan", "wire", "source", "target", "conflict", "copy", "check", "verify", "metrics", "top")
 _README_LINES = 200
 _COMMAND_WORDS = ("parapply", "psql", "make", "pip", "docker", "systemctl", "python", "curl", "apt", "$")
 #: A word that begins with a letter and is no command is prose: a span with a message, a unit's name.
@@ -198,6 +196,28 @@ def test_figures_of_the_readme_are_measured() -> None:
         assert told == [f"{one:.2f}" for one in measured], name
 
 
+def test_ratios_of_the_benchmark_are_measured() -> None:
+    """Each linked ratio of the page about the benchmark is what parapply has in the file behind it."""
+    linked = re.findall(r"\[(\d+\.(\d+))\]\(\.\./(bench/results/catch-up[^)]+)\)", pages()["docs/BENCHMARK.md"])
+    assert len(linked) > 20
+    for told, digits, name in linked:
+        figures = json.loads((ROOT / name).read_text(encoding="utf-8"))["figures"]
+        (measured,) = [one["times_built_in"] for runner, one in figures.items() if runner.startswith("parapply")]
+        assert told == f"{measured:.{len(digits)}f}", name
+
+
+def test_every_result_is_cited_and_every_cited_result_exists() -> None:
+    """`bench/results` keeps what a document names, file by file; a figure without its file cannot be looked up."""
+    text = "\n".join(pages().values()) + (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    # `make bench` leaves files there that are no part of the tree; where there is no git, none is listed.
+    listed = subprocess.run(["git", "ls-files", "bench/results"], cwd=ROOT, capture_output=True, text=True, check=False)
+    have = {Path(name).name for name in listed.stdout.splitlines()}
+    patterns = (r"bench/results/([^\s)`,;]+)", r"`([a-z-]+-\d{8}T\d{6}Z[\w-]*\.\w+)`")
+    named = {name for pattern in patterns for name in re.findall(pattern, text)}
+    assert sorted(have - named) == []
+    assert sorted(name for name in named if not (ROOT / "bench" / "results" / name).exists()) == []
+
+
 def test_exit_codes_are_those_of_the_errors() -> None:
     """Table of the guide, README and --help tell the same codes, and every error's is among them."""
     table = re.search(r"\| code \|.*?\n\n", pages()["docs/OPERATIONS.md"], re.DOTALL)
@@ -234,9 +254,10 @@ def _anchors(path: Path) -> set[str]:
 
 
 def test_the_readme_names_every_document_and_is_short() -> None:
-    """Each document is one link away from the first page, which is read in minutes."""
-    text = pages()["README.md"]
+    """Each document is one link away from the first page, which is read in minutes, or from the map of the design."""
+    text = pages()["README.md"] + pages()["docs/ARCHITECTURE.md"].replace("](design/", "](docs/design/")
     assert [page for page in pages() if page != "README.md" and f"({page})" not in text] == []
+    text = pages()["README.md"]
     assert len(text.splitlines()) <= _README_LINES
 
 
@@ -246,10 +267,10 @@ def test_the_architecture_is_that_of_the_code() -> None:
     spans = re.findall(r"`([a-z_]+(?:/[a-z_]+)+(?:\.py|\.pxd)?|[a-z_]+\.(?:py|pxd))`", text)
     gone = [one for one in spans if not _is_there(one.removeprefix("parapply/"))]
     assert gone == []
-    packages = sorted(path.parent.name for path in _SOURCES.glob("*/__init__.py"))
+    packages = sorted(str(path.parent.relative_to(_SOURCES)) for path in _SOURCES.glob("*/**/__init__.py"))
     assert [one for one in packages if f"| `{one}/` |" not in text] == []
     words = set(re.findall(r"\w+", text))
-    parts = sorted(path.stem for folder in _TOLD for path in (_SOURCES / folder).glob("*.py"))
+    parts = sorted(path.stem for folder in _TOLD for path in (_SOURCES / folder).rglob("*.py"))
     assert [one for one in parts if one not in words and one != "__init__"] == []
 
 

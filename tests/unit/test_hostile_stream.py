@@ -20,8 +20,8 @@ from parapply.plan.batch import Batch
 from parapply.plan.plans import Plans
 from parapply.plan.steps import ordered_changes
 from parapply.plan.table import ColumnFacts, Equality
-from parapply.target.commands import CommandBuilder
-from parapply.target.match import match
+from parapply.target.catalogue.match import match
+from parapply.target.sql.commands import CommandBuilder
 from parapply.wire.assembler import Assembler
 from parapply.wire.copy import BUFFER_BYTES, CopyReader, RowReader
 from parapply.wire.decode import decode

@@ -10,22 +10,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parapply.applylog_schema import DEPENDS_ON_LIMIT
+from parapply.lineage import graph as lineages
+from parapply.lineage.graph import TransactionGraph
+from parapply.lineage.holders import Holders
+from parapply.lineage.tracks import Track
 from parapply.model import Relation, Transaction
-from parapply.plan import lineage as lineages
-from parapply.plan.dependencies import meetings
-from parapply.plan.lineage import Lineage
-from parapply.plan.past import Past
-from parapply.wire.rows import KIND_AT, TRUNCATE
+from parapply.plan.overlap import overlaps
+from parapply.target.catalogue.match import match
+from parapply.vocabulary import BarrierReason
+from parapply.wire.rows import INSERT, KIND_AT, TRUNCATE
+from tests import build
 from tests.unit.changes_model import KEYLESS, NUMERIC, PAIR, PLAIN, SPECS, UNIQUE
 from tests.unit.changes_stream import Op, Publisher, assembled, batches, ops
-from tests.unit.family_model import CHILD, PARENT, Source
-from tests.unit.family_model import Op as FamilyOp
+from tests.unit.foreign_key_model import CHILD, PARENT, Source
+from tests.unit.foreign_key_model import Op as FamilyOp
+from tests.unit.plans import column, foreign_key, relation, sent, table, unique
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from parapply.lineage.graph import Traced
+    from parapply.lineage.holders import Found
     from parapply.plan.batch import Batch
-    from parapply.plan.lineage import Traced
     from parapply.plan.plans import Plans
 
 _KINDS = ("put", "put", "update", "delete", "move", "commit", "truncate")
@@ -40,7 +46,7 @@ _FAMILY_OP = st.builds(
 
 def _trace(transactions: Sequence[Transaction], plans: Plans) -> list[Traced]:
     """Return what is said of each."""
-    lineage = Lineage(table_lock_threshold=1000)
+    lineage = TransactionGraph(table_lock_threshold=1000)
     lineage.use(plans.current)
     return [lineage.add(transaction, plans) for transaction in transactions]
 
@@ -84,7 +90,7 @@ def _check(
             if before.kind == "barrier":
                 reached[-1].update(range(1, before.seq + 1))
         assert list(one.depends_on) == sorted(one.depends_on, key=lambda before: -before.seq)
-        met = {earlier.seq for earlier in done[: later.seq - 1] if meetings(earlier, later)}
+        met = {earlier.seq for earlier in done[: later.seq - 1] if overlaps(earlier, later)}
         # A suspect batch runs alone for how it is applied, not for what it depends on.
         alone = set(met) if later.is_suspect else {batch.seq for batch in done if batch.is_suspect}
         missing = met - alone - reached[-1]
@@ -94,11 +100,35 @@ def _check(
             # holder. Where old rows are sent, batches that were compared with nobody tell who it is.
             parts = again() if again else []
             pairs = itertools.product(parts[seq - 1], parts[one.seq - 1])
-            assert not any(meetings(earlier, this) for earlier, this in pairs), f"{one.seq} depends on {seq}"
+            assert not any(overlaps(earlier, this) for earlier, this in pairs), f"{one.seq} depends on {seq}"
         for seq in direct - met if singles else ():
             # What a transaction makes and takes away again is gone from its batch; the record still names it.
             pairs = itertools.product(singles[seq - 1], singles[one.seq - 1])
-            assert any(meetings(earlier, this) for earlier, this in pairs), f"{one.seq} depends on {seq}"
+            assert any(overlaps(earlier, this) for earlier, this in pairs), f"{one.seq} depends on {seq}"
+
+
+def _inserted(*values: bytes) -> bytes:
+    return build.xlog_data(build.insert(build.row(*map(build.text, values))))
+
+
+def test_indexes_and_foreign_keys_of_one_name_on_two_leaves_stay_two() -> None:
+    """Equal values of one leaf's index and of another's are no dependency; a foreign key of each is known."""
+    columns = [sent("id", is_key=True), sent("v")]
+    plans = []
+    for oid in (8, 9):
+        keys = foreign_key("parent", "v", parent_oid=oid + 100, is_enforced=True)
+        facts = table([column("id"), column("v")], ("id",), oid=oid, root_oid=1, unique=(unique("u", "v"),),
+                      foreign_keys=(keys,))  # fmt: skip
+        plans.append(match(relation(*columns, oid=oid), facts))
+    past = Holders()
+    first, second = [Track(plan, past) for plan in plans]
+    found: Found = {}
+    first.begin(1, {})
+    first.look(_inserted(b"1", b"7"), INSERT, found)
+    second.begin(2, {})
+    second.look(_inserted(b"2", b"7"), INSERT, found)
+    assert not found
+    assert [len(past.referring(oid)) for oid in (108, 109)] == [1, 1]
 
 
 @given(wishes=ops(SPECS, _KINDS))
@@ -172,9 +202,9 @@ def test_a_large_transaction_is_a_barrier() -> None:
     source = Source(is_full=False, is_enforced=False)
     source.run([FamilyOp("insert", CHILD, 1, None)])
     (transaction,) = source.transactions
-    lineage = Lineage(1000)
+    lineage = TransactionGraph(1000)
     lineage.add(transaction, source.plans.view())
-    large = lineage.add_alone(transaction, "large")
+    large = lineage.add_alone(transaction, BarrierReason.LARGE)
     later = lineage.add(transaction, source.plans.view())
     for one, before in ((large, 1), (later, 2)):
         assert [(at.seq, at.kind, at.name, at.changes) for at in one.depends_on] == [(before, "barrier", "large", 0)]
@@ -185,7 +215,7 @@ def test_a_wide_transaction_takes_its_tables() -> None:
     source = Source(is_full=False, is_enforced=False)
     for keys in ((1,), (2, 3, 4), (5,)):
         source.run([FamilyOp("insert", CHILD, key, None) for key in keys])
-    lineage = Lineage(table_lock_threshold=2)
+    lineage = TransactionGraph(table_lock_threshold=2)
     view = source.plans.view()
     traced = [lineage.add(transaction, view) for transaction in source.transactions]
     found = [[(at.seq, at.kind, at.table) for at in one.depends_on] for one in traced]
@@ -198,7 +228,7 @@ def test_a_wide_child_refers_to_any_parent() -> None:
     source.run([FamilyOp("insert", PARENT, key, None) for key in (1, 2)])
     source.run([FamilyOp("insert", CHILD, key, 1) for key in (1, 2, 3)])
     source.run([FamilyOp("delete", PARENT, 2, None)])
-    lineage = Lineage(table_lock_threshold=2)
+    lineage = TransactionGraph(table_lock_threshold=2)
     view = source.plans.view()
     lineage.use(view.current)
     traced = [lineage.add(transaction, view) for transaction in source.transactions]
@@ -208,14 +238,14 @@ def test_a_wide_child_refers_to_any_parent() -> None:
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the last keys are remembered: twice as many as asked for at most, and those asked for always."""
-    monkeypatch.setattr(lineages, "Past", lambda: Past(remembered=50))
+    monkeypatch.setattr(lineages, "Holders", lambda: Holders(remembered=50))
     source = Source(is_full=False, is_enforced=False)
     wishes = []
     for key in [*range(200), 199, 151, 10]:
         wishes += [FamilyOp("insert", CHILD, key, None), FamilyOp("update", CHILD, key, None)]
         wishes.append(FamilyOp("commit", CHILD, 0, None))
     source.run(wishes)
-    lineage = Lineage(1000)
+    lineage = TransactionGraph(1000)
     view = source.plans.view()
     traced = [lineage.add(transaction, view) for transaction in source.transactions]
     assert [[at.seq for at in one.depends_on] for one in traced[-3:]] == [[200], [152], []]

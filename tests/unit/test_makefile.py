@@ -19,7 +19,8 @@ pytestmark = pytest.mark.skipif(MAKE is None, reason="make is not installed: not
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """Return a directory with what the Makefile reads, and no environment yet."""
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+    (tmp_path / "bench").mkdir()
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "bench/requirements.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
     shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
     return tmp_path
@@ -64,6 +65,57 @@ def test_an_environment_up_to_date_costs_nothing(checkout: Path) -> None:
     assert run(checkout, "make", "venv", PYTHON="/bin/false").returncode == 0
     os.utime(checkout / "constraints.txt", (2**32, 2**32))
     assert run(checkout, "make", "venv", PYTHON="/bin/false").returncode != 0
+
+
+def test_the_demo_needs_no_more_than_the_demo(checkout: Path) -> None:
+    """`make demo` alone installs its own extra, and says so; with an environment that has all it uses that one."""
+    done = run(checkout, "make", "--dry-run", "demo")
+    assert done.returncode == 0, done.stderr
+    assert "-e '.[demo]'" in done.stdout
+    assert "report" not in done.stdout
+    assert "installing parapply with demo" in done.stdout
+    (checkout / ".venv").mkdir()
+    (checkout / ".venv" / ".up-to-date").touch()
+    assert run(checkout, "make", "--dry-run", "demo").stdout == ".venv/bin/parapply demo\n"
+
+
+#: Stands for each program of the environment: says that it runs, and fails if it is the one that shall.
+_PROGRAM = """#!/bin/bash
+name=${0##*/}
+[[ $* == *pytest* ]] && name=${PARAPPLY_COMPILED:+hot }tests
+[[ $* == *WHY_INTERPRETED* ]] && exit "$IS_INTERPRETED"
+echo "ran $name"
+[[ $name != "$FAILS" ]]
+"""
+
+
+@pytest.mark.parametrize("fails", ["", "mypy", "tests", "hot tests"])
+def test_every_part_of_the_tests_is_shown_and_its_failure_counts(checkout: Path, fails: str) -> None:
+    """`make test` shows what tests, lint and interpreted pass print, one after the other, and fails if one does."""
+    _fill(checkout / ".venv" / "bin")
+    done = run(checkout, "make", "test", FAILS=fails, IS_INTERPRETED="0")
+    lint = ["ran ruff", "ran ruff", "ran mypy", *([] if fails == "mypy" else ["ran lint-imports"])]
+    assert [line for line in done.stdout.splitlines() if line != "ran python"] == [
+        "ran tests",
+        f"== lint: {'FAILED' if fails == 'mypy' else 'passed'}", *lint,
+        f"== interpreted: {'FAILED' if fails == 'hot tests' else 'passed'}", "ran hot tests",
+    ]  # fmt: skip
+    assert (done.returncode != 0) == bool(fails), done.stderr
+
+
+def test_what_is_interpreted_anyway_is_tested_once(checkout: Path) -> None:
+    """Where the hot path is not compiled there is no second pass over its tests."""
+    _fill(checkout / ".venv" / "bin")
+    done = run(checkout, "make", "test", FAILS="", IS_INTERPRETED="1")
+    assert done.returncode == 0, done.stderr
+    assert "interpreted" not in done.stdout
+
+
+def _fill(programs: Path) -> None:
+    programs.mkdir(parents=True)
+    for name in ("python", "ruff", "mypy", "lint-imports"):
+        (programs / name).write_text(_PROGRAM)
+        (programs / name).chmod(0o755)
 
 
 @pytest.mark.parametrize(("python", "words"), [("", "install python3.11"), ("/bin/false", "install python3-venv")])

@@ -54,7 +54,8 @@ def test_every_figure_is_read_back() -> None:
     figures.table("public.plain").waits["foreign key"] += 2
     figures.table("public.plain").wait_s["foreign key"] += 0.25
     figures.barriers.waits["barrier"] += 1
-    figures.conflicts["update_missing", "public.plain", "skipped"] += 5
+    for _ in range(5):
+        figures.count_conflict("update_missing", "public.plain", "skipped")
     figures.retries["40P01"] += 1
     for value in (1, 2, 3, 1e9):
         figures.batch_transactions.observe(value)
@@ -69,8 +70,11 @@ def test_every_figure_is_read_back() -> None:
     assert at("parapply_dependency_waits_total", table="public.plain", kind="foreign key") == 2
     assert at("parapply_dependency_wait_seconds_total", table="public.plain", kind="foreign key") == 0.25
     assert at("parapply_dependency_waits_total", table="", kind="barrier") == 1
-    assert at("parapply_conflicts_total", type="update_missing", table="public.plain", outcome="skipped") == 5
+    assert at("parapply_conflicts_total", type="update_missing", outcome="skipped") == 5
+    assert at("parapply_conflicts_total", type="insert_exists", outcome="stopped") == 0
+    assert at("parapply_table_conflicts_total", type="update_missing", table="public.plain", outcome="skipped") == 5
     assert at("parapply_retries_total", reason="40P01") == 1
+    assert at("parapply_retries_total", reason="yield") == 0
     assert at("parapply_transactions_total", mode="streamed") == 0
     assert at("parapply_reconnects_total", end="target") == 0
     counts = [at("parapply_batch_transactions_bucket", le=le) for le in ("1", "2", "5", "20000", "+Inf")]
@@ -95,6 +99,9 @@ def test_tables_are_bounded() -> None:
     figures = Figures()
     for number in range(table.TABLES_LIMIT + 50):
         figures.table(f"public.t{number}").rows.insert += 1
+        figures.count_conflict("insert_exists", f"public.t{number}", "stopped")
     assert len(figures.tables) == table.TABLES_LIMIT + 1
     assert figures.tables[table.OTHER_TABLES].rows.insert == 50
     assert figures.tables["public.t7"].rows.insert == 1
+    assert len(figures.values()[table.TABLE_CONFLICTS]) == table.TABLES_LIMIT + 1
+    assert figures.conflicts["insert_exists", "stopped"] == table.TABLES_LIMIT + 50

@@ -10,20 +10,22 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from parapply.plan import dependencies, values
-from parapply.plan.changes import TableChanges
+from parapply.plan import values
 from parapply.plan.keys import key_reader
-from parapply.runtime.crew import Crew
-from tests.unit.crew_model import check_equal
-from tests.unit.family_model import CHILD, PARENT, Op
+from parapply.plan.overlap import overlaps
+from parapply.plan.scheduler import Scheduler
+from parapply.plan.table_changes import TableChanges
+from parapply.runtime.pool.pool import WorkerPool
+from tests.unit.foreign_key_model import CHILD, PARENT, Op
+from tests.unit.pool_model import check_equal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from parapply.plan.batch import Batch
-    from parapply.plan.dependencies import Meeting, Scheduler
-    from parapply.runtime.crew import Turn
-    from parapply.runtime.job import Job
+    from parapply.plan.overlap import Overlap
+    from parapply.runtime.pool.job import Job
+    from parapply.runtime.pool.pool import CommitTurn
 
     Mutant = Callable[[pytest.MonkeyPatch], None]
 
@@ -70,34 +72,33 @@ def _ignore_the_old_key(patch: pytest.MonkeyPatch) -> None:
 
 def _no_truncate_barrier(patch: pytest.MonkeyPatch) -> None:
     """TRUNCATE is like any other change (trap T-26)."""
-    meetings = dependencies.meetings
 
-    def meet(earlier: Batch, later: Batch) -> list[Meeting]:
+    def meet(earlier: Batch, later: Batch) -> list[Overlap]:
         both = (earlier, later)
         were = [batch.is_barrier for batch in both]
         for batch in both:
             batch.is_barrier = batch.is_barrier and not batch.has_truncate
-        found = meetings(earlier, later)
+        found = overlaps(earlier, later)
         for batch, was in zip(both, were, strict=True):
             batch.is_barrier = was
         return found
 
-    patch.setattr(dependencies, "meetings", meet)
+    patch.setattr("parapply.plan.scheduler.overlaps", meet)
 
 
 def _release_keys_early(patch: pytest.MonkeyPatch) -> None:
     """Who waits for a batch starts when its COMMIT is sent, not when that is acknowledged (trap T-35)."""
-    turn = Crew.turn
+    turn = WorkerPool.turn
 
-    async def ask(crew: Crew, job: Job) -> Turn:
-        told = await turn(crew, job)
-        for seq, waits in crew._scheduler._waits.items():
-            if waits.pop(job.batch.seq, None) is not None and not waits:
-                heapq.heappush(crew._ready, seq)
-        crew._assign()
+    async def ask(pool: WorkerPool, job: Job) -> CommitTurn:
+        told = await turn(pool, job)
+        for one in pool._scheduler._open.values():
+            if one.waits.pop(job.batch.seq, None) is not None and not one.waits:
+                heapq.heappush(pool._ready, one.batch.seq)
+        pool._assign()
         return told
 
-    patch.setattr(Crew, "turn", ask)
+    patch.setattr(WorkerPool, "turn", ask)
 
 
 def _commit_before_holders(patch: pytest.MonkeyPatch) -> None:
@@ -106,7 +107,7 @@ def _commit_before_holders(patch: pytest.MonkeyPatch) -> None:
     def may_commit(_scheduler: Scheduler, _batch: Batch) -> bool:
         return True
 
-    patch.setattr(dependencies.Scheduler, "may_commit", may_commit)
+    patch.setattr(Scheduler, "may_commit", may_commit)
 
 
 _MUTANTS: tuple[Mutant, ...] = (

@@ -27,4 +27,4 @@ def test_what_does_not_print_is_its_escape() -> None:
 def test_an_error_is_one_printable_line() -> None:
     """A name with a line's end or an escape sequence in it cannot make a second line, or move the cursor."""
     error = TargetRefused("target table a.b\n\x1b[2J does not exist", hint="create\r\nit")
-    assert error.line() == "target table a.b \\x1b[2J does not exist Hint: create it"
+    assert error.line() == "target table a.b \\x1b[2J does not exist. Hint: create it"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from parapply.errors import ConfigError, SpillFailed
 from parapply.model import Column, Relation
-from parapply.spill import Place, Spill, SpillFile
+from parapply.spill import BlockPlace, Spill, SpillFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,9 +123,9 @@ def test_a_cut_file_is_found(file: SpillFile) -> None:
     """A block that is not there, or not whole, is an error."""
     place = file.append([b"some"])
     with pytest.raises(SpillFailed, match="cut"):
-        file.read(Place(place.n_bytes, place.n_bytes))
+        file.read(BlockPlace(place.n_bytes, place.n_bytes))
     with pytest.raises(SpillFailed, match="damaged"):
-        file.read(Place(0, place.n_bytes - 1))
+        file.read(BlockPlace(0, place.n_bytes - 1))
 
 
 def test_a_directory_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:

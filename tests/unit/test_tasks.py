@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from parapply.runtime import tasks
+from parapply import tasks
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.console import Console
 
-from parapply.runtime.status import duration, render
-from parapply.top.history import History
+from parapply.commands.state_reader import lag_s
+from parapply.commands.status import duration, render
+from parapply.top.history import ReadingHistory
 from parapply.top.layout import screen
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ def _report(**more: object) -> dict[str, Any]:
         "slot_name": "app", "database_name": "app", "lowest_remote_lsn": "FFFFFFFF/FFFFFFFF",
         "highest_remote_lsn": "FFFFFFFF/FFFFFFFF", "confirmed_flush_lsn": "0/1", "lag_bytes": 10**12, "lag_s": 0.5,
         "commit_order": "preserve", "worker_count": 4, "state": "running", "reason": "", "two_phase": "disabled",
+        "reading": "stream",
         "updated_at": "2026-11-21 22:00:00", "silent_s": 0.3, "host": "h", "pid": 7, "version": "1",
         "started_at": "2026-11-21 21:00:00", "workers": [], "tables": [], "copies": [], "prepared": [], "conflicts": [],
         "is_daemon_connected": True, "source": {"is_reachable": False, "error": "no route to host " * 9}, **more,
@@ -53,7 +56,7 @@ def _lines(shown: RenderableType, width: int) -> list[str]:
 
 def test_rates_are_of_the_last_seconds() -> None:
     """Rows, waits and transactions a second: what came between two writes of the daemon, by the time between these."""
-    history = History()
+    history = ReadingHistory()
     for second in range(41):
         tables = [_table("public.t", 100 + second * 1.02, inserts=51 * second, waits=102 * second)]
         history.add(_report(tables=tables, workers=[_worker(1, transactions=204 * second)]), float(second))
@@ -66,7 +69,7 @@ def test_rates_are_of_the_last_seconds() -> None:
 
 def test_an_idle_table_goes_to_zero_and_wakes_up() -> None:
     """A burst after an hour of silence counts for the seconds that were looked at, not for the hour."""
-    history = History()
+    history = ReadingHistory()
     for second in range(20):
         history.add(_report(tables=[_table("public.t", 100, inserts=7)]), float(second))
     assert history.tables()[0].is_quiet
@@ -76,7 +79,7 @@ def test_an_idle_table_goes_to_zero_and_wakes_up() -> None:
 
 def test_a_restart_of_the_daemon_makes_no_negative_rates() -> None:
     """Its counts begin at 0 again; the lag's course goes on."""
-    history = History()
+    history = ReadingHistory()
     history.add(_report(tables=[_table("public.t", 100, inserts=1000)], workers=[_worker(1, transactions=9)]), 0)
     after = _report(tables=[_table("public.t", 101, inserts=3)], workers=[_worker(1)], started_at="later")
     history.add(after, 1)
@@ -88,7 +91,7 @@ def test_a_restart_of_the_daemon_makes_no_negative_rates() -> None:
 
 def test_orders_of_the_tables() -> None:
     """Rows: the hottest first; waits: whose keys make most others wait; name: by name."""
-    history = History()
+    history = ReadingHistory()
     for second in (0, 5):
         tables = [
             _table("public.b", 100 + second, inserts=5 * second),
@@ -100,19 +103,50 @@ def test_orders_of_the_tables() -> None:
     assert names == {"rows": ["a", "b", "c"], "waits": ["c", "a", "b"], "name": ["a", "b", "c"]}
 
 
-def test_silence_counts_as_lag() -> None:
-    """A daemon that stands still or is gone writes no lag any more: the time since then is added."""
-    history = History()
-    history.add(_report(lag_s=2.0, silent_s=60.0), 0)
-    assert history.lag_s[-1] == 62
+_BEHIND = {"is_reachable": True, "lag_bytes": 5}
+_AT_THE_END = {"is_reachable": True, "lag_bytes": 0}
+
+
+@pytest.mark.parametrize(
+    ("written_s", "silent_s", "is_daemon_connected", "source", "now_s"),
+    [
+        (0.0, 0.3, True, _BEHIND, 0.0),
+        (2.0, 0.3, True, _AT_THE_END, 2.0),
+        (2.0, 60.0, True, _BEHIND, 62.0),
+        (0.0, 0.5, False, _BEHIND, 0.5),
+        (0.0, 3600.0, False, {"is_reachable": False}, 3600.0),
+        (9.0, 3600.0, False, _AT_THE_END, 0.0),
+        (None, 3600.0, False, _BEHIND, None),
+        (None, 0.3, True, _BEHIND, None),
+    ],
+)
+def test_the_lag_without_a_daemon(
+    *, written_s: float | None, silent_s: float, is_daemon_connected: bool, source: dict[str, Any], now_s: float | None
+) -> None:
+    """What was written is the lag while a daemon writes; later the time since then is added: never 0 for not known."""
+    report = _report(lag_s=written_s, silent_s=silent_s, is_daemon_connected=is_daemon_connected, source=source)
+    assert lag_s(report) == now_s
+
+
+def test_a_lag_that_is_not_known_is_not_shown_as_none() -> None:
+    """Before a daemon has looked at the publisher for the first time there is no figure."""
+    history = ReadingHistory()
+    history.add(_report(lag_s=None, lag_bytes=None), 0)
+    assert _lines(screen(history, 80, 24, "rows"), 80)[1].split()[:3] == ["lag", "?", "?"]
+
+
+def test_silence_is_told() -> None:
+    """A daemon that is stuck writes nothing any more."""
+    history = ReadingHistory()
+    history.add(_report(lag_s=62.0, silent_s=60.0), 0)
     assert "nothing heard for 60 s" in _lines(screen(history, 80, 24, "rows"), 80)[0]
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 23), (60, 16), (132, 50)])
 def test_the_screen_fits(width: int, height: int) -> None:
     """Sixty-four workers, hundreds of tables with long names, long reasons: no line is too wide, and not too many."""
-    history = History()
-    waits = "its turn to commit, after batch 123456789; part of it for batch 123456788: key in public.a_long_name"
+    history = ReadingHistory()
+    waits = "its turn, after batch 123456789; partly batch 123456788: key in public.a_long_name"
     for second in (0, 10):
         tables = [_table(f"public.{'x' * 60}{n}", 100 + second, updates=n * 10**8 * second) for n in range(300)]
         workers = [_worker(n, "retrying", waits) for n in range(1, 65)]
@@ -129,12 +163,12 @@ def test_the_screen_fits(width: int, height: int) -> None:
 
 def test_what_a_worker_waits_for_is_told_in_full_where_there_is_room() -> None:
     """Four workers on 24 lines: the reason is wrapped, not cut."""
-    history = History()
-    waits = "its turn to commit, after batch 8113; part of it for batch 8112: key in public.pgbench_branches"
+    history = ReadingHistory()
+    waits = "its turn, after batch 8113; partly batch 8112: key in public.pgbench_branches"
     workers = [_worker(n, "waiting", waits) for n in range(1, 5)]
     history.add(_report(workers=workers, tables=[_table("public.t", 1)]), 0)
     text = " ".join(" ".join(_lines(screen(history, 80, 23, "rows"), 80)).split())
-    assert text.count("turn, after batch 8113; partly batch 8112:") == 4
+    assert text.count("its turn, after batch 8113; partly batch 8112:") == 4
     assert text.count("pgbench_branches") == 4
 
 
@@ -142,14 +176,66 @@ def test_status_fits_80_columns() -> None:
     """The same for `parapply status`, which wraps what is long instead of cutting it."""
     report = _report(
         tables=[_table("public.a_table_with_a_rather_long_name", 1)],
-        workers=[
-            _worker(n, "committing", "its turn to commit, after batch 123; part of it for x") for n in range(1, 5)
-        ],
+        workers=[_worker(n, "committing", "its turn, after batch 123; partly x") for n in range(1, 5)],
         source={"is_reachable": False, "error": "no"},
     )
     lines = _lines(render(report), 80)
     assert max(map(len, lines)) <= 80
     assert any("a_table_with_a_rather_long_name: serial: x" in line for line in lines)
+
+
+@pytest.mark.parametrize(("n_workers", "n_tables"), [(4, 3), (32, 2), (3, 300), (64, 300)])
+def test_status_on_24_lines_loses_no_part(n_workers: int, n_tables: int) -> None:
+    """`--watch` shows workers and tables however many there are, those with work and rows first, and how many more."""
+    report = _report(
+        tables=[_table(f"public.t{n}", 1, inserts=n) for n in range(n_tables)],
+        workers=[_worker(n, "executing" if n == n_workers else "idle") for n in range(1, n_workers + 1)],
+    )
+    lines = _lines(render(report, 80, 24), 80)
+    assert len(lines) <= 24
+    text = "\n".join(lines)
+    assert "executing" in text
+    assert f"public.t{n_tables - 1} " in text
+    n_shown = len([line for line in lines if re.match(r"public\.t|\d+ +(?:idle|executing) ", line)])
+    assert n_shown + sum(map(int, re.findall(r"^and (\d+) more$", text, re.MULTILINE))) == n_workers + n_tables
+    everything = "\n".join(_lines(render(report), 80))
+    assert all(f"public.t{n} " in everything for n in range(n_tables))
+
+
+def test_top_on_a_wide_screen() -> None:
+    """The figures of a table stand next to its name, and no span of time is cut."""
+    history = ReadingHistory()
+    for second in (0, 10):
+        heap = {**_table("public.heap", 100 + second, updates=second), "key_columns": []}
+        worker = {**_worker(1, "waiting", "its turn, after batch 1"), "since_s": 156.0}
+        history.add(_report(tables=[_table("public.t", 100 + second), heap], workers=[worker]), float(second))
+    for width in (80, 200):
+        lines = _lines(screen(history, width, 50, "name"), width)
+        (row,) = [line for line in lines if line.lstrip().startswith("heap")]
+        assert len(row) < 80
+        assert row.endswith("ins sets")
+        assert " 2.6 min " in next(line for line in lines if "waiting" in line)
+
+
+_SOURCE = {
+    "is_reachable": True, "flush_lsn": "0/9", "slot_exists": True, "slot_active_pid": None, "lag_bytes": 4,
+    "slot_wal_status": "extended", "slot_invalidation_reason": None, "slot_retained_wal_bytes": 5_000_000_000,
+    "slot_safe_wal_bytes": None,
+}  # fmt: skip
+
+
+def test_status_tells_what_is_kept_and_what_is_not_known() -> None:
+    """WAL kept for the slot, with its limit if there is one; a lag without a daemon as the most that it can be."""
+    stopped = {"is_daemon_connected": False, "silent_s": 12.0, "lag_bytes": 4, "source": _SOURCE}
+    text = "\n".join(_lines(render(_report(**stopped, lag_s=12.5)), 80))
+    assert "4 bytes of WAL, at most 12 s" in text
+    assert "5,000,000,000 bytes, extended\n" in text
+    limited = {**_SOURCE, "slot_safe_wal_bytes": 1000, "slot_wal_status": "reserved"}
+    text = " ".join("\n".join(_lines(render(_report(**{**stopped, "lag_s": None, "source": limited})), 80)).split())
+    assert "4 bytes of WAL, age unknown" in text
+    assert "reserved; 1,000 more may be written before the slot can be lost" in text
+    lost = {**_SOURCE, "slot_retained_wal_bytes": None, "slot_wal_status": "lost"}
+    assert "the slot is INVALIDATED: wal_removed" in "\n".join(_lines(render(_report(source=lost)), 80))
 
 
 @pytest.mark.parametrize(

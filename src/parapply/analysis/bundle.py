@@ -1,7 +1,7 @@
 """The job for spark-submit: this package as one zip file, and the script that starts it.
 
 In goes a folder; out come ``parapply.zip`` and ``parapply_report.py`` in it. The executors need neither: all work on
-records is Spark's own. The driver needs msgspec, click, rich and plotly in its Python.
+records is Spark's own. The driver needs msgspec, click, rich, plotly and Jinja2 in its Python.
 """
 
 from __future__ import annotations

@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from parapply.errors import ParapplyError, ReportRefused
+from parapply.extras import install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
-    from parapply.analysis.job import Outcome, Request
+    from parapply.analysis.job import ReportOutcome, ReportRequest
 
 _OUT: Final = "parapply-report"
 _MEMORY: Final = re.compile(r"[1-9][0-9]*[mgMG]")
@@ -162,20 +163,20 @@ def check_installed() -> None:
     Raises:
         ReportRefused: a package is missing.
     """
-    missing = [name for name in ("pyspark", "plotly") if find_spec(name) is None]
+    missing = [name for name in ("pyspark", "plotly", "jinja2") if find_spec(name) is None]
     if missing:
         raise ReportRefused(
             f"The report needs {' and '.join(missing)}.",
-            hint="pip install 'parapply[report]' and, without Java, 'parapply[java]'",
+            hint=f"{install_hint('report')}; without Java: {install_hint('report', 'java')}",
         )
 
 
 def _run(spark: SparkSession, logdir: str, options: dict[str, Any]) -> None:
-    from parapply.analysis.job import Request, make_report  # noqa: PLC0415
+    from parapply.analysis.job import ReportRequest, make_report  # noqa: PLC0415
     from parapply.analysis.progress import shown  # noqa: PLC0415
     from parapply.analysis.views import Scope  # noqa: PLC0415
 
-    request = Request(
+    request = ReportRequest(
         log=logdir,
         out=options["out"],
         scope=Scope(slot=options["slot"], since=options["since"], until=options["until"]),
@@ -189,7 +190,7 @@ def _run(spark: SparkSession, logdir: str, options: dict[str, Any]) -> None:
     _print(outcome, options["is_json"])
 
 
-def _follow(spark: SparkSession, request: Request, every_s: float, is_json: bool) -> None:  # noqa: FBT001  passed on
+def _follow(spark: SparkSession, request: ReportRequest, every_s: float, is_json: bool) -> None:  # noqa: FBT001  passed on
     from parapply.analysis import follow  # noqa: PLC0415
     from parapply.analysis.job import show, spark_errors  # noqa: PLC0415
     from parapply.analysis.progress import Silent  # noqa: PLC0415
@@ -222,7 +223,7 @@ def _stop_asked() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _print(outcome: Outcome, is_json: bool) -> None:  # noqa: FBT001  passed on
+def _print(outcome: ReportOutcome, is_json: bool) -> None:  # noqa: FBT001  passed on
     if is_json:
         document = {
             "page": outcome.page,

@@ -1,6 +1,6 @@
 """Figures from views: each query once, its table as rows.
 
-In goes a session with the views; out come tables of at most some thousand rows, whatever the log's size.
+In goes a session with the views; out come tables of at most a few thousand rows, whatever the log's size.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The report while the daemon writes: a stream of closed files, each converted once, the page made anew after each.
+"""The report while the daemon writes: a stream of closed files, each converted once, the page made again after each.
 
-In go a session and a `Request`; out comes the same folder as from `job`, kept up to date until it is stopped. Spark's
-checkpoint remembers which files the stream has handed out, and the store's manifest which are done: a stream that is
-killed hands its last files out again, and those that are done are passed over. So are files that a report without
-``--follow`` has converted, and a lost checkpoint costs a look at every file and nothing else.
+In go a session and a `ReportRequest`; out comes the same folder as from `job`, kept up to date until it is stopped.
+Spark's checkpoint remembers which files the stream has handed out, and the store's manifest which are done: a stream
+that is killed hands its last files out again, and those that are done are passed over. So are files that a report
+without ``--follow`` has converted, and a lost checkpoint costs a check of every file and nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from parapply.analysis.job import Request
+    from parapply.analysis.job import ReportRequest
 
 _OPTIONS: Final = {
     **JSON_OPTIONS,
@@ -30,20 +30,20 @@ _OPTIONS: Final = {
     "recursiveFileLookup": "true",
     # By default a file a week older than the newest is passed over; a daemon of long ago may have left one.
     "maxFileAge": "36500d",
-    # Bounds what is repeated after a stop in the first look at a log of years.
+    # Bounds what is repeated after a stop in the first pass over a log of years.
     "maxFilesPerTrigger": "64",
 }
 
 
 def start(
-    spark: SparkSession, request: Request, every_s: float | None, on_load: Callable[[SparkSession, int], None]
+    spark: SparkSession, request: ReportRequest, every_s: float | None, on_load: Callable[[SparkSession, int], None]
 ) -> StreamingQuery:
     """Start the stream.
 
     Args:
         spark: ends with the caller.
         request: as for `job.make_report`.
-        every_s: seconds between looks for new files; None handles those that are there and ends.
+        every_s: seconds between checks for new files; None handles those that are there and ends.
         on_load: called, in another thread, with the number of files that have been converted, and a session of it.
 
     Raises:
@@ -66,7 +66,7 @@ def start(
         return writer.trigger(processingTime=f"{round(every_s * 1000)} milliseconds").start()
 
 
-def _load(part: DataFrame, request: Request) -> int:
+def _load(part: DataFrame, request: ReportRequest) -> int:
     """Convert the lines of files that are not in the store yet; return how many files."""
     spark = part.sparkSession
     storage = Storage(spark)

@@ -67,7 +67,7 @@ class Java:
     origin: str
 
     def apply(self, environ: dict[str, str] | os._Environ[str]) -> None:
-        """Make Spark's launcher take this runtime: it looks at JAVA_HOME first, then at the PATH."""
+        """Make Spark's launcher take this runtime: it checks JAVA_HOME first, then the PATH."""
         if self.home is None:
             environ.pop("JAVA_HOME", None)
         else:

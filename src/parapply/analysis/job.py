@@ -1,7 +1,7 @@
 """The report in the order of the work: closed files to Parquet, views, figures, page.
 
-In go a session and a `Request`; out come the folder ``out`` and an `Outcome`. What Spark and Java raise becomes one of
-our errors here, and nowhere else.
+In go a session and a `ReportRequest`; out come the folder ``out`` and a `ReportOutcome`. What Spark and Java raise
+becomes one of our errors here, and nowhere else.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _REASON: Final = re.compile(r"^(?:[\w.$]+(?:Exception|Error): |\[[A-Z_.]+\] )+")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ReportRequest:
     """What is asked for.
 
     Attributes:
         log: folder of the apply log, by any name that Hadoop knows.
         out: folder of the report; it keeps what was converted, so that the next report reads new files only.
-        scope: which records are looked at.
+        scope: which records are read.
         what_if_transactions: how many transactions of a slot are replayed at most; 0 leaves it out.
         refresh_s: the page reloads itself so often; 0 never.
     """
@@ -59,7 +59,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class ReportOutcome:
     """What a report has done.
 
     Attributes:
@@ -79,17 +79,17 @@ class Outcome:
     in_short: dict[str, list[str]]
 
 
-def make_report(spark: SparkSession, request: Request, steps: Steps) -> Outcome:
+def make_report(spark: SparkSession, request: ReportRequest, steps: Steps) -> ReportOutcome:
     """Convert new files, compute the figures, write tables and page; raises what `convert` does."""
     return show(spark, request, steps, new_files=convert(spark, request, steps))
 
 
-def convert(spark: SparkSession, request: Request, steps: Steps) -> int:
+def convert(spark: SparkSession, request: ReportRequest, steps: Steps) -> int:
     """Convert closed files that are not converted yet; return how many.
 
     Raises:
         ReportRefused: there is no such log, or another report writes into the same folder.
-        ReportFailed: Spark could not do it; running it again goes on where it stopped.
+        ReportFailed: Spark could not do it; running it again continues where it stopped.
     """
     with spark_errors():
         storage = Storage(spark)
@@ -107,7 +107,7 @@ def convert(spark: SparkSession, request: Request, steps: Steps) -> int:
         return len(new)
 
 
-def show(spark: SparkSession, request: Request, steps: Steps, *, new_files: int) -> Outcome:
+def show(spark: SparkSession, request: ReportRequest, steps: Steps, *, new_files: int) -> ReportOutcome:
     """Compute the figures of what is converted, write tables and page; raises what `convert` does."""
     with spark_errors():
         storage = Storage(spark)
@@ -131,7 +131,7 @@ def show(spark: SparkSession, request: Request, steps: Steps, *, new_files: int)
         )
         path = f"{request.out.rstrip('/')}/{PAGE}"
         storage.write(path, page.render(tables, made).encode())
-        return Outcome(
+        return ReportOutcome(
             page=path,
             new_files=new_files,
             records=sum(file.records for file in files),

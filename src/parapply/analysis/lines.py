@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-#: Columns beside those of the records.
+#: Columns besides those of the records.
 REASON: Final = "reason"
 FILE: Final = "file"
 DAY: Final = "day"
@@ -45,7 +45,7 @@ def as_records(lines: DataFrame, raw_root: str) -> DataFrame:
         below the folder; `DAY` in UTC, of the commit on the target, for bad lines that on which they are read.
     """
     root = raw_root.rstrip("/") + "/"
-    # file:/logs/x, file:///logs/x or hdfs://host:8020/logs/x: the path begins behind scheme and host.
+    # file:/logs/x, file:///logs/x or hdfs://host:8020/logs/x: the path begins after scheme and host.
     raw_path = F.regexp_replace(F.col("_metadata.file_path"), "^[A-Za-z0-9+.-]+:(//[^/]*)?", "")
     reason = _reason()
     return (

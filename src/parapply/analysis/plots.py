@@ -1,4 +1,4 @@
-"""Plots as Plotly takes them: plain objects, made from the tables of one slot. What is common stands in the page.
+"""Plots as Plotly takes them: plain objects, made from the tables of one slot. What is common is in the page.
 
 In go rows; out comes a `Plot`. Names from the log are escaped: Plotly reads markup in texts.
 """
@@ -111,7 +111,7 @@ def stacked_lines(
 ) -> list[dict[str, Any]]:
     """Return areas on top of each other, one for each of the greatest values of a column and one for all others.
 
-    Numbers stand in their order, with the column's name; names by how much they are of the whole.
+    Numbers keep their order, with the column's name; names by how much they are of the whole.
     """
     totals: dict[str, float] = {}
     for row in rows:
@@ -158,5 +158,5 @@ def _axis(times: list[datetime]) -> list[str]:
 
 
 def _short(value: float) -> float:
-    # Half of the page would be digits that nobody sees.
+    # Half of the page would be digits that no reader sees.
     return float(f"{value:.5g}")

@@ -1,6 +1,6 @@
 """What a person sees on the terminal while Spark works: the step, a bar, the time. On standard error only.
 
-In go steps as they begin; Spark's own tracker says how far the step under way is. A thread looks at it a few times a
+In go steps as they begin; Spark's own tracker says how far the step under way is. A thread polls it a few times a
 second; it ends with the block.
 """
 
@@ -23,7 +23,7 @@ _JOIN_S: Final = 5.0
 
 
 class Steps(Protocol):
-    """Who is told about steps."""
+    """What learns about steps."""
 
     def expect(self, steps: int) -> None:
         """Take notice of so many more steps to come."""
@@ -33,7 +33,7 @@ class Steps(Protocol):
 
 
 class Silent:
-    """Nobody looks."""
+    """Shows nothing."""
 
     def expect(self, steps: int) -> None:
         """Do nothing."""

@@ -1,9 +1,9 @@
 """The apply log's records as Spark sees them, derived from the structs that the daemon writes.
 
 In go the structs of `parapply.applylog_schema`; out comes one wide schema for the lines of all kinds, and for each kind
-its columns, which of them must be there, and what stands for those that an older daemon did not write.
+its columns, which of them must be there, and what replaces those that an older daemon did not write.
 
-Times are texts in the log and timestamps here; LSNs stay texts, with a number beside them that sorts (`lines`).
+Times are texts in the log and timestamps here; LSNs stay texts, each with a number next to it that sorts (`lines`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def wide_schema() -> T.StructType:
     """Return the schema of a line of any kind: every field of every record, all nullable, and `TORN`.
 
     Raises:
-        TypeError: two records have a field of one name and different types; they cannot stand in one file then.
+        TypeError: two records have a field of one name and different types; they cannot be in one file then.
     """
     fields: dict[str, T.DataType] = {KIND: T.StringType()}
     for struct in RECORDS.values():
@@ -54,7 +54,7 @@ def columns_of(struct: type[msgspec.Struct]) -> dict[str, T.DataType]:
 
 
 def required_of(struct: type[msgspec.Struct]) -> list[str]:
-    """Return the fields that have no default, and so stand in every line of this kind."""
+    """Return the fields that have no default, and so are in every line of this kind."""
     return [field.name for field in msgspec.structs.fields(struct) if field.required]
 
 

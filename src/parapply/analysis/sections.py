@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from parapply.analysis import plots, words
+from parapply.analysis import sections_limits as limits
 from parapply.analysis.figures import PARTS, STAGES
 from parapply.analysis.plots import Plot, bar_height, bars, line
+from parapply.analysis.section import Section
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,18 +24,6 @@ _OPERATIONS: Final = (
 _PART_COLORS: Final = dict(zip(PARTS, (plots.GREY, plots.RED, plots.BLUE, plots.ORANGE, plots.GREEN), strict=True))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """A part of the page."""
-
-    title: str
-    lead: str
-    plots: list[Plot] = field(default_factory=list)
-    #: Shown below the plots: heading of each column, and rows of texts.
-    header: tuple[str, ...] = ()
-    rows: list[tuple[str, ...]] = field(default_factory=list)
-
-
 def sections(tables: Tables, interval_s: int) -> list[Section]:
     """Return the sections of a slot, in order.
 
@@ -42,8 +31,6 @@ def sections(tables: Tables, interval_s: int) -> list[Section]:
         tables: rows of one slot only.
         interval_s: length of an interval.
     """
-    from parapply.analysis import sections_limits as limits  # noqa: PLC0415  it uses Section
-
     made = (
         _throughput(tables, interval_s),
         _delay(tables, interval_s),

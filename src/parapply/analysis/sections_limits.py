@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from parapply.analysis import plots, words
 from parapply.analysis.plots import Plot, bar_height, bars
-from parapply.analysis.sections import Section
+from parapply.analysis.section import Section
 
 if TYPE_CHECKING:
     from parapply.analysis.compute import Rows, Tables
@@ -18,7 +18,7 @@ _UNIT_WORDS: Final = {name: unit_words for name, unit_words, _ in _UNITS}
 
 
 def batches(tables: Tables) -> Section:
-    """How many transactions stood in a batch."""
+    """How many transactions a batch held."""
     rows = tables["batch_sizes"]
     n_batches = sum(row["batches"] for row in rows)
     n_transactions = sum(row["transactions"] for row in rows)
@@ -61,7 +61,7 @@ def trouble(tables: Tables, interval_s: int) -> Section:
         found.append(
             Plot(
                 title="Conflicts a second by type",
-                caption="Rows that were not as the publisher's change expects them, after a retry behind earlier ones.",
+                caption="Rows that were not as the publisher's change expects them, after a retry at the head.",
                 data=traces,
                 layout={"yaxis": {"rangemode": "tozero"}},
             )

@@ -37,7 +37,7 @@ _LOCAL_SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
-    # There is nobody to lose on one machine: one that was asleep, or stopped, goes on with what it had.
+    # On one machine no executor can be lost: one that was asleep, or stopped, continues with what it had.
     "spark.executor.heartbeatInterval": "3600s",
     "spark.network.timeout": "86400s",
     # Of the stream's log only; the files are small.
@@ -84,7 +84,7 @@ def local_session(memory: str, cores: int | None, settings: dict[str, str] | Non
         "spark.sql.shuffle.partitions": partitions,
         **(settings or {}),
     }
-    # It prints every error that Java raises, with its stack, beside raising it.
+    # It prints every error that Java raises, with its stack, besides raising it.
     logging.getLogger("DataFrameQueryContextLogger").disabled = True
     for name, value in all_settings.items():
         builder = builder.config(name, value)

@@ -10,7 +10,7 @@ import msgspec
 _BUSY: Final = 0.5
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
+class LogShape(msgspec.Struct, frozen=True, kw_only=True):
     """What a log looks like."""
 
     records: int

@@ -2,8 +2,8 @@
 
 In go the folder of the log and the folder of the report; out come rows under ``records/``, by kind of record, day and
 load. A load is one group of files that was written together; it counts when its entry of the manifest is there, which
-is written last, whole and under a new number. So a job that dies in between leaves rows that nobody reads and the next
-job writes again, and a file whose name is in the manifest is never read again, even if it is no longer there.
+is written last, whole and under a new number. So a job that dies in between leaves rows that are never read and that
+the next job writes again, and a file whose name is in the manifest is never read again, even if it is no longer there.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Store:
         """Convert files that are not in the store; all of them are there afterwards, or none.
 
         Raises:
-            ReportRefused: another job has written here meanwhile; nothing of this load counts.
+            ReportRefused: another job has written here in the meantime; nothing of this load counts.
         """
         lines = read_lines(self._spark, [file.path for file in files])
         load, loaded = self._write(as_records(lines, raw_root), {file.name: file.size_bytes for file in files})
@@ -140,7 +140,8 @@ class Store:
         entry = json.dumps({"load": load, "files": [asdict(file) for file in files]}, indent=1)
         if not self._storage.write(f"{self._manifest}/{number:06}.json", entry.encode(), is_new=True):
             raise ReportRefused(
-                "Another report has written into this folder meanwhile.", hint="let it finish, then run this one again"
+                "Another report has written into this folder since this one began.",
+                hint="let it finish, then run this one again",
             )
         self._entries[number] = load, files
 

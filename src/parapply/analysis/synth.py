@@ -1,8 +1,8 @@
 """Apply logs of a stated shape, for trying the report without servers. Pure but for `write_logs`.
 
-In: a `Shape`. Out: files as the daemon writes them, byte for byte the same for the same shape. They are consistent in
-themselves: a transaction's rows are in its batch's, times follow each other, a worker does one batch at a time, commits
-keep the order. Each file is made by itself, so that several processes can share the work.
+In: a `LogShape`. Out: files as the daemon writes them, byte for byte the same for the same shape. They are consistent
+in themselves: a transaction's rows are in its batch's, times follow each other, a worker does one batch at a time,
+commits keep the order. Each file is made by itself, so that several processes can share the work.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from parapply.analysis.shape import Shape
+    from parapply.analysis.shape import LogShape
     from parapply.applylog_schema import Record
 
 #: Records encoded at once.
 _CHUNK: Final = 2_000
 
 
-def write_logs(shape: Shape, directory: Path, told: Callable[[int], None], processes: int | None = None) -> int:
+def write_logs(shape: LogShape, directory: Path, told: Callable[[int], None], processes: int | None = None) -> int:
     """Write the logs of a shape and return the number of records.
 
     Args:
@@ -54,7 +54,7 @@ def write_logs(shape: Shape, directory: Path, told: Callable[[int], None], proce
     return total
 
 
-def _written(shape: Shape, directory: Path, processes: int) -> Iterator[int]:
+def _written(shape: LogShape, directory: Path, processes: int) -> Iterator[int]:
     if processes == 1:
         for number in range(shape.n_files):
             yield write_file(shape, directory, number)
@@ -66,7 +66,7 @@ def _written(shape: Shape, directory: Path, processes: int) -> Iterator[int]:
             yield from [one.result() for one in done]
 
 
-def write_file(shape: Shape, directory: Path, number: int) -> int:
+def write_file(shape: LogShape, directory: Path, number: int) -> int:
     """Write one file, the last under its final name only, and return its records.
 
     Raises:

@@ -70,10 +70,10 @@ def synth_log(directory: Path, **options: Any) -> None:  # noqa: ANN401  click's
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import Progress  # noqa: PLC0415
 
-    from parapply.analysis.shape import Shape  # noqa: PLC0415
+    from parapply.analysis.shape import LogShape  # noqa: PLC0415
     from parapply.analysis.synth import write_logs  # noqa: PLC0415
 
-    shape = Shape(**options)
+    shape = LogShape(**options)
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task("records", total=shape.records)
         total = write_logs(shape, directory, lambda n_records: progress.advance(task, n_records))

@@ -12,18 +12,19 @@ from parapply.applylog import wire_time_text
 from parapply.applylog_schema import (
     XIDS_LIMIT,
     BatchRecord,
-    Conflict,
+    ConflictRecord,
     Dependency,
     RowCounts,
     TransactionRecord,
     WaitedFor,
 )
 from parapply.model import POSTGRES_EPOCH_US, format_lsn
+from parapply.vocabulary import WaitKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from parapply.analysis.shape import Shape
+    from parapply.analysis.shape import LogShape
     from parapply.applylog_schema import Record
 
 #: The first commit: midnight, so that long logs begin with a whole day.
@@ -31,7 +32,7 @@ BEGIN_S: Final = datetime(2026, 11, 1, tzinfo=UTC).timestamp()
 _BEGIN_LSN: Final = 0x1_0000_0000
 _CHANGE_BYTES: Final = 180
 #: Kinds of dependency: of a hundred, up to where each is this one.
-_KINDS: Final = (("key", 84), ("unique", 90), ("foreign key", 98), ("table", 100))
+_KINDS: Final = ((WaitKind.KEY, 84), (WaitKind.UNIQUE, 90), (WaitKind.FOREIGN_KEY, 98), (WaitKind.TABLE, 100))
 _CONFLICTS: Final = (
     ("insert_exists", "error", "stopped"),
     ("update_missing", "skip", "skipped"),
@@ -50,13 +51,13 @@ class _Planned(NamedTuple):
     rows: dict[str, RowCounts]
     n_changes: int
     depends_on: tuple[Dependency, ...]
-    conflicts: tuple[Conflict, ...]
+    conflicts: tuple[ConflictRecord, ...]
 
 
 class _Pools:
-    """Random numbers and rows to pick from: drawing each anew would take most of the time. The same for every file."""
+    """Random numbers and rows to pick from: drawing each again would take most of the time. The same for every file."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: LogShape) -> None:
         rng = random.Random(shape.seed)  # noqa: S311  no secret
         median_s = shape.execute_ms / 1000
         self.execute_s = [rng.lognormvariate(0.0, shape.execute_spread) * median_s for _ in range(_POOL)]
@@ -71,7 +72,7 @@ class _Pools:
 
 
 @lru_cache(maxsize=1)
-def _pools(shape: Shape) -> _Pools:
+def _pools(shape: LogShape) -> _Pools:
     return _Pools(shape)
 
 
@@ -96,7 +97,7 @@ def _draw_rows(
 class FileRecords:
     """The records of one file."""
 
-    def __init__(self, shape: Shape, number: int) -> None:
+    def __init__(self, shape: LogShape, number: int) -> None:
         """Begin with the first batch of a file, counted from 0."""
         self._shape = shape
         self._pools = _pools(shape)
@@ -106,7 +107,7 @@ class FileRecords:
         self._step_s = shape.length_s / shape.n_batches
         self._free_s = [0.0] * shape.workers
         self._committed_s = 0.0
-        # Exact on average, so that the numbers of a file go on where those of the one before end.
+        # Exact on average, so that the numbers of a file continue where those of the one before end.
         self._seq = self._first * shape.batch_transactions
         self._next_seq = min(self._first + shape.file_batches, shape.n_batches) * shape.batch_transactions
 
@@ -204,7 +205,7 @@ class FileRecords:
                 seq = self._seq + number - 1 - int(rng.expovariate(1 / max(shape.dependency_distance, 0.1)))
                 if seq > 0:
                     kind, name = self._kind(next(iter(rows)))
-                    changes = 0 if kind == "table" else 1
+                    changes = 0 if kind == WaitKind.TABLE else 1
                     depends_on = (Dependency(seq=seq, kind=kind, table=next(iter(rows)), name=name, changes=changes),)
             conflicts = self._conflicts(1) if shape.conflict_rate else ()
             planned.append(_Planned(rows, n_changes, depends_on, conflicts))
@@ -216,19 +217,19 @@ class FileRecords:
         return WaitedFor(seq=max(1, index + 1 - self._rng.randint(1, self._shape.workers)),
                          table=table, kind=kind, name=name)  # fmt: skip
 
-    def _kind(self, table: str) -> tuple[str, str]:
+    def _kind(self, table: str) -> tuple[WaitKind, str]:
         """Return the kind of a dependency and the index or constraint that it is due to."""
         dice = self._rng.randrange(100)
         kind = next(kind for kind, upper in _KINDS if dice < upper)
         bare = table.rpartition(".")[2]
-        return kind, {"unique": f"{bare}_code_key", "foreign key": f"{bare}_parent_fkey"}.get(kind, "")
+        return kind, {WaitKind.UNIQUE: f"{bare}_code_key", WaitKind.FOREIGN_KEY: f"{bare}_parent_fkey"}.get(kind, "")
 
-    def _conflicts(self, n_transactions: int) -> tuple[Conflict, ...]:
+    def _conflicts(self, n_transactions: int) -> tuple[ConflictRecord, ...]:
         rng = self._rng
         if rng.random() >= self._shape.conflict_rate * n_transactions:
             return ()
         kind, policy, outcome = rng.choice(_CONFLICTS)
-        return (Conflict(type=kind, table=rng.choice(self._pools.tables), policy=policy, outcome=outcome),)
+        return (ConflictRecord(type=kind, table=rng.choice(self._pools.tables), policy=policy, outcome=outcome),)
 
     def _merged_rows(self, n_transactions: int) -> tuple[dict[str, RowCounts], int]:
         """Return the rows of so many transactions; the same few each time."""

@@ -1,6 +1,6 @@
 """Records of the apply log as units of the what-if: each source transaction by itself, or batches as they were formed.
 
-In: `Row`s in source order, of one run. Out: `Unit`s. Pure; looks at each row once.
+In: `Row`s in source order, of one run. Out: `Unit`s. Pure; reads each row once.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from parapply.analysis.whatif import WINDOW, Edge, Label, Unit
 from parapply.applylog_schema import BatchRecord
+from parapply.vocabulary import WaitKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -47,7 +48,7 @@ def of_transactions(rows: Iterable[Row]) -> Iterator[Unit]:
     for row in rows:
         share = max(row.n_changes, 1) / max(row.batch_changes, row.n_changes, 1)
         edges = [
-            Edge(seq, Label(kind, table, name), _share(changes, row.n_changes), is_barrier=kind == "barrier")
+            Edge(seq, Label(kind, table, name), _share(changes, row.n_changes), is_barrier=kind == WaitKind.BARRIER)
             for seq, kind, table, name, changes in row.depends_on
         ]
         yield Unit(row.seq, row.execute_s * share, row.commit_s * share, edges)
@@ -71,7 +72,7 @@ def of_batches(rows: Iterable[Row], window: int = WINDOW) -> Iterator[Unit]:
             seqs.append(row.seq)
             for seq, kind, table, name, changes in row.depends_on:
                 earlier = batch_of.get(seq)
-                if earlier == batch_seq and kind == "barrier":
+                if earlier == batch_seq and kind == WaitKind.BARRIER:
                     earlier = batch_seq - 1  # everything before the transaction, so before its batch
                 if earlier is not None and earlier != batch_seq:
                     key = (earlier, Label(kind, table, name))
@@ -82,7 +83,10 @@ def of_batches(rows: Iterable[Row], window: int = WINDOW) -> Iterator[Unit]:
             batch_seq,
             members[0].execute_s,
             members[0].commit_s,
-            [Edge(seq, label, min(share, 1.0), label.kind == "barrier") for (seq, label), share in edges.items()],
+            [
+                Edge(seq, label, min(share, 1.0), label.kind == WaitKind.BARRIER)
+                for (seq, label), share in edges.items()
+            ],
         )
 
 

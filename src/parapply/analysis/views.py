@@ -34,7 +34,7 @@ _END_LSN_NUMBER: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """What a report looks at; None is no limit.
+    """What a report covers; None is no limit.
 
     Attributes:
         slot: records of one slot only.

@@ -1,14 +1,14 @@
 """What if there were more workers? Replays what a log recorded on any number of them, in both commit orders.
 
 In: `Unit`s in source order, each with the time it took and the earlier units that had to come first. Out: a `WhatIf`.
-Pure, and without Spark: a unit is looked at once, and only the last `WINDOW` of them are kept. A dependency on an older
-one is taken for done and counted.
+Pure, and without Spark: a unit is read once, and only the last `WINDOW` of them are kept. A dependency on an older one
+is treated as done, and counted.
 
-The model is the daemon's: units are given out in source order, to whichever worker is free, as soon as those they
-depend on have committed. Where only some rows of a unit depend, the others are executed meanwhile and those follow when
-the unit may commit (late keys). With the order kept a unit commits, and frees its worker, only after all earlier ones;
-relaxed it does so at once. The backlog is there from the beginning: neither the publisher nor the daemon nor the
-processors of the target are ever what is waited for. So the figures are what dependencies and order allow, no promise.
+The model is the daemon's: units are given out in source order, to any free worker, as soon as those they depend on have
+committed. Where only some rows of a unit depend, the others are executed first and those follow when the unit may
+commit (late keys). With the order kept a unit commits, and frees its worker, only after all earlier ones; relaxed it
+does so at once. The backlog is there from the beginning: neither the publisher nor the daemon nor the processors of the
+target are ever what is waited for. So the figures are what dependencies and order allow, no promise.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Order = Literal["preserve", "relaxed"]
 
 #: Numbers of workers that are tried.
 WORKERS: Final = (1, 2, 4, 8, 16, 32, 64)
-#: Units whose end is remembered; memory is some hundred bytes for each.
+#: Units whose end is remembered; memory is a few hundred bytes for each.
 WINDOW: Final = 65_536
-#: Different limits that are told apart; what comes later is counted as "other".
+#: Different limits that are counted apart; what comes later is counted as "other".
 LABELS: Final = 64
 _ORDERS: Final[tuple[Order, ...]] = ("preserve", "relaxed")
 
@@ -272,16 +272,16 @@ class _Replay:
         still = [(end_s, share) for end_s, share in late if end_s > start_s]
         share = sum([share for _, share in still])
         follow_s = max([end_s for end_s, _ in still], default=0.0)
-        # With nothing to do meanwhile it waits as a whole.
+        # With nothing to do until then it waits as a whole.
         return (max(ready_s, follow_s), 0.0, 0.0) if share >= 1.0 else (ready_s, share, follow_s)
 
     def _end(self, place: int) -> float:
         return self._ends[place % self._window] if place >= 0 else self.latest_s
 
     def _start(self, ready_s: float) -> float:
-        """Take a worker: the one that stands idle for the shortest time before the unit is ready, else the next free.
+        """Take a worker: the one idle for the shortest time before the unit is ready, else the next free.
 
-        So the others go on with later units meanwhile.
+        So the others continue with later units.
         """
         free = self._free
         if not free:

@@ -1,4 +1,4 @@
-"""Asking for a transaction to be skipped, and learning what became of it: the operator's side of `skips`.
+"""Asks for a transaction to be skipped, and learns what became of it: the operator's side of `skips`.
 
 In: a session on the target. Out: the request's outcome. A daemon that runs answers within about a second; without one
 the request waits on the target for the next.
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from parapply.errors import TargetRefused
-from parapply.model import format_lsn
-from parapply.target import lease
-from parapply.target.settings import rows, target_errors
-from parapply.target.state_schema import in_schema
+from parapply.model import format_lsn, parse_lsn
+from parapply.target.session import lease
+from parapply.target.session.settings import rows, target_errors
+from parapply.target.state.schema import in_schema
 
 if TYPE_CHECKING:
-    from parapply.target.settings import Connection
+    from parapply.target.session.settings import Connection
 
 _POLL_S = 0.1
 _PASSED_HINT = (
@@ -28,7 +28,7 @@ _PASSED_HINT = (
 )
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class SkipRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request and what became of it."""
 
     lsn: str
@@ -37,7 +37,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     kept: int  # changes in the history, once skipped
 
 
-async def ask(conn: Connection, schema: str, slot_id: int, lsn: int, wait_s: float) -> Request:
+async def ask(  # noqa: PLR0913  who, which, how long
+    conn: Connection, schema: str, slot_id: int, lsn: int, wait_s: float, *, source_lsn: int | None
+) -> SkipRequest:
     """Ask for the transaction that ends at an LSN to be skipped.
 
     Args:
@@ -45,10 +47,12 @@ async def ask(conn: Connection, schema: str, slot_id: int, lsn: int, wait_s: flo
         schema: of the state.
         slot_id: of the state.
         lsn: end LSN.
-        wait_s: how long to wait for a daemon that runs to have skipped it; its answer is waited for in any case.
+        wait_s: how long to wait until a running daemon has skipped it; its answer is waited for in any case.
+        source_lsn: where the publisher's WAL ends; None if that is not known, and the daemon's last record of it
+            counts.
 
     Raises:
-        TargetRefused: it has been applied, or a privilege is missing.
+        TargetRefused: it has been applied, no transaction can end there yet, or a privilege is missing.
         TargetLost: the connection broke.
     """
     passed = in_schema(
@@ -65,12 +69,30 @@ async def ask(conn: Connection, schema: str, slot_id: int, lsn: int, wait_s: flo
     with target_errors("asking for a transaction to be skipped"):
         known = await _read(conn, schema, slot_id, lsn)
         if known is None or known.outcome == "passed":
-            # Before the request: whoever applies it meanwhile makes it passed.
+            # Before the request, because a daemon that applies it in the meantime makes it passed.
             ((has_passed,),) = await rows(conn, passed, values)
             if has_passed or known is not None:
                 raise _has_passed(lsn)
+            await _check_end(conn, schema, slot_id, lsn, source_lsn)
         await rows(conn, write, values)
     return await _wait(conn, schema, slot_id, lsn, wait_s)
+
+
+async def _check_end(conn: Connection, schema: str, slot_id: int, lsn: int, source_lsn: int | None) -> None:
+    """Refuse an LSN that the publisher has not reached: the request would wait for ever, or for another transaction."""
+    seen = in_schema(
+        "SELECT GREATEST(s.source_lsn, s.highest_lsn, (SELECT pg_catalog.max(c.remote_lsn) FROM {s}.conflicts AS c"
+        " WHERE c.slot_id = s.slot_id))::text FROM {s}.slots AS s WHERE s.slot_id = $1::int",
+        schema,
+    )
+    hint = "give the end LSN as the daemon's error, `parapply status` or `parapply conflicts list` shows it"
+    if source_lsn is None:
+        ((text,),) = await rows(conn, seen, [slot_id])
+        source_lsn, hint = parse_lsn(text), f"{hint}; with --source the publisher is asked, which may be further by now"
+    if lsn > source_lsn:
+        raise TargetRefused(
+            f"no transaction ends at {format_lsn(lsn)}: the publisher's WAL ends at {format_lsn(source_lsn)}", hint=hint
+        )
 
 
 async def take_back(conn: Connection, schema: str, slot_id: int, lsn: int) -> bool:
@@ -88,13 +110,13 @@ async def take_back(conn: Connection, schema: str, slot_id: int, lsn: int) -> bo
         return bool(await rows(conn, query, [slot_id, format_lsn(lsn)]))
 
 
-async def _wait(conn: Connection, schema: str, slot_id: int, lsn: int, wait_s: float) -> Request:
+async def _wait(conn: Connection, schema: str, slot_id: int, lsn: int, wait_s: float) -> SkipRequest:
     deadline_s = time.monotonic() + wait_s
     while True:
         with target_errors("reading what became of a request to skip"):
             found = await _read(conn, schema, slot_id, lsn)
         if found is None:
-            raise TargetRefused(f"the request to skip {format_lsn(lsn)} was taken back by somebody else")
+            raise TargetRefused(f"the request to skip {format_lsn(lsn)} was taken back by another command")
         if found.outcome == "passed":
             raise _has_passed(lsn)
         has_daemon = any(holder.is_leader for holder in await lease.holders(conn, slot_id))
@@ -104,7 +126,7 @@ async def _wait(conn: Connection, schema: str, slot_id: int, lsn: int, wait_s: f
         await asyncio.sleep(_POLL_S)
 
 
-async def _read(conn: Connection, schema: str, slot_id: int, lsn: int) -> Request | None:
+async def _read(conn: Connection, schema: str, slot_id: int, lsn: int) -> SkipRequest | None:
     query = in_schema(
         "SELECT outcome, remote_xid, (SELECT pg_catalog.count(*) FROM {s}.conflicts AS c WHERE c.slot_id = r.slot_id"
         " AND c.remote_lsn = r.lsn AND c.conflict_type = 'skipped') FROM {s}.skips AS r"
@@ -115,7 +137,7 @@ async def _read(conn: Connection, schema: str, slot_id: int, lsn: int) -> Reques
     if not found:
         return None
     outcome, xid, kept = found[0]
-    return Request(lsn=format_lsn(lsn), outcome=outcome, remote_xid=xid, kept=kept)
+    return SkipRequest(lsn=format_lsn(lsn), outcome=outcome, remote_xid=xid, kept=kept)
 
 
 def _has_passed(lsn: int) -> TargetRefused:

@@ -1,8 +1,8 @@
 """The history on the target: how a conflict is written there, and how long it stays.
 
-What was settled is written inside the target transaction that settled it, so it is there exactly once. What stopped a
-transaction is written by another session after the rollback (trap T-68); the row's name (slot, transaction, change,
-type) makes one row of it however often it is met.
+A settled conflict is written inside the target transaction that settled it, so it is there exactly once. A conflict
+that stopped a transaction is written by another session after the rollback (trap T-68); the row's name (slot,
+transaction, change, type) makes one row of it however often it is met.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from parapply.conflict.changes import shortened
-from parapply.conflict.kinds import Conflict, Outcome
 from parapply.conflict.statements import statement
 from parapply.model import format_lsn
-from parapply.target.settings import rows, target_errors
-from parapply.target.state import wire_time_sql
-from parapply.target.state_schema import in_schema
+from parapply.target.session.settings import rows, target_errors
+from parapply.target.state.schema import in_schema
+from parapply.target.state.slots import wire_time_sql
+from parapply.vocabulary import ConflictOutcome
 
 if TYPE_CHECKING:
-    from parapply.conflict.kinds import LocalRow
-    from parapply.target.pipeline import Statement
-    from parapply.target.settings import Connection
+    from parapply.conflict.kinds import Conflict, LocalRow
+    from parapply.target.session.pipeline import Statement
+    from parapply.target.session.settings import Connection
 
 _WRITE: Final = (
     "INSERT INTO {s}.conflicts AS c (slot_id, conflict_type, schema_name, table_name, operation, key, local_row,"
@@ -50,11 +50,11 @@ _NAME_BY_END: Final = (
 )
 
 
-class History:
-    """Of one slot. Holds nothing but names."""
+class ConflictHistory:
+    """The history of one slot. Holds nothing but names."""
 
     def __init__(self, schema: str, slot_id: int) -> None:
-        """Do nothing yet."""
+        """Keep the names."""
         self._schema = schema
         self._slot_id = slot_id
         self._write = in_schema(_WRITE, schema).as_string(None)
@@ -91,13 +91,13 @@ class History:
             "SELECT EXISTS (SELECT FROM {s}.conflicts WHERE slot_id = $1::int AND outcome = $2)", self._schema
         )
         with target_errors("reading the history of conflicts"):
-            ((found,),) = await rows(conn, query, [self._slot_id, Outcome.STOPPED.value])
+            ((found,),) = await rows(conn, query, [self._slot_id, ConflictOutcome.STOPPED.value])
         return bool(found)
 
     async def mark_repaired(self, conn: Connection, low_lsn: int) -> bool:
-        """Say of stopped conflicts that their transaction was applied since; tell whether any is left.
+        """Mark stopped conflicts whose transaction was applied since; tell whether any is left.
 
-        Rows that a prepared transaction has written are locked until its outcome: nobody waits for that (T-37).
+        Rows that a prepared transaction has written are locked until its outcome; this does not wait for them (T-37).
 
         Args:
             conn: in autocommit mode.
@@ -113,7 +113,7 @@ class History:
             self._schema,
         )
         with target_errors("writing the history of conflicts"):
-            values = [self._slot_id, Outcome.STOPPED.value, format_lsn(low_lsn), Outcome.REPAIRED.value]
+            values = [self._slot_id, ConflictOutcome.STOPPED.value, format_lsn(low_lsn), ConflictOutcome.REPAIRED.value]
             await rows(conn, query, values)
         return await self.has_stopped(conn)
 
@@ -132,7 +132,7 @@ class History:
             self._schema,
         )
         with target_errors("pruning the history of conflicts"):
-            await rows(conn, query, [self._slot_id, keep_s, keep_rows, Outcome.STOPPED.value])
+            await rows(conn, query, [self._slot_id, keep_s, keep_rows, ConflictOutcome.STOPPED.value])
 
     def _values(self, conflict: Conflict) -> list[bytes | None]:
         key, key_is_cut = shortened(conflict.key)

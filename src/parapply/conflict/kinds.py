@@ -1,8 +1,4 @@
-"""The nouns of conflicts: types, policies, outcomes, and one conflict as it was found. Pure data.
-
-Types are named as PostgreSQL 18 logs them (manual, "Logical Replication: Conflicts"). `update_deleted` of PostgreSQL 19
-is not among them: before that version nothing on a server remembers a deleted row.
-"""
+"""The nouns of conflicts: policies, one conflict as it was found; types and outcomes: `vocabulary.py`. Pure data."""
 
 from __future__ import annotations
 
@@ -11,43 +7,22 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from parapply.vocabulary import ConflictOutcome, ConflictType
+
 if TYPE_CHECKING:
     from parapply.errors import StatementFailed
-    from parapply.target.commands import Command
-
-
-class ConflictType(StrEnum):
-    """What a change met."""
-
-    INSERT_EXISTS = "insert_exists"  # a row with the new row's value in one unique index
-    UPDATE_EXISTS = "update_exists"  # another row with the new row's value in one unique index
-    MULTIPLE_UNIQUE_CONFLICTS = "multiple_unique_conflicts"  # the same in several unique indexes
-    UPDATE_MISSING = "update_missing"  # the row is not there
-    DELETE_MISSING = "delete_missing"  # the row is not there
-    UPDATE_ORIGIN_DIFFERS = "update_origin_differs"  # the row was last written by somebody else than this daemon
-    DELETE_ORIGIN_DIFFERS = "delete_origin_differs"  # the same
-    SKIPPED = "skipped"  # no conflict by itself: a change of a transaction that the operator skipped
+    from parapply.target.sql.commands import Command
 
 
 class Policy(StrEnum):
     """What is done about a conflict."""
 
-    OFF = "off"  # not looked for; only where looking costs something: the types that end in _origin_differs
+    OFF = "off"  # not looked for; only where detection costs something: the types that end in _origin_differs
     ERROR = "error"
     SKIP = "skip"
     APPLY_REMOTE = "apply_remote"
     KEEP_LOCAL = "keep_local"
     LAST_UPDATE_WINS = "last_update_wins"
-
-
-class Outcome(StrEnum):
-    """What became of a change."""
-
-    STOPPED = "stopped"  # rolled back with its transaction, which is tried again
-    REPAIRED = "repaired"  # stopped once; its transaction has been applied since
-    SKIPPED = "skipped"  # not applied
-    KEPT_LOCAL = "kept_local"  # not applied: the target's row won
-    APPLIED_REMOTE = "applied_remote"  # applied: the publisher's row won
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,9 +45,9 @@ class LocalRow(msgspec.Struct, frozen=True, kw_only=True):
     table: str  # quoted schema.table that holds it: a leaf where the target is partitioned
     ctid: str
     values: dict[str, str | None]  # every column by name, as PostgreSQL prints it
-    commit_time_us: int | None  # when it was last written, as `Source.commit_time_us`; None: nobody knows any more
-    origin: str | None  # replication origin that wrote it; "" is a session of this server; None: nobody knows
-    constraints: tuple[str, ...] = ()  # unique indexes in which it is in the way
+    commit_time_us: int | None  # when it was last written, as `Source.commit_time_us`; None: no longer known
+    origin: str | None  # replication origin that wrote it; "" is a session of this server; None: not known
+    constraints: tuple[str, ...] = ()  # unique indexes in which it blocks the new row
 
 
 class Conflict(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +64,7 @@ class Conflict(msgspec.Struct, frozen=True, kw_only=True):
     source: Source
     change_no: int  # of the change in its transaction, from 1
     policy: Policy
-    outcome: Outcome
+    outcome: ConflictOutcome
 
     @property
     def constraints(self) -> tuple[str, ...]:
@@ -98,7 +73,7 @@ class Conflict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConflictStop(Exception):
-    """A conflict whose policy lets nothing pass; the target transaction must be rolled back."""
+    """A conflict whose policy stops the transaction; the target transaction must be rolled back."""
 
     def __init__(self, conflict: Conflict, failure: StatementFailed, command: Command, why: str = "") -> None:
         """Keep the conflict, the failure by which it was noticed, and why the policy could not do what it says."""
@@ -113,5 +88,5 @@ class ConflictStop(Exception):
 EXISTS: Final = frozenset(
     {ConflictType.INSERT_EXISTS, ConflictType.UPDATE_EXISTS, ConflictType.MULTIPLE_UNIQUE_CONFLICTS}
 )
-#: Types that only a look at the row's last writer shows.
+#: Types that only a query of the row's last writer shows.
 ORIGIN_DIFFERS: Final = frozenset({ConflictType.UPDATE_ORIGIN_DIFFERS, ConflictType.DELETE_ORIGIN_DIFFERS})

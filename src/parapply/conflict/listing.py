@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import psycopg
 
-from parapply.errors import ConfigError, TargetRefused
+from parapply.errors import ConfigError
 from parapply.model import format_lsn
-from parapply.target.settings import rows, target_errors
-from parapply.target.state_schema import in_schema
+from parapply.target.session.settings import rows, target_errors
+from parapply.target.state.schema import in_schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parapply.target.settings import Connection
+    from parapply.target.session.settings import Connection
 
 #: Columns as shown; times and LSNs as text. Rows are left out of lists: they may be large, and hold values.
 _COLUMNS: Final = (
@@ -52,26 +52,6 @@ _WHERE: Final = (
     " AND ($5::text IS NULL OR outcome = $5) AND ($6::pg_lsn IS NULL OR remote_lsn = $6::pg_lsn)"
     " AND ($7::timestamptz IS NULL OR recorded_at >= $7::timestamptz)"
 )
-
-
-async def find_slot(conn: Connection, schema: str, slot_name: str) -> int:
-    """Return the id of a slot's state.
-
-    Raises:
-        TargetRefused: the target knows nothing of the slot, or of two of that name.
-        TargetLost: the connection broke.
-    """
-    query = in_schema("SELECT slot_id FROM {s}.slots WHERE slot_name = $1", schema)
-    with target_errors("reading the state"):
-        found = await rows(conn, query, [slot_name])
-    if not found:
-        raise TargetRefused(f"the target knows nothing of slot {slot_name!r}", hint="run `parapply init`")
-    if len(found) > 1:
-        raise TargetRefused(
-            f"the target has states of several slots {slot_name!r}, of different clusters",
-            hint="give each a state schema of its own (target.state_schema)",
-        )
-    return int(found[0][0])
 
 
 async def read(

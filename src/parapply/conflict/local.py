@@ -1,12 +1,15 @@
-"""The rows of the target that a change meets: the one it is about, and those in its way. Asked inside its transaction.
+"""The rows of the target that a change meets: the one it is about, and those in its way. Read inside its transaction.
 
 Every row found is locked until the end of the transaction, so what is decided about it still holds when it is acted on
-(a row looked at and then written by its ctid would else miss a foreign update between the two, trap T-43).
+(a row read and then written by its ctid would else miss a foreign update between the two, trap T-43).
 
 Which unique indexes a row is in the way of is computed from the catalogue: each index's expressions and predicate are
 evaluated for the new row, then looked up in the table by that very index. So indexes on expressions, partial ones and
 NULLS NOT DISTINCT are seen as the server sees them (trap T-22). Exclusion constraints and deferrable ones are no
 conflicts in PostgreSQL either: what they refuse is an error of the data.
+
+Of a partitioned table only the indexes of one leaf are read: the one that the server's error names. A unique index of
+an ancestor has its part there, and holds the partition key, so no row of another leaf has the same value in it.
 
 Source: PostgreSQL manual, "System Catalogs": pg_index, pg_opclass, pg_amop; "System Information Functions":
 pg_get_indexdef, pg_xact_commit_timestamp_origin.
@@ -21,18 +24,22 @@ import msgspec
 
 from parapply.conflict.kinds import LocalRow
 from parapply.conflict.statements import found_by, only, row_as_text, statement
-from parapply.target.conditions import quote_identifier
+from parapply.target.sql.conditions import quote_identifier
 from parapply.wire.rows import UNCHANGED, text_of
 
 if TYPE_CHECKING:
     from parapply.conflict.changes import RowChange
+    from parapply.errors import StatementFailed
     from parapply.plan.table import TablePlan
-    from parapply.target.session import WorkerSession
+    from parapply.target.session.session import WorkerSession
     from parapply.wire.rows import Row
 
-#: Columns with their full type and generation expression, unique indexes with what they compare: of one table.
+#: Columns with their full type and generation expression, unique indexes with what they compare: of the table with the
+#: schema $2 and the name $3, if it is the table with the OID $1 or a leaf of it; else no row. An index belongs to the
+#: key if it is, or is the leaf's part of, the index by which the table with the OID $1 tells its rows apart.
 _SHAPE: Final = """
 SELECT pg_catalog.json_build_object(
+  'table', named.oid::pg_catalog.regclass::text,
   'columns', (
     SELECT pg_catalog.json_agg(pg_catalog.json_build_object(
       'name', a.attname,
@@ -40,19 +47,23 @@ SELECT pg_catalog.json_build_object(
       'generated', CASE WHEN a.attgenerated <> '' THEN pg_catalog.pg_get_expr(d.adbin, d.adrelid) END)
       ORDER BY a.attnum)
     FROM pg_catalog.pg_attribute a LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-    WHERE a.attrelid = $1::oid AND a.attnum > 0 AND NOT a.attisdropped),
+    WHERE a.attrelid = named.oid AND a.attnum > 0 AND NOT a.attisdropped),
   'indexes', (
     SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object(
       'name', c.relname,
-      'is_key', i.indisreplident OR i.indisprimary,
-      'table', i.indrelid::pg_catalog.regclass::text,
-      'is_leaf', i.indrelid <> $1::oid,
+      'is_key', k.indexrelid IS NOT NULL,
       'predicate', pg_catalog.pg_get_expr(i.indpred, i.indrelid),
       'is_nulls_distinct', NOT coalesce((pg_catalog.to_jsonb(i) ->> 'indnullsnotdistinct')::bool, false),
       'parts', (
         SELECT pg_catalog.json_agg(pg_catalog.json_build_object(
           'expression', pg_catalog.pg_get_indexdef(i.indexrelid, n.ord, false),
-          'type', pg_catalog.format_type(x.atttypid, NULL),
+          'type', (
+            WITH RECURSIVE base(typid) AS (
+              SELECT x.atttypid
+              UNION ALL
+              SELECT d.typbasetype FROM base JOIN pg_catalog.pg_type d ON d.oid = base.typid AND d.typtype = 'd')
+            SELECT pg_catalog.format_type(b.oid, -1) FROM base JOIN pg_catalog.pg_type b ON b.oid = base.typid
+            WHERE b.typtype <> 'd'),
           'operator', 'OPERATOR(' || pg_catalog.quote_ident(ns.nspname) || '.' || o.oprname || ')',
           'collation', CASE WHEN co.oid IS NOT NULL THEN
             ' COLLATE ' || pg_catalog.quote_ident(cn.nspname) || '.' || pg_catalog.quote_ident(co.collname) ELSE '' END)
@@ -66,12 +77,17 @@ SELECT pg_catalog.json_build_object(
         JOIN pg_catalog.pg_namespace ns ON ns.oid = o.oprnamespace
         LEFT JOIN pg_catalog.pg_collation co ON co.oid = i.indcollation[n.ord - 1] AND co.collname <> 'default'
         LEFT JOIN pg_catalog.pg_namespace cn ON cn.oid = co.collnamespace)
-      ) ORDER BY NOT i.indisreplident, NOT i.indisprimary, c.relname), '[]')
+      ) ORDER BY k.indisreplident DESC NULLS LAST, k.indisprimary DESC NULLS LAST, c.relname), '[]')
     FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
     JOIN pg_catalog.pg_am m ON m.oid = c.relam AND m.amname = 'btree'
+    LEFT JOIN pg_catalog.pg_index k ON k.indrelid = $1::oid AND (k.indisreplident OR k.indisprimary)
+      AND (k.indexrelid = i.indexrelid
+        OR k.indexrelid IN (SELECT relid FROM pg_catalog.pg_partition_ancestors(i.indexrelid)))
     WHERE i.indisunique AND i.indimmediate AND i.indislive AND i.indisready AND NOT i.indisexclusion
-      AND (i.indrelid = $1::oid OR i.indrelid IN (SELECT relid FROM pg_catalog.pg_partition_tree($1::oid::regclass))
-        AND NOT EXISTS (SELECT FROM pg_catalog.pg_inherits h WHERE h.inhrelid = i.indexrelid))))"""
+      AND i.indrelid = named.oid))
+FROM pg_catalog.pg_class named JOIN pg_catalog.pg_namespace nn ON nn.oid = named.relnamespace
+WHERE nn.nspname = $2 AND named.relname = $3 AND (
+  named.oid = $1::oid OR named.oid IN (SELECT relid FROM pg_catalog.pg_partition_tree($1::oid::pg_catalog.regclass)))"""
 
 #: When, whether that is known, and by which origin. No name: an origin dropped since, or a session of this server.
 _WRITTEN: Final = """
@@ -97,14 +113,13 @@ class _Part(msgspec.Struct, frozen=True):
 class _Index(msgspec.Struct, frozen=True):
     name: str
     is_key: bool
-    table: str
-    is_leaf: bool
     predicate: str | None
     is_nulls_distinct: bool
     parts: list[_Part]
 
 
 class _Shape(msgspec.Struct, frozen=True):
+    table: str
     columns: list[_Column]
     indexes: list[_Index]
 
@@ -113,14 +128,10 @@ class LocalRows:
     """Asks one worker's session. Keeps what the catalogue said of each plan, as long as the plan lives."""
 
     def __init__(self, session: WorkerSession, *, tracks_commits: bool) -> None:
-        """Ask nothing yet; without track_commit_timestamp nobody knows when and by whom a row was written."""
+        """Start with nothing read; without track_commit_timestamp the time and origin of a row are not known."""
         self._session = session
         self._tracks_commits = tracks_commits
-        self._shapes: dict[int, tuple[TablePlan, _Shape]] = {}
-
-    def forget(self) -> None:
-        """Drop what the catalogue said."""
-        self._shapes.clear()
+        self._shapes: dict[tuple[int, str, str], tuple[TablePlan, _Shape | None]] = {}
 
     async def subject(self, change: RowChange) -> LocalRow | None:
         """Return the row that an update or delete is about, locked; None if it is not there.
@@ -134,28 +145,33 @@ class LocalRows:
         return found[0] if found else None
 
     async def in_the_way(
-        self, change: RowChange, own: LocalRow | None, constraint: str
+        self, change: RowChange, own: LocalRow | None, failure: StatementFailed
     ) -> tuple[tuple[LocalRow, ...], bool]:
-        """Return all rows with the new row's value in some unique index, locked; and whether one has it in the key.
+        """Return all rows with the new row's value in some unique index, locked; and whether the first has its key.
+
+        Their `constraints` are indexes of one table, so their names tell them apart.
 
         Args:
             change: an insert or update.
-            own: the row that is updated; its values stand for columns that were not sent, and it is not in the way.
-            constraint: that the server named; an index that one partition has for itself counts only then.
+            own: the row that is updated; its values replace columns that were not sent, and it is not in the way.
+            failure: the unique violation; it names the table that refused the new row.
 
         Raises:
-            StatementFailed, TargetLost: as everywhere.
+            StatementFailed: the failure itself, if that table is another than the change's (a trigger wrote to it); as
+                everywhere.
+            TargetLost: as everywhere.
         """
-        shape = await self._shape(change.plan)
-        indexes = [index for index in shape.indexes if not index.is_leaf or index.name == constraint]
-        values = await self._index_values(change, own, shape, indexes)
+        shape = await self._shape(change.plan, failure)
+        if shape is None:
+            raise failure
+        values = await self._index_values(change, own, shape)
         found: dict[tuple[str, str], LocalRow] = {}
         names: dict[tuple[str, str], list[str]] = {}
         first_by_key = False
-        for index, parts in zip(indexes, values, strict=True):
+        for index, parts in zip(shape.indexes, values, strict=True):
             if parts is None:
                 continue
-            for row in await self._looked_up(change.plan, index, parts):
+            for row in await self._looked_up(change.plan, shape.table, index, parts):
                 place = (row.table, row.ctid)
                 if own is not None and place == (own.table, own.ctid):
                     continue
@@ -165,7 +181,7 @@ class LocalRows:
         rows = [msgspec.structs.replace(row, constraints=tuple(names[place])) for place, row in found.items()]
         return tuple(rows), first_by_key
 
-    async def _looked_up(self, plan: TablePlan, index: _Index, parts: list[bytes | None]) -> list[LocalRow]:
+    async def _looked_up(self, plan: TablePlan, table: str, index: _Index, parts: list[bytes | None]) -> list[LocalRow]:
         conditions: list[str] = []
         parameters: list[bytes | None] = []
         for part, value in zip(index.parts, parts, strict=True):
@@ -173,14 +189,15 @@ class LocalRows:
                 conditions.append(f"({part.expression}) IS NULL")
                 continue
             parameters.append(value)
-            conditions.append(f"({part.expression}) {part.operator} ${len(parameters)}::{part.type}{part.collation}")
+            # Compare both as the base type, because the operator of enums does not see through a domain.
+            wanted = f"${len(parameters)}::{part.type}{part.collation}"
+            conditions.append(f"({part.expression})::{part.type} {part.operator} {wanted}")
         if index.predicate:
             conditions.append(f"({index.predicate})")
-        table = f"ONLY {index.table}" if index.is_leaf else only(plan)
-        return await self._rows(plan, table, " AND ".join(conditions), parameters)
+        return await self._rows(plan, f"ONLY {table}", " AND ".join(conditions), parameters)
 
     async def _rows(self, plan: TablePlan, table: str, where: str, values: list[bytes | None]) -> list[LocalRow]:
-        # Locked in a CTE: what is read of the row is then of the version that is locked. The time and origin of a row
+        # Lock in a CTE, so that what is read of the row belongs to the locked version. The time and origin of a row
         # that this very transaction wrote are unknown, as those of a very old one are.
         text = (
             f"WITH held AS MATERIALIZED (SELECT t.tableoid AS place, t.ctid AS at, t.xmin AS x,"
@@ -190,29 +207,29 @@ class LocalRows:
         text += _WRITTEN if self._tracks_commits else "NULL, NULL, NULL FROM held"
         return [_local_row(row) for row in await self._session.fetch(statement(text, values))]
 
-    async def _shape(self, plan: TablePlan) -> _Shape:
-        kept = self._shapes.get(id(plan))
-        if kept is not None:
-            return kept[1]
-        ((text,),) = await self._session.fetch(statement(_SHAPE, [str(plan.facts.oid).encode()]))
-        shape = msgspec.json.decode(text or b"", type=_Shape)
-        self._shapes[id(plan)] = (plan, shape)
-        return shape
+    async def _shape(self, plan: TablePlan, failure: StatementFailed) -> _Shape | None:
+        """Return the shape of the table that a failure names; None if no row of the plan's table is stored there."""
+        name = (id(plan), failure.schema, failure.table)
+        if name not in self._shapes:
+            of = [str(plan.facts.oid).encode(), failure.schema.encode(), failure.table.encode()]
+            found = await self._session.fetch(statement(_SHAPE, of))
+            self._shapes[name] = plan, msgspec.json.decode(found[0][0] or b"", type=_Shape) if found else None
+        return self._shapes[name][1]
 
     async def _index_values(
-        self, change: RowChange, own: LocalRow | None, shape: _Shape, indexes: list[_Index]
+        self, change: RowChange, own: LocalRow | None, shape: _Shape
     ) -> list[list[bytes | None] | None]:
         """Return, for each index, the new row's values as text; None for one that the new row cannot violate."""
-        if not indexes:
+        if not shape.indexes:
             return []
         row, parameters = _new_row(change, own, shape)
         wanted = []
-        for index in indexes:
+        for index in shape.indexes:
             wanted.append(f"({index.predicate})::text" if index.predicate else "'true'")
             wanted += [f"({part.expression})::text" for part in index.parts]
         ((*found,),) = await self._session.fetch(statement(f"SELECT {', '.join(wanted)} FROM {row}", parameters))
         values: list[list[bytes | None] | None] = []
-        for index in indexes:
+        for index in shape.indexes:
             applies, *parts = found[: len(index.parts) + 1]
             del found[: len(index.parts) + 1]
             is_free = applies != b"true" or (index.is_nulls_distinct and None in parts)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from parapply.conflict.kinds import ConflictType, Outcome, Policy
+from parapply.conflict.kinds import Policy
+from parapply.vocabulary import ConflictOutcome, ConflictType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,18 +21,18 @@ class Action(Enum):
     """What happens to the change."""
 
     STOP = "stop"  # roll the transaction back
-    DROP = "drop"  # leave the change out, go on with the next
+    DROP = "drop"  # leave the change out, continue with the next
     APPLY = "apply"  # make the target hold what the publisher holds
 
 
 class Facing(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands against each other."""
+    """The two sides of a conflict."""
 
     type: ConflictType
     is_complete: bool = True  # the remote row has every column; False: unchanged TOAST was not sent
     remote_time_us: int = 0  # when the publisher committed the change
-    local_time_us: int | None = None  # when the newest local row in the way was written; None: nobody knows, or no row
-    is_remote_greater: bool = False  # of equal times: the remote row's text sorts behind the local one's
+    local_time_us: int | None = None  # when the newest local row in the way was written; None: not known, or no row
+    is_remote_greater: bool = False  # of equal times: the remote row's text sorts after the local one's
 
 
 def error(_: Facing) -> Action:
@@ -57,7 +58,7 @@ def apply_remote(facing: Facing) -> Action:
 
 
 def last_update_wins(facing: Facing) -> Action:
-    """Keep what was committed last. A local row whose time nobody knows any more is old, and loses.
+    """Keep what was committed last. A local row whose time is no longer known is old, and loses.
 
     Of equal times the row whose text is greater wins: two nodes that see each other's row so decide the same.
     """
@@ -82,10 +83,10 @@ def decide(policy: Policy, facing: Facing) -> Action:
     return _POLICIES[policy](facing)
 
 
-def outcome(policy: Policy, action: Action) -> Outcome:
+def outcome(policy: Policy, action: Action) -> ConflictOutcome:
     """Return what the history calls it."""
     if action is Action.STOP:
-        return Outcome.STOPPED
+        return ConflictOutcome.STOPPED
     if action is Action.APPLY:
-        return Outcome.APPLIED_REMOTE
-    return Outcome.SKIPPED if policy is Policy.SKIP else Outcome.KEPT_LOCAL
+        return ConflictOutcome.APPLIED_REMOTE
+    return ConflictOutcome.SKIPPED if policy is Policy.SKIP else ConflictOutcome.KEPT_LOCAL

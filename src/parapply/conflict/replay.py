@@ -6,6 +6,8 @@ or rolls back. Values go as text, which the columns' own input functions read, a
 - A new row is written over the row with its key (old key first, then the new one), else inserted; without all columns
   (unchanged TOAST) it can only be written over a row that is there.
 - A delete takes the row with its key, if it is there.
+- In a table without a key rows are found by all their values, and several may have the same: an insert always inserts,
+  and what was replayed before is not done again.
 """
 
 # ruff: noqa: S608 - this module makes SQL: names are quoted, values are parameters
@@ -18,16 +20,17 @@ import msgspec
 import psycopg
 
 from parapply.errors import TargetRefused
-from parapply.target import facts as catalogue
-from parapply.target.conditions import column_equals, quote_identifier, table_name
-from parapply.target.settings import target_errors
-from parapply.target.state_schema import in_schema
+from parapply.target.catalogue import facts as catalogue
+from parapply.target.session.settings import target_errors
+from parapply.target.sql.conditions import column_holds, quote_identifier, table_name
+from parapply.target.state.schema import in_schema
+from parapply.vocabulary import ConflictOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parapply.plan.table import ColumnFacts, TableFacts
-    from parapply.target.settings import Connection
+    from parapply.target.session.settings import Connection
 
 _Row = dict[str, Any]
 
@@ -40,6 +43,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     action: str  # insert, update, delete, truncate, or nothing
     before: _Row | None  # the target's row; None: there was none
     after: _Row | None
+    reason: str = ""  # why nothing is done
 
 
 async def replay(conn: Connection, schema: str, role: str, conflicts: Sequence[_Row]) -> list[Effect]:
@@ -66,8 +70,8 @@ async def replay(conn: Connection, schema: str, role: str, conflicts: Sequence[_
 
 
 def _check(conflict: _Row) -> None:
-    if conflict["outcome"] in ("stopped", "repaired"):
-        what = "is still tried again" if conflict["outcome"] == "stopped" else "has been applied"
+    if conflict["outcome"] in (ConflictOutcome.STOPPED, ConflictOutcome.REPAIRED):
+        what = "is still tried again" if conflict["outcome"] == ConflictOutcome.STOPPED else "has been applied"
         raise TargetRefused(
             f"conflict {conflict['conflict_id']} was not left out: its transaction {what}",
             hint="replay what was skipped or lost against the target's row (outcome skipped or kept_local)",
@@ -82,14 +86,19 @@ async def _one(conn: Connection, role: str, conflict: _Row) -> Effect:
     if conflict["operation"] == "truncate":
         return await _truncate(conn, conflict, name)
     key, row = conflict["key"] or {}, conflict["remote_row"] or {}
-    before, where = await _find(conn, facts, key)
+    if not facts.key_columns and conflict["replayed_at"] is not None:
+        why = f"it was replayed at {conflict['replayed_at']}, and without a key its row cannot be told from others"
+        return _nothing(conflict, name, why)
+    before, where = None, ""
+    if facts.key_columns or conflict["operation"] != "insert":
+        before, where = await _find(conn, facts, key)
     if before is None and conflict["operation"] != "delete":
         before, where = await _find(conn, facts, {column: row.get(column) for column in facts.key_columns})
     if conflict["operation"] == "delete":
-        if before is not None:
-            await _rows(conn, f"DELETE FROM {_only(facts)} AS t WHERE {where}", [])
-        action = "nothing" if before is None else "delete"
-        return Effect(conflict_id=conflict["conflict_id"], table=name, action=action, before=before, after=None)
+        if before is None:
+            return _nothing(conflict, name, "the row is not there")
+        await _rows(conn, f"DELETE FROM {_only(facts)} AS t WHERE {where}", [])
+        return Effect(conflict_id=conflict["conflict_id"], table=name, action="delete", before=before, after=None)
     if before is None and not conflict["is_complete"]:
         raise TargetRefused(
             f"conflict {conflict['conflict_id']}: the row is not on the target, and unchanged large columns were not"
@@ -99,6 +108,12 @@ async def _one(conn: Connection, role: str, conflict: _Row) -> Effect:
     after = await (_insert(conn, facts, row) if before is None else _update(conn, facts, row, where))
     action = "insert" if before is None else "update"
     return Effect(conflict_id=conflict["conflict_id"], table=name, action=action, before=before, after=after)
+
+
+def _nothing(conflict: _Row, name: str, why: str) -> Effect:
+    return Effect(
+        conflict_id=conflict["conflict_id"], table=name, action="nothing", before=None, after=None, reason=why
+    )
 
 
 async def _find(conn: Connection, facts: TableFacts, key: _Row) -> tuple[_Row | None, str]:
@@ -115,7 +130,7 @@ async def _find(conn: Connection, facts: TableFacts, key: _Row) -> tuple[_Row | 
             conditions.append(f"t.{quote_identifier(name)} IS NULL")
         else:
             values.append(value)
-            conditions.append(column_equals(columns[name], f"${len(values)}"))
+            conditions.append(column_holds(columns[name], f"${len(values)}"))
     text = (
         f"SELECT {_as_json(facts.columns)}, t.ctid::text, t.tableoid::text FROM {_only(facts)} AS t"
         f" WHERE {' AND '.join(conditions)} LIMIT 1 FOR UPDATE"
@@ -183,7 +198,7 @@ def as_lines(effect: Effect) -> list[str]:
     """Return an effect as a person reads it: what changes, column by column."""
     head = f"conflict {effect.conflict_id}: {effect.action} {effect.table}"
     if effect.action == "nothing":
-        return [f"{head}: the row is not there"]
+        return [f"{head}: {effect.reason}"]
     before, after = effect.before or {}, effect.after or {}
     lines = [head]
     for column in dict.fromkeys([*before, *after]):

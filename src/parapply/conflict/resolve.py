@@ -1,4 +1,4 @@
-"""The statements by which the publisher's row wins. Pure; rows in the way are locked, so their ctid stands for them.
+"""The statements by which the publisher's row wins. Pure; rows in the way are locked, so their ctid identifies them.
 
 In: a change and the rows of the target that it met. Out: commands for the open target transaction.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parapply.conflict.kinds import EXISTS, ConflictType
+from parapply.conflict.kinds import EXISTS
 from parapply.conflict.statements import literal, only, statement
-from parapply.target.commands import Command
-from parapply.target.conditions import quote_identifier
-from parapply.target.pipeline import ANY_COUNT
-from parapply.target.statements import Sql, Statements
+from parapply.target.session.pipeline import ANY_COUNT
+from parapply.target.sql.commands import Command
+from parapply.target.sql.conditions import quote_identifier, types_unaltered
+from parapply.target.sql.statements import Sql, Statements
 from parapply.wire.rows import text_of
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from parapply.conflict.changes import RowChange
     from parapply.conflict.kinds import LocalRow
-    from parapply.target.commands import Operation
+    from parapply.target.sql.commands import Operation
+    from parapply.vocabulary import ConflictType
 
 
 def remote_wins(
@@ -32,22 +33,23 @@ def remote_wins(
     - Of the rows in the way of an insert one becomes the new row, the one with its key if there is one; so columns that
       only the target has keep their values. All others are deleted.
     - Rows in the way of an update are deleted, then the update is executed.
-    - A row that somebody else wrote last is updated or deleted as if it were ours; a missing one is inserted.
+    - A row last written by another session or origin is updated or deleted as if it were ours; a missing one is
+      inserted.
 
     Args:
         kind: of the conflict.
         change: that met it.
         rows: in the way.
         first_by_key: the first of them has the new row's key.
-        own: commands of the change itself, without a look at who wrote the row; of an update whose row is missing
-            the insert.
+        own: commands of the change itself, which ignore who wrote the row; of an update whose row is missing the
+            insert.
     """
     if kind not in EXISTS:
         return [*own]
     if change.operation == "update":
         return [*(_delete(change, row) for row in rows), *own]
     if len(rows) > 1 and not first_by_key:
-        # None is the same row for sure: which one would keep the columns that only the target has is anybody's guess.
+        # None is surely the same row, so there is no telling whose target-only columns to keep.
         return [*(_delete(change, row) for row in rows), *own]
     if any(column.is_identity_always for column in change.plan.columns) or not change.plan.columns:
         # SQL cannot set such a column (T-50).
@@ -72,6 +74,7 @@ def _overwrite(change: RowChange, row: LocalRow) -> Command:
     columns = change.plan.columns
     sets = ", ".join(f"{quote_identifier(column.name)} = ${number}" for number, column in enumerate(columns, 2))
     text = f"UPDATE {only(change.plan)} AS t SET {sets} WHERE t.ctid = $1::tid AND t.tableoid = {_table(row)}"
+    text += f" AND {types_unaltered(change.plan.facts, columns)}"
     values = [None if value is None else text_of(value) for value in change.new or []]
     return _command(text, [row.ctid.encode(), *values], "update", change)
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parapply.conflict.kinds import ORIGIN_DIFFERS, ConflictType, Policy
+from parapply.conflict.kinds import ORIGIN_DIFFERS, Policy
+from parapply.vocabulary import ConflictType
 
 if TYPE_CHECKING:
     from parapply.config import ConflictConfig
@@ -31,6 +32,8 @@ class Rules:
         every = {*self._common.items(), *(pair for table in self._tables.values() for pair in table.items())}
         #: Whether any type that ends in _origin_differs is looked for, so that own rows must be known by their origin.
         self.needs_origin = any(kind in ORIGIN_DIFFERS and policy is not Policy.OFF for kind, policy in every)
+        #: Whether any policy replaces the target's row by the publisher's.
+        self.overwrites = any(policy in {Policy.APPLY_REMOTE, Policy.LAST_UPDATE_WINS} for _, policy in every)
         #: Whether commit times of rows are compared, so that each target transaction must have that of its source.
         self.needs_commit_times = any(policy is Policy.LAST_UPDATE_WINS for _, policy in every)
 
@@ -39,7 +42,7 @@ class Rules:
         return self._tables.get(table, {}).get(kind, self._common[kind])
 
     def checks_origin(self, table: str) -> tuple[bool, bool]:
-        """Tell whether rows of a table must be looked at before they are updated, and before they are deleted."""
+        """Tell whether rows of a table must be read before they are updated, and before they are deleted."""
         is_on = [self.policy(kind, table) is not Policy.OFF for kind in (_UPDATE_ORIGIN, _DELETE_ORIGIN)]
         return is_on[0], is_on[1]
 

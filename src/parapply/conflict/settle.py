@@ -3,7 +3,7 @@
     run of changes ── SAVEPOINT, one flight ──► all applied ──► next run
                             │ one failed
                             ▼
-    ROLLBACK TO; what came before it once more; then this change by itself:
+    ROLLBACK TO; what came before it again; then this change by itself:
       look at the local rows, locked ──► no conflict: the failure is the caller's, as without policies
                             │
                             ▼
@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from parapply.conflict.changes import read_change
-from parapply.conflict.kinds import ORIGIN_DIFFERS, Conflict, ConflictStop, ConflictType, LocalRow, Outcome, Policy
+from parapply.conflict.kinds import ORIGIN_DIFFERS, Conflict, ConflictStop, LocalRow, Policy
 from parapply.conflict.policies import Action, Facing, decide, outcome
 from parapply.conflict.resolve import inserting, remote_wins
 from parapply.errors import StatementFailed
 from parapply.plan.steps import TruncateStep
+from parapply.vocabulary import ConflictOutcome, ConflictType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,12 +36,12 @@ if TYPE_CHECKING:
     from parapply.conflict.local import LocalRows
     from parapply.conflict.rules import Rules
     from parapply.plan.table import TablePlan
-    from parapply.target.commands import Command, CommandBuilder
-    from parapply.target.session import WorkerSession
+    from parapply.target.session.session import WorkerSession
+    from parapply.target.sql.commands import Command, CommandBuilder
 
-#: Changes behind one savepoint: what is executed once more when one of them meets a conflict.
+#: Changes after one savepoint: they are executed again when one of them meets a conflict.
 _RUN: Final = 64
-#: A change may meet one conflict after the other: another writer's row, a row in the way, one that came meanwhile.
+#: A change may meet one conflict after another: another writer's row, a row in the way, one that has come since.
 _ROUNDS: Final = 8
 _UNIQUE: Final = "23505"
 
@@ -61,7 +62,7 @@ class Settler:
     def __init__(
         self, session: WorkerSession, local: LocalRows, builder: CommandBuilder, rules: Rules, source: Source
     ) -> None:
-        """Apply nothing yet.
+        """Start with nothing applied.
 
         Args:
             session: inside the target transaction.
@@ -77,7 +78,7 @@ class Settler:
         self._source = source
         #: What a StatementFailed counts in.
         self.commands: list[Command] = []
-        #: Settled so far, by change and type: a change that is tried once more must not count twice.
+        #: Settled so far, by change and type: a change that is tried again must not count twice.
         self._settled: dict[tuple[int, ConflictType], Conflict] = {}
 
     def take_settled(self) -> list[Conflict]:
@@ -94,7 +95,7 @@ class Settler:
             first_no: number of the first one in its transaction.
 
         Raises:
-            ConflictStop: a policy lets nothing pass.
+            ConflictStop: a policy stops the transaction.
             StatementFailed: no conflict; `commands` is what it counts in.
             TargetLost, TargetRefused, ProtocolError: as everywhere.
         """
@@ -117,7 +118,7 @@ class Settler:
     async def _run(
         self, changes: Sequence[tuple[TablePlan, bytes] | TruncateStep]
     ) -> tuple[int, StatementFailed] | None:
-        """Apply changes behind a savepoint; return the index of the one that failed so that it may be a conflict."""
+        """Apply changes after a savepoint; return the index of the one whose failure may be a conflict."""
         self.commands = []
         owners: list[int] = []
         for index, change in enumerate(changes):
@@ -140,7 +141,7 @@ class Settler:
         assert not isinstance(change, TruncateStep), "a TRUNCATE is no conflict"
         row_change = read_change(*change)
         own = self._builder.in_order([change])
-        # A change that failed as part of a run is tried by itself first: what stood in its way may be gone.
+        # A change that failed as part of a run is tried by itself first, because what was in its way may be gone.
         commands = own
         for _ in range(_ROUNDS):
             self.commands = list(commands)
@@ -175,7 +176,7 @@ class Settler:
         """Return the conflict that a failure means; None if nothing is in the way any more.
 
         Raises:
-            StatementFailed: the failure itself: it is none.
+            StatementFailed: the failure itself, if it is no conflict.
         """
         subject = await self._local.subject(change) if change.operation != "insert" else None
         if failure.sqlstate == _UNIQUE:
@@ -188,8 +189,8 @@ class Settler:
                 kind = ConflictType.DELETE_ORIGIN_DIFFERS
             return self._conflict(kind, change, (subject,)), False
         if subject is not None:
-            # It is there, and yet was not found as it should be: an identity column that SQL cannot set (T-50), or it
-            # has just come.
+            # It is there, yet was not found as it should be, because of an identity column that SQL cannot set (T-50),
+            # or because it has just come.
             if any(column.is_identity_always for column in change.plan.columns):
                 raise failure
             return None
@@ -199,7 +200,7 @@ class Settler:
     async def _look_for_rows_in_the_way(
         self, change: RowChange, subject: LocalRow | None, failure: StatementFailed
     ) -> tuple[Conflict, bool] | None:
-        rows, first_by_key = await self._local.in_the_way(change, subject, failure.constraint)
+        rows, first_by_key = await self._local.in_the_way(change, subject, failure)
         if not rows:
             return None
         names = {name for row in rows for name in row.constraints}
@@ -225,7 +226,7 @@ class Settler:
             source=self._source,
             change_no=0,
             policy=policy,
-            outcome=Outcome.STOPPED,
+            outcome=ConflictOutcome.STOPPED,
         )
 
     def _decided(self, conflict: Conflict) -> Action:

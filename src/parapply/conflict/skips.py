@@ -1,4 +1,4 @@
-"""Source transactions that the operator wants skipped: asked for on the target, known to the daemon, done exactly once.
+"""Source transactions that the operator wants skipped: requested on the target, known to the daemon, done exactly once.
 
 The request is a row of `parapply.skips`, so it reaches a daemon that runs, one that starts later, and survives both.
 It is named by the transaction's end LSN alone: the LSN of a commit record may be the end of the transaction before.
@@ -6,8 +6,8 @@ It is named by the transaction's end LSN alone: the LSN of a commit record may b
     requested ──► accepted ──► skipped      in the target transaction that records the source transaction as done
          └────────────┴──────► passed       the watermark went past it: it was applied, or nothing ends there
 
-Whoever has a transaction in hand asks `Skips.find` by its LSNs. Of a large transaction only the commit LSN is known
-before it has come whole: the daemon learns it at its end, writes it down, and has it sent again (`learn`).
+A worker calls `Skips.find` with the LSNs of its transaction. Before a large transaction has come whole, only its commit
+LSN is known, so the daemon records that LSN at its end, and has it sent again (`learn`).
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING, Final
 
 from parapply.conflict.statements import statement
 from parapply.model import format_lsn, parse_lsn
-from parapply.target.settings import rows, target_errors
-from parapply.target.state_schema import in_schema
+from parapply.target.session.settings import rows, target_errors
+from parapply.target.state.schema import in_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from parapply.plan.batch import Batch
-    from parapply.target.pipeline import Statement
-    from parapply.target.settings import Connection
+    from parapply.target.session.pipeline import Statement
+    from parapply.target.session.settings import Connection
 
 _OPEN: Final = "outcome IN ('requested', 'accepted')"
 
 
 class Skips:
-    """Of one slot. Written by `look` and `learn`, read by whoever has a transaction in hand; empty nearly always."""
+    """Of one slot. Written by `look` and `learn`, read by the workers; empty nearly always."""
 
     def __init__(self, schema: str, slot_id: int) -> None:
-        """Know of none yet."""
+        """Start with none known."""
         self._schema = schema
         self._slot_id = slot_id
         self._ends: set[int] = set()
@@ -70,7 +70,7 @@ class Skips:
         Args:
             conn: in autocommit mode.
             low_lsn: everything that ends here or before has been applied.
-            is_committing: whether COMMIT was sent for a transaction of that end: too late, if it succeeds.
+            is_committing: whether COMMIT was sent for a transaction of that end; if it succeeds, a skip is too late.
 
         Returns:
             End LSNs accepted now.
@@ -93,7 +93,7 @@ class Skips:
                     await self._answer(conn, end_lsn, "passed")
                     continue
                 if outcome == "requested" and is_committing(end_lsn):
-                    continue  # known at the next look
+                    continue  # known at the next query
                 self._ends.add(end_lsn)
                 if commit_text is not None:
                     self._commits[parse_lsn(commit_text)] = end_lsn
@@ -102,11 +102,11 @@ class Skips:
                     accepted.append(end_lsn)
             wanted = {parse_lsn(text) for text, _, _ in found}
             for gone in self._ends - wanted:
-                self.done(gone)  # somebody took the request back
+                self.done(gone)  # the request was taken back
         return accepted
 
     async def learn(self, conn: Connection, commit_lsn: int, end_lsn: int) -> None:
-        """Write down which commit LSN a wanted large transaction has, for when it is sent again.
+        """Record the commit LSN of a wanted large transaction, for when it is sent again.
 
         Raises:
             TargetRefused, TargetLost: as `look`.
@@ -129,7 +129,7 @@ class Skips:
                 ),
                 [slot, lsn, str(xid).encode()],
             ),
-            # What had stopped it is over now.
+            # The conflicts that stopped it are settled by the skip.
             statement(
                 self._text(
                     "UPDATE {s}.conflicts SET outcome = 'skipped' WHERE slot_id = $1::int AND remote_lsn = $2::pg_lsn"
@@ -142,7 +142,7 @@ class Skips:
     async def _answer(self, conn: Connection, end_lsn: int, outcome: str) -> None:
         resolved = "pg_catalog.clock_timestamp()" if outcome == "passed" else "NULL"
         query = in_schema(
-            # Skipped in a prepared transaction, it is locked until the outcome of that (T-37).
+            # If it was skipped in a prepared transaction, its row is locked until the outcome (T-37).
             f"UPDATE {{s}}.skips SET outcome = $3, resolved_at = {resolved} WHERE (slot_id, lsn) IN"  # noqa: S608  own text
             " (SELECT slot_id, lsn FROM {s}.skips WHERE slot_id = $1::int AND lsn = $2::pg_lsn"
             f" AND {_OPEN} FOR UPDATE SKIP LOCKED)",

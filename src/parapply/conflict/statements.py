@@ -5,9 +5,9 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from parapply.target.conditions import key_condition, quote_identifier, row_condition, table_name
-from parapply.target.pipeline import Statement
-from parapply.target.statements import Sql
+from parapply.target.session.pipeline import Statement
+from parapply.target.sql.conditions import key_condition, quote_identifier, row_condition, table_name
+from parapply.target.sql.statements import Sql
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

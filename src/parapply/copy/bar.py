@@ -1,4 +1,7 @@
-"""The progress of a copy on a terminal; where there is none, a line for each table that is complete."""
+"""The progress of a copy or a comparison: a bar on a terminal, where there is none a line now and then.
+
+Lines of progress go to standard error, as the bar does; what is complete is said on standard output.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,31 @@ import click
 from parapply.printable import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.progress import Progress
 
     from parapply.copy.parts import Part
     from parapply.copy.published import PublishedTable
 
 _MEGABYTE = 1e6
+#: Seconds between two lines where there is no terminal.
+_LINE_S = 10.0
+#: Tables named in such a line.
+_MOST_NAMES = 4
 
 
 class Bar:
     """Counts rows and bytes; the bar's length is the part of the publisher's pages that is done."""
 
-    def __init__(self, doing: str = "copying", *, has_bytes: bool = True) -> None:
+    def __init__(
+        self, doing: str = "copying", *, has_bytes: bool = True, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Show nothing yet; without bytes only rows are shown."""
+        self._doing = doing
         self._has_bytes = has_bytes
-        # rich takes a tenth of a second to import, and who reads a log needs nothing of it.
+        self._clock = clock
+        # rich takes a tenth of a second to import, and output to a log does not need it.
         self._progress = _terminal_progress() if sys.stderr.isatty() else None
         self._task = self._progress.add_task(doing, total=None, figures="") if self._progress else None
         self.rows = 0
@@ -34,7 +47,9 @@ class Bar:
         self._pages_done = 0
         self._pages = 0
         self._estimated_rows = 0
-        self._began_s = time.monotonic()
+        self._began_s = self._said_s = clock()
+        #: Names of tables under way, as an ordered set.
+        self._tables: dict[str, None] = {}
 
     def __enter__(self) -> Self:
         """Begin to show."""
@@ -50,17 +65,18 @@ class Bar:
     @property
     def seconds(self) -> float:
         """Return the time since the copy began."""
-        return max(1e-6, time.monotonic() - self._began_s)
+        return max(1e-6, self._clock() - self._began_s)
 
     def begin(self, parts: int, pages: int, rows: int) -> None:
         """See Watcher."""
         self._pages, self._estimated_rows = max(pages, parts), rows
-        self._began_s = time.monotonic()
+        self._began_s = self._said_s = self._clock()
         if self._progress and self._task is not None:
             self._progress.update(self._task, total=self._pages)
 
-    def data(self, rows: int, size_bytes: int) -> None:
+    def data(self, rows: int, size_bytes: int, table: str) -> None:
         """See Watcher."""
+        self._tables[table] = None
         self.rows += rows
         self.size_bytes += size_bytes
         self._show()
@@ -73,6 +89,7 @@ class Bar:
 
     def table_done(self, table: PublishedTable, rows: int, size_bytes: int) -> None:
         """See Watcher."""
+        self._tables.pop(table.text, None)
         self.say(f"{printable(table.text)}: {rows:,} rows, {size_bytes / _MEGABYTE:,.1f} MB")
 
     def say(self, line: str) -> None:
@@ -83,7 +100,7 @@ class Bar:
             click.echo(line)
 
     def _show(self) -> None:
-        if self._progress is None or self._task is None:
+        if self._progress is None and self._clock() - self._said_s < _LINE_S:
             return
         # Rows of parts under way count as the pages they fill by the publisher's own estimate.
         rows_per_page = self._estimated_rows / self._pages if self._pages else 0
@@ -93,7 +110,16 @@ class Bar:
         figures = f"{self.rows:,} rows  {self.rows / self.seconds:,.0f} rows/s"
         if self._has_bytes:
             figures += f"  {self.size_bytes / _MEGABYTE:,.0f} MB  {rate:,.0f} MB/s"
-        self._progress.update(self._task, completed=done, figures=figures)
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=done, figures=figures)
+            return
+        self._said_s = self._clock()
+        share = done / self._pages if self._pages else 0.0
+        left = f", about {_span(self.seconds * (1 - share) / share)} left" if share else ""
+        names = [printable(name) for name in self._tables]
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        now = f"; now {', '.join(names[:_MOST_NAMES])}{more}" if names else ""
+        click.echo(f"{self._doing}: {share:.0%}, {figures.replace('  ', ', ')}{left}{now}", err=True)
 
     def summary(self) -> str:
         """Return the whole in one line."""
@@ -102,6 +128,11 @@ class Bar:
             f"{self.rows:,} rows, {megabytes:,.1f} MB in {self.seconds:.1f} s"
             f" ({self.rows / self.seconds:,.0f} rows/s, {megabytes / self.seconds:,.1f} MB/s)"
         )
+
+
+def _span(seconds: float) -> str:
+    """Return a time span for people."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def _terminal_progress() -> Progress:

@@ -2,7 +2,7 @@
 
 A value's binary form costs both servers less than its text, and what it is for the types below has been the same since
 PostgreSQL 14 at least. Every other type goes as text, and with it the table: types of users and extensions may differ
-behind one name, arrays and composites name the types of their elements by number, and an infinite interval is a number
+under one name, arrays and composites name the types of their elements by number, and an infinite interval is a number
 of months to servers before 17. Length and precision are checked on the way in as they are for text.
 
 Source: PostgreSQL manual, "COPY" (binary format); the send and receive functions of each type.

@@ -1,8 +1,8 @@
-"""`parapply init --copy` and `parapply refresh`: the hand-over from a copy to the stream.
+"""The copy of `parapply init --copy`, and `parapply refresh`: the hand-over from a copy to the stream.
 
 In: the configuration and options. Out: tables with the publisher's rows as of one LSN each, and a state that says so;
 the daemon adds what comes later. Both may be interrupted anywhere and begun again: what is complete stays, the rest is
-copied anew from a later snapshot.
+copied again from a later snapshot.
 """
 
 from __future__ import annotations
@@ -14,34 +14,38 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from parapply import probes
+from parapply import connect, failpoints
+from parapply.commands import lifecycle
 from parapply.copy import schema as schemas
 from parapply.copy import snapshot as snapshots
 from parapply.copy import tables as on_target
 from parapply.copy.bar import Bar
-from parapply.copy.load import Load
-from parapply.copy.published import published_tables
-from parapply.errors import SourceRefused, TargetRefused
+from parapply.copy.load import CopyLoad
+from parapply.copy.published import check_readable, published_tables
+from parapply.errors import ParapplyError, SourceRefused, TargetRefused
 from parapply.model import format_lsn
-from parapply.runtime import operations
-from parapply.source import refusals, slot
-from parapply.target import copies, lease, settings, state
+from parapply.source import late_tables, slot
+from parapply.target.session import lease, settings
+from parapply.target.state import copies
+from parapply.target.state import slots as state
+from parapply.vocabulary import CopyState
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Collection, Sequence
 
     from parapply.config import Config
     from parapply.copy.published import PublishedTable
     from parapply.copy.snapshot import SourceSnapshot
+    from parapply.plan.copy_starts import Name
 
-#: Seconds between two looks whether the daemon knows of the copy, and after which people are told what is waited for.
+#: Seconds between two checks whether the daemon knows of the copy, and after which a message says what is waited for.
 _POLL_S = 0.02
 _PATIENCE_S = 3.0
 #: Tables named in one message.
 _MOST_NAMES = 5
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class CopyOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to copy."""
 
     connections: int = 4  # on each side
@@ -52,100 +56,106 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     tables: tuple[str, ...] = ()  # schema.table; of `refresh`: copy these, empty: those that are not copied
 
 
-def init(config: Config, options: Options) -> None:
-    """Make slot and state, and copy all published tables; go on with it if it was interrupted.
+async def begin(
+    config: Config,
+    options: CopyOptions,
+    ends: connect.Connections,
+    facts: slot.SourceFacts,
+    tables: Sequence[PublishedTable],
+) -> None:
+    """Make slot and state, and copy all published tables.
+
+    Args:
+        config: what is to be set up.
+        options: how to copy.
+        ends: a session on both.
+        facts: the publisher, with the slot if it is there: it is adopted.
+        tables: all that are published, readable for the role.
 
     Raises:
-        SourceRefused, SourceLost: the publisher, its publications or the slot are not as they must be.
-        TargetRefused, TargetLost: the same for the target; tables hold rows.
+        SourceRefused, SourceLost: the slot cannot be made or adopted; a row cannot be read.
+        TargetRefused, TargetLost: the target's tables are not as they must be.
         LeaseHeld: another process copies.
     """
-    asyncio.run(_init(config, options))
-
-
-async def _init(config: Config, options: Options) -> None:
-    name, schema = config.source.slot, config.target.state_schema
-    program = schemas.find_pg_dump(options.pg_dump) if options.brings_schema else ""
-    async with operations.open_ends(config, "init") as ends:
-        facts = await slot.inspect(ends.source, name)
-        refusals.check_server(facts)
-        await slot.check_publications(ends.source, config.source.publications)
-        await state.ensure_schema(ends.target, schema)
-        found = await state.load(ends.target, schema, name, facts.system_identifier)
-        if found is not None:
-            await _go_on(config, options, ends, found)
-            return
-        if program:
-            dsn = config.source.dsn.get_secret_value()
-            size = await schemas.bring_over(program, dsn, ends.target, not_schema=schema)
-            click.echo(f"target: schema made ({size:,} bytes of SQL)")
-        tables = await published_tables(ends.source, config.source.publications)
-        await on_target.check_columns(ends.target, tables)
-        await _check_empty(ends.target, tables, options)
+    schema = config.target.state_schema
+    dumped = b""
+    if options.brings_schema:
+        program = schemas.find_pg_dump(options.pg_dump)
+        left_out = {schema, *facts.state_schemas}
+        dumped = await schemas.dump(program, config.source.dsn.get_secret_value(), without=sorted(left_out))
+    with settings.target_errors("checking the tables"):
+        # One transaction: where something is refused, nothing of the schema is left.
+        async with ends.target.transaction():
+            await schemas.make(ends.target, dumped)
+            await _check_target(ends.target, tables, options)
+    if dumped:
+        click.echo(f"target: schema made ({len(dumped):,} bytes of SQL)")
+    async with connect.state_schema(ends.target, schema):
         if facts.slot is not None:
-            # Its snapshot is gone; the state first says that nothing is copied, then it is as after an interruption.
+            # Its snapshot is gone: the state says that nothing is copied, then it is as after an interruption.
             async with ends.target.transaction():
-                adopted = await operations.adopt(config, ends)
-                await copies.add(
-                    ends.target, schema, adopted.slot_id, [table.full_name for table in tables], is_listed=True
-                )
+                adopted = await connect.adopt(config, ends)
+                await copies.add(ends.target, schema, adopted.slot_id, _oids(tables), is_listed=True)
             await _copy_later(config, options, ends, adopted, tables)
         else:
             await _begin(config, options, ends, tables)
-        click.echo("next: parapply run")
 
 
-async def _begin(config: Config, options: Options, ends: operations.Ends, tables: Sequence[PublishedTable]) -> None:
+async def _begin(
+    config: Config, options: CopyOptions, ends: connect.Connections, tables: Sequence[PublishedTable]
+) -> None:
     """Make the slot and copy from its own snapshot: the stream begins where the copy ends."""
     schema = config.target.state_schema
     dsn = config.source.dsn.get_secret_value()
     async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(dsn, config.source.slot) as snapshot:
         told.cancel()
-        probes.probe(probes.COPY_SLOT)
+        failpoints.probe(failpoints.COPY_SLOT)
         names = [table.full_name for table in tables]
         # One transaction: a daemon that finds the state finds the tables under way, too.
-        async with ends.target.transaction():
-            made = await operations.adopt(config, ends)
+        async with lifecycle.new_slot(ends.source, config.source.slot), ends.target.transaction():
+            made = await connect.adopt(config, ends)
             await lease.take_lease(ends.target, made.slot_id, 0, lock_class=copies.LOCK_CLASS)
-            await copies.add(ends.target, schema, made.slot_id, names, is_listed=True)
+            await copies.add(ends.target, schema, made.slot_id, _oids(tables), is_listed=True)
             await copies.begin(ends.target, schema, made.slot_id, names, snapshot.lsn)
-        probes.probe(probes.COPY_STATE)
+            await _keep_marks(config, ends, made.slot_id)
+        failpoints.probe(failpoints.COPY_STATE)
         click.echo(f"slot {config.source.slot!r}: starts at {format_lsn(snapshot.lsn)}, where the copy ends")
         await _load(config, options, ends, made.slot_id, tables, snapshot)
 
 
-async def _go_on(config: Config, options: Options, ends: operations.Ends, found: state.SlotState) -> None:
-    """Copy what an interrupted copy has left."""
+async def go_on(config: Config, options: CopyOptions, ends: connect.Connections, found: state.SlotState) -> None:
+    """Copy what an interrupted copy has left.
+
+    Raises:
+        SourceRefused, SourceLost, TargetRefused, TargetLost, LeaseHeld: as `begin`; the slot was begun without a copy.
+    """
     name, schema = config.source.slot, config.target.state_schema
-    known = await copies.load(ends.target, schema, found.slot_id)
-    dsn = config.source.dsn.get_secret_value()
-    position, two_phase = operations.known_position(found), config.source.two_phase
-    await refusals.verify(ends.source, dsn, name, position, two_phase=two_phase)
+    published = await published_tables(ends.source, config.source.publications)
+    known = await _known(config, ends, found.slot_id, published)
     if not known.is_listed:
         raise TargetRefused(
-            f"slot {name!r} was begun without a copy and is applied up to {format_lsn(found.lowest_lsn)}",
+            f"slot {name!r} was begun without a copy and is applied up to {format_lsn(found.low_lsn)}",
             hint="`parapply refresh --table` copies single tables; to copy all of them `parapply drop` first",
         )
-    left = {row.name for row in known.tables if row.state != "copied"}
+    left = {row.name for row in known.tables if row.state != CopyState.COPIED}
     if not left:
         click.echo(f"slot {name!r}: all {len(known.tables)} tables are copied; nothing to do")
         return
-    published = await published_tables(ends.source, config.source.publications)
     tables = [table for table in published if table.full_name in left]
     click.echo(f"slot {name!r}: {len(known.tables) - len(left)} tables are copied, {len(left)} are left")
-    await on_target.check_columns(ends.target, tables)
-    untouched = {row.name for row in known.tables if row.state == "waiting"}
-    await _check_empty(ends.target, [table for table in tables if table.full_name in untouched], options)
+    begun = {row.name for row in known.tables if row.state == CopyState.COPYING}
+    await check_readable(ends.source, tables)
+    await _check_target(ends.target, tables, options, begun=begun)
     unpublished = sorted(left - {table.full_name for table in tables})
     await copies.forget(ends.target, schema, found.slot_id, unpublished)
     await _copy_later(config, options, ends, found, tables)
     click.echo("next: parapply run")
 
 
-def refresh(config: Config, options: Options) -> None:
-    """Copy tables that were added to the publications, or single ones anew, and join them to the stream.
+def refresh(config: Config, options: CopyOptions) -> None:
+    """Copy tables that were added to the publications, or single ones again, and join them to the stream.
 
-    The daemon may run meanwhile. It goes on with all other tables; it stands still when it meets a change of a table
+    The daemon may run at the same time. It continues with all other tables; it pauses when it meets a change of a table
     that is being copied and is later than the copy.
 
     Raises:
@@ -154,14 +164,13 @@ def refresh(config: Config, options: Options) -> None:
     asyncio.run(_refresh(config, options))
 
 
-async def _refresh(config: Config, options: Options) -> None:
+async def _refresh(config: Config, options: CopyOptions) -> None:
     name, schema = config.source.slot, config.target.state_schema
-    async with operations.open_ends(config, "refresh") as ends:
+    async with connect.open_both(config, "refresh") as ends:
         facts = await slot.inspect(ends.source, name)
         await slot.check_publications(ends.source, config.source.publications)
         # An older state schema is refused here, and not when something is half done.
-        await state.ensure_schema(ends.target, schema)
-        found = await state.load(ends.target, schema, name, facts.system_identifier)
+        found = await connect.known_state(config, ends.target, facts.system_identifier)
         if found is None:
             raise TargetRefused(f"the target knows nothing of slot {name!r}", hint="run `parapply init --copy`")
         if facts.slot is not None and facts.slot.is_two_phase:
@@ -170,9 +179,11 @@ async def _refresh(config: Config, options: Options) -> None:
                 " neither in the copy nor in the stream",
                 hint="`parapply drop`, then `parapply init --copy`, during which two_phase is pending",
             )
-        known = await copies.load(ends.target, schema, found.slot_id)
-        published = await published_tables(ends.source, config.source.publications)
+        published = await _published(config, ends, facts)
+        known = await _known(config, ends, found.slot_id, published)
         tables = _chosen(options, known, published)
+        begun = {row.name for row in known.tables if row.state == CopyState.COPYING}
+        await _check_target(ends.target, tables, options, begun=begun)
         gone = sorted({row.name for row in known.tables} - {table.full_name for table in published})
         if gone:
             await copies.forget(ends.target, schema, found.slot_id, gone)
@@ -180,15 +191,11 @@ async def _refresh(config: Config, options: Options) -> None:
         if not tables:
             click.echo("all published tables are copied; nothing to do")
             return
-        await on_target.check_columns(ends.target, tables)
-        interrupted = {row.name for row in known.tables if row.state == "copying"}
-        await _check_empty(ends.target, [table for table in tables if table.full_name not in interrupted], options)
-        names = [table.full_name for table in tables]
-        await copies.add(ends.target, schema, found.slot_id, names, is_listed=known.is_listed)
+        await copies.add(ends.target, schema, found.slot_id, _oids(tables), is_listed=known.is_listed)
         await _copy_later(config, options, ends, found, tables)
 
 
-def _chosen(options: Options, known: copies.Copies, published: Sequence[PublishedTable]) -> list[PublishedTable]:
+def _chosen(options: CopyOptions, known: copies.Copies, published: Sequence[PublishedTable]) -> list[PublishedTable]:
     """Return the tables to copy.
 
     Raises:
@@ -208,29 +215,57 @@ def _chosen(options: Options, known: copies.Copies, published: Sequence[Publishe
             "this slot was begun without a copy: which tables are new is not known",
             hint="name them with --table schema.table",
         )
-    copied = {row.name for row in known.tables if row.state == "copied"}
-    return [table for table in published if table.full_name not in copied]
+    copied = {(row.name, row.source_oid) for row in known.tables if row.state == CopyState.COPIED}
+    return [table for table in published if copied.isdisjoint({(table.full_name, one) for one in (table.oid, None)})]
+
+
+async def _known(
+    config: Config, ends: connect.Connections, slot_id: int, published: Sequence[PublishedTable]
+) -> copies.Copies:
+    """Return what is known of the tables, by the names that they have now."""
+    schema = config.target.state_schema
+    known = await copies.load(ends.target, schema, slot_id)
+    names = {row.source_oid: row.name for row in known.tables}
+    renamed = {
+        table.oid: table.full_name for table in published if names.get(table.oid, table.full_name) != table.full_name
+    }
+    if not renamed:
+        return known
+    await copies.rename(ends.target, schema, slot_id, renamed)
+    return await copies.load(ends.target, schema, slot_id)
+
+
+async def _keep_marks(config: Config, ends: connect.Connections, slot_id: int) -> None:
+    """Keep which tables there are, once the snapshot is made, so that later ones can be told from them."""
+    marks = await late_tables.marks(ends.source, config.source.publications)
+    await copies.keep_marks(ends.target, config.target.state_schema, slot_id, marks)
+
+
+def _oids(tables: Sequence[PublishedTable]) -> dict[Name, int]:
+    return {table.full_name: table.oid for table in tables}
 
 
 async def _copy_later(
     config: Config,
-    options: Options,
-    ends: operations.Ends,
+    options: CopyOptions,
+    ends: connect.Connections,
     found: state.SlotState,
     tables: Sequence[PublishedTable],
 ) -> None:
     """Copy from a snapshot of now, although the stream has begun before.
 
-    First everybody who reads the stream must know that these tables are under way: the snapshot shows what is committed
-    before it, so nothing may be left out of the stream any more that comes later.
+    First the daemon must know that these tables are under way: the snapshot shows what is committed before it, so
+    nothing that comes later may be left out of the stream any more.
     """
     schema, slot_id = config.target.state_schema, found.slot_id
+    # From the first note on, a copied table counts as not copied: its changes are left out until it is copied again.
+    await slot.check_room(ends.source)
     await lease.take_lease(ends.target, slot_id, 0, lock_class=copies.LOCK_CLASS)
     await lease.fence(ends.target, slot_id, lambda _: None, lock_class=copies.LOCK_CLASS)
     names = [table.full_name for table in tables]
     before_lsn, _ = await slot.position(ends.source)
     await copies.begin(ends.target, schema, slot_id, names, before_lsn)
-    probes.probe(probes.COPY_STATE)
+    failpoints.probe(failpoints.COPY_STATE)
     async with _patiently("waiting for the daemon to take note of the copy"):
         while not await copies.is_seen(ends.target, schema, slot_id):  # noqa: ASYNC110  another process writes it
             await asyncio.sleep(_POLL_S)
@@ -238,21 +273,23 @@ async def _copy_later(
     async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(dsn, None) as snapshot:
         told.cancel()
         await copies.begin(ends.target, schema, slot_id, names, snapshot.lsn)
+        if not options.tables:
+            await _keep_marks(config, ends, slot_id)
         click.echo(f"{len(tables)} tables join the stream at {format_lsn(snapshot.lsn)}")
         await _load(config, options, ends, slot_id, tables, snapshot)
 
 
 async def _load(  # noqa: PLR0913, PLR0917  all that is known by now
     config: Config,
-    options: Options,
-    ends: operations.Ends,
+    options: CopyOptions,
+    ends: connect.Connections,
     slot_id: int,
     tables: Sequence[PublishedTable],
     snapshot: SourceSnapshot,
 ) -> None:
-    probes.probe(probes.COPY_BEGUN)
+    failpoints.probe(failpoints.COPY_BEGUN)
     with Bar() as bar:
-        load = Load(
+        load = CopyLoad(
             config,
             slot_id,
             ends.target,
@@ -260,20 +297,67 @@ async def _load(  # noqa: PLR0913, PLR0917  all that is known by now
             defers_indexes=options.defers_indexes,
             watcher=bar,
         )
-        await load.run(tables, snapshot)
-    probes.probe(probes.COPY_DONE)
+        try:
+            await load.run(tables, snapshot)
+        except ParapplyError as error:
+            error.hint = "; ".join([text for text in (error.hint, _IS_LEFT) if text])
+            raise
+    failpoints.probe(failpoints.COPY_DONE)
     click.echo(f"copied {len(tables)} tables: {bar.summary()}")
 
 
-async def _check_empty(target: settings.Connection, tables: Sequence[PublishedTable], options: Options) -> None:
-    if options.truncates:
-        return
-    full = await on_target.not_empty(target, tables)
-    if full:
-        raise TargetRefused(
-            f"target: {_names([table.text for table in full])} hold rows already",
-            hint="--truncate empties them before the copy",
+async def _published(config: Config, ends: connect.Connections, facts: slot.SourceFacts) -> list[PublishedTable]:
+    """Return the tables to copy from; say which are left out although they are published.
+
+    Raises:
+        SourceRefused: the role may not read one.
+        SourceLost: the connection broke.
+    """
+    _say_left_out(facts, await slot.published_tables(ends.source, config.source.publications))
+    tables = await published_tables(ends.source, config.source.publications)
+    await check_readable(ends.source, tables)
+    return tables
+
+
+def _say_left_out(facts: slot.SourceFacts, published: Collection[Name]) -> None:
+    """Say whose progress is published and will not be brought over."""
+    for schema in sorted(facts.state_schemas.intersection([schema for schema, _ in published])):
+        click.echo(
+            f"source: schema {schema} holds the progress of a parapply that applies, or applied, there: it is"
+            " published, and left out here; publish the other tables or schemas by name (docs/CONFLICTS.md, two-way"
+            " replication)"
         )
+
+
+async def _check_target(
+    target: settings.Connection, tables: Sequence[PublishedTable], options: CopyOptions, *, begun: Collection[Name] = ()
+) -> None:
+    """Refuse what would fail when something is half done.
+
+    Args:
+        target: control session.
+        tables: to be copied.
+        options: what may be done to them.
+        begun: rows in these tables are those of an interrupted copy.
+
+    Raises:
+        TargetRefused: tables or columns are missing, hold rows, or the role may not do what the copy needs.
+        TargetLost: the connection broke.
+    """
+    await on_target.check_columns(target, tables)
+    full = await on_target.not_empty(target, tables)
+    foreign = [table.text for table in full if table.full_name not in begun]
+    if foreign and not options.truncates:
+        raise TargetRefused(
+            f"target: {_names(foreign)} hold rows already",
+            hint="if target.dsn leads to the right database and these rows may go, --truncate deletes them",
+        )
+    await on_target.check_access(target, tables, emptied=full)
+    if options.defers_indexes:
+        await on_target.check_owned(target, tables)
+
+
+_IS_LEFT = "tables that are complete stay, and the same command goes on with the others"
 
 
 def _names(names: Sequence[str]) -> str:

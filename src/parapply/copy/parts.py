@@ -99,5 +99,5 @@ def copy_in(table: PublishedTable, *, is_binary: bool = False) -> sql.Composed:
     )
 
 
-#: What COPY is told of the rows' form: text, or binary.
+#: The option of COPY for the rows' form: text, or binary.
 _FORMS = (sql.SQL(""), sql.SQL(" (FORMAT binary)"))

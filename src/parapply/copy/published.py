@@ -1,7 +1,7 @@
 """What a publication publishes of which tables, and how large that is.
 
 In: a plain session on the publisher. Out: `PublishedTable`, as the stream names it: with publish_via_partition_root the
-root stands for its partitions. Row filters and column lists are those of the stream.
+root represents its partitions. Row filters and column lists are those of the stream.
 
 Source: PostgreSQL manual, "pg_publication_tables", "CREATE PUBLICATION"; `tablesync.c`, fetch_remote_table_info, for
 how several publications of one table go together.
@@ -17,12 +17,13 @@ import psycopg
 from parapply.copy.leaves import Leaf, leaves_of
 from parapply.errors import SourceRefused
 from parapply.source.slot import source_errors
+from parapply.state_mark import STATE_SCHEMAS_SQL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import LiteralString
 
-    from parapply.plan.starts import Name
+    from parapply.plan.copy_starts import Name
     from parapply.source.slot import Connection
 
 #: server_version_num of the first server that publishes generated columns, and then lists only those it does.
@@ -32,10 +33,12 @@ _GENERATED_SINCE = 180000
 class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
     """One published table."""
 
+    oid: int
     schema: str
     name: str
     columns: tuple[str, ...]  # that are sent, in the table's order
     types: tuple[int, ...]  # OIDs of the columns' types on the publisher
+    modifiers: tuple[int, ...]  # of these types: length, precision and scale; -1: none
     row_filter: str  # SQL expression over them; empty: all rows
     key: tuple[str, ...]  # columns of the replica identity, or of the primary key; empty if there is none
     leaves: tuple[Leaf, ...]
@@ -52,27 +55,28 @@ class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def published_tables(conn: Connection, publications: Sequence[str]) -> list[PublishedTable]:
-    """Return the tables of the publications, by name.
+    """Return the tables of the publications, by name; without those of a parapply that applies there.
 
     Raises:
         SourceRefused: publications of one table list different columns, which the stream refuses, too.
         SourceLost: the connection broke.
     """
-    # As jsonb: a server of version 14 has neither column lists nor row filters. Partitions are dropped whose root is
-    # published as one: with several publications both can be listed.
-    query: LiteralString = """
+    # As jsonb, because a server of version 14 has neither column lists nor row filters. Partitions whose root is
+    # published as one are dropped, because with several publications both can be listed.
+    query: LiteralString = f"""
         WITH listed AS (
             SELECT c.oid, p.schemaname, p.tablename, to_jsonb(p) -> 'attnames' AS attnames,
                    to_jsonb(p) ->> 'rowfilter' AS rowfilter
               FROM pg_catalog.pg_publication_tables AS p
               JOIN pg_catalog.pg_namespace AS n ON n.nspname = p.schemaname
               JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = p.tablename
-             WHERE p.pubname = ANY ($1::text[]))
+             WHERE p.pubname = ANY ($1::text[])
+               AND p.schemaname NOT IN (SELECT schema_name FROM {STATE_SCHEMAS_SQL} AS own))
         SELECT l.oid::bigint, l.schemaname, l.tablename, array_agg(DISTINCT l.attnames), array_agg(l.rowfilter)
           FROM listed AS l
          WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_partition_ancestors(l.oid::regclass) AS a(relid)
                            JOIN listed AS o ON o.oid = a.relid WHERE a.relid <> l.oid)
-         GROUP BY 1, 2, 3 ORDER BY 2, 3"""
+         GROUP BY 1, 2, 3 ORDER BY 2, 3"""  # noqa: S608 - a constant
     with source_errors("reading the published tables"):
         found = await _rows(conn, query, [list(publications)])
         oids = [oid for oid, *_ in found]
@@ -81,9 +85,33 @@ async def published_tables(conn: Connection, publications: Sequence[str]) -> lis
     return [_table(row, columns[row[0]], keys.get(row[0], ()), leaves[row[0]], is_exact=is_exact) for row in found]
 
 
+async def check_readable(conn: Connection, tables: Sequence[PublishedTable]) -> None:
+    """Refuse tables that the role may not read, all of them in one message; partitions are read by themselves.
+
+    Raises:
+        SourceRefused: there are some.
+        SourceLost: the connection broke.
+    """
+    query: LiteralString = """
+        SELECT DISTINCT w.schema_name || '.' || w.table_name
+          FROM unnest($1::text[], $2::text[]) AS w(schema_name, table_name)
+          JOIN pg_catalog.pg_namespace AS n ON n.nspname = w.schema_name
+          JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = w.table_name
+         WHERE NOT (has_schema_privilege(n.oid, 'USAGE') AND has_any_column_privilege(c.oid, 'SELECT')) ORDER BY 1"""
+    leaves = [leaf for table in tables for leaf in table.leaves]
+    with source_errors("looking whether the published tables may be read"):
+        found = await _rows(conn, query, [[leaf.schema for leaf in leaves], [leaf.name for leaf in leaves]])
+    if found:
+        raise SourceRefused(
+            f"source: the role may not read {', '.join([name for (name,) in found])}",
+            hint="GRANT SELECT on them, USAGE on their schemas to the source's role: config/roles/publisher.sql does",
+        )
+
+
 class _Column(NamedTuple):
     name: str
     type_oid: int
+    type_modifier: int
     is_stored: bool  # not generated
 
 
@@ -91,7 +119,7 @@ def _table(
     row: tuple[Any, ...], columns: Sequence[_Column], key: tuple[str, ...], leaves: Sequence[Leaf], *, is_exact: bool
 ) -> PublishedTable:
     """Put together what is known of a table; `is_exact`: a column list names all generated columns sent."""
-    _, schema, name, lists, filters = row
+    oid, schema, name, lists, filters = row
     if len(lists) > 1:
         raise SourceRefused(
             f"source: publications list different columns of {schema}.{name}",
@@ -105,10 +133,12 @@ def _table(
     ]
     names = tuple(column.name for column in sent)
     return PublishedTable(
+        oid=oid,
         schema=schema,
         name=name,
         columns=names,
         types=tuple(column.type_oid for column in sent),
+        modifiers=tuple(column.type_modifier for column in sent),
         row_filter="" if None in filters else " OR ".join(f"({one})" for one in dict.fromkeys(filters) if one),
         key=key if set(key) <= set(names) else (),
         leaves=tuple(leaves),
@@ -118,7 +148,7 @@ def _table(
 async def _columns(conn: Connection, oids: Sequence[int]) -> dict[int, list[_Column]]:
     """Return the columns of tables, in their order."""
     query: LiteralString = """
-        SELECT attrelid::bigint, attname, atttypid::bigint, attgenerated = '' FROM pg_catalog.pg_attribute
+        SELECT attrelid::bigint, attname, atttypid::bigint, atttypmod, attgenerated = '' FROM pg_catalog.pg_attribute
          WHERE attrelid = ANY ($1::oid[]) AND attnum > 0 AND NOT attisdropped ORDER BY attrelid, attnum"""
     columns: dict[int, list[_Column]] = {oid: [] for oid in oids}
     for oid, *column in await _rows(conn, query, [list(oids)]):

@@ -12,10 +12,10 @@ import socket
 import struct
 from typing import TYPE_CHECKING
 
-from parapply import probes
+from parapply import failpoints
 from parapply.errors import SourceLost, SourceRefused
 from parapply.source.slot import source_errors
-from parapply.target.settings import target_errors
+from parapply.target.session.settings import target_errors
 from parapply.wire.copy import RowReader, error_fields
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from psycopg import sql
 
     from parapply.source import slot
-    from parapply.target import settings
+    from parapply.target.session import settings
 
 #: Bytes collected from libpq before they are handed on.
 _CHUNK_BYTES = 64 * 1024
 #: After a read of less than this the next one waits a moment: the publisher sends 8 kB at a time, and waking us for
-#: each costs both more than handing it on. Nobody stands still for it: the target reads on from its socket.
+#: each costs both more than handing it on. Nothing stops for it, because the target reads on from its socket.
 _SMALL_READ_BYTES = 64 * 1024
 _PAUSE_S = 0.002
 
@@ -73,7 +73,7 @@ async def pump(  # noqa: PLR0913  two ends
                         size += len(data)
                     on_data(rows - told, len(data))
                     told = rows
-                probes.probe(probes.COPY_PART)
+                failpoints.probe(failpoints.COPY_PART)
     return n_rows, size
 
 

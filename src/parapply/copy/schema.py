@@ -1,7 +1,7 @@
 """The publisher's schema brought to the target with pg_dump, where it is installed.
 
-In: both DSNs. Out: what pg_dump prints, run on the target in one transaction. Secrets go through the environment, never
-through the command line, which everybody on the machine can read.
+In: both DSNs. Out: what pg_dump prints, run on the target in the caller's transaction; the target's role owns what it
+makes. Secrets go through the environment, never through the command line, which every user of the machine can read.
 
 Source: PostgreSQL manual, "pg_dump", "Environment Variables" of libpq.
 """
@@ -10,33 +10,27 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from psycopg import conninfo
+import psycopg
+from psycopg import conninfo, sql
 
-from parapply.errors import ConfigError, SourceRefused
-from parapply.target.settings import target_errors
+from parapply.errors import ConfigError, SourceRefused, TargetRefused
+from parapply.target.session.settings import rows, target_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
-    from parapply.target.settings import Connection
+    from parapply.target.session.settings import Connection
 
 #: Not what belongs to a role or to replication: the target has its own.
 _OPTIONS = ("--schema-only", "--no-owner", "--no-privileges", "--no-publications", "--no-subscriptions", "--no-sync")
-#: libpq's parameters that have an environment variable, where the name is not PG and the parameter in capitals.
-_VARIABLES = {
-    "dbname": "PGDATABASE",
-    "application_name": "PGAPPNAME",
-    "channel_binding": "PGCHANNELBINDING",
-    "client_encoding": "PGCLIENTENCODING",
-    "connect_timeout": "PGCONNECT_TIMEOUT",
-    "require_auth": "PGREQUIREAUTH",
-    "target_session_attrs": "PGTARGETSESSIONATTRS",
-}
-#: Libpq's parameters without one, which nobody needs for a dump.
-_DROPPED = ("keepalives", "tcp_user_timeout", "fallback_application_name", "replication", "options")
+#: The session that runs the script takes UTF-8.
+_ENCODING = "--encoding=UTF8"
+#: Lines of pg_dump's complaint that are shown: the first names the host and the port, or the table.
+_MOST_LINES = 4
 
 
 def find_pg_dump(path: str | None) -> str:
@@ -57,62 +51,135 @@ def find_pg_dump(path: str | None) -> str:
     return found
 
 
-def environment(dsn: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variables with which libpq's programs connect as the DSN says.
+def connection(dsn: str, environ: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """Return a connection string without secrets, and the variables with which it leads where the DSN leads.
+
+    What the DSN leaves open comes from libpq's own variables and files, as it does for the daemon.
 
     Raises:
-        ConfigError: the DSN cannot be parsed, or has a parameter that no variable stands for.
+        ConfigError: the DSN cannot be parsed, or has a secret that no variable can carry.
     """
     try:
-        parameters = conninfo.conninfo_to_dict(dsn)
+        parameters: dict[str, Any] = conninfo.conninfo_to_dict(dsn)
     except Exception as error:
         raise ConfigError("source.dsn: not a connection string of PostgreSQL") from error
-    variables = {name: value for name, value in environ.items() if not name.startswith("PG")}
-    for name, value in parameters.items():
-        if not name.startswith(_DROPPED) and value is not None:
-            variables[_VARIABLES.get(name, f"PG{name.upper()}")] = str(value)
-    return variables
+    if parameters.get("sslpassword"):
+        raise ConfigError(
+            "source.dsn: sslpassword cannot be handed to pg_dump without showing it to everybody on the machine",
+            hint="run pg_dump --schema-only by hand, and init without --schema",
+        )
+    variables = dict(environ)
+    if password := parameters.pop("password", None):
+        variables["PGPASSWORD"] = str(password)
+    return conninfo.make_conninfo(**parameters), variables
 
 
-async def bring_over(program: str, source_dsn: str, target: Connection, *, not_schema: str) -> int:
-    """Make the publisher's schema on the target; return the number of bytes of SQL.
+async def dump(program: str, source_dsn: str, *, without: Sequence[str]) -> bytes:
+    """Return the publisher's schema as a script of SQL, without psql's own commands.
 
     Args:
         program: pg_dump.
         source_dsn: of the publisher.
-        target: control session.
-        not_schema: the state schema's name, which is left out.
+        without: names of schemas to leave out.
 
     Raises:
+        ConfigError: the DSN cannot be handed on.
         SourceRefused: pg_dump failed.
-        TargetRefused: something is there already, or a privilege is missing; nothing was made.
-        TargetLost: the connection broke.
     """
-    # A pattern: in double quotes it is taken as it is.
-    pattern = '"' + not_schema.replace('"', '""') + '"'
+    text, variables = connection(source_dsn, os.environ)
     process = await asyncio.create_subprocess_exec(
         program,
         *_OPTIONS,
-        f"--exclude-schema={pattern}",
+        _ENCODING,
+        # A pattern: in double quotes it is taken as it is.
+        *['--exclude-schema="' + name.replace('"', '""') + '"' for name in without],
+        f"--dbname={text}",
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=environment(source_dsn, os.environ),
+        env=variables,
     )
-    text, errors = await process.communicate()
+    script, errors = await process.communicate()
     if process.returncode:
-        said = errors.decode(errors="replace").strip().splitlines()
-        raise SourceRefused(
-            f"pg_dump failed: {said[-1] if said else process.returncode}",
-            hint="pg_dump must be of the publisher's version or newer, and its role may read every table",
-        )
+        raise _failed(errors.decode(errors="replace"), process.returncode)
     # Commands of psql, by which newer versions keep it from running others.
-    script = b"\n".join(line for line in text.split(b"\n") if not line.startswith((b"\\restrict", b"\\unrestrict")))
+    script = b"\n".join(line for line in script.split(b"\n") if not line.startswith((b"\\restrict", b"\\unrestrict")))
     # Every target has it, and a dump makes it only where the publisher's differs.
-    script = script.replace(b"\nCREATE SCHEMA public;\n", b"\nCREATE SCHEMA IF NOT EXISTS public;\n")
-    with target_errors("making the schema"):
-        async with target.transaction():
-            await target.execute(script)
+    return script.replace(b"\nCREATE SCHEMA public;\n", b"\nCREATE SCHEMA IF NOT EXISTS public;\n")
+
+
+def _failed(said: str, code: int | None) -> SourceRefused:
+    """Return the error for what pg_dump wrote to its standard error."""
+    lines = [line.strip().removeprefix("pg_dump: ").removeprefix("error: ") for line in said.splitlines()]
+    lines = [line for line in lines if line]
+    if "version mismatch" in said:
+        hint = "pg_dump must be of the publisher's version or newer: name one with --pg-dump"
+    elif "permission denied" in said:
+        hint = "pg_dump locks and reads every table of the database, published or not: GRANT SELECT on them"
+    else:
+        hint = "pg_dump connects as parapply does, by source.dsn and libpq's own variables and files"
+    return SourceRefused(f"pg_dump failed: {'; '.join(lines[:_MOST_LINES]) or f'exit code {code}'}", hint=hint)
+
+
+async def make(target: Connection, script: bytes) -> None:
+    """Run a script of `dump` on the target, inside the caller's transaction; nothing for an empty one.
+
+    Raises:
+        TargetRefused: something is there already, a privilege is missing, or the target is too old for it.
+        TargetLost: the connection broke.
+    """
+    if not script:
+        return
+    known = {str(name) for (name,) in await rows(target, sql.SQL("SELECT name FROM pg_catalog.pg_settings"))}
+    text = fitting(script.decode(), known)
+    try:
+        with target_errors("making the schema"):
+            await target.execute(text.encode())
             # The dump sets settings for its session.
-        await target.execute("SET search_path = pg_catalog, pg_temp; SET row_security = off")
-    return len(script)
+            await target.execute("SET search_path = pg_catalog, pg_temp; SET row_security = off")
+    except TargetRefused as error:
+        raise _refused(error, text) from error
+
+
+def fitting(script: str, known: Collection[str]) -> str:
+    """Return a dump without the settings of its head that a server does not know.
+
+    A newer pg_dump begins with those of its own version; the definitions come after the first comment that names an
+    object.
+
+    Args:
+        script: as pg_dump writes it.
+        known: names of the server's settings.
+    """
+    head, mark, rest = script.partition("\n-- Name: ")
+    lines = [line for line in head.split("\n") if not (found := _SETTING.match(line)) or found[1] in known]
+    return "\n".join(lines) + mark + rest
+
+
+def _refused(error: TargetRefused, script: str) -> TargetRefused:
+    """Return the error with the statement of the script that the server did not take, and what to do."""
+    cause = error.__cause__
+    if not isinstance(cause, psycopg.Error):
+        return error
+    position = int(cause.diag.statement_position or 0)
+    begin = script.rfind("\n", 0, max(0, position - 1)) + 1
+    statement = script[begin:].partition("\n")[0].strip() if position else ""
+    hint = error.hint
+    if cause.sqlstate == _NO_PRIVILEGE:
+        hint = _MAKE_BY_HAND
+    elif (cause.sqlstate or "").startswith(_THERE_ALREADY):
+        hint = "leave out --schema if the tables are there; nothing was changed"
+    elif not hint:
+        hint = f"nothing was changed; make the schema by hand with what the target does not take left out: {_BY_HAND}"
+    return TargetRefused(f"{error} in the dump's line: {statement}" if statement else str(error), hint=hint)
+
+
+_SETTING = re.compile(r"SET (\w+) = ")
+_NO_PRIVILEGE = "42501"
+#: duplicate_table, duplicate_schema, duplicate_function, duplicate_object.
+_THERE_ALREADY = ("42P07", "42P06", "42723", "42710")
+_BY_HAND = "`pg_dump --schema-only --no-privileges`, then psql"
+_MAKE_BY_HAND = (
+    f"nothing was changed; make the schema as the role that shall own it, {_BY_HAND}, or GRANT CREATE ON SCHEMA and ON"
+    " DATABASE to the target's role, which owns the tables then"
+)

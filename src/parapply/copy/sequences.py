@@ -18,17 +18,18 @@ import click
 import msgspec
 from psycopg import sql
 
+from parapply import connect
 from parapply.errors import TargetLost, TargetRefused
 from parapply.printable import printable
-from parapply.runtime import operations
 from parapply.source.slot import source_errors
-from parapply.target.settings import rows, target_errors
+from parapply.state_mark import STATE_SCHEMAS_SQL
+from parapply.target.session.settings import rows, target_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parapply.config import Config
-    from parapply.runtime.operations import Ends
+    from parapply.connect import Connections
     from parapply.source import slot
 
 #: Sequences read by one statement: far below what the parser's stack takes.
@@ -37,10 +38,10 @@ _AT_ONCE = 200
 _INCOMPLETE = 1
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class SequenceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What to do."""
 
-    ahead: int = 0  # steps further than the publisher, for what is written there meanwhile
+    ahead: int = 0  # steps further than the publisher, for what is written there in the meantime
     is_exact: bool = False  # backwards, too
     is_dry: bool = False  # only tell
     as_json: bool = False
@@ -57,7 +58,7 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
         return self.last_value + (increment if self.is_called else 0)
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class SequenceOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one sequence."""
 
     schema_name: str
@@ -68,7 +69,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-def copy_sequences(config: Config, options: Options) -> int:
+def copy_sequences(config: Config, options: SequenceOptions) -> int:
     """Copy and tell; return 0, or 1 if a sequence is missing on the target or could not be set.
 
     Raises:
@@ -77,8 +78,8 @@ def copy_sequences(config: Config, options: Options) -> int:
     return asyncio.run(_copy(config, options))
 
 
-async def _copy(config: Config, options: Options) -> int:
-    async with operations.open_ends(config, "sequences") as ends:
+async def _copy(config: Config, options: SequenceOptions) -> int:
+    async with connect.open_both(config, "sequences") as ends:
         here = await _source_sequences(ends.source)
         outcomes = [await _one(ends, name, *found, options) for name, found in here.items()]
     _print(outcomes, options)
@@ -87,11 +88,13 @@ async def _copy(config: Config, options: Options) -> int:
 
 async def _source_sequences(conn: slot.Connection) -> dict[tuple[str, str], tuple[int, Value]]:
     """Return increment and value of every sequence on the publisher, by schema and name."""
-    listed = (
-        b"SELECT n.nspname, c.relname, s.seqincrement FROM pg_catalog.pg_sequence AS s"
-        b" JOIN pg_catalog.pg_class AS c ON c.oid = s.seqrelid AND c.relpersistence <> 't'"
-        b" JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace ORDER BY 1, 2"
-    )
+    # Without those that number the rows of parapply's own tables: on each side they count by themselves.
+    listed = sql.SQL(
+        "SELECT n.nspname, c.relname, s.seqincrement FROM pg_catalog.pg_sequence AS s"
+        " JOIN pg_catalog.pg_class AS c ON c.oid = s.seqrelid AND c.relpersistence <> 't'"
+        " JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
+        " WHERE n.nspname NOT IN (SELECT schema_name FROM {} AS own) ORDER BY 1, 2"
+    ).format(sql.SQL(STATE_SCHEMAS_SQL))
     found: dict[tuple[str, str], tuple[int, Value]] = {}
     with source_errors("reading the sequences"):
         names = await (await conn.execute(listed)).fetchall()
@@ -111,15 +114,17 @@ async def _source_sequences(conn: slot.Connection) -> dict[tuple[str, str], tupl
     return found
 
 
-async def _one(ends: Ends, name: tuple[str, str], increment: int, value: Value, options: Options) -> Outcome:
+async def _one(
+    ends: Connections, name: tuple[str, str], increment: int, value: Value, options: SequenceOptions
+) -> SequenceOutcome:
     schema, sequence = name
     wanted = value
     if options.ahead and value.is_called:
         wanted = Value(last_value=value.last_value + options.ahead * increment, is_called=True)
 
-    def outcome(kind: str, before: Value | None, reason: str = "") -> Outcome:
+    def outcome(kind: str, before: Value | None, reason: str = "") -> SequenceOutcome:
         after = wanted if kind == "moved" else before
-        return Outcome(
+        return SequenceOutcome(
             schema_name=schema, sequence_name=sequence, before=before, after=after, outcome=kind, reason=reason
         )
 
@@ -147,13 +152,13 @@ async def _one(ends: Ends, name: tuple[str, str], increment: int, value: Value, 
     return outcome("moved", before)
 
 
-async def _set(ends: Ends, quoted: sql.Identifier, wanted: Value) -> None:
+async def _set(ends: Connections, quoted: sql.Identifier, wanted: Value) -> None:
     query = sql.SQL("SELECT pg_catalog.setval($1::regclass, $2::bigint, $3::bool)")
     with target_errors(f"setting the sequence {quoted.as_string(None)}"):
         await rows(ends.target, query, [quoted.as_string(None), wanted.last_value, wanted.is_called])
 
 
-def _print(outcomes: Sequence[Outcome], options: Options) -> None:
+def _print(outcomes: Sequence[SequenceOutcome], options: SequenceOptions) -> None:
     if options.as_json:
         document: list[Any] = [msgspec.to_builtins(one) for one in outcomes]
         click.echo(json.dumps({"is_dry": options.is_dry, "sequences": document}, indent=2))

@@ -79,8 +79,6 @@ async def open_reader(dsn: str, name: str, snapshot: SourceSnapshot) -> slot.Con
     conn = await slot.connect(dsn, application_name=name)
     try:
         with slot.source_errors("importing the snapshot"):
-            # Rows that a policy hides would be missing on the target: an error instead.
-            await conn.execute("SET row_security = off")
             await conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             await conn.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot.name)))
     except BaseException:

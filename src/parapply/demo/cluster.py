@@ -79,7 +79,7 @@ class Cluster:
             unix_socket: listen also on a Unix socket in `socket_dir`.
 
         Raises:
-            DemoError: no programs, or nobody to run them.
+            DemoError: no programs, or no account to run them.
         """
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
             raise DemoError(f"{name!r} cannot name a server: use letters, digits, _ and -.")
@@ -268,7 +268,7 @@ class Cluster:
             )  # fmt: skip
 
     def _end_quickly(self) -> None:
-        """Stop for good; nobody reads these data again."""
+        """Stop for good; these data are not read again."""
         try:
             self.crash()
         except DemoError:

@@ -5,10 +5,12 @@ In go a stage, a slot and settings; out come the command's output and a daemon t
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -26,7 +28,19 @@ if TYPE_CHECKING:
 # Longer than any wait we ask for on the command line.
 _CALL_TIMEOUT_S = 900.0
 _TAIL_LINES = 5
+# Exit status of `parapply verify` where a table differs.
+_DIFFERENT = 1
 _NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What `parapply verify` says of one table."""
+
+    name: str
+    source_rows: int
+    target_rows: int
+    is_equal: bool
 
 
 class Parapply:
@@ -75,12 +89,32 @@ class Parapply:
         Raises:
             DemoError: it failed; the message holds what it wrote.
         """
+        return self._run(command, *arguments)
+
+    def verify(self) -> list[Comparison]:
+        """Compare every published table on both sides, by `parapply verify`; the daemon must run.
+
+        Raises:
+            DemoError: they could not be compared.
+        """
+        document = json.loads(self._run("verify", "--json", codes=(0, _DIFFERENT)))
+        return [
+            Comparison(
+                name=f"{table['schema_name']}.{table['table_name']}",
+                source_rows=table["source_rows"],
+                target_rows=table["target_rows"],
+                is_equal=table["is_equal"],
+            )
+            for table in document["tables"]
+        ]
+
+    def _run(self, command: str, *arguments: str, codes: Sequence[int] = (0,)) -> str:
         words = [sys.executable, "-m", "parapply", command, *self._options, *arguments]
         done = subprocess.run(  # noqa: S603 - our own program, no shell
             words, env=self._environment, capture_output=True, text=True, check=False,
             timeout=_CALL_TIMEOUT_S, stdin=subprocess.DEVNULL,
         )  # fmt: skip
-        if done.returncode != 0:
+        if done.returncode not in codes:
             raise DemoError(f"`parapply {command}` ended with {done.returncode}: {done.stderr.strip()}{self._tail()}")
         return done.stdout
 

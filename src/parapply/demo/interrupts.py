@@ -1,4 +1,4 @@
-"""Ctrl-C and its kin, so that whatever was started is known to the one who cleans up.
+"""Ctrl-C and its kin, so that whatever was started is known to the code that cleans up.
 
 In go SIGINT, SIGTERM and SIGHUP; out comes an exception in the main thread, once, and never inside a `held` block:
 an exception between the start of a process and the note of it would leave the process behind.

@@ -25,7 +25,7 @@ Script = Literal["tpcb-like", "simple-update"]
 _TAIL_LINES = 5
 
 
-class Load:
+class DemoLoad:
     """One run of pgbench."""
 
     def __init__(self, stage: Stage, script: Script, *, clients: int, limit: str) -> None:

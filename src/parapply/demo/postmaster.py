@@ -1,4 +1,4 @@
-"""Processes, ports and shared memory of a PostgreSQL server that runs under our hand.
+"""Processes, ports and shared memory of a PostgreSQL server that we run.
 
 In goes a server's directory; out come its processes, a port, and nothing left behind. Knows no SQL.
 Layout of the directory: `data` is the data directory, `log` what the server wrote to its standard error.
@@ -32,7 +32,7 @@ _POSIX_SEGMENTS = "/dev/shm/PostgreSQL."  # noqa: S108 - the name that PostgreSQ
 
 # Waits for a word or for the end of its input. The end without a word means that our process died, however it died:
 # then the server is stopped at once and its directory removed. The pid is read from postmaster.pid at that moment,
-# so a restart needs no new guardian; a killed server leaves a stale one, hence the look at the process's directory.
+# so a restart needs no new guardian; a killed server leaves a stale one, hence the check of the process's directory.
 # 100 rounds of 0.1 s: an immediate shutdown itself gives up after 5 s.
 _GUARDIAN_SCRIPT = """
 read -r word && exit 0
@@ -75,13 +75,13 @@ class Guardian:
         return self._process.pid
 
     def dismiss(self) -> None:
-        """End the watch: from now on nobody stops the server or removes the directory for us."""
+        """End the watch: from now on no guardian stops the server or removes the directory for us."""
         with contextlib.suppress(BrokenPipeError):
             self._process.communicate(b"dismissed\n")
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback address that nobody listens on; another process may take it any moment.
+    """Return a TCP port of the loopback address that no process listens on; one may take it any moment.
 
     Raises:
         DemoError: none was found.
@@ -107,7 +107,7 @@ def processes_in(data_dir: Path) -> list[int]:
     wanted = str(data_dir.resolve())
     found: list[int] = []
     for process in Path("/proc").glob("[0-9]*"):
-        # A process may end while we look, or belong to another user.
+        # A process may end while we read, or belong to another user.
         with contextlib.suppress(OSError):
             if str((process / "cwd").readlink()) == wanted:
                 found.append(int(process.name))

@@ -1,7 +1,7 @@
 """The same backlog drained by parapply and by the built-in subscription, each alone.
 
-In goes a stage with a slot for each runner, made before the backlog; out come the times. A runner's clock starts when
-it is told to start, so its start-up counts, and stops when the backlog's last row is visible to a reader.
+In goes a stage with a slot for each runner, made before the backlog; out come the times. A runner's clock starts with
+the command to start, so its start-up counts, and stops when the backlog's last row is visible to a reader.
 """
 
 from __future__ import annotations
@@ -16,21 +16,24 @@ import psycopg
 from psycopg import sql
 
 from parapply.demo.command import Parapply
-from parapply.demo.compare import Comparison, compare
 from parapply.demo.errors import DemoError
-from parapply.demo.load import Load
+from parapply.demo.load import DemoLoad
 from parapply.demo.stage import BANK, PUBLICATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from parapply.demo.command import Comparison
     from parapply.demo.load import Script
     from parapply.demo.stage import Stage
 
-# Often enough for runs of one second, seldom enough to cost little beside the apply.
+# Often enough for runs of one second, seldom enough to cost little compared with the apply.
 _POLL_S = 0.002
 # A backlog of a million transactions takes a minute or two on a slow machine.
 _DRAIN_TIMEOUT_S = 600.0
+# A daemon that has nothing to apply is there in a second.
+_START_TIMEOUT_S = 60
+_MESSAGE = "SELECT pg_logical_emit_message(true, 'parapply demo', '')"
 _FIRST, _LAST = 1, 2
 _NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
@@ -42,33 +45,26 @@ class Drained:
     Attributes:
         first_s: until the backlog's first row was visible: mostly start-up.
         total_s: until its last row was visible.
-        tables: both ends afterwards.
     """
 
     first_s: float
     total_s: float
-    tables: list[Comparison]
-
-    @property
-    def is_equal(self) -> bool:
-        """Whether every table was equal afterwards."""
-        return all(table.is_equal for table in self.tables)
 
 
 class Watch(Protocol):
-    """Somebody who looks at the processes while they drain; it must cost little beside what is measured."""
+    """Watches the processes while they drain; it must cost little compared with what is measured."""
 
     def look(self, daemon_pid: int | None, *, is_over: bool = False) -> None:
-        """Look, or do nothing if it is not time.
+        """Sample, or do nothing if it is not time.
 
         Args:
             daemon_pid: the daemon; `None` where there is none.
-            is_over: all is drained and every process still there; look now.
+            is_over: all is drained and every process still there; sample now.
         """
 
 
 class _NoWatch:
-    """Looks at nothing."""
+    """Watches nothing."""
 
     def look(self, daemon_pid: int | None, *, is_over: bool = False) -> None:
         """Do nothing."""
@@ -83,15 +79,15 @@ def make_backlog(stage: Stage, *, clients: int, limit: str, script: Script = "si
     Args:
         stage: whose publisher takes them.
         clients: pgbench clients.
-        limit: as for `Load`.
-        script: as for `Load`.
+        limit: as for `DemoLoad`.
+        script: as for `DemoLoad`.
 
     Raises:
         DemoError: pgbench or the server failed.
     """
     before = _count(stage)
     mark_first(stage)
-    Load(stage, script, clients=clients, limit=limit).wait()
+    DemoLoad(stage, script, clients=clients, limit=limit).wait()
     mark_last(stage)
     return _count(stage) - before
 
@@ -107,7 +103,7 @@ def mark_first(stage: Stage) -> None:
 
 
 def mark_last(stage: Stage) -> None:
-    """Commit the row behind a backlog."""
+    """Commit the row after a backlog."""
     stage.source.execute("INSERT INTO race_line VALUES (%s, 'last')", [_LAST], dbname=BANK)
 
 
@@ -115,7 +111,7 @@ def make_target(stage: Stage, dbname: str, *, template: str = BANK) -> None:
     """Make a database on the subscriber as a copy of another, without parapply's state in it.
 
     Raises:
-        DemoError: somebody is connected to the template.
+        DemoError: a session is connected to the template.
     """
     create = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy")
     stage.target.execute(create.format(sql.Identifier(dbname), sql.Identifier(template)))
@@ -141,6 +137,7 @@ def drain_with_parapply(  # noqa: PLR0913  one for each thing that differs
     environment: Mapping[str, str] = _NO_VARIABLES,
     target_port: int | None = None,
     watch: Watch = _NO_WATCH,
+    then: Callable[[Parapply], None] = lambda _: None,
 ) -> Drained:
     """Drain a slot with the daemon, started as a user starts it, and drop the slot.
 
@@ -151,7 +148,8 @@ def drain_with_parapply(  # noqa: PLR0913  one for each thing that differs
         settings: `key=value`, as for `--set`.
         environment: as for `Parapply`.
         target_port: as for `Parapply`.
-        watch: looks at the processes meanwhile.
+        watch: watches the processes in the meantime.
+        then: called with the daemon still running, when the clock has stopped.
 
     Raises:
         DemoError: the daemon failed, or was not there in time.
@@ -167,9 +165,10 @@ def drain_with_parapply(  # noqa: PLR0913  one for each thing that differs
 
     first_s, total_s = _measure(stage, dbname, runner.start, check)
     watch.look(runner.pid, is_over=True)
+    then(runner)
     runner.stop()
     runner.call("drop", "--yes")
-    return Drained(first_s=first_s, total_s=total_s, tables=compare_target(stage, dbname))
+    return Drained(first_s=first_s, total_s=total_s)
 
 
 def drain_with_subscription(  # noqa: PLR0913  one for each thing that differs
@@ -191,7 +190,7 @@ def drain_with_subscription(  # noqa: PLR0913  one for each thing that differs
         dbname: database on the subscriber, in the state the slot starts from.
         synchronous_commit: `off` (PostgreSQL's default for subscriptions) or `on`.
         streaming: `off`, `on` or `parallel`; the subscriber's default when `None`.
-        watch: looks at the processes meanwhile.
+        watch: watches the processes in the meantime.
 
     Raises:
         DemoError: it was not there in time.
@@ -207,7 +206,7 @@ def drain_with_subscription(  # noqa: PLR0913  one for each thing that differs
     watch.look(None, is_over=True)
     stage.target.execute(sql.SQL("ALTER SUBSCRIPTION {} DISABLE").format(name), dbname=dbname)
     stage.target.execute(sql.SQL("DROP SUBSCRIPTION {}").format(name), dbname=dbname)
-    return Drained(first_s=first_s, total_s=total_s, tables=compare_target(stage, dbname))
+    return Drained(first_s=first_s, total_s=total_s)
 
 
 def _create_subscription(
@@ -227,13 +226,24 @@ def _create_subscription(
     )
 
 
-def compare_target(stage: Stage, dbname: str) -> list[Comparison]:
-    """Compare the publisher's tables with those of a database on the subscriber.
+def verify_target(stage: Stage, *, slot: str, dbname: str) -> list[Comparison]:
+    """Have `parapply verify` compare a database on the subscriber that is up to date, by whatever system.
+
+    It needs a running daemon, so there is one for the time, with a slot of its own; there is nothing to apply.
 
     Raises:
-        DemoError: a table is missing, or a server failed.
+        DemoError: a command or the daemon failed.
     """
-    return compare(stage.source.dsn(BANK), stage.target.dsn(dbname), PUBLICATION)
+    runner = Parapply(stage, slot=slot, target_dbname=dbname)
+    runner.call("init")
+    runner.start()
+    # Later than the slot's begin, so the daemon has begun when it is there.
+    ((lsn,),) = stage.source.execute(_MESSAGE, dbname=BANK)
+    runner.call("wait", "--lsn", lsn, "--timeout", str(_START_TIMEOUT_S))
+    tables = runner.verify()
+    runner.stop()
+    runner.call("drop", "--yes")
+    return tables
 
 
 def write_checkpoints(stage: Stage) -> None:

@@ -1,8 +1,7 @@
 """One PostgreSQL server of our own, shared by the demonstration and the tests.
 
 In goes a directory to work under and settings; out come connection strings and rows. The server listens on 127.0.0.1
-only and asks nobody for a password, so every user of this machine can connect as the superuser: for throw-away data
-only.
+only and asks for no password, so every user of this machine can connect as the superuser: for throw-away data only.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class PgServer(Cluster):
     def start(self, timeout_s: float = _START_TIMEOUT_S) -> None:
         """Start the server and return when it answers; crash recovery is over then.
 
-        The port stays the same over restarts. Only the very first start takes another one if it was lost meanwhile.
+        The port stays the same over restarts. Only the very first start takes another one if it was lost since.
 
         Raises:
             DemoError: it ended or did not answer within `timeout_s` seconds; the message holds the end of its log.
@@ -164,7 +163,7 @@ class PgServer(Cluster):
         return False
 
     def _answers(self) -> bool:
-        """Return whether our own server answers: on a lost port, somebody else's would."""
+        """Return whether our own server answers: on a lost port, another server would."""
         try:
             rows = execute(self.dsn(connect_timeout=2), "SHOW data_directory")
         except DemoError as error:

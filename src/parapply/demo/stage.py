@@ -193,7 +193,7 @@ def end(process: subprocess.Popen[bytes], timeout_s: float = STOP_TIMEOUT_S) -> 
 def own_environment() -> dict[str, str]:
     """Return our environment without what would steer PostgreSQL's clients or `parapply` elsewhere.
 
-    Nor slow `parapply` down: an installed one does not compile its modules anew at every start.
+    Nor slow `parapply` down: an installed one does not compile its modules again at every start.
     """
     others = ("PG", "PARAPPLY_", "PYTHONDONTWRITEBYTECODE")
     return {name: value for name, value in os.environ.items() if not name.startswith(others)}

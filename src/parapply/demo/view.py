@@ -67,10 +67,10 @@ class Sample:
 
 
 class View:
-    """Looks at both ends and shows what it sees."""
+    """Reads both ends and shows what it sees."""
 
     def __init__(self, stage: Stage, slot: str, console: Console) -> None:
-        """Look at nothing yet."""
+        """Start with nothing read."""
         self._stage = stage
         self._slot = slot
         self._console = console

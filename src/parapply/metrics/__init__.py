@@ -1,1 +1,1 @@
-"""What the daemon measures of itself: the table of all metrics, what is counted, and how it is told to Prometheus."""
+"""What the daemon measures of itself: the table of all metrics, what is counted, and the output for Prometheus."""

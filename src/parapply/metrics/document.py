@@ -18,9 +18,11 @@ _BEFORE: Final = f"""\
 The daemon's endpoint (`metrics.listen`) answers `/metrics` with what follows. This page is made from
 `src/parapply/metrics/table.py`, the one place for names and help, by `python -m parapply.metrics.document`.
 
-Every `parapply_` series has the label `slot`. Counters begin at 0 with the daemon and survive a reconnect. Gauges that
-need both ends are absent while one is away; `parapply_lag_seconds` grows then. `table` is `schema.table` as published:
-the first {table.TABLES_LIMIT:,} tables with changes have series of their own, later ones share `{table.OTHER_TABLES}`.
+Every `parapply_` series has the label `slot`. Counters begin at 0 with the daemon and survive a reconnect. Those with
+the label `table`, and retries by SQLSTATE, begin with their first event, of which `increase` knows nothing. Gauges that
+need both ends are absent while one is away, those of the slot too; `parapply_lag_seconds` grows then. `table` is
+`schema.table` as published: the first {table.TABLES_LIMIT:,} tables with changes have series of their own, later ones
+share `{table.OTHER_TABLES}`.
 """
 
 _AFTER: Final = """
@@ -36,11 +38,20 @@ _AFTER: Final = """
 | whose keys make others wait | `topk(5, rate(parapply_dependency_waits_total[5m]))` |
 | workers at work | `sum(parapply_workers{state!="idle"})` |
 | the publisher's WAL, bytes a second | `rate(parapply_lsn_bytes{position="source"}[1m])` |
-| told to the publisher, behind the target | `parapply_lsn_bytes{position="highest"} - ignoring(position) \
+| confirmed to the publisher, less than the target has | `parapply_lsn_bytes{position="highest"} - ignoring(position) \
 parapply_lsn_bytes{position="confirmed"}` |
 | alarm: nothing is applied | `parapply_ready == 0 or absent(parapply_ready)` |
-| alarm: behind | `parapply_lag_seconds > 60` |
-| alarm: somebody must look | `increase(parapply_conflicts_total{outcome="stopped"}[5m]) > 0` |
+| alarm: lag | `parapply_lag_seconds > 60` |
+| alarm: the publisher's disk | `parapply_slot_retained_wal_bytes > 10e9` |
+| alarm: the slot may be lost | `parapply_slot_safe_wal_bytes / (parapply_slot_safe_wal_bytes + \
+parapply_slot_retained_wal_bytes) < 0.2`, `parapply_slot_wal_status{status=~"unreserved|lost"} == 1` |
+| alarm: a conflict stops the daemon or was settled | `increase(parapply_conflicts_total[10m]) > 0 or \
+(parapply_conflicts_total > 0 unless parapply_conflicts_total offset 10m)` |
+| where the conflicts are | `sum by (type, table, outcome) (parapply_table_conflicts_total)` |
+
+The second half of the alarm for conflicts is for what a daemon meets before its first scrape. With `on_error = "stop"`
+a conflict ends the daemon, mostly before the next scrape: `up == 0` tells of that, or
+`changes(process_start_time_seconds[15m])` where it is started again. All alarms: `config/docker/prometheus/alerts.yml`.
 """
 
 

@@ -1,7 +1,7 @@
 """The figures as Prometheus reads them: its text format, version 0.0.4 (prometheus.io, "Exposition formats").
 
-Written by hand, because this runs on the leader's event loop: a thousand tables take some ten milliseconds, and a sixth
-of a second by way of the official client, whose parser the tests use.
+Written by hand, because this runs on the leader's event loop: a thousand tables take about ten milliseconds, and a
+sixth of a second by way of the official client, whose parser the tests use.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _number(number: float) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a label's value as it stands between quotes: names of tables may hold anything."""
+    """Return a label's value as written between quotes: names of tables may hold anything."""
     if "\\" in text or '"' in text or "\n" in text:
         return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
+from itertools import product
 from typing import TYPE_CHECKING
 
 from parapply.applylog_schema import RowCounts
@@ -47,7 +48,7 @@ class Stages:
 class TableFigures:
     """What is counted of one table."""
 
-    __slots__ = ("rows", "transactions", "wait_s", "waits")
+    __slots__ = ("conflicts", "rows", "transactions", "wait_s", "waits")
 
     def __init__(self) -> None:
         """Start at 0."""
@@ -56,25 +57,29 @@ class TableFigures:
         #: By kind of dependency.
         self.waits: Counter[str] = Counter()
         self.wait_s: defaultdict[str, float] = defaultdict(float)
+        #: By type and outcome.
+        self.conflicts: Counter[tuple[str, str]] = Counter()
 
 
 class Figures:
-    """Written by `runtime`: by the meter, the arbiter (conflicts) and the daemon (reconnects)."""
+    """Written by `runtime`: by the meter, the conflict handler (conflicts) and the daemon (reconnects)."""
 
     def __init__(self) -> None:
         """Start at 0."""
         self.tables: dict[str, TableFigures] = {}
         #: Of barriers, which have no table.
         self.barriers = TableFigures()
-        #: Tables whose figures changed since somebody took them, the oldest change first.
+        #: Tables whose figures changed since they were last taken, the oldest change first.
         self.changed: dict[str, None] = {}
         self.transactions: Counter[str] = Counter(dict.fromkeys(table.MODES, 0))
         self.batches: Counter[str] = Counter(dict.fromkeys(table.MODES, 0))
         self.change_bytes = 0
         self.stages = Stages()
-        self.retries: Counter[str] = Counter()
-        #: By type, schema.table and outcome.
-        self.conflicts: Counter[tuple[str, str, str]] = Counter()
+        self.retries: Counter[str] = Counter(dict.fromkeys(table.RETRY_REASONS, 0))
+        #: By type and outcome. All are there from the start: Prometheus sees no increase in a series that begins at 1.
+        self.conflicts: Counter[tuple[str, str]] = Counter(
+            dict.fromkeys(product(table.CONFLICT_TYPES, table.OUTCOMES), 0)
+        )
         self.reconnects: Counter[str] = Counter(dict.fromkeys(table.ENDS, 0))
         self.batch_transactions = Histogram(table.BATCH_TRANSACTIONS)
         self.batch_changes = Histogram(table.BATCH_CHANGES)
@@ -91,6 +96,11 @@ class Figures:
                 del self.changed[next(reversed(self.changed))]
             found = self.tables.setdefault(name, TableFigures())
         return found
+
+    def count_conflict(self, conflict_type: str, name: str, outcome: str) -> None:
+        """Count a conflict of a table, schema.table, by type and outcome."""
+        self.conflicts[conflict_type, outcome] += 1
+        self.table(name).conflicts[conflict_type, outcome] += 1
 
     def take_changed(self, limit: int) -> list[str]:
         """Return names of tables whose figures have changed and were not taken since, the longest unseen first."""
@@ -112,6 +122,7 @@ class Figures:
             table.CHANGE_BYTES: {(): self.change_bytes},
             table.RETRIES: _by_one(self.retries),
             table.CONFLICTS: {key: float(n) for key, n in self.conflicts.items()},
+            table.TABLE_CONFLICTS: {},
             table.RECONNECTS: _by_one(self.reconnects),
             table.STAGE_SECONDS: {(stage,): getattr(stages, f"{stage}_s") for stage in table.STAGES},
             table.ROWS: {},
@@ -123,6 +134,8 @@ class Figures:
             for operation in table.OPERATIONS:
                 values[table.ROWS][name, operation] = getattr(figures.rows, operation)
             values[table.TABLE_TRANSACTIONS][name,] = figures.transactions
+            for (conflict_type, outcome), n in figures.conflicts.items():
+                values[table.TABLE_CONFLICTS][conflict_type, name, outcome] = n
             for kind, n in figures.waits.items():
                 values[table.WAITS][name, kind] = n
                 values[table.WAIT_SECONDS][name, kind] = figures.wait_s[kind]

@@ -8,6 +8,17 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
+from parapply.vocabulary import (
+    ConflictOutcome,
+    ConflictType,
+    DaemonState,
+    Mode,
+    Reading,
+    RetryReason,
+    WaitKind,
+    WorkerState,
+)
+
 
 class Metric(NamedTuple):
     """One line of the table."""
@@ -24,12 +35,19 @@ TABLES_LIMIT: Final = 1000
 OTHER_TABLES: Final = "(other)"
 
 #: Values of labels that are known beforehand: their series are there from the start, at 0.
-STATES: Final = ("starting", "running", "retrying", "reconnecting", "draining")
-WORKER_STATES: Final = ("idle", "executing", "streaming", "waiting", "committing", "retrying")
+STATES: Final = tuple([state for state in DaemonState if state is not DaemonState.STOPPED])
+WORKER_STATES: Final = tuple(WorkerState)
+WAL_STATUSES: Final = ("reserved", "extended", "unreserved", "lost")
 STAGES: Final = ("queued", "dependency", "execute", "turn", "commit")
 OPERATIONS: Final = ("insert", "update", "delete", "truncate")
-MODES: Final = ("set", "rows", "large", "streamed", "spilled", "outcome")
+MODES: Final = tuple(Mode)
+READINGS: Final = tuple(Reading)
 ENDS: Final = ("source", "target")
+#: Reasons of a retry besides the SQLSTATEs, which are an open set.
+RETRY_REASONS: Final = tuple(RetryReason)
+CONFLICT_TYPES: Final = tuple(ConflictType)
+#: One that was repaired was counted when it stopped.
+OUTCOMES: Final = tuple([outcome for outcome in ConflictOutcome if outcome is not ConflictOutcome.REPAIRED])
 POSITIONS: Final = ("source", "received", "highest", "lowest", "durable", "confirmed")
 
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000)
@@ -47,6 +65,23 @@ LAG_SECONDS: Final = Metric(
     "it grows with the clock.",
 )
 LAG_BYTES: Final = Metric("parapply_lag_bytes", "gauge", "WAL of the publisher beyond the watermark, as last heard.")
+SLOT_RETAINED: Final = Metric(
+    "parapply_slot_retained_wal_bytes",
+    "gauge",
+    "WAL that the publisher keeps for the slot, from restart_lsn on; a transaction left open there keeps it, too.",
+)
+SLOT_SAFE: Final = Metric(
+    "parapply_slot_safe_wal_bytes",
+    "gauge",
+    "WAL that the publisher may still write before the slot can be lost (safe_wal_size); absent where "
+    "max_slot_wal_keep_size sets no limit.",
+)
+SLOT_WAL_STATUS: Final = Metric(
+    "parapply_slot_wal_status",
+    "gauge",
+    "1 for what pg_replication_slots.wal_status says: reserved, extended, unreserved, lost; 0 for the others.",
+    ("status",),
+)
 LSN: Final = Metric(
     "parapply_lsn_bytes",
     "gauge",
@@ -106,8 +141,8 @@ STAGE_SECONDS: Final = Metric(
 WAITS: Final = Metric(
     "parapply_dependency_waits_total",
     "counter",
-    "Target transactions that waited for an earlier one, whole or with their late keys. kind: key, unique, foreign "
-    "key, table, barrier. A barrier has no table.",
+    f"Target transactions that waited for an earlier one, whole or with their late keys. kind: {', '.join(WaitKind)}. "
+    "A barrier has no table.",
     ("table", "kind"),
 )
 WAIT_SECONDS: Final = Metric(
@@ -121,7 +156,7 @@ RETRIES: Final = Metric(
     "parapply_retries_total",
     "counter",
     "Repetitions that target transactions needed before they committed. reason: SQLSTATE, row count, suspect, skip, "
-    "refused, or yield (it made room for an earlier one).",
+    "refused, code (a trigger, rule or table that its plans did not know), or yield (it made room for an earlier one).",
     ("reason",),
 )
 CONFLICTS: Final = Metric(
@@ -129,6 +164,12 @@ CONFLICTS: Final = Metric(
     "counter",
     "Changes that met other rows than expected. type: as PostgreSQL 18 names it, or skipped. outcome: stopped, "
     "skipped, kept_local, applied_remote.",
+    ("type", "outcome"),
+)
+TABLE_CONFLICTS: Final = Metric(
+    "parapply_table_conflicts_total",
+    "counter",
+    "The same by table. A series begins with the first conflict, so an alarm must use parapply_conflicts_total.",
     ("type", "table", "outcome"),
 )
 RECONNECTS: Final = Metric(
@@ -139,6 +180,12 @@ WORKERS: Final = Metric("parapply_workers", "gauge", "Workers by what they do; n
 QUEUE_BATCHES: Final = Metric("parapply_queue_batches", "gauge", "Target transactions in hand, not committed.")
 QUEUE_BYTES: Final = Metric("parapply_queue_bytes", "gauge", "Bytes of changes in memory, not committed.")
 QUEUE_LIMIT: Final = Metric("parapply_queue_limit_bytes", "gauge", "apply.memory_limit_bytes.")
+READING: Final = Metric(
+    "parapply_reading",
+    "gauge",
+    "1 for how the slot is read: stream, or ranges (of WAL, by query, with much to catch up); 0 for the other.",
+    ("reader",),
+)
 READING_PAUSED: Final = Metric(
     "parapply_reading_paused", "gauge", "1 while nothing is read: memory or queue are full, or a copy is awaited."
 )
@@ -148,19 +195,24 @@ SPILL_LIMIT: Final = Metric("parapply_spill_limit_bytes", "gauge", "apply.spill_
 PREPARED: Final = Metric(
     "parapply_prepared_transactions", "gauge", "Prepared on the target, waiting for their outcome."
 )
+TABLES_WAITING: Final = Metric(
+    "parapply_tables_waiting",
+    "gauge",
+    "Tables that are published and not applied, until `parapply refresh` copies them.",
+)
 APPLYLOG_DROPPED: Final = Metric(
     "parapply_applylog_dropped_total", "counter", "Records of the apply log that were lost: disk full or too slow."
 )
 
 METRICS: Final = (
     INFO, STATE, READY,
-    LAG_SECONDS, LAG_BYTES, LSN,
+    LAG_SECONDS, LAG_BYTES, SLOT_RETAINED, SLOT_SAFE, SLOT_WAL_STATUS, LSN,
     ROWS, TABLE_TRANSACTIONS, TRANSACTIONS, BATCHES, CHANGE_BYTES,
     BATCH_TRANSACTIONS, BATCH_CHANGES, BATCH_BYTES, BATCH_SECONDS,
     STAGE_SECONDS, WAITS, WAIT_SECONDS,
-    RETRIES, CONFLICTS, RECONNECTS,
-    WORKERS, QUEUE_BATCHES, QUEUE_BYTES, QUEUE_LIMIT, READING_PAUSED,
-    STREAMS, SPILL_BYTES, SPILL_LIMIT, PREPARED, APPLYLOG_DROPPED,
+    RETRIES, CONFLICTS, TABLE_CONFLICTS, RECONNECTS,
+    WORKERS, QUEUE_BATCHES, QUEUE_BYTES, QUEUE_LIMIT, READING, READING_PAUSED,
+    STREAMS, SPILL_BYTES, SPILL_LIMIT, PREPARED, TABLES_WAITING, APPLYLOG_DROPPED,
 )  # fmt: skip
 
 #: Of the process, as every Prometheus client names them; without the label slot. Linux only.

@@ -23,9 +23,7 @@ cdef class Batch:
     cdef public bint is_barrier
     cdef public bint is_fence
     cdef public bint is_large
-    cdef public bint is_slow
     cdef public bint is_suspect
-    cdef public object late_for
     cdef public bint has_truncate
     cdef public list truncates
     cdef public Py_ssize_t n_changes

@@ -9,16 +9,15 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from parapply.model import Relation, Transaction
-from parapply.plan.changes import NotASet, TableChanges
-from parapply.plan.families import can_order, meets_itself
+from parapply.plan.foreign_keys import can_order, overlaps_itself
 from parapply.plan.segments import NetSegment
 from parapply.plan.steps import OrderedStep, Step, TablesStep, TruncateStep, is_serial, ordered_changes, truncate_step
+from parapply.plan.table_changes import NotASet, TableChanges
 from parapply.wire.rows import DELETE, INSERT, KIND_AT, MARK_AT, RELATION_AT, TRUNCATE, malformed
 
 if TYPE_CHECKING:
     import cython  # read by the compiler only
 
-    from parapply.plan.dependencies import Wait
     from parapply.plan.plans import Plans
     from parapply.plan.segments import Taker
     from parapply.plan.table import TablePlan
@@ -67,9 +66,7 @@ class Batch:
         "is_barrier",
         "is_fence",
         "is_large",
-        "is_slow",
         "is_suspect",
-        "late_for",
         "n_changes",
         "seq",
         "size_bytes",
@@ -99,19 +96,15 @@ class Batch:
         self.table_changes: list[TableChanges] = []
         #: Waits for everything earlier to commit, and everything later waits for it.
         self.is_barrier = False
-        #: A barrier, because tables have changed since the batch before: what is known of them is not comparable.
-        #: Written when it is closed.
+        #: A barrier, because tables have changed since the batch before, and their facts cannot be compared. Written
+        #: when it is closed.
         self.is_fence = False
         #: Whether a plan of its tables has foreign keys that matter. Known when it is closed.
         self.has_foreign_keys = False
-        #: Others have waited for it long enough. Written and read by the scheduler.
-        self.is_slow = False
-        #: One large transaction in pieces: raw frames are not kept, a failure replays the stream.
+        #: One large transaction in pieces. Raw frames are not kept, so a failure replays the stream.
         self.is_large = False
-        #: The set form would hide a contradiction: go to the head and row by row at once.
+        #: The set form would hide a contradiction, so apply it row by row at the head, at once.
         self.is_suspect = False
-        #: The last batch that holds some of its late keys; None if it has none.
-        self.late_for: Wait | None = None
         self.has_truncate = False
         self.truncates: list[TruncateStep] = []
         self.n_changes = 0
@@ -123,10 +116,10 @@ class Batch:
         #: Cache for one step: publisher's OID to the changes of its target table.
         self._by_relation: dict[int, TableChanges] = {}
         #: Cache on top of it: kind and OID, as the bytes of a frame, to what takes such frames. Emptied whenever a
-        #: table may go on with another segment or plan.
+        #: table may continue with another segment or plan.
         self._takers: dict[bytes, Taker] = {}
         if cython.compiled:
-            # The same once more without Python's calls: kind and OID as a number, and the segment.
+            # The same without Python's calls: kind and OID as a number, and the segment.
             self._known: list[NetSegment] = []
             self._n_known = 0
 
@@ -134,6 +127,11 @@ class Batch:
     def runs_alone(self) -> bool:
         """Tell whether everything earlier commits before it starts, and it before anything later starts."""
         return self.is_barrier or self.is_suspect or self.is_fence
+
+    @property
+    def has_late_keys(self) -> bool:
+        """Tell whether changes of some keys are applied after those of all others; see `scheduler.py`."""
+        return any(changes.late_keys for changes in self.table_changes)
 
     @property
     def is_empty(self) -> bool:
@@ -183,7 +181,7 @@ class Batch:
     def _take_known(self, frame: bytes) -> bool:
         """Take a frame into the segment that took the last one of its relation (compiled twin only).
 
-        Spares the way over Python's calls; False if it must be gone.
+        Saves Python's calls; False if they are needed.
 
         Raises:
             NotASet, ProtocolError: as the segment.
@@ -218,16 +216,16 @@ class Batch:
             self._n_known = 0
 
     def close(self) -> None:
-        """Look at what only the whole batch shows; nothing is added afterwards."""
+        """Settle what only the whole batch shows; nothing is added afterwards."""
         self.has_foreign_keys = any(changes.plan.foreign_keys for changes in self.table_changes)
         if self.has_foreign_keys and not all(can_order(step) for step in self.steps if isinstance(step, TablesStep)):
             self.is_suspect = True
         trees = {changes.tree_oid for changes in self.table_changes}
-        if len(trees) < len(self.table_changes) and meets_itself(self.table_changes):
+        if len(trees) < len(self.table_changes) and overlaps_itself(self.table_changes):
             self.is_suspect = True
 
     def add_run(self, transactions: list[Transaction], at: int, plans: Plans, limits: Limits) -> int:
-        """Add transactions from an index on while they are whole and announce nothing, and return the index behind.
+        """Add transactions from an index on while they are whole and announce nothing; return the index after the last.
 
         This is `add` for nearly everything there is. It ends at a limit, too: the batch must be closed then. The plans
         must be without serial and refused tables.
@@ -263,7 +261,7 @@ class Batch:
         if not self.transactions:
             self.first_commit_time_us = transaction.commit_time_us
         if not (transaction.is_first and transaction.is_last):
-            # What the pieces to come will touch is not known, so nothing may run beside this one.
+            # What the pieces to come will touch is not known, so nothing may run alongside this one.
             self.is_large = self.is_barrier = True
         self.transactions.append(transaction)
         # Only the last piece of a large transaction knows where it ends.
@@ -280,7 +278,7 @@ class Batch:
         self._forget_takers()
 
     def _take_tables(self, transaction: Transaction) -> None:
-        """Take the tables of a transaction with too many keys whole: looking for them would cost more than it gains."""
+        """Take the tables of a transaction with too many keys whole, because looking for them would not pay."""
         for change in transaction.changes:
             if isinstance(change, bytes) and change[KIND_AT] != TRUNCATE:
                 table = self._by_relation.get(_relation_at(change, RELATION_AT)[0])
@@ -309,7 +307,7 @@ class Batch:
         """Return the changes of a target table in the current step.
 
         Several published relations can map to one target table (partitions): they share one lane, in source order,
-        and each change of relation goes on with the other's plan.
+        and each change of relation continues with the other's plan.
         """
         step = self.steps[-1] if self.steps else None
         if not isinstance(step, TablesStep):

@@ -1,11 +1,11 @@
 """Canonical texts of types whose equal values print differently (trap T-21). Pure.
 
 In: a value's text as the publisher prints it under its pinned settings. Out: bytes that are the same exactly when
-PostgreSQL's default btree operator class holds two values of the type equal; never to be sent to a server. Both ways it
-must be exact: net changes are kept by it, so one missed pair loses a row, and one pair too many merges two rows.
+PostgreSQL's default btree operator class holds two values of the type equal; never to be sent to a server. It must be
+exact both ways, because net changes are kept by it: one missed pair loses a row, and one pair too many merges two rows.
 
 Source: PostgreSQL's ``array_out`` and ``array_cmp``, ``range_out`` and ``range_cmp``, ``EncodeInterval`` and
-``interval_cmp_value``, ``jsonb_out`` and ``compareJsonbContainers``; each is asked in the integration tests.
+``interval_cmp_value``, ``jsonb_out`` and ``compareJsonbContainers``; each is compared in the integration tests.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which keys of a new batch may be held by one in flight: asked once a key, however many batches there are. Pure.
+"""Which keys of a new batch may be held by one in flight: one lookup a key, however many batches there are. Pure.
 
 Comparing a batch with each of those in flight, key by key, was the leader's largest part of a transaction. Nearly all
-keys are held by nobody, and that is found out here with one look a key. The compiled twin counts hashes, so it may name
-a key that nobody holds (one in some hundred); never does it leave out one that is. The exact comparison follows in
-``meetings.py``, for the named ones only. The types of the compiled twin are in ``flight.pxd``.
+keys are held by no batch, and one lookup a key finds that out here. The compiled twin counts hashes, so it may name a
+key that no batch holds (one in a few hundred), but it never leaves out one that is held. The exact comparison follows
+in ``overlap.py``, for the named ones only. The types of the compiled twin are in ``flight.pxd``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     import cython  # read by the compiler only
 
-    from parapply.plan.changes import TableChanges
     from parapply.plan.keys import Key
+    from parapply.plan.table_changes import TableChanges
 else:
     from parapply import uncompiled as cython
 

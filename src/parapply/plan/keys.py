@@ -2,8 +2,8 @@
 
 A key is the value of a single column, or a tuple with one value per key column, which keeps ('ab','c') and ('a','bc')
 apart (trap T-33). A value is its slice of the wire, length included, or where equal values differ in their text its
-canonical text. What cannot be canonicalised never gets here: ``target/match.py`` widens such a table. The forms of rare
-types are in ``plan/canonical.py``.
+canonical text. What cannot be canonicalised never gets here: ``target/catalogue/match.py`` widens such a table. The
+forms of rare types are in ``plan/canonical.py``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # For compiled twins: rows by net effect, in the order of their keys.
 #
 # Neighbours in the key's index lie on the same pages, so the target's part of a set is cheaper in key order, the more rows
-# the more (`python -m bench.forms`). Sixteen bytes of a key decide; the rest would hardly change the page.
+# the more (`python -m bench.micro.forms`). Sixteen bytes of a key decide; the rest would hardly change the page.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_Next, PyDict_Size

@@ -22,7 +22,8 @@ class Plans:
     `known` maps every announced relation to its plan; the leader writes it before the announcement is read here.
     `current` maps a publisher's OID to the plan of the relation last announced under it (trap T-71).
     `refused` holds announced relations that cannot be applied, and why. That is no error before a change of them comes:
-    pgoutput announces a partition beside the root that it is published as, and the target may have no such partition.
+    pgoutput announces a partition along with the root that it is published as, and the target may have no such
+    partition.
     """
 
     __slots__ = ("current", "known", "may_be_serial", "refused")
@@ -32,7 +33,7 @@ class Plans:
         self.known: dict[Relation, TablePlan] = {}
         self.current: dict[int, TablePlan] = {}
         self.refused: dict[Relation, ParapplyError] = {}
-        #: False only if whoever fills `known` is sure that no table in it is serial: spares a look at each transaction.
+        #: False only if the writer of `known` is sure that no table in it is serial; saves a check of each transaction.
         self.may_be_serial = True
 
     def announce(self, relation: Relation) -> None:

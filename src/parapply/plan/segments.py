@@ -41,7 +41,7 @@ else:
 NET_INSERT: Final = 1  # the row must not exist, then does
 NET_UPDATE: Final = 2  # the row exists; values present are set
 NET_DELETE: Final = 3  # the row exists, then does not
-NET_REPLACE: Final = 4  # deleted, then inserted: both are done, so that columns only the target has start anew
+NET_REPLACE: Final = 4  # deleted, then inserted: both are done, so that columns only the target has start afresh
 NET_ABSENT: Final = 5  # inserted, then deleted: nothing to write, but the row must not exist
 N_EFFECTS: Final = 5
 
@@ -54,9 +54,9 @@ _INSERT, _UPDATE, _DELETE = INSERT, UPDATE, DELETE  # C numbers in the compiled 
 
 
 class NotASet(Exception):
-    """The changes of one key contradict each other (two inserts, an update after a delete).
+    """The changes of one key contradict each other (two inserts, an update after a delete), or a value is missing.
 
-    The set form would hide that, so the batch is applied row by row at the head, where the target says what is wrong.
+    The set form would hide that, so the batch is applied row by row at the head, where the error is reported.
     """
 
 
@@ -101,7 +101,7 @@ class NetSegment:
         keeps_old = any([key.is_old_sent for key in plan.unique_keys] + [key.is_old_sent for key in plan.foreign_keys])
         self.old_rows: list[KeptRow] | None = [] if keeps_old else None
         self._key_of = key_reader(plan)
-        #: Positions of values that are the key as they are. Most keys are one such: spares the call.
+        #: Positions of values that are the key as they are. Most keys are one such value; saves the call.
         self._plain = plain_positions(plan)
         self._order = key_order(plan)
         self._n_columns = len(plan.columns)
@@ -124,13 +124,13 @@ class NetSegment:
         """Add an Insert frame.
 
         Raises:
-            NotASet: the key already exists inside the batch.
+            NotASet: the key already exists inside the batch, or a value was not sent.
             ProtocolError: the frame is malformed.
         """
         row: KeptRow = frame
         key = self._simple_key(frame, _INSERT) if cython.compiled else None
         if key is None:
-            row = read_insert(frame, self._n_columns)
+            row = _whole(read_insert(frame, self._n_columns))
             key = self._key(row)
         self.counts[0] += 1
         change = (NET_INSERT, row)
@@ -282,12 +282,13 @@ class InsertSegment:
         """Add an Insert frame.
 
         Raises:
+            NotASet: a value was not sent.
             ProtocolError: the frame is malformed.
         """
         if cython.compiled and is_plain(frame, _INSERT, self._n_columns):  # type: ignore[name-defined]  # noqa: F821  walk.pxd
             self.rows.append(frame)
         else:
-            self.rows.append(read_insert(frame, self._n_columns))
+            self.rows.append(_whole(read_insert(frame, self._n_columns)))
         return False
 
     def refuse(self, _frame: bytes) -> bool:
@@ -325,6 +326,17 @@ class RowSegment:
 
 
 Segment = NetSegment | InsertSegment | RowSegment
+
+
+def _whole(row: Row) -> Row:
+    """Return an inserted row.
+
+    Raises:
+        NotASet: a value was not sent.
+    """
+    if has_unchanged(row):
+        raise NotASet
+    return row
 
 
 def fill_key(row: Row, old: Row | None, plan: TablePlan) -> None:

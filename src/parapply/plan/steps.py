@@ -12,8 +12,8 @@ import msgspec
 
 from parapply.errors import ProtocolError
 from parapply.model import FRAME_HEADER_BYTES, Relation
-from parapply.plan.changes import TableChanges
 from parapply.plan.table import Lane, TablePlan
+from parapply.plan.table_changes import TableChanges
 from parapply.wire.decode import decode
 from parapply.wire.messages import Truncate
 from parapply.wire.rows import KIND_AT, TRUNCATE

@@ -48,8 +48,9 @@ class ColumnFacts(msgspec.Struct, frozen=True, kw_only=True):
     type_modifier: int = -1  # of the base type; -1: no length, precision or scale that input could round to
     is_enum: bool = False
     equality_operator: str = "OPERATOR(pg_catalog.=)"  # of the key index, else the default one
-    collation_sql: str = ""  # COLLATE clause of a key column whose index has a collation of its own
+    collation_sql: str = ""  # COLLATE clause of a key column whose index has its own collation
     default_code: tuple[str, ...] = ()  # code its default runs: matters only if the publisher does not send the column
+    array_type_sql: str = ""  # quoted schema.type of arrays of the column's own type, by which that is recognised
     has_text_cast: bool = False  # text casts to it by other rules than its input function's: no set can be exact
 
 
@@ -113,7 +114,7 @@ class TableFacts(msgspec.Struct, frozen=True, kw_only=True):
     triggers: tuple[str, ...]  # user triggers that fire under the session's role, of leaf partitions too
     rules: tuple[str, ...]  # rules that act under the session's role
     code: tuple[str, ...]  # user functions that are not immutable in checks, defaults, domains, generated columns
-    unique: tuple[UniqueFacts, ...]  # unique and exclusion indexes beside the key, of leaf partitions too
+    unique: tuple[UniqueFacts, ...]  # unique and exclusion indexes besides the key, of leaf partitions too
     foreign_keys: tuple[ForeignKeyFacts, ...]  # of the table, those it inherits and those of leaf partitions
     root_oid: int  # topmost table of the partition tree it belongs to; its own OID where there is none
 
@@ -141,5 +142,5 @@ class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def checks_origin(self) -> bool:
-        """Tell whether sets look at who wrote a row: a net delete may have been an update before."""
+        """Tell whether sets check the origin of a row: a net delete may have been an update before."""
         return self.checks_update_origin or self.checks_delete_origin

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parapply.plan.changes import NET_DELETE, NET_INSERT, NET_REPLACE, NET_UPDATE, InsertSegment, NetSegment
 from parapply.plan.keys import key_reader, value_reader
 from parapply.plan.table import Equality
+from parapply.plan.table_changes import NET_DELETE, NET_INSERT, NET_REPLACE, NET_UPDATE, InsertSegment, NetSegment
 from parapply.wire.rows import values_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from parapply.plan.changes import TableChanges
     from parapply.plan.keys import Key
     from parapply.plan.table import ForeignKey, TablePlan, UniqueKey
+    from parapply.plan.table_changes import TableChanges
     from parapply.wire.rows import KeptRow
 
     ValueOf = Callable[[KeptRow], Key | None]
@@ -41,7 +41,7 @@ def claimed(changes: TableChanges, unique: UniqueKey) -> set[Key]:
 
 
 def held(changes: TableChanges, unique: UniqueKey) -> set[Key]:
-    """Return the values of a unique index that nobody may take before the batch has committed: claimed or freed."""
+    """Return the values of a unique index that no other may take before the batch has committed: claimed or freed."""
     name = ("held", unique.name)
     found = changes.values.get(name)
     if found is None:
@@ -150,7 +150,7 @@ def parent_reader(plan: TablePlan, foreign: ForeignKey) -> ValueOf | None:
         return None
     at = tuple([positions[name] for name in foreign.parent_columns])
     if any(plan.columns[position].equality is Equality.UNKNOWN for position in at):
-        return None  # sent in another type, whose texts say nothing
+        return None  # sent in another type, whose texts cannot be compared
     return value_reader(at, foreign.equalities, is_nulls_distinct=True)
 
 
@@ -160,7 +160,7 @@ def refers_to_key(plan: TablePlan, foreign: ForeignKey) -> bool:
 
 
 def removed_keys(changes: TableChanges) -> set[Key]:
-    """Return the keys of rows that a batch deletes, or deletes and inserts anew; its only segment has net changes."""
+    """Return the keys of rows that a batch deletes, or deletes and inserts again; its only segment has net changes."""
     (segment,) = changes.segments
     assert isinstance(segment, NetSegment)
     return {key for key, (effect, _) in segment.net.items() if effect in _REMOVES}

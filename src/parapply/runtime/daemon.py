@@ -11,19 +11,31 @@ from typing import TYPE_CHECKING, TypeVar
 
 from parapply import __version__, logs
 from parapply.applylog import ApplyLog, Retention
+from parapply.connect import SHOW_LIMIT_S, show_state
 from parapply.driver import refusal_hint
-from parapply.errors import ApplyFailed, ParapplyError, Retry, SourceLost, SourceRefused, TargetLost, TargetRefused
+from parapply.errors import (
+    ApplyFailed,
+    LeaseHeld,
+    ParapplyError,
+    Retry,
+    SourceLost,
+    SourceRefused,
+    SpillFailed,
+    TargetLost,
+    TargetRefused,
+)
 from parapply.metrics.figures import Figures
 from parapply.model import format_lsn
-from parapply.runtime.endpoint import Endpoint
-from parapply.runtime.ends import Opener
-from parapply.runtime.gauges import Gauges
-from parapply.runtime.health import Health
-from parapply.runtime.notify import Notifier
+from parapply.runtime.observe.applylog_writer import ApplyLogWriter
+from parapply.runtime.observe.gauges import Gauges
+from parapply.runtime.observe.health import Health
+from parapply.runtime.observe.http import Endpoint
+from parapply.runtime.observe.systemd import Notifier
 from parapply.runtime.reload import Reloader
-from parapply.runtime.scribe import Scribe
+from parapply.runtime.sessions import Connector
 from parapply.runtime.signals import Signals
-from parapply.runtime.tasks import end_tasks
+from parapply.tasks import end_tasks
+from parapply.vocabulary import DaemonState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -32,14 +44,20 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-#: Objects made and not freed between two looks for cycles: some full batches.
+#: Objects made and not freed between two searches for cycles: a few full batches.
 _GC_ALLOCATIONS = 200_000
-#: Seconds between two looks whether the leader gets on; less if systemd's watchdog is less patient than four of them.
+#: Seconds between two checks whether the leader makes progress; less if systemd's watchdog is less patient than four of
+#: them.
 _LOOK_S = 1.0
-#: An epoch that lasted this many seconds was a success: the next attempt comes at once.
+#: An epoch that lasted this many seconds was a success, so the next attempt comes at once.
 _GOOD_EPOCH_S = 10.0
-#: What a server says when it will serve in a moment; any other FATAL at the very first attempt is a wrong setting.
-_LATER = ("starting up", "shutting down", "in recovery", "too many", "remaining connection slots", "not yet accepting")
+#: Messages of a server that will serve in a moment; any other FATAL at the very first attempt is a wrong setting.
+_STARTING = ("starting up", "shutting down", "in recovery", "not yet accepting")
+_LATER = (*_STARTING, "too many", "remaining connection slots")
+#: Seconds at most before a server that answers so is asked again, because it is there, and ready in a moment.
+_STARTING_DELAY_S = 1.0
+#: Seconds for the last word of a daemon that was asked to end: a target that does not answer must not hold it up.
+_FAREWELL_S = 1.0
 
 
 def run(config: Config, load: Callable[[], Config], until_lsn: int | None, *, takeover: bool) -> int:
@@ -59,21 +77,22 @@ def run(config: Config, load: Callable[[], Config], until_lsn: int | None, *, ta
     """
     logs.configure(config.log.level, config.log.format)
     _calm_garbage_collector()
-    return asyncio.run(_Daemon(Reloader(config, load), until_lsn, takeover=takeover).run())
+    return asyncio.run(Leader(Reloader(config, load), until_lsn, takeover=takeover).run())
 
 
 def _calm_garbage_collector() -> None:
-    """Look for reference cycles seldom: the hot path makes none, and each look walks every row in hand.
+    """Search for reference cycles seldom, because the hot path makes none, and each search walks every row in hand.
 
-    Rows and transactions are freed by their reference counts; with Python's own thresholds the looks cost the leader a
-    third of its time. Cycles come only from rare things like exceptions, and are still found.
+    Rows and transactions are freed by their reference counts; with Python's own thresholds the searches cost the leader
+    a third of its time. Cycles come only from rare things like exceptions, and are still found, those of an epoch when
+    it has ended.
     """
     gc.freeze()
     gc.set_threshold(_GC_ALLOCATIONS)
     gc.enable()
 
 
-class _Daemon:
+class Leader:
     """Owns the signals and the apply log; everything else belongs to an epoch."""
 
     def __init__(self, reloader: Reloader, until_lsn: int | None, *, takeover: bool) -> None:
@@ -81,16 +100,20 @@ class _Daemon:
         #: Written between two epochs only.
         self._config = config = reloader.config
         self._until_lsn = until_lsn
-        self._opener = Opener(config, takeover=takeover)
+        self._opener = Connector(config, takeover=takeover)
         self._signals = Signals()
         self._delay_s = config.source.reconnect_min_s
         self._low_lsn: int | None = None
         self._has_served = False
+        #: State and reason that this object showed last; an epoch shows its own end.
+        self._shown = ("", "")
+        self._is_epoch_shown = False
         self._notifier = Notifier()
         self._figures = Figures()
         self._log = logs.get_logger()
 
     async def run(self) -> int:
+        """Run epoch after epoch until stopped; return 0; raises as `run` of this module."""
         self._signals.listen(stopping=lambda: self._notifier.stopping("draining"), reload=self._reloader.reload)
         config = self._config
         self._log.info(
@@ -101,28 +124,30 @@ class _Daemon:
             workers=config.apply.workers,
             until_lsn=None if self._until_lsn is None else format_lsn(self._until_lsn),
         )
-        scribe = self._open_scribe()
-        self._gauges = Gauges(config, scribe)
+        applylog_writer = self._open_scribe()
+        self._gauges = Gauges(config, applylog_writer)
         self._health = Health(config.source.slot, self._gauges, self._notifier)
         endpoint = Endpoint(config.source.slot, self._figures, self._gauges, self._health)
         looking = asyncio.create_task(self._look(), name="health")
         try:
             if config.metrics.listen is not None:
                 await endpoint.open(config.metrics.listen)
-            reason = await self._epochs(scribe)
+            reason = await self._epochs(applylog_writer)
+            await self._show(DaemonState.STOPPED, reason, limit_s=_FAREWELL_S)
         except ParapplyError as error:
             self._log.error("daemon_failed", error=str(error), hint=error.hint)
+            await self._show(DaemonState.STOPPED, error.line(), error)
             raise
         finally:
             self._notifier.stopping("stopping")
             await end_tasks([looking])
             await endpoint.close()
-            if scribe is not None:
-                scribe.close()
+            if applylog_writer is not None:
+                applylog_writer.close()
         self._log.info("daemon_stopped", reason=reason)
         return 0
 
-    def _open_scribe(self) -> Scribe | None:
+    def _open_scribe(self) -> ApplyLogWriter | None:
         config = self._config.applylog
         if config.directory is None:
             return None
@@ -130,19 +155,21 @@ class _Daemon:
         log = ApplyLog(
             config.directory, config.rotate_bytes, config.rotate_s, slot=self._config.source.slot, retention=retention
         )
-        return Scribe(log)
+        return ApplyLogWriter(log)
 
-    async def _epochs(self, scribe: Scribe | None) -> str:
+    async def _epochs(self, applylog_writer: ApplyLogWriter | None) -> str:
         while True:
+            # Sessions, cancelled tasks and the tracebacks of what ended an epoch hold each other, and its buffers.
+            gc.collect()
             self._renew()
             started_s = time.monotonic()
             try:
-                reason = await self._epoch(scribe)
+                reason = await self._epoch(applylog_writer)
                 if self._signals.is_stop:
                     return self._signals.why
                 if not self._signals.end.is_set():
                     return reason
-                self._health.left("reconnecting", reason)
+                self._health.left(DaemonState.RECONNECTING, reason)
                 continue
             except ParapplyError as error:
                 if self._signals.is_stop and error.retry is Retry.RECONNECT:
@@ -151,16 +178,39 @@ class _Daemon:
                     raise
                 if time.monotonic() - started_s >= _GOOD_EPOCH_S:
                     self._delay_s = self._config.source.reconnect_min_s
-                end = "source" if isinstance(error, SourceLost) else "target"
-                self._log.warning(f"{end}_lost", error=error.line(), wait_s=round(self._delay_s, 3))
-                self._health.left("reconnecting", error.line())
-            self._figures.reconnects[end] += 1
-            if await self._unless_ended(asyncio.sleep(self._delay_s, result=True)) is None and self._signals.is_stop:
+                is_starting = any(words in str(error) for words in _STARTING)
+                wait_s = min(self._delay_s, _STARTING_DELAY_S) if is_starting else self._delay_s
+                await self._tell_of_another_try(error, wait_s)
+            if await self._unless_ended(asyncio.sleep(wait_s, result=True)) is None and self._signals.is_stop:
                 return "stopped by a signal while reconnecting"
-            self._delay_s = min(self._delay_s * 2, self._config.source.reconnect_max_s)
+            if not is_starting:
+                self._delay_s = min(self._delay_s * 2, self._config.source.reconnect_max_s)
+
+    async def _show(
+        self, shown: str, reason: str, error: ParapplyError | None = None, *, limit_s: float = SHOW_LIMIT_S
+    ) -> None:
+        """Show people state and reason, unless an epoch did, the slot is another daemon's, or the target is away."""
+        if self._is_epoch_shown or isinstance(error, TargetLost | LeaseHeld) or self._shown == (shown, reason):
+            return
+        self._shown = (shown, reason)
+        await show_state(self._config, shown, reason, limit_s)
+
+    async def _tell_of_another_try(self, error: ParapplyError, wait_s: float) -> None:
+        if error.retry is Retry.RECONNECT:
+            shown, end = DaemonState.RECONNECTING, "source" if isinstance(error, SourceLost) else "target"
+            self._log.warning(f"{end}_lost", error=error.line(), wait_s=round(wait_s, 3))
+            self._figures.reconnects[end] += 1
+        else:
+            # The target is there and refuses; with apply.on_error = "retry" it is asked until the operator has mended
+            # it.
+            shown = DaemonState.RETRYING
+            self._log.error("target_refused", error=str(error), hint=error.hint, wait_s=round(wait_s, 3))
+        self._health.left(shown, error.line())
+        self._is_epoch_shown = False
+        await self._show(shown, error.line(), error)
 
     def _renew(self) -> None:
-        """Go on with the configuration that was read last: nothing is open that knows the old one."""
+        """Continue with the configuration that was read last; nothing is open that knows the old one."""
         self._signals.renew()
         if self._config is not self._reloader.config:
             self._config = self._reloader.config
@@ -168,27 +218,39 @@ class _Daemon:
             self._opener.use(self._config)
             self._gauges.use(self._config)
 
-    async def _epoch(self, scribe: Scribe | None) -> str:
+    async def _epoch(self, applylog_writer: ApplyLogWriter | None) -> str:
+        self._is_epoch_shown = False
         async with AsyncExitStack() as stack:
             ends = await self._unless_ended(self._opener.open(stack))
             if ends is None:
                 return self._signals.why
-            # Behind the start of the stream: the publisher decodes meanwhile.
+            # Imported after the start of the stream, because the publisher decodes in the meantime.
             from parapply.runtime.epoch import Epoch  # noqa: PLC0415
 
             self._has_served = True
-            epoch = Epoch(self._config, ends, scribe, self._until_lsn, figures=self._figures, health=self._health)
+            epoch = Epoch(
+                self._config, ends, applylog_writer, self._until_lsn, figures=self._figures, health=self._health
+            )
             self._look_for_progress(epoch.low_lsn)
+            self._shown = ("", "")
+            self._is_epoch_shown = True
             try:
                 return await epoch.serve(self._signals)
+            except (SourceLost, TargetLost) as error:
+                # Not the end of the daemon; if the target was lost, the epoch could show nothing.
+                self._is_epoch_shown = False
+                self._shown = (DaemonState.RECONNECTING, error.line()) if isinstance(error, SourceLost) else ("", "")
+                if isinstance(error, SpillFailed):
+                    self._opener.take_whole(error.end_lsn)
+                raise
             finally:
                 self._look_for_progress(epoch.low_lsn)
 
     def _look_for_progress(self, low_lsn: int) -> None:
-        """Forget the growth of the delay if something was applied since the last look.
+        """Reset the delay to its minimum if something was applied since the last check.
 
-        At the end of an epoch and at the start of the next: what its last commit did, in doubt until then, only the
-        state on the target tells (trap T-14).
+        Called at the end of an epoch and at the start of the next, because its last commit is in doubt until then, and
+        only the state on the target tells what it did (trap T-14).
         """
         if self._low_lsn is not None and low_lsn > self._low_lsn:
             self._delay_s = self._config.source.reconnect_min_s
@@ -196,8 +258,8 @@ class _Daemon:
 
     def _may_retry(self, error: ParapplyError) -> bool:
         if error.retry is Retry.RECONNECT:
-            # A server that answers and refuses, or that TLS does not trust, before anything ever worked, means a wrong
-            # setting: say so at once.
+            # If a server answers and refuses, or TLS does not trust it, before anything ever worked, a setting is
+            # wrong: say so at once.
             text = str(error)
             is_refusal = isinstance(error, SourceLost | TargetLost) and ("FATAL:" in text or bool(refusal_hint(text)))
             return self._has_served or not is_refusal or any(words in text for words in _LATER)
@@ -217,7 +279,7 @@ class _Daemon:
             await end_tasks([task, stopping])
 
     async def _look(self) -> None:
-        """See in intervals whether the leader gets on; systemd's watchdog is fed only if it does."""
+        """Check in intervals whether the leader makes progress; systemd's watchdog is fed only if it does."""
         watchdog_s = self._notifier.watchdog_s
         interval_s = min(_LOOK_S, watchdog_s / 4) if watchdog_s else _LOOK_S
         while True:

@@ -8,34 +8,48 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from parapply import probes
-from parapply.errors import ApplyFailed, ParapplyError, SourceLost, TargetLost
+from parapply import failpoints
+from parapply.errors import ApplyFailed, ParapplyError, SourceLost, SourceRefused, TargetLost
 from parapply.logs import get_logger
 from parapply.model import format_lsn
-from parapply.runtime.arbiter import Arbiter
-from parapply.runtime.crew import Crew
-from parapply.runtime.gauges import Parts
-from parapply.runtime.intake import Intake
-from parapply.runtime.meter import count
-from parapply.runtime.monitor import Monitor
-from parapply.runtime.progress import Progress
-from parapply.runtime.record import batch_record, new_run, transaction_records
-from parapply.runtime.requests import Requests
-from parapply.runtime.stall import StallCheck
-from parapply.runtime.streams import StreamLimits, Streams
-from parapply.runtime.tables import Tables
-from parapply.runtime.tasks import end_tasks
-from parapply.runtime.trace import Trace
-from parapply.runtime.two_phase import TwoPhase
-from parapply.runtime.unfinished import Unfinished
-from parapply.runtime.watch import CatalogueWatch
-from parapply.runtime.worker import Worker
+from parapply.plan.copy_starts import CopyStarts
+from parapply.runtime.apply.conflicts import ConflictHandler
+from parapply.runtime.apply.deadlocks import StallCheck
+from parapply.runtime.apply.kit import WorkerKit
+from parapply.runtime.apply.worker import Worker
+from parapply.runtime.control.catch_up_watch import CatchUpWatch
+from parapply.runtime.control.progress import Progress
+from parapply.runtime.control.requests import Requests
+from parapply.runtime.control.shown import Shown
+from parapply.runtime.intake.admission import Admission
+from parapply.runtime.intake.batcher import Batcher
+from parapply.runtime.intake.intake import Intake
+from parapply.runtime.intake.reader import SlotReader
+from parapply.runtime.intake.room import Room
+from parapply.runtime.intake.special import SpecialTransactions
+from parapply.runtime.intake.trace import Trace
+from parapply.runtime.observe.applylog_records import batch_record, new_run, transaction_records
+from parapply.runtime.observe.gauges import Parts
+from parapply.runtime.observe.meter import count
+from parapply.runtime.observe.monitor import Monitor
+from parapply.runtime.pool.job import LargeJob
+from parapply.runtime.pool.pool import WorkerPool
+from parapply.runtime.pool.streams import StreamBuffers, StreamLimits
+from parapply.runtime.pool.two_phase import TwoPhase
+from parapply.runtime.tables.copied import Copied
+from parapply.runtime.tables.plans import TablePlans
+from parapply.runtime.tables.watch import CatalogueWatch
+from parapply.source import slot
 from parapply.spill import Spill
-from parapply.target.commands import CommandBuilder
+from parapply.target.catalogue.facts import privileges_for
+from parapply.target.sql.commands import CommandBuilder
+from parapply.tasks import end_tasks
+from parapply.vocabulary import DaemonState, Reading
 from parapply.wire.assembler import Assembler
 
 if TYPE_CHECKING:
@@ -43,15 +57,15 @@ if TYPE_CHECKING:
 
     from parapply.config import ApplyConfig, Config
     from parapply.metrics.figures import Figures
-    from parapply.runtime.ends import Ends
-    from parapply.runtime.health import Health
-    from parapply.runtime.job import Job
-    from parapply.runtime.scribe import Scribe
+    from parapply.runtime.observe.applylog_writer import ApplyLogWriter
+    from parapply.runtime.observe.health import Health
+    from parapply.runtime.pool.job import Job
+    from parapply.runtime.sessions import Sessions
     from parapply.runtime.signals import Signals
 
 #: Seconds that batches in hand get to finish, when the daemon is to stop and when the publisher is gone.
 _DRAIN_S = 8.0
-#: Seconds for the last commit and report.
+#: Seconds for the last commit and report, and for moving the slot where ranges are read.
 _LAST_WORD_S = 5.0
 #: Bytes after which a transaction is applied in pieces inside one target transaction.
 _PIECE_BYTES = 8 * 1024 * 1024
@@ -60,6 +74,9 @@ _WORKERS_A_FOLLOWER = 2
 #: Parts of the publisher's patience between two reports: two may be late.
 _TIMEOUT_PARTS = 3
 
+#: What is shown to people while the publisher keeps what could not be kept here.
+_PAUSED = "streaming is off until {}: a transaction in progress could not be kept in apply.spill_dir"
+
 
 class Epoch:
     """Wires the parts together. Its fields are set once; only the parts write their own."""
@@ -67,8 +84,8 @@ class Epoch:
     def __init__(  # noqa: PLR0913  one place makes it
         self,
         config: Config,
-        ends: Ends,
-        scribe: Scribe | None,
+        ends: Sessions,
+        applylog_writer: ApplyLogWriter | None,
         until_lsn: int | None,
         *,
         figures: Figures,
@@ -79,45 +96,39 @@ class Epoch:
         self._health = health
         self._config = config
         self._ends = ends
-        self._scribe = scribe
+        self._applylog_writer = applylog_writer
         self._run = new_run()
         self._log = get_logger()
         loop = asyncio.get_running_loop()
         self._unix_minus_loop_s = time.time() - loop.time()
         self._idle = asyncio.Event()
-        low_lsn = ends.state.lowest_lsn
+        low_lsn = ends.state.low_lsn
         is_relaxed = config.apply.commit_order == "relaxed"
-        self._crew = Crew(
+        self._pool = WorkerPool(
             low_lsn,
             self._changed,
             self._committed,
             is_relaxed=is_relaxed,
             max_followers=len(ends.sessions) // _WORKERS_A_FOLLOWER,
         )
-        builder = CommandBuilder()
-        self._arbiter = Arbiter(
-            config.conflict,
-            builder,
-            ends.desk,
-            config.target.state_schema,
-            ends.state.slot_id,
-            tracks_commits=ends.tracks_commits,
-            counts=figures.conflicts,
+        self._conflict_handler = ConflictHandler(
+            config.conflict, ends.control_pool, config.target.state_schema, ends.state.slot_id, figures
         )
-        self._tables = Tables(
-            ends.desk,
+        self._tables = TablePlans(
+            ends.control_pool,
             ends.ahead,
             config.target.session_replication_role,
             config.apply.tables,
             is_relaxed=is_relaxed,
-            rules=self._arbiter.rules,
+            rules=self._conflict_handler.rules,
             own_origins=ends.own_origins,
+            privileges=privileges_for(ends.published, overwrites=self._conflict_handler.rules.overwrites),
         )
         piece_bytes = min(_PIECE_BYTES, config.apply.memory_limit_bytes // 4)
-        two_phase = TwoPhase(ends.state.slot_id, ends.prepared)
+        two_phase = TwoPhase(ends.state.slot_id, ends.prepared, self._is_rolled_back)
         self._spill = Spill(config.apply.spill_dir, config.apply.spill_limit_bytes)
-        streams = Streams(self._spill, self._stream_limits(piece_bytes))
-        self._intake = Intake(
+        streams = StreamBuffers(self._spill, self._stream_limits(piece_bytes))
+        reader = SlotReader(
             ends.stream,
             Assembler(
                 piece_bytes,
@@ -125,101 +136,134 @@ class Epoch:
                 start_lsn=ends.state.resume_lsn,
                 prepared_lsns=frozenset([end_lsn for _, end_lsn in ends.prepared.values()]),
             ),
-            self._tables,
-            self._crew,
-            Unfinished(
-                streams,
-                two_phase,
-                self._crew,
-                ends.state,
-                piece_bytes=piece_bytes,
-            ),
-            config=self._apply_config(),
-            state=ends.state,
-            trace=self._trace(),
         )
-        stops_on_error = config.apply.on_error == "stop"
-        self._workers = [
-            Worker(
-                number,
-                session,
-                self._crew,
-                builder,
-                self._tables,
-                self._arbiter,
-                two_phase=two_phase,
-                stops_on_error=stops_on_error,
-                piece_bytes=piece_bytes,
-            )
-            for number, session in enumerate(ends.sessions, 1)
-        ]
+        self._batcher = Batcher(
+            reader, self._tables, self._pool, config=self._apply_config(), state=ends.state, trace=self._trace()
+        )
+        starts = CopyStarts()
+        copied = Copied(
+            config,
+            ends.state.slot_id,
+            ends.source,
+            ends.control_pool,
+            tables=self._tables,
+            starts=starts,
+            known=ends.copies,
+            low_lsn=low_lsn,
+        )
+        starts.leave_out(ends.source_facts.state_schemas)
+        admission = Admission(reader, self._batcher, self._tables, copied, two_phase, starts=starts, state=ends.state)
+        kit = WorkerKit(
+            pool=self._pool,
+            builder=CommandBuilder(),
+            tables=self._tables,
+            conflict_handler=self._conflict_handler,
+            two_phase=two_phase,
+            tracks_commits=ends.tracks_commits,
+            stops_on_error=config.apply.on_error == "stop",
+            piece_bytes=piece_bytes,
+        )
+        self._workers = [Worker(number, session, kit) for number, session in enumerate(ends.sessions, 1)]
+        shown = Shown()
         self._progress = Progress(
             ends.control,
             ends.stream,
-            self._intake,
-            self._crew,
+            reader,
+            self._batcher,
+            self._pool,
+            shown=shown,
             schema=config.target.state_schema,
             slot_id=ends.state.slot_id,
             advance_interval_s=config.apply.advance_interval_s,
             status_interval_s=self._status_interval_s(),
             receive_timeout_s=config.source.receive_timeout_s,
-            # Relaxed, a record says what was committed when it was made, and nothing of what commits beside it.
+            # Relaxed, a record says what was committed when it was made, and nothing about what commits alongside it.
             is_apply_durable=config.target.synchronous_commit != "off" and not is_relaxed,
             until_lsn=until_lsn,
-            on_serving=lambda: health.serving(self._shown),
+            on_serving=lambda: health.serving(self._shown_parts),
         )
-        self._shown = Parts(
+        self._intake = Intake(
+            reader,
+            Room(reader, self._batcher, self._pool, config.apply),
+            admission,
+            SpecialTransactions(self._batcher, admission, streams, self._pool, piece_bytes=piece_bytes),
+            self._batcher,
+            tables=self._tables,
+            pool=self._pool,
+            on_keepalive=self._progress.keepalive,
+        )
+        watch = CatalogueWatch(self._tables, ends.control_pool, config.apply.catalogue_check_s)
+        stall = StallCheck(self._pool, self._workers, ends.control_pool, two_phase, config.apply.stall_check_s)
+        behind = CatchUpWatch(
             ends.stream,
-            self._intake,
-            self._crew,
+            reader,
+            self._batcher,
+            shown,
+            streams,
+            enter_bytes=config.source.catch_up_enter_bytes,
+            pause_s=config.source.catch_up_pause_s,
+        )
+        self._monitor = Monitor(
+            ends.source,
+            ends.control_pool,
+            config.target.state_schema,
+            ends.state.slot_id,
+            slot_name=config.source.slot,
+            pool=self._pool,
+            batcher=self._batcher,
+            shown=shown,
+            workers=self._workers,
+            tables=self._tables,
+            conflict_handler=self._conflict_handler,
+            foreign_waits=stall.foreign_waits,
+            note=_PAUSED.format(format_lsn(ends.whole_until_lsn)) if ends.whole_until_lsn else "",
+            figures=figures,
+        )
+        self._shown_parts = Parts(
+            ends.stream,
+            reader,
+            self._batcher,
+            admission,
+            self._pool,
             self._workers,
             self._progress,
-            self._arbiter,
+            shown,
+            self._conflict_handler,
             streams,
             self._spill,
             two_phase,
-        )
-        watch = CatalogueWatch(self._tables, ends.desk, config.apply.catalogue_check_s)
-        stall = StallCheck(self._crew, self._workers, ends.desk, two_phase, config.apply.stall_check_s)
-        self._monitor = Monitor(
-            ends.source,
-            ends.desk,
-            config.target.state_schema,
-            ends.state.slot_id,
-            crew=self._crew,
-            intake=self._intake,
-            progress=self._progress,
-            workers=self._workers,
-            tables=self._tables,
-            arbiter=self._arbiter,
-            foreign_waits=stall.foreign_waits,
-            figures=figures,
+            self._monitor,
         )
         self._requests = Requests(
             config.target,
             config.source.slot,
             ends.state.slot_id,
-            ends.desk,
-            intake=self._intake,
-            crew=self._crew,
+            ends.control_pool,
+            batcher=self._batcher,
+            admission=admission,
+            pool=self._pool,
             progress=self._progress,
-            known=ends.copies,
+            copied=copied,
             awaits_two_phase=ends.awaits_two_phase,
+            whole_until_lsn=ends.whole_until_lsn,
         )
         self._parts: dict[str, Callable[[], Coroutine[None, None, None]]] = {
+            "reader": ends.stream.run,
             "intake": self._intake.run,
             "progress": self._progress.run,
             "monitor": self._monitor.run,
+            "catch-up-watch": behind.run,
             "stall-check": stall.run,
             "catalogue-watch": watch.run,
             "requests": self._requests.run,
+            "sessions": self._notice_lost_sessions,
             **{f"worker-{worker.number}": worker.run for worker in self._workers},
         }
 
     @property
     def low_lsn(self) -> int:
         """Return the LSN up to which everything is committed on the target."""
-        return self._crew.watermark.low_lsn
+        return self._pool.watermark.low_lsn
 
     async def serve(self, signals: Signals) -> str:
         """Apply until `until_lsn` is durable or a signal asks for an end; return why it ended.
@@ -227,23 +271,26 @@ class Epoch:
         Raises:
             ParapplyError: an end was lost or refuses; the state on the target says why, if it could be written.
         """
-        await self._arbiter.look(self.low_lsn, lambda _: False)
+        await self._conflict_handler.look(self.low_lsn, lambda _: False)
         tasks = {name: asyncio.create_task(run(), name=name) for name, run in self._parts.items()}
         stopping = asyncio.create_task(signals.end.wait(), name="stop")
         try:
             await asyncio.wait({*tasks.values(), stopping}, return_when=asyncio.FIRST_COMPLETED)
             error = _first_error(tasks)
             is_asked = signals.end.is_set()
-            reason = shown = ""
+            shown: DaemonState | None = None
+            reason = ""
             if error is None:
                 await self._drain(tasks, signals.abort)
                 error = _first_error(tasks)
             if error is None:
-                # What was to be another beginning may become an end for good meanwhile.
+                # What was to be a restart of the epoch may have become the end of the daemon.
                 while error is None and (shown, reason) != (farewell := _farewell(signals if is_asked else None)):
                     shown, reason = farewell
                     await self._last_word(tasks, shown, reason)
                     error = _first_error(tasks)
+                if error is None:
+                    await self._confirm(tasks)
             elif not isinstance(error, TargetLost):
                 await self._leave(error, tasks, signals.abort)
             if error is not None:
@@ -253,23 +300,41 @@ class Epoch:
             await end_tasks([*tasks.values(), stopping])
             self._health.detach()
             self._spill.close()
-            self._arbiter.close()
+            self._conflict_handler.close()
 
     async def _leave(self, error: BaseException, tasks: dict[str, asyncio.Task[None]], abort: asyncio.Event) -> None:
         """Save what can be saved after an error that is not the target's end."""
         if isinstance(error, SourceLost):
-            # Closed first: a publisher that is shutting down must not wait for what we still have in hand (F9).
+            # Close it first, because a publisher that is shutting down must not wait for what we still have in hand
+            # (F9). The reader before it, because it may be waiting for the socket that is closed.
+            await end_tasks([tasks["reader"]])
             await self._ends.stream.close()
         if not isinstance(error, ApplyFailed):
             await self._drain(tasks, abort)
-        shown = "reconnecting" if isinstance(error, SourceLost) else "stopped"
+        shown = DaemonState.RECONNECTING if isinstance(error, SourceLost) else DaemonState.STOPPED
         reason = error.line() if isinstance(error, ParapplyError) else type(error).__name__
         await self._last_word(tasks, shown, reason)
+        if not isinstance(error, SourceLost):
+            await self._confirm(tasks)
 
-    async def _last_word(self, tasks: dict[str, asyncio.Task[None]], shown: str, reason: str) -> None:
-        """Leave both ends with what is true: the watermark durable and reported, the state for people.
+    async def _confirm(self, tasks: dict[str, asyncio.Task[None]]) -> None:
+        """Move the slot to what is durable where no stream has reported that, because ranges are read.
 
-        A target or publisher that is lost by now is the caller's to see in the task.
+        An error ends nothing here: the slot keeps more WAL until the next start, and that starts at the watermark.
+        """
+        stream, lsn = self._ends.stream, self._progress.durable_lsn
+        if stream.reading is not Reading.RANGES or lsn <= stream.confirmed_flush_lsn:
+            return
+        # The reader moves the slot, too.
+        await end_tasks([tasks["reader"]])
+        with suppress(SourceLost, SourceRefused, TimeoutError):
+            async with asyncio.timeout(_LAST_WORD_S):
+                await slot.advance_slot(self._ends.source, self._config.source.slot, lsn)
+
+    async def _last_word(self, tasks: dict[str, asyncio.Task[None]], shown: DaemonState, reason: str) -> None:
+        """Leave both ends up to date: the watermark durable and reported, the state for people.
+
+        If the target or publisher is lost by now, the caller sees that in the task.
         """
         progress = tasks["progress"]
         if progress.done() and (progress.cancelled() or progress.exception() is not None):
@@ -277,17 +342,19 @@ class Epoch:
         self._progress.finish(shown, reason)
         if progress.done():
             progress = tasks["progress"] = asyncio.create_task(self._progress.run(), name="progress")
-        # A short run may have planned tables and met its error since the monitor's last look.
-        look = asyncio.create_task(self._monitor.show(), name="last-look")
+        # A short run may have planned tables and met its error since the monitor's last check.
+        look = asyncio.create_task(self._monitor.show_last(), name="last-look")
         await asyncio.wait({progress, look}, timeout=_LAST_WORD_S)
         await end_tasks([look])
 
     async def _drain(self, tasks: dict[str, asyncio.Task[None]], abort: asyncio.Event) -> None:
         """Read no more; finish the whole transactions in hand, within a time limit."""
-        self._health.left("draining", "")
-        probes.probe(probes.DRAIN)
-        await end_tasks([tasks["intake"]])
-        self._log.info("drain_started", n_transactions=sum([job.n_transactions for job in self._crew.jobs()]))
+        self._health.left(DaemonState.DRAINING, "")
+        failpoints.probe(failpoints.DRAIN)
+        # With everything committed the loss of an idle session must not cost the last word; a worker that has something
+        # in hand meets it by itself.
+        await end_tasks([tasks["intake"], tasks["sessions"]])
+        self._log.info("drain_started", n_transactions=sum([job.counts.n_transactions for job in self._pool.jobs()]))
         self._changed()
         idle = asyncio.create_task(self._idle.wait(), name="drained")
         aborting = asyncio.create_task(abort.wait(), name="abort")
@@ -299,34 +366,49 @@ class Epoch:
         finally:
             await end_tasks([idle, aborting])
 
+    async def _notice_lost_sessions(self) -> None:
+        """Wait until a worker's session ends: the worker itself sees it only with its next statement.
+
+        Raises:
+            TargetLost: one has ended.
+        """
+        lost = [session.pipeline.lost for session in self._ends.sessions]
+        done, _ = await asyncio.wait(lost, return_when=asyncio.FIRST_COMPLETED)
+        raise done.pop().result()
+
+    async def _is_rolled_back(self, xid: int) -> bool:
+        slot_name, sender_pid = self._config.source.slot, self._ends.stream.sender_pid
+        return await slot.is_rolled_back(self._ends.source, xid, slot_name=slot_name, sender_pid=sender_pid)
+
     def _changed(self) -> None:
         self._intake.worker_changed()
         self._requests.moved.set()
-        head = self._crew.head
-        # A large transaction that has not come whole cannot be finished; it is always the last.
-        if head is None or (self._intake.is_inside_large and head.pieces is not None):
+        head = self._pool.head
+        # A large transaction that has not come whole cannot be finished, but it is always the last.
+        if head is None or (self._batcher.is_inside_large and isinstance(head, LargeJob)):
             self._idle.set()
         else:
             self._idle.clear()
 
     def _committed(self, job: Job) -> None:
         self._progress.committed(job)
-        self._intake.growth.committed(job)
+        self._batcher.sizing.committed(job)
         count(self._figures, job)
-        if self._scribe is not None:
+        if self._applylog_writer is not None:
+            reading = self._ends.stream.reading_of(job.batch.end_lsn)
             of = (job, self._config.source.slot, self._run, self._unix_minus_loop_s)
-            self._scribe.write([batch_record(*of), *transaction_records(*of)])
+            self._applylog_writer.write([batch_record(*of, reading), *transaction_records(*of)])
         self._log.debug(
             "batch_committed",
             seq=job.batch.seq,
             worker=job.worker,
             end_lsn=format_lsn(job.batch.end_lsn),
-            n_transactions=job.n_transactions,
-            n_changes=job.n_changes,
+            n_transactions=job.counts.n_transactions,
+            n_changes=job.counts.n_changes,
         )
 
     def _trace(self) -> Trace | None:
-        wants = self._scribe is not None and self._config.applylog.detail == "transaction"
+        wants = self._applylog_writer is not None and self._config.applylog.detail == "transaction"
         return Trace(self._tables, self._config.apply.table_lock_threshold) if wants else None
 
     def _stream_limits(self, piece_bytes: int) -> StreamLimits:
@@ -335,7 +417,7 @@ class Epoch:
 
     def _apply_config(self) -> ApplyConfig:
         config = self._config.apply
-        if not self._arbiter.rules.needs_commit_times or config.max_batch_transactions == 1:
+        if not self._conflict_handler.rules.needs_commit_times or config.max_batch_transactions == 1:
             return config
         # Merged transactions would have one commit time on the target, and the last update would not win everywhere.
         self._log.info("settings_lowered", setting="apply.max_batch_transactions", value=1)
@@ -350,11 +432,11 @@ class Epoch:
         return timeout_s / _TIMEOUT_PARTS
 
 
-def _farewell(asked: Signals | None) -> tuple[str, str]:
+def _farewell(asked: Signals | None) -> tuple[DaemonState, str]:
     """Return state and reason that people shall see of an epoch that ends without an error, asked for or not."""
     if asked is None:
-        return "stopped", "everything up to --until is durable"
-    return "stopped" if asked.is_stop else "reconnecting", asked.why
+        return DaemonState.STOPPED, "everything up to --until is durable"
+    return DaemonState.STOPPED if asked.is_stop else DaemonState.RECONNECTING, asked.why
 
 
 def _first_error(tasks: dict[str, asyncio.Task[None]]) -> BaseException | None:

@@ -1,4 +1,4 @@
-"""What a new look at the configuration brings: the layers are read again, and what differs is taken or named.
+"""A reload of the configuration: the layers are read again, and what differs is taken or named.
 
 In go the configuration in force and a way to read the layers; out comes the one to go on with. A configuration that is
 refused changes nothing. What belongs to the process itself, not to an epoch, stays as it was until a restart.
@@ -17,9 +17,9 @@ from parapply.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: What the daemon is for. Who changes it wants another daemon: the other keys are then not meant for this one.
+#: Keys that identify the daemon. If one of them changed, the file describes another daemon: apply none of it.
 IDENTITY: Final = frozenset({"source.slot", "target.state_schema"})
-#: What only a restart changes beside them: its port, and the files of its apply log.
+#: What else only a restart changes: its port, and the files of its apply log.
 FIXED: Final = frozenset({
     "metrics.listen", "applylog.directory", "applylog.rotate_bytes", "applylog.rotate_s", "applylog.retention_s",
     "applylog.retention_bytes",
@@ -28,7 +28,7 @@ _LOG: Final = frozenset({"log.level", "log.format"})
 
 
 class Reloader:
-    """Knows the configuration that holds from the next epoch on, and what is read where it is written."""
+    """Knows the configuration that holds from the next epoch on, and what the layers hold now."""
 
     def __init__(self, config: Config, load: Callable[[], Config]) -> None:
         """Start with what was read at the start.
@@ -43,7 +43,7 @@ class Reloader:
         self._log = logs.get_logger()
 
     def reload(self) -> bool:
-        """Read the layers again and say in the log what came of it; return whether another epoch is needed.
+        """Read the layers again and log the result; return whether another epoch is needed.
 
         Levels and format of the log change at once. No value is logged, only keys: a value may be a secret.
         """

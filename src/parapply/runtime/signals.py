@@ -1,6 +1,6 @@
 """What signals ask of the daemon: to end, to end at once, to take another configuration, to say what it does.
 
-The handlers only write down what is wanted; the daemon and its epoch look at it where they wait.
+The handlers only write down what is wanted; the daemon and its epoch check it where they wait.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import select
 import signal
 from typing import TYPE_CHECKING, Final
 
-from parapply.runtime.tasks import log_tasks
+from parapply.tasks import log_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -81,6 +81,6 @@ def is_hung_up(terminals: Iterable[int]) -> bool:
     """Tell whether one of these open terminals has gone, by its number as a file."""
     poll = select.poll()
     for number in terminals:
-        # POLLHUP is told of without being asked for.
+        # POLLHUP is reported without being asked for.
         poll.register(number, 0)
     return any(events & select.POLLHUP for _, events in poll.poll(0))

@@ -40,11 +40,26 @@ SESSION_SETTINGS: tuple[tuple[str, str], ...] = (
     ("extra_float_digits", "3"),
     ("bytea_output", "hex"),
     ("lc_monetary", "C"),
-    # reg* values are printed with their schema, except pg_catalog's.
+    # reg* values are printed with their schema, except pg_catalog's, and quoted only where they must be.
     ("search_path", "pg_catalog"),
+    ("quote_all_identifiers", "off"),
+    # Rows that a policy hides would be missing on the target after a copy, and not be compared: an error instead.
+    ("row_security", "off"),
+    ("standard_conforming_strings", "on"),
+    # A question would wait for a safe snapshot as long as a serializable transaction writes.
+    ("default_transaction_deferrable", "off"),
+    ("default_transaction_isolation", "read committed"),
+    ("default_transaction_read_only", "off"),
     ("statement_timeout", "0"),
     ("lock_timeout", "0"),
     ("idle_in_transaction_session_timeout", "0"),
+)
+
+#: The same, by the server_version_num of the first server that knows each; one that does not refuses a connection.
+_LATER_SETTINGS: tuple[tuple[int, str, str], ...] = (
+    (140000, "idle_session_timeout", "0"),
+    # A walsender decodes each transaction inside one of its own: one that takes longer to send would never arrive.
+    (170000, "transaction_timeout", "0"),
 )
 
 
@@ -145,8 +160,18 @@ def connection_options() -> str:
     return " ".join(f"-c {name}={_escaped(value)}" for name, value in SESSION_SETTINGS)
 
 
+def later_settings_sql(server_version_num: int) -> str:
+    """Return the statements that pin, on an open connection, what only some servers know; empty if there is nothing."""
+    known = [f"SET {name} = {value}" for since, name, value in _LATER_SETTINGS if server_version_num >= since]
+    return "; ".join(known)
+
+
 def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace(" ", "\\ ")
+
+
+#: Of every connection, where the DSN does not say otherwise; seconds, and how many go without an answer.
+_KEEPALIVES = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 
 
 def source_conninfo(
@@ -158,6 +183,9 @@ def source_conninfo(
     decoding_memory_bytes: int = 0,
 ) -> str:
     """Return the connection string of a session on the publisher, with its settings pinned.
+
+    A publisher that goes without a word is noticed in a minute, by keep-alives of TCP, because a session that waits for
+    an answer has no other sign; the kernel alone takes two hours.
 
     Options of the user's own DSN come first, so that ours win. An application_name in the DSN wins over ours:
     synchronous_standby_names may refer to it.
@@ -182,7 +210,8 @@ def source_conninfo(
         settings.append(f"-c logical_decoding_work_mem={decoding_memory_bytes // 1024}kB")
     parameters["options"] = " ".join(settings).strip()
     parameters.setdefault("application_name", application_name)
-    parameters.setdefault("connect_timeout", connect_timeout_s)
+    for name, value in {"connect_timeout": connect_timeout_s, **_KEEPALIVES}.items():
+        parameters.setdefault(name, value)
     parameters["client_encoding"] = "UTF8"
     if is_replication:
         parameters["replication"] = "database"

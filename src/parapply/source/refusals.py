@@ -1,7 +1,7 @@
 """Every reason not to read a slot, as pure checks of facts against the target's state.
 
 In: `SourceFacts` and `KnownPosition`. Out: nothing, or `SourceRefused` with what to do. Also timelines: how to tell
-whether the watermark still names the same transactions after a failover (trap F14).
+whether what is recorded still names the same transactions after a failover (trap F14).
 """
 
 from __future__ import annotations
@@ -20,11 +20,16 @@ if TYPE_CHECKING:
     from parapply.source.slot import Connection, SlotFacts, SourceFacts
 
 _GAP_HINT = (
-    "transactions are missing on the target and the slot cannot give them: copy the tables anew "
-    "(`parapply drop`, then init), or restore the target to a state at or after the slot's position"
+    "transactions are missing on the target and the slot cannot give them: copy the tables again "
+    "(`parapply drop`, then `init --copy --truncate`; an init without --copy leaves the gap), or restore the target to "
+    "a state at or after the slot's position"
+)
+_REUSED_HINT = (
+    "the same LSN may now name another transaction; copy the tables again (`parapply drop`, then `init --copy "
+    "--truncate`)"
 )
 _LOST_HINT = (
-    "`parapply drop`, copy the tables anew, `parapply init`; a larger max_slot_wal_keep_size keeps slots longer"
+    "`parapply drop`, copy the tables again, `parapply init`; a larger max_slot_wal_keep_size keeps slots longer"
 )
 
 
@@ -33,7 +38,8 @@ class KnownPosition(msgspec.Struct, frozen=True, kw_only=True):
 
     system_identifier: str
     timeline: int
-    lowest_lsn: int  # the permanent watermark
+    low_lsn: int  # the permanent watermark
+    high_lsn: int  # nothing that ends after it is recorded or prepared here; relaxed it is above the watermark
 
 
 async def verify(
@@ -96,7 +102,7 @@ def check_slot(
         if known:
             raise SourceRefused(
                 f"slot {slot_name!r} is no longer on the publisher, but the target has applied it up to "
-                f"{format_lsn(known.lowest_lsn)}",
+                f"{format_lsn(known.low_lsn)}",
                 hint=_LOST_HINT,
             )
         raise SourceRefused(f"slot {slot_name!r} does not exist", hint="`parapply init` creates it")
@@ -108,10 +114,11 @@ def check_slot(
             hint="set source.two_phase = true, or choose a slot made without two_phase",
         )
     confirmed = facts.slot.confirmed_flush_lsn
-    if known and confirmed is not None and confirmed > known.lowest_lsn:
+    if known and confirmed is not None and confirmed > known.low_lsn:
         raise SourceRefused(
             f"slot {slot_name!r} starts at {format_lsn(confirmed)}, but the target has only what ends up to "
-            f"{format_lsn(known.lowest_lsn)}: the slot was made anew or read by another, or the target was restored",
+            f"{format_lsn(known.low_lsn)}: the slot was dropped and made again or read by another process, or the "
+            "target was restored",
             hint=_GAP_HINT,
         )
 
@@ -140,21 +147,34 @@ def _check_cluster(facts: SourceFacts, known: KnownPosition, history: Mapping[in
             f"applied the cluster {known.system_identifier}",
             hint="correct source.dsn",
         )
-    if facts.timeline == known.timeline:
-        return
     if facts.timeline < known.timeline:
         raise SourceRefused(
             f"the publisher is on timeline {facts.timeline}, the target has applied timeline {known.timeline}: this is "
             "an old primary, or a backup of it",
             hint="point source.dsn to the primary of the newest timeline",
         )
+    if facts.timeline > known.timeline:
+        _check_switch(facts, known, history)
+    # A walsender sends only what its server has flushed, so this holds for a publisher that lost nothing. Without the
+    # check it would take our position, which is in its future, and skip all that it commits until then.
+    if facts.flush_lsn < known.high_lsn:
+        raise SourceRefused(
+            f"the publisher's WAL ends at {format_lsn(facts.flush_lsn)}, but the target has applied it up to "
+            f"{format_lsn(known.high_lsn)}: the publisher was put back to an older state (a copy of its data "
+            "directory or a snapshot of its storage), or lost WAL in a crash (fsync = off)",
+            hint=_REUSED_HINT,
+        )
+
+
+def _check_switch(facts: SourceFacts, known: KnownPosition, history: Mapping[int, int]) -> None:
+    """Refuse a newer timeline that was begun before the last transaction that is recorded here."""
     left_at = history.get(known.timeline)
-    if left_at is None or known.lowest_lsn > left_at:
+    if left_at is None or known.high_lsn > left_at:
         left = "never was on it" if left_at is None else f"left it at {format_lsn(left_at)}"
         raise SourceRefused(
-            f"the target has applied timeline {known.timeline} up to {format_lsn(known.lowest_lsn)}, but the "
+            f"the target has applied timeline {known.timeline} up to {format_lsn(known.high_lsn)}, but the "
             f"publisher, now on timeline {facts.timeline}, {left}: the target has transactions that the publisher lost",
-            hint="the same LSN may now name another transaction; copy the tables anew (`parapply drop`, then init)",
+            hint=_REUSED_HINT,
         )
 
 

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import psycopg
+from psycopg import sql
 
-from parapply.driver import Session, refusal_hint
-from parapply.errors import SlotBusy, SourceLost, SourceRefused
-from parapply.model import POSTGRES_EPOCH_US, parse_lsn
-from parapply.source.options import source_conninfo
+from parapply.driver import Session, dsn_problem, refusal_hint
+from parapply.errors import ConfigError, SlotBusy, SourceLost, SourceRefused
+from parapply.model import POSTGRES_EPOCH_US, format_lsn, parse_lsn
+from parapply.source.options import later_settings_sql, source_conninfo
+from parapply.state_mark import STATE_SCHEMAS_SQL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,9 +34,11 @@ Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
 #: Seconds to wait for a TCP connection to the publisher; libpq would wait for the kernel, which is minutes.
 CONNECT_TIMEOUT_S = 10
 
-#: Tables of a database, the catalogue's own 68 among them, up to which listing the published ones is a matter of
-#: milliseconds.
-_MANY_TABLES = 500
+_HALF_OF_XIDS = 2**31
+#: What a publication may publish, in the order of the columns of pg_publication.
+_OPERATIONS = ("insert", "update", "delete", "truncate")
+#: How long a question for a hint waits for a locked table.
+_HINT_LOCK_TIMEOUT = "100ms"
 
 
 class SlotFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,10 +51,21 @@ class SlotFacts(msgspec.Struct, frozen=True, kw_only=True):
     is_temporary: bool
     active_pid: int | None
     confirmed_flush_lsn: int | None
+    restart_lsn: int | None = None  # the publisher keeps its WAL from here on; None once it is lost
     wal_status: str | None  # reserved, extended, unreserved, lost
+    safe_wal_bytes: int | None = None  # may be written before the slot can be lost; None: as much as the disk holds
     invalidation_reason: str | None  # 17 and later
     is_conflicting: bool  # 16 and later
     is_two_phase: bool
+    is_failover: bool = False  # 17 and later
+
+    def retained_bytes(self, flush_lsn: int) -> int | None:
+        """Return how much WAL the publisher keeps for the slot, None if it is lost.
+
+        Args:
+            flush_lsn: end of the publisher's WAL.
+        """
+        return None if self.restart_lsn is None else max(0, flush_lsn - self.restart_lsn)
 
 
 class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +81,7 @@ class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     decoding_memory_bytes: int  # logical_decoding_work_mem of this session
     flush_lsn: int
     slot: SlotFacts | None
+    state_schemas: frozenset[str] = frozenset()  # of parapplies that apply, or applied, to the publisher
 
 
 @contextmanager
@@ -76,6 +92,7 @@ def source_errors(doing: str) -> Iterator[None]:
         doing: what was attempted, for the message.
 
     Raises:
+        ConfigError: libpq refuses the DSN.
         SourceRefused: a privilege, an object or a setting is wrong; retrying does not help.
         SlotBusy: another process reads the slot.
         SourceLost: the connection broke or the server is short of something.
@@ -91,7 +108,7 @@ _REFUSALS = {
     "42501": "the source's role needs LOGIN and REPLICATION: ALTER ROLE ... REPLICATION",
     "42704": "check source.slot and source.publications; `parapply init` creates the slot",
     "42710": "choose another source.slot",
-    "53400": "raise max_replication_slots on the publisher, or drop a slot nobody reads",
+    "53400": "raise max_replication_slots on the publisher, or drop a slot whose reader never comes back",
     "55000": "see `parapply status` and pg_replication_slots on the publisher",
 }
 
@@ -100,7 +117,11 @@ _REFUSALS = {
 _OBJECTS = ("for table", "for schema", "for sequence", "for view", "for function")
 
 
-def _source_error(doing: str, error: psycopg.Error) -> SourceRefused | SourceLost:
+def _source_error(doing: str, error: psycopg.Error) -> ConfigError | SourceRefused | SourceLost:
+    if problem := dsn_problem(error):
+        return ConfigError(
+            f"source.dsn: {problem}", hint="correct source.dsn, or the variable or service it comes from"
+        )
     primary = error.diag.message_primary or (str(error).splitlines() or [type(error).__name__])[0]
     text = f"source, {doing}: {primary}"
     if error.sqlstate == "55006":
@@ -132,7 +153,7 @@ async def connect(
         decoding_memory_bytes: for logical_decoding_work_mem; 0: as the publisher has it.
 
     Raises:
-        ConfigError: the DSN cannot be parsed.
+        ConfigError: the DSN cannot be parsed, or libpq refuses it.
         SourceRefused: the role may not (replicate).
         SourceLost: no connection.
     """
@@ -144,7 +165,15 @@ async def connect(
         decoding_memory_bytes=decoding_memory_bytes,
     )
     with source_errors("connecting"):
-        return await Session.connect(text, autocommit=True)
+        conn = await Session.connect(text, autocommit=True)
+    try:
+        with source_errors("pinning session settings"):
+            if settings := later_settings_sql(conn.info.server_version):
+                await conn.execute(settings.encode())
+    except BaseException:
+        await conn.close()
+        raise
+    return conn
 
 
 async def _rows(conn: Connection, query: LiteralString, params: Sequence[object] = ()) -> list[tuple[Any, ...]]:
@@ -161,7 +190,7 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
     """
     # The timeline of the WAL being written: pg_control_checkpoint() tells the old one until the first checkpoint
     # after a promotion. The slot as jsonb: its columns differ from version to version.
-    query: LiteralString = """
+    query: LiteralString = f"""
         SELECT (SELECT system_identifier FROM pg_catalog.pg_control_system()),
                CASE WHEN r THEN 0 ELSE ('x' || pg_catalog.substr(pg_catalog.pg_walfile_name(
                     pg_catalog.pg_current_wal_insert_lsn()), 1, 8))::bit(32)::int END,
@@ -171,11 +200,12 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
                (SELECT setting::float8 / 1000 FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'),
                pg_catalog.pg_size_bytes(pg_catalog.current_setting('logical_decoding_work_mem')),
                CASE WHEN r THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END,
-               (SELECT pg_catalog.to_jsonb(s) FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = $1)
-          FROM pg_catalog.pg_is_in_recovery() AS r"""
+               (SELECT pg_catalog.to_jsonb(s) FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = $1),
+               ARRAY(SELECT schema_name::text FROM {STATE_SCHEMAS_SQL} AS own)
+          FROM pg_catalog.pg_is_in_recovery() AS r"""  # noqa: S608 - a constant
     with source_errors("inspecting the publisher"):
         found = await _rows(conn, query, [slot_name])
-    ((identifier, timeline, database, wal_level, is_in_recovery, timeout_s, decoding_bytes, flush, slot),) = found
+    ((identifier, timeline, database, wal_level, is_in_recovery, timeout_s, decoding_bytes, flush, slot, own),) = found
     return SourceFacts(
         # The control file's number is unsigned, SQL's bigint is not.
         system_identifier=str(identifier & 0xFFFF_FFFF_FFFF_FFFF),
@@ -188,7 +218,19 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
         decoding_memory_bytes=decoding_bytes,
         flush_lsn=parse_lsn(flush) if flush else 0,
         slot=_slot_facts(slot) if slot else None,
+        state_schemas=frozenset(own),
     )
+
+
+async def state_schemas(conn: Connection) -> frozenset[str]:
+    """Return the schemas of parapplies that apply, or applied, to the publisher.
+
+    Raises:
+        SourceLost: the connection broke.
+    """
+    query: LiteralString = f"SELECT schema_name::text FROM {STATE_SCHEMAS_SQL} AS own"  # noqa: S608 - a constant
+    with source_errors("looking for state schemas"):
+        return frozenset([str(schema) for (schema,) in await _rows(conn, query)])
 
 
 async def position(conn: Connection) -> tuple[int, int]:
@@ -206,8 +248,58 @@ async def position(conn: Connection) -> tuple[int, int]:
     return parse_lsn(flush) if flush else 0, unix_us - POSTGRES_EPOCH_US
 
 
+async def read_slot(conn: Connection, slot_name: str) -> SlotFacts | None:
+    """Return the slot as it is now, None if it is not there.
+
+    Raises:
+        SourceLost: the connection broke.
+    """
+    query: LiteralString = (
+        "SELECT pg_catalog.to_jsonb(s) FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = $1"
+    )
+    with source_errors("reading the slot"):
+        found = await _rows(conn, query, [slot_name])
+    return _slot_facts(found[0][0]) if found else None
+
+
+async def is_rolled_back(conn: Connection, xid: int, *, slot_name: str, sender_pid: int) -> bool:
+    """Tell whether a transaction whose PREPARE the slot has sent was rolled back; False if that is not certain.
+
+    The slot's catalog_xmin keeps what the server knows of a transaction until its PREPARE is confirmed.
+
+    Args:
+        conn: plain session.
+        xid: as the stream has it, without its epoch.
+        slot_name: of the stream.
+        sender_pid: of the process that sends the stream: behind an address that moves another server may answer.
+
+    Raises:
+        SourceLost: the connection broke.
+    """
+    next_query: LiteralString = """
+        SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text
+          FROM pg_catalog.pg_replication_slots WHERE slot_name = $1 AND active_pid = $2::int"""
+    with source_errors("asking what became of a prepared transaction"):
+        found = await _rows(conn, next_query, [slot_name, sender_pid])
+        if not found:
+            return False
+        full = full_xid(xid, int(found[0][0]))
+        ((status,),) = await _rows(conn, "SELECT pg_catalog.pg_xact_status($1::text::xid8)", [str(full)])
+    return bool(status == "aborted")
+
+
+def full_xid(xid: int, near: int) -> int:
+    """Return a transaction id with its epoch: all that a server remembers lies within 2^31 of the next one.
+
+    Args:
+        xid: without its epoch.
+        near: the next one to be given, or one given not long ago, with its epoch.
+    """
+    return near + (xid - near + _HALF_OF_XIDS) % (2 * _HALF_OF_XIDS) - _HALF_OF_XIDS
+
+
 def _slot_facts(row: dict[str, Any]) -> SlotFacts:
-    confirmed = row["confirmed_flush_lsn"]
+    confirmed, restart = row["confirmed_flush_lsn"], row["restart_lsn"]
     return SlotFacts(
         name=row["slot_name"],
         plugin=row["plugin"],
@@ -216,24 +308,31 @@ def _slot_facts(row: dict[str, Any]) -> SlotFacts:
         is_temporary=row["temporary"],
         active_pid=row["active_pid"],
         confirmed_flush_lsn=parse_lsn(confirmed) if confirmed else None,
+        restart_lsn=parse_lsn(restart) if restart else None,
         wal_status=row["wal_status"],
+        safe_wal_bytes=row["safe_wal_size"],
         invalidation_reason=row.get("invalidation_reason"),
         is_conflicting=bool(row.get("conflicting")),
         is_two_phase=bool(row.get("two_phase")),
+        is_failover=bool(row.get("failover")),
     )
 
 
-async def check_publications(conn: Connection, names: Sequence[str]) -> None:
+async def check_publications(conn: Connection, names: Sequence[str]) -> frozenset[str]:
     """Refuse publications that are not there: newer servers skip them with a warning only, and rows are missing.
+
+    Returns:
+        What they publish, all together: of insert, update, delete, truncate.
 
     Raises:
         SourceRefused: at least one is missing; the message lists what there is.
         SourceLost: the connection broke.
     """
     with source_errors("reading the publications"):
-        present = [
-            str(name) for (name,) in await _rows(conn, "SELECT pubname FROM pg_catalog.pg_publication ORDER BY 1")
-        ]
+        query: LiteralString = (
+            "SELECT pubname, pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_catalog.pg_publication ORDER BY 1"
+        )
+        present = {str(name): flags for name, *flags in await _rows(conn, query)}
     missing = [name for name in names if name not in present]
     if missing:
         there = ", ".join(repr(name) for name in present) or "none"
@@ -241,6 +340,7 @@ async def check_publications(conn: Connection, names: Sequence[str]) -> None:
             f"source: no publication {', '.join(repr(name) for name in missing)} in this database; there is {there}",
             hint="CREATE PUBLICATION ... on the publisher, or correct source.publications",
         )
+    return frozenset([kind for name in names for kind, flag in zip(_OPERATIONS, present[name], strict=True) if flag])
 
 
 async def published_tables(conn: Connection, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -257,22 +357,53 @@ async def published_tables(conn: Connection, names: Sequence[str]) -> tuple[tupl
         return tuple((str(schema), str(table)) for schema, table in await _rows(conn, query, [list(names)]))
 
 
-async def few_published_tables(conn: Connection, names: Sequence[str], limit: int) -> tuple[tuple[str, str], ...]:
-    """Return (schema, table) of everything in the publications if that is few, else nothing; for a hint only.
+async def published_tables_unless_locked(conn: Connection, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return what `published_tables` does and the partitions below, in any order; for a hint only.
 
-    The view takes time for every table, so a database of many is not asked.
+    pgoutput announces a partition along with the root that it is published as.
+    Since version 16 the view locks every table; one that another session has locked ends the query, because a hint is
+    not worth a wait.
 
     Raises:
+        SourceLost: the connection broke, or a table is locked.
+    """
+    # One message without parameters: its statements are one transaction, which the setting ends with.
+    query = sql.SQL(
+        "SELECT pg_catalog.set_config('lock_timeout', {timeout}, true);"
+        " WITH published AS ("
+        "SELECT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname = ANY ({names}))"
+        " SELECT schemaname, tablename FROM published UNION SELECT n.nspname, c.relname"
+        " FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
+        " JOIN pg_catalog.pg_class AS root ON root.oid = pg_catalog.pg_partition_root(c.oid)"
+        " JOIN pg_catalog.pg_namespace AS r ON r.oid = root.relnamespace"
+        " WHERE c.relispartition AND c.relkind IN ('r', 'p')"
+        " AND (r.nspname, root.relname) IN (SELECT schemaname, tablename FROM published)"
+    ).format(timeout=_HINT_LOCK_TIMEOUT, names=list(names))
+    with source_errors("reading the published tables"):
+        async with conn.cursor() as cursor:
+            await cursor.execute(query)
+            cursor.nextset()
+            return tuple([(str(schema), str(table)) for schema, table in await cursor.fetchall()])
+
+
+async def check_room(conn: Connection) -> None:
+    """Refuse a publisher on which no further slot can be made now; a temporary one, for a snapshot, needs room, too.
+
+    Raises:
+        SourceRefused: all of max_replication_slots are in use.
         SourceLost: the connection broke.
     """
     query: LiteralString = (
-        "SELECT DISTINCT schemaname, tablename FROM pg_catalog.pg_publication_tables"
-        " WHERE pubname = ANY ($1::text[]) AND (SELECT pg_catalog.count(*) FROM pg_catalog.pg_class"
-        " WHERE relkind IN ('r', 'p')) <= $2::int LIMIT $3::int"
+        "SELECT pg_catalog.current_setting('max_replication_slots')::int > pg_catalog.count(*)"
+        " FROM pg_catalog.pg_replication_slots"
     )
-    with source_errors("reading the published tables"):
-        found = await _rows(conn, query, [list(names), _MANY_TABLES, limit + 1])
-    return tuple((str(schema), str(table)) for schema, table in found) if len(found) <= limit else ()
+    with source_errors("counting the slots"):
+        ((has_room,),) = await _rows(conn, query)
+    if not has_room:
+        raise SourceRefused(
+            "source: no replication slot is free, and the copy's snapshot needs one while it is made",
+            hint=_REFUSALS["53400"],
+        )
 
 
 async def create_slot(conn: Connection, slot_name: str, *, two_phase: bool = False) -> int:
@@ -290,6 +421,19 @@ async def create_slot(conn: Connection, slot_name: str, *, two_phase: bool = Fal
     with source_errors(f"creating the slot {slot_name!r}"):
         ((lsn,),) = await _rows(conn, query, [slot_name, two_phase])
     return parse_lsn(lsn)
+
+
+async def advance_slot(conn: Connection, slot_name: str, lsn: int) -> None:
+    """Move the slot forward to an LSN, which is durable on the target.
+
+    Raises:
+        SlotBusy: a process reads it.
+        SourceRefused: it is not there, or is past the LSN.
+        SourceLost: the connection broke.
+    """
+    query: LiteralString = "SELECT pg_catalog.pg_replication_slot_advance($1::name, $2::pg_lsn)"
+    with source_errors(f"moving the slot {slot_name!r}"):
+        await _rows(conn, query, [slot_name, format_lsn(lsn)])
 
 
 async def drop_slot(conn: Connection, slot_name: str) -> None:

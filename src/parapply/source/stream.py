@@ -7,7 +7,10 @@ moves the bytes. (PostgreSQL manual, "Streaming Replication Protocol".)
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
+import struct
+import termios
 import time
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
@@ -47,13 +50,31 @@ class ReplicationStream:
         self._fd = self._transport.fd
         self._is_writing = False
         self._is_reading = False
+        #: Written by `start`; its buffer holds few messages, because each takes a whole buffer of the kernel's.
+        self.is_unix_socket = False
         self._ended = False
         #: Latest keep-alive, valid once every frame drained before it has been handled; the leader takes it.
         self.keepalive: Keepalive | None = None
         #: Whether the last `drain` took everything that had come.
         self.is_drained = True
         #: What was last reported as flushed; it never goes back. The leader reads it.
-        self.reported_flush_lsn = 0
+        self.confirmed_flush_lsn = 0
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Return how many bytes the kernel holds for the next read."""
+        (n_bytes,) = struct.unpack("i", fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4)))
+        return int(n_bytes)
+
+    @property
+    def transport(self) -> Transport:
+        """Return what moves the bytes; before `start` others may use it."""
+        return self._transport
+
+    @property
+    def sender_pid(self) -> int:
+        """Return the publisher's process that sends the stream."""
+        return self._connection.info.backend_pid
 
     async def start(self, command: str) -> None:
         """Send START_REPLICATION.
@@ -64,6 +85,7 @@ class ReplicationStream:
             SourceLost: the connection ended.
         """
         with socket.socket(fileno=self._fd) as view:
+            self.is_unix_socket = view.family == socket.AF_UNIX
             try:
                 view.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _receive_buffer_bytes(view))
             finally:
@@ -116,14 +138,14 @@ class ReplicationStream:
         """
         if self._ended:
             return
-        flushed_lsn = max(flushed_lsn, self.reported_flush_lsn)
+        flushed_lsn = max(flushed_lsn, self.confirmed_flush_lsn)
         now_us = int(time.time() * 1_000_000) - POSTGRES_EPOCH_US
         message = status_update(written_lsn, flushed_lsn, max(applied_lsn, flushed_lsn), now_us, reply_requested)
         try:
             self._transport.write(message)
         except CopyFailed as failure:
             raise self._lost(failure) from failure
-        self.reported_flush_lsn = flushed_lsn
+        self.confirmed_flush_lsn = flushed_lsn
         self._flush()
 
     async def close(self) -> None:

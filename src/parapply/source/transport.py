@@ -17,7 +17,13 @@ from psycopg import pq
 from parapply.wire.copy import CopyReader, error_fields
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from parapply.source.slot import Connection
+
+#: Bytes of a range taken before workers and the planner get their turn: about ten milliseconds. What the kernel holds
+#: then lets the publisher go on sending.
+_TURN_BYTES = 2 * 1024 * 1024
 
 
 class CopyFailed(Exception):
@@ -29,8 +35,17 @@ class CopyFailed(Exception):
         self.sqlstate = sqlstate
 
 
+class QueryFailed(Exception):
+    """The server refused a query, and the connection goes on."""
+
+    def __init__(self, message: str, sqlstate: str | None) -> None:
+        """Keep the server's message and SQLSTATE."""
+        super().__init__(" ".join(message.split()))
+        self.sqlstate = sqlstate
+
+
 class Transport(Protocol):
-    """One COPY BOTH; every method may raise CopyFailed."""
+    """COPY ... TO STDOUT any number of times, then one COPY BOTH; every method may raise CopyFailed."""
 
     #: File descriptor to watch.
     fd: int
@@ -42,6 +57,24 @@ class Transport(Protocol):
     @property
     def has_early_data(self) -> bool:
         """Tell whether data is at hand although the descriptor may stay quiet."""
+
+    async def ask(self, query: str, sent_us: int) -> None:
+        """Send a COPY of columns `lsn` and `data` in binary; nothing else may be under way.
+
+        Args:
+            query: the COPY.
+            sent_us: the send time for its frames, microseconds since 2000-01-01 UTC on the publisher's clock.
+        """
+
+    async def answer(self, take: Callable[[list[bytes], int], Awaitable[None]]) -> bool:
+        """Read the answer as fast as it comes; tell whether a Stream Start was in it, from which on all is left out.
+
+        Args:
+            take: gets frames and their bytes on the wire; nothing is read until it returns.
+
+        Raises:
+            QueryFailed: the server refused; what was handed over may end inside a transaction.
+        """
 
     async def start(self, command: str) -> None:
         """Send START_REPLICATION and wait until the server streams."""
@@ -80,6 +113,65 @@ class LibpqTransport:
         self.keepalive: bytes | None = None
         self.is_drained = True
         self.has_early_data = False
+        self._rows = CopyReader()
+
+    async def ask(self, query: str, sent_us: int) -> None:
+        """See Transport."""
+        self._rows.expect_rows(sent_us)
+        self._pg.nonblocking = 1
+        try:
+            self._pg.send_query(query.encode())
+            while self._pg.flush():
+                await _ready(self.fd, is_writing=True)
+        except psycopg.Error as error:
+            raise CopyFailed(str(error), error.sqlstate) from error
+
+    async def answer(self, take: Callable[[list[bytes], int], Awaitable[None]]) -> bool:
+        """See Transport."""
+        pg = self._pg
+        failed: QueryFailed | None = None
+        try:
+            while True:
+                while pg.is_busy():
+                    await _ready(self.fd)
+                    pg.consume_input()
+                result = pg.get_result()
+                if result is None:
+                    break
+                if result.status == pq.ExecStatus.COPY_OUT:
+                    await self._take_rows(take)
+                elif result.status == pq.ExecStatus.FATAL_ERROR:
+                    sqlstate = result.error_field(pq.DiagnosticField.SQLSTATE)
+                    message = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message or b""
+                    failed = QueryFailed(message.decode("utf-8", "replace"), sqlstate.decode() if sqlstate else None)
+        except psycopg.Error as error:
+            raise CopyFailed(str(error), error.sqlstate) from error
+        if failed is not None:
+            if pg.status != pq.ConnStatus.OK:
+                raise CopyFailed(str(failed), failed.sqlstate)
+            raise failed
+        return self._rows.has_stream
+
+    async def _take_rows(self, take: Callable[[list[bytes], int], Awaitable[None]]) -> None:
+        pg, add = self._pg, self._rows.row
+        n_bytes, size = 0, 0
+        while n_bytes >= 0:
+            frames: list[bytes] = []
+            while size < _TURN_BYTES:
+                n_bytes, data = pg.get_copy_data(1)
+                if n_bytes <= 0:
+                    break
+                add(bytes(data), frames)
+                size += n_bytes
+            if frames:
+                await take(frames, size)
+            if n_bytes == 0:
+                await _ready(self.fd)
+                pg.consume_input()
+                size = 0
+            elif n_bytes > 0:
+                await asyncio.sleep(0)
+                size = 0
 
     async def start(self, command: str) -> None:
         """See Transport."""
@@ -181,6 +273,52 @@ class PlainTransport:
         """See Transport."""
         return bool(self._early or self._reader.keepalive)
 
+    async def ask(self, query: str, sent_us: int) -> None:
+        """See Transport."""
+        self._reader.expect_rows(sent_us)
+        try:
+            await asyncio.get_running_loop().sock_sendall(self._socket, _message(b"Q", query.encode() + b"\0"))
+        except OSError as error:
+            raise CopyFailed(error.strerror or str(error)) from error
+
+    async def answer(self, take: Callable[[list[bytes], int], Awaitable[None]]) -> bool:
+        """See Transport."""
+        loop = asyncio.get_running_loop()
+        reader = self._reader
+        fields: dict[str, str] = {}
+        size = unseen_bytes = 0
+        is_over = False
+        try:
+            while not is_over:
+                frames: list[bytes] = []
+                n_bytes = await loop.sock_recv_into(self._socket, reader.room())
+                if not n_bytes:
+                    raise CopyFailed(fields.get("M", "the server closed the connection unexpectedly"), fields.get("C"))
+                reader.received(n_bytes, frames)
+                # A row larger than one read comes with the last of its reads.
+                unseen_bytes += n_bytes
+                if frames:
+                    await take(frames, unseen_bytes)
+                    unseen_bytes = 0
+                for kind, contents in reader.others:
+                    if kind == ord("E"):
+                        fields = error_fields(contents)
+                    is_over = is_over or kind == ord("Z")
+                reader.others.clear()
+                size += n_bytes
+                if size >= _TURN_BYTES:
+                    # What has come is taken without waiting for the event loop, so that the publisher, which decodes
+                    # the next range only when this one is sent, never waits for the leader.
+                    size = 0
+                    await asyncio.sleep(0)
+        except OSError as error:
+            raise CopyFailed(error.strerror or str(error)) from error
+        finally:
+            reader.expect_stream()
+        if fields:
+            raise QueryFailed(fields.get("M", ""), fields.get("C"))
+        return reader.has_stream
+
     async def start(self, command: str) -> None:
         """See Transport."""
         loop = asyncio.get_running_loop()
@@ -263,6 +401,22 @@ class PlainTransport:
     def close(self) -> None:
         """See Transport."""
         self._socket.close()
+
+
+async def _ready(fd: int, *, is_writing: bool = False) -> None:
+    """Wait until a descriptor can be read, or written."""
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+
+    def done() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    (loop.add_writer if is_writing else loop.add_reader)(fd, done)
+    try:
+        await ready
+    finally:
+        (loop.remove_writer if is_writing else loop.remove_reader)(fd)
 
 
 def _message(kind: bytes, contents: bytes) -> bytes:

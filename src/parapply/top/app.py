@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import sys
+import termios
 import time
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,14 +19,14 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from parapply.runtime.reading import Reader
-    from parapply.top.history import History
+    from parapply.commands.state_reader import StateReader
+    from parapply.top.history import ReadingHistory
 
 _ORDERS = ("rows", "waits", "name")
 
 
 class Top(App[None]):
-    """Looks once a second and shows it; ends with q."""
+    """Reads once a second and shows it; ends with q."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS = "Screen { background: ansi_default; } #screen { height: 1fr; padding: 0 1; }"
@@ -33,13 +36,13 @@ class Top(App[None]):
         ("space", "pause", "Pause"),
     ]
 
-    def __init__(self, reader: Reader, history: History, interval_s: float) -> None:
+    def __init__(self, reader: StateReader, history: ReadingHistory, interval_s: float) -> None:
         """Show what is known.
 
         Args:
-            reader: asked again and again.
-            history: with at least one look.
-            interval_s: between two looks.
+            reader: queried repeatedly.
+            history: with at least one reading.
+            interval_s: between two readings.
         """
         super().__init__(ansi_color=True)
         self._reader = reader
@@ -55,11 +58,11 @@ class Top(App[None]):
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Begin to look."""
+        """Begin to read."""
         self.run_worker(self._look(), name="look", exclusive=True)
 
     def on_resize(self) -> None:
-        """Lay it out anew."""
+        """Lay it out again."""
         self._show()
 
     def action_sort(self) -> None:
@@ -68,25 +71,35 @@ class Top(App[None]):
         self._show()
 
     def action_pause(self) -> None:
-        """Stand still, or go on."""
+        """Pause, or resume."""
         self._is_paused = not self._is_paused
         self._show()
 
     async def _look(self) -> None:
-        while True:
+        while not _is_hung_up(sys.__stdin__.fileno() if sys.__stdin__ else 0):
             if not self._is_paused:
                 try:
                     self._history.add(await self._reader.read(), time.monotonic())
                     self._notice = ""
                 except ParapplyError as error:
-                    # What was seen last stays: it is all that anybody knows.
+                    # What was seen last stays, because nothing newer is known.
                     self._notice = error.line()
                 self._show()
             await asyncio.sleep(self._interval_s)
+        self.exit()
 
     def _show(self) -> None:
         shown = self.query_one("#screen", Static)
         size = self.size
-        # A look that was under way when the key came must not hide that nothing moves any more.
+        # A reading that was under way when the key came must not hide that the screen is paused.
         notice = "paused" if self._is_paused else self._notice
         shown.update(screen(self._history, size.width - 2, size.height - 1, self._order, notice))
+
+
+def _is_hung_up(descriptor: int) -> bool:
+    """Tell whether the terminal of a descriptor was closed: not every shell passes SIGHUP on, `su -` does not."""
+    try:
+        termios.tcgetattr(descriptor)
+    except termios.error as error:
+        return bool(error.args[0] == errno.EIO)
+    return False

@@ -1,19 +1,19 @@
-"""What several looks at a slot say together: rates, busy workers, the lag of the last minutes. Pure; reads no clock."""
+"""What several readings of a slot show: rates, busy workers, the lag of the last minutes. Pure; reads no clock."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from typing import Any, Final, NamedTuple
 
+from parapply.vocabulary import WorkerState
+
 #: Seconds that rates are taken over: the daemon writes its counts about once a second.
 _WINDOW_S: Final = 10.0
 #: Seconds below which they say little: one of the daemon's writes more or less is too much of them.
 _SHORT_S: Final = 2.0
-#: Seconds without a word of the daemon, which writes once a second, after which it stands still or is gone.
-_SILENT_S: Final = 5.0
-#: Looks that tell how busy a worker is.
+#: Readings that tell how busy a worker is.
 _BUSY_LOOKS: Final = 30
-#: Looks that a course over time has room for, one a second.
+#: Readings that a course over time has room for, one a second.
 _COURSE: Final = 600
 
 
@@ -28,6 +28,7 @@ class TableRate(NamedTuple):
     waits_s: float  # target transactions that waited because of it
     waits_for: str  # what for, most often
     lane: str
+    is_set_for_inserts: bool  # nothing else is applied as sets: the table has no key
     is_alone: bool  # one batch at a time
     n_rows: int  # since the daemon started
 
@@ -44,11 +45,11 @@ class _Counts(NamedTuple):
     tables: dict[str, dict[str, Any]]
 
 
-class History:
-    """Written by whoever looks, once a second."""
+class ReadingHistory:
+    """Written by the reader, once a second."""
 
     def __init__(self) -> None:
-        """Start without a look."""
+        """Start without a reading."""
         self.report: dict[str, Any] = {}
         self.lag_s: deque[float] = deque(maxlen=_COURSE)
         self.rows_s: deque[float] = deque(maxlen=_COURSE)
@@ -57,14 +58,14 @@ class History:
         self._run = ""
 
     def add(self, report: dict[str, Any], at_s: float) -> None:
-        """Take one look.
+        """Take one reading.
 
         Args:
-            report: of `Reader.read`.
+            report: of `StateReader.read`.
             at_s: when, by any clock that only goes forwards.
         """
         if report["started_at"] != self._run:
-            # Another epoch of the daemon: some of its counts begin anew.
+            # Another epoch of the daemon: some of its counts begin again.
             self._run = report["started_at"]
             self._counts.clear()
             self._states.clear()
@@ -76,7 +77,7 @@ class History:
         while at_s - self._counts[0].at_s > _WINDOW_S and len(self._counts) > 2:
             self._counts.popleft()
         self._states.append({one["worker"]: one["state"] for one in report["workers"]})
-        self.lag_s.append(_lag_s(report))
+        self.lag_s.append(report["lag_s"] or 0.0)
         if at_s - self._counts[0].at_s >= _SHORT_S:
             self.rows_s.append(sum([one.rows_s for one in self.tables()]))
 
@@ -87,15 +88,15 @@ class History:
         return max(0, last.transactions - first.transactions) / self._span_s(first.counted_s, last.counted_s)
 
     def _span_s(self, first_s: float, last_s: float) -> float:
-        """Return the time between two writes of the daemon; not more than between our looks, after long silence."""
+        """Return the time between two writes of the daemon; not more than between our readings, after long silence."""
         looked_s = max(self._counts[-1].at_s - self._counts[0].at_s, 1e-3)
         written_s = last_s - first_s
         return written_s if 0 < written_s < looked_s + _SHORT_S else looked_s
 
     def busy(self, worker: int) -> float:
-        """Return the share of looks at which a worker had something to do, from 0 to 1."""
+        """Return the share of readings at which a worker had something to do, from 0 to 1."""
         states = [states[worker] for states in self._states if worker in states]
-        return sum([state != "idle" for state in states]) / len(states) if states else 0.0
+        return sum([state != WorkerState.IDLE for state in states]) / len(states) if states else 0.0
 
     def states(self) -> Counter[str]:
         """Return how many workers are in which state."""
@@ -124,12 +125,13 @@ class History:
             waits_s=waits,
             waits_for=now["waits_mostly_for"],
             lane=now["lane"],
+            is_set_for_inserts=now["lane"] == "set-based" and not now["key_columns"],
             is_alone=now["is_table_exclusive"],
             n_rows=now["inserts"] + now["updates"] + now["deletes"],
         )
 
     def document(self) -> dict[str, Any]:
-        """Return the last look with what all of them say, for programs."""
+        """Return the last reading with what all of them say, for programs."""
         return {
             **self.report,
             "transactions_s": round(self.transactions_s, 3),
@@ -137,13 +139,3 @@ class History:
             "busy": {str(one["worker"]): round(self.busy(one["worker"]), 3) for one in self.report["workers"]},
             "rates": [one._asdict() for one in self.tables()],
         }
-
-
-def _lag_s(report: dict[str, Any]) -> float:
-    """Return the lag; it grows while the daemon is silent."""
-    return float((report["lag_s"] or 0.0) + (report["silent_s"] if is_silent(report) else 0.0))
-
-
-def is_silent(report: dict[str, Any]) -> bool:
-    """Tell whether what the daemon wrote last is too old to be the present."""
-    return bool(report["silent_s"] > _SILENT_S)

@@ -8,55 +8,59 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from parapply.commands.state_reader import is_silent
+from parapply.commands.status import duration
 from parapply.printable import printable, printable_tree
-from parapply.runtime.status import duration
-from parapply.top.history import is_silent
+from parapply.vocabulary import CopyState, DaemonState, WaitKind, WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import RenderableType
 
-    from parapply.top.history import History, TableRate
+    from parapply.top.history import ReadingHistory, TableRate
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 #: Columns of a course over time, at 80 columns of screen; what is wider goes to it.
 _COURSE: Final = 34
 #: Colours by state; the words are there without them.
 _STYLES: Final = {
-    "idle": "dim",
-    "executing": "green",
-    "streaming": "green",
-    "committing": "cyan",
-    "waiting": "yellow",
-    "retrying": "bold red",
-    "running": "bold green",
-    "reconnecting": "bold yellow",
-    "stopped": "bold red",
+    WorkerState.IDLE: "dim",
+    WorkerState.EXECUTING: "green",
+    WorkerState.STREAMING: "green",
+    WorkerState.COMMITTING: "cyan",
+    WorkerState.WAITING: "yellow",
+    WorkerState.RETRYING: "bold red",
+    DaemonState.RUNNING: "bold green",
+    DaemonState.RECONNECTING: "bold yellow",
+    DaemonState.STOPPED: "bold red",
 }
-#: Lanes in few letters; "alone" is one batch at a time.
+#: Lanes in few letters; "alone" is one batch at a time, "ins sets" only inserts as sets.
 _LANES: Final = {"set-based": "sets", "row by row": "rows"}
-#: Lines beside those of the head, of workers, tables and what is seldom: one more of the head, two blank, two headings.
+#: Kinds of dependencies in few letters.
+_KINDS: Final[dict[str, str]] = {WaitKind.FOREIGN_KEY: "parent"}
+#: Lines besides those of the head, of workers, tables and what is seldom: one more of the head, two blank, two
+#: headings.
 _OTHER_LINES: Final = 5
 _FEW_TABLES: Final = 3
 _NOTICE_LINES: Final = 4
 #: Columns of a worker's line before what it waits for.
-_BEFORE_WAITS: Final = 27
+_BEFORE_WAITS: Final = 28
 
 
-def screen(history: History, width: int, height: int, order: str, notice: str = "") -> Group:
+def screen(history: ReadingHistory, width: int, height: int, order: str, notice: str = "") -> Group:
     """Lay one screen out.
 
     Args:
-        history: with at least one look.
+        history: with at least one reading.
         width: columns, from 60 on.
         height: lines; 0: as many as it takes.
-        order: of the tables, as `History.tables` takes it.
+        order: of the tables, as `ReadingHistory.tables` takes it.
         notice: something that must be seen, such as an end that does not answer.
     """
     head = _head(history, width)
     if notice:
-        # As long as it takes, within reason: the cause of a lost connection stands at the end.
+        # As long as it takes, within reason, because the cause of a lost connection is at the end.
         lines = Text(notice, style="bold red").wrap(Console(width=width), width)
         head += lines[:_NOTICE_LINES]
     seldom = _seldom(printable_tree(history.report))
@@ -71,14 +75,16 @@ def screen(history: History, width: int, height: int, order: str, notice: str = 
             left -= n_workers > len(workers)
             tables = tables[: max(left - len(workers), 1)]
         room = width - _BEFORE_WAITS
-        wraps = sum([max(0, len(_waits(one)) - 1) // room for one in workers]) <= left - len(workers) - len(tables)
+        wraps = sum([max(0, len(one["waits_for"] or "") - 1) // room for one in workers]) <= left - len(workers) - len(
+            tables
+        )
     parts: list[RenderableType] = [*head, Text(), _workers(history, workers, wraps=wraps)]
     if n_workers > len(workers):
         parts.append(Text(f"    and {n_workers - len(workers)} more", style="dim"))
-    return Group(*parts, Text(), _tables(tables), *seldom)
+    return Group(*parts, Text(), _tables(tables, width), *seldom)
 
 
-def _head(history: History, width: int) -> list[RenderableType]:
+def _head(history: ReadingHistory, width: int) -> list[RenderableType]:
     report = printable_tree(history.report)
     state = Text.assemble(("slot ", "dim"), (report["slot_name"], "bold"), "  ")
     if report["is_daemon_connected"]:
@@ -92,7 +98,7 @@ def _head(history: History, width: int) -> list[RenderableType]:
     return [state, _courses(history, max(8, _COURSE + width - 80)), _positions(report)]
 
 
-def _courses(history: History, room: int) -> Table:
+def _courses(history: ReadingHistory, room: int) -> Table:
     """Return lag and rate as they are, and over time in some columns."""
     report, lag, rows = history.report, history.lag_s, history.rows_s
     table = Table.grid(padding=(0, 1), expand=False)
@@ -100,7 +106,8 @@ def _courses(history: History, room: int) -> Table:
         table.add_column(justify=justify, no_wrap=True, width=columns)  # type: ignore[arg-type]
     behind = "?" if report["lag_bytes"] is None else _bytes(report["lag_bytes"])
     lag_course = Text(_course(lag, room), "yellow")
-    table.add_row(_dim("lag"), duration(lag[-1]), behind, lag_course, _dim(_most(lag, room, duration)))
+    age = "?" if report["lag_s"] is None else duration(lag[-1])
+    table.add_row(_dim("lag"), age, behind, lag_course, _dim(_most(lag, room, duration)))
     rows_now = _per_second(sum([one.rows_s for one in history.tables()]))
     rows_course = Text(_course(rows, room), "green")
     transactions = f"{history.transactions_s:,.0f} tx/s"
@@ -113,10 +120,10 @@ def _per_second(rate: float) -> str:
 
 
 def _positions(report: dict[str, Any]) -> Text:
-    """Return up to where all is here; or that nobody knows how far the publisher is."""
+    """Return up to where all is here; or that it is not known how far the publisher is."""
     upto = Text.assemble(
         ("complete up to ", "dim"), report["lowest_remote_lsn"], ("  newest ", "dim"), report["highest_remote_lsn"],
-        ("  order ", "dim"), report["commit_order"],
+        ("  order ", "dim"), report["commit_order"], ("  reads ", "dim"), report["reading"].partition(":")[0],
     )  # fmt: skip
     if not report["source"]["is_reachable"]:
         upto = Text(f"publisher: {report['source']['error']}", style="bold red")
@@ -124,45 +131,49 @@ def _positions(report: dict[str, Any]) -> Text:
     return upto
 
 
-def _workers(history: History, workers: Sequence[dict[str, Any]], *, wraps: bool) -> Table:
+def _workers(history: ReadingHistory, workers: Sequence[dict[str, Any]], *, wraps: bool) -> Table:
     table = _grid(
         ("#", "right", 2),
         ("busy", "right", 4),
         ("state", "left", 10),
-        ("for", "right", 6),
+        ("for", "right", 7),
         ("waits for", "left", None),
         wraps=wraps,
     )
     for one in workers:
         state = Text(one["state"], style=_STYLES.get(one["state"], ""))
-        waits = Text(_waits(one), no_wrap=not wraps, overflow="fold" if wraps else "ellipsis")
+        waits = Text(one["waits_for"] or "", no_wrap=not wraps, overflow="fold" if wraps else "ellipsis")
         busy = f"{history.busy(one['worker']):.0%}"
         table.add_row(str(one["worker"]), busy, state, duration(one["since_s"]), waits)
     return table
 
 
-def _waits(worker: dict[str, Any]) -> str:
-    """Return what a worker waits for, in fewer words than the state table has."""
-    text = str(worker["waits_for"] or "")
-    return text.replace("its turn to commit, after", "turn, after").replace("; part of it for", "; partly")
-
-
-def _tables(tables: Sequence[TableRate]) -> Table:
+def _tables(tables: Sequence[TableRate], width: int) -> Table:
     schemas = {one.name.partition(".")[0] for one in tables}
-    # Where all tables share a schema its name is told once: there is little room.
+    # Where all tables share a schema, its name is shown once, because there is little room.
     heading, start = (f"table in {printable(schemas.pop())}", True) if len(schemas) == 1 else ("table", False)
-    table = _grid(
-        (heading, "left", None), ("rows/s", "right", 7), ("ins", "right", 5), ("upd", "right", 5), ("del", "right", 5),
-        ("waits", "right", 5), ("for", "left", 7), ("applied", "left", 7),
-    )  # fmt: skip
-    for one in tables:
+    columns: list[tuple[str, Any, int | None]] = [
+        ("rows/s", "right", 7), ("ins", "right", 5), ("upd", "right", 5), ("del", "right", 5),
+        ("waits", "right", 5), ("for", "left", 6), ("applied", "left", 8),
+    ]  # fmt: skip
+    names = [printable(one.name.partition(".")[2] if start else one.name) for one in tables]
+    # Not wider than the longest name: on a wide screen the figures would be far away from it.
+    room = width - sum([n_columns + 2 for _, _, n_columns in columns if n_columns]) - 2
+    table = _grid((heading, "left", max(1, min(room, max(map(len, [heading, *names]))))), *columns)
+    table.expand = False
+    for one, shown in zip(tables, names, strict=True):
         rates = [_rate(rate) for rate in (one.rows_s, one.inserts_s, one.updates_s, one.deletes_s, one.waits_s)]
-        shown = printable(one.name.partition(".")[2] if start else one.name)
         name = Text(shown, no_wrap=True, overflow="ellipsis")
         name.style = "dim" if one.is_quiet else ""
-        waits_for = one.waits_for.replace("foreign key", "parent") if one.waits_s else ""
-        table.add_row(name, *rates, waits_for, "alone" if one.is_alone else _LANES.get(one.lane, one.lane))
+        waits_for = _KINDS.get(one.waits_for, one.waits_for) if one.waits_s else ""
+        table.add_row(name, *rates, waits_for, _applied(one))
     return table
+
+
+def _applied(table: TableRate) -> str:
+    if table.is_alone:
+        return "alone"
+    return "ins sets" if table.is_set_for_inserts else _LANES.get(table.lane, table.lane)
 
 
 def _seldom(report: dict[str, Any]) -> list[RenderableType]:
@@ -175,8 +186,11 @@ def _seldom(report: dict[str, Any]) -> list[RenderableType]:
     if report["prepared"]:
         oldest = duration(max([one["age_s"] for one in report["prepared"]]))
         lines.append(f"{len(report['prepared']):,} prepared transactions, the oldest for {oldest}")
-    if left := [one for one in report["copies"] if one["state"] != "copied"]:
-        lines.append(f"{len(left):,} tables not copied yet")
+    if left := [one for one in report["copies"] if one["state"] == CopyState.COPYING]:
+        lines.append(f"{len(left):,} tables are being copied")
+    if left := [one for one in report["copies"] if one["state"] == CopyState.WAITING]:
+        names = ", ".join([f"{one['schema_name']}.{one['table_name']}" for one in left])
+        lines.append(f"{len(left):,} tables not applied until `parapply refresh`: {names}")
     return [Text(line, style="yellow", no_wrap=True, overflow="ellipsis") for line in lines]
 
 
@@ -190,7 +204,7 @@ def _course(values: Sequence[float], room: int) -> str:
 
 
 def _most(values: Sequence[float], room: int, text: Any) -> str:  # noqa: ANN401  a function of a number
-    """Return what the highest bar stands for."""
+    """Return the value of the highest bar."""
     return f"max {text(max(list(values)[-room:], default=0.0))}"
 
 

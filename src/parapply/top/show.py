@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
-from parapply.runtime.reading import Reader
-from parapply.top.history import History
+from parapply.commands.state_reader import StateReader
+from parapply.top.history import ReadingHistory
 from parapply.top.layout import screen
 
 if TYPE_CHECKING:
     from parapply.config import Config
 
-#: Seconds between the two looks of `once` at least: the daemon writes its counts once a second.
+#: Seconds between the two readings of `once` at least: the daemon writes its counts once a second.
 _ONCE_S = 2.5
 
 
 async def once(config: Config, interval_s: float, *, as_json: bool) -> None:
-    """Look twice and print one screen, or one JSON document.
+    """Read twice and print one screen, or one JSON document.
 
     Raises:
         TargetRefused: the target knows nothing of the slot.
         TargetLost: the target cannot be reached.
     """
-    history = History()
-    async with Reader(config) as reader:
+    history = ReadingHistory()
+    async with StateReader(config) as reader:
         history.add(await reader.read(), time.monotonic())
         await asyncio.sleep(max(interval_s, _ONCE_S))
         history.add(await reader.read(), time.monotonic())
@@ -41,14 +41,14 @@ async def once(config: Config, interval_s: float, *, as_json: bool) -> None:
 
 
 async def live(config: Config, interval_s: float) -> None:
-    """Show the screen until somebody ends it.
+    """Show the screen until the user ends it.
 
     Raises:
         TargetRefused, TargetLost: as `once`, before the screen is taken.
     """
     from parapply.top.app import Top  # noqa: PLC0415
 
-    history = History()
-    async with Reader(config) as reader:
+    history = ReadingHistory()
+    async with StateReader(config) as reader:
         history.add(await reader.read(), time.monotonic())
         await Top(reader, history, interval_s).run_async()

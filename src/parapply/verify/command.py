@@ -1,7 +1,7 @@
 """`parapply verify`: source and target compared table by table at one LSN, while both are in use.
 
-The daemon stands still while the publisher exports a snapshot, whose LSN is later than where it stands; it goes on to
-that LSN, exports the target's, and goes on. From then on only sessions are read that see these two snapshots.
+The daemon pauses while the publisher exports a snapshot, whose LSN is later than its own; it applies up to that LSN,
+exports the target's snapshot, and continues. From then on only sessions are read that see these two snapshots.
 
 In: the configuration and options. Out: a line for each table, the differing keys, and exit code 1 if there are any.
 """
@@ -17,6 +17,8 @@ import click
 import msgspec
 from psycopg import sql
 
+from parapply import connect
+from parapply.commands.snapshot_client import snapshots
 from parapply.copy import snapshot as source_snapshots
 from parapply.copy import tables as on_target
 from parapply.copy.bar import Bar
@@ -25,24 +27,22 @@ from parapply.copy.published import PublishedTable, published_tables
 from parapply.errors import ParapplyError, SourceRefused
 from parapply.model import format_lsn
 from parapply.printable import printable
-from parapply.runtime import operations
-from parapply.runtime.ask import snapshots
 from parapply.source import slot
-from parapply.target import settings
+from parapply.target.session import settings
 from parapply.verify import canonical
 from parapply.verify.differences import Difference, differences, differing_ranges, shown
-from parapply.verify.postgres import AnyEnd, Compared, End
+from parapply.verify.postgres import AnyEnd, Compared, VerifyEnd
 from parapply.verify.sampled import ranges_of
 from parapply.verify.statements import statements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from parapply.commands.snapshot_client import Snapshot
     from parapply.config import Config
     from parapply.copy.snapshot import SourceSnapshot
-    from parapply.runtime.ask import Snapshot
 
-#: Ranges whose rows are read at once: some hundred thousand keys in memory.
+#: Ranges whose rows are read at once: a few hundred thousand keys in memory.
 _RANGES_AT_ONCE = 16
 #: Seconds to wait for the daemon, once the publisher has exported its snapshot.
 _SNAPSHOT_TIMEOUT_S = 600.0
@@ -50,13 +50,13 @@ _SNAPSHOT_TIMEOUT_S = 600.0
 _DIFFERENT = 1
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class VerifyOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to compare."""
 
     tables: tuple[str, ...] = ()  # schema.table; empty: all published
     connections: int = 2  # on each side
     max_keys: int = 100  # named for each table
-    max_pause_s: float = 10.0  # that the daemon may stand still for the publisher's snapshot
+    max_pause_s: float = 10.0  # that the daemon may pause for the publisher's snapshot
     prints_statements: bool = False
     engine: Literal["postgres", "spark"] = "postgres"
     spark_master: str | None = None
@@ -80,7 +80,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return not self.found
 
 
-def verify(config: Config, options: Options) -> int:
+def verify(config: Config, options: VerifyOptions) -> int:
     """Compare, print, and return the exit code: 0 if all tables are equal, else 1.
 
     Raises:
@@ -90,8 +90,8 @@ def verify(config: Config, options: Options) -> int:
     return asyncio.run(_verify(config, options))
 
 
-async def _verify(config: Config, options: Options) -> int:
-    async with operations.open_ends(config, "verify") as ends:
+async def _verify(config: Config, options: VerifyOptions) -> int:
+    async with connect.open_both(config, "verify") as ends:
         await slot.check_publications(ends.source, config.source.publications)
         tables = _chosen(options, await published_tables(ends.source, config.source.publications))
         await on_target.check_columns(ends.target, tables)
@@ -105,7 +105,7 @@ async def _verify(config: Config, options: Options) -> int:
     return 0 if all(verdict.is_equal for verdict in verdicts) else _DIFFERENT
 
 
-def _chosen(options: Options, published: Sequence[PublishedTable]) -> list[PublishedTable]:
+def _chosen(options: VerifyOptions, published: Sequence[PublishedTable]) -> list[PublishedTable]:
     by_text = {table.text: table for table in published}
     if missing := [text for text in options.tables if text not in by_text]:
         raise SourceRefused(f"not published: {', '.join(missing)}", hint="write schema.table")
@@ -115,7 +115,7 @@ def _chosen(options: Options, published: Sequence[PublishedTable]) -> list[Publi
 class _Both:
     """Sessions on both ends that see one state; closed by the stack's owner."""
 
-    def __init__(self, config: Config, options: Options, stack: AsyncExitStack) -> None:
+    def __init__(self, config: Config, options: VerifyOptions, stack: AsyncExitStack) -> None:
         self._config = config
         self._options = options
         self._stack = stack
@@ -123,14 +123,14 @@ class _Both:
         self._source_snapshot = ""
         self._spark = None
         if options.engine == "spark":
-            # Before anything stands still for it: a cluster takes its time.
+            # Before anything pauses for it, because a cluster takes its time.
             from parapply.verify import spark  # noqa: PLC0415
 
             self._spark = spark.start(options.spark_master, options.jdbc_jar)
             stack.callback(self._spark.stop)
 
     async def open_source(self, standing_lsn: int) -> int:
-        """Open the sessions on the publisher while the daemon stands; return the LSN that they see."""
+        """Open the sessions on the publisher while the daemon is paused; return the LSN that they see."""
         dsn = self._config.source.dsn.get_secret_value()
         try:
             async with asyncio.timeout(self._options.max_pause_s):
@@ -151,13 +151,13 @@ class _Both:
 
     async def compare(self, tables: Sequence[PublishedTable], taken: Snapshot) -> list[Verdict]:
         target = [await self._open_target(taken) for _ in range(self._options.connections)]
-        ends: tuple[AnyEnd, AnyEnd] = End(self._source, is_source=True), End(target, is_source=False)
+        ends: tuple[AnyEnd, AnyEnd] = VerifyEnd(self._source, is_source=True), VerifyEnd(target, is_source=False)
         types = await on_target.column_types(target[0], tables)
         compared = [await self._compared(target[0], table, types[table.full_name]) for table in tables]
         if self._spark is not None:
             from parapply.verify.spark import SparkEnd  # noqa: PLC0415
 
-            here, there = End(self._source, is_source=True), End(target, is_source=False)
+            here, there = VerifyEnd(self._source, is_source=True), VerifyEnd(target, is_source=False)
             name = self._source_snapshot
             ends = (
                 SparkEnd(self._spark, here, self._source[0], name, is_source=True),
@@ -175,7 +175,7 @@ class _Both:
         return verdicts
 
     async def _open_target(self, taken: Snapshot) -> settings.Connection:
-        conn = await self._stack.enter_async_context(await operations.open_target(self._config, "verify"))
+        conn = await self._stack.enter_async_context(await connect.open_target(self._config, "verify"))
         with settings.target_errors("importing the snapshot"):
             await conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             await conn.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(taken.name)))
@@ -198,8 +198,8 @@ class _Both:
 
     async def _table(self, table: Compared, source: AnyEnd, target: AnyEnd, bar: Bar) -> Verdict:
         def on_part(part: Any, rows: int) -> None:  # noqa: ANN401  a Part
-            bar.data(rows, 0)
             bar.part_done(part, rows)
+            bar.data(rows, 0, table.published.text)
 
         here, there = await asyncio.gather(source.summary(table, on_part), target.summary(table, on_part))
         left = differing_ranges(here, there)
@@ -235,7 +235,7 @@ def _line(verdict: Verdict) -> str:
     return "\n".join([*lines, *verdict.statements])
 
 
-def _print(options: Options, verdicts: Sequence[Verdict], taken: Snapshot) -> None:
+def _print(options: VerifyOptions, verdicts: Sequence[Verdict], taken: Snapshot) -> None:
     if options.as_json:
         click.echo(json.dumps(_document(verdicts, taken), indent=2))
         return

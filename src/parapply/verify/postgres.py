@@ -15,7 +15,7 @@ from parapply.copy.leaves import Leaf
 from parapply.copy.parts import Part, parts_of
 from parapply.copy.published import PublishedTable
 from parapply.source.slot import source_errors
-from parapply.target.settings import target_errors
+from parapply.target.session.settings import target_errors
 from parapply.verify import canonical
 from parapply.verify.differences import Summary, add
 
@@ -47,7 +47,7 @@ class AnyEnd(Protocol):
         ...
 
     async def summary(self, table: Compared, on_part: Callable[[Part, int], None]) -> Summary:
-        """Return rows and sums of all ranges; `on_part` is told of each part and its rows."""
+        """Return rows and sums of all ranges; `on_part` is called with each part and its rows."""
         ...
 
     async def rows(self, table: Compared, numbers: Sequence[int]) -> list[tuple[Key, int]]:
@@ -55,8 +55,8 @@ class AnyEnd(Protocol):
         ...
 
 
-class End:
-    """One end: its sessions, and how its errors are told."""
+class VerifyEnd:
+    """One end: its sessions, and how its errors are reported."""
 
     def __init__(self, sessions: Sequence[Session], *, is_source: bool) -> None:
         """Keep them."""
@@ -81,7 +81,7 @@ class End:
         return table.row_filter if self._is_source else ""
 
     async def summary(self, table: Compared, on_part: Callable[[Part, int], None]) -> Summary:
-        """Return rows and sums of all ranges; `on_part` is told of each part and its rows."""
+        """Return rows and sums of all ranges; `on_part` is called with each part and its rows."""
         published = table.published
         total: Summary = {}
 

@@ -1,7 +1,7 @@
 """The comparison's sums through PySpark: rows of the same parts read over JDBC, as range and hash, summed by Spark.
 
 For tables whose sums should not be made by the two servers, or by more machines than they are. The definition is
-`canonical`, so the result is that of `postgres`; which rows differ, in the few ranges that do, the servers tell.
+`canonical`, so the result is that of `postgres`; the servers find which rows differ, in the few ranges that do.
 
 In: where the sessions of an end are connected to, and the snapshot that they see. Out: summaries. The snapshots belong
 to sessions of this process and must outlive the job.
@@ -19,6 +19,7 @@ from psycopg import sql
 
 from parapply.copy.parts import bounds, parts_of
 from parapply.errors import ConfigError, ParapplyError
+from parapply.extras import install_hint
 from parapply.verify import canonical
 from parapply.verify.differences import Summary, add
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from parapply.copy.parts import Part
     from parapply.copy.published import PublishedTable
     from parapply.verify.differences import Key
-    from parapply.verify.postgres import Compared, End, Session
+    from parapply.verify.postgres import Compared, Session, VerifyEnd
 
 #: Where distributions put PostgreSQL's JDBC driver.
 JARS = (Path("/usr/share/java/postgresql.jar"), Path("/usr/share/java/postgresql-jdbc.jar"))
@@ -63,7 +64,7 @@ def start(master: str | None, jar: str | None) -> _Spark:
         from pyspark.sql import SparkSession  # noqa: PLC0415  heavy, and an extra
     except ImportError as error:
         raise ConfigError(
-            "--engine spark: PySpark is not installed", hint="pip install 'parapply[report]'; it needs Java 17"
+            "--engine spark: PySpark is not installed", hint=f"{install_hint('report')}; it needs Java 17"
         ) from error
     found = Path(jar) if jar else next((path for path in JARS if path.exists()), None)
     if found is None or not found.exists():
@@ -81,9 +82,9 @@ def start(master: str | None, jar: str | None) -> _Spark:
 
 
 class SparkEnd:
-    """One end, read by Spark; shown to the command as `End` is."""
+    """One end, read by Spark; shown to the command as `VerifyEnd` is."""
 
-    def __init__(self, spark: _Spark, end: End, session: Session, snapshot_name: str, *, is_source: bool) -> None:
+    def __init__(self, spark: _Spark, end: VerifyEnd, session: Session, snapshot_name: str, *, is_source: bool) -> None:
         """Keep them.
 
         Args:
@@ -113,7 +114,7 @@ class SparkEnd:
         return await self._end.rows(table, numbers)
 
     async def summary(self, table: Compared, on_part: Callable[[Part, int], None]) -> Summary:
-        """Return rows and sums of all ranges; `on_part` is told when all of a relation's parts are read.
+        """Return rows and sums of all ranges; `on_part` is called when all of a relation's parts are read.
 
         Raises:
             ParapplyError: the job failed; Spark's log says more.

@@ -1,6 +1,8 @@
 # Types for the compiled twin of assembler.py.
 
 cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.string cimport memcpy
 from parapply.model cimport Transaction
 
 cdef unsigned char _BEGIN, _COMMIT, _TRUNCATE
@@ -12,6 +14,16 @@ cdef Py_ssize_t _COMMIT_FLAGS_AT, _COMMIT_LSN_AT, _COMMIT_END_AT, _COMMIT_BYTES
 @cython.locals(value="unsigned long long", index="Py_ssize_t")
 cdef unsigned long long _unsigned(bytes frame, Py_ssize_t at, Py_ssize_t n_bytes) except? 0
 cdef long long _signed(bytes frame, Py_ssize_t at) except? -1
+
+# Return a frame without the bytes from `at` to `behind`, copied once; `at` <= `behind` <= its size.
+cdef inline bytes without(bytes frame, Py_ssize_t at, Py_ssize_t behind):
+    cdef Py_ssize_t rest = PyBytes_GET_SIZE(frame) - behind
+    cdef bytes bare = PyBytes_FromStringAndSize(NULL, at + rest)
+    cdef char *data = PyBytes_AS_STRING(bare)
+    memcpy(data, PyBytes_AS_STRING(frame), at)
+    memcpy(data + at, PyBytes_AS_STRING(frame) + behind, rest)
+    return bare
+
 
 cdef class Assembler:
     cdef Py_ssize_t _piece_bytes

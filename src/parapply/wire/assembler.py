@@ -193,7 +193,10 @@ class Assembler:
         if len(frame) < _BEHIND_XID:
             raise ProtocolError(chr(frame[_KIND_AT]), 1, "cut inside the xid")
         self._note_xid(chunk, _unsigned(frame, _XID_AT, 4))
-        bare = frame[:_XID_AT] + frame[_BEHIND_XID:]
+        if cython.compiled:  # noqa: SIM108  the compiler must see only one of them
+            bare = without(frame, _XID_AT, _BEHIND_XID)  # type: ignore[name-defined]  # noqa: F821  assembler.pxd
+        else:
+            bare = frame[:_XID_AT] + frame[_BEHIND_XID:]
         if bare[_KIND_AT] == _TRUNCATE:
             decode(bare[_KIND_AT:])
             chunk.has_truncate = True
@@ -288,7 +291,7 @@ class Assembler:
                 raise ProtocolError(kind, 0, "a transaction begins inside another")
             self._begin_prepare = message
             self._is_late = self._is_from_before(message.end_lsn)
-            # Of a late one only this much is known of its commit, and a piece must not look like one of an earlier.
+            # The commit LSN is not known yet. Use at least the start LSN, so that no piece looks already applied.
             commit_lsn = max(message.prepare_lsn, self._start_lsn) if self._is_late else message.prepare_lsn
             return self._begun(Transaction(message.xid, commit_lsn, message.prepare_time_us))
         if isinstance(message, Prepare):

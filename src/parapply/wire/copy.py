@@ -9,6 +9,7 @@ The types of the compiled twin are in ``copy.pxd``; what differs between the twi
 
 from __future__ import annotations
 
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 from parapply.errors import ProtocolError
@@ -21,6 +22,19 @@ else:
 _COPY_DATA = ord("d")
 _XLOG_DATA = ord("w")
 _KEEPALIVE = ord("k")
+_STREAM_START = ord("S")
+
+#: What COPY in binary begins with, in the CopyData message of its first row: flags and an extension, of which
+#: PostgreSQL makes none, come after the signature. (PostgreSQL manual, "COPY", "Binary Format".)
+_SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+_SIGNATURE_BYTES = 19
+#: What it ends with: the number of columns of no row.
+_TRAILER = b"\xff\xff"
+#: A row of an LSN and a change: the number of columns, a length and the LSN, and a length; then the change.
+_LSN_AT = 6
+_CHANGE_LENGTH_AT = 14
+_CHANGE_AT = 18
+_ROW_BEGINS = b"\x00\x02\x00\x00\x00\x08"
 
 #: Type byte and length.
 _HEADER_BYTES = 5
@@ -31,35 +45,84 @@ BUFFER_BYTES = 256 * 1024
 
 
 class CopyReader:
-    """Cuts the server's bytes into messages. Owned by one connection: read into `room`, then call `received`."""
+    """Cuts the server's bytes into messages. Owned by one connection: read into `room`, then call `received`.
+
+    A message larger than the buffer is collected by itself, and each byte is copied once: BytesIO grows with what has
+    come, and gives its bytes away without a copy (CPython, Modules/_io/bytesio.c).
+    """
 
     def __init__(self, buffer_bytes: int = BUFFER_BYTES) -> None:
         """Start before the first byte of a message."""
         self._buffer = bytearray(buffer_bytes)
-        self._buffer_bytes = buffer_bytes
         self._filled = 0  # bytes at the buffer's start that belong to a message that is not whole
+        self._large: BytesIO | None = None  # contents so far of a message larger than the buffer
+        self._large_type = 0
+        self._missing = 0  # bytes of it still to come
         #: Latest keep-alive, whole ('k' first); whoever takes it puts None here.
         self.keepalive: bytes | None = None
         #: Messages other than CopyData: type byte and contents, in order; whoever takes them clears the list.
         self.others: list[tuple[int, bytes]] = []
+        #: The send time that goes into frames made of rows, as on the wire; empty while a walsender streams.
+        self.sent = b""
+        #: Whether a row began a transaction in progress: it and all later rows are left out.
+        self.has_stream = False
 
     def room(self) -> memoryview:
         """Return where the next bytes go; never empty. Of no use after the next `received`."""
         return memoryview(self._buffer)[self._filled :]
 
+    def expect_rows(self, sent_us: int) -> None:
+        """Take the next CopyData messages for rows of COPY TO STDOUT in binary, with columns `lsn` and `data`.
+
+        Each row becomes a frame as a walsender sends it, byte by byte: kind 'w', the LSN twice, a send time, the
+        change. (`WalSndPrepareWrite` in PostgreSQL's walsender.c and `LogicalOutputPrepareWrite` in logicalfuncs.c.)
+
+        Args:
+            sent_us: the send time, microseconds since 2000-01-01 UTC on the publisher's clock.
+        """
+        self.sent = sent_us.to_bytes(8, signed=True)
+        self.has_stream = False
+
+    def expect_stream(self) -> None:
+        """Take the next CopyData messages for those of a walsender, as at the start."""
+        self.sent = b""
+
+    def row(self, contents: bytes, frames: list[bytes]) -> None:
+        """Take the contents of one CopyData message after `expect_rows`, and append its frame, if it holds one.
+
+        Raises:
+            ProtocolError: it is no row of an LSN and a change.
+        """
+        at = _SIGNATURE_BYTES if contents.startswith(_SIGNATURE) else 0
+        size = len(contents)
+        if size == at or contents[at:] == _TRAILER:
+            return
+        length = int.from_bytes(contents[at + _CHANGE_LENGTH_AT : at + _CHANGE_AT])
+        if size - at <= _CHANGE_AT or contents[at : at + _LSN_AT] != _ROW_BEGINS or length != size - at - _CHANGE_AT:
+            raise ProtocolError("d", 0, "not a row of an LSN and a change")
+        if contents[at + _CHANGE_AT] == _STREAM_START:
+            self.has_stream = True
+        if not self.has_stream:
+            lsn = contents[at + _LSN_AT : at + _CHANGE_LENGTH_AT]
+            frames.append(b"w" + lsn + lsn + self.sent + contents[at + _CHANGE_AT :])
+
     def received(self, n_bytes: int, frames: list[bytes]) -> None:
-        """Take so many bytes out of `room` and append the contents of every whole CopyData message of kind 'w'.
+        """Take so many bytes out of `room` and append the frame of every whole CopyData message that holds one.
+
+        That is one of kind 'w', or after `expect_rows` a row.
 
         Raises:
             ProtocolError: a length that no message can have; the connection is of no use any more.
         """
         size = self._filled + n_bytes
+        at = 0
+        if self._missing:
+            at = self._collect(n_bytes, frames)
         if not cython.compiled:  # noqa: SIM108  the compiler must see only one of them
             data = bytes(memoryview(self._buffer)[:size])
         else:
-            # A bare pointer: nothing below looks behind `size`, and the buffer stays until `_keep`.
+            # A bare pointer: nothing below looks behind `size`, and the buffer stays.
             data = self._buffer  # type: ignore[assignment]
-        at = 0
         while size - at >= 5:
             length = data[at + 1]
             length = length << 8 | data[at + 2]
@@ -71,6 +134,11 @@ class CopyReader:
             kind = data[at + 5] if length > 4 else 0
             if data[at] != _COPY_DATA or length == 4:
                 self.others.append((data[at], data[at + 5 : end]))
+            elif self.sent:
+                if cython.compiled and not self.has_stream and is_plain_row(data, at + 5, end):  # type: ignore[name-defined]  # noqa: F821
+                    frames.append(frame_of_row(data, at + 5, end, self.sent))  # type: ignore[name-defined]  # noqa: F821
+                else:
+                    self.row(data[at + 5 : end], frames)
             elif kind == _XLOG_DATA:
                 frames.append(data[at + 5 : end])
             elif kind == _KEEPALIVE:
@@ -79,27 +147,39 @@ class CopyReader:
         self._keep(at, size)
 
     def _keep(self, at: int, size: int) -> None:
-        """Move a message that is not whole to the buffer's start; for a large one the buffer grows as it comes."""
+        """Keep the beginning of a message that is not whole: at the buffer's start, or apart if it is a large one."""
         left = self._filled = size - at
-        needed = 0
         if left >= _HEADER_BYTES:
             length = int.from_bytes(self._buffer[at + 1 : at + _HEADER_BYTES])
             if not _HEADER_BYTES - 1 <= length <= _LIMIT_BYTES:
                 raise ProtocolError(chr(self._buffer[at]), 1, f"a message of {length} bytes")
-            needed = 1 + length
-        if needed <= self._buffer_bytes:
-            if len(self._buffer) > self._buffer_bytes:
-                self._replace(self._buffer_bytes, at, left)
-            elif at and left:
-                self._buffer[:left] = self._buffer[at:size]
-        elif at or left == len(self._buffer):
-            # Doubled, not made as large as the message says it is: what never comes takes no memory.
-            self._replace(min(needed, max(2 * left, self._buffer_bytes)), at, left)
+            if 1 + length > len(self._buffer):
+                self._large = BytesIO()
+                self._large.write(memoryview(self._buffer)[at + _HEADER_BYTES : size])
+                self._large_type = self._buffer[at]
+                self._missing = 1 + length - left
+                self._filled = 0
+                return
+        if at and left:
+            self._buffer[:left] = self._buffer[at:size]
 
-    def _replace(self, buffer_bytes: int, at: int, left: int) -> None:
-        buffer = bytearray(buffer_bytes)
-        buffer[:left] = memoryview(self._buffer)[at : at + left]
-        self._buffer = buffer
+    def _collect(self, n_bytes: int, frames: list[bytes]) -> int:
+        """Take what has come of a large message out of the buffer's start, and return how many bytes that is."""
+        assert self._large is not None, "bytes are missing of nothing else"
+        taken = min(self._missing, n_bytes)
+        self._large.write(memoryview(self._buffer)[:taken])
+        self._missing -= taken
+        if not self._missing:
+            contents, self._large = self._large.getvalue(), None
+            if self._large_type != _COPY_DATA:
+                self.others.append((self._large_type, contents))
+            elif self.sent:
+                self.row(contents, frames)
+            elif contents[0] == _XLOG_DATA:
+                frames.append(contents)
+            elif contents[0] == _KEEPALIVE:
+                self.keepalive = contents
+        return taken
 
 
 class RowReader:

@@ -5,8 +5,10 @@ of a binary ``text[]``: so a value is sliced out once, length included, and trav
 parameter; nothing is parsed, escaped or copied again. (PostgreSQL manual, "Logical Replication Message Formats",
 TupleData; the array layout is that of ``array_recv``.)
 
-UNCHANGED occurs only in new rows of updates. Elsewhere it is read as NULL, as the built-in apply worker does
-(``slot_store_data`` in worker.c): a publisher's row filter that turns an update into an insert does send it there.
+UNCHANGED occurs in new rows of updates, and in the insert that a publisher's row filter makes of an update: that row is
+not on the target yet, so nobody has the value. The built-in apply worker stores NULL for it (``slot_store_data`` in
+worker.c); here such an insert is applied by no set and refused (`target/sql/commands.py`). Old rows have all their
+values (``ExtractReplicaIdentity`` in heapam.c).
 
 One bytes object is made a value, which is the cheapest way plain Python has to move it; no other object is made per
 column. The compiled twin makes none at all for most rows: there a row that holds nothing but text and NULLs stays the
@@ -126,7 +128,7 @@ def read_row(frame: bytes, at: int, unchanged: Value, row: Row) -> int:
 
 
 def read_insert(frame: bytes, n_columns: int) -> Row:
-    """Return the new row of an Insert frame, without any UNCHANGED.
+    """Return the new row of an Insert frame; one with UNCHANGED in it cannot be made (see above).
 
     Raises:
         ProtocolError: the bytes are not an Insert of ``n_columns`` columns.
@@ -134,7 +136,7 @@ def read_insert(frame: bytes, n_columns: int) -> Row:
     try:
         if frame[_KIND_AT] == _INSERT and frame[_MARK_AT] == _NEW:
             row: Row = []
-            if read_row(frame, _ROW_AT, NULL, row) == len(frame) and len(row) == n_columns:
+            if read_row(frame, _ROW_AT, UNCHANGED, row) == len(frame) and len(row) == n_columns:
                 return row
     except (IndexError, struct.error):
         pass
@@ -232,7 +234,7 @@ def columns_of(
         return join_columns(rows, positions, type_oids, n_columns)  # type: ignore[name-defined, no-any-return]  # noqa: F821  walk.pxd
     columns = list(zip(*rows, strict=True))
     header = _array_header(1, 1, TEXT_OID, len(rows), 1)
-    return [header + b"".join(columns[position]) for position in positions]
+    return [b"".join((header, *columns[position])) for position in positions]
 
 
 def malformed(frame: bytes, n_columns: int, expected: int | None = None) -> ProtocolError:

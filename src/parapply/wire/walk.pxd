@@ -15,6 +15,8 @@ cdef enum:
     _WALK_ROW = 31
     # Bytes in front of the elements of a binary array.
     _ARRAY_HEADER = 20
+    # From this size of a value on, copying it leaves the interpreter to other threads.
+    _LARGE_VALUE = 1048576
 
 
 # Return a frame's kind and relation as one number; 0, which is no kind, for one too short to have them.
@@ -202,7 +204,11 @@ cdef inline int _copy_value(Output *output, const unsigned char *value) except -
         _put_int(output.next, 0xFFFFFFFF)
         output.next += 4
     elif not output.width:
-        memcpy(output.next, value, 4 + length)
+        if length < _LARGE_VALUE:
+            memcpy(output.next, value, 4 + length)
+        else:
+            with nogil:
+                memcpy(output.next, value, 4 + length)
         output.next += 4 + length
     elif write_binary(output.type_oid, value + 4, length, output.next + 4):
         _put_int(output.next, <unsigned int> output.width)

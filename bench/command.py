@@ -1,0 +1,162 @@
+"""The command `parapply bench`: its options, and nothing that takes time to import before it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from bench.options import COPY_SHAPES, DEFAULT_SYSTEMS, LIVE_SYSTEMS, ORDERS, STREAMINGS, SYSTEMS, Options
+from bench.workloads import LARGE_ROWS, WORKLOADS
+
+if TYPE_CHECKING:
+    from bench.options import Streaming, Sync, System
+
+_ALL: Final = "all"
+_WORKLOAD: Final = "simple-update"
+_ROUNDS: Final = 3
+# Of --latency and --live, which take longer.
+_FEW_ROUNDS: Final = 2
+_SYNCS: Final[dict[str, tuple[Sync, ...]]] = {"off": ("off",), "on": ("on",), "both": ("off", "on")}
+_DIRECTORY = click.Path(path_type=Path, file_okay=False)
+_PROGRAMS = click.Path(path_type=Path, file_okay=False, exists=True)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  parapply bench
+  parapply bench --quick --workload tpcb --workload hot-rows
+  parapply bench --workload all --system built-in --system parapply --order preserve --order relaxed
+  parapply bench --workers 1 --workers 2 --workers 4 --sync both
+  parapply bench --delay-ms 0 --delay-ms 2 --set apply.max_batch_transactions=500
+  parapply bench --latency --quick
+  parapply bench --copy --scale 50 --workers 2 --workers 4
+  parapply bench --copy --shape all --scale 20
+  parapply bench --live --hold-s 0 --hold-s 10
+  parapply bench --live --system parapply --streaming auto --large-rows 10000000 --rounds 1
+What each figure means: docs/BENCHMARK.md.""",
+)
+@click.option(
+    "--workload", "names", multiple=True, type=click.Choice([*WORKLOADS, _ALL]), default=[_WORKLOAD],
+    show_default=True, help="What the backlog holds; repeatable.",
+)  # fmt: skip
+@click.option(
+    "--system", "systems", multiple=True, type=click.Choice(SYSTEMS),
+    help=f"Who drains it; repeatable.  [default: {', '.join(DEFAULT_SYSTEMS)}; with --live {', '.join(LIVE_SYSTEMS)}]",
+)  # fmt: skip
+@click.option("--transactions", type=click.IntRange(min=1), help="Backlog; by default the workload's own.")
+@click.option(
+    "--large-rows", type=click.IntRange(min=1), default=LARGE_ROWS, show_default=True,
+    help="Rows of the huge transaction of the workload `large`, and of --live.",
+)  # fmt: skip
+@click.option("--scale", type=click.IntRange(min=1), default=10, show_default=True, help="Size of the tables.")
+@click.option("--clients", type=click.IntRange(min=1), default=4, show_default=True, help="Clients making the backlog.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    help=f"Turns of each runner.  [default: {_ROUNDS}; {_FEW_ROUNDS} with --latency and --live]",
+)
+@click.option("--quick", "is_quick", is_flag=True, help="One round, and a tenth of the workload's own transactions.")
+@click.option(
+    "--workers", multiple=True, type=click.IntRange(1, 64), default=[4], show_default=True,
+    help="parapply's connections; repeatable.",
+)  # fmt: skip
+@click.option(
+    "--order", "orders", multiple=True, type=click.Choice(ORDERS), default=["preserve"], show_default=True,
+    help="parapply's commit order; repeatable.",
+)  # fmt: skip
+@click.option(
+    "--delay-ms", "delays_ms", multiple=True, type=click.FloatRange(min=0, max=10_000), default=[0.0],
+    show_default=True, help="A longer way between daemon and target, each direction; repeatable.",
+)  # fmt: skip
+@click.option(
+    "--sync", type=click.Choice(list(_SYNCS)), default="off", show_default=True,
+    help="synchronous_commit on the subscriber.",
+)  # fmt: skip
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE",
+    help="Passed on to parapply, after the workload's own; repeatable.",
+)  # fmt: skip
+@click.option("--bindir-source", type=_PROGRAMS, metavar="DIR", help="PostgreSQL's programs for the publisher.")
+@click.option("--bindir-target", type=_PROGRAMS, metavar="DIR", help="The same for the subscriber.")
+@click.option(
+    "--out", "directory", type=_DIRECTORY, metavar="DIR",
+    help="For JSON and plot.  [default: bench/results if there is one, else parapply-bench]",
+)  # fmt: skip
+@click.option("--latency", "is_latency", is_flag=True, help="Measure from commit to visible instead of catching up.")
+@click.option("--copy", "is_copy", is_flag=True, help="Measure the initial copy instead; --workers are connections.")
+@click.option(
+    "--shape", "shapes", multiple=True, type=click.Choice([*COPY_SHAPES, _ALL]), default=["one-large"],
+    show_default=True, help="With --copy: what is copied; repeatable.",
+)  # fmt: skip
+@click.option("--live", "is_live", is_flag=True, help="Measure a huge transaction beside small ones, as it happens.")
+@click.option(
+    "--hold-s", "holds_s", multiple=True, type=click.FloatRange(min=0, max=3600), default=[0.0], show_default=True,
+    help="With --live: seconds that the huge transaction stays open before its commit; repeatable.",
+)  # fmt: skip
+@click.option(
+    "--streaming", "streamings", multiple=True, type=click.Choice(STREAMINGS), default=STREAMINGS, show_default=True,
+    help="With --live: parapply's source.streaming; repeatable.",
+)  # fmt: skip
+@click.option("--no-save", "is_unsaved", is_flag=True, help="Write no files.")
+@click.option("--json", "is_json", is_flag=True, help="Print the JSON document instead of tables.")
+def bench(  # noqa: PLR0913  one parameter for each option
+    *,
+    names: tuple[str, ...],
+    systems: tuple[System, ...],
+    rounds: int | None,
+    is_quick: bool,
+    delays_ms: tuple[float, ...],
+    sync: str,
+    directory: Path | None,
+    is_unsaved: bool,
+    is_json: bool,
+    is_latency: bool,
+    is_copy: bool,
+    is_live: bool,
+    holds_s: tuple[float, ...],
+    streamings: tuple[Streaming, ...],
+    shapes: tuple[Any, ...],
+    **others: Any,  # noqa: ANN401  click's options
+) -> int:
+    """Drain one backlog by parapply and by others in turn, and print times, CPU and memory."""
+    systems = systems or (LIVE_SYSTEMS if is_live else DEFAULT_SYSTEMS)
+    if is_latency + is_live + is_copy > 1:
+        raise click.UsageError("--latency, --live and --copy are different measurements: give one of them")
+    has_other_workload = set(names) != {_WORKLOAD}
+    if is_latency and (has_other_workload or sync != "off" or not {*systems} & {"built-in", "parapply"}):
+        raise click.UsageError(
+            "--latency measures the systems built-in and parapply, with --sync off and no --workload"
+        )
+    if is_live and (has_other_workload or sync != "off" or not {*systems} & {*LIVE_SYSTEMS}):
+        raise click.UsageError(
+            f"--live measures the systems {', '.join(LIVE_SYSTEMS)}, with --sync off and no --workload"
+        )
+    if is_copy and has_other_workload:
+        raise click.UsageError("--copy measures the systems built-in and parapply, with no --workload")
+    options = Options(
+        rounds=rounds or (1 if is_quick else _FEW_ROUNDS if is_latency or is_live else _ROUNDS),
+        is_quick=is_quick,
+        delays_s=tuple(delay_ms / 1000 for delay_ms in delays_ms),
+        syncs=_SYNCS[sync],
+        systems=systems,
+        **others,
+    )
+    from bench.installed import check_installed  # noqa: PLC0415
+
+    check_installed(with_plot=not (is_unsaved or is_latency or is_copy))
+    from bench import run, run_latency, run_live  # noqa: PLC0415
+    from bench.output import Output  # noqa: PLC0415
+
+    output = Output(directory=directory, is_saved=not is_unsaved, is_json=is_json)
+    if is_copy:
+        from bench import run_copy  # noqa: PLC0415
+
+        return run_copy.main(options, COPY_SHAPES if _ALL in shapes else shapes, output)
+    if is_latency:
+        return run_latency.main(options, output)
+    if is_live:
+        return run_live.main(options, holds_s, streamings, output)
+    return run.main(list(WORKLOADS) if _ALL in names else list(dict.fromkeys(names)), options, output)

@@ -1,0 +1,74 @@
+"""What is measured and how: the options of `parapply bench` as data, without anything that takes time to import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, get_args
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Sync = Literal["off", "on"]
+Order = Literal["preserve", "relaxed"]
+System = Literal["ceiling", "built-in", "built-in-parallel", "parapply", "parapply-interpreted", "bulk-statement"]
+#: parapply's source.streaming.
+Streaming = Literal["auto", "off"]
+#: What --copy copies.
+CopyShapeName = Literal["one-large", "middling", "wide"]
+
+SYSTEMS: Final[tuple[System, ...]] = get_args(System)
+ORDERS: Final[tuple[Order, ...]] = get_args(Order)
+STREAMINGS: Final[tuple[Streaming, ...]] = get_args(Streaming)
+COPY_SHAPES: Final[tuple[CopyShapeName, ...]] = get_args(CopyShapeName)
+DEFAULT_SYSTEMS: Final[tuple[System, ...]] = ("ceiling", "built-in", "parapply")
+LIVE_SYSTEMS: Final[tuple[System, ...]] = ("built-in", "built-in-parallel", "parapply")
+
+#: What a run shortened by `--quick` is divided by.
+_QUICK_PART: Final = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is measured, and how.
+
+    Attributes:
+        systems: those that drain; parapply once for each of its orders, workers and delays.
+        transactions: at least so many, rounded up to a multiple of the clients; the workload's own when `None`.
+        is_quick: a tenth of the workload's own transactions.
+        large_rows: of the one huge transaction, in the workload that has one.
+        scale: of the tables.
+        clients: pgbench clients that make the backlog.
+        workers: target connections of parapply; one runner for each number.
+        orders: commit orders of parapply; one runner for each.
+        delays_s: seconds in each direction between daemon and target; one runner for each.
+        rounds: turns of each runner.
+        syncs: synchronous_commit on the subscriber; the rounds once for each.
+        settings: further `key=value` for parapply; they win over the workload's.
+        bindir_source: programs of the publisher; PostgreSQL 18 when `None`.
+        bindir_target: programs of the subscriber.
+    """
+
+    systems: tuple[System, ...] = DEFAULT_SYSTEMS
+    transactions: int | None = None
+    is_quick: bool = False
+    large_rows: int
+    scale: int = 10
+    clients: int = 4
+    workers: tuple[int, ...] = (4,)
+    orders: tuple[Order, ...] = ("preserve",)
+    delays_s: tuple[float, ...] = (0.0,)
+    rounds: int = 3
+    syncs: tuple[Sync, ...] = ("off",)
+    settings: tuple[str, ...] = ()
+    bindir_source: Path | None = None
+    bindir_target: Path | None = None
+
+    def backlog(self, own_transactions: int) -> int:
+        """Return how many transactions to ask of a workload that has so many by itself."""
+        if self.transactions is not None:
+            return self.transactions
+        return max(1, own_transactions // _QUICK_PART) if self.is_quick else own_transactions
+
+    def large(self) -> int:
+        """Return the rows of the huge transaction."""
+        return max(1, self.large_rows // _QUICK_PART) if self.is_quick else self.large_rows

@@ -1,0 +1,117 @@
+"""What a table of the target has that the publisher's has not, and the other way round. Pure.
+
+In: shapes of both ends and the target's facts. Out: findings.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from psycopg import sql
+
+from parapply.check.findings import Code, Finding
+from parapply.check.source import quoted
+from parapply.check.types import takes_all
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from parapply.check.shapes import ColumnShape, TableShape, UserType
+    from parapply.plan.copy_starts import Name
+    from parapply.plan.table import TableFacts
+
+_KINDS: Final = {"c": "check constraint", "x": "exclusion constraint", "f": "foreign key", "u": "unique index"}
+
+
+def findings_of_types(source: Mapping[str, UserType], target: Mapping[str, UserType]) -> Iterator[Finding]:
+    """Tell of enums of the target that lack labels of the publisher's.
+
+    Args:
+        source: types of published columns by name.
+        target: types of the same tables there.
+    """
+    for name, each in sorted(source.items()):
+        here = target.get(name)
+        missing = [label for label in each.labels if here is not None and label not in here.labels]
+        if missing:
+            labels = ", ".join(sql.Literal(label).as_string(None) for label in missing)
+            yield Finding(
+                code=Code.ENUM_LABELS, object=name, found=f"enum {name} lacks {labels}",
+                fix=" ".join(f"ALTER TYPE {name} ADD VALUE {sql.Literal(one).as_string(None)};" for one in missing),
+            )  # fmt: skip
+
+
+def findings_of_shape(
+    name: Name, sent: Collection[str], source: TableShape, target: TableShape, facts: TableFacts
+) -> Iterator[Finding]:
+    """Compare one table.
+
+    Args:
+        name: schema and table.
+        sent: names of the published columns.
+        source: of the publisher's table.
+        target: of the target's.
+        facts: of the target's, for foreign keys that act.
+    """
+    table = quoted(*name)
+    for column in target.columns.values():
+        there = source.columns.get(column.name)
+        place = f"column {sql.Identifier(column.name).as_string(None)} of {table}"
+        alter = f"ALTER TABLE {table} ALTER COLUMN {sql.Identifier(column.name).as_string(None)}"
+        if column.name in sent and there is not None:
+            yield from _of_column(table, place, alter, there, column)
+            if column.is_not_null and not there.is_not_null and column.name not in facts.key_columns:
+                yield Finding(
+                    code=Code.NOT_NULL, object=table, found=f"{place} is NOT NULL on the target alone",
+                    fix=f"{alter} DROP NOT NULL;",
+                )  # fmt: skip
+        elif column.is_not_null and not column.is_filled and not column.is_generated:
+            yield Finding(
+                code=Code.COLUMN_UNFILLED, object=table, fix=f"{alter} SET DEFAULT ...;",
+                found=f"{place} is NOT NULL, is not sent, and has no default",
+            )  # fmt: skip
+        elif there is not None and there.is_generated and not column.is_generated:
+            yield Finding(
+                code=Code.GENERATED_ON_SOURCE, object=table,
+                found=f"{place} is generated on the publisher and an ordinary column here",
+            )  # fmt: skip
+    yield from _of_rules(table, source, target, facts)
+
+
+def _of_column(table: str, place: str, alter: str, source: ColumnShape, target: ColumnShape) -> Iterator[Finding]:
+    if source.type != target.type:
+        code = Code.TYPE_WIDER if takes_all(source.type, target.type) else Code.TYPE_DIFFERS
+        yield Finding(
+            code=code, object=table, found=f"{place} is {source.type} on the publisher and {target.type} here",
+            fix=f"{alter} TYPE {source.type};",
+        )  # fmt: skip
+    if source.collation != target.collation and source.type == target.type:
+        told = [each.collation or "the database's default" for each in (source, target)]
+        yield Finding(
+            code=Code.COLLATION_DIFFERS, object=table,
+            found=f"{place} has the collation {told[0]} on the publisher and {told[1]} here",
+        )  # fmt: skip
+    if target.collation_version != target.actual_collation_version:
+        yield Finding(
+            code=Code.COLLATION_VERSION, object=table,
+            found=f"{place}: collation {target.collation} was made with version {target.collation_version}, and"
+            f" {target.actual_collation_version or 'none'} is in use",
+            fix=f"REINDEX TABLE {table}; ALTER COLLATION {target.collation} REFRESH VERSION;",
+        )  # fmt: skip
+
+
+def _of_rules(table: str, source: TableShape, target: TableShape, facts: TableFacts) -> Iterator[Finding]:
+    there = {(rule.kind, rule.definition) for rule in source.rules}
+    enforced = {each.name for each in facts.foreign_keys if each.is_enforced}
+    codes = {"c": Code.CONSTRAINT, "x": Code.CONSTRAINT, "u": Code.UNIQUE}
+    for rule in target.rules:
+        if (rule.kind, rule.definition) in there:
+            continue
+        code = codes.get(rule.kind) or (Code.FOREIGN_KEY if rule.constraint in enforced else Code.FOREIGN_KEY_UNCHECKED)
+        constraint = sql.Identifier(rule.constraint).as_string(None) if rule.constraint else ""
+        shown = constraint or rule.index
+        drop = f"ALTER TABLE {table} DROP CONSTRAINT {constraint};" if constraint else f"DROP INDEX {rule.index};"
+        yield Finding(
+            code=code, object=table, fix=drop,
+            found=f"{_KINDS[rule.kind]} {shown} of {table} is on the target alone: {rule.definition}",
+        )  # fmt: skip

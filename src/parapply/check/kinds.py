@@ -1,0 +1,304 @@
+"""What each code means: where, how bad, why it matters, and what to do. Pure data.
+
+`is_arguable` marks refusals that concern the stream and not `init` itself: the operator may mend them after `init` and
+before the first change that meets them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from parapply.check.findings import Code, End, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Kind(NamedTuple):
+    """What is true of every finding of one code."""
+
+    end: End
+    severity: Severity
+    why: str  # it matters; one sentence
+    advice: str  # what to do; one sentence
+    is_arguable: bool = False
+
+
+_S, _T, _D = End.SOURCE, End.TARGET, End.DAEMON
+_REFUSED, _WARNING, _NOTE = Severity.REFUSED, Severity.WARNING, Severity.NOTE
+
+#: In the order in which findings of one severity are shown.
+KINDS: Final[Mapping[Code, Kind]] = {
+    Code.REPLICA_IDENTITY: Kind(
+        _S, _WARNING,
+        "while such a table is published, every UPDATE and DELETE of it fails ON THE PUBLISHER ('does not have a"
+        " replica identity and publishes updates'), so that the publication breaks the application itself",
+        "before the publication is made, or at once: add a primary key, name a unique index as the replica identity, or"
+        " use FULL; or publish inserts only, or leave the table out",
+    ),
+    Code.FILTER_OUTSIDE_IDENTITY: Kind(
+        _S, _WARNING,
+        "every UPDATE and DELETE of the table fails ON THE PUBLISHER, because the row filter reads a column that is not"
+        " part of the replica identity",
+        "filter by columns of the replica identity, or use REPLICA IDENTITY FULL",
+    ),
+    Code.COLUMNS_OUTSIDE_IDENTITY: Kind(
+        _S, _WARNING,
+        "every UPDATE and DELETE of the table fails ON THE PUBLISHER, because the publication's column list leaves"
+        " out a column of the replica identity",
+        "add the columns of the replica identity to the column list",
+    ),
+    Code.WAL_LEVEL: Kind(
+        _S, _REFUSED, "no logical slot can be made", "set wal_level = logical on the publisher and restart it"
+    ),
+    Code.SOURCE_STANDBY: Kind(
+        _S, _REFUSED, "the slot is made and read on the primary", "point source.dsn to the primary"
+    ),
+    Code.SOURCE_VERSION: Kind(
+        _S, _WARNING, "parapply is tested with PostgreSQL 15 to 18", "try it on a copy first, and run `parapply verify`"
+    ),
+    Code.STREAM_OPTIONS: Kind(
+        _S, _REFUSED, "START_REPLICATION would be refused", "change the setting, or use a newer publisher"
+    ),
+    Code.SOURCE_REPLICATION: Kind(
+        _S, _REFUSED, "only a role with REPLICATION makes and reads a slot", "give it to the role; psql as a superuser"
+    ),
+    Code.SOURCE_SELECT: Kind(
+        _S, _REFUSED, "the copy reads the published tables (streaming does not)",
+        "grant it: config/roles/publisher.sql does for all tables",
+    ),
+    Code.SOURCE_CONNECTIONS: Kind(
+        _S, _REFUSED, "the daemon has one plain session on the publisher, and the copy has --connections of them",
+        "raise max_connections or the limit of the role or database, or copy over fewer connections", is_arguable=True,
+    ),
+    Code.SLOTS_EXHAUSTED: Kind(
+        _S, _REFUSED, "no further slot can be made",
+        "drop a slot that nothing reads, or raise max_replication_slots and restart the publisher",
+    ),
+    Code.WAL_SENDERS_EXHAUSTED: Kind(
+        _S, _REFUSED, "the stream and the copy's snapshot each need a WAL sender",
+        "raise max_wal_senders and restart the publisher", is_arguable=True,
+    ),
+    Code.SLOT_REFUSED: Kind(
+        _S, _REFUSED, "the stream could not continue exactly where the target is",
+        "correct source.slot or source.dsn, or start again with a copy",
+    ),
+    Code.SLOT_IN_USE: Kind(
+        _S, _WARNING, "a slot has one reader at a time: the daemon would wait for the other one to end",
+        "stop the other reader, or choose another source.slot",
+    ),
+    Code.SLOT_ADOPTED: Kind(
+        _S, _NOTE, "`init` makes no slot then but takes the one that is there, from its own position on",
+        "make sure that the target holds what came before that position",
+    ),
+    Code.OPEN_TRANSACTION: Kind(
+        _S, _WARNING,
+        "making a slot waits until every transaction that is open on the publisher has ended, in any database and"
+        " prepared ones too; until then `init` waits",
+        "end it, or wait for it",
+    ),
+    Code.WAL_SENDER_TIMEOUT: Kind(
+        _S, _WARNING, "the publisher cuts the stream off when the daemon is silent so long, in one long pause too",
+        "use PostgreSQL's default of 60 s",
+    ),
+    Code.IDLE_SLOT_TIMEOUT: Kind(
+        _S, _WARNING, "the publisher invalidates the slot when the daemon was down so long: everything is copied again",
+        "make it longer than the daemon may ever be down, or 0",
+    ),
+    Code.WAL_RETENTION: Kind(
+        _S, _NOTE, "while the daemon is down or late, the publisher keeps WAL for the slot",
+        "watch the lag and the disk of pg_wal; without a limit WAL can fill the disk, with one the slot can be lost",
+    ),
+    Code.DECODING_SPILL: Kind(
+        _S, _NOTE, "transactions that are larger than that are written to the publisher's disk while they are decoded",
+        "leave source.streaming at auto, or raise the setting",
+    ),
+    Code.PUBLICATION_MISSING: Kind(
+        _S, _REFUSED, "nothing would be sent", "make it, or correct source.publications"
+    ),
+    Code.PUBLICATION_REFUSED: Kind(
+        _S, _REFUSED, "the publisher refuses such a stream", "give the publications of one table the same column list"
+    ),
+    Code.PUBLICATION_EMPTY: Kind(_S, _WARNING, "nothing is sent", "ALTER PUBLICATION ... ADD TABLE"),
+    Code.PUBLICATION_OPERATIONS: Kind(
+        _S, _NOTE, "the two sides differ after the first change of another kind",
+        "ALTER PUBLICATION ... SET (publish = 'insert, update, delete, truncate')",
+    ),
+    Code.STATE_PUBLISHED: Kind(
+        _S, _WARNING,
+        "it is the progress of a parapply that applies, or applied, on the publisher; copy and stream leave it out, and"
+        " still it is decoded and sent several times a second",
+        "publish the other tables or schemas by name (docs/CONFLICTS.md, two-way replication)",
+    ),
+    Code.TARGET_READ_ONLY: Kind(_T, _REFUSED, "nothing can be applied there", "point target.dsn to the primary"),
+    Code.TARGET_POOLER: Kind(
+        _T, _REFUSED, "locks and settings must last as long as the session", "connect to the PostgreSQL server itself"
+    ),
+    Code.TARGET_VERSION: Kind(
+        _T, _WARNING, "parapply is tested with PostgreSQL 15 to 18", "try it on a copy first, and run `parapply verify`"
+    ),
+    Code.REPLICATION_ROLE: Kind(
+        _T, _REFUSED, "without it triggers, rules and foreign keys of the target would act on applied rows",
+        "grant it, or set target.session_replication_role = 'origin' if they shall act",
+    ),
+    Code.STATE_SCHEMA: Kind(
+        _T, _REFUSED, "`init` makes the schema that holds the progress, and the daemon writes to it",
+        "grant it: config/roles/subscriber.sql does",
+    ),
+    Code.TWO_PHASE: Kind(
+        _T, _REFUSED, "prepared transactions could not be applied",
+        "set max_prepared_transactions on the target and restart it, or set source.two_phase = false",
+    ),
+    Code.TWO_PHASE_FEWER: Kind(
+        _T, _WARNING, "the publisher can have more prepared transactions than the target can hold; the stream would"
+        " wait",
+        "set max_prepared_transactions on the target to at least the publisher's, and restart it",
+    ),
+    Code.TARGET_CONNECTIONS: Kind(
+        _T, _REFUSED, "the daemon opens apply.workers + 3 sessions at most",
+        "raise max_connections or the limit of the role or database, or lower apply.workers", is_arguable=True,
+    ),
+    Code.ORIGINS_NEEDED: Kind(
+        _T, _REFUSED, "the policy must know which rows the daemon wrote", "grant them, or choose another policy",
+        is_arguable=True,
+    ),
+    Code.ORIGINS_MISSING: Kind(
+        _T, _WARNING, "changes that are applied look like local ones: in a two-way set-up they go round",
+        "grant them: config/roles/subscriber.sql does",
+    ),
+    Code.ORIGINS_EXHAUSTED: Kind(
+        _T, _WARNING, "each worker has a replication origin; without one it works, but changes look like local ones",
+        "raise it above the number of all workers of all daemons and restart the target",
+    ),
+    Code.COMMIT_TIMESTAMPS: Kind(
+        _T, _REFUSED, "the policy compares commit times, or asks who wrote a row",
+        "set track_commit_timestamp = on and restart the target, or choose another policy", is_arguable=True,
+    ),
+    Code.ENCODING: Kind(
+        _T, _WARNING, "a character that the target's encoding does not have stops the stream",
+        "make the target's database with the publisher's encoding",
+    ),
+    Code.COLLATION_VERSION: Kind(
+        _T, _WARNING,
+        "the operating system or ICU sorts differently now than when the indexes were made: a lookup by key can miss a"
+        " row that is there",
+        "rebuild the indexes, then record the version",
+    ),
+    Code.LOCALE: Kind(
+        _T, _NOTE, "values are the same on both ends, but their order, their case and what defaults print may differ",
+        "intended, or make the target's database with the publisher's locale",
+    ),
+    Code.EXTENSION_MISSING: Kind(
+        _T, _REFUSED, "a published column has a type of this extension", "create it on the target", is_arguable=True
+    ),
+    Code.EXTENSION_VERSION: Kind(
+        _T, _NOTE, "a published column has a type of this extension, whose text form could differ",
+        "use the same version on both ends",
+    ),
+    Code.TABLE_MISSING: Kind(
+        _T, _REFUSED, "the stream stops at the table's first change, and the copy is refused",
+        "create it (`pg_dump --schema-only` of the publisher, or `init --copy --schema`), or take it out of the"
+        " publication",
+        is_arguable=True,
+    ),
+    Code.TABLE_REFUSED: Kind(
+        _T, _REFUSED, "the stream stops at the relation's first change",
+        "replicate into an ordinary table of that name, or leave the table out of the publication", is_arguable=True,
+    ),
+    Code.COLUMNS_REFUSED: Kind(
+        _T, _REFUSED, "the stream stops at the table's first change, and the copy is refused",
+        "alter the target table, or leave the columns out of the publication's column list", is_arguable=True,
+    ),
+    Code.UPDATES_REFUSED: Kind(
+        _T, _REFUSED, "the stream stops at the first UPDATE or DELETE of the table",
+        "give both tables the same key, or use REPLICA IDENTITY FULL on the publisher", is_arguable=True,
+    ),
+    Code.TABLE_ACCESS: Kind(
+        _T, _REFUSED, "the stream stops at the table's first change",
+        "grant what is missing: config/roles/subscriber.sql does", is_arguable=True,
+    ),
+    Code.COLUMN_UNFILLED: Kind(
+        _T, _REFUSED, "every INSERT of the table fails: the column is NOT NULL, gets no value from the publisher,"
+        " and has no default", "give it a default, or allow NULL", is_arguable=True,
+    ),
+    Code.ROWS_THERE: Kind(
+        _T, _REFUSED, "the copy would bring the publisher's rows in addition",
+        "empty them, or give --truncate, which does; `init` without --copy leaves them as they are",
+    ),
+    Code.ROWS_EMPTIED: Kind(_T, _WARNING, "--truncate deletes them before the copy",
+    "make sure that they are no longer needed"),
+    Code.ENUM_LABELS: Kind(
+        _T, _WARNING, "a row with such a label stops the stream or the copy", "add the labels on the target"
+    ),
+    Code.GENERATED_ON_SOURCE: Kind(
+        _T, _WARNING, "the publisher does not send the column, so it stays NULL or has its default on the target",
+        "generate it on the target too, or (18) publish it with publish_generated_columns",
+    ),
+    Code.TYPE_DIFFERS: Kind(
+        _T, _WARNING, "values travel as text: one that the target's type does not read stops the stream, and one"
+        " that it rounds or cuts makes the two sides differ", "use the publisher's type",
+    ),
+    Code.NOT_NULL: Kind(
+        _T, _WARNING, "a row that the publisher accepts can be refused here, which stops the stream",
+        "drop the constraint, or have it on the publisher too",
+    ),
+    Code.CONSTRAINT: Kind(
+        _T, _WARNING, "a row that the publisher accepts can be refused here, which stops the stream",
+        "drop the constraint, or have it on the publisher too",
+    ),
+    Code.UNIQUE: Kind(
+        _T, _WARNING, "a row that the publisher accepts can be refused here, which is a conflict",
+        "drop the index, have it on the publisher too, or set a policy in [conflict]",
+    ),
+    Code.FOREIGN_KEY: Kind(
+        _T, _WARNING, "it is enforced in the daemon's sessions: a row whose parent is not replicated stops the stream",
+        "drop it, have it on the publisher too, or do not enforce it for the replica role",
+    ),
+    Code.CODE_RUNS: Kind(
+        _T, _WARNING, "it can see the order of changes, so each transaction with the table is applied alone, row by"
+        " row",
+        "disable it for the replica role if it must not run; if its order does not matter, say so in the configuration",
+    ),
+    Code.NO_KEY: Kind(
+        _T, _WARNING, "each updated or deleted row is searched by all its columns, one after the other",
+        "give the table a primary key on both ends",
+    ),
+    Code.NOT_SET_BASED: Kind(_T, _NOTE, "the table is applied, but not in the fastest way",
+        "the reason says what is in the way"),
+    Code.TYPE_WIDER: Kind(
+        _T, _NOTE, "the target's type takes every value; as a key it may be applied more slowly",
+        "intended, or align them"
+    ),
+    Code.COLLATION_DIFFERS: Kind(
+        _T, _NOTE, "values are the same, but their order differs, and a nondeterministic collation holds different"
+        " texts equal", "intended, or align them",
+    ),
+    Code.FOREIGN_KEY_UNCHECKED: Kind(
+        _T, _NOTE, "the daemon's sessions do not check it, so a parent that is not replicated is not missed",
+        "publish the parent table too, or drop it",
+    ),
+    Code.IDENTITY_ALWAYS: Kind(
+        _T, _NOTE, "inserts work (OVERRIDING SYSTEM VALUE), but an UPDATE that changes the column cannot be applied",
+        "if the publisher changes such values: make it BY DEFAULT on the target",
+    ),
+    Code.NOT_REPLICATED: Kind(_S, _NOTE, "logical replication does not carry it", "bring it over by hand"),
+    Code.TABLE_UNPUBLISHED: Kind(
+        _S, _NOTE, "changes of these tables do not come", "intended, or ALTER PUBLICATION ... ADD TABLE"
+    ),
+    Code.SEQUENCES: Kind(
+        _S, _NOTE, "their values are not in the stream: after a cut-over the target would give numbers that are taken",
+        "`parapply sequences` at the cut-over",
+    ),
+    Code.LARGE_OBJECTS: Kind(
+        _S, _NOTE, "logical replication does not carry them; columns that hold their OIDs lead nowhere on the target",
+        "move them with pg_dump --large-objects, or keep the data in bytea columns",
+    ),
+    Code.SPILL_DIR: Kind(
+        _D, _REFUSED, "the daemon keeps large transactions there until they commit", "make it, or set apply.spill_dir",
+        is_arguable=True,
+    ),
+    Code.SPILL_SPACE: Kind(
+        _D, _WARNING, "a large transaction can fill the disk of the daemon's machine before it meets its limit",
+        "make room, or lower apply.spill_limit_bytes",
+    ),
+}  # fmt: skip

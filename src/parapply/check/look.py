@@ -1,0 +1,235 @@
+"""One look at both ends: reads them, and returns what would fail or hurt.
+
+In: the configuration and options, and sessions of `init` or of its own. Out: a `Report`. Makes nothing on either
+server: while it looks, its sessions are read-only. It waits for a locked table only briefly, and then says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import psycopg
+from psycopg import sql
+
+from parapply.check.findings import Code, Finding, Severity
+from parapply.check.kinds import KINDS
+from parapply.check.server import read_rows
+from parapply.check.source import few, read_source
+from parapply.check.tables import Wanted, read_tables
+from parapply.check.target import findings_of_machine, findings_of_target, read_target
+from parapply.connect import Connections, known_position
+from parapply.copy.published import PublishedTable
+from parapply.errors import SourceLost, SourceRefused, TargetLost, TargetRefused
+from parapply.plan.table import TablePlan
+from parapply.source import refusals, slot
+from parapply.source.slot import source_errors
+from parapply.target.session import settings
+from parapply.target.session.settings import target_errors
+from parapply.target.state import slots as state
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    from parapply.check.source import SourceSide
+    from parapply.config import Config
+
+_FINE, _WARNED, _REFUSED = 0, 1, 4
+_ORDER = list(KINDS)
+#: What matters only while the slot is still to be made or adopted.
+_OF_NEW_SLOT = frozenset(
+    {Code.SLOT_ADOPTED, Code.SLOT_IN_USE, Code.SLOT_REFUSED, Code.SLOTS_EXHAUSTED, Code.OPEN_TRANSACTION}
+)
+#: How long a question waits for a locked table.
+_LOCK_TIMEOUT: Final = "2s"
+
+# Neither asks for a lock on a table itself. A prepared transaction has no process.
+_LOCKED: Final = """
+SELECT pg_catalog.format('%I.%I', n.nspname, c.relname), l.pid
+FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_class c ON c.oid = l.relation AND c.relkind IN ('r', 'p')
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE l.granted AND l.mode = 'AccessExclusiveLock'
+  AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())
+ORDER BY 1"""
+
+
+class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be set up."""
+
+    is_copy: bool = False
+    truncates: bool = False
+    brings_schema: bool = False
+    connections: int = 4  # of the copy
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found."""
+
+    slot: str
+    is_known: bool  # the target's state knows the slot: `init` has been here
+    published: tuple[PublishedTable, ...] = ()  # what a copy would read
+    findings: tuple[Finding, ...]  # worst first
+    plans: tuple[TablePlan, ...]  # how each table would be applied
+
+    def of(self, severity: Severity) -> list[Finding]:
+        """Return the findings of one severity."""
+        return [each for each in self.findings if KINDS[each.code].severity is severity]
+
+    @property
+    def exit_code(self) -> int:
+        """Return 0 if all is fine, 1 with warnings, 4 if something would be refused."""
+        if self.of(Severity.REFUSED):
+            return _REFUSED
+        return _WARNED if self.of(Severity.WARNING) else _FINE
+
+
+async def look(config: Config, options: CheckOptions) -> Report:
+    """Look at both ends by sessions of its own, whatever state the ends are in.
+
+    Raises:
+        SourceLost, SourceRefused, TargetLost, TargetRefused: an end cannot be reached, does not let this role in, or
+            has locked tables.
+    """
+    name = f"parapply check {config.source.slot}"
+    conn = await slot.connect(config.source.dsn.get_secret_value(), application_name=name)
+    async with conn:
+        target = await settings.connect_reader(config.target.dsn.get_secret_value(), name)
+        async with target:
+            facts = await slot.inspect(conn, config.source.slot)
+            known, of_state = await _known(config, facts, target)
+            return await look_at(Connections(conn, target), config, options, facts, known, of_state=of_state)
+
+
+async def look_at(  # noqa: PLR0913  what is known by now
+    ends: Connections,
+    config: Config,
+    options: CheckOptions,
+    facts: slot.SourceFacts,
+    known: state.SlotState | None,
+    *,
+    of_state: Sequence[Finding] = (),
+) -> Report:
+    """Look at both ends by sessions that are there; they can write again afterwards if nothing was raised.
+
+    Args:
+        ends: a session on both.
+        config: what is to be set up.
+        options: what is to be done.
+        facts: the publisher, just read.
+        known: what the target's state says of the slot; None: nothing.
+        of_state: why the state cannot be read.
+
+    Raises:
+        SourceLost, TargetLost: a connection broke, or a table is locked.
+    """
+    async with _reading(ends.source, source_errors), _reading(ends.target, target_errors):
+        try:
+            return await _look_at(ends, config, options, facts, known, of_state)
+        except (SourceLost, TargetLost) as error:
+            if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
+                await _tell_locks(ends, error)
+            raise
+
+
+@asynccontextmanager
+async def _reading(
+    conn: psycopg.AsyncConnection[Any], errors: Callable[[str], AbstractContextManager[None]]
+) -> AsyncIterator[None]:
+    """Keep a session from writing and from waiting for locks; if the block fails it stays so, for the command ends."""
+    doing = "pinning session settings"
+    with errors(doing):
+        await conn.execute(f"SET default_transaction_read_only = on; SET lock_timeout = '{_LOCK_TIMEOUT}'".encode())
+    yield
+    with errors(doing):
+        await conn.execute(b"SET default_transaction_read_only = off; SET lock_timeout = 0")
+
+
+async def _tell_locks(ends: Connections, error: SourceLost | TargetLost) -> None:
+    """Raise what names the locked tables of the end that `error` is about, unless they are free by now."""
+    is_source = isinstance(error, SourceLost)
+    conn: psycopg.AsyncConnection[Any] = ends.source if is_source else ends.target
+    with source_errors("asking for locks") if is_source else target_errors("asking for locks"):
+        locked = await read_rows(conn, _LOCKED)
+    if not locked:
+        return
+    names = few([f"{table} (process {pid})" if pid else f"{table} (a prepared transaction)" for table, pid in locked])
+    raise type(error)(
+        f"{'source' if is_source else 'target'}: could not look at every table within {_LOCK_TIMEOUT}, because tables"
+        f" are locked: {names}",
+        hint="end the transactions that hold them, or wait for their end, and run the command again",
+    ) from error
+
+
+async def _look_at(  # noqa: PLR0913, PLR0917  what is known by now
+    ends: Connections,
+    config: Config,
+    options: CheckOptions,
+    facts: slot.SourceFacts,
+    known: state.SlotState | None,
+    of_state: Sequence[Finding],
+) -> Report:
+    connections = options.connections if options.is_copy else 0
+    # Both have ended when this goes on: neither reads on in a session that is about to be closed.
+    source, there = await asyncio.gather(
+        read_source(ends.source, config, facts, is_copy=options.is_copy, connections=connections),
+        read_target(ends.target, config),
+        return_exceptions=True,
+    )
+    if isinstance(source, BaseException):
+        raise source
+    if isinstance(there, BaseException):
+        raise there
+    of_source = [*source.findings, *of_state]
+    is_known = known is not None or bool(of_state)
+    if is_known:
+        of_source = [each for each in of_source if each.code not in _OF_NEW_SLOT]
+    if known is not None:
+        of_source += await _of_known_slot(config, ends.target, source, known)
+    wanted = Wanted(
+        is_copy=options.is_copy,
+        truncates=options.truncates,
+        brings_schema=options.brings_schema,
+        is_known=is_known,
+    )
+    plans, of_tables = await read_tables(ends.target, config, source, wanted)
+    findings = [*of_source, *findings_of_target(there, config, source), *of_tables, *findings_of_machine(config)]
+    severities = list(Severity)
+    findings.sort(key=lambda each: (severities.index(KINDS[each.code].severity), _ORDER.index(each.code), each.object))
+    return Report(
+        slot=config.source.slot,
+        is_known=is_known,
+        published=source.tables,
+        findings=tuple(findings),
+        plans=tuple(plans),
+    )
+
+
+async def _known(
+    config: Config, facts: slot.SourceFacts, target: settings.Connection
+) -> tuple[state.SlotState | None, list[Finding]]:
+    """Return what the target's state says of the slot, None if nothing, and why it cannot be read."""
+    schema = config.target.state_schema
+    try:
+        if not await state.has_schema(target, schema):
+            return None, []
+        return await state.load(target, schema, config.source.slot, facts.system_identifier), []
+    except TargetRefused as error:
+        name = sql.Identifier(schema).as_string(None)
+        return None, [Finding(code=Code.STATE_SCHEMA, object=name, found=str(error), fix=error.hint)]
+
+
+async def _of_known_slot(
+    config: Config, target: settings.Connection, source: SourceSide, found: state.SlotState
+) -> list[Finding]:
+    """Tell why a slot that is followed already cannot continue."""
+    dsn, name = config.source.dsn.get_secret_value(), config.source.slot
+    position = await known_position(target, found)
+    try:
+        await refusals.check(source.facts, dsn, name, position, two_phase=config.source.two_phase)
+    except SourceRefused as error:
+        if not any(each.code in {Code.WAL_LEVEL, Code.SOURCE_STANDBY} for each in source.findings):
+            return [Finding(code=Code.SLOT_REFUSED, object=name, found=str(error), fix=error.hint)]
+    return []

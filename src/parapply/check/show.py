@@ -1,0 +1,125 @@
+"""A report for people and for programs.
+
+In: a `Report`. Out: text by severity, or one JSON document. SQL is never wrapped, so that it can be copied.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from parapply.check.findings import Severity
+from parapply.check.kinds import KINDS
+from parapply.plan.table import Lane
+from parapply.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from parapply.check.findings import Code, Finding
+    from parapply.check.look import Report
+
+#: Findings of one code that a person is shown; --json has all of them.
+_MOST_SHOWN: Final = 20
+_STYLES: Final = {Severity.REFUSED: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold"}
+
+
+def show(report: Report, *, as_json: bool) -> None:
+    """Print a report on standard output."""
+    if as_json:
+        click.echo(json.dumps(document(report), indent=2))
+        return
+    console = Console(highlight=False)
+    for severity in Severity:
+        found = report.of(severity)
+        if found:
+            console.print(Text(f"{severity.value.upper()} ({len(found):,})", style=_STYLES[severity]))
+            for code, group in _by_code(found).items():
+                for text in _section(code, group):
+                    # Soft: a terminal wraps, but the line stays one line for whoever copies it.
+                    console.print(text, soft_wrap=True)
+            console.print()
+    if report.plans:
+        console.print(_lanes(report))
+    console.print(_summary(report), soft_wrap=True)
+
+
+def document(report: Report) -> dict[str, Any]:
+    """Return the report as JSON has it."""
+    findings = []
+    for each in report.findings:
+        kind = KINDS[each.code]
+        findings.append(
+            {
+                "severity": kind.severity.value,
+                "code": each.code.value,
+                "end": kind.end.value,
+                "object": each.object,
+                "found": each.found,
+                "why": kind.why,
+                "advice": kind.advice,
+                "fix": each.fix,
+                "is_arguable": kind.is_arguable,
+            }
+        )
+    tables = [
+        {
+            "schema_name": plan.relation.schema,
+            "table_name": plan.relation.name,
+            "lane": plan.lane.value,
+            "is_table_exclusive": plan.is_table_exclusive,
+            "reason": plan.reason,
+        }
+        for plan in report.plans
+    ]
+    return {
+        "slot_name": report.slot, "is_known": report.is_known, "exit_code": report.exit_code, "findings": findings,
+        "tables": tables,
+    }  # fmt: skip
+
+
+def _by_code(findings: Sequence[Finding]) -> dict[Code, list[Finding]]:
+    groups: dict[Code, list[Finding]] = {}
+    for each in findings:
+        groups.setdefault(each.code, []).append(each)
+    return groups
+
+
+def _section(code: Code, findings: Sequence[Finding]) -> Iterator[Text]:
+    kind = KINDS[code]
+    yield Text.assemble(
+        "  ", (code.value, _STYLES[kind.severity]), f"  {kind.end.value}" + (", arguable" if kind.is_arguable else "")
+    )
+    yield Text(f"    why  {kind.why}")
+    yield Text(f"    do   {kind.advice}")
+    for each in findings[:_MOST_SHOWN]:
+        yield Text(f"    - {printable(each.found)}")
+        if each.fix:
+            yield Text(f"      {printable(each.fix)}", style="cyan")
+    if len(findings) > _MOST_SHOWN:
+        yield Text(f"    and {len(findings) - _MOST_SHOWN:,} more, which --json lists")
+
+
+def _lanes(report: Report) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("how tables would be applied")
+    table.add_column("tables", justify="right")
+    counts = Counter((plan.lane, plan.is_table_exclusive) for plan in report.plans)
+    for lane in Lane:
+        for is_exclusive in (False, True):
+            if count := counts[lane, is_exclusive]:
+                one_at_a_time = ", one batch at a time" if is_exclusive and lane is not Lane.SERIAL else ""
+                table.add_row(lane.value + one_at_a_time, f"{count:,}")
+    return table
+
+
+def _summary(report: Report) -> Text:
+    counts = ", ".join(f"{len(report.of(severity)):,} {severity.value}" for severity in Severity)
+    known = "; the slot is followed already" if report.is_known else ""
+    return Text(f"slot {report.slot!r}: {counts}{known}")

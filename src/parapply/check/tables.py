@@ -1,0 +1,177 @@
+"""How each published table would be applied, by the daemon's own planning, and what stands in the way.
+
+In: what was read of the publisher, and a read-only session on the target. Out: `TablePlan` of every table that can be
+applied, and findings. The number of queries does not depend on the number of tables, except for the question whether
+tables hold rows, which asks a few dozen of them at a time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from psycopg import sql
+
+from parapply.check.compare import findings_of_shape, findings_of_types
+from parapply.check.findings import Code, Finding
+from parapply.check.shapes import read_shapes, read_types
+from parapply.check.source import quoted
+from parapply.conflict.rules import Rules
+from parapply.copy import tables as on_target
+from parapply.errors import TargetRefused
+from parapply.plan.table import Lane, TableFacts, TablePlan
+from parapply.target.catalogue import facts, match
+from parapply.target.session.settings import target_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from parapply.check.source import SourceSide
+    from parapply.config import Config
+    from parapply.copy.published import PublishedTable
+    from parapply.model import Relation
+    from parapply.plan.copy_starts import Name
+    from parapply.target.session.settings import Connection
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be done with the tables."""
+
+    is_copy: bool = False
+    truncates: bool = False
+    brings_schema: bool = False  # tables that are missing are made before the copy
+    is_known: bool = False  # the target's state knows the slot: rows are there because they were applied
+
+
+async def read_tables(
+    conn: Connection, config: Config, source: SourceSide, wanted: Wanted
+) -> tuple[list[TablePlan], list[Finding]]:
+    """Plan every published table.
+
+    Raises:
+        TargetLost: the connection broke.
+    """
+    names = [relation_name(relation) for relation in source.relations]
+    role = config.target.session_replication_role
+    found = await facts.load_many(conn, names, role=role)
+    there = [each for each in found.values() if isinstance(each, TableFacts)]
+    privileges = facts.privileges_for(source.operations, overwrites=Rules(config.conflict).overwrites)
+    denied = await facts.access_problems(conn, there, privileges)
+    with target_errors("checking the target's tables"):
+        shapes = await read_shapes(conn, names)
+        types = await read_types(conn, names)
+    findings = list(findings_of_types(source.types, types))
+    plans = []
+    for relation, name in zip(source.relations, names, strict=True):
+        target = found.get(name)
+        if target is None:
+            if not wanted.brings_schema:
+                findings.append(_missing(name))
+            continue
+        if isinstance(target, TargetRefused):
+            findings.append(Finding(code=Code.TABLE_REFUSED, object=quoted(*name), found=str(target)))
+            continue
+        if name in denied:
+            findings.append(_denied(name, denied[name], sql.Identifier(conn.info.user).as_string(None), privileges))
+        sent = {column.name for column in relation.columns}
+        findings += findings_of_shape(name, sent, source.shapes[name], shapes[name], target)
+        plan = _plan(relation, target, config)
+        if isinstance(plan, Finding):
+            findings.append(plan)
+            continue
+        plans.append(plan)
+        can_change = source.publishes_changes(relation.oid)
+        findings += _of_plan(plan, can_change=can_change, is_replica=role == "replica")
+    if wanted.is_copy and not wanted.is_known:
+        readable = [
+            table for table in source.tables
+            if isinstance(found.get(table.full_name), TableFacts) and table.full_name not in denied
+        ]  # fmt: skip
+        findings += await _of_rows(conn, readable, wanted)
+    return plans, findings
+
+
+def relation_name(relation: Relation) -> Name:
+    """Return schema and name."""
+    return relation.schema, relation.name
+
+
+def _missing(name: Name) -> Finding:
+    return Finding(
+        code=Code.TABLE_MISSING, object=quoted(*name), found=f"{quoted(*name)} is published but missing here"
+    )
+
+
+def _denied(name: Name, error: TargetRefused, role: str, privileges: Sequence[str]) -> Finding:
+    table, schema = quoted(*name), sql.Identifier(name[0]).as_string(None)
+    fix = f"GRANT USAGE ON SCHEMA {schema} TO {role}; GRANT {', '.join(privileges)}, TRUNCATE ON {table} TO {role};"
+    if "row-level security" in str(error):
+        fix = f"ALTER ROLE {role} BYPASSRLS;"
+    return Finding(code=Code.TABLE_ACCESS, object=table, found=str(error), fix=fix)
+
+
+def _plan(relation: Relation, target: TableFacts, config: Config) -> TablePlan | Finding:
+    setting = config.apply.tables.get(relation.qualified_name)
+    try:
+        return match.match(
+            relation, target, parallel=setting.parallel if setting else "auto",
+            is_relaxed=config.apply.commit_order == "relaxed",
+        )  # fmt: skip
+    except TargetRefused as error:
+        return Finding(code=Code.COLUMNS_REFUSED, object=quoted(*relation_name(relation)), found=str(error))
+
+
+def _of_plan(plan: TablePlan, *, can_change: bool, is_replica: bool) -> Iterator[Finding]:
+    """Tell what is not as good as it could be.
+
+    Args:
+        plan: of the table.
+        can_change: updates or deletes can come; else how they would be applied does not matter.
+        is_replica: triggers and rules act only if they are enabled for the replica role, or always.
+    """
+    name = relation_name(plan.relation)
+    table = quoted(*name)
+    if plan.refusal and can_change:
+        yield Finding(code=Code.UPDATES_REFUSED, object=table, found=plan.refusal)
+    if plan.lane is Lane.SERIAL and not plan.reason.startswith("serial: the configuration"):
+        ways = [f'[apply.tables."{plan.relation.qualified_name}"] parallel = "always"']
+        ways += _disable(table, plan.facts) if is_replica else []
+        yield Finding(code=Code.CODE_RUNS, object=table, found=f"{table}: {plan.reason}", fix="  -- or: ".join(ways))
+    elif plan.is_full and can_change:
+        yield Finding(
+            code=Code.NO_KEY, object=table, found=f"{table}: {plan.reason}",
+            fix=f"ALTER TABLE {table} ADD PRIMARY KEY (...);",
+        )  # fmt: skip
+    elif plan.lane is not Lane.SET or plan.is_table_exclusive:
+        yield Finding(code=Code.NOT_SET_BASED, object=table, found=f"{table}: {plan.reason}")
+    for column in plan.columns:
+        if column.is_identity_always:
+            quoted_column = sql.Identifier(column.name).as_string(None)
+            yield Finding(
+                code=Code.IDENTITY_ALWAYS, object=table,
+                found=f"column {quoted_column} of {table} is GENERATED ALWAYS AS IDENTITY",
+                fix=f"ALTER TABLE {table} ALTER COLUMN {quoted_column} SET GENERATED BY DEFAULT;",
+            )  # fmt: skip
+
+
+def _disable(table: str, target: TableFacts) -> list[str]:
+    """Return SQL that keeps the table's own triggers and rules from acting in sessions of the replica role."""
+    words = [
+        f"{kind.upper()} {sql.Identifier(name).as_string(None)}"
+        for kind, _, name in (each.partition(" ") for each in (*target.triggers, *target.rules))
+        if " on " not in name
+    ]
+    return ["; ".join(f"ALTER TABLE {table} ENABLE {word}" for word in words) + ";"] if words else []
+
+
+async def _of_rows(conn: Connection, tables: Sequence[PublishedTable], wanted: Wanted) -> list[Finding]:
+    code = Code.ROWS_EMPTIED if wanted.truncates else Code.ROWS_THERE
+    return [
+        Finding(
+            code=code,
+            object=quoted(*table.full_name),
+            found=f"{quoted(*table.full_name)} holds rows already",
+            fix=f"TRUNCATE {quoted(*table.full_name)};",
+        )
+        for table in await on_target.not_empty(conn, tables)
+    ]

@@ -1,0 +1,260 @@
+"""What the target is as a server, and whether the daemon could work there.
+
+In: a read-only session on the target. Out: `Server` and findings. Changes nothing.
+
+Source: PostgreSQL manual, "Access Privilege Inquiry Functions", "Replication Progress Tracking".
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from psycopg import sql
+
+from parapply.check.findings import Code, Finding
+from parapply.check.server import Server, read_rows, read_server
+from parapply.check.source import few
+from parapply.conflict.rules import Rules
+from parapply.errors import TargetRefused
+from parapply.target.session import origins, prepared
+from parapply.target.session.settings import target_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from parapply.check.source import SourceSide
+    from parapply.config import Config
+    from parapply.target.session.settings import Connection
+
+#: Sessions of a daemon besides its workers.
+_OTHER_SESSIONS: Final = 3
+#: server_version_num of the first server that lets a role set a parameter of superusers by a grant.
+_PARAMETER_GRANTS_SINCE: Final = 150000
+#: Locale providers as pg_database names them.
+_PROVIDERS: Final = {"c": "libc", "i": "ICU", "b": "built-in", "d": "default"}
+
+_ORIGINS: Final = """
+SELECT (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_origin),
+  (SELECT pg_catalog.bool_and(pg_catalog.has_function_privilege('pg_catalog.' || f, 'EXECUTE'))
+   FROM pg_catalog.unnest($1::text[]) AS f)"""
+
+_STATE: Final = """
+SELECT pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_schema_privilege(n.oid, 'CREATE'),
+  EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid AND c.relname = 'schema_version')
+FROM pg_catalog.pg_namespace n WHERE n.nspname = $1"""
+
+
+class TargetSide(msgspec.Struct, frozen=True, kw_only=True):
+    """What was read of the target as a server."""
+
+    server: Server
+    announced_pid: int  # of the session, at connection
+    n_origins: int
+    may_make_origins: bool
+    may_set_role: bool  # session_replication_role
+    state: tuple[tuple[bool, bool], ...]  # of the state schema if it is there: may be used and added to; has a version
+    extensions: dict[str, str]  # version by name
+    two_phase_error: str  # why prepared transactions cannot be applied; empty: they can, or need not
+
+
+async def read_target(conn: Connection, config: Config) -> TargetSide:
+    """Read the target as a server.
+
+    Raises:
+        TargetLost: the connection broke.
+    """
+    with target_errors("checking the target"):
+        server = await read_server(conn)
+        ((n_origins, may_make_origins),) = await read_rows(conn, _ORIGINS, [list(origins.FUNCTIONS)])
+        state = await read_rows(conn, _STATE, [config.target.state_schema])
+        may_set_role = server.is_superuser
+        if not may_set_role and server.version_num >= _PARAMETER_GRANTS_SINCE:
+            query = "SELECT pg_catalog.has_parameter_privilege('session_replication_role', 'SET')"
+            ((may_set_role,),) = await read_rows(conn, query)
+        extensions = dict(await read_rows(conn, "SELECT extname::text, extversion FROM pg_catalog.pg_extension"))
+    two_phase_error = ""
+    if config.source.two_phase:
+        try:
+            await prepared.check_possible(conn)
+        except TargetRefused as error:
+            two_phase_error = str(error)
+    return TargetSide(
+        server=server, announced_pid=conn.info.backend_pid, n_origins=n_origins, may_make_origins=may_make_origins,
+        may_set_role=may_set_role, state=tuple(state), extensions=extensions, two_phase_error=two_phase_error,
+    )  # fmt: skip
+
+
+def findings_of_target(target: TargetSide, config: Config, source: SourceSide) -> list[Finding]:
+    """Tell what is wrong with the target as a server. Pure."""
+    server = target.server
+    findings = list(_of_session(target))
+    role = sql.Identifier(server.role).as_string(None)
+    if not target.may_set_role and config.target.session_replication_role != "origin":
+        findings.append(
+            Finding(
+                code=Code.REPLICATION_ROLE,
+                object=role,
+                found=f"role {role} may not set session_replication_role",
+                fix=f"GRANT SET ON PARAMETER session_replication_role TO {role};",
+            )
+        )
+    findings += _of_state(config, server, target.state)
+    findings += _of_two_phase(config, source.server, target)
+    findings += _of_room(config, server)
+    findings += _of_origins(config, server, target.n_origins, may_make_origins=target.may_make_origins)
+    findings += _of_locale(source.server, server)
+    findings += _of_extensions(source, target.extensions)
+    return findings
+
+
+def _of_session(target: TargetSide) -> Iterator[Finding]:
+    server = target.server
+    if server.backend_pid != target.announced_pid:
+        yield Finding(
+            code=Code.TARGET_POOLER,
+            found=f"the session's process {server.backend_pid} is not the one announced at connection"
+            f" ({target.announced_pid}): a connection pooler is between",
+        )
+    if server.is_in_recovery:
+        yield Finding(code=Code.TARGET_READ_ONLY, found="the target is a standby (in recovery)")
+    if not server.is_tested:
+        yield Finding(code=Code.TARGET_VERSION, found=f"the target is PostgreSQL {server.version}")
+
+
+def _of_state(config: Config, server: Server, state: Sequence[tuple[bool, bool]]) -> Iterator[Finding]:
+    role = sql.Identifier(server.role).as_string(None)
+    schema = sql.Identifier(config.target.state_schema).as_string(None)
+    if not state and not server.may_create_schema:
+        database = sql.Identifier(server.database).as_string(None)
+        yield Finding(
+            code=Code.STATE_SCHEMA, object=role, found=f"role {role} may not create schema {schema} in the database",
+            fix=f"GRANT CREATE ON DATABASE {database} TO {role};",
+        )  # fmt: skip
+    elif state and state[0] == (False, False):
+        yield Finding(
+            code=Code.STATE_SCHEMA, object=schema, found=f"role {role} may not create tables in schema {schema}",
+            fix=f"GRANT USAGE, CREATE ON SCHEMA {schema} TO {role};",
+        )  # fmt: skip
+
+
+def _of_two_phase(config: Config, source: Server, target: TargetSide) -> Iterator[Finding]:
+    if not config.source.two_phase:
+        return
+    most, here = (server.number("max_prepared_transactions") for server in (source, target.server))
+    fix = f"ALTER SYSTEM SET max_prepared_transactions = {max(most, 1)};  -- then restart"
+    if target.two_phase_error:
+        yield Finding(code=Code.TWO_PHASE, found=target.two_phase_error, fix=fix)
+    elif here < most:
+        found = f"max_prepared_transactions is {here} here and {most} on the publisher"
+        yield Finding(code=Code.TWO_PHASE_FEWER, found=found, fix=fix)
+
+
+def _of_room(config: Config, server: Server) -> Iterator[Finding]:
+    needed, free = config.apply.workers + _OTHER_SESSIONS, server.free_connections()
+    if free < needed:
+        role = sql.Identifier(server.role).as_string(None)
+        yield Finding(
+            code=Code.TARGET_CONNECTIONS, object=role,
+            found=f"apply.workers = {config.apply.workers} needs {needed} connections, and role {role} can open"
+            f" {max(free, 0)}",
+        )  # fmt: skip
+
+
+def _of_origins(config: Config, server: Server, n_origins: int, *, may_make_origins: bool) -> Iterator[Finding]:
+    role = sql.Identifier(server.role).as_string(None)
+    needing = Rules(config.conflict).needing()
+    if needing and server.settings.get("track_commit_timestamp") != "on":
+        yield Finding(
+            code=Code.COMMIT_TIMESTAMPS, found=f"{needing} needs commit timestamps, and track_commit_timestamp is off",
+            fix="ALTER SYSTEM SET track_commit_timestamp = on;  -- then restart",
+        )  # fmt: skip
+    if not may_make_origins:
+        functions = ", ".join(f"pg_catalog.{name}" for name in origins.FUNCTIONS)
+        yield Finding(
+            code=Code.ORIGINS_NEEDED if needing else Code.ORIGINS_MISSING, object=role,
+            found=f"role {role} may not set up replication origins" + (f", which {needing} needs" if needing else ""),
+            fix=f"GRANT EXECUTE ON FUNCTION {functions} TO {role};",
+        )  # fmt: skip
+    name = "max_active_replication_origins"
+    name = name if name in server.settings else "max_replication_slots"
+    most, needed = server.number(name), config.apply.workers
+    if most < n_origins + needed:
+        yield Finding(
+            code=Code.ORIGINS_EXHAUSTED, found=f"{n_origins} replication origins are there, {needed} more are needed,"
+            f" and {name} is {most}",
+            fix=f"ALTER SYSTEM SET {name} = {n_origins + needed};  -- then restart",
+        )  # fmt: skip
+
+
+def _of_locale(source: Server, target: Server) -> Iterator[Finding]:
+    if source.encoding != target.encoding and target.encoding not in {"UTF8", "SQL_ASCII"}:
+        yield Finding(
+            code=Code.ENCODING, found=f"the publisher's database is in {source.encoding}, the target's in"
+            f" {target.encoding}",
+        )  # fmt: skip
+    elif "SQL_ASCII" in {source.encoding, target.encoding} and source.encoding != target.encoding:
+        yield Finding(
+            code=Code.ENCODING, found=f"the publisher's database is in {source.encoding}, the target's in"
+            f" {target.encoding}: nothing checks what its bytes mean",
+        )  # fmt: skip
+    if target.collation_version != target.actual_collation_version and target.actual_collation_version:
+        database = sql.Identifier(target.database).as_string(None)
+        yield Finding(
+            code=Code.COLLATION_VERSION, object=database,
+            found=f"the target's database was made with collation version {target.collation_version}, and"
+            f" {target.actual_collation_version} is in use",
+            fix=f"REINDEX DATABASE {database}; ALTER DATABASE {database} REFRESH COLLATION VERSION;",
+        )  # fmt: skip
+    pairs = [
+        ("locale provider", _PROVIDERS.get(source.locale_provider), _PROVIDERS.get(target.locale_provider)),
+        ("LC_COLLATE", source.collate, target.collate),
+        ("LC_CTYPE", source.ctype, target.ctype),
+        *((name, source.settings.get(name), target.settings.get(name)) for name in ("lc_numeric", "lc_time")),
+    ]
+    differing = [f"{name} {here} there, {there} here" for name, here, there in pairs if here != there]
+    if differing:
+        yield Finding(code=Code.LOCALE, found=f"the databases differ: {'; '.join(differing)}")
+
+
+def _of_extensions(source: SourceSide, extensions: dict[str, str]) -> Iterator[Finding]:
+    by_name: dict[str, list[str]] = {}
+    versions = {}
+    for type_, each in source.types.items():
+        if each.extension:
+            by_name.setdefault(each.extension, []).append(type_)
+            versions[each.extension] = each.extension_version
+    for name, types in sorted(by_name.items()):
+        quoted = sql.Identifier(name).as_string(None)
+        here = extensions.get(name)
+        if here is None:
+            yield Finding(
+                code=Code.EXTENSION_MISSING, object=quoted, found=f"extension {quoted} is missing ({few(types)})",
+                fix=f"CREATE EXTENSION {quoted};",
+            )  # fmt: skip
+        elif here != versions[name]:
+            yield Finding(
+                code=Code.EXTENSION_VERSION, object=quoted,
+                found=f"extension {quoted} has version {versions[name]} on the publisher and {here} here",
+            )  # fmt: skip
+
+
+def findings_of_machine(config: Config) -> Iterator[Finding]:
+    """Look at the disk for transactions in progress, on the machine that runs this command; make nothing there."""
+    wanted = config.apply.spill_dir or Path(tempfile.gettempdir())
+    # The daemon makes the directory; what decides is the nearest one that is there.
+    there = next(path for path in (wanted.absolute(), *wanted.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        yield Finding(code=Code.SPILL_DIR, object=str(wanted), found=f"nothing can be written in {there}")
+        return
+    free_bytes = shutil.disk_usage(there).free
+    if free_bytes < config.apply.spill_limit_bytes:
+        yield Finding(
+            code=Code.SPILL_SPACE, object=str(wanted),
+            found=f"apply.spill_limit_bytes is {config.apply.spill_limit_bytes:,}, and {free_bytes:,} bytes are free"
+            f" in {there}",
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""The command line: what it says, and which room does it."""

@@ -1,0 +1,554 @@
+"""The command line. Parses, loads the configuration, calls the implementation, turns errors into exit codes.
+
+Each command imports what it needs when it runs, so that ``--help`` and a wrong option answer at once.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import math
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import click
+
+from parapply import WHY_INTERPRETED, __version__, driver_versions, failpoints
+from parapply.errors import ParapplyError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from parapply.config import Config
+
+#: Exit status after Ctrl-C, as shells count it: 128 + SIGINT.
+_INTERRUPTED = 130
+
+_Command = TypeVar("_Command", bound="Callable[..., Any]")
+
+
+class _Lsn(click.ParamType[int]):
+    """An LSN as PostgreSQL prints it; becomes a number."""
+
+    name = "lsn"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401  click's
+        """Return the LSN as a number, or fail as a usage error."""
+        from parapply.model import parse_lsn  # noqa: PLC0415
+
+        try:
+            lsn = value if isinstance(value, int) else parse_lsn(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if not 0 <= lsn < 1 << 64:
+            self.fail(f"{value!r} is not an LSN like 16/B374D848", param, ctx)
+        return lsn
+
+
+def _print_version(ctx: click.Context, _param: click.Parameter, is_asked: bool) -> None:  # noqa: FBT001  click's
+    if not is_asked or ctx.resilient_parsing:
+        return
+    import psycopg  # noqa: PLC0415
+
+    libpq = psycopg.pq.version()
+    hot_path = f"interpreted ({WHY_INTERPRETED})" if WHY_INTERPRETED else "compiled"
+    python = ".".join(map(str, sys.version_info[:3]))
+    click.echo(f"parapply {__version__}")
+    click.echo(f"python {python}, psycopg {psycopg.__version__} ({psycopg.pq.__impl__}), ", nl=False)
+    click.echo(f"libpq {libpq // 10000}.{libpq % 10000}, hot path {hot_path}")
+    ctx.exit()
+
+
+def _connection_options(command: _Command) -> _Command:
+    options = [
+        click.option("--source", metavar="DSN", help="Publisher: connection string or URI."),
+        click.option("--target", metavar="DSN", help="Subscriber: connection string or URI."),
+        click.option("--slot", metavar="NAME", help="Replication slot on the publisher."),
+        click.option("--publication", metavar="NAME", multiple=True, help="Publication to follow; repeatable."),
+        click.option("--config", "config_path", metavar="FILE", type=click.Path(path_type=Path), help="TOML file."),
+        click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key, e.g. apply.workers=8."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@contextmanager
+def _light_start() -> Iterator[None]:
+    """Import without the garbage collector: modules make many objects, and no garbage."""
+    gc.disable()
+    driver_versions.tell_own()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _copy_options(command: _Command) -> _Command:
+    options = [
+        click.option(
+            "--connections",
+            type=click.IntRange(1, 64),
+            default=4,
+            show_default=True,
+            help="For the copy, on each side.",
+        ),
+        click.option("--truncate", "truncates", is_flag=True, help="Empty tables that hold rows before the copy."),
+        click.option(
+            "--defer-indexes",
+            "defers_indexes",
+            is_flag=True,
+            help="Drop indexes without a constraint, make them after.",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _load(options: dict[str, Any], *not_needed: str) -> Config:
+    from parapply.config import REQUIRED, load_config  # noqa: PLC0415
+
+    flags = {
+        "source.dsn": options["source"],
+        "target.dsn": options["target"],
+        "source.slot": options["slot"],
+        "source.publications": options["publication"],
+    }
+    required = [key for key in REQUIRED if key not in not_needed]
+    return load_config(options["config_path"], options["overrides"], flags, os.environ, required=required)
+
+
+#: Commands that are imported when they are asked for, with the place of each: bench's options and workloads alone are
+#: 4 ms of every other command's start.
+_LATER = {
+    "bench": ("parapply.cli.bench", "bench"),
+    "conflicts": ("parapply.cli.conflicts", "conflicts"),
+    "skip": ("parapply.cli.conflicts", "skip"),
+    "top": ("parapply.cli.top", "top"),
+    "report": ("parapply.analysis.command", "report"),
+    "synth-log": ("parapply.analysis.synth_command", "synth_log"),
+}
+
+
+class _Commands(click.Group):
+    """Imports the commands of `_LATER` when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return sorted([*super().list_commands(ctx), *_LATER])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of a name."""
+        if cmd_name not in _LATER:
+            return super().get_command(ctx, cmd_name)
+        module, name = _LATER[cmd_name]
+        found: click.Command = getattr(importlib.import_module(module), name)
+        return found
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="""\b
+Examples:
+  parapply demo
+  parapply init --source "host=a dbname=app" --target "host=b dbname=app" --slot app --publication app
+  parapply run --config /etc/parapply/app.toml
+
+\b
+Exit codes: 0 done, 1 not reached in time, 2 usage or configuration, 3 source refused,
+4 target refused, 5 stopped on a conflict or a data error, 130 interrupted.""",
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print versions."
+)
+def cli() -> None:
+    """Apply a PostgreSQL publication in parallel on a target database."""
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  parapply check --source "host=a dbname=app" --target "host=b dbname=app" --slot app --publication app
+  parapply check --config app.toml --copy
+  parapply check --config app.toml --copy --schema
+  parapply check --config app.toml --json | jq -r '.findings[] | select(.severity == "refused") | .fix'
+It makes nothing. Exit 0: nothing, or notes only; 1: warnings; 4: something would be refused.""",
+)
+@_connection_options
+@click.option("--copy", "is_copy", is_flag=True, help="Look at what `init --copy` needs, too.")
+@click.option("--schema", "brings_schema", is_flag=True, help="With --copy: tables that are missing will be made.")
+@click.option("--truncate", "truncates", is_flag=True, help="With --copy: tables that hold rows will be emptied.")
+@click.option("--connections", type=click.IntRange(1, 64), default=4, show_default=True, help="For the copy.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
+def check(
+    *,
+    is_copy: bool,
+    brings_schema: bool,
+    truncates: bool,
+    connections: int,
+    as_json: bool,
+    **options: Any,  # noqa: ANN401  click's options
+) -> int:
+    """Tell what would make init, the copy or the stream fail or hurt, before anything is made."""
+    if not is_copy and (brings_schema or truncates):
+        raise click.UsageError("--schema and --truncate belong to --copy")
+    config = _load(options)
+    from parapply.check import command, look  # noqa: PLC0415
+
+    how = look.CheckOptions(is_copy=is_copy, brings_schema=brings_schema, truncates=truncates, connections=connections)
+    return command.check(config, how, as_json=as_json)
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  parapply init --source "host=a dbname=app" --target "host=b dbname=app" --slot app --publication app
+  parapply init --config app.toml
+  parapply init --config app.toml --copy --schema
+  parapply init --config app.toml --copy --truncate --connections 8 --defer-indexes
+  parapply init --config app.toml --despite table_missing
+It looks first as `parapply check` does: what would be refused stops it before anything is made.
+A copy that was interrupted goes on with the same command.
+Passwords are better in PARAPPLY_SOURCE__DSN and PARAPPLY_TARGET__DSN, in a file that PARAPPLY_SOURCE__DSN_FILE
+names, or in ~/.pgpass, than in a flag.""",
+)
+@_connection_options
+@click.option("--copy", "is_copy", is_flag=True, help="Copy the rows of all published tables, too.")
+@click.option("--schema", "brings_schema", is_flag=True, help="With --copy: make the tables first, with pg_dump.")
+@click.option("--pg-dump", metavar="FILE", help="The program for --schema.  [default: pg_dump]")
+@click.option("--despite", metavar="CODE", multiple=True, help="Go on with an arguable refusal; repeatable.")
+@_copy_options
+def init(
+    *,
+    is_copy: bool,
+    brings_schema: bool,
+    pg_dump: str | None,
+    despite: tuple[str, ...],
+    **options: Any,  # noqa: ANN401  click's
+) -> None:
+    """Check both ends; create the slot and the state schema; copy the rows if asked to."""
+    how = {key: options.pop(key) for key in ("connections", "truncates", "defers_indexes")}
+    if not is_copy and (brings_schema or pg_dump or how["truncates"] or how["defers_indexes"]):
+        raise click.UsageError("--schema, --pg-dump, --truncate and --defer-indexes belong to --copy")
+    with _light_start():
+        config = _load(options)
+        from parapply import init as beginning  # noqa: PLC0415
+        from parapply.copy import command  # noqa: PLC0415
+    copy = command.CopyOptions(brings_schema=brings_schema, pg_dump=pg_dump, **how) if is_copy else None
+    beginning.init(config, copy, despite=despite)
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  psql "$SOURCE" -c 'ALTER PUBLICATION app ADD TABLE orders'
+  parapply refresh --config app.toml
+  parapply refresh --config app.toml --table public.orders --truncate
+The daemon may run at the same time.""",
+)
+@_connection_options
+@click.option("--table", "tables", metavar="SCHEMA.TABLE", multiple=True, help="Copy just this one; repeatable.")
+@_copy_options
+def refresh(
+    *,
+    tables: tuple[str, ...],
+    connections: int,
+    truncates: bool,
+    defers_indexes: bool,
+    **options: Any,  # noqa: ANN401  click's
+) -> None:
+    """Copy tables added to the publication and join them to the stream."""
+    with _light_start():
+        config = _load(options)
+        from parapply.copy import command  # noqa: PLC0415
+
+    how = command.CopyOptions(
+        connections=connections, truncates=truncates, defers_indexes=defers_indexes, tables=tables
+    )
+    command.refresh(config, how)
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  parapply run --config app.toml
+  parapply run --config app.toml --set apply.workers=8
+  parapply run --config app.toml --until 16/B374D848""",
+)
+@_connection_options
+@click.option("--until", "until_lsn", type=_Lsn(), metavar="LSN", help="Stop once all up to LSN is durable.")
+@click.option("--takeover", is_flag=True, help="End another daemon's sessions on the target instead of waiting.")
+def run(*, until_lsn: int | None, takeover: bool, **options: Any) -> int:  # noqa: ANN401  click's options
+    """Run the daemon: SIGTERM or Ctrl-C drains, a second one aborts, SIGHUP reads the configuration again."""
+    # Modules make many objects and no garbage: the daemon lets the collector in again, behind them.
+    gc.disable()
+    driver_versions.tell_own()
+    config = _load(options)
+    from parapply.errors import ConfigError  # noqa: PLC0415
+    from parapply.runtime import daemon  # noqa: PLC0415
+
+    def load_again() -> Config:
+        path = options["config_path"]
+        if path is not None and path.exists() and not path.is_file():
+            # A pipe would be empty by now, which reads as a file without a word, or never end.
+            raise ConfigError(f"--config: {path} is no regular file, so it cannot be read again")
+        return _load(options)
+
+    return daemon.run(config, load_again, until_lsn, takeover=takeover)
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  parapply status --config app.toml
+  parapply status --config app.toml --watch
+  parapply status --config app.toml --json | jq .lag_bytes
+  parapply status --config app.toml --json --watch | jq --unbuffered .lag_s""",
+)
+@_connection_options
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for programs; with --watch one a line.")
+@click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
+def status(*, as_json: bool, watch: bool, **options: Any) -> None:  # noqa: ANN401  click's options
+    """Show state, lag, watermark, workers and tables."""
+    config = _load(options, "source.publications")
+    from parapply.commands import status as screen  # noqa: PLC0415
+
+    screen.show(config, as_json, watch)
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  lsn=$(psql "$SOURCE" -Atc 'SELECT pg_current_wal_insert_lsn()')
+  parapply wait --config app.toml --lsn "$lsn" --timeout 30""",
+)
+@_connection_options
+@click.option("--lsn", type=_Lsn(), metavar="LSN", required=True, help="Return when the target shows all up to it.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0),
+    default=math.inf,
+    metavar="S",
+    help="Give up after S seconds with exit 1; without it, wait for ever.",
+)
+def wait(*, lsn: int, timeout_s: float, **options: Any) -> None:  # noqa: ANN401  click's options
+    """Read your writes: wait until the target has everything up to an LSN."""
+    config = _load(options, "source.dsn", "source.publications")
+    from parapply.commands import lifecycle  # noqa: PLC0415
+
+    lifecycle.wait(config, lsn, timeout_s)
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  parapply snapshot --config app.toml
+  parapply snapshot --config app.toml -- sh -c 'pg_dump --snapshot="$PARAPPLY_SNAPSHOT" -d app -f app.sql'
+  parapply snapshot --config app.toml --lsn 16/B374D848
+  parapply snapshot --config orders.toml --with customers.toml --json
+The daemons must run. Several targets of one publisher are cut at the same LSN. Without a command the snapshots are
+kept until Ctrl-C; a command finds them in PARAPPLY_SNAPSHOT and PARAPPLY_LSN (_2, _3 ... for the others).""",
+)
+@_connection_options
+@click.option("--lsn", type=_Lsn(), metavar="LSN", help="LSN of the publisher; by default the earliest possible.")
+@click.option(
+    "--with",
+    "others",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Configuration of another target of the same publisher; repeatable.",
+)
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=0), default=60, show_default=True, metavar="S", help="Give up."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def snapshot(
+    *,
+    lsn: int | None,
+    others: tuple[Path, ...],
+    timeout_s: float,
+    as_json: bool,
+    command: tuple[str, ...],
+    **options: Any,  # noqa: ANN401  click's options
+) -> int:
+    """Export a snapshot of the target that equals the source at one LSN."""
+    configs = [_load(options, "source.dsn", "source.publications")]
+    from parapply.config import load_config  # noqa: PLC0415
+
+    required = ("source.slot", "target.dsn")
+    configs += [load_config(path, options["overrides"], {}, {}, required=required) for path in others]
+    from parapply.commands import snapshot as taking  # noqa: PLC0415
+
+    return taking.run(configs, lsn, timeout_s, command, as_json=as_json)
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  parapply verify --config app.toml
+  parapply verify --config app.toml --table public.orders --statements
+  parapply verify --config app.toml --engine spark --spark-master spark://cluster:7077
+  parapply verify --config app.toml --json | jq '.tables[] | select(.is_equal | not)'
+Exit 0: all equal; 1: a table differs. The daemon must run; both sides stay in use.""",
+)
+@_connection_options
+@click.option("--table", "tables", metavar="SCHEMA.TABLE", multiple=True, help="Compare just this one; repeatable.")
+@click.option("--connections", type=click.IntRange(1, 64), default=2, show_default=True, help="On each side.")
+@click.option(
+    "--max-keys", type=click.IntRange(min=1), default=100, show_default=True, help="Differing keys named for a table."
+)
+@click.option(
+    "--max-pause",
+    "max_pause_s",
+    type=click.FloatRange(min=0.1),
+    default=10,
+    show_default=True,
+    metavar="S",
+    help="Longest pause of the daemon for the source's snapshot.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["postgres", "spark"]),
+    default="postgres",
+    show_default=True,
+    help="Who sums up the rows: both servers, or Spark over JDBC.",
+)
+@click.option("--spark-master", metavar="URL", help="For --engine spark.  [default: this machine]")
+@click.option("--jdbc-jar", metavar="FILE", help="PostgreSQL's JDBC driver for --engine spark.")
+@click.option("--statements", "prints_statements", is_flag=True, help="Print SQL that would repair the target.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
+def verify(
+    *,
+    tables: tuple[str, ...],
+    connections: int,
+    max_keys: int,
+    max_pause_s: float,
+    prints_statements: bool,
+    engine: Literal["postgres", "spark"],
+    spark_master: str | None,
+    jdbc_jar: str | None,
+    as_json: bool,
+    **options: Any,  # noqa: ANN401  click's options
+) -> int:
+    """Compare source and target at one LSN, online."""
+    config = _load(options)
+    from parapply.verify import command  # noqa: PLC0415
+
+    if engine == "spark" and not spark_master:
+        from parapply.analysis.java import find_java  # noqa: PLC0415
+
+        find_java(os.environ).apply(os.environ)
+    how = command.VerifyOptions(
+        tables=tables,
+        connections=connections,
+        max_keys=max_keys,
+        max_pause_s=max_pause_s,
+        prints_statements=prints_statements,
+        engine=engine,
+        spark_master=spark_master,
+        jdbc_jar=jdbc_jar,
+        as_json=as_json,
+    )
+    return command.verify(config, how)
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  parapply sequences --config app.toml
+  parapply sequences --config app.toml --dry-run
+  parapply sequences --config app.toml --ahead 10000
+At a cut-over: stop the writers, `parapply wait` for the source's last LSN, then this. It may be run earlier, with
+--ahead, and again. Exit 1: a sequence is missing on the target or could not be set.""",
+)
+@_connection_options
+@click.option(
+    "--ahead", type=click.IntRange(min=0), default=0, show_default=True, help="Steps further than the source."
+)
+@click.option("--exact", "is_exact", is_flag=True, help="Move sequences backwards, too.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Only tell what would move.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
+def sequences(
+    *,
+    ahead: int,
+    is_exact: bool,
+    is_dry: bool,
+    as_json: bool,
+    **options: Any,  # noqa: ANN401  click's options
+) -> int:
+    """Copy sequence values, for the cut-over."""
+    config = _load(options, "source.slot", "source.publications")
+    from parapply.copy import sequences as copying  # noqa: PLC0415
+
+    how = copying.SequenceOptions(ahead=ahead, is_exact=is_exact, is_dry=is_dry, as_json=as_json)
+    return copying.copy_sequences(config, how)
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  parapply drop --config app.toml
+  parapply drop --config app.toml --yes""",
+)
+@_connection_options
+@click.option("--yes", "assume_yes", is_flag=True, help="Do not ask.")
+def drop(*, assume_yes: bool, **options: Any) -> None:  # noqa: ANN401  click's options
+    """Remove the slot and the state; ask first."""
+    config = _load(options, "source.publications")
+    from parapply.commands import lifecycle  # noqa: PLC0415
+
+    lifecycle.drop(config, assume_yes)
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  parapply demo
+  parapply demo --duration-s 60 --clients 8
+  parapply demo --keep""",
+)
+@click.option("--duration-s", type=click.IntRange(min=1), default=15, show_default=True, help="Length of the load.")
+@click.option("--clients", type=click.IntRange(min=1), default=4, show_default=True, help="pgbench clients.")
+@click.option("--workers", type=click.IntRange(1, 64), default=4, show_default=True, help="Target connections.")
+@click.option("--scale", type=click.IntRange(min=1), default=1, show_default=True, help="pgbench scale factor.")
+@click.option("--keep", is_flag=True, help="Leave servers and daemon running and print their connection strings.")
+def demo(*, duration_s: int, clients: int, workers: int, scale: int, keep: bool) -> int | None:
+    """Two servers of its own, a load, the daemon, a proof, and a race against the built-in subscription."""
+    from parapply.demo import run as show  # noqa: PLC0415
+
+    return show.main(duration_s=duration_s, clients=clients, workers=workers, scale=scale, keep=keep)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; errors are lines on standard error that begin with ``parapply:``."""
+    try:
+        failpoints.arm(os.environ)
+        code = cli.main(None if arguments is None else list(arguments), prog_name="parapply", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except ParapplyError as error:
+        return _report(error)
+    except (click.Abort, KeyboardInterrupt):
+        return _INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+def _report(error: ParapplyError) -> int:
+    from parapply.errors import ConfigError  # noqa: PLC0415
+    from parapply.logs import redact_text  # noqa: PLC0415
+
+    # The configuration's errors come all at once, a line each; every other error is one line.
+    lines = str(error).splitlines() if isinstance(error, ConfigError) and not error.hint else [error.line()]
+    for line in lines:
+        click.echo(f"parapply: {redact_text(line)}", err=True)
+    return error.exit_code

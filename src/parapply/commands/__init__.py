@@ -1,0 +1,1 @@
+"""What a one-shot command does. The daemon never imports this."""

@@ -1,0 +1,182 @@
+"""The commands around the daemon, `drop` and `wait`, and what `init` takes back if it is refused on its way.
+
+In: the configuration. Out: lines on standard output for people; failures are ours, with their exit code.
+Each one opens its own sessions, does its work, and closes them; none needs a running daemon but `wait`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from parapply.connect import open_both
+from parapply.errors import ParapplyError, SlotBusy, SourceRefused, TargetRefused
+from parapply.model import format_lsn, parse_lsn
+from parapply.plan.watermark import covers
+from parapply.source import slot
+from parapply.target.session import lease, origins, prepared, settings
+from parapply.target.state import slots as state
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from parapply.config import Config
+
+#: Seconds between two looks at the progress: the first ones soon, for a read that follows its own write.
+_POLL_MIN_S = 0.02
+_POLL_MAX_S = 0.2
+
+
+@asynccontextmanager
+async def new_slot(source: slot.Connection, name: str) -> AsyncIterator[None]:
+    """Drop a slot that was made just now if the state that would name it is refused: it would keep the publisher's WAL.
+
+    Args:
+        source: plain session on the publisher.
+        name: of the slot; empty if it was there before, so it stays.
+    """
+    try:
+        yield
+    except (SourceRefused, TargetRefused):
+        if name:
+            try:
+                await slot.drop_slot(source, name)
+            except ParapplyError:
+                click.echo(f"source: slot {name!r} was made and is left; it keeps WAL until it is dropped", err=True)
+        raise
+
+
+def drop(config: Config, assume_yes: bool) -> None:  # noqa: FBT001  the command line passes it by position
+    """Remove the slot and its state, and the state schema when no slot is left in it; asks first.
+
+    Raises:
+        SlotBusy: a process reads the slot.
+        LeaseHeld: a daemon runs.
+        SourceRefused, SourceLost, TargetRefused, TargetLost: an end is not there or refuses.
+    """
+    asyncio.run(_drop(config, assume_yes=assume_yes))
+
+
+async def _drop(config: Config, *, assume_yes: bool) -> None:
+    schema, name = config.target.state_schema, config.source.slot
+    async with open_both(config, "drop") as ends:
+        facts = await slot.inspect(ends.source, name)
+        found = None
+        if await state.has_schema(ends.target, schema):
+            found = await state.load(ends.target, schema, name, facts.system_identifier)
+        if facts.slot is None and found is None:
+            click.echo(f"slot {name!r}: neither slot nor state; nothing to do")
+            return
+        _check_own_and_idle(config, facts)
+        if not assume_yes:
+            at = f" (applied up to {format_lsn(found.low_lsn)})" if found else ""
+            click.confirm(f"Drop slot {name!r}{at} on the source and its state on the target?", abort=True)
+        if found:
+            # A daemon that still runs would go on applying without a record.
+            await lease.take_lease(ends.target, found.slot_id, 0)
+            # Nor may a session of one that was killed prepare anything from now on.
+            await lease.fence(ends.target, found.slot_id, _say_whom_drop_waits_for)
+            await _check_removable(ends.target, schema, found.slot_id)
+        if facts.slot is not None:
+            await slot.drop_slot(ends.source, name)
+            click.echo(f"source: slot {name!r} dropped")
+        if found:
+            await _remove_state(ends.target, schema, found.slot_id, name)
+
+
+async def _remove_state(target: settings.Connection, schema: str, slot_id: int, name: str) -> None:
+    # Nothing else would ever end them: they hold locks and keep vacuum from its work (F34).
+    held = [gid for gid, _ in (await prepared.pending(target, slot_id)).values()]
+    await prepared.roll_back(target, held)
+    if held:
+        click.echo(f"target: {len(held)} prepared transactions rolled back")
+    await state.drop_slot_state(target, schema, slot_id)
+    if left := await origins.drop_origins(target, slot_id):
+        click.echo(f"target: replication origins of the slot are left: {left}")
+    click.echo(f"target: state of slot {name!r} removed")
+    try:
+        if await state.drop_schema(target, schema):
+            click.echo(f"target: state schema {schema!r} dropped, no slot was left in it")
+    except TargetRefused as error:
+        click.echo(f"target: state schema {schema!r} is left: {error.line()}")
+
+
+async def _check_removable(target: settings.Connection, schema: str, slot_id: int) -> None:
+    """Refuse before the slot is gone what the target would refuse after it.
+
+    Raises:
+        TargetRefused: a privilege is missing, or another role prepared a transaction.
+        TargetLost: the connection broke.
+    """
+    await prepared.check_may_end(target, slot_id)
+    await state.check_may_drop(target, schema, slot_id)
+
+
+def _say_whom_drop_waits_for(sessions: Sequence[lease.Holder]) -> None:
+    click.echo(f"target: waiting for the end of {', '.join(map(str, sessions))}")
+
+
+def _check_own_and_idle(config: Config, facts: slot.SourceFacts) -> None:
+    found = facts.slot
+    if found is None:
+        return
+    if found.plugin != "pgoutput" or found.database != facts.database:
+        raise SourceRefused(
+            f"slot {found.name!r} is not one of parapply's: plugin {found.plugin}, database {found.database!r}",
+            hint="correct source.slot or source.dsn; drop a foreign slot with pg_drop_replication_slot",
+        )
+    if found.active_pid is not None:
+        raise SlotBusy(
+            f"slot {config.source.slot!r} is in use by process {found.active_pid} on the publisher",
+            hint="stop the daemon first",
+        )
+
+
+def wait(config: Config, lsn: int, timeout_s: float) -> None:
+    """Return as soon as the target shows everything that ends at `lsn` or before: read-your-writes.
+
+    Rows and their record commit together, so what the progress shows is visible.
+
+    Args:
+        config: only the target and the slot's name are used.
+        lsn: of the publisher, for example pg_current_wal_insert_lsn() after the write.
+        timeout_s: how long to wait; 0 looks once.
+
+    Raises:
+        ParapplyError: not there in time; exit code 1.
+        TargetRefused: the target knows nothing of the slot.
+        TargetLost: the connection broke.
+    """
+    asyncio.run(_wait(config, lsn, timeout_s))
+
+
+async def _wait(config: Config, lsn: int, timeout_s: float) -> None:
+    schema, name = config.target.state_schema, config.source.slot
+    query = state.in_schema(
+        "SELECT lowest_remote_lsn, state, updated_at::text FROM {s}.progress WHERE slot_name = $1", schema
+    )
+    deadline_s = time.monotonic() + timeout_s
+    delay_s = _POLL_MIN_S
+    # A plain session: a reader needs neither the replica role nor a primary.
+    async with await settings.connect_reader(config.target.dsn.get_secret_value(), f"parapply wait {name}") as conn:
+        while True:
+            with settings.target_errors("reading the progress"):
+                found = await settings.rows(conn, query, [name])
+            if not found:
+                raise TargetRefused(f"the target knows nothing of slot {name!r}", hint="run `parapply init`")
+            lowest, daemon_state, updated_at = found[0]
+            if covers(parse_lsn(lowest), lsn):
+                return
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise ParapplyError(
+                    f"not there after {timeout_s:g} s: {format_lsn(lsn)} is wanted, the target shows {lowest} "
+                    f"(daemon {daemon_state}, last heard of {updated_at})",
+                    hint="see `parapply status`",
+                )
+            await asyncio.sleep(min(delay_s, left_s))
+            delay_s = min(delay_s * 2, _POLL_MAX_S)

@@ -1,0 +1,213 @@
+"""What `parapply status` and `parapply top` show of a slot: read from both ends, whatever still answers.
+
+In: the configuration. Out: plain data. Reads the state tables on the target, so it works from any machine, when no
+daemon runs, when the publisher is not reachable, and for a role that may only read the state schema. Writes to nobody.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from parapply.conflict import listing
+from parapply.errors import ParapplyError, TargetRefused
+from parapply.model import format_lsn, parse_lsn
+from parapply.source import slot
+from parapply.target.session import lease, settings
+from parapply.target.state import slots as state
+from parapply.target.state.schema import lsn_text
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from psycopg import sql
+
+    from parapply.config import Config
+
+#: Seconds to wait for the publisher: a person waits for the screen.
+_SOURCE_TIMEOUT_S = 3
+#: Seconds without a write of the daemon, which writes once a second, after which it is stuck or gone.
+_SILENT_S = 5.0
+
+_PROGRESS = """
+SELECT p.slot_name, p.lowest_remote_lsn, p.highest_remote_lsn, p.list_remote_lsn::text[] AS list_remote_lsn, p.in_doubt,
+       p.confirmed_flush_lsn, p.lag_bytes, p.lag_s, p.commit_order, p.workers AS worker_count, p.state, p.reason,
+       p.two_phase, p.reading, p.updated_at::text AS updated_at,
+       GREATEST(EXTRACT(epoch FROM pg_catalog.clock_timestamp() - p.updated_at), 0)::float8 AS silent_s,
+       s.slot_id, s.system_identifier, s.timeline, s.database_name, s.publications, s.host, s.pid, s.version,
+       s.started_at::text AS started_at, s.last_commit_time::text AS last_commit_time
+  FROM {s}.progress AS p JOIN {s}.slots AS s USING (slot_name) WHERE p.slot_name = $1"""
+
+_WORKERS = """
+SELECT worker, pid, state, batch_seq, end_lsn, waits_for, since::text AS since, transactions, changes,
+       GREATEST(EXTRACT(epoch FROM pg_catalog.clock_timestamp() - since), 0)::float8 AS since_s
+  FROM {s}.workers WHERE slot_id = $1::int ORDER BY worker"""
+
+_TABLES = """
+SELECT schema_name, table_name, lane, is_table_exclusive, reason, key_columns, retries, transactions, inserts, updates,
+       deletes, truncates, waits, wait_s, waits_mostly_for, EXTRACT(epoch FROM counted_at)::float8 AS counted_s
+  FROM {s}.tables WHERE slot_id = $1::int ORDER BY schema_name, table_name"""
+
+_COPIES = """
+SELECT schema_name, table_name, state, start_lsn::text AS start_lsn, rows, size_bytes, finished_at::text AS finished_at,
+       reason
+  FROM {s}.copies WHERE slot_id = $1::int ORDER BY schema_name, table_name"""
+
+_PREPARED = """
+SELECT gid, source_xid, end_lsn::text AS end_lsn, owner, prepared_at::text AS prepared_at,
+       EXTRACT(epoch FROM age)::float8 AS age_s
+  FROM {s}.prepared WHERE slot_name = $1 ORDER BY prepared_at, gid"""
+
+
+class StateReader:
+    """Keeps its connections open between two looks; as a context manager it closes them."""
+
+    def __init__(self, config: Config) -> None:
+        """Connect to nobody yet; the source is asked if source.dsn is set."""
+        self._config = config
+        self._name = f"parapply status {config.source.slot}"
+        self._target: settings.Connection | None = None
+        self._source: slot.Connection | None = None
+
+    async def __aenter__(self) -> Self:
+        """Return it."""
+        return self
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        """Close what is open."""
+        await self._close()
+
+    async def _close(self) -> None:
+        async with AsyncExitStack() as stack:
+            for conn in (self._target, self._source):
+                if conn is not None:
+                    stack.push_async_callback(conn.close)
+            self._target = self._source = None
+
+    async def read(self) -> dict[str, Any]:
+        """Look at both ends; connects again if the last look has failed.
+
+        Returns:
+            A JSON document. Keys: the columns of `parapply.progress` (LSNs and times as text; `worker_count` for its
+            `workers`; `lag_s` as of now, see `lag_s`), `is_daemon_connected`, `silent_s` (seconds since the state was
+            last written), the daemon's
+            `host`, `pid`, `version`, `started_at`; `workers` (with `since_s`, seconds; empty while no
+            daemon is connected), `tables` (with
+            `counted_s`, `counted_at` in seconds since 1970), `copies`, lists with the
+            columns of those tables; `prepared`, a list with those of `parapply.prepared` (`age_s`, seconds, for its
+            `age`); `conflicts`, a list of how many are kept by `type`, `table` and `outcome`, with the `latest`;
+            `source`, an object whose `is_reachable` tells whether the other keys are there.
+
+        Raises:
+            TargetRefused: the target knows nothing of the slot.
+            TargetLost: the target cannot be reached.
+        """
+        try:
+            report = await self._read_target()
+        except ParapplyError:
+            await self._close()
+            raise
+        report["source"] = await self._read_source(parse_lsn(report["lowest_remote_lsn"]))
+        if "lag_bytes" in report["source"]:
+            report["lag_bytes"] = report["source"]["lag_bytes"]
+        report["lag_s"] = lag_s(report)
+        return report
+
+    async def _read_target(self) -> dict[str, Any]:
+        config = self._config
+        name, schema = config.source.slot, config.target.state_schema
+        if self._target is None:
+            self._target = await settings.connect_reader(config.target.dsn.get_secret_value(), self._name)
+        conn = self._target
+        with settings.target_errors("reading the status"):
+            found = await _records(conn, state.in_schema(_PROGRESS, schema), [name])
+            if not found:
+                raise TargetRefused(f"the target knows nothing of slot {name!r}", hint="run `parapply init`")
+            report = found[0]
+            slot_id = report.pop("slot_id")
+            report["workers"] = await _records(conn, state.in_schema(_WORKERS, schema), [slot_id])
+            report["tables"] = await _records(conn, state.in_schema(_TABLES, schema), [slot_id])
+            report["copies"] = await _records(conn, state.in_schema(_COPIES, schema), [slot_id])
+            report["prepared"] = await _records(conn, state.in_schema(_PREPARED, schema), [name])
+        report["conflicts"] = await listing.count(conn, schema, slot_id)
+        present = await lease.holders(conn, slot_id)
+        report["is_daemon_connected"] = any(holder.is_leader for holder in present)
+        if not report["is_daemon_connected"]:
+            # Rows of a daemon that was killed: none of these workers is there.
+            report["workers"] = []
+        return report
+
+    async def _read_source(self, low_lsn: int) -> dict[str, Any]:
+        dsn = self._config.source.dsn.get_secret_value()
+        if not dsn:
+            return {"is_reachable": False, "error": "source.dsn is not set"}
+        try:
+            if self._source is None:
+                self._source = await slot.connect(dsn, application_name=self._name, connect_timeout_s=_SOURCE_TIMEOUT_S)
+            facts = await slot.inspect(self._source, self._config.source.slot)
+        except ParapplyError as error:
+            if self._source is not None:
+                await self._source.close()
+                self._source = None
+            # Not raised: that the publisher is down is one of the things a status is asked for.
+            return {"is_reachable": False, "error": error.line()}
+        return _of_source(facts, low_lsn)
+
+
+def is_silent(report: dict[str, Any]) -> bool:
+    """Tell whether what the daemon wrote last is too old to be the present."""
+    return bool(report["silent_s"] > _SILENT_S)
+
+
+def is_present(report: dict[str, Any]) -> bool:
+    """Tell whether a daemon runs and what it wrote last is the present."""
+    return report["is_daemon_connected"] and not is_silent(report)
+
+
+def lag_s(report: dict[str, Any]) -> float | None:
+    """Return the lag in seconds as of now: while no daemon writes it, the most that it can be, None if not known.
+
+    Args:
+        report: with `lag_s` as the daemon wrote it last.
+    """
+    if is_present(report):
+        return None if report["lag_s"] is None else float(report["lag_s"])
+    if report["source"].get("lag_bytes") == 0:
+        return 0.0
+    return None if report["lag_s"] is None else float(report["lag_s"] + report["silent_s"])
+
+
+async def collect(config: Config) -> dict[str, Any]:
+    """Look once; returns and raises what `StateReader.read` does."""
+    async with StateReader(config) as reader:
+        return await reader.read()
+
+
+def _of_source(facts: slot.SourceFacts, low_lsn: int) -> dict[str, Any]:
+    found = facts.slot
+    return {
+        "is_reachable": True,
+        "system_identifier": facts.system_identifier,
+        "timeline": facts.timeline,
+        "flush_lsn": format_lsn(facts.flush_lsn),
+        "lag_bytes": max(0, facts.flush_lsn - low_lsn),
+        "slot_exists": found is not None,
+        "slot_active_pid": found.active_pid if found else None,
+        "slot_wal_status": found.wal_status if found else None,
+        "slot_retained_wal_bytes": found.retained_bytes(facts.flush_lsn) if found else None,
+        "slot_safe_wal_bytes": found.safe_wal_bytes if found else None,
+        "slot_invalidation_reason": found.invalidation_reason if found else None,
+        "slot_confirmed_flush_lsn": lsn_text(found.confirmed_flush_lsn) if found else None,
+    }
+
+
+async def _records(conn: settings.Connection, query: sql.Composed, params: list[object]) -> list[dict[str, Any]]:
+    async with psycopg.AsyncRawCursor(conn) as cursor:
+        await cursor.execute(query, params)
+        names = [column.name for column in cursor.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in await cursor.fetchall()]

@@ -1,0 +1,160 @@
+"""Opens both servers for one command, and takes a slot over that the target does not know yet.
+
+The daemon opens its own sessions, in the order that makes them safe (``runtime/sessions.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from parapply.errors import ParapplyError, SourceRefused, TargetRefused
+from parapply.source import refusals, slot
+from parapply.target.session import lease, prepared, settings
+from parapply.target.state import slots as state
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from parapply.config import Config
+
+#: Seconds for the last word of a daemon: its end, or its next attempt, waits for that.
+SHOW_LIMIT_S = 4.0
+
+
+class Connections(msgspec.Struct, frozen=True):
+    """A session on both ends."""
+
+    source: slot.Connection
+    target: settings.Connection
+
+
+@asynccontextmanager
+async def open_both(config: Config, command: str) -> AsyncIterator[Connections]:
+    """Open a plain session on the publisher and a control session on the target.
+
+    Raises:
+        SourceLost, SourceRefused, TargetLost, TargetRefused: as `source.slot.connect`, `settings.connect_control`.
+    """
+    name = f"parapply {command} {config.source.slot}"
+    source = await slot.connect(config.source.dsn.get_secret_value(), application_name=name)
+    async with source:
+        target = await open_target(config, command)
+        async with target:
+            yield Connections(source, target)
+
+
+async def open_target(config: Config, command: str) -> settings.Connection:
+    """Open a control session on the target.
+
+    Raises:
+        TargetLost, TargetRefused: as `settings.connect_control`.
+    """
+    return await settings.connect_control(
+        config.target.dsn.get_secret_value(),
+        role=config.target.session_replication_role,
+        application_name=f"parapply {command} {config.source.slot}",
+    )
+
+
+@asynccontextmanager
+async def state_schema(target: settings.Connection, schema: str) -> AsyncIterator[None]:
+    """Make the state schema if there is none; take it away again if the block is refused and no slot is noted in it.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be made.
+    """
+    is_new = await state.ensure_schema(target, schema)
+    try:
+        yield
+    except (SourceRefused, TargetRefused):
+        if is_new:
+            # What was refused is the news; a schema that is left is found by the next init.
+            with suppress(ParapplyError):
+                await state.drop_schema(target, schema)
+        raise
+
+
+async def show_state(config: Config, shown: str, reason: str, limit_s: float = SHOW_LIMIT_S) -> None:
+    """Show a daemon's state on the target when its epoch could not, as far as that can be done now.
+
+    Where the slot is another daemon's, nothing is shown, because that daemon shows its own. What cannot be written here
+    is in the log.
+
+    Args:
+        config: of the daemon.
+        shown: state for people, for example stopped.
+        reason: why, in one line.
+        limit_s: how long it may take.
+    """
+    schema, name = config.target.state_schema, config.source.slot
+    with suppress(ParapplyError, TimeoutError):
+        async with asyncio.timeout(limit_s), await open_target(config, "farewell") as conn:
+            slot_id = await state.find_slot(conn, schema, name)
+            # The session of the epoch that has ended may still be on its way out.
+            await lease.take_lease(conn, slot_id, limit_s / 2)
+            await state.set_state(conn, schema, slot_id, shown, reason)
+
+
+async def known_state(config: Config, target: settings.Connection, system_identifier: str) -> state.SlotState | None:
+    """Return the state of the slot, None if the target knows nothing of it; an older schema is upgraded, none is made.
+
+    Raises:
+        TargetRefused: the state is of a newer version, or belongs to another publisher.
+        TargetLost: the connection broke.
+    """
+    schema = config.target.state_schema
+    if not await state.has_schema(target, schema):
+        return None
+    await state.ensure_schema(target, schema)
+    return await state.load(target, schema, config.source.slot, system_identifier)
+
+
+async def known_position(conn: settings.Connection, found: state.SlotState | None) -> refusals.KnownPosition | None:
+    """Return what the slot check needs of the target's state, as read and as prepared; None if there is none.
+
+    Raises:
+        TargetLost: the connection broke.
+    """
+    if found is None:
+        return None
+    # A daemon that was killed between a PREPARE and its record leaves it above everything that is recorded.
+    pending = await prepared.pending(conn, found.slot_id)
+    return refusals.KnownPosition(
+        system_identifier=found.system_identifier,
+        timeline=found.timeline,
+        low_lsn=found.low_lsn,
+        high_lsn=max([found.high_lsn, *[end_lsn for _, end_lsn in pending.values()]]),
+    )
+
+
+async def adopt(config: Config, ends: Connections) -> state.SlotState:
+    """Write the state of a slot that the target knows nothing of, from the slot's own position.
+
+    Raises:
+        SourceRefused: the slot cannot be read, or a publication is missing.
+        TargetRefused, TargetLost: the state could not be written.
+    """
+    name, schema = config.source.slot, config.target.state_schema
+    facts = await slot.inspect(ends.source, name)
+    refusals.check_slot(facts, name, None, two_phase=config.source.two_phase)
+    await slot.check_publications(ends.source, config.source.publications)
+    start_lsn = (facts.slot.confirmed_flush_lsn if facts.slot else None) or 0
+    new = state.NewSlot(
+        slot_name=name,
+        system_identifier=facts.system_identifier,
+        timeline=facts.timeline,
+        database_name=facts.database,
+        publications=tuple(config.source.publications),
+        low_lsn=start_lsn,
+        commit_order=config.apply.commit_order,
+        workers=config.apply.workers,
+    )
+    await state.create(ends.target, schema, new)
+    found = await state.load(ends.target, schema, name, facts.system_identifier)
+    if found is None:
+        raise TargetRefused(f"the state of slot {name!r} vanished while it was made", hint="run one init at a time")
+    return found

@@ -1,0 +1,175 @@
+"""Named points at which a test can kill, end, hold or break the daemon. Unarmed, a point costs one comparison.
+
+``PARAPPLY_FAILPOINT="name:action[:n]"`` arms one point for its n-th passing (default the first):
+
+- ``kill``: SIGKILL to this process, as a crash does;
+- ``exit``: leave at once with status 86, no clean-up;
+- ``hold``: make ``NAME.held`` in ``PARAPPLY_FAILPOINT_DIR`` and wait until it is removed;
+- ``raise-lost``: fail as if the connection to that side had ended.
+
+The names are the kill points that the crash tests enumerate; a point that is never passed is a test that proves
+nothing, so an unknown name is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from parapply.errors import ConfigError, SourceLost, TargetLost
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CONNECTED: Final = "connected"  # K0: both ends connected, nothing read yet
+BATCH_READY: Final = "batch_ready"  # K1: a batch is complete, not yet given to a worker
+BEFORE_STATE: Final = "before_state"  # K3: in the target transaction, before the state row is sent
+DML_SENT: Final = "dml_sent"  # K2: changes sent, the target transaction open
+BEFORE_COMMIT: Final = "before_commit"  # K4: changes and state row done, COMMIT not sent
+COMMIT_SENT: Final = "commit_sent"  # K5: COMMIT sent, reply not read (in doubt)
+COMMITTED: Final = "committed"  # K6: reply read, watermark not moved
+ADVANCED: Final = "advanced"  # K7: watermark moved and durable, not reported to the publisher
+FEEDBACK_SENT: Final = "feedback_sent"  # K8: reported to the publisher, state not pruned
+PRUNING: Final = "pruning"  # K9: in the middle of pruning the state
+SPOOLED: Final = "spooled"  # K10: a part of a streamed transaction is on disk, the rest not received
+STREAM_ENDED: Final = "stream_ended"  # K11: its end is known, applying what was kept begins
+PREPARE_SENT: Final = "prepare_sent"  # K12: PREPARE TRANSACTION sent, reply not read
+PREPARED: Final = "prepared"  # reply read, the PREPARE not recorded
+DECISION_SENT: Final = "decision_sent"  # K13: COMMIT or ROLLBACK PREPARED sent, reply not read
+DECIDED: Final = "decided"  # reply read, the outcome not recorded
+RANGE_PART: Final = "range_part"  # K17: a part of a range of WAL is taken, the rest not received
+RANGE_READ: Final = "range_read"  # K18: a range is read whole, the next not asked for
+SLOT_MOVED: Final = "slot_moved"  # K19: the slot was moved between two ranges
+HANDED_OVER: Final = "handed_over"  # K20: the copy of the slot is dropped, the stream not started
+RECOVERY: Final = "recovery"  # K15: in the start-up's own recovery
+DRAIN: Final = "drain"  # K16: in an orderly shutdown
+
+#: Of `init --copy` and `refresh`, in their order; not passed by the daemon.
+COPY_SLOT: Final = "copy_slot"  # the slot is there, nothing on the target knows of it
+COPY_STATE: Final = "copy_state"  # the state names the tables, nothing is copied
+COPY_BEGUN: Final = "copy_begun"  # the tables are noted as being copied
+COPY_PART: Final = "copy_part"  # all rows of a part sent, not committed
+COPY_PART_DONE: Final = "copy_part_done"  # a part committed, its table not noted as copied
+COPY_TABLE_DONE: Final = "copy_table_done"  # a table noted as copied
+COPY_DONE: Final = "copy_done"  # all tables noted
+
+COPY_NAMES: Final = (COPY_SLOT, COPY_STATE, COPY_BEGUN, COPY_PART, COPY_PART_DONE, COPY_TABLE_DONE, COPY_DONE)
+NAMES: Final = frozenset(
+    {
+        CONNECTED,
+        BATCH_READY,
+        BEFORE_STATE,
+        DML_SENT,
+        BEFORE_COMMIT,
+        COMMIT_SENT,
+        COMMITTED,
+        ADVANCED,
+        FEEDBACK_SENT,
+        PRUNING,
+        SPOOLED,
+        STREAM_ENDED,
+        PREPARE_SENT,
+        PREPARED,
+        DECISION_SENT,
+        DECIDED,
+        RANGE_PART,
+        RANGE_READ,
+        SLOT_MOVED,
+        HANDED_OVER,
+        RECOVERY,
+        DRAIN,
+    }
+)
+ACTIONS: Final = frozenset({"kill", "exit", "hold", "raise-lost"})
+
+#: Exit status of the action ``exit``: none of our own, so that a test knows the point was reached.
+EXIT_STATUS: Final = 86
+
+_VARIABLE: Final = "PARAPPLY_FAILPOINT"
+_DIRECTORY_VARIABLE: Final = "PARAPPLY_FAILPOINT_DIR"
+#: Points whose loss is that of the publisher; all others lose the target.
+_SOURCE_SIDE: Final = frozenset(
+    {CONNECTED, BATCH_READY, FEEDBACK_SENT, SPOOLED, RANGE_PART, RANGE_READ, SLOT_MOVED, HANDED_OVER}
+)
+#: Seconds between checks of the held file: short compared with any step of a test.
+_HOLD_POLL_S: Final = 0.005
+
+
+class _Point:
+    """The armed point. Written by `arm` at start and by `probe`; read by `probe`."""
+
+    def __init__(self, name: str, action: str, hits_left: int, directory: Path | None) -> None:
+        self.name = name
+        self.action = action
+        self.hits_left = hits_left
+        self.directory = directory
+
+
+_armed: _Point | None = None
+
+
+def arm(environ: Mapping[str, str]) -> None:
+    """Arm the point the environment names, or none.
+
+    Raises:
+        ConfigError: unknown name or action, a count below 1, or ``hold`` without a directory.
+    """
+    global _armed  # noqa: PLW0603  one point a process, read on the hot path
+    text = environ.get(_VARIABLE, "")
+    _armed = _parse(text, environ.get(_DIRECTORY_VARIABLE, "")) if text else None
+
+
+def is_armed(*names: str) -> bool:
+    """Tell whether one of these points is armed: a shortcut past it must not be taken."""
+    return _armed is not None and _armed.name in names
+
+
+def probe(name: str) -> None:
+    """Do what is armed for this point, if anything.
+
+    Raises:
+        SourceLost: armed with ``raise-lost`` at a point on the publisher's side.
+        TargetLost: armed with ``raise-lost`` at any other point.
+    """
+    if _armed is not None and _armed.name == name:
+        _pass(_armed)
+
+
+def _parse(text: str, directory: str) -> _Point:
+    name, _, rest = text.partition(":")
+    action, _, count = rest.partition(":")
+    known = {*NAMES, *COPY_NAMES}
+    if name not in known:
+        raise ConfigError(f"{_VARIABLE}: unknown point {name!r}; known are {', '.join(sorted(known))}")
+    if action not in ACTIONS:
+        raise ConfigError(f"{_VARIABLE}: unknown action {action!r}; known are {', '.join(sorted(ACTIONS))}")
+    if count and (not count.isdecimal() or int(count) < 1):
+        raise ConfigError(f"{_VARIABLE}: the count must be a number from 1, not {count!r}")
+    if action == "hold" and not Path(directory or "/dev/null").is_dir():
+        raise ConfigError(f"{_DIRECTORY_VARIABLE}: must be a directory for the action hold")
+    return _Point(name, action, int(count or 1), Path(directory) if directory else None)
+
+
+def _pass(point: _Point) -> None:
+    point.hits_left -= 1
+    if point.hits_left != 0:
+        return
+    if point.action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if point.action == "exit":
+        os._exit(EXIT_STATUS)
+    if point.action == "raise-lost":
+        lost = SourceLost if point.name in _SOURCE_SIDE else TargetLost
+        raise lost(f"failpoint {point.name}: connection declared lost.")
+    if point.directory is not None:
+        _hold(point.directory / f"{point.name}.held")
+
+
+def _hold(path: Path) -> None:
+    # Blocks the whole process on purpose: what is tested is a leader that hangs.
+    path.touch()
+    while path.exists():
+        time.sleep(_HOLD_POLL_S)

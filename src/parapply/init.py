@@ -1,0 +1,164 @@
+"""`parapply init`: looks at both ends, then makes slot and state, and copies if asked to.
+
+In: the configuration, how to copy, and which refusals to go on with. Out: lines on standard output for people; refusals
+on standard error, a line each. Nothing is made before the look at both ends is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from parapply import connect
+from parapply.check.findings import Code, End, Severity
+from parapply.check.kinds import KINDS
+from parapply.check.look import CheckOptions, look_at
+from parapply.commands import lifecycle
+from parapply.copy import command as copying
+from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRefused
+from parapply.logs import redact_text
+from parapply.model import format_lsn
+from parapply.printable import printable
+from parapply.source import refusals, slot
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from parapply.check.findings import Finding
+    from parapply.config import Config
+    from parapply.copy.published import PublishedTable
+
+#: Findings of one code that are printed.
+_MOST_TOLD: Final = 10
+
+
+def init(config: Config, copy: copying.CopyOptions | None = None, *, despite: Collection[str] = ()) -> None:
+    """Check both ends, make slot and state, copy if asked to, and say what was done.
+
+    Doing it again changes nothing and says so, or goes on with a copy that was interrupted. A slot that exists while
+    the target knows nothing of it is adopted.
+
+    Args:
+        config: what is to be set up.
+        copy: how to copy the rows from before; None: not at all.
+        despite: codes of arguable refusals to go on with.
+
+    Raises:
+        ConfigError: a code in `despite` is not that of an arguable refusal.
+        SourceRefused, SourceLost: the publisher, its publications or the slot are not as they must be.
+        TargetRefused, TargetLost: the same for the target.
+        LeaseHeld: another process copies.
+    """
+    arguable = [code.value for code, kind in KINDS.items() if kind.is_arguable]
+    if wrong := [code for code in despite if code not in arguable]:
+        raise ConfigError(
+            f"--despite {', '.join(wrong)}: init cannot go on with that; it can with {', '.join(sorted(arguable))}"
+        )
+    asyncio.run(_init(config, copy, despite))
+
+
+async def _init(config: Config, copy: copying.CopyOptions | None, despite: Collection[str]) -> None:
+    name = config.source.slot
+    async with connect.open_both(config, "init") as ends:
+        facts = await slot.inspect(ends.source, name)
+        found = await connect.known_state(config, ends.target, facts.system_identifier)
+        if found is not None:
+            await slot.check_publications(ends.source, config.source.publications)
+            dsn, two_phase = config.source.dsn.get_secret_value(), config.source.two_phase
+            position = await connect.known_position(ends.target, found)
+            await refusals.check(facts, dsn, name, position, two_phase=two_phase)
+            if copy is not None:
+                await copying.go_on(config, copy, ends, found)
+            else:
+                click.echo(f"slot {name!r}: exists and is applied up to {format_lsn(found.low_lsn)}; nothing to do")
+            return
+        tables = await _look(config, copy, ends, facts, despite)
+        click.echo(f"source: database {facts.database!r}, system identifier {facts.system_identifier}: fine")
+        if copy is not None:
+            await copying.begin(config, copy, ends, facts, tables)
+        else:
+            await _begin(config, ends, facts)
+        click.echo("next: parapply run")
+
+
+async def _begin(config: Config, ends: connect.Connections, facts: slot.SourceFacts) -> None:
+    """Make slot and state, or adopt the slot."""
+    schema, name = config.target.state_schema, config.source.slot
+    async with connect.state_schema(ends.target, schema):
+        click.echo(f"target: state schema {schema!r}: fine")
+        if facts.slot is None:
+            # The slot first: if this ends in between, the next init adopts it. State first would name a lost slot.
+            await slot.create_slot(ends.source, name, two_phase=config.source.two_phase)
+        async with lifecycle.new_slot(ends.source, "" if facts.slot else name):
+            adopted = await connect.adopt(config, ends)
+    click.echo(f"slot {name!r}: starts at {format_lsn(adopted.low_lsn)}; rows from before are not copied")
+
+
+async def _look(
+    config: Config,
+    copy: copying.CopyOptions | None,
+    ends: connect.Connections,
+    facts: slot.SourceFacts,
+    despite: Collection[str],
+) -> Sequence[PublishedTable]:
+    """Look at both ends, print warnings, refuse what would fail, and return the published tables.
+
+    Raises:
+        SourceRefused, TargetRefused: something would fail; what else would is printed already.
+        SourceLost, TargetLost: a connection broke, or a table is locked.
+    """
+    options = CheckOptions()
+    if copy is not None:
+        options = CheckOptions(
+            is_copy=True, truncates=copy.truncates, brings_schema=copy.brings_schema, connections=copy.connections
+        )
+    report = await look_at(ends, config, options, facts, None)
+    refused = [each for each in report.of(Severity.REFUSED) if each.code.value not in despite]
+    # The publisher's come last: the last one gives the exit code, and an init ended there before it met the target.
+    refused.sort(key=lambda each: KINDS[each.code].end is End.SOURCE)
+    told = [each for each in report.findings if each not in refused and KINDS[each.code].severity is not Severity.NOTE]
+    for line in _lines(told):
+        click.echo(line)
+    if refused:
+        *others, last = _errors(refused)
+        for error in others:
+            click.echo(f"parapply: {redact_text(error.line())}", err=True)
+        raise last
+    return report.published
+
+
+def _shortened(findings: Sequence[Finding]) -> Iterator[tuple[Finding, str]]:
+    """Give the first findings of each code, the last of them with words about how many there are more."""
+    by_code: dict[Code, list[Finding]] = {}
+    for each in findings:
+        by_code.setdefault(each.code, []).append(each)
+    for code, group in by_code.items():
+        shown, n_more = group[:_MOST_TOLD], len(group) - _MOST_TOLD
+        for each in shown[:-1]:
+            yield each, ""
+        yield shown[-1], f" (and {n_more:,} more of {code.value}: see `parapply check`)" if n_more > 0 else ""
+
+
+def _lines(findings: Sequence[Finding]) -> Iterator[str]:
+    for each, more in _shortened(findings):
+        kind = KINDS[each.code]
+        yield printable(f"{kind.severity.value}: {_text(each)}{more}: {kind.advice}{_fix(each)}")
+
+
+def _errors(findings: Sequence[Finding]) -> Iterator[ParapplyError]:
+    for each, more in _shortened(findings):
+        kind = KINDS[each.code]
+        go_on = f"; or go on all the same with --despite {each.code.value}" if kind.is_arguable else ""
+        error = SourceRefused if kind.end is End.SOURCE else TargetRefused
+        yield error(f"{_text(each)}{more}", hint=f"{kind.advice}{go_on}{_fix(each)}")
+
+
+def _fix(finding: Finding) -> str:
+    return f"; here: {finding.fix}" if finding.fix else ""
+
+
+def _text(finding: Finding) -> str:
+    end = KINDS[finding.code].end.value
+    return f"{end}, {finding.code.value}: {finding.found.removeprefix(f'{end}: ')}"

@@ -1,0 +1,1 @@
+"""From a closed batch to its commit."""

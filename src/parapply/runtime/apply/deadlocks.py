@@ -1,0 +1,174 @@
+"""Waits that PostgreSQL cannot see as a deadlock: a batch needs a lock of a later one that waits for its turn.
+
+The server sees one session waiting for another that is idle in a transaction; only we know that the idle one waits for
+the first (trap T-30). So when a batch makes no progress, we ask the server which sessions block it; a later batch of
+ours rolls back and waits. For a foreign session the batch waits, and that is shown (F23), and so for a prepared
+transaction. But a prepared transaction that the publisher has rolled back in the meantime, as far as that was received,
+is rolled back at once, because its place in the order does not matter, and comes after the batch that waits (T-37).
+
+With the order kept only the head is checked, because everything waits for it in the end. Relaxed, every batch is: after
+a head that waits for a foreign lock, two others may block each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from psycopg import sql
+
+from parapply.logs import get_logger
+from parapply.runtime.pool.job import OutcomeJob
+from parapply.target.session import prepared, settings
+from parapply.vocabulary import WorkerState
+from parapply.wire.messages import RollbackPrepared
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.runtime.apply.worker import Worker
+    from parapply.runtime.pool.job import Job
+    from parapply.runtime.pool.pool import WorkerPool
+    from parapply.runtime.pool.two_phase import TwoPhase
+    from parapply.runtime.tables.control_pool import ControlPool
+
+#: Not only the sessions that block the head, but also those that block them: a foreign session that blocks the head may
+#: itself wait for a later batch of ours, which waits for the head.
+_BLOCKERS = sql.SQL(
+    "WITH RECURSIVE chain (pid) AS (SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids($1::int))"
+    " UNION SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids(pid)) FROM chain) SELECT pid FROM chain"
+)
+
+#: A prepared transaction has no session, so above it is pid 0. Its locks have no pid, but all of them the virtual
+#: transaction that it began as; one is on its own number. (PostgreSQL manual, "pg_locks".)
+_NO_SESSION = 0
+_PREPARED = sql.SQL(
+    "SELECT DISTINCT held.gid FROM pg_catalog.pg_locks AS wanted JOIN pg_catalog.pg_locks AS lock"
+    " ON (lock.locktype, lock.database, lock.relation, lock.page, lock.tuple, lock.virtualxid, lock.transactionid,"
+    " lock.classid, lock.objid, lock.objsubid) IS NOT DISTINCT FROM (wanted.locktype, wanted.database, wanted.relation,"
+    " wanted.page, wanted.tuple, wanted.virtualxid, wanted.transactionid, wanted.classid, wanted.objid,"
+    " wanted.objsubid) JOIN pg_catalog.pg_locks AS own ON own.virtualtransaction = lock.virtualtransaction"
+    " JOIN pg_catalog.pg_prepared_xacts AS held ON held.transaction = own.transactionid"
+    " WHERE wanted.pid = ANY ($1::int[]) AND NOT wanted.granted AND lock.pid IS NULL AND own.pid IS NULL ORDER BY 1"
+)
+
+
+#: States in which the server works for a worker, and may wait: for a deferred constraint at COMMIT, too.
+AT_WORK: Final = (WorkerState.EXECUTING, WorkerState.RETRYING, WorkerState.COMMITTING)
+
+
+#: Checks during which a batch waits for others and keeps its worker; giving that back costs repeated work.
+_GIVE_BACK_CHECKS = 4
+
+
+class StallCheck:
+    """`foreign_waits` is written here and read by the monitor."""
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        workers: Sequence[Worker],
+        control_pool: ControlPool,
+        two_phase: TwoPhase,
+        stall_check_s: float,
+    ) -> None:
+        """Start with nothing checked.
+
+        Args:
+            pool: knows the order and which jobs may be asked to yield.
+            workers: of the worker pool.
+            control_pool: to ask the target.
+            two_phase: knows what is prepared.
+            stall_check_s: how long a batch may take before the server is asked.
+        """
+        self._pool = pool
+        self._workers = workers
+        self._control_pool = control_pool
+        self._two_phase = two_phase
+        self._stall_check_s = stall_check_s
+        self._clock = asyncio.get_running_loop().time
+        self._log = get_logger()
+        #: What a worker waits for on the target, by its number.
+        self.foreign_waits: dict[int, str] = {}
+
+    async def run(self) -> None:
+        """Check from time to time until cancelled.
+
+        Raises:
+            TargetLost: the connection ended.
+        """
+        while True:
+            await asyncio.sleep(self._stall_check_s / 2)
+            self.foreign_waits.clear()
+            self._ask_back()
+            for worker in self._workers:
+                if self._stands_still(worker):
+                    await self._look(worker)
+
+    def _ask_back(self) -> None:
+        """Free workers that wait for another batch for long, while batches that could start have none."""
+        for worker in self._workers:
+            waited_s = self._clock() - worker.since_s
+            has_waited = worker.state is WorkerState.WAITING and waited_s >= _GIVE_BACK_CHECKS * self._stall_check_s
+            if self._pool.is_relaxed and worker.job is not None and has_waited and self._pool.wants_back(worker.job):
+                self._log.info("worker_freed", worker=worker.number, seq=worker.job.batch.seq)
+
+    def _stands_still(self, worker: Worker) -> bool:
+        job, head = worker.job, self._pool.head
+        if job is None or head is None or worker.state not in AT_WORK:
+            return False
+        if job is not head and not self._pool.is_relaxed:
+            return False
+        return self._clock() - max(worker.since_s, job.times.freed_s) >= self._stall_check_s
+
+    async def _look(self, holder: Worker) -> None:
+        job = holder.job
+        with settings.target_errors("asking who blocks a batch"):
+            async with self._control_pool.session() as conn:
+                pid = holder.session.pipeline.backend_pid
+                found = [blocker for (blocker,) in await settings.rows(conn, _BLOCKERS, [pid])]
+                held = await settings.rows(conn, _PREPARED, [[pid, *found]]) if _NO_SESSION in found else []
+        if job is None or job is not holder.job or holder.state not in AT_WORK:
+            return
+        own = {worker.session.pipeline.backend_pid: worker for worker in self._workers}
+        foreign = [f"pid {pid}" for pid in sorted(set(found) - own.keys() - {_NO_SESSION})]
+        gids = [str(gid) for (gid,) in held]
+        foreign += [f"prepared transaction {gid}" for gid in gids]
+        if foreign:
+            self.foreign_waits[holder.number] = f"a lock held by {', '.join(foreign)}"
+        await self._end_rolled_back(gids)
+        for pid in found:
+            blocker = own.get(pid)
+            if blocker is None or blocker is holder or blocker.job is None:
+                continue
+            await self._break(job, blocker)
+
+    async def _end_rolled_back(self, gids: Sequence[str]) -> None:
+        """Roll back those of the prepared transactions whose ROLLBACK PREPARED waits for its turn.
+
+        It comes to nothing then. If the process dies before, it comes again, to the same end.
+        """
+        outcomes = [job.outcome for job in self._pool.jobs() if isinstance(job, OutcomeJob)]
+        rollbacks = [outcome for outcome in outcomes if isinstance(outcome, RollbackPrepared)]
+        ended = [gid for gid in map(self._two_phase.pending_gid, rollbacks) if gid in gids]
+        if ended:
+            async with self._control_pool.session() as conn:
+                await prepared.roll_back(conn, ended)
+            self._log.warning("rolled_back_early", gid=ended)
+
+    async def _break(self, job: Job, blocker: Worker) -> None:
+        """Make a worker yield to a job that it blocks, unless it will end by itself."""
+        other = blocker.job
+        assert other is not None
+        is_endless = job.batch.seq and not other.batch.seq  # it follows a transaction in progress
+        if job is not self._pool.head and not is_endless:
+            # Leave a worker alone while it executes, or while it waits for anything but this job.
+            waits = self._pool.late_waits_of(other)
+            if blocker.state is not WorkerState.WAITING or all(wait.seq != job.batch.seq for wait in waits):
+                return
+        is_executing = blocker.state is WorkerState.EXECUTING
+        if self._pool.yield_to(job, other):
+            self._log.warning("stall_broken", worker=blocker.number, seq=other.batch.seq, holder=job.worker)
+            if is_executing:
+                # Its statement may itself be waiting; without a cancel it would notice only when it is done.
+                await blocker.session.cancel()

@@ -1,0 +1,44 @@
+"""What the workers of an epoch share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from parapply.runtime.pool.retry import Attempts
+
+if TYPE_CHECKING:
+    from parapply.runtime.apply.conflicts import ConflictHandler
+    from parapply.runtime.pool.pool import WorkerPool
+    from parapply.runtime.pool.two_phase import TwoPhase
+    from parapply.runtime.tables.plans import TablePlans
+    from parapply.target.sql.commands import CommandBuilder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerKit:
+    """Made by the epoch, with nothing of a single worker or session.
+
+    Attributes:
+        pool: gives out the jobs and the turns to commit.
+        builder: of commands; used in the event loop's thread only.
+        tables: how each announced table is applied.
+        conflict_handler: what is to be skipped, what is kept of conflicts.
+        two_phase: what is prepared.
+        tracks_commits: the target knows when rows were written and by which origin.
+        stops_on_error: on_error is "stop".
+        piece_bytes: bytes of changes of a streamed transaction that are applied at once.
+    """
+
+    pool: WorkerPool
+    builder: CommandBuilder
+    tables: TablePlans
+    conflict_handler: ConflictHandler
+    two_phase: TwoPhase
+    tracks_commits: bool
+    stops_on_error: bool
+    piece_bytes: int
+
+    def new_attempts(self) -> Attempts:
+        """Return the count of a source transaction that was not tried at the head yet."""
+        return Attempts(stops_on_error=self.stops_on_error)

@@ -1,0 +1,220 @@
+"""One transaction applied in pieces at the head: a large one as it comes, or a streamed one at its commit.
+
+Everything earlier has committed, so a failure is judged at once. Its conflicts are settled piece by piece; an error of
+the data, or a policy to stop, rolls all of it back. Where a large one ends is known only when its last piece has come,
+so what stops it is reported with that LSN, by which it can be skipped. A transaction to be skipped is recorded as done,
+in a target transaction that keeps all its changes in the history. A failure before a PREPARE is judged only if the
+publisher has not rolled it back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from parapply.conflict.kinds import ConflictStop
+from parapply.errors import StatementFailed, TargetLost, TargetRefused
+from parapply.model import format_lsn
+from parapply.plan.steps import ordered_changes
+from parapply.runtime.apply.conflicts import source_of
+from parapply.runtime.apply.failure import apply_failed
+from parapply.runtime.apply.pieces import Pieces
+from parapply.runtime.apply.repair import DataFailed, PieceRepair, RolledBack
+from parapply.wire.messages import Prepare, StreamPrepare
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import AsyncIterator
+
+    from parapply.model import Transaction
+    from parapply.runtime.apply.kit import WorkerKit
+    from parapply.runtime.apply.repair import Repair
+    from parapply.runtime.apply.transaction import TargetTransaction
+    from parapply.runtime.pool.job import LargeJob, StreamJob
+    from parapply.runtime.pool.pool import WorkerPool
+
+
+class LargeApply:
+    """Used by one worker for one transaction."""
+
+    def __init__(
+        self,
+        job: LargeJob | StreamJob,
+        target: TargetTransaction,
+        repair: Repair,
+        kit: WorkerKit,
+        end: Transaction | None = None,
+    ) -> None:
+        """Apply nothing yet.
+
+        Args:
+            job: of the transaction.
+            target: with no open transaction.
+            repair: of the worker.
+            kit: of the workers.
+            end: the event that ends it, where that is known from the beginning; its pieces do not carry it then.
+        """
+        self._job = job
+        self._target = target
+        self._session = target.session
+        self._repair = PieceRepair(job, end, repair, kit)
+        self._kit = kit
+        self._pool = kit.pool
+        self._conflict_handler = kit.conflict_handler
+        self._end = end
+
+    async def apply(self, job: LargeJob) -> None:
+        """Apply a large transaction as its pieces come, or skip it.
+
+        Raises:
+            ApplyFailed: it cannot be applied.
+            TargetLost: the connection ended; or it is to be skipped, which is known only now, and must be sent again.
+            TargetRefused, ProtocolError: as everywhere.
+        """
+        wanted = self._conflict_handler.skips.find(job.commit_lsn, 0)
+        if wanted is not None:
+            await self._skip(_taken(job.pieces, self._pool), wanted)
+            return
+        await self._session.begin()
+        pieces = self._pieces()
+        try:
+            last = await pieces.apply(job.pieces)
+        except (ConflictStop, DataFailed, TargetRefused, RolledBack) as stop:
+            await self._session.rollback()
+            await self._fail(stop, await self._rest(pieces.latest, job.pieces))
+        else:
+            await self._finish(last)
+
+    async def apply_kept(self, kept: AsyncIterator[Transaction], end: Transaction) -> None:
+        """Apply a streamed transaction that has ended, or skip it.
+
+        Args:
+            kept: all pieces; announcements in them are resolved.
+            end: the event that ends it.
+
+        Raises:
+            ApplyFailed, TargetLost, TargetRefused, ProtocolError: as `apply`.
+            SpillFailed: a piece cannot be read.
+        """
+        wanted = self._conflict_handler.skips.find(end.commit_lsn, end.end_lsn)
+        if wanted is not None:
+            await self._skip(kept, wanted)
+            return
+        await self._session.begin()
+        pieces = self._pieces()
+        try:
+            async for piece in kept:
+                self._pool.held_bytes += piece.size_bytes
+                await pieces.add(piece)
+            await pieces.settle()
+        except (ConflictStop, DataFailed, TargetRefused, RolledBack) as stop:
+            await self._session.rollback()
+            await self._fail(stop, end)
+            return
+        finally:
+            await pieces.abandon()
+        await self._finish(end)
+
+    def _pieces(self) -> Pieces:
+        return Pieces(self._job, self._session, self._kit, self._repair)
+
+    async def _finish(self, last: Transaction) -> None:
+        """Record and end the open transaction, unless it is to be skipped.
+
+        Raises:
+            ApplyFailed: a deferred check fails.
+            TargetLost: the connection ended; or as `apply`.
+        """
+        kept = self._repair.kept
+        try:
+            if self._conflict_handler.skips.find(last.commit_lsn, last.end_lsn) is not None:
+                await self._session.rollback()
+                await self._send_again(last)
+            if kept and self._end is None:
+                await self._conflict_handler.name_by_end(self._session, last)
+            await self._target.finish(self._job, last)
+        except StatementFailed as failure:
+            # A deferred check: it fails for the whole, and every row was applied already in its best form.
+            await self._session.rollback()
+            await self._fail(DataFailed(failure, None), last)
+        else:
+            self._conflict_handler.count(self._job, kept)
+
+    async def _fail(self, stop: ConflictStop | DataFailed | TargetRefused | RolledBack, last: Transaction) -> None:
+        """Raise what stopped it, with its end; or have it sent again to be skipped. It is rolled back.
+
+        Returns only if it ends with a PREPARE that the publisher has rolled back: recorded, and nothing is prepared.
+
+        Raises:
+            ApplyFailed, TargetRefused: what stopped it.
+            TargetLost: it is sent again, or the connection ended.
+        """
+        if isinstance(stop, RolledBack) or await self._kit.two_phase.is_rolled_back(last.event):
+            assert isinstance(last.event, Prepare | StreamPrepare), "the last piece or event of what is prepared"
+            await self._target.leave_out(self._job, last.event, last)
+            return
+        if isinstance(stop, TargetRefused):
+            raise stop
+        if self._conflict_handler.skips.find(last.commit_lsn, last.end_lsn) is not None:
+            await self._send_again(last)
+        if isinstance(stop, ConflictStop):
+            await self._conflict_handler.stopped(stop, source_of(last))
+            raise apply_failed(stop.failure, stop.command, last.xid, last.end_lsn, stop=stop)
+        raise apply_failed(stop.failure, stop.command, last.xid, last.end_lsn) from stop.failure
+
+    async def _skip(self, pieces: AsyncIterator[Transaction], wanted: int) -> None:
+        """Keep every change in the history and record the transaction as done.
+
+        Args:
+            pieces: all of them; announcements in them are resolved.
+            wanted: as `Skips.find` gives it.
+
+        Raises:
+            TargetLost: the connection ended, or the history could not be written: it is sent again.
+            TargetRefused, ProtocolError: a change cannot be read.
+        """
+        conflict_handler, job = self._conflict_handler, self._job
+        current = dict(job.plans_before)
+        last = self._end
+        change_no = 1
+        try:
+            await self._session.begin()
+            async for piece in pieces:
+                plans = self._kit.tables.plans_from(current)
+                changes = ordered_changes(piece, plans)
+                source = source_of(self._end or piece)
+                conflict_handler.count(
+                    job, await conflict_handler.write_skipped(self._session, source, changes, change_no)
+                )
+                change_no += len(changes)
+                current = dict(plans.current)
+                last = self._end or piece
+            assert last is not None, "a transaction has pieces"
+            job.counts.n_transactions, job.counts.xids = 1, (last.xid,)
+            if self._end is None:
+                await conflict_handler.name_by_end(self._session, last)
+            await self._session.run(conflict_handler.skips.finishing(wanted, last.xid))
+            await self._target.finish(job, last)
+        except StatementFailed as failure:
+            raise TargetLost(f"target: a skipped transaction could not be kept: {failure.sqlstate}") from failure
+        conflict_handler.skipped(wanted, last.xid)
+
+    async def _send_again(self, last: Transaction) -> NoReturn:
+        await self._conflict_handler.learn(last)
+        raise TargetLost(f"the large transaction that ends at {format_lsn(last.end_lsn)} is sent again, to be skipped")
+
+    async def _rest(self, latest: Transaction | None, pieces: asyncio.Queue[Transaction | None]) -> Transaction:
+        """Read to the end of the transaction and return its last piece."""
+        while latest is None or not latest.is_last:
+            piece = await pieces.get()
+            assert piece is not None, "the last piece says so"
+            latest = piece
+            self._pool.held_bytes -= piece.size_bytes
+            self._pool.changed()
+        return latest
+
+
+async def _taken(pieces: asyncio.Queue[Transaction | None], pool: WorkerPool) -> AsyncIterator[Transaction]:
+    while (piece := await pieces.get()) is not None:
+        yield piece
+        pool.held_bytes -= piece.size_bytes
+        pool.changed()

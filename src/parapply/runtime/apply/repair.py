@@ -1,0 +1,227 @@
+"""What is done about a failure at the head, where everything earlier has committed, so that it is none of our making.
+
+Another session in the way: the same again, soon. Tables that have changed: the catalogue is read, then the same again.
+An error of the data, or a conflict that no policy allows: on_error says whether to stop, or to wait and try again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from parapply.conflict.local import LocalRows
+from parapply.conflict.settle import Settler
+from parapply.errors import StatementFailed, TargetLost
+from parapply.logs import get_logger
+from parapply.runtime.apply.conflicts import source_of
+from parapply.runtime.apply.failure import FailureClass, apply_failed, classify
+from parapply.runtime.pool.retry import Attempts, TryLater
+from parapply.target.sql.commands import code_check
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.conflict.kinds import Conflict, ConflictStop, Source
+    from parapply.errors import ApplyFailed
+    from parapply.model import Transaction
+    from parapply.plan.steps import TruncateStep
+    from parapply.plan.table import TablePlan
+    from parapply.runtime.apply.kit import WorkerKit
+    from parapply.runtime.pool.job import Job, LargeJob, StreamJob
+    from parapply.target.session.session import WorkerSession
+    from parapply.target.sql.commands import Command
+
+
+class Repair:
+    """Used by one worker, for one job at a time."""
+
+    def __init__(self, session: WorkerSession, kit: WorkerKit) -> None:
+        """Start with nothing read of the catalogue."""
+        self._session = session
+        self._kit = kit
+        self._conflict_handler = kit.conflict_handler
+        #: What conflicts were found with, as far as it is known.
+        self._local: LocalRows | None = None
+        self._log = get_logger()
+
+    def settler(self, source: Source) -> Settler:
+        """Return what applies a transaction, or its pieces, with its conflicts settled."""
+        if self._local is None:
+            self._local = LocalRows(self._session, tracks_commits=self._kit.tracks_commits)
+        return Settler(self._session, self._local, self._kit.builder, self._conflict_handler.rules, source)
+
+    async def keep(self, settler: Settler) -> list[Conflict]:
+        """Write what was settled into the history, inside the open transaction, and return it.
+
+        Raises:
+            StatementFailed, TargetLost: as `WorkerSession.run`.
+        """
+        return await self._conflict_handler.keep(self._session, settler)
+
+    async def learns(self, failure: StatementFailed, commands: Sequence[Command], attempts: Attempts) -> bool:
+        """Tell whether a wrong row count may be the doing of code that the plans did not know; they know it then.
+
+        A trigger may leave out a row that is there, and such a count says nothing until the plan knows of the trigger.
+
+        Args:
+            failure: of `commands`, which are undone.
+            commands: executed row by row.
+            attempts: of their transaction or piece.
+
+        Raises:
+            TargetRefused: a table cannot be written to any more.
+            TargetLost: the connection ended, or the target could not be asked.
+        """
+        if failure.sqlstate or attempts.is_refreshed:
+            return False
+        try:
+            found = [await self._session.fetch(check) for check in code_check(commands, self._kit.tables.role)]
+        except StatementFailed as error:
+            raise TargetLost(f"target: code on it could not be looked for: {error.sqlstate}") from error
+        if not any(found):
+            return False
+        attempts.is_refreshed = True
+        await self._kit.tables.refresh({command.plan.relation for command in commands})
+        return True
+
+    async def look_at(
+        self,
+        job: Job,
+        failure: StatementFailed,
+        commands: Sequence[Command],
+        transaction: Transaction,
+        attempts: Attempts,
+    ) -> None:
+        """Return when the same may be tried again; it is rolled back.
+
+        Raises:
+            ApplyFailed: it makes no sense to.
+            TryLater: not now.
+        """
+        judged = classify(failure)
+        if judged is FailureClass.AGAIN:
+            await asyncio.sleep(attempts.again_s())
+            return
+        if judged is FailureClass.STALE and not attempts.is_refreshed:
+            attempts.is_refreshed = True
+            await self._session.forget_statements()
+            self._local = None
+            await self._kit.tables.refresh({command.plan.relation for command in commands})
+            return
+        failed = command_of(failure, commands)
+        retried = not attempts.stops_on_error
+        error = apply_failed(failure, failed, transaction.xid, transaction.end_lsn, is_retried=retried)
+        await self._wait(job, error, attempts)
+
+    async def stopped(self, job: Job, stop: ConflictStop, transaction: Transaction, attempts: Attempts) -> None:
+        """Record a conflict that stops its transaction, then stop or wait; the transaction is rolled back.
+
+        Raises:
+            ApplyFailed, TryLater: as `look_at`.
+            TargetLost, TargetRefused: the history could not be written.
+        """
+        await self._conflict_handler.stopped(stop, source_of(transaction))
+        retried = not attempts.stops_on_error
+        error = apply_failed(
+            stop.failure, stop.command, transaction.xid, transaction.end_lsn, stop=stop, is_retried=retried
+        )
+        await self._wait(job, error, attempts)
+
+    def succeeded(self, job: Job) -> None:
+        """Show no longer that a job is tried again and again."""
+        self._conflict_handler.troubles.pop(job.batch.seq, None)
+
+    async def _wait(self, job: Job, error: ApplyFailed, attempts: Attempts) -> None:
+        if attempts.stops_on_error:
+            raise error
+        self._log.error("batch_failed", worker=job.worker, error=str(error), hint=error.hint)
+        self._conflict_handler.troubles[job.batch.seq] = error.line()
+        attempts.is_refreshed = False
+        delay_s = attempts.error_s()
+        if self._kit.pool.is_relaxed:
+            # Others can use the worker.
+            raise TryLater(delay_s)
+        await self._conflict_handler.wait(delay_s)
+
+
+class DataFailed(Exception):
+    """An error of the data; reported when the end of the transaction is known."""
+
+    def __init__(self, failure: StatementFailed, command: Command | None) -> None:
+        """Keep the failure and the command that failed, if it was one."""
+        super().__init__(str(failure))
+        self.failure = failure
+        self.command = command
+
+
+class RolledBack(Exception):
+    """The publisher has rolled the transaction back after its PREPARE: a failure in it is no error."""
+
+
+class PieceRepair:
+    """What is done about a failed piece of one transaction: the pieces before it are not repeated.
+
+    What stops the transaction is raised here and reported by the caller, because the end may not be known yet.
+    """
+
+    def __init__(self, job: LargeJob | StreamJob, end: Transaction | None, repair: Repair, kit: WorkerKit) -> None:
+        """Start with no conflict.
+
+        Args:
+            job: whose pieces they are.
+            end: the event that ends it, where that is known; None where the last piece does.
+            repair: of the worker.
+            kit: of the workers.
+        """
+        self._job = job
+        self._end = end
+        self._repair = repair
+        self._two_phase = kit.two_phase
+        #: Conflicts settled in it so far.
+        self.kept: list[Conflict] = []
+
+    async def look_at(
+        self, failure: StatementFailed, commands: Sequence[Command], piece: Transaction, attempts: Attempts
+    ) -> None:
+        """Return when the same piece may be tried again in source order; it is undone.
+
+        Raises:
+            DataFailed: it makes no sense to.
+            RolledBack: as the class.
+        """
+        await self._check_outcome(piece)
+        judged = classify(failure)
+        if judged is FailureClass.FINAL or (judged is FailureClass.STALE and attempts.is_refreshed):
+            raise DataFailed(failure, command_of(failure, commands))
+        await self._repair.look_at(self._job, failure, commands, piece, attempts)
+
+    async def learns(self, failure: StatementFailed, commands: Sequence[Command], attempts: Attempts) -> bool:
+        """Do what `Repair.learns` does; the piece is undone."""
+        return await self._repair.learns(failure, commands, attempts)
+
+    async def settle(self, piece: Transaction, changes: Sequence[tuple[TablePlan, bytes] | TruncateStep]) -> None:
+        """Apply a piece change by change, its conflicts settled; half of it cannot be repeated.
+
+        Raises:
+            ConflictStop: a policy stops it.
+            DataFailed, RolledBack: as `look_at`.
+            TargetLost: another session was in the way; it is sent again.
+        """
+        await self._check_outcome(piece)
+        settler = self._repair.settler(source_of(self._end or piece))
+        try:
+            await settler.apply(changes, self._job.counts.n_changes + 1)
+            self.kept += await self._repair.keep(settler)
+        except StatementFailed as failure:
+            if classify(failure) is FailureClass.AGAIN:
+                raise TargetLost("target: a large transaction met another session; it is sent again") from failure
+            raise DataFailed(failure, command_of(failure, settler.commands)) from failure
+
+    async def _check_outcome(self, piece: Transaction) -> None:
+        if await self._two_phase.is_rolled_back((self._end or piece).event):
+            raise RolledBack
+
+
+def command_of(failure: StatementFailed, commands: Sequence[Command]) -> Command | None:
+    """Return the command that failed; None for the record, the commit or another statement of ours."""
+    return commands[failure.statement] if 0 <= failure.statement < len(commands) else None

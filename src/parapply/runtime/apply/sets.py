@@ -1,0 +1,122 @@
+"""A batch, or a piece of a large transaction, as statements that work on sets of rows.
+
+Making them copies every value once, and that of a row of hundreds of megabytes takes a good part of a second. So a
+thread makes them where they take so long that the publisher would miss its answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from parapply import failpoints
+from parapply.runtime.apply.failure import FailureClass, classify
+from parapply.target.sql.commands import SET_BYTES, CommandBuilder, code_check
+from parapply.vocabulary import RetryReason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.errors import StatementFailed
+    from parapply.model import Relation
+    from parapply.plan.batch import Batch
+    from parapply.runtime.pool.job import SetJob
+    from parapply.target.sql.commands import Command
+
+#: Changes of a batch that is executed and committed in one flight, if it has its turn when it begins: without a backlog
+#: the round trip is a good part of the latency, and a check of the counts by the server costs little for few rows. So
+#: many late keys, at most, are applied in the flight of the commit.
+_ONE_FLIGHT = 256
+
+
+class SetCommands:
+    """The commands of one job's batch; they stay the same for every attempt."""
+
+    def __init__(self, job: SetJob, commands: list[Command], late: list[Command]) -> None:
+        """Keep the commands; see `made`."""
+        self._job = job
+        #: Those that need no turn.
+        self.first = commands
+        #: Those of the late keys, which do.
+        self.late = late
+        self.all = [*commands, *late] if late else commands
+
+    @classmethod
+    async def made(cls, job: SetJob, builder: CommandBuilder, role: str) -> SetCommands:
+        """Return the commands of a job.
+
+        Args:
+            job: whose batch is closed.
+            builder: as for `commands_of`.
+            role: as for `commands_of`.
+
+        Raises:
+            ProtocolError, TargetRefused: as `CommandBuilder.of_steps`.
+        """
+        batch = job.batch
+        commands = await commands_of(batch, builder, role)
+        late = builder.of_late_keys(batch.steps, batch.size_bytes) if batch.has_late_keys else []
+        return cls(job, commands, [*late, *code_check(late, role)])
+
+    @property
+    def fit_one_flight(self) -> bool:
+        """Tell whether the batch may be executed and committed at once, if it has its turn."""
+        return self._job.batch.n_changes <= _ONE_FLIGHT and self._are_checked(self.all)
+
+    @property
+    def late_fit_one_flight(self) -> bool:
+        """Tell whether the late keys may be applied and committed at once, at the head."""
+        return sum([command.expected for command in self.late]) <= _ONE_FLIGHT and self._are_checked(self.late)
+
+    def _are_checked(self, commands: Sequence[Command]) -> bool:
+        """Tell whether the server can check what commands must have found, and commit without asking back."""
+        return (
+            self._job.prepare is None
+            and all(command.prepared.is_set for command in commands)
+            and not failpoints.is_armed(failpoints.DML_SENT, failpoints.BEFORE_COMMIT)
+        )
+
+    def why_failed(self, failure: StatementFailed) -> str:
+        """Return for people why the batch is repeated: SQLSTATE or a `RetryReason`."""
+        if found_code(failure, self.all):
+            return RetryReason.CODE
+        return failure.sqlstate or RetryReason.ROW_COUNT
+
+    def suspects(self, failure: StatementFailed | None) -> list[Relation]:
+        """Return the tables because of which the batch may have to be repeated.
+
+        Args:
+            failure: as met; None where it had to yield.
+        """
+        if failure is not None and (classify(failure) is FailureClass.STALE or found_code(failure, self.all)):
+            return []  # the tables have changed: that says nothing about keys
+        if failure is not None and 0 <= failure.statement < len(self.all):
+            return [self.all[failure.statement].plan.relation]
+        plans = [changes.plan for changes in self._job.batch.table_changes]
+        # Tables where code runs, or where not every unique key is predicted.
+        known = [plan for plan in plans if plan.facts.unique or plan.facts.foreign_keys or plan.facts.triggers]
+        return [plan.relation for plan in known or plans]
+
+
+def found_code(failure: StatementFailed, commands: Sequence[Command]) -> bool:
+    """Tell whether commands failed because the plans of their tables are not what is there: see `code_check`."""
+    is_count = not failure.sqlstate and 0 <= failure.statement < len(commands)
+    return is_count and commands[failure.statement].operation == "code"
+
+
+async def commands_of(batch: Batch, builder: CommandBuilder, role: str) -> list[Command]:
+    """Return the commands of a closed batch's steps, in order, without those of its late keys; at the end `code_check`.
+
+    Args:
+        batch: not changed until this returns.
+        builder: the leader's. A thread gets one of its own, so that no two use one.
+        role: session_replication_role of the workers.
+
+    Raises:
+        ProtocolError, TargetRefused: as `CommandBuilder.of_steps`.
+    """
+    if batch.size_bytes <= SET_BYTES:
+        commands = builder.of_steps(batch.steps, batch.size_bytes)
+    else:
+        commands = await asyncio.to_thread(CommandBuilder().of_steps, batch.steps, batch.size_bytes)
+    return commands + code_check(commands, role)

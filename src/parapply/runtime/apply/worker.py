@@ -1,0 +1,185 @@
+"""One worker: takes a job, executes it, waits for its turn, commits; else repeats it serially at the head; else stops.
+
+The leader starts one task for each worker and names it. What is not applied as sets has a file of its own: `serial.py`,
+`large.py`, `streamed.py`, `outcome.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from parapply.errors import StatementFailed, TargetRefused
+from parapply.runtime.apply.failure import FailureClass, classify
+from parapply.runtime.apply.large import LargeApply
+from parapply.runtime.apply.outcome import apply_outcome
+from parapply.runtime.apply.repair import Repair
+from parapply.runtime.apply.serial import SerialApply
+from parapply.runtime.apply.sets import SetCommands
+from parapply.runtime.apply.streamed import StreamApply
+from parapply.runtime.apply.transaction import TargetTransaction
+from parapply.runtime.pool.job import LargeJob, OutcomeJob, SetJob, StreamJob
+from parapply.runtime.pool.pool import CommitTurn
+from parapply.vocabulary import RetryReason, WorkerState
+
+if TYPE_CHECKING:
+    from parapply.runtime.apply.kit import WorkerKit
+    from parapply.runtime.pool.job import Job
+    from parapply.target.session.session import WorkerSession
+
+
+class Worker:
+    """Its fields are written by its own task; read by the stall check, the watchdog, the monitor and metrics."""
+
+    def __init__(self, number: int, session: WorkerSession, kit: WorkerKit) -> None:
+        """Start idle."""
+        #: From 1.
+        self.number = number
+        self.session = session
+        #: The one in hand.
+        self.job: Job | None = None
+        #: Source transactions and changes committed in this epoch.
+        self.transactions = 0
+        self.changes = 0
+        self._kit = kit
+        self._pool = kit.pool
+        self._skips = kit.conflict_handler.skips
+        self._target = TargetTransaction(session, kit)
+        self._repair = Repair(session, kit)
+        self._serial = SerialApply(self._target, self._repair, kit)
+        self._clock = asyncio.get_running_loop().time
+
+    @property
+    def state(self) -> WorkerState:
+        """Return what it does."""
+        return self._target.state
+
+    @property
+    def since_s(self) -> float:
+        """Return since when, by the event loop's clock."""
+        return self._target.since_s
+
+    async def run(self) -> None:
+        """Work until cancelled.
+
+        Raises:
+            ApplyFailed: a batch still fails at the head.
+            TargetLost: the connection ended.
+            TargetRefused: a table or a privilege is missing.
+            ProtocolError: a change cannot be read.
+        """
+        while True:
+            self._target.show(WorkerState.IDLE)
+            self.job = job = await self._pool.next_job()
+            self._target.show(WorkerState.EXECUTING)
+            job.times.started_s = self.since_s
+            job.worker = self.number
+            is_committed = await self._apply(job)
+            self.job = None
+            if is_committed:
+                self.transactions += job.counts.n_transactions
+                self.changes += job.counts.n_changes
+                self._kit.tables.count_applied(job.batch)
+                self._pool.committed(job, self._clock())
+
+    async def _apply(self, job: Job) -> bool:
+        """Apply a job until it is committed; False if it was given back, or is not to be committed now."""
+        match job:
+            case SetJob():
+                return await self._apply_sets(job)
+            case LargeJob():
+                await LargeApply(job, self._target, self._repair, self._kit).apply(job)
+            case StreamJob():
+                return await StreamApply(job, self._target, self._repair, self._kit).apply()
+            case OutcomeJob():
+                await apply_outcome(job, self._target, self._repair, self._kit)
+        return True
+
+    async def _apply_sets(self, job: SetJob) -> bool:
+        """Execute, wait for the turn, commit; else repeat it serially at the head, which stops on a real error."""
+        if job.resume is not None or job.batch.is_suspect:
+            return await self._serial.apply(job, RetryReason.SUSPECT)
+        try:
+            sets = await SetCommands.made(job, self._kit.builder, self._kit.tables.role)
+        except TargetRefused:
+            # What comes before the refused change is applied first, at the head, where the refusal is met again.
+            return await self._serial.apply(job, RetryReason.REFUSED)
+        while not self._skips.hits(job.batch):
+            try:
+                turn = await self._attempt(job, sets)
+            except StatementFailed as failure:
+                await self.session.rollback()
+                job.times.turn_s = 0.0
+                if not job.must_yield or classify(failure) is not FailureClass.AGAIN:
+                    self._kit.tables.count_retry(sets.suspects(failure))
+                    return await self._serial.apply(job, sets.why_failed(failure))
+                turn = CommitTurn.YIELD  # it was cancelled because it is in the way
+            if turn is CommitTurn.COMMIT:
+                return True
+            if not await self._is_to_repeat(job, sets, turn):
+                return False
+        return await self._serial.apply(job, RetryReason.SKIP)
+
+    async def _attempt(self, job: SetJob, sets: SetCommands) -> CommitTurn:
+        """Execute, wait for the turn and commit; or roll back and return the other answer of the pool."""
+        target, times = self._target, job.times
+        record = target.record_of(job)
+        has_turn = self._pool.may_commit(job)
+        if has_turn and sets.fit_one_flight:
+            target.show(WorkerState.COMMITTING)
+            await self.session.execute_and_commit(record, sets.all)
+            times.executed_s = times.turn_s = self._clock()
+            job.is_one_flight = True
+            return CommitTurn.COMMIT
+        await target.execute(job, record, sets.all if has_turn else sets.first)
+        times.executed_s = self._clock()
+        target.show(WorkerState.WAITING)
+        turn = await self._pool.turn(job)
+        if turn is CommitTurn.COMMIT and self._skips.hits(job.batch):
+            turn = CommitTurn.YIELD  # the operator has asked since
+        if turn is not CommitTurn.COMMIT:
+            await self.session.rollback()
+            return turn
+        times.turn_s = self._clock()
+        if sets.late and not has_turn and await self._late_and_commit(job, sets):
+            return CommitTurn.COMMIT
+        target.show(WorkerState.COMMITTING)
+        await target.end(job, target.record_of(job))
+        return CommitTurn.COMMIT
+
+    async def _late_and_commit(self, job: SetJob, sets: SetCommands) -> bool:
+        """Apply a job's late keys; True if COMMIT went in the same flight.
+
+        COMMIT goes along only at the head: any other job may have to be cancelled because it blocks the head, and a
+        COMMIT on its way cannot be.
+        """
+        is_one_flight = self._pool.head is job and sets.late_fit_one_flight
+        # The stall check covers both states.
+        self._target.show(WorkerState.COMMITTING if is_one_flight else WorkerState.EXECUTING)
+        try:
+            if is_one_flight:
+                await self.session.execute_late_and_commit(sets.late)
+            else:
+                await self.session.execute_late(sets.late)
+        except StatementFailed as failure:
+            if failure.statement >= 0:
+                failure.statement += len(sets.first)
+            raise
+        return is_one_flight
+
+    async def _is_to_repeat(self, job: SetJob, sets: SetCommands, turn: CommitTurn) -> bool:
+        """Return when a job that was rolled back for others may be executed again; False if it was given back."""
+        job.attempts += 1
+        if turn is CommitTurn.GIVE_BACK:
+            self._pool.give_back(job)
+            return False
+        self._kit.tables.count_retry(sets.suspects(None))
+        job.must_yield = False
+        if self._pool.is_relaxed and self._pool.head is not job:
+            # The head may have no worker yet.
+            self._pool.park(job)
+            return False
+        self._target.show(WorkerState.WAITING)
+        await self._pool.head_turn(job)
+        self._target.show(WorkerState.EXECUTING)
+        return True

@@ -1,0 +1,1 @@
+"""What is durable, what is reported to the publisher, and what commands ask for."""

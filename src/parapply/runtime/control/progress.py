@@ -1,0 +1,293 @@
+"""What is durable, and what of it is reported to the publisher.
+
+The watermark moves in memory with every commit. It is written to the target with one synchronous commit a few times a
+second (`advance`), after which everything before it is durable whatever synchronous_commit the workers use: only that
+is ever reported as flushed (traps T-1, T-2, T-8).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING
+
+from parapply import failpoints
+from parapply.errors import SourceLost
+from parapply.model import format_lsn
+from parapply.plan.watermark import covers
+from parapply.target.state import slots as state
+from parapply.vocabulary import Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from parapply.runtime.control.shown import Shown
+    from parapply.runtime.intake.batcher import Batcher
+    from parapply.runtime.intake.reader import SlotReader
+    from parapply.runtime.pool.job import Job
+    from parapply.runtime.pool.pool import WorkerPool
+    from parapply.source.catch_up_stream import CatchUpStream
+    from parapply.target.session.settings import Connection
+    from parapply.vocabulary import DaemonState
+    from parapply.wire.frames import Keepalive
+
+#: Seconds between two answers at least: a publisher that is shutting down asks again as soon as it is answered.
+_REPLY_S = 0.05
+#: Seconds between two advances at least when idle.
+_ADVANCE_MIN_S = 0.02
+#: A publisher that asks this often, for this many seconds, about one LSN that we cannot confirm is shutting down and
+#: waits for us (traps T-9, F9), so nothing is lost by leaving it.
+_STUCK_REQUESTS = 10
+_STUCK_S = 3.0
+#: Seconds between questions for the publisher's position while `--until` is not reached.
+_ASK_S = 0.05
+#: The same while WAL of the publisher is on its way that may hold nothing for us.
+_ASK_IDLE_S = 1.0
+
+
+class Progress:
+    """Fields are written by its own task, and through `keepalive` and `committed` by intake and the workers."""
+
+    def __init__(  # noqa: PLR0913  one place makes it
+        self,
+        control: Connection,
+        stream: CatchUpStream,
+        reader: SlotReader,
+        batcher: Batcher,
+        pool: WorkerPool,
+        *,
+        shown: Shown,
+        schema: str,
+        slot_id: int,
+        advance_interval_s: float,
+        status_interval_s: float,
+        receive_timeout_s: float,
+        is_apply_durable: bool,
+        until_lsn: int | None,
+        on_serving: Callable[[], None],
+    ) -> None:
+        """Start with what the target's state says.
+
+        Args:
+            control: control session; only used here while the epoch runs.
+            stream: to report to.
+            reader: to know when the publisher was heard.
+            batcher: to know what is received, and whether all of it is in the pool's hands.
+            pool: to know what is committed.
+            shown: what the state row says for people, and where the publisher is.
+            schema: state schema.
+            slot_id: of the state.
+            advance_interval_s: between durable advances under load.
+            status_interval_s: between reports when nothing else causes one.
+            receive_timeout_s: silence of a streaming publisher after which it counts as gone.
+            is_apply_durable: the workers' commits are durable when they are acknowledged, and their records in the
+                state say that everything up to the watermark is committed.
+            until_lsn: `run` returns when everything up to here is durable.
+            on_serving: called once, after the first report to the publisher.
+        """
+        self._control = control
+        self._stream = stream
+        self._reader = reader
+        self._batcher = batcher
+        self._pool = pool
+        self._shown = shown
+        self._schema = schema
+        self._slot_id = slot_id
+        self._advance_interval_s = advance_interval_s
+        self._status_interval_s = status_interval_s
+        self._receive_timeout_s = receive_timeout_s
+        self._is_apply_durable = is_apply_durable
+        self._until_lsn = until_lsn
+        self._on_serving = on_serving
+        loop = asyncio.get_running_loop()
+        self._clock = loop.time
+        self._wake = asyncio.Event()
+        #: Everything up to here is durable on the target, and recorded there as such or in its record rows.
+        self.durable_lsn = pool.watermark.low_lsn
+        self._written_lsn = self.durable_lsn  # what the state row says
+        self._advanced_s = self._reported_s = self._asked_s = loop.time()
+        self._is_reply_due = False
+        self._idle_lsn = 0  # a keep-alive's position: nothing for us before it
+        self._streaming_since_s = loop.time()
+        self._stuck_lsn = 0
+        self._stuck_since_s = 0.0
+        self._stuck_requests = 0
+        #: Rounds so far, and whether this one waits for the target's answer. Read by the watchdog.
+        self.turns = 0
+        self.is_asking_target = False
+        self._is_finishing = False
+        self._last_commit_time_us: int | None = None
+
+    async def run(self) -> None:
+        """Keep the target's record and the publisher informed until `until_lsn` is durable or `finish` is called.
+
+        Raises:
+            SourceLost: the stream ended, the publisher is silent, or it shuts down and waits for us.
+            TargetLost: the control session ended.
+            TargetRefused: the state is gone.
+        """
+        if not self._is_finishing:
+            self.report()
+            self._on_serving()
+        while not self._is_finishing:
+            self.turns += 1
+            self._settle()
+            if self._advance_is_due():
+                await self.advance()
+            self._report_if_due()
+            if self._until_lsn is not None and covers(self.durable_lsn, self._until_lsn):
+                return
+            self._check_silence()
+            await self._sleep()
+        await self.advance()
+        self.report()
+
+    def finish(self, shown: DaemonState, reason: str) -> None:
+        """Make `run` write and report a last time, and return.
+
+        Args:
+            shown: state for people.
+            reason: why, in one line.
+        """
+        self._shown.state = (shown, reason)
+        self._is_finishing = True
+        self._wake.set()
+
+    def keepalive(self, keepalive: Keepalive) -> None:
+        """Take a keep-alive; everything received before it is in the worker pool's hands or committed."""
+        self._idle_lsn = keepalive.end_lsn
+        if keepalive.reply_requested:
+            self._is_reply_due = True
+            self._look_for_shutdown(keepalive.end_lsn)
+        self._wake.set()
+
+    def committed(self, job: Job) -> None:
+        """Record a commit that the target has acknowledged."""
+        self._last_commit_time_us = job.batch.commit_time_us
+        if self._is_apply_durable:
+            self.durable_lsn = max(self.durable_lsn, self._pool.watermark.low_lsn)
+            self._is_reply_due = True
+            self._wake.set()
+        elif self._pool.is_idle:
+            self._wake.set()
+
+    async def advance(self) -> None:
+        """Write the watermark durably, then tell the publisher.
+
+        Raises:
+            TargetLost, TargetRefused: as `state.advance`.
+        """
+        self._advanced_s = self._clock()
+        low_lsn = self._pool.watermark.low_lsn
+        shown, reason = self._shown.state
+        progress = state.SlotProgress(
+            low_lsn=low_lsn,
+            high_lsn=self._pool.watermark.high_lsn,
+            confirmed_flush_lsn=self._stream.confirmed_flush_lsn or None,
+            source_lsn=self._shown.source_lsn,
+            last_commit_time_us=self._last_commit_time_us,
+            lag_s=self._shown.lag_s,
+            state=shown,
+            reason=reason,
+            reading=self._stream.shown,
+        )
+        self.is_asking_target = True
+        await state.advance(self._control, self._schema, self._slot_id, progress)
+        self.is_asking_target = False
+        self._written_lsn = low_lsn
+        if low_lsn > self.durable_lsn:
+            self.durable_lsn = low_lsn
+            failpoints.probe(failpoints.ADVANCED)
+            self.report()
+            failpoints.probe(failpoints.FEEDBACK_SENT)
+
+    def report(self, *, is_asking: bool = False) -> None:
+        """Tell the publisher what is durable.
+
+        Raises:
+            SourceLost: the stream ended.
+        """
+        self._is_reply_due = False
+        self._reported_s = self._clock()
+        self._stream.send_status(
+            max(self._batcher.received_lsn, self.durable_lsn),
+            self.durable_lsn,
+            self._pool.watermark.low_lsn,
+            reply_requested=is_asking,
+        )
+
+    def _settle(self) -> None:
+        """Move the watermark to the publisher's position when nothing is open (trap T-8)."""
+        if self._pool.is_idle and self._batcher.holds_nothing:
+            self._pool.watermark.reached(self._idle_lsn)
+
+    def _advance_is_due(self) -> bool:
+        since_s = self._clock() - self._advanced_s
+        low_lsn = self._pool.watermark.low_lsn
+        if low_lsn > self._written_lsn:
+            return since_s >= (_ADVANCE_MIN_S if self._pool.is_idle else self._advance_interval_s)
+        # Without progress people still want to see the lag grow and the daemon alive.
+        return since_s >= max(1.0, self._advance_interval_s)
+
+    def _report_if_due(self) -> None:
+        since_s = self._clock() - self._reported_s
+        if (self._is_reply_due and since_s >= _REPLY_S) or since_s >= self._status_interval_s:
+            self.report()
+        if self._pool.is_idle and self._clock() - self._asked_s >= self._ask_s():
+            self._asked_s = self._clock()
+            self.report(is_asking=True)
+
+    def _ask_s(self) -> float:
+        """Return how long to wait between two questions for the publisher's position; infinity: there is no need.
+
+        A walsender busy with what other databases have written says by itself only at the end of it that there was
+        nothing for us, but it answers a question at once; otherwise that time would look like lag.
+        """
+        if self._until_lsn is not None and self._batcher.received_lsn < self._until_lsn:
+            return _ASK_S
+        is_behind = self._shown.source_lsn is not None and self._shown.source_lsn > self._pool.watermark.low_lsn
+        return _ASK_IDLE_S if is_behind and self._batcher.holds_nothing else math.inf
+
+    def _check_silence(self) -> None:
+        if self._stream.reading is Reading.RANGES:
+            # A range is decoded whole before its first byte comes. TCP's keep-alives tell whether the publisher lives.
+            self._streaming_since_s = self._clock()
+        if self._reader.is_paused:
+            return
+        silent_s = self._clock() - max(self._reader.heard_s, self._streaming_since_s)
+        if silent_s >= self._receive_timeout_s:
+            raise SourceLost(f"the publisher has said nothing for {silent_s:.0f} s.")
+        if silent_s >= self._receive_timeout_s / 2 and self._clock() - self._asked_s >= self._receive_timeout_s / 4:
+            self._asked_s = self._clock()
+            self.report(is_asking=True)
+
+    def _look_for_shutdown(self, lsn: int) -> None:
+        now_s = self._clock()
+        if lsn != self._stuck_lsn or self.durable_lsn >= lsn:
+            self._stuck_lsn, self._stuck_since_s, self._stuck_requests = lsn, now_s, 0
+        self._stuck_requests += 1
+        if self._stuck_requests >= _STUCK_REQUESTS and now_s - self._stuck_since_s >= _STUCK_S:
+            raise SourceLost(
+                f"the publisher is shutting down and waits for {format_lsn(lsn)}, which the target cannot confirm now; "
+                "leaving it, what is not confirmed will be sent again."
+            )
+
+    async def _sleep(self) -> None:
+        """Wait for an event or the next thing due."""
+        now_s = self._clock()
+        deadlines = [self._reported_s + self._status_interval_s, now_s + 0.5]
+        if self._pool.watermark.low_lsn > self._written_lsn:
+            interval_s = _ADVANCE_MIN_S if self._pool.is_idle else self._advance_interval_s
+            deadlines.append(self._advanced_s + interval_s)
+        else:
+            deadlines.append(self._advanced_s + max(1.0, self._advance_interval_s))
+        if self._is_reply_due:
+            deadlines.append(self._reported_s + _REPLY_S)
+        if self._until_lsn is not None:
+            deadlines.append(now_s + _ASK_S)
+        try:
+            async with asyncio.timeout(max(0.001, min(deadlines) - now_s)):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()

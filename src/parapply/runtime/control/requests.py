@@ -1,0 +1,298 @@
+"""What commands ask of a running daemon: read which tables are copied, and pause for a snapshot.
+
+Both come through tables of the state schema (`target/state/copies.py`, `target/state/requests.py`) and a notification.
+One request is served after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from parapply.errors import ParapplyError, SourceLost, TargetLost, TargetRefused
+from parapply.logs import get_logger
+from parapply.model import format_lsn
+from parapply.target.session import settings
+from parapply.target.state import copies, requests
+
+if TYPE_CHECKING:
+    from parapply.config import TargetConfig
+    from parapply.runtime.control.progress import Progress
+    from parapply.runtime.intake.admission import Admission
+    from parapply.runtime.intake.batcher import Batcher
+    from parapply.runtime.pool.pool import WorkerPool
+    from parapply.runtime.tables.control_pool import ControlPool
+    from parapply.runtime.tables.copied import Copied
+    from parapply.target.session.settings import Connection
+    from parapply.target.state.requests import SnapshotRequest
+
+#: Seconds between two checks without a notification, because an interrupted copy sends none.
+_LOOK_S = 1.0
+#: Without a session to listen with.
+_POLL_S = 0.2
+#: Seconds between questions for the publisher's position while a wanted LSN is not reached.
+_ASK_S = 0.05
+#: Seconds to pause for a command that has not named an LSN.
+_STAND_S = 60.0
+
+
+class Requests:
+    """All fields are written by its own task."""
+
+    def __init__(  # noqa: PLR0913  one place makes it
+        self,
+        config: TargetConfig,
+        slot_name: str,
+        slot_id: int,
+        control_pool: ControlPool,
+        *,
+        batcher: Batcher,
+        admission: Admission,
+        pool: WorkerPool,
+        progress: Progress,
+        copied: Copied,
+        awaits_two_phase: bool,
+        whole_until_lsn: int,
+    ) -> None:
+        """Start with nothing checked."""
+        self._config = config
+        self._slot_name = slot_name
+        self._slot_id = slot_id
+        self._control_pool = control_pool
+        self._batcher = batcher
+        self._admission = admission
+        self._pool = pool
+        self._progress = progress
+        self._copied = copied
+        self._awaits_two_phase = awaits_two_phase
+        self._whole_until_lsn = whole_until_lsn
+        self._first_exact_lsn = batcher.taken_lsn
+        self._listener: Connection | None = None
+        #: Where the stream was when the newest change of what is copied came into force; None: the copy command knows
+        #: of it.
+        self._unseen_from_lsn: int | None = batcher.taken_lsn
+        copied.on_changed = self._copies_changed
+        #: Sessions that keep a snapshot until it is taken.
+        self._exports: dict[int, Connection] = {}
+        #: Set by the epoch when a batch has committed or a worker is idle.
+        self.moved = asyncio.Event()
+        self._clock = asyncio.get_running_loop().time
+        self._log = get_logger()
+
+    async def run(self) -> None:
+        """Serve until cancelled.
+
+        Raises:
+            TargetLost: the connection ended.
+            TargetRefused: the state is gone.
+            SourceLost: the stream must start again.
+        """
+        try:
+            await self._listen()
+            await self._refuse_old()
+            while True:
+                await self._look()
+                await self._tell_copier()
+                await self._copied.look()
+                self._begin_two_phase()
+                self._stream_again()
+                await self._wait_for_call(_LOOK_S if self._unseen_from_lsn is None else _POLL_S / 10)
+        finally:
+            self._admission.hold.open()
+            for session in (*self._exports.values(), *([self._listener] if self._listener else [])):
+                await session.close()
+
+    async def _connect(self, what: str) -> Connection:
+        return await settings.connect_control(
+            self._config.dsn.get_secret_value(),
+            role=self._config.session_replication_role,
+            application_name=f"parapply {what} {self._slot_name}",
+        )
+
+    async def _listen(self) -> None:
+        """Open a session that listens; there is none where the target has no connection left, or refuses one."""
+        try:
+            self._listener = await self._connect("requests")
+        except (TargetLost, TargetRefused) as error:
+            self._log.info("requests_polled", error=error.line())
+        else:
+            await requests.listen(self._listener, copies.channel(self._slot_id))
+
+    async def _wait_for_call(self, timeout_s: float) -> None:
+        if self._listener is None:
+            await asyncio.sleep(min(timeout_s, _POLL_S))
+        else:
+            await requests.wait_for_call(self._listener, timeout_s)
+
+    async def _refuse_old(self) -> None:
+        """Refuse what an earlier connection of the daemon has left half done."""
+        async with self._control_pool.session() as conn:
+            found = await requests.open_requests(conn, self._config.state_schema, self._slot_id)
+        for request in found:
+            if request.state in ("standing", "go", "ready"):
+                await self._refuse(request, "the daemon has connected again since")
+
+    async def _look(self) -> None:
+        await self._copied.read()
+        async with self._control_pool.session() as conn:
+            asked = await requests.open_requests(conn, self._config.state_schema, self._slot_id)
+        for request_id in [*self._exports]:
+            if not any(request.request_id == request_id and request.state == "ready" for request in asked):
+                await self._exports.pop(request_id).close()
+        for request in asked:
+            if request.state == "asked":
+                await self._serve(request)
+
+    def _copies_changed(self) -> None:
+        self._admission.starts_changed.set()
+        self._unseen_from_lsn = self._batcher.taken_lsn
+
+    async def _tell_copier(self) -> None:
+        """Tell the copy command that changes to its tables are now skipped until their rows have been copied.
+
+        It waits until everything taken until then is committed, because that may hold such changes.
+        """
+        seen_lsn = self._unseen_from_lsn
+        if seen_lsn is None or self._batcher.is_inside_large or self._pool.watermark.low_lsn < seen_lsn:
+            return
+        async with self._control_pool.session() as conn:
+            await copies.tell_seen(conn, self._config.state_schema, self._slot_id, self._copied.known)
+        self._unseen_from_lsn = None
+
+    def _begin_two_phase(self) -> None:
+        """End the epoch as soon as two-phase commit, which is configured, can begin, at a new start of the stream.
+
+        Raises:
+            SourceLost: now.
+        """
+        if self._awaits_two_phase and self._copied.known.is_settled(self._pool.watermark.low_lsn):
+            raise SourceLost("every table is copied: the stream starts again, with two_phase")
+
+    def _stream_again(self) -> None:
+        """End the epoch as soon as what could not be kept on disk is applied: transactions in progress may come again.
+
+        Raises:
+            SourceLost: now.
+        """
+        if 0 < self._whole_until_lsn <= self._pool.watermark.low_lsn:
+            raise SourceLost("what could not be kept on disk is applied: the stream starts again, with streaming")
+
+    async def _serve(self, request: SnapshotRequest) -> None:
+        # A table that is published and not applied may not have come in the stream yet.
+        await self._copied.look(is_due=True)
+        try:
+            session = await self._connect("snapshot")
+        except (TargetLost, TargetRefused) as error:
+            await self._refuse(request, error.line())
+            return
+        try:
+            await self._export(request, session)
+            self._exports[request.request_id] = session
+        except _NotServed as error:
+            await session.close()
+            self._admission.hold.open()
+            await self._refuse(request, str(error))
+        except BaseException:
+            await session.close()
+            raise
+        finally:
+            self._admission.hold.open()
+
+    async def _export(self, request: SnapshotRequest, session: Connection) -> None:
+        """Pause at the wanted LSN, export, resume."""
+        with settings.target_errors("beginning a snapshot"):
+            await session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        lsn = None if request.stands else request.lsn
+        began_s, at_lsn = await self._stand(request, lsn)
+        if request.stands:
+            await self._answer(request, "standing", at_lsn=at_lsn)
+            lsn = await self._told(request)
+            _, at_lsn = await self._stand(request, lsn)
+        with settings.target_errors("exporting a snapshot"):
+            cursor = await session.execute("SELECT pg_catalog.pg_export_snapshot()")
+            ((name,),) = await cursor.fetchall()
+        self._admission.hold.open()
+        pause_s = self._clock() - began_s
+        await self._answer(request, "ready", at_lsn=at_lsn, snapshot_name=str(name), pause_s=pause_s)
+        self._log.info("snapshot_exported", at_lsn=format_lsn(at_lsn), pause_s=round(pause_s, 6))
+
+    async def _stand(self, request: SnapshotRequest, lsn: int | None) -> tuple[float, int]:
+        """Return when everything before an LSN, or some LSN if None, is committed and nothing later can be.
+
+        Returns:
+            Since when apply is paused, and at which LSN: the target equals the publisher there.
+
+        Raises:
+            _NotServed: the LSN is in the past, or tables are not copied yet.
+        """
+        batcher, hold = self._batcher, self._admission.hold
+        exact_lsn = self._admission.starts.exact_from_lsn
+        if exact_lsn is None:
+            raise _NotServed("tables are not copied: `parapply status` names them")
+        exact_lsn = max(exact_lsn, self._first_exact_lsn)
+        if lsn is not None and lsn < max(exact_lsn, batcher.taken_lsn):
+            past_lsn = format_lsn(max(exact_lsn, batcher.taken_lsn))
+            raise _NotServed(f"{format_lsn(lsn)} is in the past: the target has {past_lsn}")
+        wanted_lsn = exact_lsn if lsn is None else lsn
+        hold.close(wanted_lsn)
+        began_s = self._clock()
+        asked_s = began_s
+        while not self._stands_at(wanted_lsn):
+            if not batcher.is_taking:
+                batcher.close_open()
+            now_s = self._clock()
+            if lsn is not None and not hold.is_reached:
+                # Still on its way there, applying, so this is no pause yet.
+                began_s = now_s
+            if batcher.received_lsn < wanted_lsn and now_s - asked_s >= _ASK_S:
+                asked_s = now_s
+                self._progress.report(is_asking=True)
+                await self._read(request)
+            await self._sleep()
+        return began_s, lsn if lsn is not None else max(batcher.taken_lsn, batcher.received_lsn)
+
+    def _stands_at(self, lsn: int) -> bool:
+        batcher = self._batcher
+        has_come = self._admission.hold.is_reached or (not batcher.is_taking and batcher.received_lsn >= lsn)
+        return has_come and self._pool.is_idle and batcher.is_empty and not batcher.is_inside_large
+
+    async def _sleep(self) -> None:
+        self.moved.clear()
+        try:
+            async with asyncio.timeout(_ASK_S / 10):
+                await self.moved.wait()
+        except TimeoutError:
+            pass
+
+    async def _told(self, request: SnapshotRequest) -> int:
+        """Return the LSN to go to, as soon as the command says it.
+
+        Raises:
+            _NotServed: it does not.
+        """
+        end_s = self._clock() + _STAND_S
+        while self._clock() < end_s:
+            found = await self._read(request)
+            if found.state == "go" and found.lsn is not None:
+                return found.lsn
+            await self._wait_for_call(_POLL_S)
+        raise _NotServed(f"no LSN was named within {_STAND_S:g} s")
+
+    async def _read(self, request: SnapshotRequest) -> SnapshotRequest:
+        async with self._control_pool.session() as conn:
+            found = await requests.read(conn, self._config.state_schema, request.request_id)
+        if found is None:
+            raise _NotServed("the command that asked for it is gone")
+        return found
+
+    async def _answer(self, request: SnapshotRequest, state: str, **values: Any) -> None:  # noqa: ANN401  those of `answer`
+        async with self._control_pool.session() as conn:
+            await requests.answer(conn, self._config.state_schema, self._slot_id, request.request_id, state, **values)
+
+    async def _refuse(self, request: SnapshotRequest, reason: str) -> None:
+        self._log.info("snapshot_refused", reason=reason)
+        await self._answer(request, "refused", reason=reason)
+
+
+class _NotServed(ParapplyError):
+    """A request cannot be served; the message goes to the command that asked."""

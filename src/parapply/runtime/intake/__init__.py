@@ -1,0 +1,1 @@
+"""From the stream to closed batches."""

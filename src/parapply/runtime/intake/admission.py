@@ -1,0 +1,176 @@
+"""What may enter a batch: not what is committed or prepared here already, nor what a copy holds or will hold.
+
+Nothing enters before the tables it needs are known and copied, nor past a hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from parapply.logs import get_logger
+from parapply.model import format_lsn
+from parapply.runtime.intake.hold import Hold
+from parapply.wire.messages import BeginPrepare, Prepare, StreamPrepare
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from parapply.model import Relation, Transaction
+    from parapply.plan.copy_starts import CopyStarts, Name
+    from parapply.runtime.intake.batcher import Batcher
+    from parapply.runtime.intake.reader import SlotReader
+    from parapply.runtime.pool.two_phase import TwoPhase
+    from parapply.runtime.tables.copied import Copied
+    from parapply.runtime.tables.plans import TablePlans
+    from parapply.target.state.slots import SlotState
+
+
+class Admission:
+    """Asked by intake's task only; the fields say who else writes them."""
+
+    def __init__(  # noqa: PLR0913  one place makes it
+        self,
+        reader: SlotReader,
+        batcher: Batcher,
+        tables: TablePlans,
+        copied: Copied,
+        two_phase: TwoPhase,
+        *,
+        starts: CopyStarts,
+        state: SlotState,
+    ) -> None:
+        """Start with nothing admitted, and no hold.
+
+        Args:
+            reader: stops while something must wait.
+            batcher: whose open batch is closed before something waits.
+            tables: for plans.
+            copied: settles from where on announced relations are applied.
+            two_phase: what is prepared.
+            starts: which changes are left out, because a copy holds or will hold them. Updated by `copied`.
+            state: what the target had at the start.
+        """
+        self._reader = reader
+        self._batcher = batcher
+        self._tables = tables
+        self._copied = copied
+        self._two_phase = two_phase
+        self._state = state
+        # What comes now ends after everything in the state.
+        self._is_past_state = False
+        self._log = get_logger()
+        #: Closed and opened by requests.
+        self.hold = Hold()
+        #: Read by requests and gauges.
+        self.starts = starts
+        #: Set by requests after a change of `starts`.
+        self.starts_changed = asyncio.Event()
+
+    @property
+    def admits_runs(self) -> bool:
+        """Tell whether plain transactions need no other question than `is_plain`: no table is special."""
+        plans = self._tables.plans
+        return not (plans.refused or plans.may_be_serial or self.starts.is_active)
+
+    def is_plain(self, transaction: Transaction) -> bool:
+        """Tell whether a transaction is whole, announces nothing and cannot be committed here already."""
+        return (
+            transaction.event is None
+            and not transaction.relations
+            and transaction.is_first
+            and transaction.is_last
+            and not self._may_be_done(transaction)
+        )
+
+    def _may_be_done(self, transaction: Transaction) -> bool:
+        """Tell whether a whole transaction must be looked up in the state; never again after the last one in it."""
+        if self._is_past_state:
+            return False
+        self._is_past_state = transaction.end_lsn > self._state.high_lsn
+        return not self._is_past_state
+
+    def is_done(self, transaction: Transaction) -> bool:
+        """Tell whether a re-sent transaction is committed here; of a large one only the commit LSN is known early."""
+        if self.is_prepared(transaction.event):
+            return True
+        if transaction.is_first and transaction.is_last:
+            return self.is_applied(transaction.end_lsn)
+        # No commit record straddles the watermark: it is the end of another one, or of a keep-alive between them.
+        return transaction.commit_lsn < self._state.low_lsn
+
+    def is_applied(self, end_lsn: int) -> bool:
+        """Tell whether what ends at an LSN was committed here before the start."""
+        return self._state.is_applied(end_lsn)
+
+    def is_prepared(self, message: object) -> bool:
+        """Tell whether what comes again was prepared here before (trap T-57)."""
+        return isinstance(message, BeginPrepare | Prepare | StreamPrepare) and self._two_phase.is_prepared(message)
+
+    async def is_rolled_back(self, message: object) -> bool:
+        """Tell whether a message is a PREPARE that the publisher has rolled back since; raises SourceLost."""
+        return await self._two_phase.is_rolled_back(message)
+
+    async def look_up(self, relations: Sequence[Relation]) -> None:
+        """Have plans ready for what a transaction announces, before it is read.
+
+        Raises:
+            TargetLost: the connection ended.
+        """
+        self._batcher.close_open()
+        await self._resolve(relations)
+        self._batcher.plans_changed()
+        for relation in relations:
+            self.starts.announce(relation)
+
+    async def announce(self, relations: Sequence[Relation]) -> None:
+        """Put relations in force for what comes next.
+
+        Raises:
+            TargetLost: the connection ended.
+        """
+        await self._resolve(relations)
+        self._batcher.announce(relations)
+        for relation in relations:
+            self.starts.announce(relation)
+
+    async def _resolve(self, relations: Sequence[Relation]) -> None:
+        self._reader.waits_for = "the target's catalogue"
+        await self._tables.resolve(relations)
+        self._reader.waits_for = "what is known of a new table"
+        await self._copied.settle(relations)
+        self._reader.waits_for = ""
+
+    async def wait_at_hold(self, transaction: Transaction) -> None:
+        """Wait until a transaction may pass that is held."""
+        self._batcher.close_open()
+        self._reader.stop()
+        self._reader.waits_for = "a snapshot"
+        await self.hold.wait(transaction)
+        self._reader.waits_for = ""
+
+    def is_apart(self, relations: Sequence[Relation], lsn: int) -> bool:
+        """Tell whether changes of relations may be left out, or must wait for a copy, in a commit at an LSN."""
+        return self.starts.is_apart(relations, lsn)
+
+    async def without_skipped(self, transaction: Transaction) -> Transaction:
+        """Return what is to be applied of a transaction, as soon as every table is there that it needs."""
+        while (name := self.starts.waits_for(transaction)) is not None:
+            await self._wait_for_copy(name, transaction.commit_lsn)
+        return self.starts.without_skipped(transaction)
+
+    async def kept_of(self, relations: Sequence[Relation], commit_lsn: int) -> Callable[[Transaction], Transaction]:
+        """Return what takes out of a streamed transaction what is not applied, when every table is there it needs."""
+        while (name := self.starts.copying_of(relations, commit_lsn)) is not None:
+            await self._wait_for_copy(name, commit_lsn)
+        return self.starts.kept_at(commit_lsn)
+
+    async def _wait_for_copy(self, name: Name, commit_lsn: int) -> None:
+        """Wait until there is news about copies."""
+        self._batcher.close_open()
+        self._reader.stop()
+        self._log.info("table_awaited", relation=".".join(name), commit_lsn=format_lsn(commit_lsn))
+        self.starts_changed.clear()
+        self._reader.waits_for = "a copy"
+        await self.starts_changed.wait()
+        self._reader.waits_for = ""

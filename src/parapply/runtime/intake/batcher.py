@@ -1,0 +1,261 @@
+"""The open batch: what it takes, when it closes, and that each closed batch is handed to the worker pool.
+
+A batch closes at its limits (`sizing.py`), before what must not be in it, or when `closing.py` says so. Pieces of a
+large transaction and what an event ends are batches of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from parapply.errors import ParapplyError
+from parapply.plan.batch import Batch, Limits
+from parapply.plan.steps import is_serial
+from parapply.runtime.intake.closing import BatchClosing
+from parapply.runtime.intake.sizing import BatchSizing
+from parapply.runtime.pool.job import LargeJob, SetJob
+from parapply.wire.messages import Prepare
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from parapply.config import ApplyConfig
+    from parapply.model import Relation, Transaction
+    from parapply.runtime.intake.reader import SlotReader
+    from parapply.runtime.intake.trace import Trace
+    from parapply.runtime.pool.job import Job
+    from parapply.runtime.pool.pool import WorkerPool
+    from parapply.runtime.tables.plans import TablePlans
+    from parapply.target.state.slots import SlotState
+
+#: Pieces of a large transaction that wait for their worker.
+_PIECES = 2
+
+
+class Batcher:
+    """Written by intake's task; requests, and the worker pool's callback, may close the open batch."""
+
+    def __init__(  # noqa: PLR0913  one place makes it
+        self,
+        reader: SlotReader,
+        tables: TablePlans,
+        pool: WorkerPool,
+        *,
+        config: ApplyConfig,
+        state: SlotState,
+        trace: Trace | None = None,
+    ) -> None:
+        """Start with no batch open.
+
+        Args:
+            reader: says when bytes came.
+            tables: for plans.
+            pool: gets the batches.
+            config: limits.
+            state: what the target had at the start.
+            trace: gets every transaction once it is in the worker pool's hands; None if not traced.
+        """
+        self._reader = reader
+        self._tables = tables
+        self._pool = pool
+        self._table_lock_threshold = config.table_lock_threshold
+        self._trace = trace
+        self._clock = asyncio.get_running_loop().time
+        self._seq = 0
+        self._open: SetJob | None = None
+        self._large: LargeJob | None = None
+        #: Plan in force for each publisher's OID before what comes next; never written. Read by `special`.
+        self.plans_now = dict(tables.plans.current)
+        self._closing = BatchClosing(pool, config, self._close)
+        #: Updated with every commit by the epoch.
+        self.sizing = BatchSizing(
+            Limits(config.max_batch_transactions, config.max_batch_changes, config.max_batch_bytes)
+        )
+        self._limits = self.sizing.limits
+        #: Highest LSN received: end of a transaction or of a keep-alive. Intake writes the latter. Read by progress,
+        #: requests and gauges.
+        self.received_lsn = state.low_lsn
+        #: End of the last transaction that was taken, or is committed from before. Read by requests and the watchdog.
+        self.taken_lsn = state.high_lsn
+        #: Whether transactions were read that are in no batch yet. Written by intake; requests then closes nothing.
+        self.is_taking = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether no batch is open."""
+        return self._open is None
+
+    @property
+    def open_bytes(self) -> int:
+        """Return the bytes of changes in the open batch."""
+        return self._open.batch.size_bytes if self._open else 0
+
+    @property
+    def is_inside_large(self) -> bool:
+        """Tell whether a large transaction was begun that has not been received whole."""
+        return self._large is not None
+
+    @property
+    def holds_nothing(self) -> bool:
+        """Tell whether every byte read is in the worker pool's hands or has passed through it."""
+        return self._open is None and self._large is None and not self._reader.is_inside_transaction
+
+    @property
+    def oldest_commit_time_us(self) -> int | None:
+        """Return the publisher's commit time of the oldest transaction not committed here, None if there is none."""
+        head = self._pool.head or self._open
+        return head.batch.first_commit_time_us if head else None
+
+    @property
+    def last_seq(self) -> int:
+        """Return the number of the last batch begun, closed or not."""
+        return self._seq
+
+    @property
+    def pause_s(self) -> float:
+        """Return how long not to read after everything at hand was read; 0 where a worker could apply it at once."""
+        return self._closing.pause_s
+
+    def add_run(self, transactions: list[Transaction], at: int) -> int:
+        """Add transactions from an index on, at least one, while they are plain and the batch is not full.
+
+        Returns:
+            The index of the next one. If the batch was full, it is closed.
+
+        Raises:
+            ProtocolError: a change cannot be read.
+        """
+        job = self._open
+        if job is None:
+            job = self._open = SetJob(self.new_batch(), self.plans_now)
+        try:
+            at = job.batch.add_run(transactions, at, self._tables.plans, self._limits)
+        except ParapplyError:
+            # Half a transaction must not reach a worker: all of the batch is sent again.
+            self._open = None
+            raise
+        job.times.received_s = self._reader.heard_s
+        if self._trace is not None:
+            self._trace.arrived(job)
+        self.received(transactions[at - 1])
+        if job.batch.is_full(self._limits):
+            self._close()
+        return at
+
+    def add_whole(self, transaction: Transaction) -> None:
+        """Add one whole transaction, to a batch of its own if it must be.
+
+        Raises:
+            ProtocolError: a change cannot be read.
+        """
+        event = transaction.event
+        self.received(transaction)
+        if isinstance(event, Prepare) or is_serial(transaction, self._tables.plans):
+            self.close_open()
+            job = self._add(transaction)
+            if isinstance(event, Prepare):
+                job.prepare = event
+                job.batch.is_barrier = True
+            self._close()
+        elif self._add(transaction).batch.is_full(self._limits):
+            self._close()
+
+    def _add(self, transaction: Transaction) -> SetJob:
+        job = self._open
+        if job is None:
+            job = self._open = SetJob(self.new_batch(), self.plans_now)
+        try:
+            job.batch.add(transaction, self._tables.plans)
+        except ParapplyError:
+            # Half of it must not reach a worker, as in `add_run`.
+            self._open = None
+            raise
+        job.times.received_s = self._reader.heard_s
+        if self._trace is not None:
+            self._trace.arrived(job)
+        if transaction.relations:
+            self.plans_changed()
+        return job
+
+    async def add_piece(self, piece: Transaction) -> None:
+        """Hand a piece of a large transaction to its worker; waits while enough of them wait there."""
+        if piece.is_first:
+            self.close_open()
+            job = self._large = LargeJob(self.new_batch(), self.plans_now, asyncio.Queue(_PIECES), piece.commit_lsn)
+            job.times.received_s = self._reader.heard_s
+            job.batch.is_barrier = job.batch.is_large = True
+            job.batch.first_commit_time_us = job.batch.commit_time_us = piece.commit_time_us
+            self._pool.submit(job, self._clock())
+            if self._trace is not None:
+                self._trace.alone(job, piece)
+        assert self._large is not None, "the pieces of a transaction come one after the other"
+        job = self._large
+        self.announce(piece.relations)
+        self._pool.held_bytes += piece.size_bytes
+        await job.pieces.put(piece)
+        if piece.is_last:
+            self.received_lsn = piece.end_lsn
+            self.taken_lsn = max(self.taken_lsn, piece.end_lsn)
+            job.batch.first_lsn = job.batch.end_lsn = piece.end_lsn
+            job.prepare = piece.event if isinstance(piece.event, Prepare) else None
+            self._pool.ended(job)
+            await job.pieces.put(None)
+            # Cleared only now, because until the worker can know of the end, a drain must not wait for it.
+            self._large = None
+
+    def received(self, transaction: Transaction) -> None:
+        """Record the position of the stream, and how late it is."""
+        self.received_lsn = transaction.end_lsn
+        self.taken_lsn = max(self.taken_lsn, transaction.end_lsn)
+        self._closing.received(transaction)
+
+    def announce(self, relations: Iterable[Relation]) -> None:
+        """Put relations in force for what comes next; their plans are known."""
+        for relation in relations:
+            self._tables.plans.announce(relation)
+        self.plans_changed()
+
+    def plans_changed(self) -> None:
+        """Note that the next batch begins with other plans."""
+        self.plans_now = dict(self._tables.plans.current)
+
+    def new_batch(self) -> Batch:
+        """Return a batch after all others."""
+        self._seq += 1
+        return Batch(self._seq, self._table_lock_threshold)
+
+    def submit(self, job: Job, event: Transaction) -> None:
+        """Hand over a job that an event has ended, and whose batch is complete."""
+        # A worker that has followed it began before it had come.
+        job.times.received_s = self._reader.heard_s
+        self._pool.submit(job, self._clock())
+        if self._trace is not None:
+            self._trace.alone(job, event)
+
+    def close_if_due(self) -> None:
+        """Close the open batch if `closing.py` says so; called when something was read, or the pool has changed."""
+        if self._open is not None:
+            self._closing.look(self._open.batch.n_changes, self._reader.heard_s)
+
+    def close_open(self) -> None:
+        """Close the batch that is open, if one is: what comes next is not for it."""
+        if self._open is not None:
+            self._close()
+
+    def finish(self) -> None:
+        """Hand over what is whole, and close nothing later."""
+        self._closing.disarm()
+        self.close_open()
+
+    def _close(self) -> None:
+        self._closing.disarm()
+        job = self._open
+        assert job is not None
+        self._open = None
+        job.batch.close()
+        job.batch.is_fence = self._tables.take_changed()
+        job.counts.count_batch(job.batch)
+        self._pool.submit(job, self._clock())
+        if self._trace is not None:
+            self._trace.batch(job)

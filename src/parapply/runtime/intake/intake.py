@@ -1,0 +1,164 @@
+"""From the stream to closed batches: the loop that reads, asks what may enter, and has it added to a batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parapply.errors import TargetRefused
+from parapply.plan.steps import check_plans
+from parapply.wire.messages import BeginPrepare, Prepare
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from parapply.model import Transaction
+    from parapply.runtime.intake.admission import Admission
+    from parapply.runtime.intake.batcher import Batcher
+    from parapply.runtime.intake.reader import SlotReader
+    from parapply.runtime.intake.room import Room
+    from parapply.runtime.intake.special import SpecialTransactions
+    from parapply.runtime.pool.pool import WorkerPool
+    from parapply.runtime.tables.plans import TablePlans
+    from parapply.wire.frames import Keepalive
+
+
+class Intake:
+    """Has no state but its parts', which its own task and the worker pool's callback (`worker_changed`) use."""
+
+    def __init__(  # noqa: PLR0913  one place makes it
+        self,
+        reader: SlotReader,
+        room: Room,
+        admission: Admission,
+        special: SpecialTransactions,
+        batcher: Batcher,
+        *,
+        tables: TablePlans,
+        pool: WorkerPool,
+        on_keepalive: Callable[[Keepalive], None],
+    ) -> None:
+        """Keep the parts, in the order in which a transaction passes them.
+
+        Args:
+            reader: of the slot's stream.
+            room: for what is read.
+            admission: what may enter.
+            special: takes what does not simply come whole.
+            batcher: of the open batch.
+            tables: for plans.
+            pool: gets the batches.
+            on_keepalive: called with every keep-alive, after what came before it was taken.
+        """
+        self._reader = reader
+        self._room = room
+        self._admission = admission
+        self._special = special
+        self._batcher = batcher
+        self._tables = tables
+        self._pool = pool
+        self._on_keepalive = on_keepalive
+
+    async def run(self) -> None:
+        """Read until cancelled.
+
+        Raises:
+            SourceLost: the stream ended. What was received whole is in the worker pool's hands.
+            ProtocolError: the stream cannot be read.
+            TargetRefused, TargetLost: a published table cannot be applied.
+        """
+        reader, batcher = self._reader, self._batcher
+        reader.start()
+        try:
+            while True:
+                transactions = await reader.read()
+                batcher.is_taking = True
+                await self._take_all(transactions)
+                # A change may be a gigabyte, and the next read may come late.
+                del transactions
+                batcher.is_taking = False
+                keepalive = reader.take_keepalive()
+                if keepalive is not None:
+                    batcher.received_lsn = max(batcher.received_lsn, keepalive.end_lsn)
+                    self._on_keepalive(keepalive)
+                batcher.close_if_due()
+                await self._room.wait()
+                if reader.is_drained and (pause_s := batcher.pause_s):
+                    await reader.pause(pause_s)
+        finally:
+            reader.end()
+            # What is whole is handed over; the rest will be sent again.
+            batcher.finish()
+            self._special.close()
+
+    def worker_changed(self) -> None:
+        """Note that a worker is idle or a batch has committed; called by the worker pool."""
+        self._room.changed()
+        if self._pool.is_idle:
+            self._reader.end_pause()
+        self._batcher.close_if_due()
+
+    async def _take_all(self, transactions: list[Transaction]) -> None:
+        admission, room = self._admission, self._room
+        at = 0
+        while at < len(transactions):
+            if not room.is_left():
+                await room.wait()
+            if admission.hold.lets_pass(transactions):
+                at = self._take_run(transactions, at)
+                if at == len(transactions):
+                    break
+                if not room.is_left():
+                    continue
+            elif admission.hold.holds(transactions[at]):
+                await admission.wait_at_hold(transactions[at])
+            await self._take(transactions[at])
+            at += 1
+
+    def _take_run(self, transactions: list[Transaction], at: int) -> int:
+        """Add transactions from an index on while nothing about them is special and there is room.
+
+        Returns:
+            The index of the next one.
+        """
+        admission, batcher = self._admission, self._batcher
+        if not admission.admits_runs:
+            return at
+        while at < len(transactions) and admission.is_plain(transactions[at]):
+            at = batcher.add_run(transactions, at)
+            if batcher.is_empty and not self._room.is_left():
+                break
+        return at
+
+    async def _take(self, transaction: Transaction) -> None:
+        if transaction.event is not None and not isinstance(transaction.event, BeginPrepare | Prepare):
+            whole = await self._special.take(transaction)
+            if whole is None:
+                return
+            transaction = whole
+        event = transaction.event
+        if transaction.relations:
+            await self._admission.look_up(transaction.relations)
+        if self._admission.is_done(transaction):
+            self._batcher.announce(transaction.relations)
+            if isinstance(event, Prepare) and self._admission.is_prepared(event):
+                self._special.record_prepared(transaction, event)
+            return
+        if self._admission.starts.is_active:
+            transaction = await self._admission.without_skipped(transaction)
+        if not (transaction.is_first and transaction.is_last):
+            await self._batcher.add_piece(transaction)
+        elif await self._is_applicable(transaction):
+            self._batcher.add_whole(transaction)
+
+    async def _is_applicable(self, transaction: Transaction) -> bool:
+        """Make sure that every change can be applied; False if it need not: a PREPARE, rolled back and recorded so."""
+        try:
+            check_plans(transaction, self._tables.plans)
+        except TargetRefused:
+            event = transaction.event
+            if not isinstance(event, Prepare) or not await self._admission.is_rolled_back(event):
+                raise
+            self._batcher.announce(transaction.relations)
+            self._special.record_prepared(transaction, event)
+            return False
+        return True

@@ -1,0 +1,146 @@
+"""When the stream is read: what is at hand becomes transactions, and reading stops while the daemon has enough.
+
+While reading is paused the kernel's buffers fill up, and the publisher waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from parapply.runtime.intake.gathering import Gathering
+
+if TYPE_CHECKING:
+    from parapply.model import Transaction
+    from parapply.source.catch_up_stream import CatchUpStream
+    from parapply.wire.assembler import Assembler
+    from parapply.wire.frames import Keepalive
+
+#: Bytes read before workers and timers get their turn: a few hundred transactions, about two milliseconds.
+_DRAIN_BYTES = 128 * 1024
+
+
+class SlotReader:
+    """Reads the slot's stream. Used by intake's task; the fields say who else writes them."""
+
+    def __init__(self, stream: CatchUpStream, assembler: Assembler) -> None:
+        """Start with nothing read, and not reading.
+
+        Args:
+            stream: of the slot.
+            assembler: new.
+        """
+        self._stream = stream
+        self._assembler = assembler
+        self._loop = asyncio.get_running_loop()
+        self._clock = self._loop.time
+        self._readable = asyncio.Event()
+        self._pause_over = asyncio.Event()
+        self._is_pause_ended = False
+        self._gathering = Gathering()
+        #: When bytes last came, or reading went on. Read by the batcher, by progress, which treats a silent publisher
+        #: as gone, and by the watchdog.
+        self.heard_s = self._clock()
+        #: Whether reading is paused: memory or the queue is full, or intake is busy. Read by progress and gauges.
+        self.is_paused = False
+        #: What intake waits for outside of this daemon; empty while it works or waits for the workers. Written by the
+        #: admission, too. Read by the watchdog.
+        self.waits_for = ""
+
+    @property
+    def is_inside_transaction(self) -> bool:
+        """Tell whether a transaction was begun that has not been read whole."""
+        return self._assembler.is_open
+
+    @property
+    def is_drained(self) -> bool:
+        """Tell whether the last read took everything that had come."""
+        return self._stream.is_drained
+
+    async def read(self) -> list[Transaction]:
+        """Wait until something has come, and return what it completes: transactions, pieces and events.
+
+        Raises:
+            SourceLost: the stream ended.
+            ProtocolError: the stream cannot be read.
+        """
+        self.go_on()
+        self.waits_for = "the publisher"
+        await self._readable.wait()
+        self.waits_for = ""
+        self._readable.clear()
+        # No name for the frames: it would keep the last of them, and one may be a gigabyte.
+        transactions = self._assembler.push(self._stream.drain(_DRAIN_BYTES))
+        self.heard_s = self._clock()
+        return transactions
+
+    def take_keepalive(self) -> Keepalive | None:
+        """Return the keep-alive that came with the last read, once; everything that came before it was returned."""
+        keepalive, self._stream.keepalive = self._stream.keepalive, None
+        return keepalive
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._stream.resume_reading(self._bytes_came)
+
+    def stop(self) -> None:
+        """Read no more until `go_on`."""
+        self.is_paused = True
+        self._stream.pause_reading()
+
+    def go_on(self) -> None:
+        """Read again if reading is stopped."""
+        if self.is_paused:
+            self.is_paused = False
+            # Reading was paused, so the publisher was not silent.
+            self.heard_s = self._clock()
+            self._stream.resume_reading(self._bytes_came)
+
+    def end(self) -> None:
+        """Read no more at all."""
+        self.waits_for = "nothing: it has ended"
+        self._stream.pause_reading()
+
+    async def pause(self, pause_s: float) -> None:
+        """Let the publisher send more than one message before the next read; `end_pause` ends it early.
+
+        Args:
+            pause_s: how long at most: less over a Unix socket whose buffer is full before.
+        """
+        # Over TCP a shorter pause was measured to cost the leader a third more CPU, and to gain nothing.
+        learns = self._stream.is_unix_socket
+        if learns:
+            pause_s = self._gathering.pause_s(pause_s)
+        if not pause_s or not self._stream.gathers:
+            return
+        self._stream.pause_reading()
+        self._pause_over.clear()
+        self._is_pause_ended = False
+        half_s = pause_s / 2 if learns else pause_s
+        if await self._passes(half_s) and learns:
+            at_half_bytes = self._stream.waiting_bytes
+            if await self._passes(half_s):
+                self._gathering.paused(pause_s, has_grown=self._stream.waiting_bytes > at_half_bytes)
+        self._stream.resume_reading(self._bytes_came)
+
+    async def _passes(self, seconds: float) -> bool:
+        """Wait, and tell whether the pause was not ended early."""
+        timer = self._loop.call_later(seconds, self._pause_over.set)
+        try:
+            await self._pause_over.wait()
+        finally:
+            timer.cancel()
+        self._pause_over.clear()
+        return not self._is_pause_ended
+
+    def end_pause(self) -> None:
+        """Read at once what comes next: a worker could apply it."""
+        self._is_pause_ended = True
+        self._pause_over.set()
+
+    def _bytes_came(self) -> None:
+        """Note that there is something to read; called repeatedly until it is read or reading is paused."""
+        if self._readable.is_set():
+            # Busy elsewhere: with a table's catalogue, or with a large transaction whose worker waits for a lock.
+            self.stop()
+        self._readable.set()

@@ -1,0 +1,60 @@
+"""How large a batch may get: doubled while full ones are applied quickly, halved while they take long.
+
+Larger sets are cheaper for each row, as long as rows of neighbouring keys share pages; but a batch is also what locks
+are held for, what is repeated if it fails, and what the target has left to do when the backlog ends.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from parapply.plan.batch import Limits
+from parapply.vocabulary import Mode
+
+if TYPE_CHECKING:
+    from parapply.runtime.pool.job import Job
+
+#: Where a stream begins: the cost paid once for each batch matters up to here.
+_FIRST_TRANSACTIONS: Final = 2_500
+_FIRST_CHANGES: Final = 5_000
+_FIRST_BYTES: Final = 4 * 1024 * 1024
+#: Not below this part of the first size.
+_SMALLEST_PART: Final = 8
+#: Seconds of execution below which a full batch may be twice as large, and above which it is halved.
+_QUICK_S: Final = 0.08
+_SLOW_S: Final = 0.5
+
+
+class BatchSizing:
+    """Written by the epoch at each commit; intake reads `limits`, which is always the same object."""
+
+    def __init__(self, most: Limits) -> None:
+        """Begin with the first size, or with the configured one where that is smaller."""
+        self._most = most
+        self.limits = Limits(
+            min(_FIRST_TRANSACTIONS, most.transactions),
+            min(_FIRST_CHANGES, most.changes),
+            min(_FIRST_BYTES, most.size_bytes),
+        )
+        limits = self.limits
+        self._least = Limits(
+            max(1, limits.transactions // _SMALLEST_PART),
+            max(1, limits.changes // _SMALLEST_PART),
+            max(1, limits.size_bytes // _SMALLEST_PART),
+        )
+
+    def committed(self, job: Job) -> None:
+        """Learn from a batch that was applied as sets at its first attempt and was as large as it might be."""
+        if job.mode is not Mode.SET or job.attempts > 1 or not job.batch.is_full(self.limits):
+            return
+        took_s = job.times.execute_s
+        if took_s < _QUICK_S:
+            self._scale(2, 1)
+        elif took_s > _SLOW_S:
+            self._scale(1, 2)
+
+    def _scale(self, times: int, divided_by: int) -> None:
+        for name in ("transactions", "changes", "size_bytes"):
+            wanted = getattr(self.limits, name) * times // divided_by
+            bounded = max(getattr(self._least, name), min(getattr(self._most, name), wanted))
+            setattr(self.limits, name, bounded)

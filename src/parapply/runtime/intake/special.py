@@ -1,0 +1,169 @@
+"""What intake does with transactions that do not simply come whole: streamed in progress, prepared, decided later.
+
+A streamed transaction has its place in the order when its end comes (trap T-54). A small one is then taken like any
+other. A large one is a batch of its own, with everything earlier committed before it and everything later after it; a
+worker may have followed it since its first chunks. PREPARE and the outcome of a prepared transaction are batches of
+their own, too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parapply.plan.batch import Batch
+from parapply.runtime.pool.job import OutcomeJob, StreamJob
+from parapply.runtime.pool.pool import give_way
+from parapply.runtime.pool.streams import piece_of
+from parapply.wire.chunk import Chunk
+from parapply.wire.messages import (
+    CommitPrepared,
+    Prepare,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+)
+
+if TYPE_CHECKING:
+    from parapply.model import Transaction
+    from parapply.runtime.intake.admission import Admission
+    from parapply.runtime.intake.batcher import Batcher
+    from parapply.runtime.pool.job import Job
+    from parapply.runtime.pool.pool import WorkerPool
+    from parapply.runtime.pool.streams import StreamBuffer, StreamBuffers
+
+
+class SpecialTransactions:
+    """Used by intake only."""
+
+    def __init__(
+        self, batcher: Batcher, admission: Admission, streams: StreamBuffers, pool: WorkerPool, *, piece_bytes: int
+    ) -> None:
+        """Start with nothing in progress.
+
+        Args:
+            batcher: numbers their batches, and hands them over.
+            admission: what may enter.
+            streams: transactions in progress.
+            pool: that applies.
+            piece_bytes: a streamed transaction of less is taken like any other.
+        """
+        self._batcher = batcher
+        self._admission = admission
+        self._streams = streams
+        self._pool = pool
+        self._piece_bytes = piece_bytes
+
+    async def take(self, event: Transaction) -> Transaction | None:
+        """Take one event at its place in the stream.
+
+        Returns:
+            What ends with it, if that is to be taken like any other transaction; None if all is done.
+
+        Raises:
+            SpillFailed: what a streamed transaction consists of could not be kept until now.
+            TargetLost, TargetRefused, ProtocolError: as intake.
+        """
+        message = event.event
+        if isinstance(message, Chunk):
+            await self._chunk(event, message)
+        elif isinstance(message, StreamAbort):
+            self._streams.abort(message)
+        elif isinstance(message, StreamCommit | StreamPrepare):
+            return await self._end(event, message)
+        else:
+            assert isinstance(message, CommitPrepared | RollbackPrepared), "the assembler makes no other events"
+            if isinstance(message, RollbackPrepared):
+                # If it was prepared before the slot had two_phase, nothing else ends its stream (trap T-58).
+                self._streams.abort(
+                    StreamAbort(xid=message.xid, subxid=message.xid, abort_lsn=None, abort_time_us=None)
+                )
+            self._decide(event, message)
+        return None
+
+    def record_prepared(self, event: Transaction, message: Prepare | StreamPrepare) -> None:
+        """Have a PREPARE recorded that was done before, or that needs none: the publisher has rolled it back."""
+        self._decide(event, message)
+
+    def close(self) -> None:
+        """Forget what is in progress; it comes again after a reconnect (trap T-55)."""
+        self._streams.close()
+
+    async def _chunk(self, piece: Transaction, chunk: Chunk) -> None:
+        stream = await self._streams.add(piece, chunk, self._batcher.last_seq)
+        follower = self._pool.follower_of(stream)
+        if follower is not None and self._admission.is_apart(stream.relations, self._batcher.received_lsn):
+            give_way(follower)
+        if not self._streams.is_worth_a_worker(stream) or not self._pool.may_follow:
+            return
+        # Its commit lies after all that has come; what may have to be left out of it is not applied before that.
+        if not self._admission.is_apart(stream.relations, self._batcher.received_lsn):
+            self._streams.follow(stream)
+            self._pool.follow(StreamJob(Batch(0), {}, stream))
+
+    async def _end(self, event: Transaction, message: StreamCommit | StreamPrepare) -> Transaction | None:
+        stream = self._streams.ending(event)
+        is_done = self._admission.is_applied(event.end_lsn) or self._admission.is_prepared(message)
+        if not stream.is_followed and not is_done and stream.size_bytes < self._piece_bytes:
+            return await _whole(self._streams.take(event), event, message)
+        self._batcher.close_open()
+        self._batcher.received(event)
+        await self._admission.announce(stream.relations)
+        if not is_done and self._admission.is_apart(stream.relations, event.commit_lsn):
+            if (follower := self._pool.follower_of(stream)) is not None:
+                # Its locks would hold up the copy that it waits for.
+                give_way(follower)
+            stream.kept = await self._admission.kept_of(stream.relations, event.commit_lsn)
+        # No await below this line: the following worker must see the end of the stream and its batch in one step.
+        if is_done:
+            # By an earlier run, out of order or without a record of it. A worker that follows rolls back.
+            self._streams.drop(event.xid)
+            if isinstance(message, StreamPrepare):
+                self.record_prepared(event, message)
+            return None
+        self._streams.take(event)
+        batch = self._batcher.new_batch()
+        job = self._pool.follower_of(stream)
+        if job is None:
+            job = StreamJob(batch, self._batcher.plans_now, stream)
+        else:
+            job.batch = batch
+        job.prepare = message if isinstance(message, StreamPrepare) else None
+        job.batch.is_large = True
+        self._submit_alone(job, event)
+        return None
+
+    def _decide(self, event: Transaction, message: CommitPrepared | RollbackPrepared | Prepare | StreamPrepare) -> None:
+        if self._admission.is_applied(event.end_lsn):
+            return
+        self._batcher.close_open()
+        self._batcher.received(event)
+        self._submit_alone(OutcomeJob(self._batcher.new_batch(), message), event)
+
+    def _submit_alone(self, job: Job, event: Transaction) -> None:
+        """Hand a job over after everything earlier and before everything later."""
+        batch = job.batch
+        batch.is_barrier = True
+        batch.first_lsn = batch.end_lsn = event.end_lsn
+        batch.first_commit_time_us = batch.commit_time_us = event.commit_time_us
+        job.counts.n_transactions = 1
+        job.counts.xids = (event.xid,)
+        self._batcher.submit(job, event)
+
+
+async def _whole(stream: StreamBuffer, event: Transaction, message: StreamCommit | StreamPrepare) -> Transaction:
+    """Return what fits into memory as if it had come whole."""
+    changes = [change for block in stream.blocks for change in await stream.read(block)]
+    whole = piece_of(event.xid, changes, stream.size_bytes)
+    stream.close()
+    whole.commit_lsn, whole.end_lsn = event.commit_lsn, event.end_lsn
+    whole.commit_time_us, whole.send_time_us = event.commit_time_us, event.send_time_us
+    if isinstance(message, StreamPrepare):
+        whole.event = Prepare(
+            prepare_lsn=message.prepare_lsn,
+            end_lsn=message.end_lsn,
+            prepare_time_us=message.prepare_time_us,
+            xid=message.xid,
+            gid=message.gid,
+        )
+    return whole

@@ -1,0 +1,112 @@
+"""A committed job as records of the apply log."""
+
+from __future__ import annotations
+
+import secrets
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from parapply.applylog import utc_text, wire_time_text
+from parapply.applylog_schema import BatchRecord, TransactionRecord, WaitedFor
+from parapply.model import format_lsn
+from parapply.runtime.pool.job import SetJob
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from parapply.applylog_schema import ConflictRecord
+    from parapply.runtime.pool.job import Job
+    from parapply.vocabulary import Reading
+
+
+def new_run() -> str:
+    """Return a name for a run of the daemon that no other has: when it began, and chance."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
+
+
+def batch_record(job: Job, slot: str, run: str, unix_minus_loop_s: float, reading: Reading) -> BatchRecord:
+    """Return the record of a committed job.
+
+    Args:
+        job: committed.
+        slot: its name.
+        run: within which its number counts.
+        unix_minus_loop_s: what to add to the event loop's clock to get seconds since 1970.
+        reading: how it was read from the slot.
+    """
+    batch = job.batch
+    wait = job.waited_for
+    times = job.times
+    is_one_flight = isinstance(job, SetJob) and job.is_one_flight
+    return BatchRecord(
+        slot=slot,
+        seq=batch.seq,
+        run=run,
+        worker=job.worker,
+        first_end_lsn=format_lsn(batch.first_lsn),
+        end_lsn=format_lsn(batch.end_lsn),
+        n_transactions=job.counts.n_transactions,
+        xids=job.counts.xids,
+        commit_time_first=wire_time_text(batch.first_commit_time_us),
+        commit_time_last=wire_time_text(batch.commit_time_us),
+        received_at=utc_text(times.received_s + unix_minus_loop_s),
+        started_at=utc_text(times.started_s + unix_minus_loop_s),
+        committed_at=utc_text(times.committed_s + unix_minus_loop_s),
+        queued_s=round(times.queued_s, 6),
+        wait_dependency_s=round(times.wait_dependency_s, 6),
+        execute_s=round(times.execute_s, 6),
+        wait_turn_s=round(times.wait_turn_s, 6),
+        commit_s=0.0 if is_one_flight else round(times.commit_s, 6),
+        attempts=job.attempts,
+        mode=job.mode.value,
+        rows=job.counts.rows,
+        size_bytes=job.counts.size_bytes,
+        late_keys=sum([len(changes.late_keys) for changes in batch.table_changes]),
+        waited_for=WaitedFor(seq=wait.seq, table=wait.table, kind=wait.kind, name=wait.name) if wait else None,
+        retry_reason=job.error,
+        reading=reading.value,
+        is_one_flight=is_one_flight,
+        conflicts=tuple([conflict for _, conflict in job.conflicts]),
+    )
+
+
+def transaction_records(job: Job, slot: str, run: str, unix_minus_loop_s: float) -> Iterator[TransactionRecord]:
+    """Yield the records of a committed job's source transactions, as far as they were traced; arguments as above."""
+    committed_at = utc_text(job.times.committed_s + unix_minus_loop_s)
+    arrivals = iter(job.arrivals or [(1, job.times.received_s)])
+    n_arrived, received_at = 0, ""
+    batch_seq, worker, batch_end_lsn = job.batch.seq, job.worker, job.batch.end_lsn
+    # What is applied piece by piece is counted by the worker.
+    is_large = not job.batch.transactions
+    conflicts = _by_transaction(job.conflicts)
+    for index, one in enumerate(job.traced):
+        if index >= n_arrived:
+            n_arrived, received_s = next(arrivals)
+            received_at = utc_text(received_s + unix_minus_loop_s)
+        yield TransactionRecord(
+            slot=slot,
+            run=run,
+            seq=one.seq,
+            batch_seq=batch_seq,
+            worker=worker,
+            xid=one.xid,
+            commit_lsn=format_lsn(one.commit_lsn),
+            end_lsn=format_lsn(one.end_lsn or batch_end_lsn),
+            commit_time=wire_time_text(one.commit_time_us),
+            received_at=received_at,
+            committed_at=committed_at,
+            size_bytes=job.counts.size_bytes if is_large else one.size_bytes,
+            n_changes=job.counts.n_changes if is_large else one.n_changes,
+            rows=job.counts.rows if is_large else one.rows,
+            depends_on=one.depends_on,
+            depends_on_left_out=one.left_out,
+            conflicts=conflicts.get(one.commit_lsn, ()),
+        )
+
+
+def _by_transaction(conflicts: list[tuple[int, ConflictRecord]]) -> dict[int, tuple[ConflictRecord, ...]]:
+    """Return the conflicts by the commit LSN of their source transaction."""
+    found: dict[int, list[ConflictRecord]] = {}
+    for commit_lsn, conflict in conflicts:
+        found.setdefault(commit_lsn, []).append(conflict)
+    return {commit_lsn: tuple(each) for commit_lsn, each in found.items()}

@@ -1,0 +1,161 @@
+"""What the daemon shows of its present: read from its parts on request, kept nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from parapply import __version__
+from parapply.metrics import table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.config import Config
+    from parapply.metrics.figures import Values
+    from parapply.runtime.apply.conflicts import ConflictHandler
+    from parapply.runtime.apply.worker import Worker
+    from parapply.runtime.control.progress import Progress
+    from parapply.runtime.control.shown import Shown
+    from parapply.runtime.intake.admission import Admission
+    from parapply.runtime.intake.batcher import Batcher
+    from parapply.runtime.intake.reader import SlotReader
+    from parapply.runtime.observe.applylog_writer import ApplyLogWriter
+    from parapply.runtime.observe.monitor import Monitor
+    from parapply.runtime.pool.pool import WorkerPool
+    from parapply.runtime.pool.streams import StreamBuffers
+    from parapply.runtime.pool.two_phase import TwoPhase
+    from parapply.source.catch_up_stream import CatchUpStream
+    from parapply.spill import Spill
+
+#: Seconds after which what was last heard of the publisher is too old to be the present.
+_FRESH_S = 5.0
+#: The same of its slot: three of the monitor's questions.
+_SLOT_FRESH_S = 30.0
+
+
+class Parts(NamedTuple):
+    """Those of an epoch that have something to show."""
+
+    stream: CatchUpStream
+    reader: SlotReader
+    batcher: Batcher
+    admission: Admission
+    pool: WorkerPool
+    workers: Sequence[Worker]
+    progress: Progress
+    shown: Shown
+    conflict_handler: ConflictHandler
+    streams: StreamBuffers
+    spill: Spill
+    two_phase: TwoPhase
+    monitor: Monitor
+
+
+class Lag(NamedTuple):
+    """How far the target was behind at the last check."""
+
+    lag_s: float
+    looked_s: float  # by the event loop's clock
+    source_lsn: int
+    low_lsn: int
+
+    def seconds(self, now_s: float) -> float:
+        """Extrapolate to `now_s`: without a recent poll, assume that changes have been waiting since the last one."""
+        age_s = now_s - self.looked_s
+        return self.lag_s + (age_s if age_s > _FRESH_S else 0.0)
+
+
+class Gauges:
+    """`parts` is set by the daemon for as long as an epoch serves."""
+
+    def __init__(self, config: Config, applylog_writer: ApplyLogWriter | None) -> None:
+        """Start with no epoch."""
+        self.parts: Parts | None = None
+        self._config = config
+        self._applylog_writer = applylog_writer
+        self._clock = asyncio.get_running_loop().time
+        self._lag: Lag | None = None
+
+    def use(self, config: Config) -> None:
+        """Show another configuration from now on."""
+        self._config = config
+
+    def lag(self) -> Lag | None:
+        """Return the last check of both ends, None if there was none yet."""
+        if self.parts is not None:
+            shown = self.parts.shown
+            if shown.lag_s is not None and shown.source_lsn is not None:
+                low_lsn = self.parts.pool.watermark.low_lsn
+                self._lag = Lag(shown.lag_s, shown.looked_s, shown.source_lsn, low_lsn)
+        return self._lag
+
+    def detach(self) -> None:
+        """Keep the figures that stay true when an epoch ends."""
+        self.lag()
+        self.parts = None
+
+    def values(self, state: str, *, is_ready: bool) -> Values:
+        """Return every gauge; those that need an epoch only while there is one."""
+        config = self._config
+        values: Values = {
+            table.INFO: {(__version__, config.apply.commit_order): 1},
+            table.STATE: {(name,): float(name == state) for name in table.STATES},
+            table.READY: {(): float(is_ready)},
+            table.QUEUE_LIMIT: {(): config.apply.memory_limit_bytes},
+            table.SPILL_LIMIT: {(): config.apply.spill_limit_bytes},
+            table.LSN: {},
+        }
+        if self._applylog_writer is not None:
+            values[table.APPLYLOG_DROPPED] = {(): self._applylog_writer.dropped}
+        lag = self.lag()
+        if lag is not None:
+            values[table.LAG_SECONDS] = {(): lag.seconds(self._clock())}
+            values[table.LAG_BYTES] = {(): max(0, lag.source_lsn - lag.low_lsn)}
+            values[table.LSN]["source",] = lag.source_lsn
+            values[table.LSN]["lowest",] = lag.low_lsn
+        states = Counter(dict.fromkeys(table.WORKER_STATES, 0))
+        if self.parts is not None:
+            values |= _present(self.parts)
+            values |= _slot(self.parts.monitor, self._clock())
+            values[table.LSN] |= _positions(self.parts)
+            states.update([worker.state for worker in self.parts.workers])
+        values[table.WORKERS] = {(name,): number for name, number in states.items()}
+        return values
+
+
+def _present(parts: Parts) -> Values:
+    return {
+        table.QUEUE_BATCHES: {(): len(parts.pool)},
+        table.QUEUE_BYTES: {(): parts.pool.held_bytes + parts.batcher.open_bytes},
+        table.READING_PAUSED: {(): float(parts.reader.is_paused)},
+        table.STREAMS: {(): len(parts.streams)},
+        table.SPILL_BYTES: {(): parts.spill.used_bytes},
+        table.TABLES_WAITING: {(): parts.admission.starts.n_waiting},
+        table.PREPARED: {(): parts.two_phase.n_pending},
+    }
+
+
+def _slot(monitor: Monitor, now_s: float) -> Values:
+    seen = monitor.slot
+    if seen is None or now_s - seen.looked_s > _SLOT_FRESH_S:
+        return {}
+    facts = seen.facts
+    retained_bytes = facts.retained_bytes(seen.source_lsn)
+    return {
+        table.SLOT_RETAINED: {} if retained_bytes is None else {(): retained_bytes},
+        table.SLOT_SAFE: {} if facts.safe_wal_bytes is None else {(): facts.safe_wal_bytes},
+        table.SLOT_WAL_STATUS: {(status,): float(status == facts.wal_status) for status in table.WAL_STATUSES},
+    }
+
+
+def _positions(parts: Parts) -> dict[tuple[str, ...], float]:
+    watermark = parts.pool.watermark
+    return {
+        ("received",): parts.batcher.received_lsn,
+        ("highest",): watermark.high_lsn,
+        ("lowest",): watermark.low_lsn,
+        ("durable",): parts.progress.durable_lsn,
+        ("confirmed",): parts.stream.confirmed_flush_lsn,
+    }

@@ -1,0 +1,216 @@
+"""What people see: the lag, what each worker does and waits for, how tables are applied. Nothing here decides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+from parapply.errors import SourceLost
+from parapply.runtime.apply.deadlocks import AT_WORK
+from parapply.runtime.observe.meter import take_counts
+from parapply.source import slot
+from parapply.target.state import display
+from parapply.target.state import slots as state
+from parapply.target.state.slots import WorkerRow
+from parapply.vocabulary import DaemonState, WorkerState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from parapply.metrics.figures import Figures
+    from parapply.runtime.apply.conflicts import ConflictHandler
+    from parapply.runtime.apply.worker import Worker
+    from parapply.runtime.control.shown import Shown
+    from parapply.runtime.intake.batcher import Batcher
+    from parapply.runtime.pool.job import Job
+    from parapply.runtime.pool.pool import WorkerPool
+    from parapply.runtime.tables.control_pool import ControlPool
+    from parapply.runtime.tables.plans import TablePlans
+
+#: Seconds between two checks: what a person watching expects.
+_INTERVAL_S = 1.0
+#: Delay of the first check, because the first announced tables are looked up over the same few sessions, and the stream
+#: waits.
+_FIRST_LOOK_S = 0.2
+#: Seconds between two queries of the slot: how much WAL it keeps changes slowly.
+_SLOT_S = 10.0
+#: Seconds the stream may continue after the publisher ended our plain session: a fast stop ends plain sessions first
+#: and then waits for the stream, which should end by itself once all is confirmed (trap T-9). If it is still there
+#: then, it is held up by us, and nothing is lost by leaving (F9).
+_LEAVE_S = 3.0
+
+
+class SeenSlot(NamedTuple):
+    """The slot on the publisher as last queried."""
+
+    facts: slot.SlotFacts
+    source_lsn: int
+    looked_s: float  # by the event loop's clock
+
+
+class Monitor:
+    """Reads the others' fields; writes only its own, and what is shown."""
+
+    def __init__(  # noqa: PLR0913  one place makes it
+        self,
+        source: slot.Connection,
+        control_pool: ControlPool,
+        schema: str,
+        slot_id: int,
+        *,
+        slot_name: str,
+        pool: WorkerPool,
+        batcher: Batcher,
+        shown: Shown,
+        workers: Sequence[Worker],
+        tables: TablePlans,
+        conflict_handler: ConflictHandler,
+        foreign_waits: Mapping[int, str],
+        figures: Figures,
+        note: str,
+    ) -> None:
+        """Keep the parts to show.
+
+        `foreign_waits` says what a worker waits for on the target, by its number; `note` what people shall see as the
+        reason while all goes well.
+        """
+        self._source = source
+        self._control_pool = control_pool
+        self._schema = schema
+        self._slot_id = slot_id
+        self._slot_name = slot_name
+        self._pool = pool
+        self._batcher = batcher
+        self._shown = shown
+        self._workers = workers
+        self._tables = tables
+        self._conflict_handler = conflict_handler
+        self._foreign_waits = foreign_waits
+        self._figures = figures
+        self._note = note
+        # The rows that show them are made again in each epoch.
+        figures.changed = dict.fromkeys(figures.tables)
+        self._clock = asyncio.get_running_loop().time
+        #: The publisher's positions not yet applied, each with the time when it was first seen.
+        self._seen: deque[tuple[int, float]] = deque()
+        #: As the publisher showed it last; None: not yet, or it is gone.
+        self.slot: SeenSlot | None = None
+        self._asked_slot_s = -_SLOT_S
+
+    async def run(self) -> None:
+        """Check once a second until cancelled.
+
+        Raises:
+            SourceLost: the plain session on the publisher ended, and the stream did not end by itself.
+            TargetLost, TargetRefused: nothing can be shown.
+        """
+        await asyncio.sleep(_FIRST_LOOK_S)
+        while True:
+            try:
+                flush_lsn, now_us = await slot.position(self._source)
+                await self._look_at_slot(flush_lsn)
+            except SourceLost:
+                await asyncio.sleep(_LEAVE_S)
+                raise
+            self._shown.source_lsn = flush_lsn
+            self._shown.lag_s = self._lag_s(flush_lsn, now_us)
+            self._shown.looked_s = self._clock()
+            trouble = self._conflict_handler.trouble
+            self._shown.state = (DaemonState.RETRYING, trouble) if trouble else (DaemonState.RUNNING, self._note)
+            await self.show()
+            await asyncio.sleep(_INTERVAL_S)
+
+    async def _look_at_slot(self, flush_lsn: int) -> None:
+        now_s = self._clock()
+        if now_s - self._asked_slot_s < _SLOT_S:
+            return
+        self._asked_slot_s = now_s
+        facts = await slot.read_slot(self._source, self._slot_name)
+        self.slot = None if facts is None else SeenSlot(facts, flush_lsn, now_s)
+
+    def _lag_s(self, flush_lsn: int, now_us: int) -> float:
+        """Return how far the target is behind: the age of the oldest source position or transaction not applied."""
+        now_s = self._clock()
+        low_lsn = self._pool.watermark.low_lsn
+        if flush_lsn > low_lsn and (not self._seen or self._seen[-1][0] < flush_lsn):
+            self._seen.append((flush_lsn, now_s))
+        while self._seen and self._seen[0][0] <= low_lsn:
+            self._seen.popleft()
+        lag_s = now_s - self._seen[0][1] if self._seen else 0.0
+        oldest_us = self._batcher.oldest_commit_time_us
+        if oldest_us is not None:
+            lag_s = max(lag_s, (now_us - oldest_us) / 1e6)
+        return lag_s
+
+    async def show_last(self) -> None:
+        """Write what `show` does for the last time: no worker is left of an epoch that has ended.
+
+        Raises:
+            TargetLost, TargetRefused: it could not be written.
+        """
+        await self.show()
+        async with self._control_pool.session() as conn:
+            await display.forget_workers(conn, self._schema, self._slot_id)
+
+    async def show(self) -> None:
+        """Write what the workers do and how the tables are applied.
+
+        Raises:
+            TargetLost, TargetRefused: it could not be written.
+        """
+        await self._conflict_handler.look(self._pool.watermark.low_lsn, self._is_committing)
+        # One idle worker for each batch that waits: the others are idle because there is nothing else to do.
+        blocked = iter([job for job in self._pool.waiting_jobs() if self._pool.waits_of(job)])
+        idle = WorkerState.IDLE
+        rows = [self._row(worker, next(blocked, None) if worker.state is idle else None) for worker in self._workers]
+        tables = self._tables.take_rows()
+        async with self._control_pool.session() as conn:
+            await state.write_workers(conn, self._schema, self._slot_id, rows)
+            if tables:
+                await state.write_tables(conn, self._schema, self._slot_id, tables)
+            counts = take_counts(self._figures)
+            if counts:
+                await display.write_counts(conn, self._schema, self._slot_id, counts)
+
+    def _is_committing(self, end_lsn: int) -> bool:
+        """Tell whether COMMIT was sent for the transaction that ends there."""
+        jobs = [worker.job for worker in self._workers if worker.state is WorkerState.COMMITTING]
+        return any(job.batch.first_lsn <= end_lsn <= job.batch.end_lsn for job in jobs if job is not None)
+
+    def _row(self, worker: Worker, blocked: Job | None) -> WorkerRow:
+        job = worker.job
+        since_s = datetime.now(UTC).timestamp() - (self._clock() - worker.since_s)
+        return WorkerRow(
+            worker=worker.number,
+            pid=worker.session.pipeline.backend_pid,
+            state=worker.state.value,
+            batch_seq=job.batch.seq if job else None,
+            end_lsn=job.batch.end_lsn or None if job else None,
+            waits_for=self._waits_for(worker, blocked),
+            since=datetime.fromtimestamp(since_s, UTC),
+            transactions=worker.transactions,
+            changes=worker.changes,
+        )
+
+    def _waits_for(self, worker: Worker, blocked: Job | None) -> str | None:
+        """Say what a worker waits for, or, of an idle one, what the batch waits for that it would take."""
+        if worker.state in AT_WORK and worker.number in self._foreign_waits:
+            return self._foreign_waits[worker.number]
+        if worker.state in (WorkerState.WAITING, WorkerState.RETRYING) and worker.job is not None:
+            return self._turn_waits_for(worker.job)
+        if blocked is not None:
+            return f"batch {blocked.batch.seq} waits for {self._pool.waits_of(blocked)[-1]}"
+        return None
+
+    def _turn_waits_for(self, job: Job) -> str | None:
+        """Say what a job waits for that a worker has."""
+        head = self._pool.head
+        if head is None or head is job:
+            return None
+        late = self._pool.late_waits_of(job)
+        turn = f"its turn, after batch {head.batch.seq}"
+        if late:
+            return f"{late[-1]}" if self._pool.is_relaxed else f"{turn}; partly {late[-1]}"
+        return turn

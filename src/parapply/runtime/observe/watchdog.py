@@ -1,0 +1,78 @@
+"""Whether the leader makes progress: what feeds systemd's watchdog, and what /healthz/live says.
+
+A timer says only that the event loop turns. So each part that must make progress shows a sign: a value that changes
+whenever it has done something, and what outside of the daemon it waits for, if anything. A part that does not move and
+waits for nothing outside is stuck, and a restart would help; one that waits for a server, a foreign lock or a copy is
+not, and a restart would change nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from parapply.runtime.apply.deadlocks import AT_WORK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from parapply.runtime.apply.worker import Worker
+    from parapply.runtime.intake.batcher import Batcher
+    from parapply.runtime.intake.reader import SlotReader
+    from parapply.runtime.observe.gauges import Parts
+    from parapply.runtime.pool.pool import WorkerPool
+
+
+class Heartbeat(NamedTuple):
+    """What a part shows."""
+
+    part: str
+    moved: object  # another value than at the last check: it has done something
+    waits_for: str  # outside of this daemon or judged by a sign of its own; empty: it has to move
+
+
+class Watchdog:
+    """Checked in intervals by one task."""
+
+    def __init__(self) -> None:
+        """Begin with nothing seen."""
+        self._seen: dict[str, tuple[object, float]] = {}
+
+    def look(self, signs: Iterable[Heartbeat], now_s: float) -> None:
+        """Record the signs at a time; parts that are not among them are forgotten."""
+        seen = {}
+        for sign in signs:
+            moved, at_s = self._seen.get(sign.part, (None, now_s))
+            seen[sign.part] = (sign.moved, now_s if sign.waits_for or sign.moved != moved else at_s)
+        self._seen = seen
+
+    def forget(self) -> None:
+        """Begin again: the process itself was stopped."""
+        self._seen = {}
+
+    def stuck(self, patience_s: float, now_s: float) -> str:
+        """Return the part that has not moved for longer, waiting for nothing outside; empty if there is none."""
+        return next((part for part, (_, at_s) in self._seen.items() if now_s - at_s > patience_s), "")
+
+
+def signs_of(parts: Parts) -> list[Heartbeat]:
+    """Return what the parts of an epoch show."""
+    progress = parts.progress
+    return [
+        Heartbeat("progress", progress.turns, "the target" if progress.is_asking_target else ""),
+        _intake(parts.reader, parts.batcher, parts.pool),
+        _pool(parts.pool, parts.workers, has_trouble=bool(parts.conflict_handler.troubles)),
+    ]
+
+
+def _intake(reader: SlotReader, batcher: Batcher, pool: WorkerPool) -> Heartbeat:
+    # With the queue full, intake is waiting for the workers, which have a heartbeat of their own.
+    waits_for = reader.waits_for or ("" if pool.is_idle else "the workers")
+    return Heartbeat("intake", (reader.heard_s, batcher.taken_lsn), waits_for)
+
+
+def _pool(pool: WorkerPool, workers: Sequence[Worker], *, has_trouble: bool) -> Heartbeat:
+    moved = (pool.watermark.low_lsn, len(pool), pool.held_bytes, *(worker.since_s for worker in workers))
+    if pool.is_idle:
+        return Heartbeat("workers", moved, "work")
+    is_at_target = any(worker.state in AT_WORK for worker in workers)
+    return Heartbeat("workers", moved, "the target" if is_at_target else "a repair" if has_trouble else "")

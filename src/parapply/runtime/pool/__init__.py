@@ -1,0 +1,1 @@
+"""What is in flight, which batch may start, and which one commits."""

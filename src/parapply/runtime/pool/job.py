@@ -1,0 +1,249 @@
+"""One batch on its way through the daemon, in its four forms: its times, its counts, and what it waited for.
+
+All times are seconds of the event loop's clock, which is monotonic (fault F29: a clock that jumps must not matter).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from parapply.runtime.pool.counts import NOTHING_COUNTED, JobCounts
+from parapply.vocabulary import Mode
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from parapply.applylog_schema import ConflictRecord
+    from parapply.lineage.graph import Traced
+    from parapply.model import Transaction
+    from parapply.plan.batch import Batch
+    from parapply.plan.table import TablePlan
+    from parapply.plan.waits import Wait
+    from parapply.runtime.pool.retry import Attempts
+    from parapply.runtime.pool.streams import StreamBuffer
+    from parapply.runtime.pool.two_phase import Outcome
+    from parapply.wire.messages import Prepare, StreamPrepare
+
+
+class JobTimes:
+    """When a job passed each point, 0.0 before; and how long it took between them.
+
+    Written by intake (`received_s`), the pool (`submitted_s`, `freed_s`, `committed_s`) and the job's worker; read by
+    the stall check, metrics and the apply log.
+    """
+
+    __slots__ = ("committed_s", "executed_s", "freed_s", "received_s", "started_s", "submitted_s", "turn_s")
+
+    def __init__(self) -> None:
+        """Start before all of them."""
+        self.received_s = 0.0  # its last byte was read
+        self.submitted_s = 0.0  # closed
+        self.freed_s = 0.0  # the last dependency committed
+        self.started_s = 0.0  # a worker has it
+        self.executed_s = 0.0  # all its statements have succeeded
+        self.turn_s = 0.0  # all earlier batches have committed
+        self.committed_s = 0.0
+
+    @property
+    def wait_dependency_s(self) -> float:
+        """Return the seconds from its close until the last dependency had committed."""
+        return self.freed_s - self.submitted_s
+
+    @property
+    def queued_s(self) -> float:
+        """Return the seconds that it waited for a worker, those for a dependency not counted."""
+        # A large transaction starts before its last byte is received.
+        return max(0.0, self.started_s - self.received_s - self.wait_dependency_s)
+
+    @property
+    def execute_s(self) -> float:
+        """Return the seconds from its start until its statements had succeeded."""
+        return max(0.0, self.executed_s - self.started_s)
+
+    @property
+    def wait_turn_s(self) -> float:
+        """Return the seconds that it waited for its turn to commit."""
+        return max(0.0, self.turn_s - self.executed_s)
+
+    @property
+    def commit_s(self) -> float:
+        """Return the seconds from its turn until the commit was acknowledged."""
+        return max(0.0, self.committed_s - self.turn_s)
+
+
+class Resume(NamedTuple):
+    """How far a batch that is applied in source order has come."""
+
+    n_done: int  # source transactions committed
+    plans: dict[int, TablePlan]  # in force after them
+    attempts: Attempts  # of the next
+
+
+class _Job:
+    """What every job has. Written by intake until it is submitted, then by the pool and its worker."""
+
+    __slots__ = (
+        "arrivals",
+        "attempts",
+        "batch",
+        "conflicts",
+        "counts",
+        "error",
+        "is_left_out",
+        "must_yield",
+        "times",
+        "traced",
+        "waited_for",
+        "worker",
+    )
+
+    def __init__(self, batch: Batch) -> None:
+        """Start with a batch that has no place in the order yet, or an open one."""
+        #: Filled by intake.
+        self.batch = batch
+        self.times = JobTimes()
+        #: Number of the worker that has it, or had it last.
+        self.worker = 0
+        #: Written by its worker: how often it was begun. Read by the apply log and metrics, as are the next three.
+        self.attempts = 1
+        #: Written by its worker: why it had to be repeated, for people: SQLSTATE or a `RetryReason`.
+        self.error = ""
+        #: Written by the pool: the last dependency that it, or the changes of its late keys, had to wait for.
+        self.waited_for: Wait | None = None
+        #: Written by the conflict handler: what its changes met, each with the commit LSN of its source transaction.
+        self.conflicts: list[tuple[int, ConflictRecord]] = []
+        #: Written by the pool for the stall check, cleared by its worker: it blocks an earlier batch, so it rolls back
+        #: and waits for its turn (trap T-30).
+        self.must_yield = False
+        #: Written by its worker: it ends with a PREPARE that is recorded without being prepared, because the publisher
+        #: has rolled it back.
+        self.is_left_out = False
+        self.counts = JobCounts()
+        #: Written by the trace, only at ``applylog.detail = "transaction"``: the facts of each source transaction, and
+        #: how many had come at which time.
+        self.traced: list[Traced] = []
+        self.arrivals: list[tuple[int, float]] = []
+
+    def left_out(self) -> None:
+        """Count nothing of a PREPARE that is recorded without being prepared: the publisher has rolled it back."""
+        self.counts.go_back_to(NOTHING_COUNTED)
+        self.is_left_out = True
+        self.error = "rolled back on the publisher"
+
+
+class SetJob(_Job):
+    """Transactions that came whole: applied as sets, or row by row at the head if that fails."""
+
+    __slots__ = ("is_one_flight", "plans_before", "prepare", "resume")
+
+    def __init__(self, batch: Batch, plans_before: dict[int, TablePlan]) -> None:
+        """Start with an open batch.
+
+        Args:
+            batch: to be filled by intake.
+            plans_before: plan in force for each publisher's OID before its first change; never written. A retry reads
+                the changes again from there.
+        """
+        super().__init__(batch)
+        self.plans_before = plans_before
+        #: Written by intake: what it ends with instead of a commit.
+        self.prepare: Prepare | None = None
+        #: Written by its worker: executed and committed at once.
+        self.is_one_flight = False
+        #: Written by its worker, once it is applied in source order: the worker may leave it, and the next one that has
+        #: it continues there.
+        self.resume: Resume | None = None
+
+    @property
+    def mode(self) -> Mode:
+        """Return how it is applied; final when it is committed."""
+        if self.is_left_out:
+            return Mode.OUTCOME
+        return Mode.SET if self.resume is None else Mode.ROWS
+
+
+class LargeJob(_Job):
+    """One large transaction, applied piece by piece as it comes: a barrier."""
+
+    __slots__ = ("commit_lsn", "pieces", "plans_before", "prepare")
+
+    def __init__(
+        self,
+        batch: Batch,
+        plans_before: dict[int, TablePlan],
+        pieces: asyncio.Queue[Transaction | None],
+        commit_lsn: int,
+    ) -> None:
+        """Start without a piece.
+
+        Args:
+            batch: gets no changes.
+            plans_before: as of `SetJob`.
+            pieces: from intake to its worker; None ends them.
+            commit_lsn: all that is known of its place before it has come whole.
+        """
+        super().__init__(batch)
+        self.plans_before = plans_before
+        self.pieces = pieces
+        self.commit_lsn = commit_lsn
+        #: Written by intake with the last piece: what it ends with instead of a commit.
+        self.prepare: Prepare | None = None
+
+    @property
+    def mode(self) -> Mode:
+        """Return how it is applied, as `SetJob.mode`."""
+        return Mode.OUTCOME if self.is_left_out else Mode.LARGE
+
+
+class StreamJob(_Job):
+    """One transaction that was streamed while it was in progress: followed, or applied at its commit; a barrier."""
+
+    __slots__ = ("plans_before", "prepare", "stream")
+
+    def __init__(self, batch: Batch, plans_before: dict[int, TablePlan], stream: StreamBuffer) -> None:
+        """Start with what has come.
+
+        Args:
+            batch: gets no changes; of a transaction in progress it has number 0, and intake replaces it at the end.
+            plans_before: as of `SetJob`; a stream announces again what it uses.
+            stream: what has come.
+        """
+        super().__init__(batch)
+        self.plans_before = plans_before
+        self.stream = stream
+        #: Written by intake at its end: what it ends with instead of a commit.
+        self.prepare: StreamPrepare | None = None
+
+    @property
+    def mode(self) -> Mode:
+        """Return how it is applied, as `SetJob.mode`."""
+        if self.is_left_out:
+            return Mode.OUTCOME
+        return Mode.STREAMED if self.stream.is_followed else Mode.SPILLED
+
+
+class OutcomeJob(_Job):
+    """What became of a prepared transaction, which is all that it does: a barrier."""
+
+    __slots__ = ("outcome",)
+
+    def __init__(self, batch: Batch, outcome: Outcome) -> None:
+        """Start with what is to be done.
+
+        Args:
+            batch: gets no changes.
+            outcome: the publisher's message; a PREPARE is only recorded.
+        """
+        super().__init__(batch)
+        self.outcome = outcome
+
+    @property
+    def mode(self) -> Mode:
+        """Return how it is applied, as `SetJob.mode`."""
+        return Mode.OUTCOME
+
+
+#: What has changes.
+AppliedJob: TypeAlias = SetJob | LargeJob | StreamJob
+#: What a worker may get.
+Job: TypeAlias = SetJob | LargeJob | StreamJob | OutcomeJob

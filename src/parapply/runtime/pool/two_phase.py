@@ -1,0 +1,161 @@
+"""PREPARE, COMMIT PREPARED and ROLLBACK PREPARED on the target, each exactly once (trap T-57).
+
+Each of the three is a batch of its own: everything earlier has committed when it starts. It is done, and then recorded.
+If the answer to the first is lost, or the process dies between the two, the publisher sends it again, and what is found
+on the target decides:
+
+| again comes      | prepared here         | proof visible | a note only              | nothing                     |
+|------------------|-----------------------|---------------|--------------------------|-----------------------------|
+| PREPARE          | done; record it       | -             | -                        | prepare                     |
+| COMMIT PREPARED  | commit it             | done; record  | error: it is lost        | never prepared here: record |
+| ROLLBACK PREPARED| roll it back          | error         | done or left out; record | done or never prepared;     |
+|                  |                       |               |                          | record                      |
+
+A PREPARE that cannot be applied is no error before its outcome is known: if the publisher met its rollback while it
+decoded it, only a part was sent. Then nothing is prepared, and the PREPARE is recorded with its note, so that the
+COMMIT PREPARED of a standby that was promoted without the rollback is an error.
+
+What has no changes is not prepared here, and up to PostgreSQL 17 its outcome comes all the same. A PREPARE comes again
+only until it is recorded, and its outcome is recorded after it, so what was rolled back is not prepared again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from parapply import failpoints
+from parapply.errors import ApplyFailed, StatementFailed
+from parapply.logs import get_logger
+from parapply.model import format_lsn
+from parapply.target.session.prepared import gid_of, start_of_gid
+from parapply.wire.messages import BeginPrepare, CommitPrepared, Prepare, RollbackPrepared, StreamPrepare
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from parapply.target.session.session import Record, WorkerSession
+
+#: What a job can do with a prepared transaction.
+Outcome: TypeAlias = CommitPrepared | RollbackPrepared | Prepare | StreamPrepare
+
+#: SQLSTATE of an outcome for a name that is not prepared.
+_UNKNOWN = "42704"
+
+
+class TwoPhase:
+    """What is prepared here. Written by the workers, one at a time: all this is done in batches of their own."""
+
+    def __init__(
+        self,
+        slot_id: int,
+        pending: dict[int, tuple[str, int]],
+        ask: Callable[[int], Awaitable[bool]],
+    ) -> None:
+        """Start with what the target has.
+
+        Args:
+            slot_id: of the state.
+            pending: of `target.prepared.pending`.
+            ask: asks the publisher whether it has rolled back what it sent as prepared, by its xid.
+        """
+        self._slot_id = slot_id
+        self._pending = dict(pending)
+        self._ask = ask
+        self._log = get_logger()
+
+    @property
+    def n_pending(self) -> int:
+        """Return how many wait for their outcome."""
+        return len(self._pending)
+
+    def gid(self, message: BeginPrepare | Prepare | StreamPrepare) -> str:
+        """Return the name of a transaction on the target."""
+        return gid_of(self._slot_id, message.xid, message.end_lsn)
+
+    def is_prepared(self, message: BeginPrepare | Prepare | StreamPrepare) -> bool:
+        """Tell whether that very PREPARE was done."""
+        return self._pending.get(message.xid) == (self.gid(message), message.end_lsn)
+
+    def pending_gid(self, message: CommitPrepared | RollbackPrepared) -> str:
+        """Return the name here of what an outcome ends; empty if it is not prepared here."""
+        gid, _ = self._pending.get(message.xid, ("", 0))
+        return gid
+
+    async def is_rolled_back(self, message: object) -> bool:
+        """Tell whether a message belongs to a PREPARE whose transaction the publisher has rolled back since.
+
+        To be asked when it cannot be applied, before anything is made of that.
+
+        Raises:
+            SourceLost: the publisher cannot be asked; the PREPARE is sent again.
+        """
+        if not isinstance(message, BeginPrepare | Prepare | StreamPrepare) or not await self._ask(message.xid):
+            return False
+        self._log.info("prepare_left_out", xid=message.xid, end_lsn=format_lsn(message.end_lsn))
+        return True
+
+    async def leave_out(self, session: WorkerSession, message: Prepare | StreamPrepare, record: Record) -> None:
+        """Record a PREPARE whose transaction was rolled back, without preparing anything; no transaction is open.
+
+        Raises:
+            TargetLost: the connection ended.
+        """
+        failpoints.probe(failpoints.DECIDED)
+        await session.record_prepared(record, self.gid(message))
+
+    async def prepare(self, session: WorkerSession, message: Prepare | StreamPrepare, record: Record) -> None:
+        """Prepare the open transaction, and record that.
+
+        Raises:
+            StatementFailed: it cannot be prepared; the server has rolled it back.
+            TargetLost: the connection ended; whether it is prepared the target knows.
+        """
+        gid = self.gid(message)
+        await session.prepare(gid)
+        self._pending[message.xid] = (gid, message.end_lsn)
+        await session.record_prepared(record, gid)
+
+    async def decide(self, session: WorkerSession, message: Outcome, record: Record) -> None:
+        """Do what the publisher did with a prepared transaction, and record it; a PREPARE is only recorded.
+
+        Raises:
+            ApplyFailed: what was prepared here was ended by another session, and not as on the publisher.
+            StatementFailed: the server refuses, for example because another role prepared it.
+            TargetLost: the connection ended.
+        """
+        if isinstance(message, Prepare | StreamPrepare):
+            await session.record_prepared(record, self.gid(message))
+            return
+        is_commit = isinstance(message, CommitPrepared)
+        gid = self.pending_gid(message)
+        if gid:
+            try:
+                await session.decide(gid, record, is_commit=is_commit)
+            except StatementFailed as failure:
+                if failure.sqlstate != _UNKNOWN:
+                    raise
+                gid = ""  # another session ended it
+            self._pending.pop(message.xid, None)
+        start = start_of_gid(self._slot_id, message.xid)
+        if not gid:
+            await self._check_ended(session, message, start, record.end_lsn)
+        failpoints.probe(failpoints.DECIDED)
+        await session.record_outcome(record, start)
+
+    async def _check_ended(self, session: WorkerSession, message: Outcome, start: str, end_lsn: int) -> None:
+        """Fail if a transaction that is not prepared here was ended in another way than on the publisher."""
+        is_committed = await session.is_proved(start)
+        which = f"of transaction {message.xid}, end LSN {format_lsn(end_lsn)}"
+        if isinstance(message, CommitPrepared):
+            if not is_committed and await session.is_noted(start):
+                raise ApplyFailed(
+                    f"COMMIT PREPARED {which}: its PREPARE is recorded on the target, where it is neither prepared nor "
+                    "committed.",
+                    hint="another session rolled it back, here or on a publisher that a standby has replaced since: "
+                    "its changes are lost, copy its tables again",
+                )
+        elif is_committed:
+            raise ApplyFailed(
+                f"ROLLBACK PREPARED {which}: it is committed on the target.",
+                hint="another session committed it here: undo its changes by hand, or copy its tables again",
+            )

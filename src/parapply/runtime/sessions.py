@@ -1,0 +1,494 @@
+"""Both ends of one epoch: every session the daemon needs, opened in the order that makes them safe, closed together.
+
+The order matters. The lease first, so that no other daemon continues; then the fence, which waits until the last
+session of an earlier daemon is gone, commits in doubt included; only then is the state read, and the publisher checked
+against it; the stream starts where that state says (traps T-14, T-15, F18, F20).
+
+What only asks or only connects is under way at the same time: the publisher is queried and the control pool opens while
+the lease is taken; the stream connects while the state is read, and the workers while it starts: the publisher has most
+to do. Nothing is applied before all of it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import msgspec
+from psycopg import sql
+
+from parapply import __version__, connect, failpoints
+from parapply.conflict.rules import Rules
+from parapply.errors import ParapplyError, TargetLost, TargetRefused
+from parapply.logs import get_logger
+from parapply.model import format_lsn
+from parapply.runtime.tables.control_pool import ControlPool
+from parapply.runtime.tables.prefetch import CataloguePrefetch
+from parapply.source import options, refusals, slot
+from parapply.source.catch_up import UNFINISHED, CatchUp, RangeLimits, range_options, why_stream
+from parapply.source.catch_up_stream import CatchUpStream
+from parapply.target.session import lease, origins, prepared, settings
+from parapply.target.session.session import SessionOptions, WorkerSession
+from parapply.target.state import copies
+from parapply.target.state import slots as state
+from parapply.vocabulary import Reading
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+    from contextlib import AsyncExitStack
+
+    from parapply.config import Config
+
+#: Newest major version of the server that the tests run with.
+NEWEST_MAJOR = 18
+#: A target that has no connection left for one more worker still serves fewer (F17).
+_TOO_MANY = ("too many", "remaining connection slots")
+#: Part of the memory limit for what was read of ranges and is in no batch yet.
+_RANGES_PART = 4
+_LOCAL_CHANGES = "changes applied here look like local ones to every subscriber of this server"
+
+_Look: TypeAlias = "tuple[slot.Connection, slot.SourceFacts]"
+_T = TypeVar("_T")
+
+
+class Sessions(msgspec.Struct, frozen=True):
+    """Open sessions; the owner of the exit stack closes them."""
+
+    control: settings.Connection
+    source: slot.Connection  # plain session, for questions
+    source_facts: slot.SourceFacts
+    stream: CatchUpStream
+    sessions: tuple[WorkerSession, ...]
+    control_pool: ControlPool
+    ahead: CataloguePrefetch
+    state: state.SlotState
+    streaming: str  # off, on or parallel
+    whole_until_lsn: int  # streaming is wanted, and off until what ends here is applied; 0 if it is not off for that
+    prepared: dict[int, tuple[str, int]]  # what is prepared on the target, as `prepared.pending` gives it
+    copies: copies.Copies
+    awaits_two_phase: bool  # it is wanted, and begins with the next epoch once every table is copied
+    own_origins: tuple[int, ...]  # replication origins by which rows of this daemon are known
+    tracks_commits: bool  # the target knows when rows were written, and by which origin
+    published: frozenset[str]  # of insert, update, delete, truncate
+
+
+class Connector:
+    """Opens both ends again and again. Remembers its sessions on the target, to end what a broken network left."""
+
+    def __init__(self, config: Config, *, takeover: bool) -> None:
+        """Open nothing yet; `takeover` holds for the first time only."""
+        self._config = config
+        self._takeover = takeover
+        self._own_pids: list[int] = []
+        self._rules = Rules(config.conflict)
+        self._is_told_of_origins = False
+        #: Ends whose server was logged as newer than what was tested.
+        self._newer: set[str] = set()
+        self._whole_until_lsn = 0
+        self._last_reader: CatchUpStream | None = None
+        self._ranges_from_lsn = 0
+        self._log = get_logger()
+
+    def use(self, config: Config) -> None:
+        """Open with another configuration from now on; nothing is being opened."""
+        if config.target.dsn != self._config.target.dsn:
+            # Elsewhere the same numbers are other sessions.
+            self._own_pids = []
+        self._config = config
+        self._rules = Rules(config.conflict)
+        # A range under way was ended on purpose.
+        self._last_reader = None
+
+    def take_whole(self, end_lsn: int) -> None:
+        """Ask for no transaction in progress until the one that ends at an LSN is applied: the publisher keeps it."""
+        self._whole_until_lsn = max(self._whole_until_lsn, end_lsn)
+
+    async def open(self, stack: AsyncExitStack) -> Sessions:
+        """Open everything.
+
+        Raises:
+            SourceRefused, SourceLost, SlotBusy: the publisher cannot serve, or not now.
+            TargetRefused, TargetLost, LeaseHeld: the same for the target.
+        """
+        async with _beginning() as begin:
+            looking = begin(self._look(stack))
+            answers = asyncio.Event()
+            # The control pool before the workers: it serves, too, where connections are scarce and workers must be
+            # fewer.
+            (control, slot_id), (control_pool, ahead) = await _together(
+                self._own(stack, looking, answers), self._control_pool(stack, looking, answers)
+            )
+            source, first_look = await looking
+            # Open them only after the fence, because until then the sessions of an earlier daemon may be all that the
+            # servers can give.
+            tracks_commits = await origins.tracks_commits(control)
+            self._check_tracking(tracks_commits=tracks_commits)
+            connecting = begin(self._connect_stream(stack, first_look))
+            source_facts, found, published = await self._recover(control, source, first_look, slot_id)
+            pending = await self._prepared(control, slot_id)
+            known = await copies.load(control, self._config.target.state_schema, slot_id)
+            two_phase = self._config.source.two_phase and known.is_settled(found.low_lsn)
+            streaming = options.streaming_of(source_facts.server_version_num, self._config.source.streaming)
+            if found.low_lsn >= self._whole_until_lsn:
+                self._whole_until_lsn = 0
+            else:
+                streaming = "off"
+                self._log.warning("streaming_paused", until_lsn=format_lsn(self._whole_until_lsn))
+            # The stream first, because the publisher decodes while everything else is made ready.
+            stream, sessions, _ = await _together(
+                self._start(connecting, source_facts, found, streaming, two_phase=two_phase),
+                self._workers(stack, slot_id, control.info.backend_pid, tracks_commits=tracks_commits),
+                self._write_daemon(control, source_facts, slot_id, two_phase=two_phase),
+            )
+        self._check_origins(sessions)
+        own_origins = await origins.own_origins(control, slot_id) if self._rules.needs_origin else ()
+        self._tell_newer(source=source_facts.server_version_num, target=control.info.server_version)
+        self._log.info("target_connected", low_lsn=format_lsn(found.low_lsn), workers=len(sessions))
+        self._log.info("source_connected", slot=found.slot_name, start_lsn=format_lsn(found.resume_lsn))
+        if source_facts.state_schemas:
+            self._log.info("state_left_out", schemas=sorted(source_facts.state_schemas))
+        self._own_pids = [control.info.backend_pid, *(session.pipeline.backend_pid for session in sessions)]
+        failpoints.probe(failpoints.CONNECTED)
+        return Sessions(
+            control,
+            source,
+            source_facts,
+            stream,
+            sessions,
+            control_pool,
+            ahead,
+            found,
+            streaming=streaming,
+            whole_until_lsn=self._whole_until_lsn,
+            prepared=pending,
+            copies=known,
+            awaits_two_phase=self._config.source.two_phase and not two_phase,
+            own_origins=own_origins,
+            tracks_commits=tracks_commits,
+            published=published,
+        )
+
+    def _tell_newer(self, **versions: int) -> None:
+        """Log once that a server is newer than every version that this program was run with."""
+        newer = {end: number for end, number in versions.items() if number // 10_000 > NEWEST_MAJOR}
+        for end, number in newer.items():
+            if end not in self._newer:
+                self._newer.add(end)
+                hint = f"the newest that parapply was tested with is {NEWEST_MAJOR}; run `parapply verify` now and then"
+                self._log.warning("server_untested", end=end, server_version=number, hint=hint)
+
+    def _check_tracking(self, *, tracks_commits: bool) -> None:
+        if not tracks_commits and (needing := self._rules.needing()):
+            raise TargetRefused(
+                f"target: {needing} needs commit timestamps, and track_commit_timestamp is off",
+                hint="set track_commit_timestamp = on and restart the target server, or choose another policy",
+            )
+
+    def _check_origins(self, sessions: Sequence[WorkerSession]) -> None:
+        """Refuse what needs origins that the workers do not have; say what else will not work.
+
+        A daemon that reads only what no subscriber wrote has a partner that does the same with what is written here, so
+        without origins every change would go round between the two.
+        """
+        problem = next((session.origin_problem for session in sessions if session.origin_problem), None)
+        if problem is None:
+            return
+        needing = self._rules.needing()
+        if needing or self._config.source.origin == "none":
+            what = needing or 'source.origin = "none"'
+            other = "choose another policy" if needing else 'set source.origin = "any" if nothing replicates back'
+            raise TargetRefused(
+                f"target: {what} needs replication origins: {problem.text}", hint=f"{problem.hint}, or {other}"
+            )
+        if not self._is_told_of_origins:
+            self._is_told_of_origins = True
+            self._log.warning("origin_missing", error=problem.text, hint=f"{_LOCAL_CHANGES}; {problem.hint}")
+
+    async def _look(self, stack: AsyncExitStack) -> tuple[slot.Connection, slot.SourceFacts]:
+        """Open the plain session on the publisher and query it for the first time."""
+        source = self._config.source
+        conn = await stack.enter_async_context(
+            await slot.connect(source.dsn.get_secret_value(), application_name=f"parapply {source.slot}")
+        )
+        return conn, await slot.inspect(conn, source.slot)
+
+    async def _own(
+        self, stack: AsyncExitStack, looking: asyncio.Task[_Look], answers: asyncio.Event
+    ) -> tuple[settings.Connection, int]:
+        """Take the lease of the slot and wait for the fence; return the session that holds it, and the slot's id."""
+        config = self._config
+        control = await stack.enter_async_context(await connect.open_target(config, "leader"))
+        answers.set()
+        await self._end_own(control)
+        async with connect.state_schema(control, config.target.state_schema):
+            source, facts = await looking
+            found = await state.load(control, config.target.state_schema, config.source.slot, facts.system_identifier)
+            if found is None:
+                found = await connect.adopt(config, connect.Connections(source, control))
+                self._log.warning("slot_adopted", slot=config.source.slot, start_lsn=format_lsn(found.low_lsn))
+        await self._own_the_slot(control, found.slot_id)
+        failpoints.probe(failpoints.RECOVERY)
+        return control, found.slot_id
+
+    async def _control_pool(
+        self, stack: AsyncExitStack, looking: asyncio.Task[_Look], answers: asyncio.Event
+    ) -> tuple[ControlPool, CataloguePrefetch]:
+        # A pool that waits for a silent network takes seconds to close: no signal shall wait for that (F38).
+        await answers.wait()
+        target, slot_name = self._config.target, self._config.source.slot
+        control_pool = ControlPool(
+            target.dsn.get_secret_value(), target.session_replication_role, f"parapply control pool {slot_name}"
+        )
+        await stack.enter_async_context(control_pool)
+        ahead = CataloguePrefetch(
+            control_pool, target.session_replication_role, lambda: self._published_tables(looking)
+        )
+        stack.push_async_callback(ahead.close)
+        return control_pool, ahead
+
+    async def _published_tables(self, looking: asyncio.Task[_Look]) -> Sequence[tuple[str, str]]:
+        # Shielded, because giving up the prefetch must not cancel the query itself.
+        source, _ = await asyncio.shield(looking)
+        return await slot.published_tables_unless_locked(source, self._config.source.publications)
+
+    async def _recover(
+        self, control: settings.Connection, source: slot.Connection, first_look: slot.SourceFacts, slot_id: int
+    ) -> tuple[slot.SourceFacts, state.SlotState, frozenset[str]]:
+        """Read the state, which is final now, and the publisher again; check each against the other."""
+        config = self._config
+        name = config.source.slot
+        facts, found = await _together(
+            slot.inspect(source, name),
+            state.load(control, config.target.state_schema, name, first_look.system_identifier),
+        )
+        if found is None or found.slot_id != slot_id:
+            raise TargetLost(f"target: the state of slot {name!r} was removed while this daemon took the lease")
+        dsn = config.source.dsn.get_secret_value()
+        known = await connect.known_position(control, found)
+        await refusals.check(facts, dsn, name, known, two_phase=config.source.two_phase)
+        return facts, found, await slot.check_publications(source, config.source.publications)
+
+    async def _prepared(self, control: settings.Connection, slot_id: int) -> dict[int, tuple[str, int]]:
+        """Return what is prepared on the target; refuse where that cannot go on, or could not begin.
+
+        Raises:
+            TargetRefused: two_phase is on and nothing can be prepared, or off and something is.
+        """
+        is_two_phase = self._config.source.two_phase
+        if is_two_phase:
+            await prepared.check_possible(control)
+        pending = await prepared.pending(control, slot_id)
+        if pending and not is_two_phase:
+            raise TargetRefused(
+                f"{len(pending)} transactions are prepared on the target, but source.two_phase is off",
+                hint="set source.two_phase = true; `parapply drop` rolls back what the publisher may have committed",
+            )
+        return pending
+
+    async def _end_own(self, control: settings.Connection) -> None:
+        """End the sessions that this very process left on the other side of a broken network (F16)."""
+        if not self._own_pids:
+            return
+        query = sql.SQL(
+            "SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity"
+            " WHERE pid = ANY($1::int[]) AND application_name LIKE 'parapply %' AND usename = CURRENT_USER"
+            " AND pid <> pg_catalog.pg_backend_pid()"
+        )
+        with settings.target_errors("ending sessions left by a broken connection"):
+            await settings.rows(control, query, [self._own_pids])
+
+    async def _own_the_slot(self, control: settings.Connection, slot_id: int) -> None:
+        def waits(sessions: Sequence[lease.Holder]) -> None:
+            self._log.warning("lease_waiting", holder=[str(session) for session in sessions])
+
+        wait_s = self._config.target.lease_wait_s
+        await lease.take_lease(control, slot_id, wait_s, takeover=self._takeover, on_wait=waits)
+        self._takeover = False
+        await lease.fence(control, slot_id, waits)
+        self._log.info("lease_taken", slot=self._config.source.slot)
+
+    async def _write_daemon(
+        self, control: settings.Connection, facts: slot.SourceFacts, slot_id: int, *, two_phase: bool
+    ) -> None:
+        config = self._config
+        row = state.DaemonRow(
+            timeline=facts.timeline,
+            publications=tuple(config.source.publications),
+            commit_order=config.apply.commit_order,
+            workers=config.apply.workers,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=__version__,
+            two_phase="enabled" if two_phase else "pending" if config.source.two_phase else "disabled",
+        )
+        await state.write_daemon(control, config.target.state_schema, slot_id, row)
+
+    async def _workers(
+        self, stack: AsyncExitStack, slot_id: int, leader_pid: int, *, tracks_commits: bool
+    ) -> tuple[WorkerSession, ...]:
+        numbers = range(1, self._config.apply.workers + 1)
+        tries = [self._worker(stack, number, slot_id, leader_pid, tracks_commits=tracks_commits) for number in numbers]
+        opened = await _together(*tries)
+        sessions = tuple([session for session in opened if not isinstance(session, ParapplyError)])
+        errors = [error for error in opened if isinstance(error, ParapplyError)]
+        if errors:
+            if not sessions:
+                raise errors[0]
+            self._log.warning("workers_reduced", workers=len(sessions), error=str(errors[0]))
+        return sessions
+
+    async def _worker(
+        self, stack: AsyncExitStack, number: int, slot_id: int, leader_pid: int, *, tracks_commits: bool
+    ) -> WorkerSession | ParapplyError:
+        """Open one session; return the error if the target has no connection left for it."""
+        config = self._config
+        session_options = SessionOptions(
+            dsn=config.target.dsn.get_secret_value(),
+            schema=config.target.state_schema,
+            slot_id=slot_id,
+            leader_pid=leader_pid,
+            role=config.target.session_replication_role,
+            synchronous_commit=config.target.synchronous_commit,
+            application_name=f"parapply worker {number} {config.source.slot}",
+            origin=origins.origin_name(slot_id, number),
+            tracks_commits=tracks_commits,
+        )
+        try:
+            session = await WorkerSession.connect(session_options)
+        except (TargetLost, TargetRefused) as error:
+            if any(words in str(error) for words in _TOO_MANY):
+                return error
+            raise
+        stack.push_async_callback(session.close)
+        return session
+
+    async def _connect_stream(self, stack: AsyncExitStack, facts: slot.SourceFacts) -> CatchUpStream:
+        source = self._config.source
+        streams = options.streaming_of(facts.server_version_num, source.streaming) != "off"
+        is_less = source.decoding_memory_bytes < facts.decoding_memory_bytes
+        connection = await slot.connect(
+            source.dsn.get_secret_value(),
+            application_name=source.slot,
+            is_replication=True,
+            decoding_memory_bytes=source.decoding_memory_bytes if streams and is_less else 0,
+        )
+        stream = CatchUpStream(connection)
+        stack.push_async_callback(stream.close)
+        return stream
+
+    async def _start(
+        self,
+        connecting: asyncio.Task[CatchUpStream],
+        facts: slot.SourceFacts,
+        found: state.SlotState,
+        streaming: str,
+        *,
+        two_phase: bool,
+    ) -> CatchUpStream:
+        source = self._config.source
+        start = options.start_options(
+            facts.server_version_num,
+            source.publications,
+            source.origin,
+            streaming=streaming,
+            two_phase=two_phase,
+        )
+
+        def command(start_lsn: int) -> str:
+            return options.start_replication_sql(source.slot, start_lsn, start)
+
+        stream = await connecting
+        reason = await self._catch_up(stream, facts, found, command, two_phase=two_phase)
+        if reason:
+            await stream.start(command(found.resume_lsn), reason)
+        self._last_reader = stream
+        return stream
+
+    async def _catch_up(
+        self,
+        stream: CatchUpStream,
+        facts: slot.SourceFacts,
+        found: state.SlotState,
+        command: Callable[[int], str],
+        *,
+        two_phase: bool,
+    ) -> str:
+        """Begin to read in ranges if there is much to catch up; return why it is a stream."""
+        source = self._config.source
+        if source.catch_up == "off":
+            return "source.catch_up is off"
+        limits = range_limits(self._config)
+        last = self._last_reader
+        # After an error of a range another connection has to stream, whatever there is to catch up.
+        reason = last.refusal if last is not None else ""
+        reason = reason or why_stream(facts, found.resume_lsn, limits, two_phase=two_phase)
+        lag_bytes = facts.flush_lsn - found.resume_lsn
+        was_in_ranges = last is not None and last.reading is Reading.RANGES
+        has_moved = found.resume_lsn > self._ranges_from_lsn
+        if not reason and last is not None and (last.is_unfinished or (was_in_ranges and not has_moved)):
+            # Whatever ended it may end the next one the same way, and the stream always makes progress.
+            reason = UNFINISHED
+        if not reason:
+            plan = CatchUp(
+                slot=source.slot,
+                start_lsn=found.resume_lsn,
+                options=range_options(facts.server_version_num, source.publications, source.origin),
+                limits=limits,
+            )
+            self._ranges_from_lsn = found.resume_lsn
+            self._last_reader = stream
+            reason = await stream.catch_up(plan, command, lag_bytes)
+        if reason and lag_bytes >= limits.enter_bytes:
+            self._log.info("catch_up_declined", reason=reason, size_bytes=lag_bytes)
+        return reason
+
+
+def range_limits(config: Config) -> RangeLimits:
+    """Return how ranges of WAL are read by a configuration."""
+    source = config.source
+    return RangeLimits(
+        range_bytes=source.catch_up_range_bytes,
+        enter_bytes=source.catch_up_enter_bytes,
+        leave_bytes=source.catch_up_leave_bytes,
+        buffer_bytes=config.apply.memory_limit_bytes // _RANGES_PART,
+    )
+
+
+@asynccontextmanager
+async def _beginning() -> AsyncIterator[Callable[[Coroutine[None, None, _T]], asyncio.Task[_T]]]:
+    """Give a function that begins works whose results are needed later; what still runs at the end is ended.
+
+    Each error is raised where the result is needed, so that of two errors the same one is always reported: the target's
+    first.
+    """
+    tasks: list[asyncio.Task[Any]] = []
+
+    def begin(work: Coroutine[None, None, _T]) -> asyncio.Task[_T]:
+        task = asyncio.create_task(work, name=f"open-{len(tasks) + 1}")
+        tasks.append(task)
+        return task
+
+    try:
+        yield begin
+    finally:
+        await _end(tasks)
+
+
+async def _together(*works: Awaitable[Any]) -> list[Any]:
+    """Do all at the same time and return their results; when one fails the others end before its error is raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await _end(tasks)
+
+
+async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        # Cancel once, because a second cancel would interrupt the cleaning up after the first.
+        if not (isinstance(task, asyncio.Task) and task.cancelling()):
+            task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,1 @@
+"""How each announced table is applied, and from where on."""

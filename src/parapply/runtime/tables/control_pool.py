@@ -1,0 +1,83 @@
+"""Sessions on the target for questions outside the apply path: the catalogue, locks, what is shown to people.
+
+A small pool, because such a question must wait neither for the control session's commit to disk nor for a worker.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
+
+from parapply.driver import Session
+from parapply.errors import TargetLost
+from parapply.target.session import settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from typing import Self
+
+#: Sessions at most: the catalogue and the stall check may ask at the same time.
+_SESSIONS = 2
+#: Seconds to wait for a session; a target that gives none in this time counts as lost.
+_TIMEOUT_S = 15.0
+
+
+class ControlPool:
+    """Opened and closed by the daemon, once for each epoch."""
+
+    def __init__(self, dsn: str, role: str, application_name: str) -> None:
+        """Open nothing yet."""
+        self._role = role
+        self._pool: AsyncConnectionPool[settings.Connection] = AsyncConnectionPool(
+            settings.client_conninfo(dsn, application_name),
+            kwargs={"autocommit": True},
+            connection_class=Session,
+            configure=self._pin,
+            min_size=1,
+            max_size=_SESSIONS,
+            timeout=_TIMEOUT_S,
+            open=False,
+            name=application_name,
+        )
+
+    async def __aenter__(self) -> Self:
+        """Open the first session.
+
+        Raises:
+            TargetLost: no connection.
+        """
+        try:
+            await self._pool.open(wait=True, timeout=_TIMEOUT_S)
+        except PoolTimeout as error:
+            await self._pool.close()
+            raise TargetLost("target: no session for catalogue questions could be opened") from error
+        except BaseException:
+            # Usually runs after a cancellation. Tasks of the pool that nothing stops would keep the process from
+            # ending.
+            await self._pool.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close all sessions."""
+        await self._pool.close()
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[settings.Connection]:
+        """Give one session, in autocommit mode.
+
+        Raises:
+            TargetLost: none is free or can be opened in time.
+        """
+        try:
+            async with self._pool.connection() as conn:
+                yield conn
+        except (PoolTimeout, PoolClosed) as error:
+            raise TargetLost("target: no session for catalogue questions") from error
+
+    async def _pin(self, conn: settings.Connection) -> None:
+        await settings.pin_session(conn, kind="control", role=self._role, synchronous_commit="on")
+        with settings.target_errors("pinning session settings"):
+            await conn.execute("SET plan_cache_mode = force_generic_plan")

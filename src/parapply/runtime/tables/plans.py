@@ -1,0 +1,358 @@
+"""The plan of every announced relation: read from the target when it is announced, and again when it may be stale.
+
+The hot path never waits here: a relation is announced once a stream, and again after a schema change. What changes on
+the target alone is noticed by `watch.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from parapply.errors import TargetRefused
+from parapply.logs import get_logger
+from parapply.plan.downgrade import Downgrades, Level
+from parapply.plan.plans import Plans
+from parapply.plan.table import Lane, TableFacts
+from parapply.target.catalogue import facts, match
+from parapply.target.state.slots import TableRow
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from parapply.config import TableConfig
+    from parapply.conflict.rules import Rules
+    from parapply.model import Relation
+    from parapply.plan.batch import Batch
+    from parapply.plan.table import TablePlan
+    from parapply.runtime.tables.control_pool import ControlPool
+    from parapply.runtime.tables.prefetch import CataloguePrefetch
+    from parapply.target.session.settings import Connection
+
+
+class TablePlans:
+    """Plans by relation. Written by intake (`resolve`), by workers and by the watch, read by all of them."""
+
+    def __init__(  # noqa: PLR0913  one place makes it
+        self,
+        control_pool: ControlPool,
+        ahead: CataloguePrefetch,
+        role: str,
+        config: Mapping[str, TableConfig],
+        *,
+        is_relaxed: bool = False,
+        rules: Rules | None = None,
+        own_origins: tuple[int, ...] = (),
+        privileges: Sequence[str] = facts.ROW_PRIVILEGES,
+    ) -> None:
+        """Start with nothing announced.
+
+        Args:
+            control_pool: sessions for reading the catalogue.
+            ahead: facts read from it while the stream started.
+            role: session_replication_role of the workers.
+            config: what the configuration says of single tables, by schema.table.
+            is_relaxed: independent transactions commit in any order.
+            rules: policies of conflicts; they may want rows read before they are changed.
+            own_origins: replication origins of the workers.
+            privileges: that every table must give.
+        """
+        #: In force where intake reads. Batches and retries keep their own view of `current`.
+        self.plans = Plans()
+        self._control_pool = control_pool
+        self._ahead = ahead
+        #: session_replication_role of the workers.
+        self.role = role
+        self._config = config
+        self._is_relaxed = is_relaxed
+        self._rules = rules
+        self._own_origins = own_origins
+        self._privileges = privileges
+        #: As the catalogue has it; `plans` holds what trust in prediction leaves of it.
+        self._planned: dict[Relation, TablePlan] = {}
+        #: Names and publisher's OIDs of what was ever planned.
+        self._names: set[tuple[str, str] | int] = set()
+        #: Publisher's OIDs of what was ever planned, by name.
+        self._oids: dict[tuple[str, str], set[int]] = {}
+        self._serial: set[Relation] = set()
+        #: With what fingerprint a plan was made, where that is known; the watch takes it from here.
+        self._fingerprints: dict[Relation, tuple[int, str]] = {}
+        self._trust: dict[tuple[str, str], Downgrades] = {}
+        self._has_changed = False
+        #: Set when a batch failed in a way that a change of the tables may explain; the watch then checks at once.
+        self.is_in_doubt = asyncio.Event()
+        self._to_show: set[Relation] = set()
+        #: Schema and table of those whose changes are left out until they are copied; for people.
+        self._waiting: frozenset[tuple[str, str]] = frozenset()
+        self._log = get_logger()
+
+    @property
+    def in_force(self) -> dict[Relation, int]:
+        """Return the relations in force where intake reads, each with the OID of its target table."""
+        return {plan.relation: plan.facts.oid for plan in self.plans.current.values()}
+
+    def take_changed(self) -> bool:
+        """Tell whether a plan has changed since the last call: later batches must not run alongside earlier ones.
+
+        The facts of two plans cannot be compared, because an index may be in one of them only.
+        """
+        has_changed, self._has_changed = self._has_changed, False
+        return has_changed
+
+    async def resolve(self, relations: Iterable[Relation]) -> None:
+        """Find the target table of each announced relation.
+
+        A missing table, column or privilege is kept in `plans.refused` until a change needs it.
+
+        Raises:
+            TargetLost: the connection ended.
+        """
+        for relation in relations:
+            try:
+                plan = await self._plan_ahead(relation) or await self._plan(relation)
+            except TargetRefused as error:
+                self.plans.refused[relation] = error
+                self._forget_namesakes(relation)
+                continue
+            # Only now, so that a worker following a transaction in progress always finds it planned or refused.
+            self.plans.refused.pop(relation, None)
+            self._put(relation, plan)
+            self._forget_namesakes(relation)
+
+    async def resolve_streamed(self, relations: Iterable[Relation]) -> None:
+        """Find the target tables of relations announced inside a transaction in progress; this puts nothing in force.
+
+        What is in force for others changes when it commits, if it does (trap T-52).
+
+        Raises:
+            TargetLost: the connection ended.
+        """
+        for relation in relations:
+            if relation in self.plans.known:
+                continue
+            try:
+                plan = await self._plan(relation)
+            except TargetRefused as error:
+                self.plans.refused[relation] = error
+                continue
+            self.plans.refused.pop(relation, None)
+            self._put(relation, plan)
+
+    def _put(self, relation: Relation, plan: TablePlan) -> None:
+        """Keep a plan; an equal one stays the same object, so that statements and open segments stay valid."""
+        if self._planned.get(relation) == plan:
+            return
+        names: set[tuple[str, str] | int] = {relation.oid, relation.full_name}
+        self._has_changed = self._has_changed or not names.isdisjoint(self._names)
+        self._names |= names
+        self._oids.setdefault(relation.full_name, set()).add(relation.oid)
+        self._planned[relation] = plan
+        self._enforce(relation)
+        self._log.info("table_planned", relation=relation.qualified_name, lane=plan.lane.value, reason=plan.reason)
+
+    def _enforce(self, relation: Relation) -> None:
+        """Put a plan in force, less what trust takes from it."""
+        trust = self._trust.get(relation.full_name)
+        plan = _trusted(self._planned[relation], trust.level if trust else Level.TRUSTED)
+        self.plans.known[relation] = plan
+        if plan.lane is Lane.SERIAL:
+            self._serial.add(relation)
+        else:
+            self._serial.discard(relation)
+        self.plans.may_be_serial = bool(self._serial)
+        current = self.plans.current.get(relation.oid)
+        if current is not None and current.relation == relation:
+            self.plans.current[relation.oid] = plan
+        self._to_show.add(relation)
+
+    def _forget_namesakes(self, relation: Relation) -> None:
+        """Take a relation out whose name another one has now: it was dropped or renamed (trap T-71).
+
+        If it was renamed the publisher announces it again before its next change.
+        """
+        current = self.plans.current
+        for oid in self._oids.get(relation.full_name, set()) - {relation.oid}:
+            if oid in current and current[oid].relation.full_name == relation.full_name:
+                del current[oid]
+
+    def take_fingerprints(self) -> dict[Relation, tuple[int, str]]:
+        """Return OID and fingerprint of tables planned since the last call by facts that are not older than it."""
+        taken, self._fingerprints = self._fingerprints, {}
+        return taken
+
+    async def refresh(self, relations: Iterable[Relation]) -> None:
+        """Read the catalogue again for relations whose statements went stale (traps T-48, F27).
+
+        Raises:
+            TargetRefused, TargetLost: as `resolve`.
+        """
+        for relation in relations:
+            self._put(relation, await self._plan(relation))
+
+    async def reread(self, relations: Sequence[Relation]) -> dict[Relation, TargetRefused]:
+        """Read the catalogue again for many relations at once; return which of them cannot be applied, and why.
+
+        Raises:
+            TargetLost: the connection ended.
+        """
+        async with self._control_pool.session() as conn:
+            many = await facts.load_many(conn, [relation.full_name for relation in relations], role=self.role)
+            tables = {name: found for name, found in many.items() if isinstance(found, TableFacts)}
+            denied = await facts.access_problems(conn, list(tables.values()), self._privileges)
+        refused = {}
+        for relation in relations:
+            found = tables.get(relation.full_name)
+            try:
+                if found is None or relation.full_name in denied:
+                    await self.refresh([relation])  # says what is wrong, or finds that it no longer is
+                else:
+                    self._put(relation, self._match(relation, found))
+            except TargetRefused as error:
+                refused[relation] = error
+        return refused
+
+    async def refresh_written(self, batch: Batch) -> None:
+        """Read the catalogue again for the tables of a batch, now, and soon for all others.
+
+        Raises:
+            TargetRefused, TargetLost: as `resolve`.
+        """
+        self.is_in_doubt.set()
+        await self.refresh({changes.plan.relation for changes in batch.table_changes})
+
+    async def _plan_ahead(self, relation: Relation) -> TablePlan | None:
+        """Return the plan by what was read while the stream started, if that fits."""
+        found = await self._ahead.take(relation.schema, relation.name)
+        if found is None:
+            return None
+        try:
+            plan = self._match(relation, found.facts)
+        except TargetRefused:
+            return None  # the table may have been changed to fit since then
+        self._fingerprints[relation] = found.facts.oid, found.fingerprint
+        return plan
+
+    async def _plan(self, relation: Relation) -> TablePlan:
+        async with self._control_pool.session() as conn:
+            found = await self._facts(conn, relation)
+            try:
+                await facts.check_table_access(conn, found, self._privileges)
+            except TargetRefused:
+                # Another table may have taken the name between the two queries, as online rewrites of a table do.
+                found = await self._facts(conn, relation)
+                await facts.check_table_access(conn, found, self._privileges)
+        return self._match(relation, found)
+
+    def _match(self, relation: Relation, found: TableFacts) -> TablePlan:
+        setting = self._config.get(relation.qualified_name)
+        parallel = setting.parallel if setting else "auto"
+        plan = match.match(relation, found, parallel=parallel, is_relaxed=self._is_relaxed)
+        if self._rules is None:
+            return plan
+        before_update, before_delete = self._rules.checks_origin(relation.qualified_name)
+        if not (before_update or before_delete):
+            return plan
+        return replace(
+            plan,
+            own_origins=self._own_origins,
+            checks_update_origin=before_update,
+            checks_delete_origin=before_delete,
+            reason=f"{plan.reason}; who wrote a row last is looked at before it is changed",
+        )
+
+    async def _facts(self, conn: Connection, relation: Relation) -> TableFacts:
+        found = await facts.load_facts(conn, relation.schema, relation.name, role=self.role)
+        if found is None:
+            raise TargetRefused(
+                f"target table {relation.qualified_name} does not exist",
+                hint="create it as on the publisher and start again, or take it out of the publication",
+            )
+        return found
+
+    def plans_from(self, current: Mapping[int, TablePlan]) -> Plans:
+        """Return plans for reading changes again from an earlier point, with what was refreshed since."""
+        plans = Plans()
+        known = plans.known = self.plans.known
+        plans.refused = self.plans.refused
+        plans.may_be_serial = self.plans.may_be_serial
+        plans.current = {oid: known.get(plan.relation, plan) for oid, plan in current.items()}
+        return plans
+
+    def count_retry(self, relations: Collection[Relation], *, was_predictable: bool = False) -> None:
+        """Count a batch that has to be repeated against the tables that may be the reason.
+
+        Args:
+            relations: of these tables.
+            was_predictable: it was known beforehand that no set is exact, which says nothing against prediction.
+        """
+        for relation in set(relations):
+            trust = self._trust.setdefault(relation.full_name, Downgrades())
+            if was_predictable:
+                trust.retries += 1
+                continue
+            self.is_in_doubt.set()
+            if trust.failed():
+                self._trust_changed(relation, trust)
+        self._to_show.update(relations)
+
+    def count_applied(self, batch: Batch) -> None:
+        """Count a batch that has committed: after a while a table that failed is tried again."""
+        if not self._trust:
+            return
+        for relation in {changes.plan.relation for changes in batch.table_changes}:
+            trust = self._trust.get(relation.full_name)
+            if trust is not None and trust.applied():
+                self._trust_changed(relation, trust)
+
+    def _trust_changed(self, relation: Relation, trust: Downgrades) -> None:
+        self._log.info("table_trust", relation=relation.qualified_name, value=trust.level.name.lower())
+        for one in self._planned:
+            if one.full_name == relation.full_name:
+                self._enforce(one)
+
+    def show_waiting(self, names: frozenset[tuple[str, str]]) -> None:
+        """Show which tables are not applied until they are copied, by schema and name."""
+        changed = names ^ self._waiting
+        self._waiting = names
+        self._to_show |= {one for one in self.plans.known if one.full_name in changed}
+
+    def take_rows(self) -> list[TableRow]:
+        """Return what changed since the last call, for the state schema."""
+        shown = [relation for relation in self._to_show if relation in self.plans.known]
+        rows = {relation.full_name: self._row(self.plans.known[relation]) for relation in shown}
+        self._to_show.clear()
+        return list(rows.values())
+
+    def _row(self, plan: TablePlan) -> TableRow:
+        relation = plan.relation
+        trust = self._trust.get(relation.full_name)
+        is_waiting = relation.full_name in self._waiting
+        return TableRow(
+            schema_name=relation.schema,
+            table_name=relation.name,
+            lane=_WAITING if is_waiting else plan.lane.value,
+            is_table_exclusive=plan.is_table_exclusive,
+            reason=f"its changes are left out until `parapply refresh`; then: {plan.reason}"
+            if is_waiting
+            else plan.reason,
+            key_columns=tuple([plan.columns[position].name for position in plan.key_positions]),
+            retries=trust.retries if trust else 0,
+        )
+
+
+def _trusted(plan: TablePlan, level: Level) -> TablePlan:
+    """Return what is left of a plan at a level of trust."""
+    if level is Level.TRUSTED:
+        return plan
+    if level is Level.ALONE:
+        return replace(plan, is_table_exclusive=True, reason=f"one batch at a time for now, {_OFTEN}; {plan.reason}")
+    lane = Lane.ROW if plan.lane is Lane.SET else plan.lane
+    reason = f"row by row, one batch at a time for now, {_OFTEN}; {plan.reason}"
+    return replace(plan, lane=lane, is_table_exclusive=True, reason=reason)
+
+
+#: Shown as the lane of a table that is not applied.
+_WAITING = "waiting"
+_OFTEN = "because its batches had to be repeated often"

@@ -1,0 +1,160 @@
+"""Facts of published tables, read in groups while the stream starts: a first announcement needs no query of its own.
+
+The catalogue describes a group in little more time than one table. What was read is used for a first announcement
+only, and only if the table's fingerprint says that it still holds; fingerprints are compared in groups, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from parapply.errors import ParapplyError
+from parapply.plan.table import TableFacts
+from parapply.target.catalogue import facts
+from parapply.target.catalogue.fingerprint import fingerprints
+from parapply.tasks import end_tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from parapply.runtime.tables.control_pool import ControlPool
+    from parapply.target.session.settings import Connection
+
+#: Seconds after which facts are compared with the catalogue before they are used: an announcement that comes later may
+#: name a table that was changed on both sides in the meantime.
+_VALID_S = 1.0
+#: Seconds for which an announcement waits for a group; it waits in vain if another session has locked a table.
+_PATIENCE_S = 2.0
+#: Tables read at once: an announcement may wait for two groups, and the leader does nothing else while it takes one in.
+_GROUP: Final = 200
+#: Of more tables nothing is read ahead: comparing all of them takes longer than the comparison is valid.
+_MOST_TABLES: Final = 2000
+#: The first group is what all wait for.
+_FIRST_GROUP: Final = 20
+
+
+class AheadFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the catalogue said of a table that the role may write to.
+
+    Attributes:
+        facts: of the table.
+        fingerprint: read before the facts, so that a change in between shows as another fingerprint.
+        valid_s: when the catalogue was last known to say this, by the event loop's clock.
+    """
+
+    facts: TableFacts
+    fingerprint: str
+    valid_s: float
+
+
+class CataloguePrefetch:
+    """Belongs to one epoch. Written by its own task and by `take`, which never fail; read by `TablePlans`."""
+
+    def __init__(
+        self, control_pool: ControlPool, role: str, names: Callable[[], Awaitable[Sequence[tuple[str, str]]]]
+    ) -> None:
+        """Begin to read; without names the catalogue is read once for nothing, which fills the session's caches.
+
+        Args:
+            control_pool: sessions on the target; open.
+            role: session_replication_role of the workers.
+            names: asks for schema and name of the tables to read.
+        """
+        self._control_pool = control_pool
+        self._role = role
+        self._found: dict[tuple[str, str], AheadFacts] = {}
+        #: Still to be read, in this order from the end.
+        self._queue: dict[tuple[str, str], None] = {}
+        self._has_begun = False
+        #: A group takes longer than an announcement should wait.
+        self._is_slow = False
+        self._group_read = asyncio.Condition()
+        self._clock = asyncio.get_running_loop().time
+        self._reading = asyncio.create_task(self._read(names), name="facts-ahead")
+
+    async def close(self) -> None:
+        """Stop reading."""
+        await end_tasks([self._reading])
+
+    async def take(self, schema: str, name: str) -> AheadFacts | None:
+        """Return the facts read about a table, once, if they hold now; None if they do not, or were not read.
+
+        The role may write to that table.
+        """
+        table = schema, name
+        # Wait even for a table that is not among them: a second session would have to fill its caches first.
+        await self._wait_for(table)
+        found = self._found.get(table)
+        if found is not None and self._clock() - found.valid_s > _VALID_S:
+            await self._check(table)
+        return self._found.pop(table, None)
+
+    async def _wait_for(self, table: tuple[str, str]) -> None:
+        if self._is_read(table) or self._is_slow:
+            return
+        if table in self._queue:
+            del self._queue[table]
+            self._queue[table] = None
+        try:
+            async with asyncio.timeout(_PATIENCE_S), self._group_read:
+                await self._group_read.wait_for(lambda: self._is_read(table))
+        except TimeoutError:
+            self._is_slow = True
+            self._queue.pop(table, None)
+
+    def _is_read(self, table: tuple[str, str]) -> bool:
+        return self._reading.done() or (self._has_begun and table not in self._queue)
+
+    async def _check(self, table: tuple[str, str]) -> None:
+        """Compare a table with the catalogue, and with it others that wait for their announcement."""
+        now_s = self._clock()
+        old = [one for one, found in self._found.items() if now_s - found.valid_s > _VALID_S and one != table]
+        group = {one: self._found.pop(one) for one in [table, *old]}
+        with suppress(ParapplyError):  # each is read again when it is announced, where the error has a name
+            async with self._control_pool.session() as conn:
+                current = await fingerprints(conn, [found.facts.oid for found in group.values()])
+            for one, found in group.items():
+                if current.get(found.facts.oid) == found.fingerprint:
+                    self._found[one] = msgspec.structs.replace(found, valid_s=now_s)
+
+    async def _read(self, names: Callable[[], Awaitable[Sequence[tuple[str, str]]]]) -> None:
+        try:
+            published = await names()
+            self._queue = dict.fromkeys(reversed(published)) if len(published) <= _MOST_TABLES else {}
+            if not self._queue:
+                async with self._control_pool.session() as conn:
+                    await facts.load_many(conn, [("pg_catalog", "pg_class")], role=self._role)
+            while self._queue:
+                async with self._control_pool.session() as conn:
+                    await self._read_group(conn)
+        except ParapplyError:
+            return  # the next user of the session or the table meets this again, and can say what it was for
+        finally:
+            await self._note_progress(list(self._queue))
+
+    async def _read_group(self, conn: Connection) -> None:
+        group = list(islice(reversed(self._queue), _GROUP if self._has_begun else _FIRST_GROUP))
+        oids = await facts.table_oids(conn, group)
+        now_s = self._clock()
+        # Before the facts, and known by OID: whatever changes after this shows as another fingerprint.
+        before = await fingerprints(conn, list(oids.values()))
+        many = await facts.load_many(conn, list(oids), role=self._role)
+        tables = [one for one in many.values() if isinstance(one, TableFacts)]
+        denied = await facts.access_problems(conn, tables)
+        for table in tables:
+            name = table.schema, table.name
+            if table.oid in before and name in self._queue and name not in denied:
+                self._found[name] = AheadFacts(facts=table, fingerprint=before[table.oid], valid_s=now_s)
+        await self._note_progress(group)
+
+    async def _note_progress(self, group: Iterable[tuple[str, str]]) -> None:
+        for table in group:
+            self._queue.pop(table, None)
+        self._has_begun, self._is_slow = True, False
+        async with self._group_read:
+            self._group_read.notify_all()

@@ -1,0 +1,207 @@
+"""When a backlog is read in ranges of WAL and not as a stream, how long a range is, and the SQL of both. Pure.
+
+A walsender sends every change as a message of its own, which with small changes costs it more than decoding does. So a
+large backlog may be read by a query over the same slot's changes, `pg_logical_slot_get_binary_changes`, range after
+range, from a temporary copy of the slot; the stream takes over where the last range ended. The copy may be consumed
+freely: the slot itself is moved only to what is durable on the target.
+
+Source: PostgreSQL manual, "Replication Management Functions"; `src/backend/replication/logical/logicalfuncs.c`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from parapply.errors import ProtocolError
+from parapply.model import FRAME_HEADER_BYTES, format_lsn
+from parapply.source.options import start_options
+from parapply.wire.decode import decode
+from parapply.wire.messages import Commit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.source.slot import SourceFacts
+
+#: server_version_num of the first server whose pgoutput says which transactions are in progress.
+_STREAMING_SINCE = 140000
+#: Minor versions from which moving a slot forward leaves it the catalogue rows that it still needs: before them
+#: `pg_replication_slot_advance` let vacuum remove some. (PostgreSQL, "Fix xmin advancement during fast_forward
+#: decoding", 2025-04-28.) Later major versions had it from their first release.
+_MOVES_SAFELY_SINCE = {14: 140018, 15: 150013, 16: 160009, 17: 170005}
+#: The first range is this part of a whole one, so that the first rows come soon; ranges then grow to the whole.
+_FIRST_PART = 16
+#: Every range is decoded from the copy's restart_lsn on, which the publisher moves every 15 seconds at best. What lies
+#: before the range costs about a tenth of the range itself, byte for byte, as none of it is sent. With this many bytes
+#: before it for each of its own, a range takes a fifth to a half longer.
+_RESTART_RATIO = 4
+#: Ranges grow to so many times their configured size where the restart point is far back; beyond that the stream,
+#: which decodes from there only once, is the cheaper reader.
+_LARGEST = 4
+_MEGABYTE = 1024 * 1024
+
+#: Reasons for the stream that pass: when there is much to catch up again, ranges are tried again. Every other one holds
+#: until the next connection.
+LITTLE: Final = "little to catch up"
+CAUGHT_UP: Final = "caught up"
+IN_PROGRESS: Final = "a transaction in progress is too large for a range"
+UNFINISHED: Final = "the last attempt to read a range did not come to its end"
+PASSING: Final = frozenset({LITTLE, CAUGHT_UP, IN_PROGRESS, UNFINISHED})
+
+
+class RangeLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is read at once, and when ranges are read at all; bytes of WAL."""
+
+    range_bytes: int
+    enter_bytes: int  # to catch up at least
+    leave_bytes: int  # to catch up at most, and the stream takes over
+    buffer_bytes: int  # of changes that have come and are not applied; above, nothing is read
+
+    def is_far(self, restart_bytes: int) -> bool:
+        """Tell whether a restart point lies so far before a range that the stream costs the publisher less."""
+        return restart_bytes > _RESTART_RATIO * _LARGEST * self.range_bytes
+
+    def next_bytes(self, restart_bytes: int) -> int:
+        """Return the length of the next range.
+
+        Args:
+            restart_bytes: of WAL that the publisher decodes again before it comes to the range.
+        """
+        grown = max(self.range_bytes // _FIRST_PART, min(restart_bytes, self.range_bytes))
+        return max(grown, min(restart_bytes // _RESTART_RATIO, _LARGEST * self.range_bytes), 1)
+
+
+class CatchUp(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be read in ranges."""
+
+    slot: str
+    start_lsn: int  # everything that ends up to here is on the target
+    options: tuple[tuple[str, str], ...]  # pgoutput's, of a range
+    limits: RangeLimits
+
+
+class RangePosition(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the copy is, and the slot."""
+
+    copy_lsn: int  # every transaction whose commit record begins before it has been read
+    restart_lsn: int  # of the copy
+    slot_lsn: int | None  # confirmed_flush_lsn of the slot; None: the slot is gone
+    flush_lsn: int
+    clock_us: int  # of the publisher, microseconds since 2000-01-01 UTC
+
+    @property
+    def left_bytes(self) -> int:
+        """Return how much WAL there is to catch up."""
+        return max(0, self.flush_lsn - self.copy_lsn)
+
+    @property
+    def restart_bytes(self) -> int:
+        """Return how much WAL is decoded again before the next range."""
+        return max(0, self.copy_lsn - self.restart_lsn)
+
+
+def why_stream(facts: SourceFacts, start_lsn: int, limits: RangeLimits, *, two_phase: bool) -> str:
+    """Return why the slot cannot be read in ranges, or need not; empty if it shall be.
+
+    Args:
+        facts: the publisher now; the slot is there.
+        start_lsn: everything that ends up to here is on the target.
+        limits: as configured.
+        two_phase: prepared transactions are applied as such.
+    """
+    slot = facts.slot
+    if facts.flush_lsn - start_lsn < limits.enter_bytes:
+        return LITTLE
+    if slot is None or slot.restart_lsn is None or slot.confirmed_flush_lsn is None:
+        return "the slot holds no WAL"
+    restart_bytes = slot.confirmed_flush_lsn - slot.restart_lsn
+    reasons = (
+        # START_REPLICATION says that best, and is tried again until the other one is gone.
+        (slot.active_pid is not None, "another process reads the slot"),
+        # A copy has no two_phase: what is prepared would come at its commit, as if it had never been prepared.
+        (slot.is_two_phase or two_phase, "the slot sends prepared transactions, which a copy of it does not"),
+        # A walsender holds back what the standbys in synchronized_standby_slots do not have yet. No one does that for
+        # a copy, which is no failover slot: after a failover the target would be ahead of the publisher.
+        (slot.is_failover, "the slot waits for standbys (failover), which a copy of it does not"),
+        (facts.server_version_num < _STREAMING_SINCE, "the publisher is older than PostgreSQL 14"),
+        (
+            facts.server_version_num < _MOVES_SAFELY_SINCE.get(facts.server_version_num // 10_000, 0),
+            "the publisher's minor version is too old: moving a slot could lose catalogue rows that it needs",
+        ),
+        (limits.is_far(restart_bytes), far_reason(restart_bytes)),
+    )
+    return next((reason for holds, reason in reasons if holds), "")
+
+
+def far_reason(restart_bytes: int) -> str:
+    """Return why ranges are not worth their price: an old transaction is open on the publisher, or was."""
+    return f"the slot restarts {restart_bytes // _MEGABYTE} MB before its position, which each range decodes again"
+
+
+def why_leave(position: RangePosition, limits: RangeLimits, *, before_lsn: int) -> str:
+    """Return why the stream takes over after a range; empty: the next range follows.
+
+    Args:
+        position: after the range.
+        limits: as configured.
+        before_lsn: the copy's position before the range.
+    """
+    if position.left_bytes <= limits.leave_bytes:
+        return CAUGHT_UP
+    if position.copy_lsn <= before_lsn:
+        return "a range brought nothing on"
+    return far_reason(position.restart_bytes) if limits.is_far(position.restart_bytes) else ""
+
+
+def range_options(server_version_num: int, publications: Sequence[str], origin: str) -> tuple[tuple[str, str], ...]:
+    """Return pgoutput's options for a range.
+
+    Transactions in progress are asked for, whatever the stream is asked: their first message says that the stream is
+    the better reader of what comes, and without it they would be written to the publisher's disk in every range.
+    """
+    return start_options(server_version_num, publications, origin, streaming="on")
+
+
+def range_sql(copy: str, end_lsn: int, options: Sequence[tuple[str, str]]) -> str:
+    """Return the query for the changes up to an LSN: bounded by WAL, because a bound of changes bounds no work.
+
+    Where the publication is a small part of the WAL, a call for a few changes could read hundreds of gigabytes.
+    """
+    words = ", ".join(literal(word) for pair in options for word in pair)
+    changes = f"{literal(copy)}, '{format_lsn(end_lsn)}', NULL, VARIADIC ARRAY[{words}]"
+    function = "pg_catalog.pg_logical_slot_get_binary_changes"
+    return f"COPY (SELECT lsn, data FROM {function}({changes})) TO STDOUT (FORMAT binary)"  # noqa: S608  literals
+
+
+def advance_sql(slot: str, lsn: int) -> str:
+    """Return the query that moves a slot, or a copy of one, forward without output."""
+    return f"SELECT pg_catalog.pg_replication_slot_advance({literal(slot)}, '{format_lsn(lsn)}')"
+
+
+def position_sql(copy: str, slot: str) -> str:
+    """Return the query for a `RangePosition`."""
+    slots = "pg_catalog.pg_replication_slots"
+    return (
+        "SELECT c.confirmed_flush_lsn, c.restart_lsn, s.confirmed_flush_lsn, pg_catalog.pg_current_wal_flush_lsn(),"  # noqa: S608
+        f" (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint FROM {slots} AS c"
+        f" LEFT JOIN {slots} AS s ON s.slot_name = {literal(slot)} WHERE c.slot_name = {literal(copy)}"
+    )
+
+
+def end_lsn_of(frame: bytes) -> int:
+    """Return where the transaction ends whose Commit a frame holds.
+
+    Raises:
+        ProtocolError: it holds another message.
+    """
+    message = decode(frame[FRAME_HEADER_BYTES:])
+    if not isinstance(message, Commit):
+        raise ProtocolError(chr(frame[FRAME_HEADER_BYTES]), 0, "a transaction in progress begins inside another")
+    return message.end_lsn
+
+
+def literal(text: str) -> str:
+    """Return text as an SQL literal; the session has standard_conforming_strings."""
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,261 @@
+"""Reads a slot: in ranges of WAL while there is much to catch up, then as a stream. What comes out is alike.
+
+`run` is the only part that waits; the runtime starts it as a task. Everything else is called by intake and progress, as
+if there were a stream from the beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from typing import TYPE_CHECKING
+
+from parapply import failpoints
+from parapply.logs import get_logger
+from parapply.model import format_lsn
+from parapply.source.ranges import WalRanges
+from parapply.source.stream import ReplicationStream
+from parapply.vocabulary import Reading
+from parapply.wire.frames import Keepalive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from parapply.source.catch_up import CatchUp
+    from parapply.source.slot import Connection
+
+
+class CatchUpStream:
+    """One connection that reads one slot. Only the leader uses it."""
+
+    def __init__(self, connection: Connection, *, past_libpq: bool = True) -> None:
+        """Take over a connection opened with ``replication=database``; arguments as those of `ReplicationStream`."""
+        self._connection = connection
+        self._stream = ReplicationStream(connection, past_libpq=past_libpq)
+        self._loop = asyncio.get_running_loop()
+        self._log = get_logger()
+        self._plan: CatchUp | None = None
+        self._ranges: WalRanges | None = None
+        self._command: Callable[[int], str] | None = None
+        #: Frames of ranges that have come, with their bytes on the wire; and after each range its end.
+        self._held: deque[tuple[list[bytes], int] | Keepalive] = deque()
+        self._held_bytes = 0
+        self._has_room = asyncio.Event()
+        #: Readable as long as something is held: what waits for it sees what it would of the stream's own socket.
+        self._bell, self._ringer = socket.socketpair()
+        self._bell.setblocking(False)
+        self._is_ringing = False
+        self._on_readable: Callable[[], None] | None = None
+        self._is_streaming = False
+        self._is_closed = False
+        self._durable_lsn = 0
+        self._ranges_end_lsn = 0
+        #: See `ReplicationStream`.
+        self.keepalive: Keepalive | None = None
+        #: How the slot is read now, and why so; for people.
+        self.reading = Reading.STREAM
+        self.reason = ""
+
+    @property
+    def sender_pid(self) -> int:
+        """Return the publisher's process that sends."""
+        return self._stream.sender_pid
+
+    @property
+    def shown(self) -> str:
+        """Return how the slot is read, and why so, for people."""
+        return f"{self.reading}: {self.reason}" if self.reason else self.reading.value
+
+    def reading_of(self, end_lsn: int) -> Reading:
+        """Return how the transaction was read that ends at an LSN."""
+        return Reading.RANGES if self.reading is Reading.RANGES or end_lsn <= self._ranges_end_lsn else Reading.STREAM
+
+    @property
+    def is_drained(self) -> bool:
+        """Tell whether the last `drain` took everything that had come."""
+        return not self._held and (not self._is_streaming or self._stream.is_drained)
+
+    @property
+    def gathers(self) -> bool:
+        """Tell whether messages gather while nothing is read; those of ranges come into memory by themselves."""
+        return self._is_streaming and not self._held
+
+    @property
+    def is_unix_socket(self) -> bool:
+        """Tell whether the stream comes over a Unix socket, whose buffer may be full long before a pause ends."""
+        return self._stream.is_unix_socket
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Return how many bytes the kernel holds for the next read of the stream."""
+        return self._stream.waiting_bytes
+
+    @property
+    def confirmed_flush_lsn(self) -> int:
+        """Return the LSN that was last reported to the slot, and never goes back."""
+        return max(self._stream.confirmed_flush_lsn, self._ranges.slot_lsn if self._ranges else 0)
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Tell whether the range last asked for did not come to its end: another attempt may end the same way."""
+        return self.reading is Reading.RANGES and self._ranges is not None and self._ranges.is_unfinished
+
+    @property
+    def refusal(self) -> str:
+        """Return why the publisher refused a query of a range, for people; empty: it refused none."""
+        return self._ranges.refusal if self._ranges is not None else ""
+
+    async def start(self, command: str, reason: str = "") -> None:
+        """Send START_REPLICATION; errors as those of `ReplicationStream.start`.
+
+        Args:
+            command: of `start_replication_sql`.
+            reason: why it is a stream, for people.
+        """
+        self.reading, self.reason = Reading.STREAM, reason
+        await self._stream.start(command)
+        self._is_streaming = True
+
+    async def catch_up(self, plan: CatchUp, command: Callable[[int], str], lag_bytes: int) -> str:
+        """Ask for the first range; return why that cannot be, empty if it is under way and `run` will read it.
+
+        Args:
+            plan: what to read.
+            command: makes the START_REPLICATION for the LSN where the ranges end.
+            lag_bytes: of WAL to catch up.
+
+        Raises:
+            SourceLost: the connection ended, or is of no use after a refused query, with `refusal`.
+        """
+        ranges = self._ranges = WalRanges(self._connection, self._stream.transport, plan)
+        reason = await ranges.begin()
+        if not reason:
+            self._plan, self._command = plan, command
+            self.reading, self.reason = Reading.RANGES, f"{lag_bytes // (1024 * 1024)} MB of WAL to catch up"
+            self._log.info("catch_up_entered", start_lsn=format_lsn(plan.start_lsn), size_bytes=lag_bytes)
+        return reason
+
+    async def run(self) -> None:
+        """Read ranges to their end, start the stream there, and wait to be cancelled.
+
+        Raises:
+            SourceLost: the connection ended, or is of no use after a refused range, with `refusal`.
+            SlotBusy, SourceRefused: the stream did not start.
+        """
+        if self._ranges is not None and not self._is_streaming:
+            await self._read_ranges(self._ranges)
+        await asyncio.Event().wait()
+
+    async def _read_ranges(self, ranges: WalRanges) -> None:
+        assert self._plan is not None
+        assert self._command is not None
+        while True:
+            end_lsn, reason = await ranges.read(self._take)
+            self._hold(Keepalive(end_lsn=end_lsn, send_time_us=0, reply_requested=False))
+            if reason:
+                break
+            await self._wait_for_room()
+            await ranges.ask(self._durable_lsn)
+        await ranges.leave()
+        failpoints.probe(failpoints.HANDED_OVER)
+        start_lsn = self._ranges_end_lsn = max(end_lsn, self._plan.start_lsn)
+        await self.start(self._command(start_lsn), reason)
+        self._log.info("catch_up_left", start_lsn=format_lsn(start_lsn), reason=reason, n_ranges=ranges.n_read)
+        self._listen()
+
+    async def _take(self, frames: list[bytes], n_bytes: int) -> None:
+        self._held_bytes += n_bytes
+        self._hold((frames, n_bytes))
+        await self._wait_for_room()
+
+    def _hold(self, item: tuple[list[bytes], int] | Keepalive) -> None:
+        if self._is_closed:
+            return
+        self._held.append(item)
+        if not self._is_ringing:
+            self._is_ringing = True
+            self._ringer.send(b"\0")
+
+    async def _wait_for_room(self) -> None:
+        assert self._plan is not None
+        while self._held_bytes >= self._plan.limits.buffer_bytes:
+            self._has_room.clear()
+            await self._has_room.wait()
+
+    def resume_reading(self, on_readable: Callable[[], None]) -> None:
+        """Call `on_readable` whenever there is something to drain, until `pause_reading`."""
+        self._on_readable = on_readable
+        self._listen()
+
+    def pause_reading(self) -> None:
+        """Stop calling; status updates still go out."""
+        self._on_readable = None
+        if self._is_closed:
+            return
+        self._loop.remove_reader(self._bell)
+        self._stream.pause_reading()
+
+    def _listen(self) -> None:
+        """Wait for what comes next: what is held, and then the stream."""
+        if self._on_readable is None or self._is_closed:
+            return
+        if self._is_streaming and not self._held:
+            self._loop.remove_reader(self._bell)
+            self._stream.resume_reading(self._on_readable)
+        else:
+            self._loop.add_reader(self._bell, self._on_readable)
+
+    def drain(self, limit_bytes: int) -> list[bytes]:
+        """Return the data frames at hand, at most about `limit_bytes`; errors as those of `ReplicationStream`."""
+        if not self._held:
+            if not self._is_streaming:
+                return []
+            frames = self._stream.drain(limit_bytes)
+            if self._stream.keepalive is not None:
+                self.keepalive, self._stream.keepalive = self._stream.keepalive, None
+            return frames
+        found: list[bytes] = []
+        size = 0
+        while self._held and size < limit_bytes:
+            item = self._held.popleft()
+            if isinstance(item, Keepalive):
+                self.keepalive = item
+                break
+            frames, n_bytes = item
+            found = found + frames if found else frames
+            size += n_bytes
+        self._held_bytes -= size
+        self._has_room.set()
+        if not self._held:
+            self._is_ringing = False
+            self._bell.recv(1)
+            self._listen()
+        return found
+
+    def send_status(
+        self, written_lsn: int, flushed_lsn: int, applied_lsn: int, *, reply_requested: bool = False
+    ) -> None:
+        """Report progress; errors as those of `ReplicationStream`.
+
+        While ranges are read the slot is moved between two of them.
+        """
+        self._durable_lsn = max(self._durable_lsn, flushed_lsn)
+        if self._is_streaming:
+            self._stream.send_status(written_lsn, flushed_lsn, applied_lsn, reply_requested=reply_requested)
+
+    async def close(self) -> None:
+        """End the stream politely if it still runs, and close the connection; once more is harmless.
+
+        `run` has ended: it waits for the socket that is closed here.
+        """
+        if self._is_closed:
+            return
+        self.pause_reading()
+        self._is_closed = True
+        if self._ranges is not None:
+            await self._ranges.cancel()
+        await self._stream.close()
+        self._held.clear()
+        self._bell.close()
+        self._ringer.close()

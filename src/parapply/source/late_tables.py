@@ -1,0 +1,215 @@
+"""Tables that are published and that the copy has not brought: has the stream every row of one?
+
+It has if the table was made after a time that is known, and was published from its first moment on. Neither is in the
+stream. So what the publisher's catalogue holds at some time is kept as *marks*: a text for each table, each entry of
+the publications, and each partitioned table's place below another one. What has no mark came later; an entry that has
+one has been there since.
+
+That a partition was made as one, and not attached with rows in it, shows in its inherited columns: ATTACH PARTITION
+rewrites their rows in pg_attribute. A command that writes rows takes a command id of its own, and CREATE TABLE is done
+with a column at the first or the second one. (Tried on PostgreSQL 15 to 18. A DROP TABLE that was rolled back leaves
+its command id in the rows until a freeze, and its xid in xmax for as long.)
+
+In: a plain session on the publisher. Out: marks, tables, and reasons. No lock on a published table is taken.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import psycopg
+
+from parapply.source.slot import source_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from typing import LiteralString
+
+    from parapply.plan.copy_starts import Name
+    from parapply.source.slot import Connection
+
+#: server_version_num of the first server that publishes schemas.
+_SCHEMAS_SINCE: Final = 150000
+
+_ENTRIES: LiteralString = """
+    SELECT 'a' || p.oid AS mark, NULL::oid AS relid, NULL::oid AS nspid
+      FROM pg_catalog.pg_publication AS p WHERE p.puballtables AND p.pubname = ANY ($1::text[])
+    UNION ALL
+    SELECT 'r' || r.oid, r.prrelid, NULL FROM pg_catalog.pg_publication_rel AS r
+      JOIN pg_catalog.pg_publication AS p ON p.oid = r.prpubid WHERE p.pubname = ANY ($1::text[])"""
+_SCHEMA_ENTRIES: LiteralString = """
+    UNION ALL
+    SELECT 'n' || s.oid, NULL, s.pnnspid FROM pg_catalog.pg_publication_namespace AS s
+      JOIN pg_catalog.pg_publication AS p ON p.oid = s.pnpubid WHERE p.pubname = ANY ($1::text[])"""
+
+_MARKS: LiteralString = """
+    SELECT mark FROM entries
+    UNION ALL SELECT 't' || oid FROM pg_catalog.pg_class WHERE relkind IN ('r', 'p')
+    UNION ALL SELECT 'e' || i.inhrelid || '<' || i.inhparent || '@' || i.xmin FROM pg_catalog.pg_inherits AS i
+      JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid AND c.relkind = 'p'"""
+
+_LINE: LiteralString = """
+    , line AS (
+        SELECT $2::oid AS oid, 0 AS depth
+        UNION ALL SELECT i.inhparent, line.depth + 1 FROM line
+          JOIN pg_catalog.pg_class AS c ON c.oid = line.oid AND c.relispartition
+          JOIN pg_catalog.pg_inherits AS i ON i.inhrelid = line.oid)
+    SELECT c.oid::bigint, 'e' || i.inhrelid || '<' || i.inhparent || '@' || i.xmin,
+           EXISTS (SELECT FROM pg_catalog.pg_attribute AS k
+                    WHERE k.attrelid = c.oid AND k.attnum > 0 AND k.attinhcount > 0 AND k.xmin = a.xmin
+                      AND k.cmin::text::bigint - a.cmin::text::bigint <= 1 AND k.xmax = 0 AND a.xmax = 0),
+           EXISTS (SELECT FROM pg_catalog.pg_depend AS d
+                    WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = c.oid AND d.objsubid = 0
+                      AND d.refclassid = 'pg_catalog.pg_namespace'::regclass AND d.xmin = a.xmin
+                      AND d.cmin::text = a.cmin::text AND d.xmax = 0 AND a.xmax = 0),
+           c.relkind <> 'r' OR c.relfilenode = c.oid,
+           ARRAY(SELECT mark FROM entries WHERE relid = c.oid), ARRAY(SELECT mark FROM entries WHERE nspid = n.oid),
+           ARRAY(SELECT mark FROM entries WHERE relid IS NULL AND nspid IS NULL)
+      FROM line
+      JOIN pg_catalog.pg_class AS c ON c.oid = line.oid
+      JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+      JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = -1
+      LEFT JOIN pg_catalog.pg_inherits AS i ON i.inhrelid = c.oid AND c.relispartition
+     ORDER BY line.depth"""
+
+#: The leaves that are published, by themselves or with a partitioned table above them: by OID, with those above.
+_UNCOVERED: LiteralString = """
+    , line AS (
+        SELECT c.oid AS leaf, c.oid FROM pg_catalog.pg_class AS c
+         WHERE c.relkind = 'r' AND pg_catalog.pg_relation_is_publishable(c.oid)
+        UNION ALL SELECT line.leaf, i.inhparent FROM line
+          JOIN pg_catalog.pg_class AS c ON c.oid = line.oid AND c.relispartition
+          JOIN pg_catalog.pg_inherits AS i ON i.inhrelid = line.oid)
+    SELECT leaf.oid::bigint, n.nspname, leaf.relname
+      FROM line
+      JOIN pg_catalog.pg_class AS c ON c.oid = line.oid
+      JOIN pg_catalog.pg_class AS leaf ON leaf.oid = line.leaf
+      JOIN pg_catalog.pg_namespace AS n ON n.oid = leaf.relnamespace
+     GROUP BY 1, 2, 3
+    HAVING bool_or(c.oid IN (SELECT relid FROM entries WHERE relid IS NOT NULL)
+                   OR c.relnamespace IN (SELECT nspid FROM entries WHERE nspid IS NOT NULL)
+                   OR EXISTS (SELECT FROM entries WHERE relid IS NULL AND nspid IS NULL))
+       AND NOT bool_or(c.oid = ANY ($2::oid[]))
+     ORDER BY 2, 3"""
+
+
+class TablePlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A table, or a partitioned table above it, as the catalogue has it now."""
+
+    oid: int
+    edge: str | None  # mark of its place below the next one; None: it is no partition
+    was_made_there: bool  # CREATE TABLE ... PARTITION OF, and not attached since
+    was_made_in_schema: bool  # and not moved since
+    is_as_made: bool  # never rewritten: what was UNLOGGED once has been
+    entries: tuple[str, ...]  # marks of the publications' entries that name it,
+    schema_entries: tuple[str, ...]  # those that name its schema,
+    all_entries: tuple[str, ...]  # and publications of all tables
+
+
+async def marks(conn: Connection, publications: Sequence[str]) -> tuple[str, ...]:
+    """Return what the catalogue holds now.
+
+    Raises:
+        SourceRefused, SourceLost: it could not be read.
+    """
+    with source_errors("reading which tables there are"):
+        return tuple([str(mark) for (mark,) in await _rows(conn, _MARKS, [list(publications)])])
+
+
+async def places(conn: Connection, publications: Sequence[str], oid: int) -> tuple[TablePlace, ...]:
+    """Return a table and the partitioned tables above it, from the bottom up; nothing if it is gone.
+
+    Raises:
+        SourceRefused, SourceLost: they could not be read.
+    """
+    with source_errors("reading what is known of a table"):
+        found = await _rows(conn, _LINE, [list(publications), oid])
+    return tuple(
+        TablePlace(
+            oid=relid,
+            edge=edge,
+            was_made_there=was_made_there,
+            was_made_in_schema=was_made_in_schema,
+            is_as_made=is_as_made,
+            entries=tuple(entries),
+            schema_entries=tuple(schema_entries),
+            all_entries=tuple(all_entries),
+        )
+        for relid, edge, was_made_there, was_made_in_schema, is_as_made, entries, schema_entries, all_entries in found
+    )
+
+
+async def uncovered(
+    conn: Connection, publications: Sequence[str], known_oids: Collection[int]
+) -> list[tuple[int, Name]]:
+    """Return the published tables that are not known, nor any partitioned table above them.
+
+    Raises:
+        SourceRefused, SourceLost: they could not be read.
+    """
+    with source_errors("looking for tables published since"):
+        found = await _rows(conn, _UNCOVERED, [list(publications), list(known_oids)])
+    return [(oid, (schema, name)) for oid, schema, name in found]
+
+
+async def names(conn: Connection, oids: Collection[int]) -> dict[int, Name]:
+    """Return the names that tables have now; those that are gone have none.
+
+    Raises:
+        SourceRefused, SourceLost: they could not be read.
+    """
+    query: LiteralString = """
+        SELECT c.oid::bigint, n.nspname, c.relname FROM pg_catalog.pg_class AS c
+          JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = ANY ($1::oid[])"""
+    with source_errors("reading the tables' names"):
+        async with psycopg.AsyncRawCursor(conn) as cursor:
+            await cursor.execute(query, [list(oids)])
+            return {oid: (schema, name) for oid, schema, name in await cursor.fetchall()}
+
+
+def why_not_whole(line: Sequence[TablePlace], known: Collection[str]) -> str:
+    """Return why the stream may lack rows of a table; empty: it has all of them.
+
+    Args:
+        line: as `places` gives it.
+        known: marks of a time at which the stream had begun.
+    """
+    if not line:
+        return "it is no longer on the publisher"
+    table = line[0]
+    if f"t{table.oid}" in known:
+        return "it was there before it was published, or its copy was not asked for"
+    if not table.is_as_made:
+        return "it was rewritten since it was made, as by TRUNCATE or SET LOGGED"
+    if not _was_published_when_made(line, known):
+        return "it may have had rows before it was published"
+    return ""
+
+
+def _was_published_when_made(line: Sequence[TablePlace], known: Collection[str]) -> bool:
+    """Tell it of a table that was made after the marks were taken."""
+    table, above = line[0], line[1:]
+    if any(mark in known for mark in table.all_entries):
+        return True
+    if table.was_made_in_schema and any(mark in known for mark in table.schema_entries):
+        return True
+    return bool(above) and table.was_made_there and _publishes_partitions(above, known)
+
+
+def _publishes_partitions(line: Sequence[TablePlace], known: Collection[str]) -> bool:
+    """Tell whether what was made below a partitioned table was published with it, at any time since the marks."""
+    table, above = line[0], line[1:]
+    if f"t{table.oid}" not in known:
+        return _was_published_when_made(line, known)
+    if any(mark in known for mark in (*table.all_entries, *table.entries)):
+        return True
+    return bool(above) and table.edge in known and _publishes_partitions(above, known)
+
+
+async def _rows(conn: Connection, query: LiteralString, params: Sequence[object]) -> list[tuple[Any, ...]]:
+    """Run a query that reads the publications' entries; they are its first parameter."""
+    schemas = _SCHEMA_ENTRIES if conn.info.server_version >= _SCHEMAS_SINCE else ""
+    async with psycopg.AsyncRawCursor(conn) as cursor:
+        await cursor.execute(f"WITH RECURSIVE entries AS MATERIALIZED ({_ENTRIES}{schemas}) {query}".encode(), params)
+        return await cursor.fetchall()

@@ -1,0 +1,234 @@
+"""Ranges of a slot's WAL, read by query from a temporary copy of the slot, on the connection that streams afterwards.
+
+One query is under way at a time: while a range is applied the next is decoded, because its bytes are taken into memory
+as fast as they come. A walsender runs SQL, so a role with LOGIN and REPLICATION is enough, and the stream needs no
+second connection. The copy ends with its connection, whatever happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from parapply import failpoints
+from parapply.errors import SourceLost
+from parapply.model import POSTGRES_EPOCH_US, parse_lsn
+from parapply.source import catch_up
+from parapply.source.catch_up import RangePosition
+from parapply.source.transport import CopyFailed, QueryFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from parapply.source.catch_up import CatchUp
+    from parapply.source.slot import Connection
+    from parapply.source.transport import Transport
+
+#: Whole ranges between two moves of the slot: each move reads the WAL from the slot's restart point on.
+_MOVE_RANGES = 4
+#: Classes of SQLSTATE that say the connection, or the server behind it, is going; 57014 is a cancelled query.
+_GOING = ("08", "57P")
+#: Seconds for the cancellation of the query under way when the daemon ends.
+_CANCEL_S = 1.0
+
+
+class WalRanges:
+    """Owns the temporary copy. One call at a time."""
+
+    def __init__(self, connection: Connection, transport: Transport, plan: CatchUp) -> None:
+        """Take over an idle connection opened with ``replication=database``."""
+        self._connection = connection
+        self._transport = transport
+        self._plan = plan
+        self._copy = f"parapply_catch_up_{connection.info.backend_pid}"
+        self._position: RangePosition | None = None
+        #: The slot is there: confirmed, and moved by us.
+        self.slot_lsn = 0
+        #: Ranges read whole.
+        self.n_read = 0
+        #: Whether a range was asked for that has not come to its end.
+        self.is_unfinished = False
+        #: Why the publisher refused a query, for people. The connection is of no use then: a walsender drops its
+        #: temporary slots after every error, and in PostgreSQL up to 15.14, 16.10, 17.6 and 18.0 pgoutput's cache of
+        #: relations outlives an error of the SQL function and points at freed memory, which the next decoding in the
+        #: session would use.
+        self.refusal = ""
+
+    async def begin(self) -> str:
+        """Copy the slot and ask for the first range; return why that cannot be, empty if it is under way.
+
+        Raises:
+            SourceLost: the connection ended, or a query after the copying was refused.
+        """
+        # Its texts repeat, and a walsender takes no prepared statement.
+        self._connection.prepare_threshold = None
+        limits = self._plan.limits
+        slot, copy = catch_up.literal(self._plan.slot), catch_up.literal(self._copy)
+        try:
+            await self._execute(f"SELECT pg_catalog.pg_copy_logical_replication_slot({slot}, {copy}, true)")
+        except QueryFailed as failure:
+            # Nothing was decoded: a copy needs no start to be found, so the stream may use the connection.
+            return f"the slot cannot be copied: {failure}"
+        try:
+            # What a range decodes is kept here before its first row is sent; more goes to a temporary file.
+            await self._execute(f"SET work_mem = '{max(limits.range_bytes // 1024, 64)}kB'")
+            position = await self._look()
+            if position.copy_lsn < self._plan.start_lsn and not limits.is_far(position.restart_bytes):
+                # This decodes nothing that is on the target already: it only reads the WAL that the first range would.
+                await self._execute(catch_up.advance_sql(self._copy, self._plan.start_lsn))
+                position = await self._look()
+            self._position = position
+            if limits.is_far(position.restart_bytes):
+                await self._drop()
+                return catch_up.far_reason(position.restart_bytes)
+        except QueryFailed as failure:
+            raise self._refused(failure) from failure
+        await self.ask(0)
+        return ""
+
+    async def ask(self, durable_lsn: int) -> None:
+        """Ask for the next range, and before that move the slot if there is much to move.
+
+        Args:
+            durable_lsn: everything that ends up to here is durable on the target.
+
+        Raises:
+            SourceLost: the connection ended, or the publisher refused to move the slot.
+        """
+        position = self._position
+        assert position is not None, "ranges have begun"
+        if durable_lsn - self.slot_lsn >= _MOVE_RANGES * self._plan.limits.range_bytes:
+            try:
+                await self._execute(catch_up.advance_sql(self._plan.slot, durable_lsn))
+            except QueryFailed as failure:
+                raise self._refused(failure) from failure
+            self.slot_lsn = durable_lsn
+            failpoints.probe(failpoints.SLOT_MOVED)
+        end_lsn = position.copy_lsn + self._plan.limits.next_bytes(position.restart_bytes)
+        query = catch_up.range_sql(self._copy, end_lsn, self._plan.options)
+        try:
+            self.is_unfinished = True
+            await self._transport.ask(query, position.clock_us)
+        except CopyFailed as failure:
+            raise _lost(failure) from failure
+
+    async def read(self, take: Callable[[list[bytes], int], Awaitable[None]]) -> tuple[int, str]:
+        """Read the range that was asked for.
+
+        Args:
+            take: gets frames, and their bytes on the wire.
+
+        Returns:
+            The LSN up to which every transaction was handed over whole, and why the stream must take over there;
+            empty if there is more to read in ranges.
+
+        Raises:
+            SourceLost: the connection ended, the publisher refused the range, or another reader has moved the slot.
+                What was handed over may end inside a transaction, and only another epoch forgets that.
+        """
+        before = self._position
+        assert before is not None, "ranges have begun"
+        last = b""
+
+        async def taken(frames: list[bytes], n_bytes: int) -> None:
+            nonlocal last
+            last = frames[-1]
+            await take(frames, n_bytes)
+            failpoints.probe(failpoints.RANGE_PART)
+
+        try:
+            has_stream = await self._transport.answer(taken)
+            position = self._position = await self._look()
+        except CopyFailed as failure:
+            raise _lost(failure) from failure
+        except QueryFailed as failure:
+            if (failure.sqlstate or "").startswith(_GOING):
+                raise _lost(failure) from failure
+            raise self._refused(failure) from failure
+        self.is_unfinished = False
+        self._check(position)
+        failpoints.probe(failpoints.RANGE_READ)
+        if has_stream:
+            # Nothing of a transaction in progress was handed over, nor anything after its beginning: what was, ends
+            # with a Commit.
+            end_lsn = catch_up.end_lsn_of(last) if last else before.copy_lsn
+            return end_lsn, catch_up.IN_PROGRESS
+        self.n_read += 1
+        return position.copy_lsn, catch_up.why_leave(position, self._plan.limits, before_lsn=before.copy_lsn)
+
+    async def leave(self) -> None:
+        """Drop the copy; the connection is ready for the stream.
+
+        Raises:
+            SourceLost: the connection ended, or the publisher refused.
+        """
+        try:
+            await self._drop()
+            await self._execute("RESET work_mem")
+        except QueryFailed as failure:
+            raise self._refused(failure) from failure
+
+    async def cancel(self) -> None:
+        """Cancel the query under way, because the publisher would decode to its end."""
+        if self.is_unfinished and not self._connection.closed:
+            with contextlib.suppress(psycopg.Error, OSError):
+                await self._connection.cancel_safe(timeout=_CANCEL_S)
+
+    async def _drop(self) -> None:
+        await self._execute(f"SELECT pg_catalog.pg_drop_replication_slot({catch_up.literal(self._copy)})")
+
+    def _refused(self, failure: QueryFailed) -> SourceLost:
+        self.refusal = f"the publisher refused a range: {failure}"
+        return SourceLost(f"a range of the slot's WAL was refused: {failure}; the stream follows.")
+
+    def _check(self, position: RangePosition) -> None:
+        """Leave when the slot is no longer ours; the next epoch says what that means.
+
+        Raises:
+            SourceLost: it is gone, or was moved past what was read here.
+        """
+        if position.slot_lsn is None:
+            raise SourceLost(f"slot {self._plan.slot!r} was dropped while its WAL was read in ranges.")
+        if position.slot_lsn > max(position.copy_lsn, self._plan.start_lsn):
+            raise SourceLost(f"slot {self._plan.slot!r} was moved by another reader.")
+        self.slot_lsn = max(self.slot_lsn, position.slot_lsn)
+
+    async def _look(self) -> RangePosition:
+        rows = await self._execute(catch_up.position_sql(self._copy, self._plan.slot))
+        if not rows:
+            raise SourceLost("the temporary copy of the slot is gone.")
+        ((copy_lsn, restart_lsn, slot_lsn, flush_lsn, unix_us),) = rows
+        if copy_lsn is None or restart_lsn is None:
+            raise SourceLost("the temporary copy of the slot was invalidated by the publisher.")
+        position = RangePosition(
+            copy_lsn=parse_lsn(copy_lsn),
+            restart_lsn=parse_lsn(restart_lsn),
+            slot_lsn=parse_lsn(slot_lsn) if slot_lsn else None,
+            flush_lsn=parse_lsn(flush_lsn),
+            clock_us=unix_us - POSTGRES_EPOCH_US,
+        )
+        if not self.slot_lsn and position.slot_lsn:
+            self.slot_lsn = position.slot_lsn
+        return position
+
+    async def _execute(self, query: str) -> list[tuple[Any, ...]]:
+        """Run SQL as one simple query, all that a walsender takes.
+
+        Raises:
+            QueryFailed: the server refused.
+            SourceLost: the connection ended.
+        """
+        try:
+            cursor = await self._connection.execute(query.encode())
+            return await cursor.fetchall() if cursor.description else []
+        except psycopg.Error as error:
+            text = error.diag.message_primary or str(error)
+            if self._connection.closed or self._connection.broken or (error.sqlstate or "08").startswith(_GOING):
+                raise SourceLost(f"the publisher ended the connection: {' '.join(text.split())}.") from error
+            raise QueryFailed(text, error.sqlstate) from error
+
+
+def _lost(failure: CopyFailed | QueryFailed) -> SourceLost:
+    return SourceLost(f"a range of the slot's WAL was not read to its end: {str(failure) or 'connection lost'}.")

@@ -1,0 +1,23 @@
+"""Which schemas hold parapply's own progress, on either end: never copied, compared, emptied or applied.
+
+A publisher has one if it is, or was, a target itself: a publication FOR ALL TABLES then sends its tables. What they say
+is true of that server only; on another one it would replace what that one knows of its own slots.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from typing import LiteralString
+
+#: Subquery for FROM: schema_name of each state schema of the database, known by the index that every version has and
+#: nothing else, whatever the schema's name is. By an index of the catalogue: its time does not grow with the tables.
+STATE_SCHEMAS_SQL: Final[LiteralString] = """
+(SELECT n.nspname AS schema_name
+   FROM pg_catalog.pg_class AS mark
+   JOIN pg_catalog.pg_index AS i ON i.indexrelid = mark.oid
+   JOIN pg_catalog.pg_class AS c ON c.oid = i.indrelid AND c.relname = 'schema_version'
+   JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+  WHERE mark.relname = 'schema_version_one_row')
+"""

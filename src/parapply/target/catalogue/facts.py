@@ -1,0 +1,267 @@
+"""The catalogue's description of a target table: `TableFacts`, and whether this role may write to it.
+
+In: an open connection and names. Out: plain data for `match.py`, or an error that names what is wrong.
+Must never change anything and never guess: what the catalogue does not say is UNKNOWN.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import tuple_row
+
+from parapply.errors import TargetRefused
+from parapply.plan.table import ColumnFacts, TableFacts
+from parapply.target.catalogue.key_facts import foreign_key_facts, indexed_equality, unique_facts
+from parapply.target.catalogue.query import ACCESS_SQL, FACTS_SQL, MANY_FACTS_SQL, OIDS_SQL
+from parapply.target.session.settings import target_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+#: What a publication of everything needs. TRUNCATE is asked for when one comes, as the built-in subscription does.
+ROW_PRIVILEGES: Final = ("INSERT", "UPDATE", "DELETE", "SELECT")
+
+_TABLE_KINDS: Final = frozenset({"r", "p"})
+_KIND_NAMES: Final = {
+    "v": "a view",
+    "m": "a materialized view",
+    "f": "a foreign table",
+    "S": "a sequence",
+    "i": "an index",
+    "I": "an index",
+    "c": "a composite type",
+    "t": "a TOAST table",
+}
+#: For the query about many tables, which needs a few lookups in the catalogue's indexes for each of them. The planner
+#: does not know how few rows its parts have, and would read whole catalogues for every table.
+_LOOKUPS: Final = (
+    "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off;"
+    " SET LOCAL jit = off"
+)
+
+
+async def load_facts(conn: psycopg.AsyncConnection[Any], schema: str, name: str, *, role: str) -> TableFacts | None:
+    """Return what the catalogue says of a table now, or None if there is none of that name.
+
+    One round trip. DDL on the target is not in the stream: read again after every Relation message and when a
+    statement fails in a way that an unseen index or column explains (trap T-23).
+
+    Args:
+        conn: any session of the target, in autocommit mode.
+        schema: as announced by the publisher; case matters.
+        name: as announced.
+        role: session_replication_role of the worker sessions; it decides which triggers and rules act.
+
+    Raises:
+        TargetRefused: the relation is not a table, or holds parapply's own progress; it or a partition is a foreign
+            table or UNLOGGED.
+        TargetLost: the connection broke.
+    """
+    with target_errors(f"reading the catalogue of {schema}.{name}"):
+        found = await _rows(conn, FACTS_SQL, (schema, name, role))
+    return _table(schema, name, found[0]) if found else None
+
+
+async def load_many(
+    conn: psycopg.AsyncConnection[Any], names: Sequence[tuple[str, str]], *, role: str
+) -> dict[tuple[str, str], TableFacts | TargetRefused]:
+    """Return what `load_facts` would return or raise for each table that is there, by schema and name.
+
+    One round trip for all of them.
+
+    Raises:
+        TargetLost: the connection broke.
+    """
+    facts: dict[tuple[str, str], TableFacts | TargetRefused] = {}
+    with target_errors("reading the catalogue of the published tables"):
+        async with conn.transaction():
+            await conn.execute(_LOOKUPS)
+            found = await _rows(conn, MANY_FACTS_SQL, ([name[0] for name in names], [name[1] for name in names], role))
+    for number, *row in found:
+        schema, name = names[number - 1]
+        try:
+            facts[schema, name] = _table(schema, name, row)
+        except TargetRefused as error:
+            facts[schema, name] = error
+    return facts
+
+
+async def table_oids(
+    conn: psycopg.AsyncConnection[Any], names: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str], int]:
+    """Return the OID of each relation that is there, by schema and name; one round trip.
+
+    Raises:
+        TargetLost: the connection broke.
+    """
+    with target_errors("looking for the published tables"):
+        found = await _rows(conn, OIDS_SQL, ([name[0] for name in names], [name[1] for name in names]))
+    return {(schema, name): oid for schema, name, oid in found}
+
+
+def _table(schema: str, name: str, row: Sequence[Any]) -> TableFacts:
+    """Turn one row of the catalogue query into facts.
+
+    Raises:
+        TargetRefused: as `load_facts`.
+    """
+    oid, root_oid, kind, is_immediate, columns, key_columns, unique, foreign_keys, triggers, rules, code, *refused = row
+    foreign, unlogged, is_state = refused
+    if is_state:
+        raise own_table([f"{schema}.{name}"])
+    if kind not in _TABLE_KINDS:
+        # SQL would work through a view's rules or triggers without a word (trap T-29).
+        raise TargetRefused(
+            f"target relation {schema}.{name} is {_KIND_NAMES.get(kind, 'not a table')}, not a table",
+            hint="replicate into a table of that name, or leave the table out of the publication",
+        )
+    if foreign:
+        raise TargetRefused(
+            f"target table {schema}.{name} has foreign tables as partitions: {', '.join(foreign)}",
+            hint="another server does not commit together with the progress record; detach these partitions",
+        )
+    if unlogged:
+        # What is confirmed to the publisher must survive, because it is not sent again.
+        raise TargetRefused(
+            f"target table {schema}.{name} is UNLOGGED: a crash of the server would empty {', '.join(unlogged)}",
+            hint="ALTER TABLE ... SET LOGGED; what a crash has taken since, `parapply refresh --table` copies",
+        )
+    return TableFacts(
+        oid=oid,
+        schema=schema,
+        name=name,
+        is_partitioned=kind == "p",
+        columns=tuple(_column(column) for column in columns),
+        key_columns=tuple(key_columns),
+        key_is_deferrable=is_immediate is False,
+        triggers=tuple(triggers),
+        rules=tuple(rules),
+        code=tuple(code),
+        unique=tuple(unique_facts(index) for index in unique),
+        foreign_keys=tuple(foreign_key_facts(each, columns) for each in foreign_keys),
+        root_oid=root_oid,
+    )
+
+
+def own_table(names: Sequence[str]) -> TargetRefused:
+    """Return the error for published tables that are, on the target, in a schema of parapply's own progress.
+
+    Where the publisher's schema is one, too, its tables are left out before.
+    """
+    return TargetRefused(
+        f"target: {', '.join(names)}: the schema holds parapply's own progress here, and nothing else is written to it",
+        hint="choose another target.state_schema, or another schema for the tables",
+    )
+
+
+def privileges_for(published: Collection[str], *, overwrites: bool) -> tuple[str, ...]:
+    """Return the privileges that a table must give.
+
+    Args:
+        published: what the publications send: insert, update, delete, truncate.
+        overwrites: a policy settles conflicts with the publisher's row, by whatever statement that takes.
+    """
+    if overwrites:
+        return ROW_PRIVILEGES
+    return tuple([one for one in ROW_PRIVILEGES if one == "SELECT" or one.lower() in published])
+
+
+async def check_table_access(
+    conn: psycopg.AsyncConnection[Any], facts: TableFacts, privileges: Sequence[str] = ROW_PRIVILEGES
+) -> None:
+    """Make sure that the session's role may write to the table and sees all its rows.
+
+    Table privileges count, not those on single columns, as for the built-in subscription. SELECT belongs to them:
+    finding a row by key reads it (trap T-65).
+
+    Args:
+        conn: a session of the role that applies.
+        facts: of the table.
+        privileges: names as in GRANT.
+
+    Raises:
+        TargetRefused: a privilege is missing (all are named), row-level security applies, or the table is gone.
+        TargetLost: the connection broke.
+    """
+    table = f"{facts.schema}.{facts.name}"
+    with target_errors(f"checking access to {table}"):
+        found = await _rows(conn, ACCESS_SQL, ([facts.oid], list(privileges)))
+    _check_access(facts, found[0] if found else None)
+
+
+async def access_problems(
+    conn: psycopg.AsyncConnection[Any], tables: Sequence[TableFacts], privileges: Sequence[str] = ROW_PRIVILEGES
+) -> dict[tuple[str, str], TargetRefused]:
+    """Return what `check_table_access` would raise, by schema and name; one round trip for all tables.
+
+    Raises:
+        TargetLost: the connection broke.
+    """
+    with target_errors("checking access to the published tables"):
+        found = await _rows(conn, ACCESS_SQL, ([facts.oid for facts in tables], list(privileges)))
+    by_oid = {row[0]: row for row in found}
+    problems = {}
+    for facts in tables:
+        try:
+            _check_access(facts, by_oid.get(facts.oid))
+        except TargetRefused as error:
+            problems[facts.schema, facts.name] = error
+    return problems
+
+
+def _check_access(facts: TableFacts, row: Sequence[Any] | None) -> None:
+    """Refuse by one row of the query about access; None: it found no such table.
+
+    Raises:
+        TargetRefused: as `check_table_access`.
+    """
+    table = f"{facts.schema}.{facts.name}"
+    if row is None:
+        raise TargetRefused(f"target table {table} was dropped", hint="create it again; its rows are still in the slot")
+    _, has_policies, has_usage, missing, user = row
+    if not has_usage:
+        missing = [f"USAGE on schema {facts.schema}", *missing]
+    if missing:
+        raise TargetRefused(
+            f"role {user} lacks privileges on target table {table}: {', '.join(missing)}",
+            hint="grant them to the role of target.dsn",
+        )
+    if has_policies:
+        # A hidden row would be UPDATE 0 (trap T-63).
+        raise TargetRefused(
+            f"row-level security of target table {table} applies to role {user}",
+            hint="apply with the table's owner, a superuser or a role with BYPASSRLS",
+        )
+
+
+async def _rows(conn: psycopg.AsyncConnection[Any], query: str, params: Sequence[object]) -> list[tuple[Any, ...]]:
+    # A raw cursor: these texts hold percent signs of their own. The row factory of the connection is not ours.
+    async with psycopg.AsyncRawCursor(conn, row_factory=tuple_row) as cursor:
+        # Planning takes longer than executing: the texts never change, so they are planned once a session.
+        await cursor.execute(sql.SQL(query), params, prepare=True)
+        return await cursor.fetchall()
+
+
+def _column(column: dict[str, Any]) -> ColumnFacts:
+    """Turn one JSON object of the catalogue query into facts."""
+    return ColumnFacts(
+        name=column["name"],
+        type_sql=column["type_sql"],
+        type_oid=column["type_oid"],
+        base_type_oid=column["base_type_oid"],
+        type_modifier=column["type_modifier"],
+        is_enum=column["is_enum"],
+        is_generated=column["is_generated"],
+        is_identity_always=column["is_identity_always"],
+        has_equality=column["has_equality"],
+        # The key's index decides: another operator class or collation compares in its own way (trap T-21).
+        equality=indexed_equality(column),
+        equality_operator=column["operator"] or "OPERATOR(pg_catalog.=)",
+        collation_sql=column["collate"] or "",
+        default_code=tuple(column["default_code"]),
+        array_type_sql=column["array_type_sql"],
+        has_text_cast=column["has_text_cast"],
+    )

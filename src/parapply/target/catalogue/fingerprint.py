@@ -1,0 +1,118 @@
+"""Fingerprints of target tables: texts that change when the catalogue's description of a table does.
+
+In: an open connection and OIDs. Out: one text for each table, good for nothing but to be compared with an earlier one.
+Must be cheap: it is asked every few seconds for all tables, since DDL on the target is not in the stream (trap T-23).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import tuple_row
+
+from parapply.target.session.settings import target_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# A row's OID and xmin represent its content: every change by DDL writes a new version. Sums do not depend on the order
+# of rows, and a catalogue is read once for all tables. Of pg_class the columns themselves: a TRUNCATE that we apply, a
+# rewrite and REINDEX write a new version, too, and are no changes. Statistics are updated in place. A tree is a
+# partition tree from its root, or one table. Trees that foreign keys tie are compared together, because triggers of
+# both sides decide what is enforced.
+_FINGERPRINT_SQL: Final = """
+WITH RECURSIVE asked(relid, root) AS (
+  SELECT c.oid, coalesce(pg_catalog.pg_partition_root(c.oid), c.oid)::oid
+  FROM pg_catalog.pg_class c WHERE c.oid = ANY ($1::oid[])
+),
+reference AS MATERIALIZED (
+  SELECT DISTINCT coalesce(pg_catalog.pg_partition_root(k.conrelid), k.conrelid)::oid AS child,
+    coalesce(pg_catalog.pg_partition_root(k.confrelid), k.confrelid)::oid AS parent
+  FROM pg_catalog.pg_constraint k WHERE k.contype = 'f' AND k.conparentid = 0
+),
+tied(root, other) AS (
+  SELECT root, root FROM asked
+  UNION
+  SELECT r.child, r.parent FROM reference r WHERE r.child IN (SELECT root FROM asked)
+),
+tree(root, relid) AS (
+  SELECT DISTINCT other, other FROM tied
+  UNION ALL
+  SELECT t.root, i.inhrelid FROM tree t
+  JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid
+  JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition
+),
+item(root, content) AS (
+  SELECT t.root, pg_catalog.concat_ws(' ', 'table', c.oid, c.relname, c.relnamespace, n.xmin, c.relkind, c.relowner,
+    c.relpersistence, c.relreplident, c.relrowsecurity, c.relforcerowsecurity, c.relispartition, c.relacl)
+  FROM tree t JOIN pg_catalog.pg_class c ON c.oid = t.relid
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+  UNION ALL
+  SELECT t.root, pg_catalog.concat_ws(' ', 'inherits', i.inhrelid, i.xmin)
+  FROM tree t JOIN pg_catalog.pg_inherits i ON i.inhrelid = t.relid
+  UNION ALL
+  SELECT t.root, pg_catalog.concat_ws(' ', 'column', t.relid, a.attnum, a.xmin)
+  FROM tree t JOIN pg_catalog.pg_attribute a ON a.attrelid = t.relid AND a.attnum > 0
+  UNION ALL
+  SELECT t.root, pg_catalog.concat_ws(' ', 'default', d.oid, d.xmin)
+  FROM tree t JOIN pg_catalog.pg_attrdef d ON d.adrelid = t.relid
+  UNION ALL
+  SELECT t.root, pg_catalog.concat_ws(' ', 'index', i.indexrelid, i.xmin, c.relname, h.inhparent)
+  FROM tree t JOIN pg_catalog.pg_index i ON i.indrelid = t.relid
+  JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
+  LEFT JOIN pg_catalog.pg_inherits h ON h.inhrelid = i.indexrelid
+  UNION ALL
+  SELECT t.root, pg_catalog.concat_ws(' ', 'constraint', k.oid, k.xmin)
+  FROM tree t JOIN pg_catalog.pg_constraint k ON k.conrelid = t.relid
+  UNION ALL
+  SELECT t.root, pg_catalog.concat_ws(' ', 'trigger', g.oid, g.xmin)
+  FROM tree t JOIN pg_catalog.pg_trigger g ON g.tgrelid = t.relid
+  UNION ALL
+  SELECT t.root, pg_catalog.concat_ws(' ', 'rule', r.oid, r.xmin)
+  FROM tree t JOIN pg_catalog.pg_rewrite r ON r.ev_class = t.relid
+  UNION ALL
+  SELECT t.root, pg_catalog.concat_ws(' ', 'policy', p.oid, p.xmin)
+  FROM tree t JOIN pg_catalog.pg_policy p ON p.polrelid = t.relid
+),
+tree_sum AS (
+  SELECT root, pg_catalog.sum(pg_catalog.hashtextextended(content, 0)) AS items FROM item GROUP BY root
+),
+tied_sum AS (
+  SELECT tied.root, pg_catalog.sum(s.items) AS items
+  FROM tied JOIN tree_sum s ON s.root = tied.other GROUP BY tied.root
+)
+SELECT asked.relid::int8, pg_catalog.concat_ws(' ', s.items, asked.root, pg_catalog.row_security_active(asked.relid),
+  pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE'),
+  pg_catalog.has_table_privilege(c.oid, 'INSERT'), pg_catalog.has_table_privilege(c.oid, 'UPDATE'),
+  pg_catalog.has_table_privilege(c.oid, 'DELETE'), pg_catalog.has_table_privilege(c.oid, 'SELECT'),
+  pg_catalog.has_table_privilege(c.oid, 'TRUNCATE'))
+FROM asked JOIN tied_sum s ON s.root = asked.root JOIN pg_catalog.pg_class c ON c.oid = asked.relid
+"""
+
+
+async def fingerprints(conn: psycopg.AsyncConnection[Any], oids: Sequence[int]) -> dict[int, str]:
+    """Return a text for each table that changes when what `load_facts` or `check_table_access` says of it may have.
+
+    One round trip whatever the number of tables. Covered is the whole partition tree of a table, and those of the
+    tables that its foreign keys refer to: columns, defaults, indexes, constraints, triggers, rules, policies, names,
+    privileges of this role. Not covered are what the tables use: types, domains, casts, functions, operator classes
+    and collations. Data, statistics, VACUUM and TRUNCATE change nothing.
+
+    Args:
+        conn: a session of the role that applies, in autocommit mode.
+        oids: of target tables, in any order.
+
+    Returns:
+        One text for each OID that exists; a table that was dropped is missing.
+
+    Raises:
+        TargetLost: the connection broke.
+    """
+    if not oids:
+        return {}
+    with target_errors("looking for catalogue changes"):
+        async with psycopg.AsyncRawCursor(conn, row_factory=tuple_row) as cursor:
+            await cursor.execute(sql.SQL(_FINGERPRINT_SQL), (list(oids),), prepare=True)
+            return dict(await cursor.fetchall())

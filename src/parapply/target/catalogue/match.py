@@ -1,0 +1,246 @@
+"""Match a published relation to a target table by column name, and decide how its changes are applied. Pure.
+
+In: a `Relation` and `TableFacts`. Out: a `TablePlan`, or an error that names what is missing. Doubt always widens: the
+decision may cost speed, never rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from parapply.errors import TargetRefused
+from parapply.plan.table import ColumnFacts, Equality, Lane, TableFacts, TablePlan
+from parapply.target.catalogue.equality import equality_across
+from parapply.target.catalogue.match_keys import foreign_key_phrases, foreign_keys, unique_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from parapply.model import Relation
+
+#: Values of apply.tables."schema.table".parallel.
+PARALLEL: Final = ("auto", "always", "never")
+
+
+def match(relation: Relation, facts: TableFacts, *, parallel: str = "auto", is_relaxed: bool = False) -> TablePlan:
+    """Return how changes of a published relation are applied to a target table.
+
+    Args:
+        relation: as last announced.
+        facts: of the target table of the same schema and name, read under the same session_replication_role as applies.
+        parallel: `auto`; `always` trusts triggers, rules, functions and exclusion constraints to be independent of the
+            order; `never` makes the table serial.
+        is_relaxed: independent transactions commit in any order: foreign keys matter also where nothing enforces them.
+
+    Raises:
+        TargetRefused: published columns are missing or generated on the target; all of them are named.
+        ValueError: `parallel` is none of the three.
+    """
+    if parallel not in PARALLEL:
+        raise ValueError(f"parallel is {parallel!r}, not one of {', '.join(PARALLEL)}")
+    columns = _columns(relation, facts)
+    key_positions, is_full, refusal = _identity(relation, facts, columns)
+    why_no_set = _why_no_set(facts, columns, key_positions)
+    is_by_row = bool(why_no_set) or (is_full and not refusal)
+    acting, enforced = _acting(relation, facts), _enforced(facts) if is_by_row else []
+    serial = _why_serial(acting, enforced, parallel)
+    lane = Lane.SERIAL if serial else Lane.ROW if why_no_set else Lane.SET
+    unique = unique_keys(relation, facts, columns)
+    exclusions = [f"exclusion constraint {index.name}" for index in facts.unique if index.is_exclusion]
+    if is_relaxed:
+        # A later value could commit before an earlier one that it excludes: no retry helps that one (trap T-22).
+        exclusions += unique.unpredicted
+    width_reasons = _width(columns, key_positions, exclusions if parallel != "always" else [])
+    if is_full and lane is Lane.ROW:
+        width_reasons.append(_ALL_BY_ROW)
+    foreign = foreign_keys(relation, facts, columns, is_relaxed=is_relaxed)
+    trusted = [*acting, *enforced, *exclusions] if parallel == "always" else []
+    reasons = [serial or why_no_set or _as_set(facts, key_positions, is_full=is_full and not refusal)]
+    reasons += [f'parallel = "always" trusts {", ".join(trusted)}'] if trusted else []
+    reasons += width_reasons
+    if not serial:
+        # Where all of the table waits anyway, single values do not matter.
+        reasons += unique.phrases if lane is Lane.SET and not width_reasons else []
+        reasons += foreign_key_phrases(facts, foreign)
+    if refusal:
+        reasons.append("updates and deletes are refused")
+    return TablePlan(
+        relation=relation,
+        facts=facts,
+        columns=columns,
+        key_positions=key_positions,
+        is_full=is_full,
+        can_update=not refusal,
+        refusal=refusal,
+        lane=lane,
+        is_table_exclusive=lane is Lane.SERIAL or bool(width_reasons),
+        # The phrase for the lane may be that for the width, too.
+        reason="; ".join(dict.fromkeys(reasons)),
+        unique_keys=unique.keys,
+        foreign_keys=foreign,
+    )
+
+
+def _columns(relation: Relation, facts: TableFacts) -> tuple[ColumnFacts, ...]:
+    """Return the target column of each wire column, with the equality that holds for the publisher's type."""
+    by_name = {column.name: column for column in facts.columns}
+    missing = [column.name for column in relation.columns if column.name not in by_name]
+    generated = [
+        column.name for column in relation.columns if column.name in by_name and by_name[column.name].is_generated
+    ]
+    problems = []
+    if missing:
+        problems.append(f"is missing replicated columns: {_names(missing)}")
+    if generated:
+        # PostgreSQL takes no value for such a column (428C9, trap T-50).
+        problems.append(f"has generated columns where the publisher sends values: {_names(generated)}")
+    if problems:
+        raise TargetRefused(
+            f"target table {facts.schema}.{facts.name} {' and '.join(problems)}",
+            hint="alter the target table, or leave the columns out of the publication's column list",
+        )
+    pairs = [(column, by_name[column.name]) for column in relation.columns]
+    return tuple(replace(target, equality=equality_across(wire, target)) for wire, target in pairs)
+
+
+def _identity(
+    relation: Relation, facts: TableFacts, columns: tuple[ColumnFacts, ...]
+) -> tuple[tuple[int, ...], bool, str]:
+    """Return key positions, whether rows are found by all their columns, and why updates are refused ('' if not).
+
+    The rules and texts are those of the built-in subscription (logicalrep_rel_mark_updatable and
+    check_relation_updatable), but that a deferrable key serves where the publisher's identity is a key.
+    """
+    table = f"{facts.schema}.{facts.name}"
+    is_sent_full = relation.replica_identity == "f"
+    # A deferrable key may hold twice between two rows of one transaction (trap T-49), and under the replica role
+    # PostgreSQL does not check it at all: with the whole old row at hand, the whole row is what is matched.
+    if not facts.key_columns or (facts.key_is_deferrable and is_sent_full):
+        if not is_sent_full:
+            return (
+                (),
+                False,
+                (
+                    f"target table {table} has neither a replica identity index nor a primary key, "
+                    f"and the published relation {relation.qualified_name} does not have REPLICA IDENTITY FULL"
+                ),
+            )
+        incomparable = [column for column in columns if not column.has_equality]
+        if incomparable:
+            named = ", ".join(f'"{column.name}" ({_type_name(column)})' for column in incomparable)
+            return (
+                (),
+                True,
+                (
+                    f"target table {table} has no key, and rows cannot be found by columns whose type has no equality "
+                    f"operator: {named}"
+                ),
+            )
+        return (), True, ""
+    positions = {column.name: position for position, column in enumerate(relation.columns)}
+    unsent = [
+        name
+        for name in facts.key_columns
+        if name not in positions or not (is_sent_full or relation.columns[positions[name]].is_key)
+    ]
+    if unsent:
+        # A key tuple has NULL for what is not in the publisher's identity: looking for it finds nothing (trap T-23b).
+        return (
+            (),
+            False,
+            (f"publisher did not send the replica identity column expected by target table {table}: {_names(unsent)}"),
+        )
+    return tuple(positions[name] for name in facts.key_columns), False, ""
+
+
+def _why_serial(acting: list[str], enforced: list[str], parallel: str) -> str:
+    """Return why transactions with the table run alone, or ''.
+
+    Args:
+        acting: what runs with every change.
+        enforced: foreign keys that sets would keep, but single rows next to other tables' sets do not.
+        parallel: as configured.
+    """
+    if parallel == "never":
+        return 'serial: the configuration says parallel = "never"'
+    if parallel == "always":
+        return ""
+    if acting:
+        return f"serial: code on the target can see the order of changes: {', '.join(acting)}"
+    if enforced:
+        are = "is" if len(enforced) == 1 else "are"
+        return f"serial: {', '.join(enforced)} {are} enforced and changes are applied row by row"
+    return ""
+
+
+def _as_set(facts: TableFacts, key_positions: tuple[int, ...], *, is_full: bool) -> str:
+    if is_full:
+        return _WHOLE_ROW
+    return f"set-based by key ({_names(facts.key_columns)})" if key_positions else "set-based: inserts only"
+
+
+def _why_no_set(facts: TableFacts, columns: tuple[ColumnFacts, ...], key_positions: tuple[int, ...]) -> str:
+    """Return why only single rows in order are exact, or ''."""
+    if not columns:
+        return "row by row: no columns are published"
+    if key_positions and facts.key_is_deferrable:
+        return "row by row: the key is deferrable"
+    unknown = [columns[position] for position in key_positions if columns[position].equality is Equality.UNKNOWN]
+    if unknown:
+        return _unknown_key(unknown)
+    has_cast = [column.name for column in columns if column.has_text_cast]
+    return f"row by row: a cast from text replaces the input function of column {_names(has_cast)}" if has_cast else ""
+
+
+def _acting(relation: Relation, facts: TableFacts) -> list[str]:
+    """Return the triggers, rules and functions that applying a change would run."""
+    sent = {column.name for column in relation.columns}
+    defaults = [
+        f"{'expression' if column.is_generated else 'default'} of column {column.name} calls {function}"
+        for column in facts.columns
+        if column.name not in sent
+        for function in column.default_code
+    ]
+    return [*facts.triggers, *facts.rules, *facts.code, *defaults]
+
+
+def _enforced(facts: TableFacts) -> list[str]:
+    return [f"foreign key {each.name}" for each in facts.foreign_keys if each.is_enforced]
+
+
+def _width(columns: tuple[ColumnFacts, ...], key_positions: tuple[int, ...], exclusions: list[str]) -> list[str]:
+    """Return why batches that touch the table must not run at the same time; empty if they may, by key."""
+    reasons = []
+    unknown = [columns[position] for position in key_positions if columns[position].equality is Equality.UNKNOWN]
+    if unknown:
+        reasons.append(_unknown_key(unknown))
+    if exclusions:
+        # Different values clash there, and the one that is freed is not on the wire (trap T-22).
+        reasons.append(f"one batch at a time: {', '.join(exclusions)}")
+    return reasons
+
+
+_WHOLE_ROW: Final = (
+    "inserts set-based; updates and deletes row by row, one batch at a time: no key on the target serves, rows are "
+    "found by all their columns"
+)
+_ALL_BY_ROW: Final = "one batch at a time: no key on the target serves, rows are found by all their columns"
+
+
+def _unknown_key(columns: list[ColumnFacts]) -> str:
+    named = ", ".join(f'"{column.name}" ({_type_name(column)})' for column in columns)
+    return f"row by row, one batch at a time: equal keys may differ in their text: {named}"
+
+
+def _type_name(column: ColumnFacts) -> str:
+    """Return a type's name for people; what is not built in keeps its schema and quotes."""
+    if not column.type_sql.startswith("pg_catalog."):
+        return column.type_sql
+    name = column.type_sql.removeprefix("pg_catalog.").strip('"')
+    return f"{name[1:]}[]" if name.startswith("_") else name
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)

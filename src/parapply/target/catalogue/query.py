@@ -1,0 +1,267 @@
+"""The catalogue query of `target/catalogue/facts.py`: one statement, so one round trip and one snapshot. Pure text.
+
+Types, operators and collations are returned quoted and with their schema, whatever the session's search_path is.
+Parameters: `$1` schema, `$2` table, `$3` session_replication_role.
+
+The keys' part is in `target/catalogue/key_query.py`.
+
+Source: PostgreSQL manual, "System Catalogs": pg_class, pg_attribute, pg_type, pg_opclass, pg_amop, pg_trigger,
+pg_rewrite, pg_constraint, pg_attrdef, pg_depend, pg_cast.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from parapply.state_mark import STATE_SCHEMAS_SQL
+from parapply.target.catalogue.key_query import (
+    FOREIGN_KEYS,
+    FOREIGN_SELECT,
+    INDEX_COLUMNS,
+    KEY,
+    UNIQUE_SELECT,
+)
+
+_TABLE: Final = """
+table_ AS (  -- zero or one row
+  SELECT c.oid, c.relkind, c.relreplident, c.relrowsecurity
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+  WHERE n.nspname = $1 AND c.relname = $2
+),
+tree(relid) AS (  -- the table and all partitions below it; children by plain inheritance are not replicated to
+  SELECT oid FROM table_
+  UNION ALL
+  SELECT i.inhrelid FROM tree
+  JOIN pg_catalog.pg_inherits i ON i.inhparent = tree.relid
+  JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition
+),
+attribute AS (
+  SELECT a.* FROM table_ JOIN pg_catalog.pg_attribute a ON a.attrelid = table_.oid
+  WHERE a.attnum > 0 AND NOT a.attisdropped
+)"""
+
+# Domains take their length from the innermost domain; the column's own modifier is -1 then (getBaseTypeAndTypmod).
+_TYPES: Final = """
+base(attnum, typid, typmod) AS (
+  SELECT attnum, atttypid, atttypmod FROM attribute
+  UNION ALL
+  SELECT b.attnum, t.typbasetype, t.typtypmod FROM base b
+  JOIN pg_catalog.pg_type t ON t.oid = b.typid AND t.typtype = 'd'
+),
+part(attnum, typid, is_compared) AS (  -- a column's type and every type inside it
+  SELECT attnum, atttypid, true FROM attribute
+  UNION
+  SELECT p.attnum, x.typid, p.is_compared AND x.is_compared FROM part p
+  JOIN pg_catalog.pg_type t ON t.oid = p.typid
+  CROSS JOIN LATERAL (
+    SELECT t.typbasetype, true WHERE t.typtype = 'd'
+    UNION ALL
+    SELECT t.typelem, true
+    WHERE t.typelem <> 0 AND t.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc
+    UNION ALL
+    SELECT a.atttypid, true FROM pg_catalog.pg_attribute a
+    WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+    UNION ALL  -- a range compares with an operator class of its own, so its subtype needs none
+    SELECT r.rngsubtype, false FROM pg_catalog.pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
+  ) x(typid, is_compared)
+),
+class_ AS MATERIALIZED (  -- default operator classes that can tell equal from unequal, with their operator
+  SELECT oc.opcintype, i.typispreferred, m.amname,
+    'OPERATOR(' || pg_catalog.quote_ident(n.nspname) || '.' || o.oprname || ')' AS operator
+  FROM pg_catalog.pg_opclass oc
+  JOIN pg_catalog.pg_am m ON m.oid = oc.opcmethod AND m.amname IN ('btree', 'hash')
+  JOIN pg_catalog.pg_amop s ON s.amopfamily = oc.opcfamily AND s.amoplefttype = oc.opcintype
+    AND s.amoprighttype = oc.opcintype AND s.amopstrategy = CASE m.amname WHEN 'btree' THEN 3 ELSE 1 END
+  JOIN pg_catalog.pg_operator o ON o.oid = s.amopopr
+  JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace
+  JOIN pg_catalog.pg_type i ON i.oid = oc.opcintype
+  WHERE oc.opcdefault
+),
+met AS MATERIALIZED (  -- else the planner joins the classes with all types there are: two for each table
+  SELECT t.oid, t.typtype, t.typsubscript
+  FROM (SELECT DISTINCT typid FROM part) p JOIN pg_catalog.pg_type t ON t.oid = p.typid
+),
+equal_(typid, operator) AS (  -- the default equality operator of every type met (GetDefaultOpClass)
+  SELECT DISTINCT ON (t.oid) t.oid, c.operator
+  FROM met t
+  JOIN class_ c ON
+    c.opcintype = t.oid
+    OR c.opcintype = CASE
+      WHEN t.typtype = 'e' THEN 'pg_catalog.anyenum'::pg_catalog.regtype
+      WHEN t.typtype = 'r' THEN 'pg_catalog.anyrange'::pg_catalog.regtype
+      WHEN t.typtype = 'm' THEN 'pg_catalog.anymultirange'::pg_catalog.regtype
+      WHEN t.typtype = 'c' THEN 'pg_catalog.record'::pg_catalog.regtype
+      WHEN t.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc
+        THEN 'pg_catalog.anyarray'::pg_catalog.regtype
+    END
+    OR EXISTS (
+      SELECT FROM pg_catalog.pg_cast k
+      WHERE k.castsource = t.oid AND k.casttarget = c.opcintype AND k.castmethod = 'b' AND k.castcontext = 'i')
+  ORDER BY t.oid, c.opcintype = t.oid DESC, c.typispreferred DESC, c.amname
+)"""
+
+# Built-in functions leave no trace in pg_depend, so what is found belongs to a user or an extension. An operator in an
+# expression is recorded as the operator, not as its function.
+_CODE: Final = """
+code_ AS MATERIALIZED (
+  SELECT p.oid, p.oid::pg_catalog.regprocedure::text AS function FROM pg_catalog.pg_proc p
+  WHERE p.provolatile <> 'i' AND p.pronamespace <> 'pg_catalog'::pg_catalog.regnamespace
+),
+named(refclassid, refobjid, function) AS MATERIALIZED (
+  SELECT 'pg_catalog.pg_proc'::pg_catalog.regclass, oid, function FROM code_
+  UNION ALL
+  SELECT 'pg_catalog.pg_operator'::pg_catalog.regclass, o.oid, c.function
+  FROM pg_catalog.pg_operator o JOIN code_ c ON c.oid = o.oprcode
+),
+called(classid, objid, function) AS MATERIALIZED (  -- from the functions, since most of pg_depend is about others
+  SELECT d.classid, d.objid, f.function
+  FROM named f JOIN pg_catalog.pg_depend d ON d.refclassid = f.refclassid AND d.refobjid = f.refobjid
+  WHERE d.classid IN ('pg_catalog.pg_constraint'::pg_catalog.regclass, 'pg_catalog.pg_attrdef'::pg_catalog.regclass,
+    'pg_catalog.pg_type'::pg_catalog.regclass, 'pg_catalog.pg_class'::pg_catalog.regclass)
+),
+holder(classid, objid, what) AS (
+  SELECT 'pg_catalog.pg_constraint'::pg_catalog.regclass, c.oid, 'check constraint ' || c.conname
+  FROM pg_catalog.pg_constraint c WHERE c.contype = 'c' AND c.conrelid IN (SELECT relid FROM tree)
+  UNION ALL
+  SELECT 'pg_catalog.pg_constraint'::pg_catalog.regclass, c.oid,
+    'check constraint ' || c.conname || ' of domain ' || c.contypid::pg_catalog.regtype
+  FROM pg_catalog.pg_constraint c WHERE c.contypid IN (SELECT typid FROM part)
+  UNION ALL
+  SELECT 'pg_catalog.pg_class'::pg_catalog.regclass, i.indexrelid, 'index ' || i.indexrelid::pg_catalog.regclass
+  FROM pg_catalog.pg_index i WHERE i.indrelid IN (SELECT relid FROM tree)
+  UNION ALL
+  SELECT 'pg_catalog.pg_class'::pg_catalog.regclass, relid, 'partition key of ' || relid::pg_catalog.regclass FROM tree
+)"""
+
+# A user-made cast from text takes the place of the input function in `value::type`. A binary-coercible one is harmless
+# where the input function is text's own (citext). Of the built-in ones only that to regclass reads other texts than the
+# input function, which takes numbers.
+_COLUMNS: Final = """
+SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object(
+  'name', a.attname,
+  'type_sql', pg_catalog.quote_ident(tn.nspname) || '.' || pg_catalog.quote_ident(t.typname),
+  'type_oid', a.atttypid::int8,
+  'base_type_oid', t.oid::int8,
+  'type_modifier', b.typmod,
+  'array_type_sql', coalesce((
+    SELECT pg_catalog.quote_ident(yn.nspname) || '.' || pg_catalog.quote_ident(y.typname)
+    FROM pg_catalog.pg_type own JOIN pg_catalog.pg_type y ON y.oid = CASE
+      WHEN own.typarray <> 0 THEN own.typarray WHEN own.typcategory = 'A' THEN own.oid END
+    JOIN pg_catalog.pg_namespace yn ON yn.oid = y.typnamespace WHERE own.oid = a.atttypid), ''),
+  'is_enum', t.typtype = 'e',
+  'is_generated', a.attgenerated <> '',
+  'is_identity_always', a.attidentity = 'a',
+  'is_deterministic', coalesce(co.collisdeterministic, true),
+  'has_equality', NOT EXISTS (
+    SELECT FROM part p JOIN pg_catalog.pg_type pt ON pt.oid = p.typid
+    WHERE p.attnum = a.attnum AND p.is_compared AND pt.typtype <> 'd'
+      AND p.typid NOT IN (SELECT typid FROM equal_)),
+  'operator', coalesce(kc.operator, e.operator),
+  'is_index_default', coalesce(kc.is_default, true),
+  'class_type', kc.class_type::int8,
+  'collate', kc.collate_clause,
+  'default_code', (
+    SELECT coalesce(pg_catalog.json_agg(DISTINCT x.code), '[]') FROM (
+      SELECT f.function FROM called f
+      WHERE (f.classid, f.objid) IN (
+        SELECT 'pg_catalog.pg_attrdef'::pg_catalog.regclass, d.oid FROM pg_catalog.pg_attrdef d
+        WHERE d.adrelid = a.attrelid AND d.adnum = a.attnum
+        UNION ALL
+        SELECT 'pg_catalog.pg_type'::pg_catalog.regclass, p.typid FROM part p
+        JOIN pg_catalog.pg_type pt ON pt.oid = p.typid AND pt.typtype = 'd' WHERE p.attnum = a.attnum)
+      UNION ALL  -- nextval is built in, but the numbers it gives show the order (trap T-29)
+      SELECT 'sequence ' || s.oid::pg_catalog.regclass FROM pg_catalog.pg_attrdef d
+      JOIN pg_catalog.pg_depend n ON n.classid = 'pg_catalog.pg_attrdef'::pg_catalog.regclass AND n.objid = d.oid
+        AND n.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
+      JOIN pg_catalog.pg_class s ON s.oid = n.refobjid AND s.relkind = 'S'
+      WHERE d.adrelid = a.attrelid AND d.adnum = a.attnum
+      UNION ALL
+      SELECT 'its identity sequence' WHERE a.attidentity <> '') x(code)),
+  'has_text_cast', EXISTS (
+    SELECT FROM pg_catalog.pg_cast k
+    WHERE k.castsource = 'pg_catalog.text'::pg_catalog.regtype AND k.casttarget = t.oid
+      AND (k.oid >= 16384 OR t.oid = 'pg_catalog.regclass'::pg_catalog.regtype)
+      AND (k.castmethod = 'f' OR (k.castmethod = 'b' AND (
+        SELECT p.prosrc <> 'textin' FROM pg_catalog.pg_proc p WHERE p.oid = t.typinput))))
+) ORDER BY a.attnum), '[]')
+FROM attribute a
+JOIN base b ON b.attnum = a.attnum
+JOIN pg_catalog.pg_type t ON t.oid = b.typid AND t.typtype <> 'd'
+JOIN pg_catalog.pg_namespace tn ON tn.oid = t.typnamespace
+LEFT JOIN pg_catalog.pg_collation co ON co.oid = a.attcollation
+LEFT JOIN equal_ e ON e.typid = t.oid
+LEFT JOIN key_column kc ON kc.attnum = a.attnum"""
+
+# tgenabled: O fires in origin and local, R in replica, A always, D never. Internal triggers keep constraints: foreign
+# keys are described by themselves. Before PostgreSQL 15 a row trigger cloned to a partition is marked internal too.
+# Statement triggers of a partition do not fire for statements that name the root.
+_TRIGGERS: Final = """
+SELECT coalesce(pg_catalog.json_agg(DISTINCT
+  'trigger ' || t.tgname
+    || CASE WHEN t.tgparentid = 0 AND t.tgrelid <> table_.oid
+         THEN ' on ' || t.tgrelid::pg_catalog.regclass ELSE '' END), '[]')
+FROM tree JOIN pg_catalog.pg_trigger t ON t.tgrelid = tree.relid
+LEFT JOIN pg_catalog.pg_constraint k ON k.oid = t.tgconstraint
+WHERE t.tgenabled IN ('A', CASE WHEN $3 = 'replica' THEN 'R' ELSE 'O' END)
+  AND (NOT t.tgisinternal OR (t.tgparentid <> 0 AND coalesce(k.contype, 't') = 't'))
+  AND (t.tgrelid = table_.oid OR t.tgtype & 1 = 1)"""
+
+# Only rules of the relation that a statement names act, so those of partitions do not count.
+_RULES: Final = """
+SELECT coalesce(pg_catalog.json_agg('rule ' || r.rulename ORDER BY r.rulename), '[]')
+FROM pg_catalog.pg_rewrite r
+WHERE r.ev_class = table_.oid AND r.rulename <> '_RETURN'
+  AND r.ev_enabled IN ('A', CASE WHEN $3 = 'replica' THEN 'R' ELSE 'O' END)"""
+
+#: Columns: oid, OID of the partition tree's root, relkind, key is immediate (NULL without a key), then JSON: columns,
+#: key column names, other unique indexes, foreign keys, triggers, rules, code, foreign partitions, UNLOGGED
+#: tables; then whether it is in a schema of parapply's own progress. No row: no such relation.
+FACTS_SQL: Final = f"""
+WITH RECURSIVE {_TABLE}, {_TYPES}, {KEY}, {FOREIGN_KEYS}, {INDEX_COLUMNS}, {_CODE}
+SELECT table_.oid::int8, coalesce(pg_catalog.pg_partition_root(table_.oid), table_.oid)::oid::int8,
+  table_.relkind::text,
+  (SELECT indimmediate FROM key_),
+  ({_COLUMNS}),
+  (SELECT coalesce(pg_catalog.json_agg(attname ORDER BY ord), '[]') FROM key_column),
+  ({UNIQUE_SELECT}),
+  ({FOREIGN_SELECT}),
+  ({_TRIGGERS}),
+  ({_RULES}),
+  (SELECT coalesce(pg_catalog.json_agg(DISTINCT h.what || ' calls ' || c.function), '[]')
+   FROM holder h JOIN called c ON c.classid = h.classid AND c.objid = h.objid),
+  (SELECT coalesce(pg_catalog.json_agg(c.oid::pg_catalog.regclass::text ORDER BY c.relname), '[]')
+   FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.relid WHERE c.relkind = 'f'),
+  (SELECT coalesce(pg_catalog.json_agg(c.oid::pg_catalog.regclass::text ORDER BY c.relname), '[]')
+   FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.relid WHERE c.relkind = 'r' AND c.relpersistence = 'u'),
+  EXISTS (SELECT FROM {STATE_SCHEMAS_SQL} AS own WHERE own.schema_name = $1)
+FROM table_
+"""  # noqa: S608 - only the constants above are put together
+
+#: The same of many tables, in one statement: what does not depend on the table is read once. Parameters: `$1` schemas,
+#: `$2` names, `$3` as above. A row begins with the position in these lists, from 1; tables that are missing have none.
+MANY_FACTS_SQL: Final = f"""
+SELECT w.n, found.*
+FROM unnest($1::name[], $2::name[]) WITH ORDINALITY AS w(schema_name, table_name, n)
+CROSS JOIN LATERAL ({FACTS_SQL.replace("$1", "w.schema_name").replace("$2", "w.table_name")}) AS found
+"""  # noqa: S608 - only the constant above is put in
+
+#: Parameters: `$1` schemas, `$2` names. A row for each relation that is there: schema, name, OID. A lookup for each.
+OIDS_SQL: Final = """
+SELECT w.schema_name::text, w.table_name::text, found.oid::int8
+FROM unnest($1::name[], $2::name[]) AS w(schema_name, table_name)
+CROSS JOIN LATERAL (
+  SELECT c.oid FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid
+  WHERE n.nspname = w.schema_name AND c.relname = w.table_name OFFSET 0) AS found
+"""
+
+#: Parameters: `$1` OIDs of tables, `$2` privileges as text[]. A row for each table that is there: its OID, whether
+#: row-level security applies to this role, whether the schema may be used, the privileges missing in the order asked
+#: for, and the role.
+ACCESS_SQL: Final = """
+SELECT c.oid::int8, pg_catalog.row_security_active(c.oid),
+  pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE'),
+  ARRAY(SELECT p.name FROM pg_catalog.unnest($2::text[]) WITH ORDINALITY p(name, ord)
+        WHERE NOT pg_catalog.has_table_privilege(c.oid, p.name) ORDER BY p.ord),
+  CURRENT_USER::text
+FROM pg_catalog.pg_class c WHERE c.oid = ANY ($1::oid[])
+"""

@@ -1,0 +1,152 @@
+"""Replication origins of the worker sessions: by them a change applied here is known as one that came from elsewhere.
+
+A publisher that is asked for `origin = none` leaves such changes out, so in a two-way set-up nothing goes round; and a
+row that somebody else wrote last is told from one of ours. An origin belongs to one session at a time up to PostgreSQL
+18 (trap T-17), so each worker has one of its own. The functions need a superuser or a grant (manual, "Replication
+Progress Tracking", "Replication Management Functions"). Without them everything else works, and the daemon says what
+does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import psycopg
+from psycopg import sql
+
+from parapply.target.session.lease import LOCK_CLASS
+from parapply.target.session.settings import first_line, rows, target_errors
+
+if TYPE_CHECKING:
+    from parapply.target.session.settings import Connection
+
+#: The functions to grant.
+FUNCTIONS: Final = (
+    "pg_replication_origin_create(text)",
+    "pg_replication_origin_drop(text)",
+    "pg_replication_origin_session_setup(text)",
+    "pg_replication_origin_xact_setup(pg_lsn, timestamptz)",
+)
+_GRANT_HINT: Final = f"GRANT EXECUTE ON FUNCTION {', '.join(FUNCTIONS)} TO the target's role (a superuser needs none)"
+#: A session that has just ended gives its lock back a moment before its origin.
+_TRIES: Final = 50
+_POLL_S: Final = 0.05
+#: All in use; none allowed.
+_NONE_FREE: Final = (psycopg.errors.ConfigurationLimitExceeded, psycopg.errors.ObjectNotInPrerequisiteState)
+#: server_version_num of the first server that limits them by a setting of their own.
+_OWN_LIMIT_SINCE: Final = 180000
+#: Origins that a hint names.
+_NAMED: Final = 3
+
+
+class OriginProblem(NamedTuple):
+    """Why a session does not write under an origin."""
+
+    text: str
+    hint: str  # what the operator can do
+
+
+def origin_name(slot_id: int, who: int | str) -> str:
+    """Return the name of an origin: of a worker, by its number, or of a command."""
+    return f"parapply_{slot_id}_{who}"
+
+
+async def carry_origin(conn: Connection, name: str) -> OriginProblem | None:
+    """Make a session write under an origin until it ends; return why it does not, None if it does.
+
+    Args:
+        conn: in autocommit mode.
+        name: of the origin; made if it is not there.
+
+    Raises:
+        TargetLost: the connection broke.
+    """
+    text = sql.SQL(
+        "SELECT pg_catalog.pg_replication_origin_create({name}) WHERE NOT EXISTS (SELECT FROM"
+        " pg_catalog.pg_replication_origin WHERE roname = {name});"
+        " SELECT pg_catalog.pg_replication_origin_session_setup({name})"
+    ).format(name=sql.Literal(name))
+    with target_errors("setting up a replication origin"):
+        for _ in range(_TRIES):
+            try:
+                await conn.execute(text)
+            except psycopg.errors.ObjectInUse:
+                await asyncio.sleep(_POLL_S)
+            except psycopg.errors.InsufficientPrivilege as error:
+                return OriginProblem(first_line(error), _GRANT_HINT)
+            except _NONE_FREE as error:
+                return OriginProblem(first_line(error), await _hint_where_none_is_free(conn))
+            else:
+                return None
+    return OriginProblem(
+        f"replication origin {name} is in use by another session",
+        "end that session; pg_replication_origin_status and pg_stat_activity on the target tell of it",
+    )
+
+
+async def _hint_where_none_is_free(conn: Connection) -> str:
+    """Name the setting, and origins that seem to be left of databases that were dropped with their state.
+
+    They belong to the cluster and outlive their database. Locks show which slots have a daemon, in every database.
+    """
+    limit = (
+        "max_active_replication_origins" if conn.info.server_version >= _OWN_LIMIT_SINCE else "max_replication_slots"
+    )
+    query = sql.SQL(
+        "SELECT roname FROM pg_catalog.pg_replication_origin CROSS JOIN LATERAL"
+        " (SELECT pg_catalog.substring(roname, '^parapply_([0-9]{1,10})_[0-9a-z]+$')::int8 * 2) AS own (k)"
+        " WHERE own.k IS NOT NULL AND NOT EXISTS (SELECT FROM pg_catalog.pg_locks AS l WHERE l.locktype = 'advisory'"
+        " AND l.classid::int8 = $1::int8 AND l.objsubid = 2 AND l.objid::int8 IN (own.k, own.k + 1)) ORDER BY 1"
+    )
+    unused = [str(name) for (name,) in await rows(conn, query, [LOCK_CLASS])]
+    hint = f"raise {limit} of the target above the workers of all daemons and subscriptions there, and restart it"
+    if not unused:
+        return hint
+    named = ", ".join(unused[:_NAMED]) + (", ..." if len(unused) > _NAMED else "")
+    return (
+        f"{hint}; no daemon applies the slots of {len(unused)} origins ({named}): if their database was dropped, "
+        "SELECT pg_replication_origin_drop(name)"
+    )
+
+
+async def own_origins(conn: Connection, slot_id: int) -> tuple[int, ...]:
+    """Return the identifiers of all origins of a slot, those of earlier daemons included.
+
+    Raises:
+        TargetRefused, TargetLost: as everywhere.
+    """
+    query = sql.SQL(
+        "SELECT roident::int FROM pg_catalog.pg_replication_origin WHERE pg_catalog.starts_with(roname, $1) ORDER BY 1"
+    )
+    with target_errors("reading the replication origins"):
+        return tuple([number for (number,) in await rows(conn, query, [origin_name(slot_id, "")])])
+
+
+async def drop_origins(conn: Connection, slot_id: int) -> str:
+    """Drop all origins of a slot; return why some are left, empty if none is.
+
+    Raises:
+        TargetRefused, TargetLost: as everywhere.
+    """
+    query = sql.SQL(
+        "SELECT pg_catalog.pg_replication_origin_drop(roname) FROM pg_catalog.pg_replication_origin"
+        " WHERE pg_catalog.starts_with(roname, $1)"
+    )
+    with target_errors("dropping the replication origins"):
+        try:
+            await rows(conn, query, [origin_name(slot_id, "")])
+        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.ObjectInUse) as error:
+            return first_line(error)
+    return ""
+
+
+async def tracks_commits(conn: Connection) -> bool:
+    """Tell whether the server remembers when, and by which origin, rows were committed.
+
+    Raises:
+        TargetRefused, TargetLost: as everywhere.
+    """
+    with target_errors("reading track_commit_timestamp"):
+        ((value,),) = await rows(conn, sql.SQL("SELECT pg_catalog.current_setting('track_commit_timestamp')"))
+    return str(value) == "on"

@@ -1,0 +1,145 @@
+"""Prepared transactions on the target: their names, which are pending, and what proves that one was committed.
+
+The row that a prepared transaction writes in `committed_prepared` is visible once it was committed, and that is the
+proof: COMMIT PREPARED cannot write a record in the same transaction (trap T-57). It goes when the record of the COMMIT
+PREPARED itself is written. A row in `undecided`, from the record of the PREPARE to that of the outcome, tells a
+transaction that was lost from one that never was prepared here, because it has no changes. PREPARE, COMMIT PREPARED and
+ROLLBACK PREPARED always wait for the disk.
+
+Source: PostgreSQL manual, "PREPARE TRANSACTION"; trap T-56 for the names.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import psycopg
+from psycopg import sql
+
+from parapply.errors import TargetRefused
+from parapply.model import format_lsn, parse_lsn
+from parapply.target.session.settings import rows, target_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.target.session.settings import Connection
+
+_GID = re.compile(r"parapply_(?P<slot>\d+)_(?P<xid>\d+)_(?P<lsn>[0-9A-F]+/[0-9A-F]+)")
+
+
+def gid_of(slot_id: int, xid: int, end_lsn: int) -> str:
+    """Return the name here of a transaction prepared on the publisher.
+
+    Args:
+        slot_id: of the state: two slots may bring the same xid.
+        xid: on the publisher.
+        end_lsn: of its PREPARE: xids come again.
+    """
+    return start_of_gid(slot_id, xid) + format_lsn(end_lsn)
+
+
+def start_of_gid(slot_id: int, xid: int) -> str:
+    """Return what the name begins with, for who does not know the end: an outcome names the xid only."""
+    return f"parapply_{slot_id}_{xid}_"
+
+
+async def pending(conn: Connection, slot_id: int) -> dict[int, tuple[str, int]]:
+    """Return what is prepared here for a slot: (name, end LSN of its PREPARE) by xid of the publisher.
+
+    Raises:
+        TargetLost: the connection broke.
+    """
+    query = sql.SQL(
+        "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database()"
+        " AND pg_catalog.starts_with(gid, $1) ORDER BY prepared"
+    )
+    with target_errors("reading what is prepared"):
+        found = [str(gid) for (gid,) in await rows(conn, query, [f"parapply_{slot_id}_"])]
+    matches = [match for match in map(_GID.fullmatch, found) if match is not None]
+    return {int(match["xid"]): (match[0], parse_lsn(match["lsn"])) for match in matches}
+
+
+async def check_possible(conn: Connection) -> None:
+    """Refuse a target that can prepare nothing (trap T-59).
+
+    Raises:
+        TargetRefused: max_prepared_transactions is 0.
+        TargetLost: the connection broke.
+    """
+    with target_errors("asking for max_prepared_transactions"):
+        ((most,),) = await rows(conn, sql.SQL("SELECT pg_catalog.current_setting('max_prepared_transactions')::int"))
+    if most == 0:
+        raise TargetRefused(
+            "source.two_phase is on, but the target has max_prepared_transactions = 0",
+            hint="set it on the target to at least the publisher's and restart it, or set source.two_phase = false",
+        )
+
+
+async def check_may_end(conn: Connection, slot_id: int) -> None:
+    """Refuse a role that may not end what is prepared here for a slot: only a superuser and who prepared it may.
+
+    Raises:
+        TargetRefused: another role prepared some of it.
+        TargetLost: the connection broke.
+    """
+    query = sql.SQL(
+        "SELECT DISTINCT owner::text FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database()"
+        " AND pg_catalog.starts_with(gid, $1) AND owner <> CURRENT_USER"
+        " AND pg_catalog.current_setting('is_superuser') = 'off' ORDER BY 1"
+    )
+    with target_errors("reading what is prepared"):
+        owners = [str(owner) for (owner,) in await rows(conn, query, [f"parapply_{slot_id}_"])]
+    if owners:
+        raise TargetRefused(
+            f"target: transactions of the slot are prepared there by another role: {', '.join(owners)}",
+            hint="run the command as that role, or as a superuser",
+        )
+
+
+async def roll_back(conn: Connection, gids: Sequence[str]) -> None:
+    """Roll back prepared transactions, as far as they are still prepared.
+
+    Raises:
+        TargetRefused: another role prepared them.
+        TargetLost: the connection broke.
+    """
+    with target_errors("rolling back what is prepared"):
+        for gid in gids:
+            with suppress(psycopg.errors.UndefinedObject):
+                await conn.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
+
+
+def proof_sql(schema: str) -> str:
+    """Return the INSERT that a transaction sends before it is prepared. Parameters: $1 slot_id; $2 gid."""
+    text = "INSERT INTO {s}.committed_prepared (slot_id, gid) VALUES ($1::int, $2)"
+    return sql.SQL(text).format(s=sql.Identifier(schema)).as_string(None)
+
+
+def is_proved_sql(schema: str) -> str:
+    """Return the SELECT that finds a row if a transaction was committed. Parameters: $1 slot_id; $2 `start_of_gid`."""
+    text = "SELECT FROM {s}.committed_prepared WHERE slot_id = $1::int AND pg_catalog.starts_with(gid, $2)"
+    return sql.SQL(text).format(s=sql.Identifier(schema)).as_string(None)
+
+
+def note_sql(schema: str) -> str:
+    """Return the INSERT that goes with the record of a PREPARE. Parameters: $1 slot_id; $2 gid."""
+    text = "INSERT INTO {s}.undecided (slot_id, gid) VALUES ($1::int, $2) ON CONFLICT DO NOTHING"
+    return sql.SQL(text).format(s=sql.Identifier(schema)).as_string(None)
+
+
+def is_noted_sql(schema: str) -> str:
+    """Return the SELECT that finds a row if the record of a PREPARE was written. Parameters as `is_proved_sql`."""
+    text = "SELECT FROM {s}.undecided WHERE slot_id = $1::int AND pg_catalog.starts_with(gid, $2)"
+    return sql.SQL(text).format(s=sql.Identifier(schema)).as_string(None)
+
+
+def forget_sql(schema: str) -> str:
+    """Return the DELETE of note and proof, for the transaction that records the outcome. Parameters likewise."""
+    text = (
+        "WITH noted AS (DELETE FROM {s}.undecided WHERE slot_id = $1::int AND pg_catalog.starts_with(gid, $2))"
+        " DELETE FROM {s}.committed_prepared WHERE slot_id = $1::int AND pg_catalog.starts_with(gid, $2)"
+    )
+    return sql.SQL(text).format(s=sql.Identifier(schema)).as_string(None)

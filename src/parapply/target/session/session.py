@@ -1,0 +1,507 @@
+"""A worker's session on the target: one target transaction after another, each with its record.
+
+In: a pipeline and commands. Out: nothing, or why it failed. The record row is the first thing in every transaction and
+its COMMIT is believed only by its tag (traps T-11, T-12, T-14). Must never decide when to commit: that is the worker
+pool's.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import psycopg
+
+from parapply import failpoints
+from parapply.driver import Session
+from parapply.errors import StatementFailed, TargetLost
+from parapply.model import format_lsn
+from parapply.target.session import lease, origins, prepared, settings
+from parapply.target.session.origins import OriginProblem
+from parapply.target.session.pipeline import ANY_COUNT, Pipeline, Statement, StatementResult
+from parapply.target.sql.statements import Sql, counted
+from parapply.target.state import slots as state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from parapply.target.sql.commands import Command
+
+
+class Record(NamedTuple):
+    """What a target transaction says of itself in the state: end LSNs of the source transactions it holds."""
+
+    first_lsn: int
+    end_lsn: int
+    commit_time_us: int  # of the last one, as on the wire
+    n_transactions: int
+    low_lsn: int  # everything up to here is committed, or is with it: the watermark for whoever reads the state
+    members: tuple[int, ...] = ()  # the end LSNs one by one; (): all from first to end
+
+
+class Proof(NamedTuple):
+    """What a transaction that will be prepared writes instead: visible, it proves that it was committed."""
+
+    gid: str
+
+
+class SessionOptions(NamedTuple):
+    """What every worker session of one leader shares."""
+
+    dsn: str
+    schema: str
+    slot_id: int
+    leader_pid: int  # server process that holds the lease
+    role: str
+    synchronous_commit: str
+    application_name: str
+    origin: str = ""  # replication origin to write under; "": none
+    tracks_commits: bool = False  # the server has track_commit_timestamp on
+
+
+def _plain(name: bytes, text: bytes) -> Statement:
+    return Statement(Sql(name=name, text=text, n_parameters=0, is_set=False, positions=()), ())
+
+
+_BEGIN: Final = _plain(b"begin", b"BEGIN")
+_COMMIT: Final = _plain(b"commit", b"COMMIT")
+_ROLLBACK: Final = _plain(b"rollback", b"ROLLBACK")
+_SAVEPOINT: Final = _plain(b"savepoint", b"SAVEPOINT piece")
+_RELEASE: Final = _plain(b"release", b"RELEASE SAVEPOINT piece")
+_ROLLBACK_TO: Final = _plain(b"rollback_to", b"ROLLBACK TO SAVEPOINT piece")
+_FORGET: Final = _plain(b"", b"DEALLOCATE ALL")
+
+_STAMP: Final = Sql(
+    name=b"stamp",
+    text=f"SELECT pg_catalog.pg_replication_origin_xact_setup($1::pg_lsn, {state.wire_time_sql('$2')})".encode(),
+    n_parameters=2,
+    is_set=False,
+    positions=(),
+)
+
+#: The record's key was there already: somebody else applied this, or an answer was lost. Only the state can tell.
+_ALREADY_RECORDED = "23505"
+_DIVISION_BY_ZERO = "22012"
+
+_NO_ORIGIN: Final = OriginProblem("no replication origin was asked for", "")
+
+_int8 = struct.Struct(">q").pack
+
+
+def _nothing() -> None:
+    """Stand in where nobody listens."""
+
+
+class WorkerSession:
+    """One target connection. Used by one worker, one call at a time."""
+
+    def __init__(
+        self,
+        connection: psycopg.AsyncConnection[tuple[object, ...]],
+        options: SessionOptions,
+        origin_problem: OriginProblem | None = _NO_ORIGIN,
+    ) -> None:
+        """Take over a connection whose settings are pinned and whose fence lock is held; see `connect`."""
+        #: Why what is written here looks as if it were written by a session of this server; None if it does not.
+        self.origin_problem = origin_problem
+        self._stamps = options.tracks_commits and not origin_problem
+        self.pipeline = Pipeline(connection)
+        #: Whether the open transaction has the savepoint of its last piece.
+        self._has_savepoint = False
+        self._connection = connection
+        #: By the name of the form without a check.
+        self._counted: dict[bytes, Sql] = {}
+        self._slot_id = str(options.slot_id).encode()
+        schema = options.schema
+        self._record = _sql(b"record", state.record_sql(schema, stamps=self._stamps), 7)
+        self._proof = _sql(b"proof", prepared.proof_sql(schema), 2)
+        self._is_proved = _sql(b"is_proved", prepared.is_proved_sql(schema), 2)
+        self._note = _sql(b"note", prepared.note_sql(schema), 2)
+        self._is_noted = _sql(b"is_noted", prepared.is_noted_sql(schema), 2)
+        self._forget = _sql(b"forget", prepared.forget_sql(schema), 2)
+
+    @classmethod
+    async def connect(cls, options: SessionOptions) -> WorkerSession:
+        """Open a session: settings pinned, the fence's lock taken while this leader holds the lease.
+
+        Raises:
+            TargetLost: no connection, or this leader no longer holds the lease.
+            TargetRefused: a privilege is missing.
+        """
+        with settings.target_errors("connecting a worker"):
+            connection = await Session.connect(
+                settings.client_conninfo(options.dsn, options.application_name, kind="worker"), autocommit=True
+            )
+        try:
+            await settings.pin_session(
+                connection, kind="worker", role=options.role, synchronous_commit=options.synchronous_commit
+            )
+            await settings.check_direct(connection)
+            await _take_lock(connection, options)
+            if not options.origin:
+                return cls(connection, options)
+            return cls(connection, options, await origins.carry_origin(connection, options.origin))
+        except BaseException:
+            await connection.close()
+            raise
+
+    async def execute(self, record: Record | Proof, commands: Sequence[Command]) -> None:
+        """Begin a transaction, record it (or write its proof), execute the commands and check their counts.
+
+        Does not commit.
+
+        Raises:
+            StatementFailed: a command failed or reported another number of rows; `statement` is its index, -1 for the
+                record. The caller rolls back.
+            TargetLost: the connection ended, or the record was there already: the state must be read again.
+        """
+        failpoints.probe(failpoints.BEFORE_STATE)
+        statements = [_BEGIN, self._first(record), *commands]
+        await self._run_checked(statements, commands, before=2)
+        failpoints.probe(failpoints.DML_SENT)
+
+    async def execute_and_commit(self, record: Record, commands: Sequence[Command]) -> None:
+        """Do what `execute` and `commit` do in one flight; the server checks the counts before it commits.
+
+        Spares a round trip, and the leader a look, for each transaction; only for sets whose counts are known, and when
+        nothing needs to be waited for before the commit.
+
+        Raises:
+            StatementFailed: as both.
+            TargetLost: as both: whether it committed is in doubt.
+        """
+        failpoints.probe(failpoints.BEFORE_STATE)
+        await self._commit_with([_BEGIN, self._first(record)], commands)
+
+    async def execute_late_and_commit(self, commands: Sequence[Command]) -> None:
+        """Do what `execute_late` and `commit` do in one flight, as `execute_and_commit` does.
+
+        All that come later wait for this commit, so its round trips are what hot rows cost on a long network.
+
+        Raises:
+            StatementFailed, TargetLost: as `execute_and_commit`.
+        """
+        await self._commit_with([], commands)
+
+    async def _commit_with(self, first: Sequence[Statement], commands: Sequence[Command]) -> None:
+        statements = [*first, *[self._checked(command) for command in commands], _COMMIT]
+        try:
+            outcomes = await self._run(statements, before=len(first), on_sent=_commit_sent)
+        except StatementFailed as failure:
+            if failure.statement == len(commands):
+                failure.statement = -1
+            elif failure.sqlstate == _DIVISION_BY_ZERO and failure.statement >= 0:
+                # It may be a division of the user's: then the same comes again when the batch is repeated in order.
+                expected = commands[failure.statement].expected
+                raise StatementFailed(
+                    f"another number of rows than {expected}", statement=failure.statement
+                ) from failure
+            raise
+        failpoints.probe(failpoints.COMMITTED)
+        if outcomes[-1].tag != b"COMMIT":
+            raise StatementFailed("the server rolled back instead of committing")
+
+    def _checked(self, command: Command) -> Statement:
+        prepared = self._counted.get(command.prepared.name)
+        if prepared is None:
+            prepared = self._counted[command.prepared.name] = counted(command.prepared)
+        return Statement(prepared, [*command.parameters, _int8(command.expected)], is_binary=True)
+
+    async def execute_late(self, commands: Sequence[Command]) -> None:
+        """Execute more commands of the open transaction, and check their counts.
+
+        Raises:
+            StatementFailed, TargetLost: as `execute`.
+        """
+        await self._run_checked(commands, commands, before=0)
+
+    async def begin(self) -> None:
+        """Begin the transaction of a large source transaction, whose record comes last: its end LSN is not known yet.
+
+        Raises:
+            StatementFailed, TargetLost: as `execute`.
+        """
+        self._has_savepoint = False
+        await self.pipeline.run([_BEGIN])
+
+    async def piece(self, commands: Sequence[Command]) -> None:
+        """Execute one piece of a large transaction behind a savepoint, which the next piece releases.
+
+        Raises:
+            StatementFailed: as `execute`; the caller goes back with `undo_piece`.
+            TargetLost: the connection ended.
+        """
+        before = [_RELEASE, _SAVEPOINT] if self._has_savepoint else [_SAVEPOINT]
+        self._has_savepoint = True
+        await self._run_checked([*before, *commands], commands, before=len(before))
+
+    async def undo_piece(self) -> None:
+        """Go back to before the last piece, after it failed.
+
+        Raises:
+            TargetLost: the connection ended.
+        """
+        await self.pipeline.run([_ROLLBACK_TO, _RELEASE])
+        self._has_savepoint = False
+
+    async def savepoint(self, depth: int) -> None:
+        """Mark the place where a subtransaction begins, inside `depth` others.
+
+        Raises:
+            StatementFailed, TargetLost: as `execute`.
+        """
+        before = [_RELEASE] if self._has_savepoint else []
+        self._has_savepoint = False
+        await self.pipeline.run([*before, _plain(b"sub%d" % depth, b"SAVEPOINT sub%d" % depth)])
+
+    async def rollback_to(self, depth: int) -> None:
+        """Undo everything since the savepoint of that depth, and forget it.
+
+        Raises:
+            StatementFailed, TargetLost: as `execute`.
+        """
+        self._has_savepoint = False
+        texts = (b"ROLLBACK TO SAVEPOINT sub%d", b"RELEASE SAVEPOINT sub%d")
+        await self.pipeline.run([_plain(b"", text % depth) for text in texts])
+
+    async def begin_recorded(self, record: Record | Proof) -> None:
+        """Begin a transaction with its record, whose changes come in pieces.
+
+        Raises:
+            StatementFailed, TargetLost: as `execute`.
+        """
+        self._has_savepoint = False
+        failpoints.probe(failpoints.BEFORE_STATE)
+        await self._run_checked([_BEGIN, self._first(record)], (), before=2)
+
+    async def fetch(self, statement: Statement) -> list[tuple[bytes | None, ...]]:
+        """Execute one statement of the open transaction and return its rows, values in text format.
+
+        Raises:
+            StatementFailed, TargetLost: as `execute`; its index is -1.
+        """
+        try:
+            return await self.pipeline.fetch(statement)
+        except StatementFailed as failure:
+            failure.statement = -1
+            raise
+
+    async def run(self, statements: Sequence[Statement]) -> None:
+        """Execute statements of the open transaction that belong to none of its changes.
+
+        Raises:
+            StatementFailed, TargetLost: as `execute`; its index is -1.
+        """
+        try:
+            await self.pipeline.run(statements)
+        except StatementFailed as failure:
+            failure.statement = -1
+            raise
+
+    async def record(self, record: Record | Proof) -> None:
+        """Record a large transaction at its end.
+
+        Raises:
+            StatementFailed, TargetLost: as `execute`.
+        """
+        failpoints.probe(failpoints.BEFORE_STATE)
+        await self._run_checked([self._first(record)], (), before=1)
+
+    async def record_prepared(self, record: Record, gid: str) -> None:
+        """Record, in a transaction of its own, that a transaction is prepared.
+
+        Raises:
+            TargetLost: the connection ended, or it is not recorded, or was already: the state must be read again.
+        """
+        await self._record_alone(record, Statement(self._note, [self._slot_id, gid.encode()]))
+
+    async def record_outcome(self, record: Record, start: str) -> None:
+        """Record, in a transaction of its own, that the prepared transaction whose name starts so is ended.
+
+        Raises:
+            TargetLost: as `record_prepared`.
+        """
+        await self._record_alone(record, Statement(self._forget, [self._slot_id, start.encode()]))
+
+    async def _record_alone(self, record: Record, more: Statement) -> None:
+        try:
+            outcomes = await self._run([_BEGIN, self._first(record), more, _COMMIT], before=2)
+        except StatementFailed as failure:
+            # Not for the caller to repeat: what it records is done.
+            raise TargetLost(
+                f"target: what is prepared or decided could not be recorded ({failure.sqlstate}); the state is read "
+                "again"
+            ) from failure
+        if outcomes[-1].tag != b"COMMIT":
+            raise TargetLost(
+                "target: the server rolled a record back instead of committing it; the state is read again"
+            )
+
+    async def prepare(self, gid: str) -> None:
+        """Prepare the open transaction under a name of `target.prepared`.
+
+        Raises:
+            StatementFailed: the server has rolled it back instead.
+            TargetLost: the connection ended, or the server has no room for one more prepared transaction.
+        """
+        failpoints.probe(failpoints.BEFORE_COMMIT)
+        try:
+            text = b"PREPARE TRANSACTION '%s'" % gid.encode()
+            (outcome,) = await self.pipeline.run([_plain(b"", text)], on_sent=_prepare_sent)
+        except StatementFailed as failure:
+            failure.statement = -1
+            raise
+        failpoints.probe(failpoints.PREPARED)
+        if outcome.tag != b"PREPARE TRANSACTION":
+            raise StatementFailed("the server rolled back instead of preparing")
+
+    async def decide(self, gid: str, record: Record, *, is_commit: bool) -> None:
+        """Commit a prepared transaction, or roll it back.
+
+        Args:
+            gid: of the prepared transaction.
+            record: of the outcome: rows get its commit time, where the server keeps one.
+            is_commit: commit it.
+
+        Raises:
+            StatementFailed: there is none of that name, or another role prepared it.
+            TargetLost: the connection ended.
+        """
+        if self._stamps:
+            # The session still has the commit time of what it recorded last.
+            values = [format_lsn(record.end_lsn).encode(), str(record.commit_time_us).encode()]
+            await self.pipeline.run([Statement(_STAMP, values)])
+        text = (b"COMMIT PREPARED '%s'" if is_commit else b"ROLLBACK PREPARED '%s'") % gid.encode()
+        await self.pipeline.run([_plain(b"", text)], on_sent=_decision_sent)
+
+    async def is_proved(self, start: str) -> bool:
+        """Tell whether the prepared transaction whose name starts so was committed.
+
+        Raises:
+            StatementFailed, TargetLost: as `execute`.
+        """
+        (outcome,) = await self.pipeline.run([Statement(self._is_proved, [self._slot_id, start.encode()])])
+        return outcome.rows > 0
+
+    async def is_noted(self, start: str) -> bool:
+        """Tell whether a transaction whose name starts so was prepared here, and its outcome is not recorded.
+
+        Raises:
+            StatementFailed, TargetLost: as `execute`.
+        """
+        (outcome,) = await self.pipeline.run([Statement(self._is_noted, [self._slot_id, start.encode()])])
+        return outcome.rows > 0
+
+    async def commit(self) -> None:
+        """Commit.
+
+        Raises:
+            StatementFailed: a deferred check failed, or the server rolled back instead (trap T-12).
+            TargetLost: the connection ended; whether it committed is in doubt and only the state tells (trap T-14).
+        """
+        failpoints.probe(failpoints.BEFORE_COMMIT)
+        try:
+            (outcome,) = await self.pipeline.run([_COMMIT], on_sent=_commit_sent)
+        except StatementFailed as failure:
+            failure.statement = -1  # no command's: a deferred check does not say whose row it was
+            raise
+        failpoints.probe(failpoints.COMMITTED)
+        if outcome.tag != b"COMMIT":
+            raise StatementFailed("the server rolled back instead of committing")
+
+    async def rollback(self) -> None:
+        """End the transaction without effect, whatever state it is in.
+
+        Raises:
+            TargetLost: the connection ended.
+        """
+        try:
+            await self.pipeline.run([_ROLLBACK])
+        except StatementFailed:
+            # A request to cancel what ran before has come late, and hit this.
+            await self.pipeline.run([_ROLLBACK])
+
+    async def forget_statements(self) -> None:
+        """Have every statement planned anew: tables changed under them (trap T-48).
+
+        Raises:
+            TargetLost: the connection ended.
+        """
+        self.pipeline.forget_statements()
+        # The unnamed statement: the named ones are what goes.
+        await self.pipeline.run([_FORGET])
+        self.pipeline.forget_statements()
+
+    async def cancel(self) -> None:
+        """Ask the server to stop what runs; it fails with 57014."""
+        if not self.pipeline.is_lost:
+            with settings.target_errors("cancelling"):
+                await self._connection.cancel_safe(timeout=5)
+
+    async def close(self) -> None:
+        """Close the connection; what was not committed is rolled back by the server."""
+        self.pipeline.close()
+        await self._connection.close()
+
+    def _first(self, record: Record | Proof) -> Statement:
+        if isinstance(record, Proof):
+            return Statement(self._proof, [self._slot_id, record.gid.encode()])
+        return Statement(self._record, self._values(record))
+
+    def _values(self, record: Record) -> list[bytes | None]:
+        members = "{" + ",".join([format_lsn(lsn) for lsn in record.members]) + "}" if record.members else None
+        return [
+            self._slot_id,
+            format_lsn(record.end_lsn).encode(),
+            format_lsn(record.first_lsn).encode(),
+            members.encode() if members else None,
+            format_lsn(record.low_lsn).encode(),
+            str(record.commit_time_us).encode(),
+            str(record.n_transactions).encode(),
+        ]
+
+    async def _run_checked(self, statements: Sequence[Statement], commands: Sequence[Command], before: int) -> None:
+        """Run statements of which the last are `commands`, and check the counts of those."""
+        outcomes = await self._run(statements, before)
+        for index, (command, outcome) in enumerate(zip(commands, outcomes[before:], strict=True)):
+            if command.expected not in (outcome.rows, ANY_COUNT):
+                raise StatementFailed(f"{outcome.rows} rows where {command.expected} are expected", statement=index)
+
+    async def _run(
+        self, statements: Sequence[Statement], before: int, *, on_sent: Callable[[], None] = _nothing
+    ) -> list[StatementResult]:
+        """Run statements; a failure counts from the one at `before`, and what stands just before that is the record."""
+        try:
+            return await self.pipeline.run(statements, on_sent=on_sent)
+        except StatementFailed as failure:
+            failure.statement -= before
+            if failure.statement == -1 and failure.sqlstate == _ALREADY_RECORDED:
+                raise TargetLost(
+                    "target: this transaction is recorded as applied already; the state is read again"
+                ) from failure
+            raise
+
+
+def _commit_sent() -> None:
+    failpoints.probe(failpoints.COMMIT_SENT)
+
+
+def _prepare_sent() -> None:
+    failpoints.probe(failpoints.PREPARE_SENT)
+
+
+def _decision_sent() -> None:
+    failpoints.probe(failpoints.DECISION_SENT)
+
+
+def _sql(name: bytes, text: str, n_parameters: int) -> Sql:
+    return Sql(name=name, text=text.encode(), n_parameters=n_parameters, is_set=False, positions=())
+
+
+async def _take_lock(connection: psycopg.AsyncConnection[tuple[object, ...]], options: SessionOptions) -> None:
+    with settings.target_errors("taking the worker's lock"):
+        try:
+            await connection.execute(lease.worker_lock_sql(options.slot_id, options.leader_pid).encode())
+        except psycopg.errors.ObjectInUse as error:
+            # Whether the control session broke or another daemon took over is seen when the lease is taken again.
+            raise TargetLost("target: this daemon no longer holds the lease of its slot") from error

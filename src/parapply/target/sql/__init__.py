@@ -1,0 +1,1 @@
+"""Which statements apply a change."""

@@ -1,0 +1,410 @@
+"""What to execute for a batch: its steps as statements with parameters and the row counts they must have.
+
+In: steps of the plan. Out: `Command`s in the order to execute them. Must never decide what is right: a count that
+differs is the session's to notice and the worker's to retry.
+
+On the hot path (sets) no object is made per column: values are the slices of the plan's rows, joined once per column
+and statement. A binary ``text[]`` is a header and the length-prefixed values as pgoutput sent them; the compiled twin
+makes arrays of some other types as well (`wire/rows.py`), so that the target need not parse them.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal
+
+from parapply.errors import ProtocolError
+from parapply.model import FRAME_HEADER_BYTES
+from parapply.plan.foreign_keys import deleted_last, parents_first, ties
+from parapply.plan.steps import OrderedStep, TablesStep, TruncateStep
+from parapply.plan.table_changes import (
+    NET_ABSENT,
+    NET_DELETE,
+    NET_INSERT,
+    NET_REPLACE,
+    NET_UPDATE,
+    InsertSegment,
+    NetSegment,
+    RowSegment,
+)
+from parapply.target.session.pipeline import ANY_COUNT, Statement
+from parapply.target.sql.conditions import table_name
+from parapply.target.sql.statements import CHECK_LATER, CHECK_NOW, Sql, Statements, acting_code, truncate
+from parapply.wire.rows import (
+    BINARY_TYPES,
+    DELETE,
+    INSERT,
+    KIND_AT,
+    UNCHANGED,
+    Row,
+    columns_of,
+    has_unchanged,
+    read_delete,
+    read_insert,
+    read_update,
+    text_of,
+    values_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from parapply.plan.segments import Effects
+    from parapply.plan.steps import Step
+    from parapply.plan.table import TablePlan
+    from parapply.plan.table_changes import TableChanges
+    from parapply.wire.rows import KeptRow
+
+Operation = Literal["insert", "update", "delete", "truncate", "exists", "origin", "incomplete", "code"]
+
+_OID: Final = 26
+_TEXT: Final = 25
+_array_head = struct.Struct(">iiIii").pack
+_length = struct.Struct(">i").pack
+_oid = struct.Struct(">I").pack
+
+#: Bytes of rows in one set statement at most: far below the gigabyte that one parameter may have (trap T-45).
+SET_BYTES: Final = 32 * 1024 * 1024
+
+
+class Command(Statement):
+    """One statement of a batch, what it is for, and the number of rows it must report."""
+
+    __slots__ = ("expected", "operation", "plan")
+
+    prepared: Sql
+
+    def __init__(
+        self,
+        prepared: Sql,
+        parameters: Sequence[bytes | None],
+        *,
+        expected: int,
+        operation: Operation,
+        plan: TablePlan,
+    ) -> None:
+        """Keep it all; for a truncate of several tables `plan` is the first one's."""
+        super().__init__(prepared, parameters, is_binary=prepared.is_set)
+        self.expected = expected
+        self.operation: Operation = operation
+        self.plan = plan
+
+
+def code_check(commands: Sequence[Command], role: str) -> list[Command]:
+    """Return what fails if code acts on a table of which the plans know none, to follow the commands of a batch.
+
+    Sets write net changes, in the order of the keys: a trigger that was enabled since the catalogue was read would see
+    these instead of every change in source order. So would one of a table that has taken the name of the one planned;
+    that fails too. A batch that fails is repeated row by row, in order.
+
+    Args:
+        commands: of the batch; none, if they are none.
+        role: session_replication_role of the session.
+    """
+    facts = [command.plan.facts for command in commands]
+    unaware = {(one.oid, table_name(one)): one for one in facts if not (one.triggers or one.rules)}
+    if not unaware:
+        return []
+    prepared = acting_code(role, is_partitioned=any(one.is_partitioned for one in unaware.values()))
+    oids = _array(_OID, [_oid(oid) for oid, _ in unaware])
+    names = _array(_TEXT, [name.encode("utf-8", "surrogateescape") for _, name in unaware])
+    return [Command(prepared, [oids, names], expected=0, operation="code", plan=commands[0].plan)]
+
+
+class CommandBuilder:
+    """Turns steps into commands. Keeps the statements of each plan; one builder serves all workers of a leader."""
+
+    def __init__(self) -> None:
+        """Start without statements."""
+        # By identity: hashing a plan's facts for every batch would cost more than its statements. Each entry keeps
+        # its plan alive, so an identity cannot come back for another.
+        self._statements: dict[int, Statements] = {}
+
+    def of_steps(self, steps: Sequence[Step], size_bytes: int) -> list[Command]:
+        """Return the commands of a batch's steps, in order.
+
+        Args:
+            steps: of the batch.
+            size_bytes: of all its changes; tells whether statements must be cut by size.
+
+        Raises:
+            ProtocolError: a change cannot be read.
+            TargetRefused: an update or a delete came for a table that allows none.
+        """
+        commands: list[Command] = []
+        for step in steps:
+            if isinstance(step, TablesStep):
+                self._tables(step, size_bytes, commands, is_late=False)
+            elif isinstance(step, OrderedStep):
+                commands += self.in_order(step.changes)
+            else:
+                commands += self._truncate(step)
+        return commands
+
+    def in_order(self, changes: Sequence[tuple[TablePlan, bytes] | TruncateStep]) -> list[Command]:
+        """Return the commands of changes one by one, in source order.
+
+        Raises:
+            ProtocolError, TargetRefused: as `of_steps`.
+        """
+        commands: list[Command] = []
+        for change in changes:
+            if isinstance(change, TruncateStep):
+                commands += self._truncate(change)
+            else:
+                self._row(*change, commands)
+        return commands
+
+    def of_late_keys(self, steps: Sequence[Step], size_bytes: int) -> list[Command]:
+        """Return the commands that `of_steps` left out: those of keys which an earlier batch held.
+
+        They are for the end of the target transaction, when all earlier ones have committed.
+        """
+        commands: list[Command] = []
+        for step in steps:
+            if isinstance(step, TablesStep):
+                self._tables(step, size_bytes, commands, is_late=True)
+        return commands
+
+    def forget(self) -> None:
+        """Drop the statements of plans that are no longer used."""
+        self._statements.clear()
+
+    def _of(self, plan: TablePlan) -> Statements:
+        found = self._statements.get(id(plan))
+        if found is None:
+            found = self._statements[id(plan)] = Statements(plan, BINARY_TYPES)
+        return found
+
+    def _tables(self, step: TablesStep, size_bytes: int, out: list[Command], *, is_late: bool) -> None:
+        tables = list(step.tables.values())
+        if any(changes.plan.foreign_keys for changes in tables):
+            tied = {id(changes) for pair in ties(tables) for changes in pair}
+            self._family([changes for changes in tables if id(changes) in tied], size_bytes, out, is_late=is_late)
+            tables = [changes for changes in tables if id(changes) not in tied]
+        for changes in tables:
+            for segment in changes.segments:
+                if isinstance(segment, NetSegment):
+                    if effects := _effects(changes, segment, is_late=is_late):
+                        self._deletes(segment, effects, size_bytes, out)
+                        self._writes(segment, effects, size_bytes, out)
+                elif is_late:
+                    continue
+                elif isinstance(segment, RowSegment):
+                    for frame in segment.frames:
+                        self._row(segment.plan, frame, out)
+                elif segment.rows:
+                    self._inserts(segment, size_bytes, out)
+
+    def _family(self, tables: list[TableChanges], size_bytes: int, out: list[Command], *, is_late: bool) -> None:
+        """Add the commands of tables that foreign keys tie, in the order that `plan/foreign_keys.py` explains.
+
+        Each has one segment, of net changes or of inserts; a batch of others is applied row by row.
+        """
+        ordered = parents_first(tables)
+        last = deleted_last(tables)
+        nets = {
+            id(changes): (segment, effects)
+            for changes in ordered
+            for segment in changes.segments
+            if isinstance(segment, NetSegment) and (effects := _effects(changes, segment, is_late=is_late))
+        }
+        for changes in reversed(ordered):
+            if id(changes) in nets:
+                segment, effects = nets[id(changes)]
+                self._deletes(
+                    segment, _without(effects, NET_DELETE) if id(changes) in last else effects, size_bytes, out
+                )
+        for changes in ordered:
+            if id(changes) in nets:
+                self._writes(*nets[id(changes)], size_bytes, out)
+            elif not is_late:
+                for each in changes.segments:
+                    if isinstance(each, InsertSegment) and each.rows:
+                        self._inserts(each, size_bytes, out)
+        for changes in reversed(ordered):
+            if id(changes) in nets and id(changes) in last:
+                segment, effects = nets[id(changes)]
+                self._deletes(segment, _without(effects, NET_REPLACE), size_bytes, out)
+
+    def _inserts(self, segment: InsertSegment, size_bytes: int, out: list[Command]) -> None:
+        statements = self._of(segment.plan)
+        insert = partial(statements.set_insert, _all(segment.plan))
+        out += _sets(statements, insert, segment.rows, size_bytes, "insert")
+
+    def _deletes(self, segment: NetSegment, effects: Effects, size_bytes: int, out: list[Command]) -> None:
+        """Come before `_writes`: a replaced row is in both."""
+        if deleted := effects[NET_DELETE - 1] + effects[NET_REPLACE - 1]:
+            plan = segment.plan
+            statements = self._of(plan)
+            if plan.checks_origin:
+                self._foreign(plan, deleted, size_bytes, out)
+            out += _sets(statements, statements.set_delete, deleted, size_bytes, "delete")
+
+    def _foreign(self, plan: TablePlan, rows: list[KeptRow], size_bytes: int, out: list[Command]) -> None:
+        """Add a look whether somebody else wrote rows last; one that finds any fails by its count."""
+        statements = self._of(plan)
+        for command in _sets(statements, statements.set_foreign, rows, size_bytes, "origin"):
+            command.expected = 0
+            out.append(command)
+
+    def _writes(self, segment: NetSegment, by_effect: Effects, size_bytes: int, out: list[Command]) -> None:
+        plan = segment.plan
+        statements = self._of(plan)
+        if absent := by_effect[NET_ABSENT - 1]:
+            # Inserted and deleted inside the batch. A row found here means the insert would have failed: the wrong
+            # count rolls all back.
+            for command in _sets(statements, statements.set_delete, absent, size_bytes, "insert"):
+                command.expected = 0
+                out.append(command)
+        for present, group in _by_columns(by_effect[NET_UPDATE - 1], segment).items():
+            if plan.checks_origin:
+                self._foreign(plan, group, size_bytes, out)
+            out += _sets(statements, partial(statements.set_update, present), group, size_bytes, "update")
+        if inserted := by_effect[NET_INSERT - 1] + by_effect[NET_REPLACE - 1]:
+            out += _sets(statements, partial(statements.set_insert, _all(plan)), inserted, size_bytes, "insert")
+
+    def _row(self, plan: TablePlan, frame: bytes, out: list[Command]) -> None:
+        kind = frame[KIND_AT]
+        statements = self._of(plan)
+        expected = ANY_COUNT if plan.facts.triggers else 1
+        if kind == DELETE and any(foreign.is_enforced and foreign.is_cascading for foreign in plan.foreign_keys):
+            # In source order a parent's delete may have taken the row along on the target, too (trap T-25).
+            expected = ANY_COUNT
+        if kind == INSERT:
+            row = read_insert(frame, len(plan.columns))
+            if has_unchanged(row):
+                out.append(_incomplete(plan, row))
+                return
+            prepared = statements.row_insert(_all(plan))
+            parameters = [_text(row[position], frame) for position in prepared.positions]
+            out.append(Command(prepared, parameters, expected=expected, operation="insert", plan=plan))
+            return
+        if kind == DELETE:
+            old: Row | None = read_delete(frame, len(plan.columns))
+            new: Row = []
+            present: tuple[int, ...] = ()
+            prepared = statements.row_delete()
+            operation: Operation = "delete"
+        else:
+            old, new = read_update(frame, len(plan.columns))
+            present = tuple([position for position, value in enumerate(new) if value is not UNCHANGED])
+            prepared = statements.row_update(present, is_key_moved=old is not None and _is_moved(plan, old, new))
+            operation = "update"
+        if plan.is_full and old is None:
+            raise ProtocolError(chr(kind), 5, "the old row of a table with REPLICA IDENTITY FULL is missing")
+        found = new if old is None else old
+        if plan.checks_delete_origin if kind == DELETE else plan.checks_update_origin:
+            foreign = statements.row_foreign()
+            values = [_text(found[position], frame) for position in foreign.old_positions]
+            out.append(Command(foreign, values, expected=0, operation="origin", plan=plan))
+        if plan.facts.triggers:
+            # A trigger may veto the change (trap T-43): whether the row is there is asked for by itself. An update of
+            # nothing but ALWAYS identity columns asks as well whether they have the new value already (trap T-50).
+            identity = tuple([position for position in present if plan.columns[position].is_identity_always])
+            exists = statements.row_update(identity) if identity else statements.row_exists()
+            values = [_text(new[position], frame) for position in exists.positions]
+            values += [_text(found[position], frame) for position in exists.old_positions]
+            asked: Operation = "delete" if operation == "delete" else "exists"
+            out.append(Command(exists, values, expected=1, operation=asked, plan=plan))
+        parameters = [_text(new[position], frame) for position in prepared.positions]
+        parameters += [_text(found[position], frame) for position in prepared.old_positions]
+        out.append(Command(prepared, parameters, expected=expected, operation=operation, plan=plan))
+
+    def _truncate(self, step: TruncateStep) -> list[Command]:
+        prepared = truncate([plan.facts for plan in step.plans], restart_identity=step.restart_identity)
+        texts = [prepared]
+        if any(foreign.is_enforced for plan in step.plans for foreign in plan.foreign_keys):
+            # What changed the table before may have left deferred checks, and PostgreSQL truncates no such table.
+            texts = [CHECK_NOW, prepared, CHECK_LATER]
+        return [Command(text, (), expected=ANY_COUNT, operation="truncate", plan=step.plans[0]) for text in texts]
+
+
+def _array(type_oid: int, elements: list[bytes]) -> bytes:
+    """Return a binary array: dimensions, no NULLs, element type, length, lower bound, then the elements (arrayfuncs.c).
+
+    Each of them follows its length.
+    """
+    head = _array_head(1, 0, type_oid, len(elements), 1)
+    return head + b"".join([_length(len(element)) + element for element in elements])
+
+
+def _incomplete(plan: TablePlan, row: Row) -> Command:
+    """Return what always fails, in the place of an insert without all values; its positions are those not sent."""
+    missing = tuple([position for position, value in enumerate(row) if value is UNCHANGED])
+    prepared = Sql(name=b"incomplete", text=b"SELECT WHERE false", n_parameters=0, is_set=False, positions=missing)
+    return Command(prepared, (), expected=1, operation="incomplete", plan=plan)
+
+
+def _effects(changes: TableChanges, segment: NetSegment, *, is_late: bool) -> Effects | None:
+    """Return the rows by net effect, of late keys or of the others; None if there are none."""
+    if is_late and not changes.late_keys:
+        return None
+    return segment.by_effect(changes.late_keys, is_late=is_late)
+
+
+def _without(effects: Effects, effect: int) -> Effects:
+    return [[] if number == effect else rows for number, rows in enumerate(effects, 1)]
+
+
+def _all(plan: TablePlan) -> tuple[int, ...]:
+    return tuple(range(len(plan.columns)))
+
+
+def _sets(
+    statements: Statements, build: Callable[[], Sql], rows: list[KeptRow], size_bytes: int, operation: Operation
+) -> Iterator[Command]:
+    """Yield the statement for runs of rows, each with one array for each position."""
+    plan = statements.plan
+    for run in _cut(rows, size_bytes):
+        prepared = build()
+        parameters = columns_of(run, prepared.positions, prepared.type_oids, len(plan.columns))
+        if None in parameters:
+            # Never again for this plan: where one such value comes others do, and each statement text is planned anew.
+            pairs = zip(prepared.positions, parameters, strict=True)
+            statements.send_as_text([position for position, array in pairs if array is None])
+            prepared = build()
+            parameters = columns_of(run, prepared.positions, prepared.type_oids, len(plan.columns))
+        yield Command(prepared, parameters, expected=len(run), operation=operation, plan=plan)
+
+
+def _by_columns(rows: list[KeptRow], segment: NetSegment) -> dict[tuple[int, ...], list[KeptRow]]:
+    """Group rows by the columns that have a value: unchanged TOAST is absent (trap T-41)."""
+    if not rows:
+        return {}
+    if not segment.has_unchanged:
+        return {_all(segment.plan): rows}
+    groups: dict[tuple[int, ...], list[KeptRow]] = {}
+    for row in rows:
+        present = tuple([position for position, value in enumerate(values_of(row)) if value is not UNCHANGED])
+        groups.setdefault(present, []).append(row)
+    return groups
+
+
+def _cut(rows: list[KeptRow], size_bytes: int) -> Iterator[list[KeptRow]]:
+    """Yield runs of rows of at most about SET_BYTES; nothing for no rows."""
+    if not rows:
+        return
+    if size_bytes <= SET_BYTES:
+        yield rows
+        return
+    start = size = 0
+    for index, row in enumerate(rows):
+        row_bytes = sum([len(value) for value in values_of(row) if value is not UNCHANGED])
+        if size and size + row_bytes > SET_BYTES:
+            yield rows[start:index]
+            start, size = index, 0
+        size += row_bytes
+    yield rows[start:]
+
+
+def _is_moved(plan: TablePlan, old: Row, new: Row) -> bool:
+    return any(new[position] is not UNCHANGED and new[position] != old[position] for position in plan.key_positions)
+
+
+def _text(value: bytes | None, frame: bytes) -> bytes | None:
+    if value is UNCHANGED:
+        # Only a key value can get here: without it the row cannot be found, and guessing would write another one.
+        raise ProtocolError(chr(frame[KIND_AT]), FRAME_HEADER_BYTES, "a value that finds the row was not sent")
+    return text_of(value)

@@ -1,0 +1,143 @@
+"""Quoted names and the conditions that find a row, as SQL text. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from parapply.plan.table import Equality
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.plan.table import ColumnFacts, TableFacts
+
+# OIDs of pg_type.dat.
+_NUMERIC: Final = 1700
+_VARCHAR: Final = 1043
+#: Types whose modifier rounds, and the functions that do it.
+_ROUNDING: Final = {1083: "time", 1114: "timestamp", 1184: "timestamptz", 1186: "interval", 1266: "timetz"}
+#: What a modifier that is a length, or a precision, is greater by (VARHDRSZ).
+_LENGTH_OFFSET: Final = 4
+
+
+def quote_identifier(name: str) -> str:
+    """Return a name as a quoted SQL identifier; nothing in it keeps a meaning (trap T-60).
+
+    psycopg.sql.Identifier needs an adaptation context and this module must not do I/O; the rule is one: double the
+    quotation mark. Texts are never formatted with `%` or `{}` afterwards.
+
+    Source: PostgreSQL manual, "Lexical Structure", Identifiers and Key Words.
+    """
+    return '"' + name.replace('"', '""') + '"'
+
+
+def table_name(facts: TableFacts) -> str:
+    """Return the table's quoted name with its schema, without ONLY."""
+    return f"{quote_identifier(facts.schema)}.{quote_identifier(facts.name)}"
+
+
+def column_equals(column: ColumnFacts, value: str) -> str:
+    """Return `t.column = value`, with the value cast so that the column's index serves.
+
+    An uncast text would compare char(5) as text and find nothing, and an untyped parameter would let a domain refuse
+    an old value that a row still holds.
+
+    Args:
+        column: of the target.
+        value: an SQL expression: a parameter, or an element of an unnested array, that the column stores as it is.
+    """
+    return _equals(column, f"{value}::{column.type_sql}")
+
+
+def column_holds(column: ColumnFacts, value: str) -> str:
+    """Return `column_equals` for a value that the column may have rounded, or cut blanks off, when it was assigned."""
+    return _equals(column, _stored(column, value))
+
+
+def key_condition(columns: Sequence[ColumnFacts], first: int) -> str:
+    """Return the condition for one key; its parameters are `$first` and following, in the order of the columns."""
+    return " AND ".join(column_holds(column, f"${number}") for number, column in enumerate(columns, first))
+
+
+def types_unaltered(facts: TableFacts, columns: Sequence[ColumnFacts]) -> str:
+    """Return a condition that holds while columns have the types they were described with; else it is an error (42883).
+
+    A value that was read as the old type would be assigned to the new one by other rules than those of its input: 1.5
+    would be rounded to an integer. Arrays of two types have no common operator, which the server says when it parses
+    the statement, also when it parses it again because the table has changed; nothing is left to execute.
+
+    Args:
+        facts: of the table.
+        columns: that are assigned.
+    """
+    row = f"(NULL::{table_name(facts)})"
+    tests = [
+        f" OR ARRAY[{row}.{quote_identifier(column.name)}] OPERATOR(pg_catalog.=) NULL::{column.array_type_sql}"
+        for column in columns
+        if column.array_type_sql
+    ]
+    return f"(true{''.join(tests)})"
+
+
+def row_condition(columns: Sequence[ColumnFacts], first: int) -> str:
+    """Return the condition for one whole row, NULL matching NULL (trap T-24); `true` without columns.
+
+    Not `IS NOT DISTINCT FROM $1`: that looks its operator up by name (see `target/sql/statements.py`). `IS NOT DISTINCT
+    FROM NULL` looks none up, and unlike `IS NULL` it does not hold for a composite of NULLs.
+
+    Args:
+        columns: every wire column; each has an equality operator.
+        first: number of the first parameter.
+    """
+    return " AND ".join(_same_value(column, f"${number}") for number, column in enumerate(columns, first)) or "true"
+
+
+def same_text(columns: Sequence[ColumnFacts], first: int) -> str:
+    """Return the condition that a row which `row_condition` finds looks like the wanted one; '' where all of them do.
+
+    Equal values may differ: 1.0 and 1.00, 0 and -0.
+    """
+    tests = []
+    for number, column in enumerate(columns, first):
+        if column.equality is not Equality.BYTES:
+            found, wanted = f"t.{quote_identifier(column.name)}", f"({_stored(column, f'${number}')})"
+            tests.append(f"coalesce({_printed(found)} OPERATOR(pg_catalog.=) {_printed(wanted)}, true)")
+    return " AND ".join(tests)
+
+
+def _printed(value: str) -> str:
+    return f'{value}::pg_catalog.text COLLATE pg_catalog."C"'
+
+
+def _same_value(column: ColumnFacts, value: str) -> str:
+    name = quote_identifier(column.name)
+    both_null = f"t.{name} IS NOT DISTINCT FROM NULL AND {value}::{column.type_sql} IS NOT DISTINCT FROM NULL"
+    return f"({column_holds(column, value)} OR ({both_null}))"
+
+
+def _equals(column: ColumnFacts, value: str) -> str:
+    name = f"t.{quote_identifier(column.name)}"
+    if column.is_enum and column.type_oid != column.base_type_oid:
+        # The operator of enums does not see through a domain.
+        name += f"::{column.type_sql}"
+    return f"{name} {column.equality_operator} {value}{column.collation_sql}"
+
+
+def _stored(column: ColumnFacts, value: str) -> str:
+    """Return a value as an assignment to the column stores it; what the column would refuse stays, and equals nothing.
+
+    Not by a cast with the modifier: that cuts texts. Of bit strings and char(n) nothing is lost that counts.
+    """
+    cast, modifier = f"{value}::{column.type_sql}", column.type_modifier
+    if modifier == -1:
+        return cast
+    if column.base_type_oid == _NUMERIC:
+        # numeric.c, make_numeric_typmod: the scale is a signed number of eleven bits.
+        scale = ((modifier - _LENGTH_OFFSET) & 0x7FF ^ 0x400) - 0x400
+        return f"pg_catalog.round({cast}, {scale})"
+    if column.base_type_oid == _VARCHAR:
+        length = modifier - _LENGTH_OFFSET
+        beyond = f"pg_catalog.substr({cast}, {length + 1})"
+        return f"(pg_catalog.left({cast}, {length}) OPERATOR(pg_catalog.||) pg_catalog.rtrim({beyond}, ' '))"
+    function = _ROUNDING.get(column.base_type_oid)
+    return f'pg_catalog."{function}"({cast}, {modifier})' if function else cast

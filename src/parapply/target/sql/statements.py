@@ -1,0 +1,465 @@
+"""SQL texts that apply changes to one target table, set-based and row by row. Pure text; nothing is executed here.
+
+In: a `TablePlan` and the wire positions present. Out: `Sql`, whose parameters are values (row forms, text format, type
+left to the server) or one array per wire position (set forms). Must never put a value or a raw name into a text.
+
+Why the texts look as they do:
+
+- Values travel as the publisher's text. A row form leaves a parameter's type open (OID 0), so the column's own input
+  function reads it, as in the built-in apply worker. A set form casts each element to the column's base type *without*
+  length and domain: an explicit cast to varchar(3) or to a domain over it cuts silently, while the assignment to the
+  column refuses (trap T-44). Arrays of the base type do the same, for types whose binary form the caller can make; for
+  others they would not: unnest flattens arrays of arrays.
+- Equality is spelled OPERATOR(schema.=): with the pinned search_path a plain = on a citext column would compare text.
+- ONLY on plain tables: children by inheritance are other published tables. A partitioned table is written as a whole.
+- OVERRIDING SYSTEM VALUE is harmless without identity columns (trap T-50). UPDATE cannot set an ALWAYS identity column,
+  so it is left out of SET; an update that would change it finds no row (see `Statements.row_update`).
+"""
+
+# ruff: noqa: S608 - this module makes SQL: names are quoted by conditions.py, values are parameters
+from __future__ import annotations
+
+from functools import cache
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from parapply.errors import TargetRefused
+from parapply.plan.table import Equality
+from parapply.target.sql.conditions import (
+    column_equals,
+    key_condition,
+    quote_identifier,
+    row_condition,
+    same_text,
+    table_name,
+    types_unaltered,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from parapply.plan.table import ColumnFacts, TableFacts, TablePlan
+
+_TEXT_OID: Final = 25
+_NO_TYPES: Final[frozenset[int]] = frozenset()
+
+
+class Sql(NamedTuple):
+    """One statement to prepare, and what its parameters are.
+
+    A set form takes one array for each of `positions`, all of one length, its elements of the type in `type_oids`; a
+    set delete's positions are the key's.
+    A row form takes the values at `positions` of the new row, then those at `old_positions` of the old row; without an
+    old tuple on the wire the key has not moved and its values are in the new row.
+    """
+
+    name: bytes  # stands for the text: the same text has the same name in every session; 33 bytes
+    text: bytes  # UTF-8
+    n_parameters: int
+    is_set: bool
+    positions: tuple[int, ...]
+    old_positions: tuple[int, ...] = ()
+    type_oids: tuple[int, ...] = ()
+
+
+class Statements:
+    """The statements of one table plan; each text is built once.
+
+    Every statement's row count is the number of rows found, also where it is a SELECT because nothing can be set.
+    """
+
+    def __init__(self, plan: TablePlan, binary_types: frozenset[int] = _NO_TYPES) -> None:
+        """Build nothing yet.
+
+        Args:
+            plan: of the table.
+            binary_types: OIDs of the types that set forms take as arrays of themselves; all others come as text[].
+        """
+        self.plan = plan
+        self._binary = {
+            position for position, column in enumerate(plan.columns) if column.base_type_oid in binary_types
+        }
+        self._table = table_name(plan.facts)
+        self._names = [quote_identifier(column.name) for column in plan.columns]
+        self._cache: dict[tuple[str, tuple[int, ...]], Sql] = {}
+
+    def set_insert(self, present: tuple[int, ...]) -> Sql:
+        """Return the insert of many rows that have values at the wire positions `present` (at least one).
+
+        Raises:
+            ValueError: no position; a set of rows without columns has no length (trap T-67).
+        """
+        return self._cached("set_insert", present, lambda: self._build_set_insert(present))
+
+    def set_update(self, present: tuple[int, ...]) -> Sql:
+        """Return the update of many rows by key; positions not in `present` keep their value (unchanged TOAST).
+
+        Each key may occur once: of two source rows for one target row PostgreSQL takes any (trap T-40). Keys must
+        not move (trap T-38). `positions` holds the key positions too, present or not: fill them from the old row.
+
+        Raises:
+            TargetRefused: the plan allows no updates.
+            ValueError: the plan has no key.
+        """
+        self._check_updates(needs_key=True)
+        return self._cached("set_update", present, lambda: self._build_set_update(present))
+
+    def set_delete(self) -> Sql:
+        """Return the delete of many rows by key; its arrays come from old rows.
+
+        Raises:
+            TargetRefused: the plan allows no deletes.
+            ValueError: the plan has no key.
+        """
+        self._check_updates(needs_key=True)
+        return self._cached("set_delete", (), self._build_set_delete)
+
+    def send_as_text(self, positions: Sequence[int]) -> None:
+        """Have set forms built from now on take these wire positions as text[], whatever their type."""
+        self._binary.difference_update(positions)
+        self._cache.clear()
+
+    def row_insert(self, present: tuple[int, ...]) -> Sql:
+        """Return the insert of one row; without positions every column takes its default (trap T-67)."""
+        return self._cached("row_insert", present, lambda: self._build_row_insert(present))
+
+    def row_update(self, present: tuple[int, ...], *, is_key_moved: bool = False) -> Sql:
+        """Return the update of one row, found by the old key or, with `is_full`, by the whole old row.
+
+        Every present column is set, changed or not, as the built-in worker does: UPDATE OF triggers see the same
+        (trap T-29). Of ALWAYS identity columns outside the key the row must already hold the new value: an update that
+        changes one finds no row although `row_exists` does, and that is an error, not a trigger's doing.
+
+        Args:
+            present: wire positions of the new row that have a value.
+            is_key_moved: old and new key differ.
+
+        Raises:
+            TargetRefused: the plan allows no updates, or the moved key holds an ALWAYS identity column (trap T-50).
+        """
+        self._check_updates()
+        if is_key_moved:
+            self._check_key_can_move()
+        return self._cached("row_update", present, lambda: self._build_row_update(present))
+
+    def row_delete(self) -> Sql:
+        """Return the delete of one row, found as in `row_update`; of twins exactly one goes (trap T-24).
+
+        Raises:
+            TargetRefused: the plan allows no deletes.
+        """
+        self._check_updates()
+        return self._cached("row_delete", (), self._build_row_delete)
+
+    def row_exists(self) -> Sql:
+        """Return a SELECT of one row if the old row is there: tells a trigger's veto from a missing row (trap T-43).
+
+        Raises:
+            TargetRefused: the plan allows no updates, so rows cannot be found.
+        """
+        self._check_updates()
+        return self._cached("row_exists", (), lambda: self._build_select((), is_set=False))
+
+    def set_foreign(self) -> Sql:
+        """Return a SELECT of one row for each of many rows that another origin wrote last; all are locked.
+
+        Locked before anybody looks at who wrote them, so that nobody writes them between the look and the change. A row
+        that this very transaction wrote, or one so old that nobody knows, is nobody else's.
+
+        Raises:
+            TargetRefused: the plan allows no updates.
+            ValueError: the plan has no key.
+        """
+        self._check_updates(needs_key=True)
+        return self._cached("set_foreign", (), self._build_set_foreign)
+
+    def row_foreign(self) -> Sql:
+        """Return `set_foreign` for one row, found as in `row_update`.
+
+        Raises:
+            TargetRefused: the plan allows no updates.
+        """
+        self._check_updates()
+        return self._cached("row_foreign", (), self._build_row_foreign)
+
+    def _cached(self, kind: str, present: tuple[int, ...], build: Callable[[], Sql]) -> Sql:
+        found = self._cache.get((kind, present))
+        if found is None:
+            found = self._cache[kind, present] = build()
+        return found
+
+    def _check_updates(self, *, needs_key: bool = False) -> None:
+        if not self.plan.can_update:
+            raise TargetRefused(
+                self.plan.refusal,
+                hint="give the table the same primary key on both sides, or set its REPLICA IDENTITY on the publisher",
+            )
+        if needs_key and not self.plan.key_positions:
+            raise ValueError(f"{self._table} has no key: only its row forms can update and delete")
+
+    def _check_key_can_move(self) -> None:
+        always = [
+            self._names[position] for position in self.plan.key_positions if self._column(position).is_identity_always
+        ]
+        if always:
+            raise TargetRefused(
+                f"target table {self._table}: a key column is GENERATED ALWAYS AS IDENTITY and SQL cannot change its "
+                f"value: {', '.join(always)}",
+                hint="ALTER TABLE ... ALTER COLUMN ... SET GENERATED BY DEFAULT on the target",
+            )
+
+    def _column(self, position: int) -> ColumnFacts:
+        return self.plan.columns[position]
+
+    def _build_set_insert(self, present: tuple[int, ...]) -> Sql:
+        if not present:
+            raise ValueError(f"{self._table}: a set of rows needs at least one column")
+        targets = ", ".join(self._names[position] for position in present)
+        values = ", ".join(self._element(position) for position in present)
+        return _sql(
+            f"INSERT INTO {self._table} ({targets}) OVERRIDING SYSTEM VALUE SELECT {values} FROM {self._rows(present)}"
+            f" WHERE {self._unaltered(present)}",
+            present,
+            type_oids=self._type_oids(present),
+        )
+
+    def _build_set_update(self, present: tuple[int, ...]) -> Sql:
+        keys = self.plan.key_positions
+        # Equal keys of other classes may print differently (1.0 and 1.00), and the new text is what must remain.
+        # Leaving out the rest spares the check whether an indexed column changed.
+        fixed = [position for position in keys if self._column(position).equality is Equality.BYTES]
+        settable = [position for position in present if not self._column(position).is_identity_always]
+        # Something must be set for the row to count as updated: the key, to what it is.
+        changed = [position for position in settable if position not in fixed] or settable[:1]
+        guarded = self._guarded(present)
+        if not changed:
+            return self._build_select(guarded, is_set=True)
+        positions = tuple(sorted({*changed, *guarded, *keys}))
+        assignments = ", ".join(f"{self._names[position]} = {self._element(position)}" for position in changed)
+        return _sql(
+            f"UPDATE {self._only} AS t SET {assignments} FROM {self._unnest(positions)} "
+            f"WHERE {self._joined((*keys, *guarded))} AND {self._unaltered(changed)}",
+            positions,
+            type_oids=self._type_oids(positions),
+        )
+
+    def _build_set_delete(self) -> Sql:
+        keys = self.plan.key_positions
+        text = f"DELETE FROM {self._only} AS t USING {self._unnest(keys)} WHERE {self._joined(keys)}"
+        return _sql(text, keys, type_oids=self._type_oids(keys))
+
+    def _build_row_insert(self, present: tuple[int, ...]) -> Sql:
+        if not present:
+            return _sql(f"INSERT INTO {self._table} DEFAULT VALUES", ())
+        targets = ", ".join(self._names[position] for position in present)
+        values = ", ".join(f"${number}" for number in range(1, len(present) + 1))
+        return _sql(
+            f"INSERT INTO {self._table} ({targets}) OVERRIDING SYSTEM VALUE SELECT {values}"
+            f" WHERE {self._unaltered(present)}",
+            present,
+        )
+
+    def _build_row_update(self, present: tuple[int, ...]) -> Sql:
+        changed = [position for position in present if not self._column(position).is_identity_always]
+        guarded = self._guarded(present)
+        if not changed:
+            return self._build_select(guarded, is_set=False)
+        positions = (*changed, *guarded)
+        assignments = ", ".join(f"{self._names[position]} = ${number}" for number, position in enumerate(changed, 1))
+        guards = self._guards(guarded, first=len(changed) + 1)
+        where, old_positions = self._found_row(first=len(positions) + 1)
+        where += f"{guards} AND {self._unaltered(changed)}"
+        return _sql(f"UPDATE {self._only} AS t SET {assignments} WHERE {where}", positions, old_positions)
+
+    def _build_row_delete(self) -> Sql:
+        where, old_positions = self._found_row(first=1)
+        return _sql(f"DELETE FROM {self._only} AS t WHERE {where}", (), old_positions)
+
+    def _build_select(self, guarded: tuple[int, ...], *, is_set: bool) -> Sql:
+        """Return a SELECT that counts the rows found: for updates in which nothing can be set, and for row_exists."""
+        if is_set:
+            keys = self.plan.key_positions
+            positions = tuple(sorted({*keys, *guarded}))
+            joined = self._joined((*keys, *guarded))
+            text = f"SELECT 1 FROM {self._only} AS t, {self._unnest(positions)} WHERE {joined}"
+            return _sql(text, positions, type_oids=self._type_oids(positions))
+        guards = self._guards(guarded, first=1)
+        where, old_positions = self._found_row(first=len(guarded) + 1)
+        return _sql(f"SELECT 1 FROM {self._only} AS t WHERE {where}{guards}", guarded, old_positions)
+
+    def _build_set_foreign(self) -> Sql:
+        keys = self.plan.key_positions
+        text = self._foreign(f"{self._only} AS t, {self._unnest(keys)}", self._joined(keys))
+        return _sql(text, keys, type_oids=self._type_oids(keys))
+
+    def _build_row_foreign(self) -> Sql:
+        where, old_positions = self._found_row(first=1)
+        return _sql(self._foreign(f"{self._only} AS t", where), (), old_positions)
+
+    def _foreign(self, tables: str, where: str) -> str:
+        own = ", ".join(str(origin) for origin in self.plan.own_origins)
+        return (
+            f"WITH held AS MATERIALIZED (SELECT t.xmin AS x FROM {tables} WHERE {where} FOR UPDATE OF t) SELECT 1 FROM"
+            " held, LATERAL pg_catalog.pg_xact_commit_timestamp_origin(held.x) AS w"
+            f" WHERE w.roident <> ALL (ARRAY[{own}]::oid[])"
+        )
+
+    @property
+    def _only(self) -> str:
+        return self._table if self.plan.facts.is_partitioned else f"ONLY {self._table}"
+
+    def _guarded(self, present: tuple[int, ...]) -> tuple[int, ...]:
+        keys = self.plan.key_positions
+        return tuple([p for p in present if self._column(p).is_identity_always and p not in keys])
+
+    def _guards(self, guarded: tuple[int, ...], first: int) -> str:
+        pairs = enumerate(guarded, first)
+        return "".join(f" AND {column_equals(self._column(position), f'${number}')}" for number, position in pairs)
+
+    def _unaltered(self, positions: Sequence[int]) -> str:
+        return types_unaltered(self.plan.facts, [self._column(position) for position in positions])
+
+    def _element(self, position: int) -> str:
+        return f"v.c{position}::{self._column(position).type_sql}"
+
+    def _rows(self, positions: Sequence[int]) -> str:
+        """Return the arrays as rows in step, as `_unnest` does, but without a tuplestore on the way.
+
+        Inserts of thousands of rows cost the target about a quarter less (`python -m bench.micro.forms`); in updates
+        nothing was measured. (Manual, "SQL Functions Returning Sets": several in a select list advance together.)
+        """
+        arrays = zip(self._arrays(positions), positions, strict=True)
+        return f"(SELECT {', '.join(f'unnest({array}) AS c{position}' for array, position in arrays)}) AS v"
+
+    def _unnest(self, positions: Sequence[int]) -> str:
+        # Several arguments are special syntax that a schema-qualified name would lose; the session's search_path is
+        # pinned.
+        aliases = ", ".join(f"c{position}" for position in positions)
+        return f"unnest({', '.join(self._arrays(positions))}) AS v({aliases})"
+
+    def _arrays(self, positions: Sequence[int]) -> list[str]:
+        return [
+            f"${number}::{self._column(position).type_sql if position in self._binary else 'text'}[]"
+            for number, position in enumerate(positions, 1)
+        ]
+
+    def _type_oids(self, positions: Sequence[int]) -> tuple[int, ...]:
+        return tuple(
+            [self._column(position).base_type_oid if position in self._binary else _TEXT_OID for position in positions]
+        )
+
+    def _joined(self, positions: Sequence[int]) -> str:
+        return " AND ".join(column_equals(self._column(position), f"v.c{position}") for position in positions)
+
+    def _found_row(self, first: int) -> tuple[str, tuple[int, ...]]:
+        """Return the condition for one old row, its parameters numbered from `first`, and their wire positions."""
+        keys = self.plan.key_positions
+        if not self.plan.is_full:
+            return key_condition([self._column(position) for position in keys], first), keys
+        # ctid and not the columns themselves: one change, one row, whatever twins there are. tableoid as well where
+        # the table has several files, since a ctid is unique in one file only.
+        row_id = "tableoid, ctid" if self.plan.facts.is_partitioned else "ctid"
+        columns = self.plan.columns
+        any_row = f"SELECT {row_id} FROM {self._only} AS t WHERE {row_condition(columns, first)}"
+        is_same = same_text(columns, first)
+        # Of twins one that a prepared transaction has changed must not be waited for: its outcome may be waiting for
+        # this change. Where every one is locked, the session that has it is waited for.
+        free = "LIMIT 1 FOR UPDATE SKIP LOCKED"
+        # Of equal rows the one that looks the same, if there is one: an Append asks its parts in their order.
+        choices = [f"SELECT * FROM ({any_row} AND {is_same} {free}) AS same"] if is_same else []
+        choices += [f"SELECT * FROM ({any_row} {free}) AS free", f"({any_row} LIMIT 1)"]
+        one_row = " UNION ALL ".join(choices)
+        return f"({row_id}) = ({one_row} LIMIT 1)", tuple(range(len(columns)))
+
+
+def truncate(tables: Sequence[TableFacts], *, restart_identity: bool) -> Sql:
+    """Return one TRUNCATE of all tables of a message: apart, foreign keys between them would refuse (trap T-26).
+
+    Never CASCADE, as in the built-in subscription: the publisher already listed what its own cascade emptied, and
+    tables that only the target has must not be emptied.
+
+    Args:
+        tables: at least one; two published relations may stand for the same one.
+        restart_identity: the publisher restarted the sequences that the tables own.
+    """
+    targets = [table_name(facts) if facts.is_partitioned else f"ONLY {table_name(facts)}" for facts in tables]
+    identity = "RESTART" if restart_identity else "CONTINUE"
+    return _sql(f"TRUNCATE TABLE {', '.join(dict.fromkeys(targets))} {identity} IDENTITY RESTRICT", ())
+
+
+@cache
+def acting_code(role: str, *, is_partitioned: bool) -> Sql:
+    """Return the statement whose rows are triggers and rules that act on tables, and tables replaced, as a set form.
+
+    Its parameters are a binary oid[] of the tables as they were planned and a binary text[] of the names by which
+    statements have written to them. Run by a transaction that has done so it is final until the end of that
+    transaction, because to enable a trigger, or to give the name to another table, waits for its locks. It locks none
+    of the tables itself: another session may hold a partition that nothing was written to.
+
+    Args:
+        role: session_replication_role of the session.
+        is_partitioned: some of the tables are partitioned; row triggers of their partitions count then, too.
+    """
+    enabled = f"IN ('A', '{'R' if role == 'replica' else 'O'}')"
+    # Several arguments are special syntax that a schema-qualified name would lose, as in `Statements._unnest`.
+    text = (
+        "SELECT 1 FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid = ANY ($1::oid[]) AND NOT t.tgisinternal"
+        f" AND t.tgenabled {enabled} UNION ALL SELECT 1 FROM pg_catalog.pg_rewrite AS r"
+        f" WHERE r.ev_class = ANY ($1::oid[]) AND r.rulename <> '_RETURN' AND r.ev_enabled {enabled}"
+        " UNION ALL SELECT 1 FROM unnest($1::oid[], $2::text[]) AS named (oid, name)"
+        " WHERE pg_catalog.to_regclass(named.name) IS DISTINCT FROM named.oid"
+    )
+    if is_partitioned:
+        # Of the few tables with such triggers, not of all, it is asked whether they are partitions: children by plain
+        # inheritance are not written to.
+        text = (
+            "WITH RECURSIVE tree (relid) AS (SELECT pg_catalog.unnest($1::oid[]) UNION ALL"
+            " SELECT i.inhrelid FROM tree JOIN pg_catalog.pg_inherits AS i ON i.inhparent = tree.relid)"
+            f" {text} UNION ALL SELECT 1 FROM tree JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = tree.relid"
+            " JOIN pg_catalog.pg_class AS c ON c.oid = t.tgrelid AND c.relispartition"
+            f" WHERE NOT t.tgisinternal AND t.tgtype & 1 = 1 AND t.tgenabled {enabled}"
+        )
+    return _sql(text, (0, 1))._replace(is_set=True)
+
+
+def counted(prepared: Sql) -> Sql:
+    """Return a set form that fails unless it finds as many rows as its last parameter, a binary int8, says.
+
+    So that COMMIT can be sent behind it without waiting for its answer: in a pipeline nothing runs behind an error. It
+    fails with 22012 (division by zero), like a division of the user's; and costs some tenths of a microsecond a row.
+    (PostgreSQL manual, "Data-Modifying Statements in WITH".)
+
+    Args:
+        prepared: a set form.
+    """
+    # A SELECT stands where nothing can be set; its rows are those found.
+    returning = b"" if prepared.text.startswith((b"SELECT ", b"WITH ")) else b" RETURNING 1"
+    number = prepared.n_parameters + 1
+    text = b"WITH done AS (%s%s) SELECT 1 / (pg_catalog.count(*) = $%d::pg_catalog.int8)::pg_catalog.int4 FROM done" % (
+        prepared.text,
+        returning,
+        number,
+    )
+    return prepared._replace(name=b"c" + prepared.name[1:], text=text, n_parameters=number)
+
+
+def _sql(
+    text: str, positions: Sequence[int], old_positions: Sequence[int] = (), *, type_oids: tuple[int, ...] | None = None
+) -> Sql:
+    # A publisher in SQL_ASCII may name columns in bytes that are no UTF-8 (trap T-61); they go back as they came.
+    encoded = text.encode("utf-8", "surrogateescape")
+    name = b"p" + blake2b(encoded, digest_size=16).hexdigest().encode()
+    return Sql(
+        name=name,
+        text=encoded,
+        n_parameters=len(positions) + len(old_positions),
+        is_set=type_oids is not None,
+        positions=tuple(positions),
+        old_positions=tuple(old_positions),
+        type_oids=type_oids or (),
+    )
+
+
+#: Around a TRUNCATE: deferred checks of what came before are made at once, those of what follows later again.
+CHECK_NOW = _sql("SET CONSTRAINTS ALL IMMEDIATE", ())
+CHECK_LATER = _sql("SET CONSTRAINTS ALL DEFERRED", ())

@@ -1,0 +1,410 @@
+"""Which tables hold a copy of the publisher's rows, and from which LSN on the stream applies to each of them.
+
+A copy of a table is what a snapshot of the publisher shows; the snapshot is that of an LSN, the consistent point of the
+slot that exported it: it shows every transaction whose commit record lies before that LSN and no other. So a change of
+the table is applied exactly if its transaction's commit record lies at the LSN or after it. Tables copied at different
+times have different LSNs; nothing else tells them apart. (PostgreSQL keeps the same in pg_subscription_rel.)
+
+| state   | meaning                                                    | a change of the table                       |
+|---------|------------------------------------------------------------|---------------------------------------------|
+| waiting | published, not copied, no copy of it is running            | is skipped: a later copy will hold it       |
+| copying | a copy as of start_lsn is running                          | before start_lsn skipped, else it must wait |
+| copied  | its rows as of start_lsn are here                          | before start_lsn skipped, else applied      |
+
+The copy command holds the copy lock of the slot, so `copying` without a holder means that it was interrupted; the next
+one takes a new snapshot, later than all that was received until then, and so the daemon may continue as if it were
+`waiting`.
+
+In: a control session, the schema's name, a slot_id. Out: rows of `parapply.copies`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from psycopg import sql
+
+from parapply.model import format_lsn, parse_lsn
+from parapply.plan.copy_starts import Start
+from parapply.target.session import lease
+from parapply.target.session.settings import rows, target_errors
+from parapply.target.state.schema import in_schema, lsn_text
+from parapply.vocabulary import CopyState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from parapply.plan.copy_starts import Known, Name
+    from parapply.target.session.settings import Connection
+
+#: Class of the copy locks: the number after that of the apply locks.
+LOCK_CLASS = lease.LOCK_CLASS + 1
+
+
+class CopyRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One table."""
+
+    schema_name: str
+    table_name: str
+    state: CopyState
+    start_lsn: int | None  # of the copy's snapshot; None as long as no copy has begun
+    source_oid: int | None = None  # the publisher's, by which it is known after a rename; None: an older version's row
+    reason: str = ""  # why it waits; empty: it is one of the first copy, or of a refresh
+    rows: int | None = None  # so far, while it is copied
+    size_bytes: int | None = None
+    indexes: tuple[str, ...] = ()  # statements that make the indexes again which the copy has dropped
+
+    @property
+    def name(self) -> Name:
+        """Return schema and table."""
+        return self.schema_name, self.table_name
+
+
+class Copies(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the tables of a slot."""
+
+    is_listed: bool  # only tables that have a row are applied; else those without one are applied from the slot's start
+    is_running: bool  # a session holds the copy lock
+    tables: tuple[CopyRow, ...] = ()
+
+    def is_settled(self, low_lsn: int) -> bool:
+        """Tell whether the stream, from an LSN on, is applied whole to all tables.
+
+        Before, two-phase commit must not begin: of a transaction prepared before a table's start and committed after it
+        the PREPARE would be left out, and the copy would not hold it either.
+        """
+        # A late table gets nothing, prepared or not, and no refresh brings it once two-phase commit has begun.
+        rows = [row for row in self.tables if row.state != CopyState.WAITING or not row.reason]
+        return all(row.state == CopyState.COPIED and (row.start_lsn or 0) <= low_lsn for row in rows)
+
+    def starts(self, low_lsn: int) -> dict[Known, Start]:
+        """Return where each table joins the stream; one whose copy was interrupted does not, until the next copy.
+
+        Args:
+            low_lsn: the stream is read from here on; a start before is as good as none.
+        """
+        found: dict[Known, Start] = {}
+        for row in self.tables:
+            is_under_way = row.state == CopyState.COPYING and self.is_running
+            lsn = row.start_lsn if row.state == CopyState.COPIED or is_under_way else None
+            if row.state == CopyState.COPIED and lsn is not None and lsn <= low_lsn:
+                lsn = 0
+            found[row.name if row.source_oid is None else row.source_oid] = Start(
+                lsn, is_copied=row.state == CopyState.COPIED
+            )
+        return found
+
+    def count(self, state: CopyState) -> int:
+        """Return how many tables are in a state."""
+        return sum(row.state == state for row in self.tables)
+
+
+def channel(slot_id: int) -> str:
+    """Return the notification channel on which daemon and commands of a slot call each other."""
+    return f"parapply_{slot_id:d}"
+
+
+async def load(conn: Connection, schema: str, slot_id: int) -> Copies:
+    """Read the tables of a slot, and whether a copy is running.
+
+    Raises:
+        TargetRefused: the state schema is not there, or may not be read.
+        TargetLost: the connection broke.
+    """
+    # Check the lock after reading the rows, so that "no copier" holds for exactly those rows.
+    query = in_schema(
+        "SELECT s.copies_only, c.schema_name, c.table_name, c.state, c.start_lsn::text,"
+        " c.rows, c.size_bytes, c.indexes, c.source_oid, c.reason"
+        " FROM {s}.slots AS s LEFT JOIN {s}.copies AS c USING (slot_id)"
+        " WHERE s.slot_id = $1::int ORDER BY 2, 3",
+        schema,
+    )
+    with target_errors("reading which tables are copied"):
+        found = await rows(conn, query, [slot_id])
+    tables = tuple(
+        CopyRow(
+            schema_name=name,
+            table_name=table,
+            state=CopyState(state),
+            start_lsn=None if start is None else parse_lsn(start),
+            rows=n_rows,
+            size_bytes=size,
+            indexes=tuple(indexes or ()),
+            source_oid=oid,
+            reason=reason or "",
+        )
+        for _, name, table, state, start, n_rows, size, indexes, oid, reason in found
+        if name is not None
+    )
+    is_running = any(row.state == CopyState.COPYING for row in tables) and bool(
+        await lease.holders(conn, slot_id, lock_class=LOCK_CLASS, with_self=True)
+    )
+    return Copies(is_listed=bool(found and found[0][0]), is_running=is_running, tables=tables)
+
+
+async def add(conn: Connection, schema: str, slot_id: int, oids: Mapping[Name, int], *, is_listed: bool) -> None:
+    """Write a row, waiting, for each table that has none; with `is_listed` only tables with a row are applied at all.
+
+    Args:
+        conn: control session.
+        schema: of the state.
+        slot_id: slot.
+        oids: the publisher's, by name; a row of the same name and of another table is replaced.
+        is_listed: as said; False leaves it as it is.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    insert = in_schema(
+        "INSERT INTO {s}.copies AS c (slot_id, schema_name, table_name, source_oid, state)"
+        " SELECT $1::int, n.schema_name, n.table_name, n.source_oid, 'waiting'"
+        " FROM unnest($2::text[], $3::text[], $4::bigint[]) AS n(schema_name, table_name, source_oid)"
+        " ON CONFLICT (slot_id, schema_name, table_name) DO UPDATE SET source_oid = EXCLUDED.source_oid,"
+        " state = CASE WHEN c.source_oid <> EXCLUDED.source_oid THEN 'waiting' ELSE c.state END",
+        schema,
+    )
+    update = in_schema("UPDATE {s}.slots SET copies_only = true WHERE slot_id = $1::int", schema)
+    with target_errors("writing which tables are to be copied"):
+        async with conn.transaction():
+            await rows(conn, insert, [slot_id, *_columns(oids), list(oids.values())])
+            if is_listed:
+                await rows(conn, update, [slot_id])
+            await notify(conn, slot_id)
+
+
+async def begin(conn: Connection, schema: str, slot_id: int, names: Sequence[Name], start_lsn: int) -> None:
+    """Note that tables are copied now, as of an LSN; the copy lock must be held.
+
+    Twice: before the snapshot is made with an LSN before it, and, when `is_seen` says that the daemon knows, with the
+    snapshot's own. In between the daemon must not continue to leave out changes that the snapshot does not show.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    query = in_schema(
+        "UPDATE {s}.copies AS c SET state = 'copying', start_lsn = $4::pg_lsn, rows = NULL, size_bytes = NULL,"
+        " reason = '', is_seen = false, started_at = pg_catalog.clock_timestamp(), finished_at = NULL"
+        " FROM unnest($2::text[], $3::text[]) AS n(schema_name, table_name)"
+        " WHERE c.slot_id = $1::int AND c.schema_name = n.schema_name AND c.table_name = n.table_name",
+        schema,
+    )
+    values = [slot_id, *_columns(names), format_lsn(start_lsn)]
+    with target_errors("noting what is copied"):
+        async with conn.transaction():
+            await rows(conn, query, values)
+            await notify(conn, slot_id)
+
+
+async def is_seen(conn: Connection, schema: str, slot_id: int) -> bool:
+    """Tell whether the daemon, if one runs, keeps to what `begin` has written last.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be read.
+    """
+    query = in_schema(
+        "SELECT pg_catalog.bool_and(is_seen) FROM {s}.copies WHERE slot_id = $1::int AND state = 'copying'", schema
+    )
+    with target_errors("looking whether the daemon knows of the copy"):
+        ((has_seen,),) = await rows(conn, query, [slot_id])
+    # In this order, because a daemon that comes after the check reads what was written before it.
+    return has_seen is not False or not await lease.holders(conn, slot_id)
+
+
+async def tell_seen(conn: Connection, schema: str, slot_id: int, known: Copies) -> None:
+    """Tell the copy command that the daemon keeps to what it has read.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    under_way = [row for row in known.tables if row.state == CopyState.COPYING]
+    query = in_schema(
+        "UPDATE {s}.copies AS c SET is_seen = true FROM unnest($2::text[], $3::text[], $4::pg_lsn[])"
+        " AS n(schema_name, table_name, start_lsn) WHERE c.slot_id = $1::int AND c.schema_name = n.schema_name"
+        " AND c.table_name = n.table_name AND c.start_lsn = n.start_lsn AND c.state = 'copying' AND NOT c.is_seen",
+        schema,
+    )
+    starts = [lsn_text(row.start_lsn) for row in under_way]
+    values = [slot_id, [row.schema_name for row in under_way], [row.table_name for row in under_way], starts]
+    if under_way:
+        with target_errors("telling who copies"):
+            await rows(conn, query, values)
+
+
+async def keep_indexes(conn: Connection, schema: str, slot_id: int, name: Name, indexes: Sequence[str]) -> None:
+    """Keep the statements that make dropped indexes again, before they are dropped.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    query = in_schema(
+        "UPDATE {s}.copies SET indexes = $4::text[] WHERE slot_id = $1::int AND schema_name = $2 AND table_name = $3",
+        schema,
+    )
+    with target_errors("noting dropped indexes"):
+        await rows(conn, query, [slot_id, *name, list(indexes)])
+
+
+async def note_progress(conn: Connection, schema: str, slot_id: int, figures: Mapping[Name, tuple[int, int]]) -> None:
+    """Note how many rows and bytes of tables under way were handed on; for people only, so it need not be durable.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    if not figures:
+        return
+    query = in_schema(
+        "WITH quick AS (SELECT pg_catalog.set_config('synchronous_commit', 'off', true))"
+        " UPDATE {s}.copies AS c SET rows = n.rows, size_bytes = n.size_bytes"
+        " FROM quick, unnest($2::text[], $3::text[], $4::bigint[], $5::bigint[])"
+        " AS n(schema_name, table_name, rows, size_bytes) WHERE c.slot_id = $1::int"
+        " AND c.schema_name = n.schema_name AND c.table_name = n.table_name AND c.state = 'copying'",
+        schema,
+    )
+    names = [[name[part] for name in figures] for part in (0, 1)]
+    counts = [[count[part] for count in figures.values()] for part in (0, 1)]
+    with target_errors("noting how far the copy is"):
+        await rows(conn, query, [slot_id, *names, *counts])
+
+
+async def finish(  # noqa: PLR0913  the columns of a row
+    conn: Connection, schema: str, slot_id: int, name: Name, *, n_rows: int, size_bytes: int, is_durable: bool
+) -> None:
+    """Note that all rows of a table are committed and its indexes are made.
+
+    Not durable is as exact, because a crash that takes the rows also takes this note, which comes after them in the
+    WAL, and everything that is based on it. The last one of a copy must be durable, and makes all of them so.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    query = in_schema(
+        "WITH noted AS (UPDATE {s}.copies SET state = 'copied', rows = $4::bigint, size_bytes = $5::bigint,"
+        " indexes = '{{}}', finished_at = pg_catalog.clock_timestamp()"
+        " WHERE slot_id = $1::int AND schema_name = $2 AND table_name = $3)"
+        " SELECT pg_catalog.pg_notify($6, ''), pg_catalog.set_config('synchronous_commit', $7, true)",
+        schema,
+    )
+    values = [slot_id, *name, n_rows, size_bytes, channel(slot_id), "on" if is_durable else "off"]
+    with target_errors("noting what is copied"):
+        await rows(conn, query, values)
+
+
+async def forget(conn: Connection, schema: str, slot_id: int, names: Sequence[Name]) -> None:
+    """Forget tables that are no longer published.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    query = in_schema(
+        "DELETE FROM {s}.copies AS c USING unnest($2::text[], $3::text[]) AS n(schema_name, table_name)"
+        " WHERE c.slot_id = $1::int AND c.schema_name = n.schema_name AND c.table_name = n.table_name",
+        schema,
+    )
+    with target_errors("forgetting tables that are not published"):
+        async with conn.transaction():
+            await rows(conn, query, [slot_id, *_columns(names)])
+            await notify(conn, slot_id)
+
+
+async def settle(  # noqa: PLR0913, PLR0917  the columns of a row
+    conn: Connection, schema: str, slot_id: int, name: Name, source_oid: int, reason: str
+) -> None:
+    """Note a table that was published later: applied from its first row on, or waiting for a reason.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    query = in_schema(
+        "INSERT INTO {s}.copies (slot_id, schema_name, table_name, source_oid, state, start_lsn, reason)"
+        " VALUES ($1::int, $2, $3, $4::bigint, CASE WHEN $5 = '' THEN 'copied' ELSE 'waiting' END,"
+        " CASE WHEN $5 = '' THEN '0/0'::pg_lsn END, $5) ON CONFLICT DO NOTHING",
+        schema,
+    )
+    with target_errors("noting a table that was published later"):
+        await rows(conn, query, [slot_id, *name, source_oid, reason])
+
+
+async def identify(conn: Connection, schema: str, slot_id: int, name: Name, source_oid: int) -> None:
+    """Note the publisher's OID of a table that an older version has noted by name.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    query = in_schema(
+        "UPDATE {s}.copies SET source_oid = $4::bigint"
+        " WHERE slot_id = $1::int AND schema_name = $2 AND table_name = $3 AND source_oid IS NULL",
+        schema,
+    )
+    with target_errors("noting which table it is"):
+        await rows(conn, query, [slot_id, *name, source_oid])
+
+
+async def rename(conn: Connection, schema: str, slot_id: int, names: Mapping[int, Name]) -> None:
+    """Give tables the names that they have now, by OID; a row that has such a name and is none of them goes.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    # By way of names that no table has: two tables may have exchanged theirs.
+    aside = in_schema(
+        "UPDATE {s}.copies SET schema_name = '', table_name = source_oid::text"
+        " WHERE slot_id = $1::int AND source_oid = ANY ($2::bigint[])",
+        schema,
+    )
+    remove = in_schema(
+        "DELETE FROM {s}.copies AS c USING unnest($2::text[], $3::text[], $4::bigint[])"
+        " AS n(schema_name, table_name, source_oid) WHERE c.slot_id = $1::int"
+        " AND c.schema_name = n.schema_name AND c.table_name = n.table_name",
+        schema,
+    )
+    update = in_schema(
+        "UPDATE {s}.copies AS c SET schema_name = n.schema_name, table_name = n.table_name"
+        " FROM unnest($2::text[], $3::text[], $4::bigint[]) AS n(schema_name, table_name, source_oid)"
+        " WHERE c.slot_id = $1::int AND c.source_oid = n.source_oid",
+        schema,
+    )
+    named = [slot_id, *_columns(names.values()), list(names)]
+    with target_errors("noting the tables' names"):
+        async with conn.transaction():
+            await rows(conn, aside, [slot_id, list(names)])
+            await rows(conn, remove, named)
+            await rows(conn, update, named)
+
+
+async def keep_marks(conn: Connection, schema: str, slot_id: int, marks: Sequence[str]) -> None:
+    """Keep what the publisher's catalogue held at a time when the stream had begun, in the place of what was kept.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    query = in_schema(
+        "INSERT INTO {s}.marks (slot_id, marks) VALUES ($1::int, $2::text[])"
+        " ON CONFLICT (slot_id) DO UPDATE SET marks = EXCLUDED.marks, taken_at = EXCLUDED.taken_at",
+        schema,
+    )
+    with target_errors("noting which tables there are"):
+        await rows(conn, query, [slot_id, list(marks)])
+
+
+async def load_marks(conn: Connection, schema: str, slot_id: int) -> frozenset[str] | None:
+    """Return what `keep_marks` has kept, None if there is nothing.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be read.
+    """
+    query = in_schema("SELECT marks FROM {s}.marks WHERE slot_id = $1::int", schema)
+    with target_errors("reading which tables there were"):
+        found = await rows(conn, query, [slot_id])
+    return frozenset(found[0][0]) if found else None
+
+
+def _columns(names: Iterable[Name]) -> tuple[list[str], list[str]]:
+    """Return schemas and tables, as two parameters."""
+    both = list(names)
+    return [name for name, _ in both], [table for _, table in both]
+
+
+async def notify(conn: Connection, slot_id: int) -> None:
+    """Notify all listeners; inside a transaction, when it commits."""
+    await rows(conn, sql.SQL("SELECT pg_catalog.pg_notify($1, '')"), [channel(slot_id)])

@@ -1,0 +1,215 @@
+"""What the daemon shows of itself in the state schema: its state, its workers, how it applies each table.
+
+In: a control session and plain rows. For people only: nothing here is ever read back to decide anything.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import psycopg
+
+from parapply.target.session.settings import rows, target_errors
+from parapply.target.state.schema import gone, in_schema, lsn_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from psycopg import sql
+
+    from parapply.target.session.settings import Connection
+
+
+class DaemonRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The daemon that applies the slot from now on."""
+
+    timeline: int  # of the publisher, as accepted by the slot check
+    publications: tuple[str, ...]
+    commit_order: str
+    workers: int
+    host: str
+    pid: int
+    version: str
+    two_phase: str = "disabled"  # or pending, enabled
+
+
+class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker does, for people."""
+
+    worker: int
+    pid: int | None
+    state: str
+    batch_seq: int | None = None
+    end_lsn: int | None = None
+    waits_for: str | None = None
+    since: datetime | None = None
+    transactions: int = 0
+    changes: int = 0
+
+
+class TableRow(msgspec.Struct, frozen=True, kw_only=True):
+    """How one table is applied, for people."""
+
+    schema_name: str
+    table_name: str
+    lane: str
+    is_table_exclusive: bool
+    reason: str
+    key_columns: tuple[str, ...]
+    retries: int = 0
+
+
+class TableCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What was applied to one table since the daemon started, and the waits because of it; for people."""
+
+    name: str  # schema.table
+    transactions: int
+    inserts: int
+    updates: int
+    deletes: int
+    truncates: int
+    waits: int
+    wait_s: float
+    waits_mostly_for: str
+
+
+async def set_state(conn: Connection, schema: str, slot_id: int, state: str, reason: str = "") -> None:
+    """Show what the daemon does and why, for example ("stopped", "SIGTERM").
+
+    While it reconnects, the time of the row stays that of the last progress: alarms on its age are meant for that.
+
+    Raises:
+        TargetRefused: the slot's row is gone.
+        TargetLost: the connection broke.
+    """
+    query = in_schema(
+        "UPDATE {s}.slots SET state = $2, reason = $3, updated_at = CASE $2 WHEN 'reconnecting' THEN updated_at"
+        " ELSE pg_catalog.clock_timestamp() END WHERE slot_id = $1::int RETURNING 1",
+        schema,
+    )
+    with target_errors("writing the daemon's state"):
+        if not await rows(conn, query, [slot_id, state, reason]):
+            raise gone(slot_id)
+
+
+async def write_daemon(conn: Connection, schema: str, slot_id: int, daemon: DaemonRow) -> None:
+    """Say which daemon applies the slot from now on, and forget the workers and tables of the one before.
+
+    Called after the fence and after the slot was checked: it also accepts the publisher's timeline (F14).
+
+    Raises:
+        TargetRefused: the slot's row is gone.
+        TargetLost: the connection broke.
+    """
+    query = in_schema(
+        "WITH w AS (DELETE FROM {s}.workers WHERE slot_id = $1::int),"
+        " t AS (DELETE FROM {s}.tables WHERE slot_id = $1::int)"
+        " UPDATE {s}.slots SET timeline = $2::int, publications = $3::text[], commit_order = $4, workers = $5::int,"
+        " host = $6, pid = $7::int, version = $8, two_phase = $9, state = 'starting',"
+        " started_at = pg_catalog.clock_timestamp(),"
+        " reason = '', updated_at = pg_catalog.clock_timestamp() WHERE slot_id = $1::int RETURNING 1",
+        schema,
+    )
+    values = [slot_id, daemon.timeline, list(daemon.publications), daemon.commit_order, daemon.workers]
+    with target_errors("writing the daemon's state"):
+        if not await rows(conn, query, [*values, daemon.host, daemon.pid, daemon.version, daemon.two_phase]):
+            raise gone(slot_id)
+
+
+async def write_workers(conn: Connection, schema: str, slot_id: int, workers: Sequence[WorkerRow]) -> None:
+    """Show what the workers do; one row each, those not named stay.
+
+    Raises:
+        TargetRefused: a privilege is missing.
+        TargetLost: the connection broke.
+    """
+    query = in_schema(
+        "INSERT INTO {s}.workers VALUES ($1::int, $2::int, $3::int, $4, $5::bigint, $6::pg_lsn, $7, $8::timestamptz,"
+        " $9::bigint, $10::bigint) ON CONFLICT (slot_id, worker) DO UPDATE SET (pid, state, batch_seq, end_lsn,"
+        " waits_for, since, transactions, changes) = (EXCLUDED.pid, EXCLUDED.state, EXCLUDED.batch_seq,"
+        " EXCLUDED.end_lsn, EXCLUDED.waits_for, EXCLUDED.since, EXCLUDED.transactions, EXCLUDED.changes)",
+        schema,
+    )
+    values = [
+        (
+            slot_id,
+            w.worker,
+            w.pid,
+            w.state,
+            w.batch_seq,
+            lsn_text(w.end_lsn),
+            w.waits_for,
+            w.since,
+            w.transactions,
+            w.changes,
+        )
+        for w in workers
+    ]
+    await _write_all(conn, query, values, "writing what the workers do")
+
+
+async def forget_workers(conn: Connection, schema: str, slot_id: int) -> None:
+    """Show no worker any more: none is connected.
+
+    Raises:
+        TargetRefused: a privilege is missing.
+        TargetLost: the connection broke.
+    """
+    query = in_schema("DELETE FROM {s}.workers WHERE slot_id = $1::int", schema)
+    await _write_all(conn, query, [(slot_id,)], "writing that no worker is left")
+
+
+async def write_tables(conn: Connection, schema: str, slot_id: int, tables: Sequence[TableRow]) -> None:
+    """Show how tables are applied; one row each, those not named stay.
+
+    Raises:
+        TargetRefused: a privilege is missing.
+        TargetLost: the connection broke.
+    """
+    query = in_schema(
+        "INSERT INTO {s}.tables VALUES ($1::int, $2, $3, $4, $5::bool, $6, $7::text[], $8::bigint)"
+        " ON CONFLICT (slot_id, schema_name, table_name) DO UPDATE SET (lane, is_table_exclusive, reason, key_columns,"
+        " retries, updated_at) = (EXCLUDED.lane, EXCLUDED.is_table_exclusive, EXCLUDED.reason, EXCLUDED.key_columns,"
+        " EXCLUDED.retries, pg_catalog.clock_timestamp())",
+        schema,
+    )
+    values = [
+        (slot_id, t.schema_name, t.table_name, t.lane, t.is_table_exclusive, t.reason, list(t.key_columns), t.retries)
+        for t in tables
+    ]
+    await _write_all(conn, query, values, "writing how tables are applied")
+
+
+async def write_counts(conn: Connection, schema: str, slot_id: int, counts: Sequence[TableCounts]) -> None:
+    """Show what was applied to tables, as far as they have a row; those not named stay.
+
+    Raises:
+        TargetRefused: a privilege is missing.
+        TargetLost: the connection broke.
+    """
+    query = in_schema(
+        "UPDATE {s}.tables AS shown SET transactions = found.transactions, inserts = found.inserts,"
+        " updates = found.updates, deletes = found.deletes, truncates = found.truncates, waits = found.waits,"
+        " wait_s = found.wait_s, waits_mostly_for = found.waits_mostly_for,"
+        " counted_at = pg_catalog.clock_timestamp()"
+        " FROM ROWS FROM (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::bigint[]),"
+        " pg_catalog.unnest($4::bigint[]), pg_catalog.unnest($5::bigint[]), pg_catalog.unnest($6::bigint[]),"
+        " pg_catalog.unnest($7::bigint[]), pg_catalog.unnest($8::bigint[]), pg_catalog.unnest($9::float8[]),"
+        " pg_catalog.unnest($10::text[]))"
+        " AS found (name, transactions, inserts, updates, deletes, truncates, waits, wait_s, waits_mostly_for)"
+        " WHERE shown.slot_id = $1::int AND shown.schema_name || '.' || shown.table_name = found.name",
+        schema,
+    )
+    columns = [list(column) for column in zip(*map(msgspec.structs.astuple, counts), strict=True)]
+    await _write_all(conn, query, [(slot_id, *columns)], "writing what was applied to tables")
+
+
+async def _write_all(conn: Connection, query: sql.Composed, values: Sequence[tuple[Any, ...]], doing: str) -> None:
+    with target_errors(doing):
+        # Shown to people only: not worth a wait for the disk.
+        async with conn.transaction():
+            await conn.execute("SET LOCAL synchronous_commit = off")
+            async with psycopg.AsyncRawCursor(conn) as cursor:
+                await cursor.executemany(query, values)

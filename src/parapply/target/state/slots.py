@@ -1,0 +1,322 @@
+"""Progress of a slot on the target: read it at start, record it with every batch, advance it durably.
+
+In: a control session (autocommit, pinned), the name of the state schema, LSNs as integers. Out: `SlotState`, SQL texts.
+All LSNs are commit END LSNs (trap T-3). Must never be asked for progress before `lease.fence` has returned: until
+then a session of an earlier daemon may still commit (trap T-14).
+
+Source: traps T-1 to T-16; PostgreSQL manual, "Asynchronous Commit".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from psycopg import sql
+
+from parapply import failpoints
+from parapply.errors import SourceRefused, TargetRefused
+from parapply.model import format_lsn, parse_lsn
+from parapply.target.session.settings import rows, target_errors
+from parapply.target.state.display import (
+    DaemonRow,
+    TableRow,
+    WorkerRow,
+    set_state,
+    write_daemon,
+    write_tables,
+    write_workers,
+)
+from parapply.target.state.schema import drop_schema, ensure_schema, gone, has_schema, in_schema, lsn_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.target.session.settings import Connection
+
+__all__ = [
+    "DaemonRow",
+    "NewSlot",
+    "SlotProgress",
+    "SlotState",
+    "TableRow",
+    "WorkerRow",
+    "advance",
+    "check_may_drop",
+    "create",
+    "drop_schema",
+    "drop_slot_state",
+    "ensure_schema",
+    "find_slot",
+    "has_schema",
+    "in_schema",
+    "load",
+    "record_sql",
+    "set_state",
+    "write_daemon",
+    "write_tables",
+    "write_workers",
+]
+
+#: A source commit time, microseconds since 2000-01-01 UTC, as timestamptz. Exact: a float holds 2^53
+#: of them, which is 285 years.
+_TIME = "('2000-01-01 00:00:00+00'::timestamptz + {}::bigint * '1 microsecond'::interval)"
+
+
+def wire_time_sql(number: str) -> str:
+    """Return the timestamptz of a time on the wire (microseconds since 2000-01-01 UTC); NULL stays NULL."""
+    return _TIME.format(number)
+
+
+class SlotState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is committed on the target, as read at start."""
+
+    slot_id: int
+    slot_name: str
+    system_identifier: str
+    timeline: int
+    low_lsn: int  # everything that ends here or before is committed
+    ranges: tuple[tuple[int, int], ...]  # every transaction that ends in [first, last] is committed, too
+    members: frozenset[int]  # these, too
+
+    @property
+    def resume_lsn(self) -> int:
+        """Return where START_REPLICATION begins; never 0/0, because the publisher forgets reports (T-4)."""
+        return self.low_lsn
+
+    @property
+    def high_lsn(self) -> int:
+        """Return the LSN after which nothing is committed here."""
+        return max([self.low_lsn, *self.members, *[last for _, last in self.ranges]])
+
+    def is_applied(self, end_lsn: int) -> bool:
+        """Tell whether the source transaction that ends at `end_lsn` is committed here."""
+        return (
+            end_lsn <= self.low_lsn
+            or end_lsn in self.members
+            or any(first <= end_lsn <= last for first, last in self.ranges)
+        )
+
+
+class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
+    """The first row of a slot."""
+
+    slot_name: str
+    system_identifier: str
+    timeline: int
+    database_name: str  # on the publisher
+    publications: tuple[str, ...]
+    low_lsn: int  # where the slot starts: what ends before is on the target already, or never will be
+    commit_order: str
+    workers: int
+
+
+class SlotProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """What `advance` writes. None leaves a display column as it is."""
+
+    low_lsn: int
+    high_lsn: int
+    confirmed_flush_lsn: int | None = None  # last reported to the publisher, which is the previous low_lsn
+    source_lsn: int | None = None
+    last_commit_time_us: int | None = None  # publisher's clock, microseconds since 2000-01-01 UTC
+    lag_s: float | None = None
+    state: str
+    reason: str = ""
+    reading: str | None = None  # how the slot is read, and why so
+
+
+def record_sql(schema: str, *, stamps: bool = False) -> str:
+    """Return the INSERT that a worker sends as the FIRST statement of every target transaction.
+
+    First, because a second apply of the same transactions then blocks on this row's key and fails with 23505
+    instead of writing rows twice (T-14); in the same transaction, so that rows and record are one (T-11).
+
+    Parameters, in text format: $1 slot_id; $2 end_lsn; $3 first_lsn; $4 members, a pg_lsn[] literal or NULL for
+    "all that end from first_lsn to end_lsn"; $5 low_lsn; $6 source commit time of the last one in microseconds
+    since 2000-01-01 UTC, the number on the wire; $7 number of source transactions.
+
+    Args:
+        schema: of the state.
+        stamps: the session has a replication origin and the server tracks commit timestamps: have the transaction
+            commit with the source's commit time, as the built-in subscription does, so that the last update can win.
+    """
+    if stamps:
+        text = (
+            "INSERT INTO {s}.applied (slot_id, end_lsn, first_lsn, members, low_lsn, commit_time, n_transactions)"  # noqa: S608  only our own text
+            " SELECT $1::int, $2::pg_lsn, $3::pg_lsn, $4::pg_lsn[], $5::pg_lsn, "
+            + _TIME.format("$6")
+            + ", $7::int FROM pg_catalog.pg_replication_origin_xact_setup($2::pg_lsn, "
+            + _TIME.format("$6")
+            + ")"
+        )
+        return sql.SQL(text).format(s=sql.Identifier(schema)).as_string(None)
+    text = (
+        "INSERT INTO {s}.applied (slot_id, end_lsn, first_lsn, members, low_lsn, commit_time, n_transactions)"  # noqa: S608  only our own text
+        " VALUES ($1::int, $2::pg_lsn, $3::pg_lsn, $4::pg_lsn[], $5::pg_lsn, " + _TIME.format("$6") + ", $7::int)"
+    )
+    return sql.SQL(text).format(s=sql.Identifier(schema)).as_string(None)
+
+
+async def load(conn: Connection, schema: str, slot_name: str, system_identifier: str) -> SlotState | None:
+    """Read what is committed here for a slot; None if the target knows nothing of it.
+
+    Raises:
+        SourceRefused: the state belongs to a slot of the same name in another cluster (F13).
+        TargetRefused: the state schema is not there, or may not be read.
+        TargetLost: the connection broke.
+    """
+    # One statement, hence one snapshot: between two, an applied row could be pruned into a watermark not yet seen.
+    query = in_schema(
+        "SELECT slot_id, system_identifier, timeline, lowest_lsn, batch.first_lsn, batch.end_lsn,"
+        " batch.members::text[], batch.low_lsn FROM {s}.slots LEFT JOIN {s}.applied AS batch USING (slot_id)"
+        " WHERE slot_name = $1 ORDER BY batch.end_lsn",
+        schema,
+    )
+    with target_errors("reading the state"):
+        found = await rows(conn, query, [slot_name])
+    others = sorted({row[1] for row in found if row[1] != system_identifier})
+    if others:
+        raise SourceRefused(
+            f"slot {slot_name!r} was applied here from the cluster with system identifier {', '.join(others)}; "
+            f"source.dsn leads to the cluster {system_identifier}",
+            hint="correct source.dsn; to follow both clusters give the slots different names or state schemas",
+        )
+    return _slot_state(slot_name, found) if found else None
+
+
+async def find_slot(conn: Connection, schema: str, slot_name: str) -> int:
+    """Return the id of a slot's state.
+
+    Raises:
+        TargetRefused: the target knows nothing of the slot, or of two of that name.
+        TargetLost: the connection broke.
+    """
+    query = in_schema("SELECT slot_id FROM {s}.slots WHERE slot_name = $1", schema)
+    with target_errors("reading the state"):
+        found = await rows(conn, query, [slot_name])
+    if not found:
+        raise TargetRefused(f"the target knows nothing of slot {slot_name!r}", hint="run `parapply init`")
+    if len(found) > 1:
+        raise TargetRefused(
+            f"the target has states of several slots {slot_name!r}, of different clusters",
+            hint="give each a state schema of its own (target.state_schema)",
+        )
+    return int(found[0][0])
+
+
+def _slot_state(slot_name: str, found: Sequence[tuple[Any, ...]]) -> SlotState:
+    slot_id, system_identifier, timeline, lowest = found[0][:4]
+    batches = [row[4:] for row in found if row[5] is not None]
+    low_lsn = max([parse_lsn(lowest), *(parse_lsn(low) for *_, low in batches)])
+    ranges = []
+    members: set[int] = set()
+    for first, end, ends, _ in batches:
+        if ends is None:
+            ranges.append((parse_lsn(first), parse_lsn(end)))
+        else:
+            members.update(parse_lsn(member) for member in ends)
+    return SlotState(
+        slot_id=slot_id,
+        slot_name=slot_name,
+        system_identifier=system_identifier,
+        timeline=timeline,
+        low_lsn=low_lsn,
+        ranges=tuple(pair for pair in ranges if pair[1] > low_lsn),
+        members=frozenset(member for member in members if member > low_lsn),
+    )
+
+
+async def create(conn: Connection, schema: str, slot: NewSlot) -> int:
+    """Write the first row of a slot, durably (a control session commits synchronously), and return its slot_id.
+
+    Raises:
+        TargetRefused: the row exists, or a privilege is missing.
+        TargetLost: the connection broke; check before trying again.
+    """
+    query = in_schema(
+        "INSERT INTO {s}.slots (slot_name, system_identifier, timeline, database_name, publications, lowest_lsn,"
+        " highest_lsn, commit_order, workers, state) VALUES ($1, $2, $3::int, $4, $5::text[], $6::pg_lsn, $6::pg_lsn,"
+        " $7, $8::int, 'stopped') RETURNING slot_id",
+        schema,
+    )
+    values = [slot.slot_name, slot.system_identifier, slot.timeline, slot.database_name, list(slot.publications)]
+    with target_errors("creating the state of the slot"):
+        ((slot_id,),) = await rows(conn, query, [*values, format_lsn(slot.low_lsn), slot.commit_order, slot.workers])
+    return int(slot_id)
+
+
+async def advance(conn: Connection, schema: str, slot_id: int, progress: SlotProgress) -> int:
+    """Move the watermark durably, prune what it has passed, and return where it is.
+
+    When this returns, everything that committed on this cluster before the call is durable, whatever
+    synchronous_commit it used: WAL is one sequence, flushed in order, and this commit waits for the flush of its
+    own record, which lies after theirs (T-1). So `low_lsn` may be reported to the publisher; and because an idle
+    keep-alive's LSN is persisted here before it is reported, a slot ahead of the watermark always means a gap (T-8).
+
+    The watermark never goes backwards. Only the control session writes this row: workers updating it would wait
+    for each other against the commit order (T-16).
+
+    Raises:
+        TargetRefused: the slot's row is gone.
+        TargetLost: the connection broke; what was and was not advanced is known after reading the state again.
+    """
+    query = in_schema(
+        "WITH moved AS (UPDATE {s}.slots SET lowest_lsn = GREATEST(lowest_lsn, $2::pg_lsn),"  # noqa: S608  only our own text
+        " highest_lsn = GREATEST(highest_lsn, $2::pg_lsn, $3::pg_lsn),"
+        " confirmed_flush_lsn = COALESCE($4::pg_lsn, confirmed_flush_lsn),"
+        " source_lsn = COALESCE($5::pg_lsn, source_lsn),"
+        " last_commit_time = COALESCE(" + _TIME.format("$6") + ", last_commit_time),"
+        " lag_s = COALESCE($7::float8, lag_s), state = $8, reason = $9,"
+        " reading = COALESCE($10, reading), updated_at = pg_catalog.clock_timestamp()"
+        " WHERE slot_id = $1::int RETURNING slot_id, lowest_lsn),"
+        " pruned AS (DELETE FROM {s}.applied AS batch USING moved WHERE batch.slot_id = moved.slot_id"
+        " AND batch.end_lsn <= moved.lowest_lsn)"
+        " SELECT lowest_lsn FROM moved",
+        schema,
+    )
+    values: list[object] = [slot_id, format_lsn(progress.low_lsn), format_lsn(progress.high_lsn)]
+    values += [lsn_text(progress.confirmed_flush_lsn), lsn_text(progress.source_lsn), progress.last_commit_time_us]
+    values += [progress.lag_s, progress.state, progress.reason, progress.reading]
+    with target_errors("advancing the watermark"):
+        async with conn.transaction():
+            await conn.execute("SET LOCAL synchronous_commit = on")
+            found = await rows(conn, query, values)
+            failpoints.probe(failpoints.PRUNING)
+    if not found:
+        raise gone(slot_id)
+    return parse_lsn(found[0][0])
+
+
+async def check_may_drop(conn: Connection, schema: str, slot_id: int) -> None:
+    """Refuse what `drop_slot_state` would be refused, without waiting for rows that a prepared transaction holds.
+
+    EXPLAIN checks the privileges of its statement and runs nothing.
+
+    Raises:
+        TargetRefused: a privilege is missing.
+        TargetLost: the connection broke.
+    """
+    with target_errors("dropping the state of the slot"):
+        for query in _removals(schema):
+            await rows(conn, sql.SQL("EXPLAIN ") + query, [slot_id])
+
+
+async def drop_slot_state(conn: Connection, schema: str, slot_id: int) -> None:
+    """Forget a slot. The lease must be held: a daemon that still runs would apply without a record.
+
+    Raises:
+        TargetRefused: a privilege is missing.
+        TargetLost: the connection broke.
+    """
+    with target_errors("dropping the state of the slot"):
+        async with conn.transaction():
+            for query in _removals(schema):
+                await rows(conn, query, [slot_id])
+
+
+def _removals(schema: str) -> list[sql.Composed]:
+    shown = ("conflicts", "skips", "snapshots", "marks", "copies", "tables", "workers")
+    return [
+        sql.SQL("DELETE FROM {} WHERE slot_id = $1::int").format(sql.Identifier(schema, table))
+        for table in (*shown, "undecided", "committed_prepared", "applied", "slots")
+    ]

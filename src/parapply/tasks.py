@@ -1,0 +1,57 @@
+"""The tasks of a process: ended for certain; logged for the operator of a daemon that hangs (``kill -USR1``)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from parapply.logs import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from types import CodeType, FrameType
+
+#: Seconds after which a task that still runs is cancelled again. A second cancellation interrupts what the first one
+#: made it clean up (a statement of psycopg's is cancelled on its server), so not at once.
+_AGAIN_S = 2.0
+
+
+async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and return when all have ended, however they ended.
+
+    Once is not enough, because up to Python 3.11 ``asyncio.wait_for``, in which psycopg waits for its socket, loses a
+    cancellation that comes in the same round of the event loop as the bytes it waits for. A task that works in a loop
+    would then run for ever, and its waiter would wait for ever.
+    """
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=_AGAIN_S)
+    # Retrieve the exceptions, or asyncio reports them as never retrieved.
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def log_tasks() -> None:
+    """Log the calls that each task is inside, outermost first, as ``file:line function``.
+
+    No values: nothing of a row or a secret is in it.
+    """
+    tasks = sorted(asyncio.all_tasks(), key=asyncio.Task.get_name)
+    get_logger().info("tasks", tasks={task.get_name(): _calls(task.get_coro()) for task in tasks})
+
+
+def _calls(awaited: object) -> list[str]:
+    """Return the chain of what awaits what, as far as Python shows it."""
+    calls: list[str] = []
+    while awaited is not None:
+        frame: FrameType | None = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
+        if frame is not None:
+            calls.append(_call(frame.f_code, frame.f_lineno))
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
+    return calls
+
+
+def _call(code: CodeType, line: int) -> str:
+    return f"{Path(code.co_filename).name}:{line} {code.co_name}"

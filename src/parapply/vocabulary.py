@@ -1,0 +1,110 @@
+"""Words that state tables, metrics, apply log and screens share: each set is closed, and no word ever changes."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class WorkerState(StrEnum):
+    """What a worker does."""
+
+    IDLE = "idle"
+    EXECUTING = "executing"
+    STREAMING = "streaming"  # waits for more of a transaction in progress
+    WAITING = "waiting"  # for its turn
+    COMMITTING = "committing"
+    RETRYING = "retrying"  # at the head, in source order
+
+
+class Mode(StrEnum):
+    """How a batch was applied."""
+
+    SET = "set"
+    ROWS = "rows"  # repeated row by row at the head
+    LARGE = "large"  # in pieces, as they came
+    STREAMED = "streamed"  # in pieces, followed while it was in progress
+    SPILLED = "spilled"  # in pieces, at its commit
+    OUTCOME = "outcome"  # only what became of a prepared transaction, or nothing of a PREPARE that was rolled back
+
+
+class Reading(StrEnum):
+    """How changes are read from the slot."""
+
+    STREAM = "stream"
+    RANGES = "ranges"  # of WAL, by query, while there is much to catch up
+
+
+class RetryReason(StrEnum):
+    """Why a batch was repeated, where it was not for an error of the server, which is shown by its SQLSTATE."""
+
+    ROW_COUNT = "row count"
+    SUSPECT = "suspect"
+    SKIP = "skip"
+    REFUSED = "refused"
+    CODE = "code"  # the target has code, or another table, that its plans did not know
+    YIELD = "yield"  # it had to roll back for an earlier batch
+
+
+class WaitKind(StrEnum):
+    """What two transactions, or two batches, have in common so that one waits for the other."""
+
+    KEY = "key"
+    UNIQUE = "unique"
+    FOREIGN_KEY = "foreign key"
+    TABLE = "table"
+    BARRIER = "barrier"
+
+
+class BarrierReason(StrEnum):
+    """Why nothing runs alongside a transaction; the name of a dependency on a barrier."""
+
+    SERIAL = "serial"
+    TRUNCATE = "truncate"
+    LARGE = "large"
+    TWO_PHASE = "two-phase"
+
+
+class DaemonState(StrEnum):
+    """What the daemon does as a whole."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    RETRYING = "retrying"  # the target refuses, or a batch fails again and again
+    RECONNECTING = "reconnecting"
+    DRAINING = "draining"  # it reads no more, and finishes what it has
+    STOPPED = "stopped"  # only in the state tables: without the daemon nothing else says so
+
+
+class ConflictType(StrEnum):
+    """What a change met, as PostgreSQL 18 logs it (manual, "Logical Replication: Conflicts").
+
+    `update_deleted` of PostgreSQL 19 is not among them, because before that version nothing on a server remembers a
+    deleted row.
+    """
+
+    INSERT_EXISTS = "insert_exists"  # a row with the new row's value in one unique index
+    UPDATE_EXISTS = "update_exists"  # another row with the new row's value in one unique index
+    MULTIPLE_UNIQUE_CONFLICTS = "multiple_unique_conflicts"  # the same in several unique indexes
+    UPDATE_MISSING = "update_missing"  # the row is not there
+    DELETE_MISSING = "delete_missing"  # the row is not there
+    UPDATE_ORIGIN_DIFFERS = "update_origin_differs"  # the row was last written by another writer than this daemon
+    DELETE_ORIGIN_DIFFERS = "delete_origin_differs"  # the same
+    SKIPPED = "skipped"  # no conflict by itself: a change of a transaction that the operator skipped
+
+
+class ConflictOutcome(StrEnum):
+    """What became of a change."""
+
+    STOPPED = "stopped"  # rolled back with its transaction, which is tried again
+    REPAIRED = "repaired"  # stopped once; its transaction has been applied since
+    SKIPPED = "skipped"  # not applied
+    KEPT_LOCAL = "kept_local"  # not applied: the target's row won
+    APPLIED_REMOTE = "applied_remote"  # applied: the publisher's row won
+
+
+class CopyState(StrEnum):
+    """Whether a table holds a copy of the publisher's rows; `target/state/copies.py` says what each means."""
+
+    WAITING = "waiting"
+    COPYING = "copying"
+    COPIED = "copied"

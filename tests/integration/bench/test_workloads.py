@@ -1,0 +1,160 @@
+"""The benchmark's loads on a real publisher: they fail nowhere, and hold what the benchmark says they hold."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from bench import bulk
+from bench.compare import is_equal
+from bench.filling import fill, load
+from bench.observe import Observer
+from bench.options import Options
+from bench.workloads import WORKLOADS
+from parapply.demo.interrupts import Interrupts
+from parapply.demo.race import create_slot, drop_target, make_target
+from parapply.demo.stage import BANK, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# For those that throw dice: fewer would leave a kind of change out at times.
+MANY, FEW = 3000, 400
+LARGE_ROWS = 5000
+
+# What the slot holds: the first byte of a message is its kind.
+MESSAGES = """SELECT count(*) FILTER (WHERE kind = ascii('C')),
+        count(*) FILTER (WHERE kind IN (ascii('I'), ascii('U'), ascii('D')))
+    FROM (SELECT get_byte(data, 0) AS kind FROM pg_logical_slot_peek_binary_changes(
+        'check', NULL, NULL, 'proto_version', '1', 'publication_names', 'bank')) AS m"""
+
+#: What must be there after a load, each a query that is true.
+PROOFS = {
+    "simple-update": {"history was made": f"SELECT count(*) = {FEW} FROM pgbench_history"},
+    "tpcb": {"branches were updated": "SELECT sum(bbalance) <> 0 FROM pgbench_branches"},
+    "inserts": {"events came": f"SELECT count(*) = {FEW} FROM events WHERE id > 10000"},
+    "indexes": {
+        "articles came": f"SELECT count(*) = {FEW} FROM articles WHERE id > 10000",
+        "five more indexes": "SELECT count(*) = 6 FROM pg_indexes WHERE tablename = 'articles'",
+    },
+    "hot-rows": {
+        "half for ten counters": f"SELECT sum(hits) BETWEEN {FEW} * 0.3 AND {FEW} * 0.7 FROM counters",
+        "the others for accounts": f"SELECT sum(balance) = {FEW} - (SELECT sum(hits) FROM counters) FROM accounts",
+    },
+    "unique-taken": {
+        # 200 for each client: fifty freed, fifty taken, fifty freed, fifty taken.
+        "every code is taken": "SELECT count(*) = 100 FROM badges WHERE code LIKE 'code %'",
+        "by the row after the one that had it": "SELECT min(id) = 2 FROM badges WHERE code LIKE 'code %'",
+    },
+    "family": {
+        "parents came": f"SELECT count(*) = {FEW} FROM parents WHERE id > 10000",
+        "with two children each": "SELECT count(*) = 2 * count(DISTINCT parent_id) FROM children WHERE id > 20001",
+    },
+    "many-tables": {
+        "a thousand tables": "SELECT count(*) = 1000 FROM pg_class WHERE relname ~ '^many_[0-9]+$'",
+        "a tenth of them partitioned": "SELECT count(*) = 100 FROM pg_class WHERE relkind = 'p'",
+        "each was changed in some": f"SELECT sum(n_tup_upd) = {FEW} AND sum(n_tup_ins) = {FEW} + 1000 * 10 AND "
+        "count(*) FILTER (WHERE n_tup_upd > 0) BETWEEN 100 AND 400 FROM pg_stat_user_tables WHERE relname ~ '^many_'",
+    },
+    "bulk": {
+        "rows came": f"SELECT count(*) = {FEW} FROM items WHERE id > 100000",
+        "half as many were updated": f"SELECT count(*) = {FEW // 2} FROM items WHERE amount = 1",
+        "a third as many went": f"SELECT 100000 - count(*) = {FEW // 3} FROM items WHERE id <= 100000",
+    },
+    "large": {
+        "rows came": f"SELECT count(*) = {LARGE_ROWS} FROM items",
+        "in one transaction": "SELECT count(DISTINCT xmin::text) = 1 FROM items",
+        "others beside it": f"SELECT sum(balance) = {FEW} FROM accounts",
+    },
+    "unique-keys": {
+        "an account left and another has its address": "SELECT count(*) > 0 FROM accounts"
+        " WHERE id > 100000 AND email ~ '^user[0-9]+@' AND email <> 'user' || id || '@example.org'",
+        "addresses were changed": "SELECT count(*) > 0 FROM accounts WHERE email ~ '^user[0-9]+[.][0-9]+@'",
+        "money is neither made nor lost": "SELECT sum(balance) = 0 FROM accounts",
+    },
+    "foreign-keys": {
+        "customers came": "SELECT count(*) > 0 FROM customers WHERE id > 50000",
+        "new customers placed orders": "SELECT count(*) > 0 FROM orders WHERE customer_id > 50000",
+        "new orders have lines": "SELECT count(*) > 0 FROM order_lines WHERE order_id > 10000",
+        "old orders went": "SELECT count(*) < 10000 FROM orders WHERE id <= 10000",
+        "customers went": "SELECT n_tup_del > 0 FROM pg_stat_user_tables WHERE relname = 'customers'",
+    },
+}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    """Two servers of version 18, as the benchmark has them."""
+    with Stage(Interrupts(), name="bench-test", settings={"fsync": "off"}) as stage:
+        yield stage
+
+
+@pytest.fixture
+def empty_stage(stage: Stage) -> Iterator[Stage]:
+    """The two servers without a workload, before and after."""
+    yield stage
+    stage.source.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+    for server in (stage.source, stage.target):
+        server.execute(f"DROP DATABASE IF EXISTS {BANK} WITH (FORCE)")
+    for dbname in ("turn", bulk.TEMPLATE):
+        stage.target.execute(f"DROP DATABASE IF EXISTS {dbname} WITH (FORCE)")
+
+
+def options(name: str) -> Options:
+    """Return a small backlog of a workload."""
+    transactions = MANY if name in {"unique-keys", "foreign-keys"} else FEW
+    return Options(transactions=transactions, large_rows=LARGE_ROWS, scale=1, clients=2)
+
+
+@pytest.mark.parametrize("name", PROOFS)
+def test_a_load_is_what_it_says(empty_stage: Stage, name: str) -> None:
+    """Every transaction is one that changes rows, they are counted right, and each kind of change promised is there."""
+    workload = WORKLOADS[name]
+    fill(empty_stage, workload, scale=1)
+    create_slot(empty_stage, "check")
+    backlog = load(empty_stage, workload, options(name))
+    ((commits, changes),) = empty_stage.source.execute(MESSAGES, dbname=BANK)
+    # The two marks beside the load.
+    assert (commits, changes) == (backlog.transactions + 2, backlog.changes + 2)
+    for what, query in PROOFS[name].items():
+        assert empty_stage.source.execute(query, dbname=BANK) == [(True,)], what
+
+
+def test_every_workload_is_proven() -> None:
+    """A new workload comes with what proves it; two that differ in parapply's settings alone share their proofs."""
+    assert {WORKLOADS[name].script or name for name in PROOFS} == {
+        workload.script or workload.name for workload in WORKLOADS.values()
+    }
+
+
+def test_the_session_that_reads_a_copy_is_found(empty_stage: Stage) -> None:
+    """In ranges of WAL no session has the slot itself; the daemon's CPU counts from the copy on."""
+    fill(empty_stage, WORKLOADS["inserts"], scale=1)
+    create_slot(empty_stage, "turn")
+    session = empty_stage.source.dsn(BANK) + " application_name=turn replication=database"
+    with psycopg.connect(session, autocommit=True) as reader, Observer(empty_stage, "turn") as observer:
+        observer.look(os.getpid(), is_over=True)
+        assert "leader_stream" not in observer.usage()
+        reader.execute("SELECT pg_copy_logical_replication_slot('turn', 'copy', true)")
+        observer.look(os.getpid(), is_over=True)
+        assert {"leader_stream", "walsender"} <= set(observer.usage())
+
+
+@pytest.mark.parametrize("name", ["simple-update", "bulk", "foreign-keys"])
+def test_bulk_statements_come_to_the_same(empty_stage: Stage, name: str) -> None:
+    """One DELETE, UPDATE and INSERT a table make what the backlog makes, also of a table without a primary key."""
+    workload = WORKLOADS[name]
+    fill(empty_stage, workload, scale=1)
+    load(empty_stage, workload, options(name))
+    bulk.make_template(empty_stage)
+    make_target(empty_stage, "turn", template=bulk.TEMPLATE)
+    with Observer(empty_stage, "turn") as observer:
+        assert bulk.apply_changes(empty_stage, "turn", "off", observer) > 0
+        assert observer.usage()["target"].peak_bytes > 0
+    assert is_equal(empty_stage, "turn")
+    drop_target(empty_stage, "turn")

@@ -1,0 +1,32 @@
+"""The control pool's sessions: opened for an epoch, gone with it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from parapply.runtime.tables.control_pool import ControlPool
+
+if TYPE_CHECKING:
+    from tests.fixtures.databases import Database
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13])
+async def test_a_desk_given_up_while_it_opens_leaves_nothing_behind(target_db: Database, turns: int) -> None:
+    """The epoch's opening fails elsewhere, or a signal comes: no task of the pool goes on.
+
+    Observed: the pool's own tasks, left running, kept the process from ending after it had said why it must.
+    """
+    before = asyncio.all_tasks()
+    control_pool = ControlPool(target_db.dsn, "replica", "parapply control pool given up")
+    opening = asyncio.create_task(control_pool.__aenter__(), name="opening")
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    async with asyncio.timeout(10):
+        while left := asyncio.all_tasks() - before:
+            await asyncio.wait(left)

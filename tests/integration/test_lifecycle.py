@@ -1,0 +1,284 @@
+"""`init`, `drop`, `wait` and `status` on two real servers, without a daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import secrets
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+import psycopg
+import pytest
+from msgspec.structs import replace
+from psycopg import sql
+
+from parapply import connect
+from parapply.commands import lifecycle, status
+from parapply.commands import state_reader as reading
+from parapply.config import Config, load_config
+from parapply.errors import LeaseHeld, ParapplyError, SlotBusy, SourceRefused, TargetRefused
+from parapply.init import init
+from parapply.model import format_lsn, parse_lsn
+from parapply.target.session import lease, settings
+from parapply.target.state import slots as state
+
+if TYPE_CHECKING:
+    from tests.fixtures.databases import Database
+
+SCHEMA = 'my "state" %s'
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two databases with one published table, and the configuration that joins them."""
+
+    source: Database
+    target: Database
+    config: Config
+
+    @property
+    def slot(self) -> str:
+        """Name of the slot."""
+        return self.config.source.slot
+
+    def state(self, query: str) -> list[tuple[object, ...]]:
+        """Return rows of a query in which {s} stands for the state schema."""
+        return self.target.rows(sql.SQL(query).format(s=sql.Identifier(SCHEMA)))
+
+    def advance(self, lsn: int) -> None:
+        """Move the watermark as the daemon does."""
+
+        async def run() -> None:
+            async with await connect.open_target(self.config, "test") as conn:
+                found = await state.load(
+                    conn, SCHEMA, self.slot, str(self.state("SELECT system_identifier FROM {s}.slots")[0][0])
+                )
+                assert found
+                await state.advance(
+                    conn, SCHEMA, found.slot_id, state.SlotProgress(low_lsn=lsn, high_lsn=lsn, state="streaming")
+                )
+
+        asyncio.run(run())
+
+
+@pytest.fixture
+def pair(source_db: Database, target_db: Database) -> Pair:
+    """Make a published table on both sides; the slot goes with its database."""
+    source_db.execute("CREATE TABLE t (i int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
+    target_db.execute("CREATE TABLE t (i int PRIMARY KEY)")
+    flags = {
+        "source.dsn": source_db.dsn,
+        "source.slot": f"s_{secrets.token_hex(4)}",
+        "source.publications": ("p",),
+        "target.dsn": target_db.dsn,
+        "target.state_schema": SCHEMA,
+    }
+    return Pair(source_db, target_db, load_config(flags=flags, environ={}))
+
+
+def changed(config: Config, section: str, **values: object) -> Config:
+    """Return the configuration with other values in one section."""
+    return replace(config, **{section: replace(getattr(config, section), **values)})
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_init_makes_slot_and_state_once(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    """The state starts where the slot does; a second init changes nothing and says so."""
+    init(pair.config)
+    slots = pair.source.rows(
+        "SELECT slot_name, confirmed_flush_lsn::text FROM pg_replication_slots WHERE database = current_database()"
+    )
+    assert pair.state("SELECT slot_name, lowest_remote_lsn::text FROM {s}.progress") == slots
+    assert "starts at" in capsys.readouterr().out
+    init(pair.config)
+    assert "nothing to do" in capsys.readouterr().out
+    assert pair.state("SELECT count(*) FROM {s}.slots") == [(1,)]
+
+
+def test_init_adopts_a_slot(pair: Pair) -> None:
+    """A slot that exists while the target knows nothing of it is adopted at its own position."""
+    pair.source.execute(
+        sql.SQL("SELECT pg_create_logical_replication_slot({}, 'pgoutput')").format(sql.Literal(pair.slot))
+    )
+    pair.source.execute("INSERT INTO t VALUES (1)")
+    init(pair.config)
+    (confirmed,) = pair.source.rows(
+        "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE database = current_database()"
+    )
+    assert pair.state("SELECT lowest_remote_lsn::text FROM {s}.progress") == [confirmed]
+
+
+def test_init_never_makes_a_slot_in_place_of_a_lost_one(pair: Pair) -> None:
+    """State without its slot is a gap: refused with exit code 3, and no slot is made (F12)."""
+    init(pair.config)
+    pair.source.execute(sql.SQL("SELECT pg_drop_replication_slot({})").format(sql.Literal(pair.slot)))
+    with pytest.raises(SourceRefused, match="no longer") as caught:
+        init(pair.config)
+    assert caught.value.exit_code == 3
+    assert pair.source.rows("SELECT 1 FROM pg_replication_slots WHERE database = current_database()") == []
+
+
+def test_init_refuses_missing_publications_and_names_missing_tables(
+    pair: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A missing publication stops before anything is made; a missing target table is named."""
+    with pytest.raises(SourceRefused, match=r'no publication "q" in this database; there is "p"'):
+        init(changed(pair.config, "source", publications=("q",)))
+    assert pair.target.rows(sql.SQL("SELECT 1 FROM pg_namespace WHERE nspname = {}").format(sql.Literal(SCHEMA))) == []
+    pair.target.execute("DROP TABLE t")
+    with pytest.raises(TargetRefused, match=r'"public"\."t" is published but missing'):
+        init(pair.config)
+    assert pair.target.rows(sql.SQL("SELECT 1 FROM pg_namespace WHERE nspname = {}").format(sql.Literal(SCHEMA))) == []
+    init(pair.config, despite=["table_missing"])
+    assert '"public"."t" is published but missing' in capsys.readouterr().out
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_drop_leaves_nothing(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    """Slot, state and the empty schema go; a second drop has nothing to do."""
+    init(pair.config)
+    lifecycle.drop(pair.config, assume_yes=True)
+    assert pair.source.rows("SELECT 1 FROM pg_replication_slots WHERE database = current_database()") == []
+    assert pair.target.rows(sql.SQL("SELECT 1 FROM pg_namespace WHERE nspname = {}").format(sql.Literal(SCHEMA))) == []
+    capsys.readouterr()
+    lifecycle.drop(pair.config, assume_yes=True)
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_drop_asks_first(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a yes nothing is touched."""
+    init(pair.config)
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    with pytest.raises(click.Abort):
+        lifecycle.drop(pair.config, assume_yes=False)
+    assert pair.state("SELECT count(*) FROM {s}.slots") == [(1,)]
+
+
+def test_drop_refuses_while_used(pair: Pair) -> None:
+    """Neither a slot that is read nor one whose daemon holds the lease is dropped."""
+    init(pair.config)
+    ((slot_id,),) = pair.state("SELECT slot_id FROM {s}.slots")
+
+    async def hold() -> None:
+        async with await connect.open_target(pair.config, "test") as conn:
+            await lease.take_lease(conn, int(str(slot_id)), 0)
+            with pytest.raises(LeaseHeld):
+                await asyncio.to_thread(lifecycle.drop, pair.config, assume_yes=True)
+            report = await reading.collect(pair.config)
+            assert report["is_daemon_connected"]
+
+    asyncio.run(hold())
+    with psycopg.connect(pair.source.dsn_with(replication="database"), autocommit=True) as stream:
+        stream.pgconn.send_query(
+            f"START_REPLICATION SLOT {pair.slot} LOGICAL 0/0 (proto_version '1', publication_names 'p')".encode()
+        )
+        pair.source.wait_until("SELECT active FROM pg_replication_slots WHERE database = current_database()")
+        with pytest.raises(SlotBusy, match="in use by process"):
+            lifecycle.drop(pair.config, assume_yes=True)
+        stream.pgconn.finish()
+    assert pair.state("SELECT count(*) FROM {s}.slots") == [(1,)]
+
+
+def test_wait_returns_when_the_target_is_there(pair: Pair) -> None:
+    """Wait returns once the watermark has passed the LSN, at once if it had, and fails with exit code 1 in time."""
+    init(pair.config)
+    low = parse_lsn(str(pair.state("SELECT lowest_remote_lsn::text FROM {s}.progress")[0][0]))
+    lifecycle.wait(pair.config, low, 0)
+    with pytest.raises(ParapplyError, match=format_lsn(low + 48)) as caught:
+        lifecycle.wait(pair.config, low + 48, 0.05)
+    assert caught.value.exit_code == 1
+    waiter = threading.Thread(target=lifecycle.wait, args=(pair.config, low + 48, 30))
+    waiter.start()
+    pair.target.wait_until("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name LIKE 'parapply wait%')")
+    pair.advance(low + 48)
+    waiter.join(timeout=10)
+    assert not waiter.is_alive()
+
+
+def test_unknown_slot_points_to_init(pair: Pair) -> None:
+    """Wait and status before init say what to run."""
+    with pytest.raises(TargetRefused, match=r"does not exist|knows nothing") as waited:
+        lifecycle.wait(pair.config, 1, 0)
+    with pytest.raises(TargetRefused) as shown:
+        status.show(pair.config, as_json=True, watch=False)
+    assert "init" in waited.value.hint
+    assert "init" in shown.value.hint
+
+
+def test_status_shows_all_and_survives_a_dead_source(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    """The screen names state, workers, tables and reasons; without a source or a daemon it says so.
+
+    Workers are shown while the daemon that has noted them holds its lease: of one that was killed none is there.
+    """
+    init(pair.config)
+    ((slot_id,),) = pair.state("SELECT slot_id FROM {s}.slots")
+
+    async def fill() -> None:
+        async with await connect.open_target(pair.config, "test") as conn:
+            number = int(str(slot_id))
+            row = state.WorkerRow(worker=0, pid=1, state="executing", waits_for="[red]batch 7[/red]")
+            await state.write_workers(conn, SCHEMA, number, [row])
+            table = state.TableRow(
+                schema_name="public",
+                table_name="t",
+                lane="serial",
+                is_table_exclusive=True,
+                reason="trigger x",
+                key_columns=("i",),
+            )
+            await state.write_tables(conn, SCHEMA, number, [table])
+
+            await lease.take_lease(conn, number, 0)
+            await asyncio.to_thread(status.show, pair.config, as_json=False, watch=False)
+
+    asyncio.run(fill())
+    screen = " ".join(capsys.readouterr().out.split())
+    for text in ("one holds the lease", "no process reads the slot", "[red]batch 7[/red]", "public.t", "trigger x"):
+        assert text in screen, text
+    status.show(pair.config, as_json=False, watch=False)
+    screen = " ".join(capsys.readouterr().out.split())
+    assert "none runs; nothing was updated since" in screen
+    assert "[red]batch 7[/red]" not in screen
+    dead = changed(pair.config, "source", dsn=type(pair.config.source.dsn)("host=127.0.0.1 port=1 password=hidden"))
+    status.show(dead, as_json=True, watch=False)
+    report = json.loads(capsys.readouterr().out)
+    assert report["source"]["is_reachable"] is False
+    assert "hidden" not in json.dumps(report)
+    assert report["workers"] == []
+    assert report["is_daemon_connected"] is False
+    status.show(dead, as_json=False, watch=False)
+    assert "not reachable" in capsys.readouterr().out
+
+
+def test_a_reader_needs_only_select(pair: Pair) -> None:
+    """A role that may only read the state can wait and see the status."""
+    init(pair.config)
+    role = sql.Identifier(f"r_{secrets.token_hex(4)}")
+    schema = sql.Identifier(SCHEMA)
+    pair.target.execute(
+        sql.SQL(
+            "CREATE ROLE {r} LOGIN; GRANT USAGE ON SCHEMA {s} TO {r}; GRANT SELECT ON ALL TABLES IN SCHEMA {s} TO {r}"
+        ).format(r=role, s=schema)
+    )
+    try:
+        dsn = pair.target.dsn_with(user=role.as_string(None).strip('"'))
+        config = changed(pair.config, "target", dsn=type(pair.config.target.dsn)(dsn))
+        lifecycle.wait(config, 0, 0)
+        assert asyncio.run(reading.collect(config))["state"] == "stopped"
+    finally:
+        pair.target.execute(sql.SQL("DROP OWNED BY {r}; DROP ROLE {r}").format(r=role))
+
+
+def test_settings_of_the_reader(pair: Pair) -> None:
+    """A reader's session cannot write, whatever goes wrong."""
+
+    async def run() -> None:
+        async with await settings.connect_reader(pair.target.dsn, "test") as conn:
+            with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+                await conn.execute("CREATE TABLE public.x ()")
+
+    asyncio.run(run())

@@ -1,0 +1,144 @@
+"""The catalogue is asked about groups of tables: what a table costs does not grow with their number."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from parapply.model import Column, Relation
+from parapply.runtime.tables import prefetch as ahead_module
+from parapply.runtime.tables import watch as watch_module
+from parapply.runtime.tables.control_pool import ControlPool
+from parapply.runtime.tables.plans import TablePlans
+from parapply.runtime.tables.prefetch import CataloguePrefetch
+from parapply.runtime.tables.watch import CatalogueWatch
+from parapply.target.catalogue import facts
+from parapply.target.catalogue.fingerprint import fingerprints
+from parapply.tasks import end_tasks
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from parapply.target.session.settings import Connection
+    from tests.fixtures.databases import Database
+
+_N_TABLES = 200
+_MAKE = f"""
+DO $$ BEGIN FOR i IN 1..{_N_TABLES} LOOP
+  EXECUTE format('CREATE TABLE t%s (i int PRIMARY KEY, n int)', i);
+END LOOP; END $$
+"""
+_NAMES = [("public", f"t{number}") for number in range(1, _N_TABLES + 1)]
+#: Names to OIDs, facts and access, for the first group and for the others.
+_AHEAD = 6
+
+
+class Queries:
+    """Counts what is asked of the catalogue."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Count from now on."""
+        self.n_facts = self.n_fingerprints = 0
+        rows = facts._rows
+
+        async def counted_rows(conn: Connection, query: str, params: Sequence[object]) -> list[tuple[Any, ...]]:
+            self.n_facts += 1
+            return await rows(conn, query, params)
+
+        async def counted_fingerprints(conn: Connection, oids: Sequence[int]) -> dict[int, str]:
+            found = await fingerprints(conn, oids)
+            self.n_fingerprints += 1
+            return found
+
+        monkeypatch.setattr(facts, "_rows", counted_rows)
+        for module in (ahead_module, watch_module):
+            monkeypatch.setattr(module, "fingerprints", counted_fingerprints)
+
+
+@pytest.fixture
+def queries(monkeypatch: pytest.MonkeyPatch) -> Queries:
+    """Count the queries of a test."""
+    return Queries(monkeypatch)
+
+
+@pytest.fixture
+async def control_pool(target_db: Database) -> AsyncIterator[ControlPool]:
+    """Sessions for questions, on a target with many tables."""
+    target_db.execute(_MAKE)
+    async with ControlPool(target_db.dsn, "replica", "parapply control pool test") as opened:
+        yield opened
+
+
+async def _names() -> Sequence[tuple[str, str]]:
+    return _NAMES
+
+
+def _relations() -> list[Relation]:
+    columns = tuple([Column(name=name, type_oid=23, type_modifier=-1, is_key=name == "i") for name in ("i", "n")])
+    return [
+        Relation(oid=5000 + number, schema=schema, name=name, replica_identity="d", columns=columns)
+        for number, (schema, name) in enumerate(_NAMES)
+    ]
+
+
+@pytest.mark.parametrize("age_s", [0.0, 3600.0], ids=["fresh", "old"])
+async def test_first_announcements_of_known_tables_cost_no_query_each(
+    control_pool: ControlPool, queries: Queries, monkeypatch: pytest.MonkeyPatch, age_s: float
+) -> None:
+    """Tables known at the start are planned by what was read at once; facts read long ago are compared at once, too."""
+    monkeypatch.setattr(ahead_module, "_VALID_S", 60.0)
+    ahead = CataloguePrefetch(control_pool, "replica", _names)
+    assert await ahead.take(*_NAMES[-1])  # the last group is read
+    assert queries.n_facts <= _AHEAD
+    queries.n_facts = queries.n_fingerprints = 0
+    clock = asyncio.get_running_loop().time
+    monkeypatch.setattr(ahead, "_clock", lambda: clock() + age_s)
+    tables = TablePlans(control_pool, ahead, "replica", {})
+    relations = _relations()[:-1]
+    await tables.resolve(relations)
+    await ahead.close()
+    assert set(tables.plans.known) == set(relations)
+    assert queries.n_facts == 0
+    assert queries.n_fingerprints <= 1
+
+
+async def test_of_too_many_tables_none_is_read_ahead(
+    control_pool: ControlPool, queries: Queries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is read when it is announced: comparing all of them would take longer than the comparison is valid."""
+    monkeypatch.setattr(ahead_module, "_MOST_TABLES", _N_TABLES - 1)
+    ahead = CataloguePrefetch(control_pool, "replica", _names)
+    assert await ahead.take(*_NAMES[0]) is None
+    assert queries.n_facts == 1  # which fills the session's caches
+    await ahead.close()
+
+
+async def test_the_watch_reads_changed_tables_together(
+    target_db: Database, control_pool: ControlPool, queries: Queries
+) -> None:
+    """What was planned by facts read at the start is not read again; of the others all that have changed, at once."""
+    ahead = CataloguePrefetch(control_pool, "replica", _names)
+    await ahead.take(*_NAMES[-1])
+    tables = TablePlans(control_pool, ahead, "replica", {})
+    relations = _relations()[:-1]
+    await tables.resolve(relations)
+    await ahead.close()
+    for relation in relations:
+        tables.plans.announce(relation)
+    watching = asyncio.create_task(CatalogueWatch(tables, control_pool, 0.01).run(), name="watch")
+    queries.n_facts = queries.n_fingerprints = 0
+    await _until(lambda: queries.n_fingerprints >= 2)
+    assert queries.n_facts == 0
+    changed = relations[::2]
+    target_db.execute("; ".join(f"CREATE UNIQUE INDEX ON {relation.name} (n)" for relation in changed))
+    await _until(lambda: all(tables.plans.known[relation].facts.unique for relation in changed))
+    assert queries.n_facts <= 2 * 2  # the indexes may have become visible in the middle of a check
+    await end_tasks([watching])
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not is_so():  # noqa: ASYNC110  the watch signals nothing
+            await asyncio.sleep(0.01)

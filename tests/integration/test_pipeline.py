@@ -1,0 +1,86 @@
+"""Statements of many megabytes through a worker's pipeline: the event loop stays free, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from parapply.errors import TargetLost
+from parapply.target.session.pipeline import FLIGHT_BYTES, Pipeline, Statement
+from parapply.target.sql.statements import Sql
+from tests.fixtures.proxy import CutProxy
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from tests.fixtures.databases import Database
+
+_LENGTH = Sql(name=b"length", text=b"SELECT length($1::text)", n_parameters=1, is_set=False, positions=())
+_LARGE = Sql(
+    name=b"large", text=b"SELECT FROM generate_series(1, length($1) % 10)", n_parameters=1, is_set=False, positions=()
+)
+_MARK = b"in the middle"
+
+
+@pytest.fixture
+def proxy(target_db: Database) -> Iterator[CutProxy]:
+    """A proxy before the session's target."""
+    info = psycopg.conninfo.conninfo_to_dict(target_db.dsn)
+    with CutProxy(str(info["host"]), int(info["port"] or 5432)) as made:
+        yield made
+
+
+@asynccontextmanager
+async def _pipeline(dsn: str) -> AsyncIterator[Pipeline]:
+    async with await psycopg.AsyncConnection[object].connect(dsn, autocommit=True) as connection:
+        pipeline = Pipeline(connection)
+        yield pipeline
+        pipeline.close()
+
+
+async def test_a_large_statement_leaves_the_event_loop_alone(
+    target_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None is flushed part by part, because libpq moves the rest of its buffer each time; order and outcomes stay."""
+    loop = asyncio.get_running_loop()
+    flushed: list[object] = []
+    add_writer = loop.add_writer
+
+    def counted(fd: int, flush: Callable[[], None]) -> None:
+        flushed.append(fd)
+        add_writer(fd, flush)
+
+    async with _pipeline(target_db.dsn) as pipeline:
+        monkeypatch.setattr(loop, "add_writer", counted)
+        large = Statement(_LARGE, [b"x" * (2 * FLIGHT_BYTES + 7 - 2 * FLIGHT_BYTES % 10)])
+        small = Statement(_LARGE, [b"xxx"])
+        outcomes = await pipeline.run([small, large, large, small])
+        assert [outcome.rows for outcome in outcomes] == [3, 7, 7, 3]
+        assert not flushed
+        # What the server says while bytes come is not lost.
+        assert await pipeline.fetch(Statement(_LENGTH, [b"x" * (FLIGHT_BYTES + 1)])) == [(b"%d" % (FLIGHT_BYTES + 1),)]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "closed"])
+async def test_a_large_statement_can_be_given_up(target_db: Database, proxy: CutProxy, how: str) -> None:
+    """With a target that takes no more, a session ends at once, and libpq's memory is not freed under its thread."""
+    seen = proxy.freeze_before(_MARK)
+    async with _pipeline(proxy.dsn(target_db.dsn)) as pipeline:
+        large = Statement(_LARGE, [b"x" * FLIGHT_BYTES + _MARK + b"x" * FLIGHT_BYTES])
+        running = asyncio.create_task(pipeline.run([large]))
+        assert await asyncio.to_thread(seen.wait, 30)
+        if how == "cancelled":
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+        else:
+            pipeline.close()
+            with pytest.raises(TargetLost):
+                await running
+        assert pipeline.is_lost
+        with pytest.raises(TargetLost):
+            await pipeline.run([large])

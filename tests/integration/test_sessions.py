@@ -1,0 +1,368 @@
+"""Opening both ends at the same time: which error is told, and that nothing stays open. On real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import secrets
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+import structlog
+from msgspec.structs import replace
+from psycopg import sql
+
+from parapply import logs
+from parapply.config import Config, load_config
+from parapply.config_values import Secret
+from parapply.errors import ParapplyError, SlotBusy, SourceLost, SourceRefused, TargetLost, TargetRefused
+from parapply.init import init
+from parapply.model import Column, Relation
+from parapply.runtime import sessions as ends_module
+from parapply.runtime.sessions import Connector
+from parapply.runtime.tables import prefetch as ahead_module
+from parapply.runtime.tables.control_pool import ControlPool
+from parapply.runtime.tables.plans import TablePlans
+from parapply.runtime.tables.prefetch import CataloguePrefetch
+from parapply.source import slot
+from parapply.source.stream import ReplicationStream
+from parapply.target.session import lease, settings
+from parapply.target.state import slots as state
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from parapply.target.session.settings import Connection
+    from tests.fixtures.databases import Database
+
+#: Nobody listens on port 1.
+NOWHERE = "host=127.0.0.1 port=1 dbname=x"
+OURS = (
+    "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND (application_name LIKE 'parapply %'"
+    " OR backend_type = 'walsender')"
+)
+
+
+@pytest.fixture
+async def config(source_db: Database, target_db: Database) -> Config:
+    """Make a published table on both sides, slot and state."""
+    source_db.execute("CREATE TABLE t (i int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
+    target_db.execute("CREATE TABLE t (i int PRIMARY KEY)")
+    flags = {
+        "source.dsn": source_db.dsn,
+        "source.slot": f"s_{secrets.token_hex(4)}",
+        "source.publications": ("p",),
+        "target.dsn": target_db.dsn,
+    }
+    made = load_config(flags=flags, environ={})
+    await asyncio.to_thread(init, made)
+    return made
+
+
+def elsewhere(config: Config, *ends: str) -> Config:
+    """Return the configuration with ends at which nobody listens."""
+    for end in ends:
+        config = replace(config, **{end: replace(getattr(config, end), dsn=Secret(NOWHERE))})
+    return config
+
+
+async def refused(config: Config) -> ParapplyError:
+    """Return the error of opening both ends, which must leave no task behind."""
+    before = asyncio.all_tasks()
+    with pytest.raises(ParapplyError) as caught:
+        async with AsyncExitStack() as stack:
+            await Connector(config, takeover=False).open(stack)
+    await _settled(before)
+    return caught.value
+
+
+async def _settled(before: set[asyncio.Task[object]]) -> None:
+    async with asyncio.timeout(10):
+        while left := asyncio.all_tasks() - before:
+            await asyncio.wait(left)
+
+
+def check_nothing_is_open(source_db: Database, target_db: Database) -> None:
+    """Wait until none of our sessions is left on either server."""
+    for database in (source_db, target_db):
+        database.wait_until(f"SELECT NOT EXISTS ({OURS})")
+
+
+async def test_a_server_of_a_newer_version_is_taken_and_said_to_be_untested(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version that no test has run with serves like the newest known one, and each end is told of once."""
+    monkeypatch.setattr(ends_module, "NEWEST_MAJOR", 1)
+    stream = io.BytesIO()
+    logs.configure("warning", "json", stream)
+    opener = Connector(config, takeover=False)
+    for _ in range(2):
+        async with AsyncExitStack() as stack:
+            await opener.open(stack)
+    structlog.reset_defaults()
+    told = [json.loads(line) for line in stream.getvalue().decode().splitlines() if "server_untested" in line]
+    assert sorted(event["end"] for event in told) == ["source", "target"]
+    assert all(event["hint"].startswith("the newest that parapply was tested with is 1;") for event in told)
+
+
+async def test_everything_opened_is_closed(config: Config, source_db: Database, target_db: Database) -> None:
+    """Workers, control pool, the lease's session, the look and the stream are there, and gone with the epoch."""
+    before = asyncio.all_tasks()
+    async with AsyncExitStack() as stack:
+        ends = await Connector(config, takeover=False).open(stack)
+        assert len(ends.sessions) == config.apply.workers
+        await ends.ahead.take("public", "nothing")
+        names = {
+            name
+            for (name,) in target_db.rows(
+                "SELECT application_name FROM pg_stat_activity WHERE datname = current_database()"
+                " AND application_name LIKE 'parapply %'"
+            )
+        }
+        kinds = {" ".join(name.split()[:-1]) for name in names}
+        workers = {f"parapply worker {number}" for number in range(1, config.apply.workers + 1)}
+        assert kinds == {"parapply leader", "parapply control pool", *workers}
+        ((is_streaming,),) = source_db.rows(
+            sql.SQL("SELECT active FROM pg_replication_slots WHERE slot_name = {}").format(
+                sql.Literal(config.source.slot)
+            )
+        )
+        assert is_streaming
+    await _settled(before)
+    check_nothing_is_open(source_db, target_db)
+
+
+@pytest.mark.parametrize(
+    ("away", "error"), [(("target",), TargetLost), (("source",), SourceLost), (("source", "target"), TargetLost)]
+)
+async def test_an_end_that_is_away_is_told_and_the_other_closed(
+    config: Config, source_db: Database, target_db: Database, away: Sequence[str], error: type[ParapplyError]
+) -> None:
+    """One end fails while the other connects; of two that fail it is always the target that is told."""
+    assert type(await refused(elsewhere(config, *away))) is error
+    check_nothing_is_open(source_db, target_db)
+
+
+async def test_a_slot_that_was_lost_is_told_before_anything_else(
+    config: Config, source_db: Database, target_db: Database
+) -> None:
+    """Slot and publication are gone: the slot is what matters, although the publication is asked for as well."""
+    source_db.execute(sql.SQL("SELECT pg_drop_replication_slot({})").format(sql.Literal(config.source.slot)))
+    source_db.execute("DROP PUBLICATION p")
+    error = await refused(config)
+    assert isinstance(error, SourceRefused)
+    assert "is no longer on the publisher" in str(error)
+    check_nothing_is_open(source_db, target_db)
+
+
+async def test_a_missing_publication_is_told_and_the_slot_stays_free(
+    config: Config, source_db: Database, target_db: Database
+) -> None:
+    """The stream's connection is there by then, but it must not have started."""
+    source_db.execute("DROP PUBLICATION p")
+    error = await refused(config)
+    assert isinstance(error, SourceRefused)
+    assert "no publication 'p'" in str(error)
+    check_nothing_is_open(source_db, target_db)
+
+
+async def test_a_slot_in_use_is_busy_and_all_is_closed(
+    config: Config, source_db: Database, target_db: Database
+) -> None:
+    """Another reader holds the slot: workers that connected meanwhile are closed."""
+    command = f"START_REPLICATION SLOT {config.source.slot} LOGICAL 0/0 (proto_version '1', publication_names 'p')"
+    reader = psycopg.connect(source_db.dsn, replication="database", autocommit=True)
+    try:
+        reader.pgconn.exec_(command.encode())
+        assert isinstance(await refused(config), SlotBusy)
+    finally:
+        reader.close()
+    check_nothing_is_open(source_db, target_db)
+
+
+async def test_a_state_that_goes_while_the_lease_is_taken_is_not_used(
+    config: Config, source_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`drop` was faster: the lease is that of a slot which no longer is, so the epoch begins anew."""
+    fence = lease.fence
+
+    async def fence_then_drop(
+        conn: Connection, slot_id: int, on_wait: Callable[[Sequence[lease.Holder]], None]
+    ) -> None:
+        await fence(conn, slot_id, on_wait)
+        target_db.execute("DELETE FROM parapply.slots")
+
+    monkeypatch.setattr(lease, "fence", fence_then_drop)
+    error = await refused(config)
+    assert isinstance(error, TargetLost)
+    assert "was removed" in str(error)
+    check_nothing_is_open(source_db, target_db)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        (settings, "connect_control"),
+        (slot, "connect"),
+        (slot, "inspect"),
+        (state, "ensure_schema"),
+        (lease, "take_lease"),
+        (lease, "fence"),
+        (settings, "check_direct"),
+        (slot, "check_publications"),
+        (state, "write_daemon"),
+        (ReplicationStream, "start"),
+    ],
+    ids=lambda step: step[1],
+)
+async def test_an_opening_given_up_leaves_nothing_behind(
+    config: Config, source_db: Database, target_db: Database, step: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal comes in the middle of any step: every session and task ends."""
+    before = asyncio.all_tasks()
+    reached = asyncio.Event()
+    where, name = step
+    real = getattr(where, name)
+
+    async def do(*arguments: object, **options: object) -> object:
+        reached.set()
+        return await real(*arguments, **options)
+
+    monkeypatch.setattr(where, name, do)
+
+    async def opened() -> None:
+        async with AsyncExitStack() as stack:
+            await Connector(config, takeover=False).open(stack)
+            await asyncio.Event().wait()
+
+    opening = asyncio.create_task(opened(), name="opening")
+    async with asyncio.timeout(10):
+        await reached.wait()
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    await _settled(before)
+    check_nothing_is_open(source_db, target_db)
+
+
+def relation(name: str, *columns: str) -> Relation:
+    """Return a relation of int columns as the publisher announces it; the first one is the key."""
+    made = [Column(name=column, type_oid=23, type_modifier=-1, is_key=not at) for at, column in enumerate(columns)]
+    return Relation(oid=4711, schema="public", name=name, replica_identity="d", columns=tuple(made))
+
+
+@pytest.fixture
+async def control_pool(target_db: Database) -> AsyncIterator[ControlPool]:
+    """Sessions for questions."""
+    async with ControlPool(target_db.dsn, "replica", "parapply control pool test") as opened:
+        yield opened
+
+
+async def _names() -> Sequence[tuple[str, str]]:
+    return [("public", "t"), ("public", "missing")]
+
+
+async def _named(*names: str) -> Sequence[tuple[str, str]]:
+    return [("public", name) for name in names]
+
+
+async def test_facts_read_ahead_are_given_once(target_db: Database, control_pool: ControlPool) -> None:
+    """A later announcement of the same table may come after a change: it is read again."""
+    target_db.execute("CREATE TABLE t (i int PRIMARY KEY)")
+    ahead = CataloguePrefetch(control_pool, "replica", _names)
+    found = await ahead.take("public", "t")
+    assert found is not None
+    assert found.facts.key_columns == ("i",)
+    assert await ahead.take("public", "t") is None
+    assert await ahead.take("public", "missing") is None
+    await ahead.close()
+
+
+async def test_facts_read_long_ago_are_given_if_they_still_hold(
+    target_db: Database, control_pool: ControlPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first change of a table may come hours later: one that was changed, dropped or replaced is read again."""
+    monkeypatch.setattr(ahead_module, "_VALID_S", -1.0)
+    names = ("same", "wider", "indexed", "granted", "dropped", "replaced", "renamed", "parent", "child", "root")
+    for name in names[:-2]:
+        target_db.execute(sql.SQL("CREATE TABLE {} (i int PRIMARY KEY)").format(sql.Identifier(name)))
+    target_db.execute(
+        "CREATE TABLE child (i int PRIMARY KEY, p int REFERENCES parent);"
+        "CREATE TABLE root (i int PRIMARY KEY) PARTITION BY RANGE (i);"
+        "CREATE TABLE leaf PARTITION OF root FOR VALUES FROM (0) TO (9)"
+    )
+    ahead = CataloguePrefetch(control_pool, "replica", lambda: _named(*names))
+    await ahead.take("public", "missing")  # has read all
+    target_db.execute(
+        "ALTER TABLE wider ADD COLUMN n int; CREATE UNIQUE INDEX ON indexed ((i + 1)); DROP TABLE dropped;"
+        "REVOKE INSERT ON granted FROM CURRENT_USER; DROP TABLE replaced; CREATE TABLE replaced (i int PRIMARY KEY);"
+        "ALTER TABLE renamed RENAME TO other; ALTER TABLE parent DISABLE TRIGGER ALL;"
+        "CREATE UNIQUE INDEX ON leaf (i)"
+    )
+    given = [name for name in names if await ahead.take("public", name) is not None]
+    assert given == ["same"]
+    await ahead.close()
+
+
+async def test_reading_ahead_never_fails(target_db: Database, control_pool: ControlPool) -> None:
+    """What cannot be read is left to whoever needs it, who can say what for."""
+    target_db.execute("CREATE VIEW t AS SELECT 1 AS i")
+    ahead = CataloguePrefetch(control_pool, "replica", _names)
+    assert await ahead.take("public", "t") is None
+    await ahead.close()
+
+
+async def test_a_table_made_to_fit_after_it_was_read_ahead_is_read_again(
+    target_db: Database, control_pool: ControlPool
+) -> None:
+    """Target first, then publisher, as the manual says: what was read before must not refuse the new column."""
+    target_db.execute("CREATE TABLE t (i int PRIMARY KEY)")
+    ahead = CataloguePrefetch(control_pool, "replica", _names)
+    await ahead.take("public", "missing")  # has read all
+    target_db.execute("ALTER TABLE t ADD COLUMN n int")
+    tables = TablePlans(control_pool, ahead, "replica", {})
+    await tables.resolve([relation("t", "i", "n"), relation("missing", "i")])
+    assert [plan.relation.name for plan in tables.plans.known.values()] == ["t"]
+    assert [type(error) for error in tables.plans.refused.values()] == [TargetRefused]
+    await ahead.close()
+
+
+async def test_a_refused_table_stays_so_while_it_is_looked_up_again(
+    target_db: Database, control_pool: ControlPool
+) -> None:
+    """A worker that follows a transaction in progress may need to know meanwhile."""
+    target_db.execute("CREATE TABLE t (i int PRIMARY KEY)")
+    ahead = CataloguePrefetch(control_pool, "replica", _names)
+    tables = TablePlans(control_pool, ahead, "replica", {})
+    fits, missing = relation("t", "i"), relation("missing", "i")
+    await tables.resolve([fits, missing])
+    again = asyncio.create_task(tables.resolve([fits, missing]))
+    n_looks = 0
+    while not again.done():
+        for one in (fits, missing):
+            tables.plans.view().announce(one)
+        n_looks += 1
+        await asyncio.sleep(0)
+    assert n_looks > 1
+    await again
+    await ahead.close()
+
+
+@pytest.mark.pg_majors(15, 18)
+async def test_published_tables_are_named_unless_one_is_locked(source_db: Database) -> None:
+    """A hint is not worth a wait for another session's lock."""
+    source_db.execute(
+        "CREATE TABLE a (i int) PARTITION BY LIST (i); CREATE TABLE b PARTITION OF a DEFAULT; CREATE TABLE c (i int);"
+        "CREATE PUBLICATION p FOR TABLE a WITH (publish_via_partition_root)"
+    )
+    async with await slot.connect(source_db.dsn, application_name="parapply test") as conn:
+        assert sorted(await slot.published_tables_unless_locked(conn, ["p"])) == [("public", "a"), ("public", "b")]
+        assert await slot.published_tables_unless_locked(conn, ["none"]) == ()
+        if conn.info.server_version >= 160000:  # before, the view locks nothing
+            with psycopg.connect(source_db.dsn) as other:
+                other.execute("LOCK TABLE a")
+                with pytest.raises(SourceLost, match="lock"):
+                    await slot.published_tables_unless_locked(conn, ["p"])

@@ -1,0 +1,1 @@
+"""`parapply bench` in a process of its own."""

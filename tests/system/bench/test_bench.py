@@ -1,0 +1,113 @@
+"""`parapply bench` as a user runs it: tables, a JSON file, a plot, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fixtures.documents import ROOT
+from tests.fixtures.memory import memory_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SOURCE_TREE = ROOT / "src"
+END_TIMEOUT_S = 90
+RUNNERS = [
+    "pg_recvlogical", "built-in", "built-in parallel", "parapply preserve 2", "parapply preserve 2, 1 ms",
+    "bulk statement",
+]  # fmt: skip
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A directory for temporary files that the account of the servers can enter; pytest's own it cannot."""
+    with tempfile.TemporaryDirectory(prefix="bench-test-", dir=memory_directory()) as name:
+        Path(name).chmod(0o711)
+        yield Path(name)
+
+
+def run(scratch: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `parapply bench` with temporary files in a directory of their own."""
+    paths = [str(SOURCE_TREE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.run(
+        [sys.executable, "-m", "parapply", "bench", *words],
+        env={**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True, text=True, check=False, timeout=END_TIMEOUT_S,
+    )  # fmt: skip
+
+
+def test_a_quick_run_measures_everybody_and_leaves_files_only(scratch: Path, tmp_path: Path) -> None:
+    """Every system takes its turn, ends with equal tables, and is in the tables, the JSON file and the plot."""
+    systems = [
+        f"--system={name}" for name in ("ceiling", "built-in", "built-in-parallel", "parapply", "bulk-statement")
+    ]
+    done = run(
+        scratch, "--quick", "--transactions=300", "--workload=simple-update", "--rounds=1", "--scale=1", "--workers=2",
+        "--delay-ms=0", "--delay-ms=1", f"--out={tmp_path}", *systems,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "DIFFER" not in done.stdout
+    plot, document = sorted(tmp_path.iterdir(), key=lambda path: path.suffix, reverse=True)
+    content = json.loads(document.read_text(encoding="utf-8"))
+    assert [turn["runner"] for turn in content["turns"]] == RUNNERS
+    assert [turn["is_equal"] for turn in content["turns"]] == [None, True, True, True, True, True]
+    assert (content["workload"]["transactions"], content["workload"]["changes"]) == (300, 600)
+    figures = content["figures"]
+    for name in RUNNERS:
+        assert f"\n{name} " in done.stdout
+        assert f">{name}<" in plot.read_text(encoding="utf-8")
+    ours = figures["parapply preserve 2"]
+    # The interpreter alone takes more.
+    assert ours["peak_bytes"]["leader"] > 10 << 20
+    assert ours["cpu_s"]["leader"] > ours["cpu_s"]["leader_stream"]
+    assert set(ours["cpu_s"]) == {"leader", "leader_stream", "target", "walsender"}
+    assert set(figures["built-in"]["cpu_s"]) == {"target", "walsender"}
+    assert list(scratch.iterdir()) == [path for path in scratch.iterdir() if path.name.startswith("parapply-programs-")]
+
+
+def test_the_document_is_all_of_standard_output(scratch: Path) -> None:
+    """With --json programs read standard output, and without files nothing is written; other servers work as well."""
+    done = run(
+        scratch, "--transactions=200", "--workload=bulk", "--rounds=1", "--scale=1", "--system=parapply", "--sync=both",
+        "--no-save", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads(done.stdout)["results"]
+    assert [first["sync"], second["sync"]] == ["off", "on"]
+    assert "Making the backlog" in done.stderr
+
+
+def test_copies_in_turn(scratch: Path) -> None:
+    """The tables are equal after every copy, whoever made it; time and CPU are in the document."""
+    done = run(scratch, "--copy", "--shape=wide", "--rounds=1", "--scale=1", "--workers=2", "--no-save", "--json")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["results"]
+    assert (found["shape"], found["tables"]) == ("wide", 2)
+    assert [turn["runner"] for turn in found["turns"]] == ["built-in", "built-in, 4 workers", "parapply 2"]
+    assert all(turn["is_equal"] and turn["cpu_s"] > 0 for turn in found["turns"])
+
+
+def test_a_huge_transaction_beside_small_ones(scratch: Path, tmp_path: Path) -> None:
+    """With --live both ways of parapply take a turn, and are in the tables, the JSON file and the plot."""
+    done = run(
+        scratch, "--live", "--system=parapply", "--workers=2", "--large-rows=3000", "--rounds=1", f"--out={tmp_path}"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    plot, document = sorted(tmp_path.iterdir(), key=lambda path: path.suffix, reverse=True)
+    content = json.loads(document.read_text(encoding="utf-8"))
+    names = ["parapply preserve 2", "parapply preserve 2, streaming off"]
+    assert [turn["system"] for turn in content["turns"]] == names
+    assert [figures["is_equal"] for figures in content["figures"]] == [True, True]
+    for name in names:
+        assert done.stdout.count(f"\n{name} ") == 2
+        assert f">{name}<" in plot.read_text(encoding="utf-8")

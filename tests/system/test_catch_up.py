@@ -1,0 +1,341 @@
+"""A backlog read in ranges of WAL: every hazard of that has its rule here, and nothing is lost or comes twice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from parapply import failpoints
+from parapply.model import parse_lsn
+from tests.fixtures.databases import create_database
+from tests.fixtures.fan import QUICK
+from tests.fixtures.pair import Pair, pair
+from tests.fixtures.proxy import CutProxy
+from tests.fixtures.route import Route
+from tests.fixtures.streams import stream_everything
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fixtures.daemon import Daemon, StartDaemon
+    from tests.fixtures.databases import Database
+    from tests.fixtures.servers import OwnServers
+
+__all__ = ["pair"]
+
+TABLES = """
+CREATE TABLE a (id int PRIMARY KEY, v int, t text);
+CREATE TABLE b (id int PRIMARY KEY, a int REFERENCES a, v int);
+CREATE TABLE counters (id int PRIMARY KEY, n bigint NOT NULL);
+"""
+#: Ranges of a few dozen transactions, whatever there is to catch up.
+RANGES: dict[str, str | float] = {
+    "source.catch_up": "auto", "source.catch_up_range_bytes": 1 << 18, "source.catch_up_enter_bytes": 0,
+    "source.catch_up_leave_bytes": 0,
+}  # fmt: skip
+# Small batches that are durable at once, and fewer bytes read ahead than `_MANY` transactions have: reading waits for
+# the target, so that the slot is moved on the way, however fast the publisher is.
+_STEPS: dict[str, str | float] = {
+    **RANGES, "source.catch_up_range_bytes": 65_536, "apply.memory_limit_bytes": 1 << 24,
+    "apply.max_batch_transactions": 20, "target.synchronous_commit": "on",
+}  # fmt: skip
+_MANY = 3500
+_EITHER_ORDER = pytest.mark.parametrize("order", ["preserve", "relaxed"])
+
+
+def _fill(database: Database, first: int, n_transactions: int) -> None:
+    """Commit small transactions that depend on each other, and a counter that shows each lost or doubled one.
+
+    Every few dozen of them a restart point comes, which a publisher writes every 15 seconds.
+    """
+    with database.connect() as connection:
+        point = "SELECT pg_log_standby_snapshot()" if connection.info.server_version >= 160000 else "CHECKPOINT"
+        connection.execute("INSERT INTO counters VALUES (1, 0) ON CONFLICT DO NOTHING")
+        for number in range(first, first + n_transactions):
+            connection.execute(
+                f"BEGIN; INSERT INTO a SELECT {number} * 10 + g, g, repeat('x', 300) FROM generate_series(0, 5) g"
+                f"; INSERT INTO b VALUES ({number}, {number} * 10, 1)"
+                f"; UPDATE counters SET n = n * 7 % 1000003 + {number}"
+                f"; UPDATE a SET v = v + 1 WHERE id = {number} * 10 - 10; DELETE FROM a WHERE id = {number} * 10 - 9"
+                "; COMMIT".encode()
+            )
+            if number % 50 == 0:
+                connection.execute(point.encode())
+
+
+def _left(daemon: Daemon) -> str:
+    return str(daemon.wait_for_event("catch_up_left")["reason"])
+
+
+def _declined(daemon: Daemon) -> str:
+    return str(daemon.wait_for_event("catch_up_declined")["reason"])
+
+
+def _stop_equal(pair: Pair, daemon: Daemon) -> None:
+    daemon.wait_caught_up()
+    daemon.stop()
+    pair.check_equal()
+    # The copy ends with its connection.
+    pair.source.wait_until("SELECT count(*) = 1 FROM pg_replication_slots WHERE database = current_database()")
+
+
+@_EITHER_ORDER
+@pytest.mark.pg_majors(15, 16, 18)
+def test_a_backlog_is_read_in_ranges_and_the_stream_goes_on(pair: Pair, order: str) -> None:
+    """By a role with LOGIN and REPLICATION, in either order; what is committed in the meantime comes once, too."""
+    pair.create(TABLES)
+    _fill(pair.source, 1, 400)
+    daemon = pair.start(settings={**RANGES, "apply.commit_order": order})
+    _fill(pair.source, 401, 100)
+    assert _left(daemon) == "caught up"
+    pair.write("TRUNCATE b; INSERT INTO b VALUES (1, 4000, 2)")
+    _fill(pair.source, 501, 20)
+    _stop_equal(pair, daemon)
+
+
+@_EITHER_ORDER
+def test_a_stream_that_falls_behind_is_left_for_ranges(pair: Pair, order: str) -> None:
+    """And taken up again, as often as it takes: each hand-over, either way, keeps every transaction once."""
+    pair.create(TABLES)
+    _fill(pair.source, 1, 100)
+    daemon = pair.start(settings={**RANGES, "source.catch_up_pause_s": 0, "apply.commit_order": order})
+    for number in (1, 2, 3):
+        _fill(pair.source, number * 1000, 100)
+        daemon.wait_for_event("catch_up_left", count=number)
+    assert "left for ranges" in daemon.wait_for_event("source_lost")["error"]
+    _stop_equal(pair, daemon)
+
+
+def test_the_slot_never_passes_what_is_durable(pair: Pair, start_daemon: StartDaemon) -> None:
+    """While nobody streams the slot moves every few ranges, and never past the watermark on the target's disk."""
+    pair.create(TABLES)
+    _fill(pair.source, 1, _MANY)
+    before = pair.route.confirmed_flush_lsn()
+    failpoint = {"PARAPPLY_FAILPOINT": f"{failpoints.SLOT_MOVED}:exit"}
+    daemon = start_daemon(pair.route, settings={**QUICK, **_STEPS}, environ=failpoint)
+    assert daemon.exit_code(60) == failpoints.EXIT_STATUS, daemon.log_tail()
+    ((durable,),) = pair.target.rows("SELECT lowest_remote_lsn FROM parapply.progress")
+    assert before < pair.route.confirmed_flush_lsn() <= parse_lsn(durable)
+    _stop_equal(pair, pair.start(settings=RANGES))
+
+
+def test_a_run_that_ends_inside_ranges_moves_the_slot(pair: Pair, start_daemon: StartDaemon) -> None:
+    """To what is durable, as the stream would have reported it: `--until` is for those who go on from there."""
+    pair.create(TABLES)
+    _fill(pair.source, 1, 20)
+    ((until,),) = pair.source.rows("SELECT pg_current_wal_flush_lsn()")
+    # More than is read ahead.
+    text = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 300) AS i)"
+    for number in range(90):
+        first = 100_000 + number * 100
+        pair.source.execute(f"INSERT INTO a SELECT g, 1, {text} FROM generate_series({first}, {first} + 30) AS g")
+    settings = {**QUICK, **RANGES, "source.catch_up_range_bytes": 1 << 20, "apply.memory_limit_bytes": 1 << 24}
+    daemon = start_daemon(pair.route, "--until", until, settings=settings)
+    assert daemon.exit_code(60) == 0, daemon.log_tail()
+    assert not daemon.events_of("catch_up_left")
+    ((durable,),) = pair.target.rows("SELECT lowest_remote_lsn FROM parapply.progress")
+    assert parse_lsn(until) <= pair.route.confirmed_flush_lsn() == parse_lsn(durable)
+    _stop_equal(pair, pair.start(settings=RANGES))
+
+
+@pytest.mark.crash
+@_EITHER_ORDER
+def test_killed_inside_a_range_nothing_is_lost_or_doubled(pair: Pair, start_daemon: StartDaemon, order: str) -> None:
+    """SIGKILL within a range, between two, with the slot just moved, and with the copy dropped and no stream yet."""
+    pair.create(TABLES)
+    _fill(pair.source, 1, _MANY)
+    settings = {**QUICK, **_STEPS, "apply.commit_order": order}
+    for point in ("range_part:kill:2", "range_read:kill:3", "slot_moved:kill", "range_part:kill:9", "handed_over:kill"):
+        daemon = start_daemon(pair.route, settings=settings, environ={"PARAPPLY_FAILPOINT": point})
+        assert daemon.exit_code(60) == -9, f"{point}: {daemon.log_tail()}"
+        _fill(pair.source, int(pair.source.rows("SELECT max(id) + 1 FROM b")[0][0]), 200)
+    _stop_equal(pair, pair.start(settings={**RANGES, "apply.commit_order": order}))
+
+
+@pytest.mark.crash
+def test_a_connection_lost_inside_a_range_is_followed_by_ranges_or_the_stream(
+    pair: Pair, start_daemon: StartDaemon
+) -> None:
+    """Inside a range, whatever came before, the stream follows, which always makes progress; between two, ranges do."""
+    pair.create(TABLES)
+    _fill(pair.source, 1, 400)
+    for point, then in (("range_part:raise-lost:6", "did not come to its end"), ("range_read:raise-lost:3", "")):
+        settings = {**QUICK, **RANGES, "source.catch_up_range_bytes": 65_536}
+        daemon = start_daemon(pair.route, settings=settings, environ={"PARAPPLY_FAILPOINT": point})
+        daemon.wait_for_event("source_lost")
+        if then:
+            assert then in _declined(daemon)
+        else:
+            daemon.wait_for_event("catch_up_entered", count=2)
+        _fill(pair.source, int(pair.source.rows("SELECT max(id) + 1 FROM b")[0][0]), 400)
+        _stop_equal(pair, daemon)
+        _fill(pair.source, int(pair.source.rows("SELECT max(id) + 1 FROM b")[0][0]), 400)
+    _stop_equal(pair, pair.start(settings=RANGES))
+
+
+@pytest.mark.crash
+def test_a_network_cut_inside_a_range(
+    source_db: Database, target_db: Database, pair: Pair, start_daemon: StartDaemon
+) -> None:
+    """The next epoch goes on from what is on the target: nothing of a range that was not read whole counts."""
+    pair.create(TABLES)
+    _fill(pair.source, 1, 600)
+    with CutProxy("127.0.0.1", int(pair.source.rows("SHOW port")[0][0])) as proxy:
+        route = Route(
+            source=source_db, target=target_db, slot=pair.route.slot, source_dsn=proxy.dsn(source_db.source_role_dsn)
+        )
+        hit = proxy.drop_reply_after(b"get_binary_changes", reply=b"PGCOPY")
+        daemon = start_daemon(route, settings={**QUICK, **RANGES})
+        assert hit.wait(20)
+        daemon.wait_for_event("source_lost")
+        daemon.wait_caught_up()
+        _fill(pair.source, 601, 50)
+        _stop_equal(pair, daemon)
+
+
+@pytest.mark.pg_majors(15, 16, 18)
+def test_a_transaction_in_progress_is_left_to_the_stream(pair: Pair) -> None:
+    """At its Stream Start the ranges end with the last whole transaction, whether it commits or not, and it comes once.
+
+    Read on in ranges it would come again from its beginning in each, or be written to the publisher's disk in each.
+    """
+    pair.create(TABLES)
+    stream_everything(pair.source)
+    _fill(pair.source, 1, 50)
+    with pair.source.connect() as open_one, pair.source.connect() as undone:
+        for connection, first in ((open_one, 100_000), (undone, 200_000)):
+            connection.execute("BEGIN")
+            rows = f"SELECT g, 1, repeat('x', 100) FROM generate_series({first}, {first} + 3000) g"
+            connection.execute(f"INSERT INTO a {rows}".encode())
+        _fill(pair.source, 51, 50)
+        daemon = pair.start(settings={**RANGES, "source.catch_up_range_bytes": 1 << 20})
+        assert _left(daemon) == "a transaction in progress is too large for a range"
+        open_one.execute("COMMIT")
+        undone.execute("ROLLBACK")
+    _fill(pair.source, 101, 20)
+    _stop_equal(pair, daemon)
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_an_old_open_transaction_sends_it_to_the_stream(pair: Pair) -> None:
+    """Each range is decoded from the restart point on: far behind, before or after a range, it is not worth it."""
+    pair.create(TABLES)
+    with pair.source.connect() as old:
+        old.execute("BEGIN; INSERT INTO a VALUES (-1, 1, 'old')")
+        _fill(pair.source, 1, 400)
+        near = {**RANGES, "source.catch_up_range_bytes": 16_384}
+        daemon = pair.start(settings=near)
+        assert "restarts" in _left(daemon)
+        daemon.wait_caught_up()
+        daemon.stop()
+        _fill(pair.source, 401, 20)
+        daemon = pair.start(settings=near)
+        assert "restarts" in _declined(daemon)
+        old.execute("COMMIT")
+    _stop_equal(pair, daemon)
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_no_free_slot_is_no_error(own_servers: OwnServers, target_db: Database, start_daemon: StartDaemon) -> None:
+    """One line says why, and the stream reads."""
+    server = own_servers("publisher", settings={"max_replication_slots": 1})
+    pair = Pair(create_database(server, "source"), target_db, start_daemon)
+    pair.create(TABLES)
+    _fill(pair.source, 1, 100)
+    daemon = pair.start(settings=RANGES)
+    assert "all replication slots are in use" in _declined(daemon)
+    assert not daemon.events_of("source_lost")
+    _stop_equal(pair, daemon)
+
+
+def test_a_refused_range_sends_it_to_the_stream(pair: Pair) -> None:
+    """Its changes may be far larger than its WAL: what the publisher's limits refuse, another connection streams."""
+    pair.create(TABLES)
+    role = f"{pair.source.source_role} IN DATABASE {pair.source.dbname}"
+    pair.source.execute(f"ALTER ROLE {role} SET temp_file_limit = '1MB'")
+    _fill(pair.source, 1, 200)
+    pair.source.execute("INSERT INTO a SELECT -g, 1, repeat('x', 100000) FROM generate_series(1, 100) g")
+    _fill(pair.source, 201, 20)
+    daemon = pair.start(settings={**RANGES, "source.catch_up_range_bytes": 65_536})
+    assert "temp_file_limit" in _declined(daemon)
+    _stop_equal(pair, daemon)
+    (lost,) = daemon.events_of("source_lost")
+    assert "was refused" in lost["error"]
+    assert not daemon.events_of("catch_up_left")
+
+
+@pytest.mark.crash
+def test_a_publisher_that_dies_inside_a_range(
+    own_servers: OwnServers, target_db: Database, start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """Killed with a part of a range here: after its recovery the copy is gone and the slot is not, nothing is lost."""
+    server = own_servers("publisher")
+    pair = Pair(create_database(server, "source"), target_db, start_daemon)
+    pair.create(TABLES)
+    _fill(pair.source, 1, 400)
+    environ = {"PARAPPLY_FAILPOINT": "range_part:hold:3", "PARAPPLY_FAILPOINT_DIR": str(tmp_path)}
+    settings = {**RANGES, "source.catch_up_range_bytes": 65_536}
+    daemon = pair.start_only(settings=settings, environ=environ)
+    held = tmp_path / "range_part.held"
+    daemon.wait_for_event("source_connected")
+    while not held.exists():
+        assert daemon.runs_for(0.01), daemon.log_tail()
+    server.kill()
+    held.unlink()
+    daemon.wait_for_event("source_lost")
+    server.start()
+    _fill(pair.source, 401, 50)
+    _stop_equal(pair, daemon)
+
+
+def test_a_slot_with_two_phase_is_left_to_the_stream(own_servers: OwnServers, start_daemon: StartDaemon) -> None:
+    """A copy has no two_phase: what is prepared would come with its commit, as if it had never been prepared."""
+    server = own_servers("both", settings={"max_prepared_transactions": 10})
+    pair = Pair(create_database(server, "source"), create_database(server, "target"), start_daemon)
+    pair.create(TABLES)
+    _fill(pair.source, 1, 100)
+    pair.write("BEGIN; INSERT INTO a VALUES (-1, 1, 'p'); PREPARE TRANSACTION 'p'")
+    daemon = pair.start(settings={**RANGES, "source.two_phase": "true"})
+    assert "prepared" in _declined(daemon)
+    daemon.wait_caught_up()
+    pair.write("COMMIT PREPARED 'p'")
+    _stop_equal(pair, daemon)
+
+
+@pytest.mark.pg_majors(18)
+def test_a_failover_slot_is_left_to_the_stream(pair: Pair) -> None:
+    """A copy does not wait for the standbys that a failover slot waits for: the target could be ahead of them."""
+    pair.create(TABLES)
+    slot = pair.route.slot
+    pair.source.execute(f"SELECT pg_drop_replication_slot('{slot}')")
+    pair.source.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput', false, false, true)")
+    _fill(pair.source, 1, 100)
+    daemon = pair.start(settings=RANGES)
+    assert "failover" in _declined(daemon)
+    _stop_equal(pair, daemon)
+
+
+def test_settings_of_the_role_hold_nothing_up(pair: Pair) -> None:
+    """Timeouts and memory of the role or the database do not reach the session that reads ranges."""
+    pair.create(TABLES)
+    role = pair.source.source_role
+    for setting in ("statement_timeout = '1ms'", "idle_session_timeout = '2s'", "work_mem = '64kB'",
+                    "idle_in_transaction_session_timeout = '1ms'", "default_transaction_read_only = on",
+                    "standard_conforming_strings = off", "lock_timeout = '1ms'"):  # fmt: skip
+        pair.source.execute(f"ALTER ROLE {role} IN DATABASE {pair.source.dbname} SET {setting}")
+    _fill(pair.source, 1, 300)
+    daemon = pair.start(settings=RANGES)
+    assert _left(daemon) == "caught up"
+    _stop_equal(pair, daemon)
+
+
+def test_a_range_covers_wal_and_not_changes(pair: Pair) -> None:
+    """Where little of the WAL is published, each call ends after its share of WAL, and the watermark moves with it."""
+    pair.create(TABLES, published="TABLE b")
+    pair.source.execute("CREATE TABLE noise (t text)")
+    pair.source.execute("INSERT INTO noise SELECT repeat('x', 1000) FROM generate_series(1, 3000)")
+    daemon = pair.start(settings=RANGES)
+    assert daemon.wait_for_event("catch_up_left")["n_ranges"] > 5
+    daemon.wait_caught_up()
+    daemon.stop()

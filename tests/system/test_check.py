@@ -1,0 +1,225 @@
+"""`parapply check` on real servers: all that is wrong is found at once, and what is right is not complained of."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from parapply.check.findings import Code
+from parapply.check.look import CheckOptions, look
+from parapply.config import Config, load_config
+from tests.fixtures.plain import foreign_transaction
+from tests.fixtures.route import Route
+from tests.system.check_cases import FOUND, SOURCE, TARGET
+
+if TYPE_CHECKING:
+    from tests.fixtures.daemon import RunCommand
+    from tests.fixtures.databases import Database
+    from tests.fixtures.servers import OwnServers
+
+
+def report_of(route: Route, run_command: RunCommand, *options: str) -> dict[str, Any]:
+    """Return what a check tells a program; its exit code is that of the process."""
+    done = run_command(route, "check", "--json", *options)
+    assert not done.stderr, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    assert report["exit_code"] == done.returncode
+    return report
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_everything_wrong_is_found_at_once(source_db: Database, target_db: Database, run_command: RunCommand) -> None:
+    """One report has every finding, with the quoted object and the SQL that mends it; and no other finding."""
+    source_db.execute(SOURCE)
+    target_db.execute(TARGET.format(role=target_db.target_role))
+    report = report_of(Route(source=source_db, target=target_db), run_command, "--copy")
+    found = [(one["code"], one["object"], f"{one['found']} {one['fix']}") for one in report["findings"]]
+    for one in FOUND:
+        assert [text for code, name, text in found if (code, name) == (one.code, one.object) and one.words in text], one
+    expected = {(one.code.value, one.object) for one in FOUND}
+    assert [one for one in found if one[:2] not in expected] == []
+    assert report["exit_code"] == 4
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_a_clean_pair_is_fine(source_db: Database, target_db: Database, run_command: RunCommand) -> None:
+    """With the roles of config/roles nothing but notes is told, exit 0, and nothing was made; after init likewise."""
+    tables = "CREATE TABLE t (i int PRIMARY KEY, v text NOT NULL); CREATE TABLE u (i int PRIMARY KEY REFERENCES t)"
+    source_db.execute(f"{tables}; INSERT INTO t VALUES (1, ''); CREATE PUBLICATION pub FOR ALL TABLES")
+    target_db.execute(tables)
+    route = Route(source=source_db, target=target_db)
+    report = report_of(route, run_command, "--copy")
+    assert {one["severity"] for one in report["findings"]} == {"note"}
+    assert report["exit_code"] == 0
+    assert [(one["table_name"], one["lane"]) for one in report["tables"]] == [("t", "set-based"), ("u", "set-based")]
+    assert _made(route) == []
+    done = run_command(route, "init", "--copy")
+    assert (done.returncode, "warning" in done.stdout) == (0, False), done
+    # The rows that the copy brought, and the slot, are what is to be there.
+    report = report_of(route, run_command, "--copy")
+    assert (report["exit_code"], report["is_known"]) == (0, True)
+    assert "0 refused, 0 warning" in run_command(route, "check").stdout
+
+
+def _made(route: Route) -> list[object]:
+    """Return what `init` would have made."""
+    slots = route.source.rows("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()")
+    return [*slots, *route.target.rows("SELECT nspname FROM pg_namespace WHERE nspname = 'parapply'")]
+
+
+def test_init_looks_first(source_db: Database, target_db: Database, run_command: RunCommand) -> None:
+    """Init tells every refusal in a line and makes nothing; it goes on with an arguable one, and prints warnings."""
+    source_db.execute("CREATE TABLE gone (i int PRIMARY KEY); CREATE TABLE keyless (i int); CREATE TABLE other (i int)")
+    source_db.execute("CREATE PUBLICATION pub FOR TABLE gone, keyless")
+    target_db.execute("CREATE TABLE keyless (i int)")
+    route = Route(source=source_db, target=target_db)
+    done = run_command(route, "init", "--publication", "nowhere")
+    first, last = done.stderr.splitlines()
+    assert first.startswith('parapply: target, table_missing: "public"."gone" is published but missing here. Hint: ')
+    assert first.endswith("or go on all the same with --despite table_missing")
+    assert last.startswith('parapply: source, publication_missing: no publication "nowhere"')
+    # The publisher's refusal decides, and is not arguable.
+    assert (done.returncode, "despite" in last, _made(route)) == (3, False, []), done
+    done = run_command(route, "init")
+    assert (done.returncode, len(done.stderr.splitlines()), _made(route)) == (4, 1, []), done
+    done = run_command(route, "init", "--despite", "slot_refused")
+    assert (done.returncode, "--despite slot_refused: init cannot go on with that" in done.stderr) == (2, True), done
+    done = run_command(route, "init", "--despite", "table_missing")
+    assert done.returncode == 0, done
+    for words in (
+        "warning: source, replica_identity: replica identity DEFAULT without a primary key",
+        'ALTER TABLE "public"."keyless" REPLICA IDENTITY FULL;',
+        'refused: target, table_missing: "public"."gone"',
+    ):
+        assert words in done.stdout, done.stdout
+    assert "other" not in done.stdout, "notes are for `parapply check`"
+    # What is there is not looked at again.
+    done = run_command(route, "init")
+    assert (done.returncode, "nothing to do" in done.stdout, "replica_identity" in done.stdout) == (0, True, False), (
+        done
+    )
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_locked_tables_are_not_waited_for(source_db: Database, target_db: Database, run_command: RunCommand) -> None:
+    """A table that a transaction keeps locked, on either end, is named with its process; then check and init end."""
+    for database in (source_db, target_db):
+        database.execute("CREATE TABLE t (i int PRIMARY KEY); CREATE TABLE u (i int PRIMARY KEY)")
+    source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    route = Route(source=source_db, target=target_db)
+    with foreign_transaction(source_db, "TRUNCATE t") as holder:
+        for command in (["check"], ["init"]):
+            done = run_command(route, *command)
+            (line,) = done.stderr.splitlines()
+            assert done.returncode == 3, done
+            assert f"tables are locked: public.t (process {holder.info.backend_pid})" in line
+    with foreign_transaction(target_db, "LOCK TABLE u IN ACCESS EXCLUSIVE MODE") as holder:
+        for command in (["check", "--copy"], ["init", "--copy"]):
+            done = run_command(route, *command)
+            (line,) = done.stderr.splitlines()
+            assert done.returncode == 4, done
+            assert f"tables are locked: public.u (process {holder.info.backend_pid})" in line
+    assert _made(route) == []
+
+
+def test_a_role_needs_what_is_published(source_db: Database, target_db: Database, run_command: RunCommand) -> None:
+    """Of a publication of inserts neither UPDATE nor DELETE is asked for; a copy reads single columns, too."""
+    for database in (source_db, target_db):
+        database.execute("CREATE TABLE t (i int PRIMARY KEY, secret int)")
+    source_db.execute("CREATE PUBLICATION pub FOR TABLE t (i) WITH (publish = 'insert')")
+    role = source_db.source_role
+    source_db.execute(f"REVOKE ALL ON t FROM {role}; GRANT SELECT (i) ON t TO {role}")
+    target_db.execute(f"REVOKE UPDATE, DELETE ON t FROM {target_db.target_role}")
+    report = report_of(Route(source=source_db, target=target_db), run_command, "--copy")
+    assert [one for one in report["findings"] if one["severity"] != "note"] == []
+
+
+def test_a_page_for_people(source_db: Database, target_db: Database, run_command: RunCommand) -> None:
+    """The worst comes first, and SQL stays on one line however narrow the terminal is."""
+    name = "t" * 60
+    source_db.execute(f"CREATE TABLE {name} (i int); CREATE PUBLICATION pub FOR ALL TABLES")
+    done = run_command(Route(source=source_db, target=target_db), "check", environ={"COLUMNS": "40"})
+    assert done.returncode == 4
+    at = [done.stdout.index(words) for words in ("REFUSED (1)", "WARNING (1)", "NOTE (", "1 refused, 1 warning")]
+    assert at == sorted(at)
+    assert f'ALTER TABLE "public"."{name}" REPLICA IDENTITY FULL;' in done.stdout
+
+
+@pytest.mark.parametrize("count", [2, 90])
+async def test_queries_do_not_grow_with_the_tables(
+    source_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Ten thousand tables are asked about as one is: by the same number of statements."""
+    tables = "; ".join(f"CREATE TABLE t{number} (i int PRIMARY KEY)" for number in range(count))
+    source_db.execute(f"{tables}; CREATE PUBLICATION pub FOR ALL TABLES")
+    target_db.execute(tables)
+    n_statements = 0
+    execute = psycopg.AsyncCursor.execute
+
+    async def counted(cursor: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401  psycopg's
+        nonlocal n_statements
+        n_statements += 1
+        return await execute(cursor, *arguments, **options)
+
+    monkeypatch.setattr(psycopg.AsyncCursor, "execute", counted)
+    report = await look(config_of(source_db, target_db), CheckOptions())
+    assert len(report.plans) == count
+    assert 0 < n_statements < 45
+
+
+def config_of(source: Database, target: Database, **flags: object) -> Config:
+    """Return a configuration between two databases, as the roles of config/roles."""
+    given = {
+        "source.dsn": source.source_role_dsn, "target.dsn": target.target_role_dsn, "source.slot": "checked",
+        "source.publications": ("pub",), **flags,
+    }  # fmt: skip
+    return load_config(flags=given, environ={})
+
+
+#: What a publisher and a target can lack as servers, and what must be told of it.
+_SERVER_CODES = {
+    Code.WAL_LEVEL: "wal_level = 'logical'", Code.SOURCE_REPLICATION: 'ALTER ROLE "poor" REPLICATION;',
+    Code.SOURCE_CONNECTIONS: "", Code.SLOTS_EXHAUSTED: "max_replication_slots", Code.SOURCE_SELECT: "GRANT USAGE",
+    Code.WAL_SENDERS_EXHAUSTED: "max_wal_senders", Code.OPEN_TRANSACTION: "ROLLBACK PREPARED",
+    Code.WAL_SENDER_TIMEOUT: "5 s", Code.PUBLICATION_MISSING: '"other"',
+    Code.REPLICATION_ROLE: "GRANT SET ON PARAMETER session_replication_role", Code.STATE_SCHEMA: "GRANT CREATE",
+    Code.TWO_PHASE: "max_prepared_transactions", Code.TARGET_CONNECTIONS: "apply.workers = 20",
+    Code.ORIGINS_NEEDED: "GRANT EXECUTE ON FUNCTION", Code.COMMIT_TIMESTAMPS: "track_commit_timestamp",
+    Code.ORIGINS_EXHAUSTED: "max_replication_slots", Code.ENCODING: "LATIN1",
+    Code.EXTENSION_MISSING: 'CREATE EXTENSION "citext";', Code.SPILL_SPACE: "spill_limit_bytes",
+}  # fmt: skip
+
+
+@pytest.mark.pg_majors(15)
+async def test_servers_that_lack_everything(own_servers: OwnServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each limit, setting and privilege of the servers is told, each with what mends it, all in one report."""
+    source = own_servers("poor_source", settings={
+        "wal_level": "replica", "max_replication_slots": 0, "max_wal_senders": 0, "wal_sender_timeout": "5s",
+    })  # fmt: skip
+    target = own_servers("poor_target", settings={
+        "max_connections": 20, "max_prepared_transactions": 0, "track_commit_timestamp": "off",
+        "max_replication_slots": 2,
+    })  # fmt: skip
+    source.execute("CREATE DATABASE poor")
+    source.execute("CREATE ROLE poor LOGIN CONNECTION LIMIT 3")
+    source.execute("CREATE EXTENSION citext; CREATE TABLE t (c citext PRIMARY KEY)", dbname="poor")
+    source.execute("CREATE PUBLICATION pub FOR TABLE t", dbname="poor")
+    source.execute("BEGIN; INSERT INTO t VALUES (''); PREPARE TRANSACTION 'it''s open'", dbname="poor")
+    target.execute("CREATE DATABASE poor ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    target.execute("CREATE ROLE poor LOGIN")
+    monkeypatch.setattr("parapply.check.source._OLD_TRANSACTION_S", 0)
+    config = load_config(environ={}, flags={
+        "source.dsn": source.dsn("poor", user="poor"), "target.dsn": target.dsn("poor", user="poor"),
+        "source.slot": "checked", "source.publications": ("pub", "other"), "source.two_phase": True,
+        "apply.workers": 20, "conflict.update_origin_differs": "error", "apply.spill_limit_bytes": 1 << 60,
+    })  # fmt: skip
+    report = await look(config, CheckOptions(is_copy=True))
+    for code, words in _SERVER_CODES.items():
+        told = [f"{one.found} {one.fix}" for one in report.findings if one.code is code]
+        assert [text for text in told if words in text], (code, told)
+    assert {one.code for one in report.findings} - set(_SERVER_CODES) <= {
+        Code.TABLE_MISSING, Code.LOCALE, Code.WAL_RETENTION,
+    }  # fmt: skip

@@ -1,0 +1,86 @@
+"""The main property: parallel apply ends in the rows that serial apply by the built-in subscription ends in.
+
+Each run takes fresh seeds; a failure names the command that repeats its tables and transactions. PARAPPLY_TEST_SEEDS
+chooses the seeds here: `7,8` these, `1-50` a range. Daemons that are killed on the way belong to the long form (`make
+faults`).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.differential.case import MAJORS, Servers, draw_case, run_case
+from tests.differential.conflicts import draw_conflicts, run_conflicts
+from tests.differential.schema import SEEDS_OF_ALL_KINDS
+from tests.fixtures.selection import SELECTION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tests.fixtures.servers import ServerOf
+
+_SEEDS_VARIABLE = "PARAPPLY_TEST_SEEDS"
+#: Consecutive seeds draw every kind of table; the first one differs from run to run.
+_N_CASES = 4
+_N_CONFLICT_CASES = 2
+_HIGHEST_SEED = 1_000_000
+
+
+def _seeds(text: str) -> Iterator[int]:
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+@pytest.fixture(scope="module")
+def first_seed() -> int:
+    """The seed of the module's first case."""
+    return secrets.randbelow(_HIGHEST_SEED)
+
+
+@pytest.fixture(scope="module")
+def majors(pytestconfig: pytest.Config, first_seed: int) -> Sequence[int]:
+    """Two of the versions on this machine: more servers would take longer to start than their cases."""
+    found = [major for major in MAJORS if major in pytestconfig.stash[SELECTION].binaries]
+    return random.Random(first_seed).sample(found, min(2, len(found)))
+
+
+_CHOSEN = list(_seeds(os.environ[_SEEDS_VARIABLE])) if os.environ.get(_SEEDS_VARIABLE) else []
+
+
+@pytest.mark.parametrize("number", range(len(_CHOSEN) or _N_CASES))
+def test_parallel_apply_equals_serial_apply(
+    server_of: ServerOf, majors: Sequence[int], first_seed: int, number: int
+) -> None:
+    """Any tables, transactions, versions, workers, commit order and role: every table equals the built-in one's.
+
+    The stream has no conflict, so none is reported on the way (T-69), whether the daemon follows it or finds a backlog.
+    What triggers write in the order of changes is equal, too, in both commit orders (T-29). The publisher streams what
+    has more than 64 kB, subtransactions that are rolled back afterwards among it (T-51).
+    """
+    case = draw_case(_CHOSEN[number] if _CHOSEN else first_seed + number, majors)
+    counts = run_case(case, _servers(server_of, case.majors))
+    assert counts["committed"] > 0
+
+
+@pytest.mark.parametrize("number", range(len(_CHOSEN) or _N_CONFLICT_CASES))
+def test_policies_leave_what_they_say(server_of: ServerOf, majors: Sequence[int], first_seed: int, number: int) -> None:
+    """Any tree of partitions with unique indexes of its own, any policies: rows and history are those of a model."""
+    seed = _CHOSEN[number] if _CHOSEN else first_seed + number
+    counts = run_conflicts(draw_conflicts(seed), _servers(server_of, draw_case(seed, majors).majors))
+    assert counts
+
+
+def _servers(server_of: ServerOf, pair: tuple[int, int]) -> Servers:
+    source, target = pair
+    return Servers(source=server_of("source", source), target=server_of("target", target))
+
+
+def test_consecutive_seeds_of_a_run_draw_every_kind() -> None:
+    """The fixed number of cases leaves out no kind of table."""
+    assert _N_CASES >= SEEDS_OF_ALL_KINDS

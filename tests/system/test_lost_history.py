@@ -1,0 +1,146 @@
+"""The publisher comes back without the end of its history: a standby that lacked it, or an older copy (F14).
+
+What it commits from then on has LSNs that the target holds for other transactions.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from tests.fixtures.databases import create_database
+from tests.fixtures.plain import check_equal, commit_each, foreign_transaction, plain_route
+from tests.fixtures.roles import SOURCE_ROLE
+from tests.fixtures.route import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from parapply.demo.server import PgServer
+    from tests.fixtures.daemon import Daemon, StartDaemon
+    from tests.fixtures.databases import Database
+    from tests.fixtures.servers import OwnServers
+
+pytestmark = pytest.mark.crash
+
+_SOURCE_REFUSED = 3
+_WORKERS = "FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'parapply worker%'"
+
+
+def _put(data: Path, at: Path) -> None:
+    """Copy the data directory of a server that does not run, slots and all, over another."""
+    subprocess.run(["rm", "-rf", str(at)], check=True)
+    subprocess.run(["cp", "-a", str(data), str(at)], check=True)
+
+
+def _standby_of(primary: PgServer, standby: PgServer) -> None:
+    """Make a server the streaming standby of a stopped one, which runs afterwards."""
+    standby.stop()
+    _put(primary.data_dir, standby.data_dir)
+    primary.start()
+    standby.configure({"primary_conninfo": primary.dsn(application_name="standby")})
+    signal_file = standby.data_dir / "standby.signal"
+    signal_file.touch()
+    signal_file.chmod(0o666)
+    standby.start()
+
+
+def _check_refused(daemon: Daemon, *words: str) -> None:
+    assert daemon.exit_code(60) == _SOURCE_REFUSED, daemon.log_tail()
+    last = daemon.lines[-1]
+    assert [word for word in words if word not in last] == [], last
+
+
+def _count(database: Database) -> int:
+    return int(database.rows("SELECT count(*) FROM evt")[0][0])
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_f14_relaxed_a_standby_that_lacks_what_passed_the_watermark_is_refused(
+    own_servers: OwnServers, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon
+) -> None:
+    """The watermark is on the new primary's history, but transactions recorded above it are not: exit 3.
+
+    What the new primary commits under their LSNs must not be taken for applied.
+    """
+    primary, standby = own_servers("primary"), own_servers("standby")
+    plain = plain_route(create_database(primary, "source"), target_db, init_route)
+    primary.stop()
+    _standby_of(primary, standby)
+    hosts = make_conninfo(
+        host="127.0.0.1,127.0.0.1", port=f"{primary.port},{standby.port}", dbname="source", user=SOURCE_ROLE,
+        target_session_attrs="read-write",
+    )  # fmt: skip
+    route = Route(source=plain.source, target=target_db, slot=plain.slot, settings=plain.settings, source_dsn=hosts)
+    settings: Mapping[str, str | float] = {
+        "apply.commit_order": "relaxed",
+        "apply.max_batch_transactions": 1,
+        "apply.workers": 4,
+    }
+    daemon = start_daemon(route, settings=settings)
+    commit_each(plain.source, 1, 1)
+    daemon.wait_caught_up()
+    with foreign_transaction(target_db, "SELECT FROM item WHERE id = 1 FOR UPDATE") as holder:
+        plain.source.execute("UPDATE item SET v = 0 WHERE id = 1")
+        target_db.wait_until(f"SELECT EXISTS (SELECT {_WORKERS} AND wait_event_type = 'Lock')")
+        end_lsn = plain.source.rows("SELECT pg_current_wal_flush_lsn()")[0][0]
+        plain.source.wait_until(
+            f"SELECT replay_lsn >= '{end_lsn}' FROM pg_stat_replication WHERE application_name = 'standby'"
+        )
+        standby.stop()
+        commit_each(plain.source, 2, 20)
+        target_db.wait_until("SELECT count(*) = 20 FROM evt")
+        daemon.kill()
+        primary.kill()
+        # The COMMIT of the held transaction is on its way with its statement: the lock must not go first.
+        holder.execute(f"SELECT pg_terminate_backend(pid) {_WORKERS}".encode())
+        target_db.wait_until(f"SELECT NOT EXISTS (SELECT {_WORKERS})")
+    standby.start()
+    standby.execute("SELECT pg_promote(true, 60)")
+    standby.execute("INSERT INTO evt SELECT -n FROM generate_series(1, 20) AS n", dbname="source")
+    assert target_db.rows("SELECT v FROM item WHERE id = 1") == [(1,)]
+    _check_refused(start_daemon(route, settings=settings), "now on timeline 2, left it at", "the publisher lost")
+    assert (_count(target_db), target_db.rows("SELECT v FROM item WHERE id = 1")) == (20, [(1,)])
+
+
+def test_f14_a_publisher_put_back_to_an_older_copy_is_refused(
+    own_servers: OwnServers, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon
+) -> None:
+    """The same cluster on the same timeline, as it was before: exit 3 from a running daemon and at a start.
+
+    In both orders. Brought back to what it was last, it is taken again.
+    """
+    server = own_servers("publisher")
+    route = plain_route(create_database(server, "source"), target_db, init_route)
+    older, newer = server.directory / "older", server.directory / "newer"
+    server.stop()
+    _put(server.data_dir, older)
+    server.start()
+    daemon = start_daemon(route)
+    commit_each(route.source, 1, 20)
+    daemon.wait_caught_up()
+    server.kill()
+    _put(server.data_dir, newer)
+    _put(older, server.data_dir)
+    server.start()
+    route.source.execute("INSERT INTO evt VALUES (1000)")
+    _check_refused(daemon, "the publisher's WAL ends at", "put back to an older state")
+    ((shown, reason),) = target_db.rows("SELECT state, reason FROM parapply.progress")
+    assert (shown, "put back to an older state" in reason) == ("stopped", True)
+    _check_refused(start_daemon(route, settings={"apply.commit_order": "relaxed"}), "the publisher's WAL ends at")
+    assert _count(target_db) == 20
+    server.stop()
+    _put(newer, server.data_dir)
+    server.start()
+    daemon = start_daemon(route)
+    commit_each(route.source, 21, 30)
+    daemon.wait_caught_up()
+    check_equal(route)
+    server.stop()
+    target_db.wait_until("SELECT state = 'reconnecting' FROM parapply.progress")
+    daemon.stop()
+    assert target_db.rows("SELECT state FROM parapply.progress") == [("stopped",)]

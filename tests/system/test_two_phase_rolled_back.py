@@ -1,0 +1,163 @@
+"""A prepared transaction that was rolled back before it is applied: what fails of it is no conflict.
+
+If the rollback is in the WAL when the transaction is decoded, PostgreSQL sends only a part of it: up to 16 it leaves
+out what makes it look into the catalogue, such as the first value of a type, from 18 on what it would have to evict.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from parapply import failpoints
+from tests.fixtures.daemon import EVENT_TIMEOUT_S
+from tests.fixtures.pair import Pair, pair
+from tests.fixtures.proxy import CutProxy
+from tests.fixtures.route import Route
+from tests.fixtures.two_phase import TWO_PHASE, check_nothing_is_left, decide, n_prepared, stream_early, write_prepared
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.fixtures.daemon import Daemon, StartDaemon
+
+__all__ = ["pair"]
+
+_TABLES = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE n (id int PRIMARY KEY);"
+#: Rows that are there before the backlog, on both sides.
+_KEPT = "INSERT INTO t SELECT -g, 'kept' FROM generate_series(1, 10) AS g"
+#: Some of the deletes are sent without the inserts.
+_UNDONE = (
+    "INSERT INTO t SELECT g, repeat('x', 100) FROM generate_series(1, 2000) AS g",
+    "SAVEPOINT a",
+    "DELETE FROM t WHERE id <= 500 AND id > 0",
+    "SAVEPOINT b",
+    "DELETE FROM t WHERE id <= 700 AND id > 0",
+)
+#: What is sent of it can be prepared.
+_HALF = (_UNDONE[0], "SAVEPOINT a", "DELETE FROM t WHERE id = -1")
+#: With 4 MB for decoding more than a piece is sent without its inserts.
+_LARGE = (
+    "INSERT INTO t SELECT g, repeat('x', 100) FROM generate_series(1, 40000) AS g",
+    "SAVEPOINT a",
+    "DELETE FROM t WHERE id <= 12000 AND id > 0",
+)
+_SMALL_PIECES = {"apply.memory_limit_bytes": 16 * 1024 * 1024}
+
+
+def _new_slot(pair: Pair) -> None:
+    """Make tables, rows and a slot with two_phase that nobody reads."""
+    stream_early(pair.source)
+    pair.create(_TABLES)
+    daemon = pair.start(settings=TWO_PHASE)
+    pair.write(_KEPT)
+    daemon.wait_caught_up()
+    daemon.stop()
+
+
+def _roll_back(pair: Pair, *statements: str) -> None:
+    """Prepare and roll back, after a change that has the table's catalogue read, and nothing of the type text."""
+    pair.write("DELETE FROM t WHERE id = (SELECT min(id) FROM t)")
+    write_prepared(pair.source, "a", *statements)
+    decide(pair.source, "a", "ROLLBACK")
+
+
+def _check(pair: Pair, daemon: Daemon, *, left_out: int) -> None:
+    """Let the daemon catch up, then compare; as many PREPAREs were left out by this daemon."""
+    daemon.wait_caught_up()
+    daemon.stop()
+    pair.check_equal()
+    check_nothing_is_left(pair.target)
+    assert len(daemon.events_of("prepare_left_out")) == left_out
+    assert pair.target.rows("SELECT count(*) FROM parapply.conflicts") == [(0,)]
+
+
+@pytest.mark.pg_majors(15, 16, 18)
+@pytest.mark.parametrize(
+    "settings",
+    [{"apply.workers": 1}, {"apply.stream_start_bytes": 0, "apply.commit_order": "relaxed"}],
+    ids=["spilled", "followed"],
+)
+def test_a_part_that_is_streamed(pair: Pair, settings: Mapping[str, str | float]) -> None:
+    """H1: nothing is prepared of what fails, and nothing is told; what can be prepared is rolled back in its turn."""
+    _new_slot(pair)
+    for number, statements in enumerate((_UNDONE, _HALF, _UNDONE)):
+        _roll_back(pair, *statements)
+        pair.write(f"INSERT INTO n VALUES ({number})")
+    _check(pair, pair.start(settings={**TWO_PHASE, **settings}), left_out=2)
+
+
+@pytest.mark.pg_majors(18)
+@pytest.mark.parametrize("order", ["preserve", "relaxed"])
+def test_a_part_that_comes_whole(pair: Pair, order: str) -> None:
+    """D1: the same without streaming, where a policy would settle what fails, and in pieces."""
+    _new_slot(pair)
+    settings = {**TWO_PHASE, **_SMALL_PIECES, "source.streaming": "off", "apply.commit_order": order,
+                "conflict.delete_missing": "skip"}  # fmt: skip
+    _roll_back(pair, *_UNDONE)
+    daemon = pair.start(settings=settings)
+    daemon.wait_caught_up()
+    daemon.stop()
+    pair.source.execute(f"ALTER DATABASE {pair.source.dbname} SET logical_decoding_work_mem = '4MB'")
+    _roll_back(pair, *_LARGE)
+    pair.write("INSERT INTO n VALUES (1)")
+    assert len(daemon.events_of("prepare_left_out")) == 1
+    _check(pair, pair.start(settings=settings), left_out=1)
+
+
+@pytest.mark.crash
+@pytest.mark.pg_majors(18)
+def test_restarts_and_a_publisher_away(pair: Pair, start_daemon: StartDaemon) -> None:
+    """Killed before it is recorded, and cut off while the publisher is asked: it comes again, with the same answer."""
+    _new_slot(pair)
+    _roll_back(pair, *_UNDONE)
+    killed = start_daemon(pair.route, settings=TWO_PHASE, environ={"PARAPPLY_FAILPOINT": f"{failpoints.DECIDED}:kill"})
+    assert killed.exit_code(EVENT_TIMEOUT_S) == -signal.SIGKILL, killed.log_tail()
+    source = pair.source
+    with CutProxy("127.0.0.1", int(source.rows("SELECT inet_server_port()")[0][0])) as proxy:
+        route = Route(source=source, target=pair.target, slot=pair.route.slot,
+                      source_dsn=proxy.dsn(source.source_role_dsn))  # fmt: skip
+        cut = proxy.drop_before(b"pg_xact_status")
+        daemon = start_daemon(route, settings=TWO_PHASE)
+        assert cut.wait(EVENT_TIMEOUT_S), daemon.log_tail()
+        daemon.wait_for_event("source_lost")
+        _check(pair, daemon, left_out=1)
+
+
+def test_only_a_rollback_is_left_out(pair: Pair) -> None:
+    """What is still prepared, or committed, stops the daemon; repaired it is applied. Rolled back it stops nobody."""
+    _new_slot(pair)
+    pair.target.execute("DELETE FROM t WHERE id = -5")
+    write_prepared(pair.source, "a", "UPDATE t SET v = 'new' WHERE id = -5")
+    pair.check_stopped(pair.start(settings=TWO_PHASE), code=5, says="update_missing")
+    decide(pair.source, "a", "COMMIT")
+    pair.check_stopped(pair.start(settings=TWO_PHASE), code=5, says="update_missing")
+    pair.target.execute("INSERT INTO t VALUES (-5, 'kept'); DELETE FROM t WHERE id = -6")
+    daemon = pair.start(settings=TWO_PHASE)
+    daemon.wait_caught_up()
+    assert pair.target.rows("SELECT v FROM t WHERE id = -5") == [("new",)]
+    write_prepared(pair.source, "a", "UPDATE t SET v = 'new' WHERE id = -6")
+    pair.check_stopped(daemon, code=5, says="update_missing")
+    decide(pair.source, "a", "ROLLBACK")
+    again = pair.start(settings=TWO_PHASE)
+    again.wait_caught_up()
+    again.stop()
+    assert n_prepared(pair.target) == 0
+    check_nothing_is_left(pair.target)
+
+
+@pytest.mark.parametrize("streaming", ["off", "auto"])
+def test_a_table_that_only_it_has_changed(pair: Pair, streaming: str) -> None:
+    """A column that the target lacks stops nobody if the transaction that made it was rolled back."""
+    _new_slot(pair)
+    daemon = pair.start(settings={**TWO_PHASE, "source.streaming": streaming})
+    daemon.send(signal.SIGSTOP)
+    write_prepared(pair.source, "a", "ALTER TABLE t ADD COLUMN more int", *_UNDONE)
+    lsn = pair.route.end_of_source_lsn()
+    pair.source.wait_until(f"SELECT bool_or(sent_lsn >= '{lsn}') FROM pg_stat_replication")
+    decide(pair.source, "a", "ROLLBACK")
+    pair.write("INSERT INTO t VALUES (100000, 'after')")
+    daemon.send(signal.SIGCONT)
+    _check(pair, daemon, left_out=1)

@@ -1,0 +1,83 @@
+"""Every supported major version as publisher and as target, mixed: the ways of applying on a pair of servers each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fixtures.plain import FAST, TABLES, check_equal, commit_each
+from tests.fixtures.route import Route
+from tests.fixtures.two_phase import stream_early, write_prepared
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.fixtures.daemon import RunCommand, StartDaemon
+    from tests.fixtures.servers import NewDatabase, ServerOf
+
+#: Publisher and target; each version is once either.
+_PAIRS = [(15, 17), (16, 18), (17, 15), (18, 16), (17, 17)]
+_SETTINGS: Mapping[str, str | float] = {
+    **FAST,
+    "source.two_phase": "true",
+    "conflict.insert_exists": "apply_remote",
+    "apply.workers": 3,
+    "apply.stream_start_bytes": 0,
+    "target.lease_wait_s": 20,
+}
+
+
+@pytest.mark.parametrize(
+    ("publisher", "target"),
+    [
+        pytest.param(*pair, id=f"{pair[0]}-to-{pair[1]}", marks=pytest.mark.needs_majors(*sorted(set(pair))))
+        for pair in _PAIRS
+    ],
+)
+def test_a_pair_of_versions(
+    *,
+    server_of: ServerOf,
+    new_database: NewDatabase,
+    run_command: RunCommand,
+    start_daemon: StartDaemon,
+    publisher: int,
+    target: int,
+) -> None:
+    """Copy, stream, a transaction in progress, two-phase commit, a conflict and a restart leave both sides equal."""
+    source = new_database(server_of("source", publisher), "source")
+    sink = new_database(server_of("target", target), "target")
+    for database in (source, sink):
+        database.execute(TABLES)
+    stream_early(source)
+    source.execute("CREATE PUBLICATION pub FOR TABLE item, evt")
+    commit_each(source, 1, 20)
+    route = Route(source=source, target=sink, settings=_SETTINGS)
+    copied = run_command(route, "init", "--copy")
+    assert copied.returncode == 0, copied.stderr
+    daemon = start_daemon(route)
+    commit_each(source, 21, 60)
+    daemon.wait_caught_up()
+    # Only now has the copy joined, before which nothing is prepared.
+    sink.wait_until("SELECT two_phase = 'enabled' FROM parapply.slots")
+    sink.execute("INSERT INTO item VALUES (1000, 0)")
+    source.execute("INSERT INTO item VALUES (1000, 1); INSERT INTO evt VALUES (1000)")
+    # Streamed in chunks; with a subtransaction that is rolled back.
+    source.execute(
+        "BEGIN; INSERT INTO item SELECT n, n FROM generate_series(2001, 6000) AS n; SAVEPOINT a;"
+        " DELETE FROM item WHERE id > 3000; ROLLBACK TO a; UPDATE item SET v = -v WHERE id > 5000; COMMIT"
+    )
+    gid = f"{source.dbname}_{target}"
+    write_prepared(source, gid, "UPDATE item SET v = v + 1 WHERE id <= 20", "INSERT INTO evt VALUES (7000)")
+    sink.wait_until("SELECT count(*) = 1 FROM parapply.prepared")
+    commit_each(source, 61, 70)
+    daemon.wait_caught_up()
+    daemon.kill()
+    source.execute(f"COMMIT PREPARED '{gid}'")
+    commit_each(source, 71, 90)
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(route)
+    assert sink.rows("SELECT conflict_type, outcome FROM parapply.conflicts") == [("insert_exists", "applied_remote")]
+    assert sink.rows("SELECT count(*) FROM parapply.prepared") == [(0,)]

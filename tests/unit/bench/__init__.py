@@ -1,0 +1,1 @@
+"""What the benchmark computes and shows, without a server."""

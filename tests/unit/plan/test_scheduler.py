@@ -1,0 +1,277 @@
+"""Which batch waits for which, and in what order batches start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from parapply.plan.overlap import Overlap, overlaps
+from parapply.plan.scheduler import Scheduler
+from parapply.plan.table import Equality, UniqueKey
+from parapply.plan.table_changes import NetSegment
+from parapply.plan.waits import Wait
+from parapply.vocabulary import WaitKind
+from tests.unit.changes_model import KEYLESS, NUMERIC, PAIR, PLAIN, UNIQUE, Spec
+from tests.unit.changes_stream import Op, Publisher, assembled, batches, ops
+from tests.unit.dependency_model import batch_of, common, fill, put_off, touched, wire_key
+
+if TYPE_CHECKING:
+    from parapply.plan.batch import Batch
+    from parapply.plan.keys import Key
+    from tests.unit.dependency_model import Late
+
+CHANGES = ("put", "update", "delete", "move", "commit", "announce")
+
+
+@given(wishes=ops(), sizes=st.lists(st.integers(1, 4), max_size=20))
+def test_whatever_shares_a_key_or_a_wide_table_overlaps(wishes: list[Op], sizes: list[int]) -> None:
+    """Batches are independent only if no key, no exclusive table is in both and neither is a barrier."""
+    publisher = Publisher()
+    done = batches(assembled(publisher.run(wishes)), publisher.plans, sizes)
+    for number, later in enumerate(done):
+        for earlier in done[:number]:
+            found = overlaps(earlier, later)
+            assert {overlap.wait.seq for overlap in found} <= {earlier.seq}
+            if earlier.is_barrier or later.is_barrier:
+                assert found == [Overlap(Wait(earlier.seq, "", WaitKind.BARRIER), None, frozenset())]
+                continue
+            assert all(overlap.changes in later.table_changes for overlap in found)
+            tables = {overlap.changes.plan.relation: overlap for overlap in found if overlap.changes}
+            assert len(tables) == len(found)
+            met = {relation.oid: (overlap.wait.kind, set(overlap.keys)) for relation, overlap in tables.items()}
+            assert met == common(earlier, later)
+            assert all(overlap.wait.table == relation.qualified_name for relation, overlap in tables.items())
+
+
+@given(wishes=ops((PLAIN, PAIR, NUMERIC, KEYLESS), CHANGES), sizes=st.lists(st.integers(1, 4), max_size=20))
+def test_other_keys_of_tables_applied_as_sets_are_independent(wishes: list[Op], sizes: list[int]) -> None:
+    """Without barriers and wide tables batches overlap in common keys only, and inserts without a key never do."""
+    specs = (PLAIN, PAIR, NUMERIC, KEYLESS)
+    publisher = Publisher(specs)
+    done = batches(assembled(publisher.run(wishes)), publisher.plans, sizes)
+    for number, later in enumerate(done):
+        for earlier in done[:number]:
+            found = overlaps(earlier, later)
+            common = {(oid, key) for oid, key in touched(earlier) & touched(later) if key != "any"}
+            assert sum(len(overlap.keys) for overlap in found) == len(common)
+            assert {overlap.wait.kind for overlap in found} <= {"key"}
+
+
+@given(
+    wishes=ops((PLAIN, NUMERIC, UNIQUE, KEYLESS), (*CHANGES, "truncate")),
+    sizes=st.lists(st.integers(1, 3), max_size=20),
+)
+def test_late_are_the_common_keys_of_what_can_be_split(wishes: list[Op], sizes: list[int]) -> None:
+    """A batch waits for all it overlaps, but for keys of tables with one net change a key: those only are late.
+
+    Nothing commits meanwhile, so what counts is every earlier batch.
+    """
+    publisher = Publisher((PLAIN, NUMERIC, UNIQUE, KEYLESS))
+    scheduler = Scheduler()
+    earlier: list[Batch] = []
+    for batch in batches(assembled(publisher.run(wishes)), publisher.plans, sizes):
+        can_start = scheduler.add(batch)
+        waits, late = put_off(batch, earlier)
+        assert {wait.seq for wait in scheduler.waits_of(batch)} == waits
+        assert can_start is not bool(waits)
+        _check_late(batch, late)
+        assert [wait.seq for wait in scheduler.late_waits_of(batch)] == sorted(late)
+        earlier.append(batch)
+
+
+def _check_late(batch: Batch, late: Late) -> None:
+    expected: dict[int, set[Key]] = {}
+    for tables in late.values():
+        for oid, keys in tables.items():
+            expected.setdefault(oid, set()).update(keys)
+    found = {changes.plan.relation.oid: changes.late_keys for changes in batch.table_changes if changes.late_keys}
+    assert found == expected
+    assert batch.has_late_keys is bool(late)
+    for changes in batch.table_changes:
+        if changes.late_keys:
+            [segment] = changes.segments
+            assert isinstance(segment, NetSegment)
+            assert changes.late_keys <= segment.net.keys()
+
+
+def test_the_columns_order_in_the_stream_does_not_matter() -> None:
+    """A key met through another announcement of the relation is the same key."""
+    [overlap] = overlaps(batch_of(1, PLAIN.plan(0), b"1"), batch_of(2, PLAIN.plan(1), b"1", b"2"))
+    assert overlap.wait == Wait(1, "s.t1", WaitKind.KEY)
+    assert overlap.keys == {wire_key(PLAIN, 0)}
+    assert overlaps(batch_of(1, PLAIN.plan(0), b"1"), batch_of(2, PLAIN.plan(1), b"2")) == []
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_keys_of_another_form_take_the_table(*, is_first: bool) -> None:
+    """When a key, its place or its comparison changed between two batches, none can be looked for in the other."""
+    plan = NUMERIC.plan(0)
+    as_bytes = replace(plan, columns=(replace(plan.columns[0], equality=Equality.BYTES), *plan.columns[1:]))
+    other_key = replace(plan, facts=replace(plan.facts, key_columns=("a",)), key_positions=(1,))
+    places = [replace(plan, unique_keys=(_unique_at(position),)) for position in (1, 2)]
+    for one, other in ((plan, as_bytes), (plan, other_key), places):
+        first, second = (other, one) if is_first else (one, other)
+        _check_waits(batch_of(1, first, b"1"), batch_of(2, second, b"1"), "table")
+
+
+def _unique_at(position: int) -> UniqueKey:
+    """Return a unique index of one name, on any column."""
+    return UniqueKey(
+        name="u", positions=(position,), equalities=(Equality.BYTES,), is_nulls_distinct=True, is_old_sent=False
+    )
+
+
+@pytest.mark.parametrize("change", ["is_shared", "is_table_exclusive"])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_one_wide_batch_makes_both_wait(*, change: str, is_first: bool) -> None:
+    """A table that is shared or exclusive for one of two batches is taken whole, whatever their keys."""
+    wide = replace(PLAIN.plan(0), **{change: True})
+    plans = (wide, PLAIN.plan(0)) if is_first else (PLAIN.plan(0), wide)
+    _check_waits(batch_of(1, plans[0], b"1"), batch_of(2, plans[1], b"2"), "table")
+    _check_waits(batch_of(1, plans[0], b"1"), batch_of(2, plans[1], b"1"), "table")
+
+
+def _check_waits(earlier: Batch, later: Batch, kind: str) -> None:
+    """Fail unless the later batch waits as a whole, for this reason."""
+    scheduler = Scheduler()
+    assert scheduler.add(earlier)
+    assert not scheduler.add(later)
+    assert [(wait.seq, wait.kind) for wait in scheduler.waits_of(later)] == [(earlier.seq, kind)]
+    assert scheduler.late_waits_of(later) == ()
+    assert not any(changes.late_keys for changes in later.table_changes)
+
+
+def test_a_published_relation_of_another_name_can_be_the_same_table() -> None:
+    """The target's table counts, not the publisher's OID: what maps to it shares its keys (trap T-71)."""
+    plan = PLAIN.plan(0)
+    again = replace(plan, relation=replace(plan.relation, oid=99))
+    assert len(overlaps(batch_of(1, plan, b"1"), batch_of(2, again, b"1"))) == 1
+    elsewhere = replace(plan, facts=replace(plan.facts, oid=1234))
+    assert overlaps(batch_of(1, plan, b"1"), batch_of(2, elsewhere, b"1")) == []
+
+
+def test_two_relations_of_one_table_in_a_batch_are_not_split() -> None:
+    """Their changes of one key follow each other in segments, so that the batch waits as a whole (trap T-28)."""
+    plan = PLAIN.plan(0)
+    again = replace(PLAIN.plan(1), relation=replace(PLAIN.plan(1).relation, oid=99))
+    both = batch_of(2, plan, b"1")
+    fill(both, again, b"2")
+    _check_waits(batch_of(1, plan, b"1"), both, "key")
+
+
+def test_a_suspect_batch_runs_beside_nothing() -> None:
+    """Its keys are not all known."""
+    for is_first in (False, True):
+        first = batch_of(1, PLAIN.plan(0), *([b"1", b"1"] if is_first else [b"1"]))
+        second = batch_of(2, PLAIN.plan(0), *([b"1"] if is_first else [b"1", b"1"]))
+        assert (first.is_suspect, second.is_suspect) == (is_first, not is_first)
+        _check_waits(first, second, "barrier")
+
+
+def test_a_key_late_for_a_batch_that_waits_for_its_own_is_late_for_its_followers_too() -> None:
+    """A late key stays held by the batch that puts it off: whoever comes next meets it there, whatever committed."""
+    first, second, third = [batch_of(seq, PLAIN.plan(0), b"1", b"%d0" % seq) for seq in (1, 2, 3)]
+    scheduler = Scheduler()
+    assert scheduler.add(first)
+    assert scheduler.add(second)
+    scheduler.committed(first)
+    assert scheduler.add(third)
+    assert scheduler.late_waits_of(third)[-1] == Wait(2, "s.t1", WaitKind.KEY)
+    assert third.table_changes[0].late_keys == {wire_key(PLAIN, 0)}
+
+
+def test_a_batch_can_wait_for_one_and_have_keys_late_for_another() -> None:
+    """It starts when the one it waits for has committed, and its late keys stay late."""
+    first, second = batch_of(1, UNIQUE.plan(0), b"1"), batch_of(2, PLAIN.plan(0), b"1")
+    third = batch_of(3, PLAIN.plan(0), b"1", b"2")
+    fill(third, UNIQUE.plan(0), b"2")
+    scheduler = Scheduler()
+    scheduler.add(first)
+    scheduler.add(second)
+    assert not scheduler.add(third)
+    assert scheduler.waits_of(third) == (Wait(1, "s.t5", WaitKind.TABLE),)
+    assert scheduler.late_waits_of(third)[-1] == Wait(2, "s.t1", WaitKind.KEY)
+    assert scheduler.committed(first).to_start == [third]
+    assert [changes.late_keys for changes in third.table_changes] == [{wire_key(PLAIN, 0)}, set()]
+
+
+SPLIT_SPECS = (PLAIN, UNIQUE)
+
+
+@pytest.mark.parametrize("is_ordered", [False, True], ids=["any order", "commit order"])
+@given(
+    data=st.data(),
+    wishes=ops(SPLIT_SPECS, (*CHANGES, "commit", "commit", "truncate")),
+    sizes=st.lists(st.integers(1, 3), max_size=9),
+)
+def test_nothing_starts_before_what_it_depends_on_has_committed(
+    *, data: st.DataObject, wishes: list[Op], sizes: list[int], is_ordered: bool
+) -> None:
+    """Batches come and commit in any order: who may start is what a naive model says.
+
+    Keys are late for what is in flight when their batch comes, and stay so.
+    """
+    publisher = Publisher(SPLIT_SPECS)
+    coming = batches(assembled(publisher.run(wishes)), publisher.plans, sizes)
+    added: list[Batch] = []
+    committed: set[int] = set()
+    models: dict[int, tuple[set[int], Late]] = {}
+    free: set[int] = set()
+    scheduler = Scheduler()
+    while coming or len(committed) < len(added):
+        open_ = [batch for batch in added if batch.seq not in committed]
+        assert scheduler.batches() == open_
+        assert scheduler.head is (open_[0] if open_ else None)
+        assert len(scheduler) == len(open_)
+        ready = [batch for batch in open_ if batch.seq in free][: 1 if is_ordered else None]
+        assert not open_ or open_[0].seq in free, "the head can always run"
+        steps = [*(["add"] if coming else []), *(["commit", "commit"] if ready else [])]
+        step = data.draw(st.sampled_from(steps), label="step")
+        if step == "add":
+            batch = coming.pop(0)
+            added.append(batch)
+            models[batch.seq] = put_off(batch, open_)
+            if scheduler.add(batch):
+                free.add(batch.seq)
+        else:
+            batch = data.draw(st.sampled_from(ready), label="committed")
+            committed.add(batch.seq)
+            freed = [other.seq for other in scheduler.committed(batch).to_start]
+            assert freed == sorted(freed)
+            assert not free & set(freed)
+            free |= set(freed)
+            assert scheduler.waits_of(batch) == ()
+        for batch in added:
+            waits, late = models[batch.seq]
+            _check_late(batch, late)
+            if batch.seq not in committed:
+                assert {wait.seq for wait in scheduler.waits_of(batch)} == waits - committed
+                assert (batch.seq in free) is not bool(waits - committed)
+
+
+def test_batches_are_added_in_source_order() -> None:
+    """A batch earlier than one in flight would find its dependents already started."""
+    scheduler = Scheduler()
+    scheduler.add(batch_of(2, PLAIN.plan(0), b"1"))
+    with pytest.raises(AssertionError):
+        scheduler.add(batch_of(1, PLAIN.plan(0), b"1"))
+
+
+def test_why_a_batch_waits_is_told() -> None:
+    """Each batch in the way is named with its table and whether a key, the table or a barrier is the reason."""
+    scheduler = Scheduler()
+    barrier = batch_of(3, PLAIN.plan(0))
+    barrier.is_barrier = True
+    spec: Spec = UNIQUE
+    for batch in (batch_of(1, PLAIN.plan(0), b"1"), batch_of(2, spec.plan(0), b"1"), barrier):
+        scheduler.add(batch)
+    last = batch_of(4, spec.plan(0), b"2")
+    assert not scheduler.add(last)
+    assert [(wait.seq, wait.table, wait.kind) for wait in scheduler.waits_of(last)] == [
+        (2, "s.t5", "table"),
+        (3, "", "barrier"),
+    ]

@@ -1,0 +1,149 @@
+"""Rows as segments keep them, what they become as parameters, and the order in which a set has them.
+
+Both twins keep the same contract: the compiled one leaves most rows in the frame they came in.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parapply.errors import ProtocolError
+from parapply.plan.keys import Order, key_order
+from parapply.plan.table_changes import NET_DELETE, NET_INSERT, NET_UPDATE, InsertSegment, NetSegment
+from parapply.target.catalogue.match import match
+from parapply.wire.rows import NULL, TEXT_OID, columns_of, read_delete, read_insert, read_update, value_at, values_of
+from tests import build
+from tests.unit import plans
+from tests.unit.changes_model import KEYLESS, NUMERIC, PAIR, PLAIN
+
+if TYPE_CHECKING:
+    from parapply.plan.table import TablePlan
+    from parapply.wire.rows import KeptRow
+
+NUMBERS = st.integers(-99_999, 9_999_999).map(lambda number: str(number).encode())
+TEXTS = st.one_of(st.none(), st.binary(max_size=9), st.sampled_from([b"t", b"n\0\0\0\x01", b"\xff" * 4]))
+#: No text of PostgreSQL holds a NUL.
+WORDS = st.binary(max_size=8).map(lambda word: word.replace(b"\0", b"\1"))
+
+
+def cells(*texts: bytes | None) -> bytes:
+    """Return a row of text values and NULLs."""
+    return build.row(*[build.null() if text is None else build.text(text) for text in texts])
+
+
+def wire(text: bytes | None) -> bytes:
+    """Return a value as it travels."""
+    return NULL if text is None else struct.pack("!i", len(text)) + text
+
+
+def frame(kind: str, *texts: bytes | None) -> bytes:
+    """Return a change of one row."""
+    row = cells(*texts)
+    made = build.insert(row) if kind == "I" else build.update(row) if kind == "U" else build.delete(key=row)
+    return build.xlog_data(made)
+
+
+def kept(segment: NetSegment) -> list[KeptRow]:
+    """Return the rows of a segment in the order of the changes."""
+    return [row for _, row in segment.net.values()]
+
+
+@given(st.lists(st.tuples(st.sampled_from("IUD"), NUMBERS, TEXTS, TEXTS), max_size=30, unique_by=lambda each: each[1]))
+def test_a_kept_row_has_the_values_of_its_frame(changes: list[tuple[str, bytes, bytes | None, bytes | None]]) -> None:
+    """Whatever form a row is kept in, its values are those that were sent, one by one and all together."""
+    segment = NetSegment(PLAIN.plan(0))
+    for kind, *texts in changes:
+        segment.taker(ord(kind))(frame(kind, *texts))
+    for (_, *texts), row in zip(changes, kept(segment), strict=True):
+        assert values_of(row) == [wire(text) for text in texts]
+        assert [value_at(row, position) for position in range(3)] == [wire(text) for text in texts]
+    assert list(segment.net) == [wire(key) for _, key, _, _ in changes]
+
+
+@given(
+    st.lists(st.tuples(NUMBERS, TEXTS, TEXTS), min_size=1, max_size=20, unique_by=lambda each: each[0]),
+    st.permutations([0, 1, 2]).flatmap(lambda order: st.integers(1, 3).map(lambda n: tuple(order[:n]))),
+    st.data(),
+)
+def test_columns_are_the_values_joined(
+    rows: list[tuple[bytes, bytes | None, bytes | None]], positions: tuple[int, ...], data: st.DataObject
+) -> None:
+    """Rows kept as frames and rows kept as values give the same parameters, in any mixture and for any positions."""
+    segment = NetSegment(PLAIN.plan(0))
+    for texts in rows:
+        segment.insert(frame("I", *texts))
+    mixed = [values_of(row) if data.draw(st.booleans()) else row for row in kept(segment)]
+    header = struct.pack("!iiIii", 1, 1, TEXT_OID, len(rows), 1)
+    expected = [header + b"".join(wire(texts[position]) for texts in rows) for position in positions]
+    assert columns_of(mixed, positions, (TEXT_OID,) * len(positions), 3) == expected
+
+
+@given(st.sampled_from("IUD"), st.tuples(NUMBERS, TEXTS, TEXTS), st.data())
+def test_a_cut_frame_is_no_row(kind: str, texts: tuple[bytes, bytes | None, bytes | None], data: st.DataObject) -> None:
+    """What the readers refuse, a segment refuses in the same words; nothing of it stays behind."""
+    whole = frame(kind, *texts)
+    # Behind the mark: what is cut before does not reach a segment.
+    cut = data.draw(st.one_of(st.integers(31, len(whole) - 1).map(lambda end: whole[:end]), st.just(whole + b"n")))
+    read = {"I": read_insert, "U": read_update, "D": read_delete}[kind]
+    segment, heap = NetSegment(PLAIN.plan(0)), InsertSegment(KEYLESS.plan(0))
+    with pytest.raises(ProtocolError) as expected:
+        read(cut, 3)
+    with pytest.raises(ProtocolError) as found:
+        segment.taker(ord(kind))(cut)
+    assert str(found.value) == str(expected.value)
+    assert segment.is_empty
+    if kind == "I":
+        with pytest.raises(ProtocolError):
+            heap.insert(cut)
+        assert heap.is_empty
+
+
+@given(st.lists(NUMBERS, max_size=60, unique=True), st.sets(NUMBERS, max_size=9))
+def test_rows_of_a_number_key_go_by_length_and_digits(numbers: list[bytes], late: set[bytes]) -> None:
+    """Neighbours in the index are neighbours in the set, for late keys and for the others."""
+    segment = NetSegment(PLAIN.plan(0))
+    for number in numbers:
+        segment.update(frame("U", number, b"a", b"b"))
+    for is_late in (False, True):
+        effects = segment.by_effect({wire(number) for number in late}, is_late=is_late)
+        found = [values_of(row)[0] for row in effects[NET_UPDATE - 1]]
+        assert found == sorted(wire(number) for number in numbers if (number in late) is is_late)
+        assert not any(rows for effect, rows in enumerate(effects, 1) if effect != NET_UPDATE)
+
+
+@given(st.lists(st.tuples(WORDS, WORDS), max_size=40, unique=True))
+def test_rows_of_a_text_key_go_by_its_bytes(keys: list[tuple[bytes, bytes]]) -> None:
+    """A key of several columns goes by the first, then by the second; what ends comes before what goes on."""
+    segment = NetSegment(PAIR.plan(0))
+    for first, second in keys:
+        segment.delete(frame("D", first, second, None, None))
+    found = [values_of(row)[:2] for row in segment.by_effect(set(), is_late=False)[NET_DELETE - 1]]
+    padded = [[value[4:].ljust(8, b"\0") for value in pair if value is not None] for pair in found]
+    assert padded == sorted(padded)
+    assert sorted(map(str, found)) == sorted(str([wire(first), wire(second)]) for first, second in keys)
+
+
+def test_the_order_of_the_source_is_kept_where_another_index_is_unique() -> None:
+    """In another order a value could be taken before it is free, and the set would fail (trap T-38)."""
+    assert key_order(PLAIN.plan(0)) is Order.NUMBERS
+    assert key_order(PAIR.plan(0)) is Order.TEXTS
+    # Texts of equal numbers differ: the key is no value as it is.
+    assert key_order(NUMERIC.plan(0)) is Order.NONE
+    plan = _with_unique_index()
+    assert key_order(plan) is Order.NONE
+    segment = NetSegment(plan)
+    for number in (b"3", b"1", b"2"):
+        segment.insert(frame("I", number, b"a"))
+    rows = segment.by_effect(set(), is_late=False)[NET_INSERT - 1]
+    assert [values_of(row)[0] for row in rows] == [wire(number) for number in (b"3", b"1", b"2")]
+
+
+def _with_unique_index() -> TablePlan:
+    columns = [plans.column("k", "int4"), plans.column("a", "text")]
+    facts = plans.table(columns, ["k"], unique=(plans.unique("t_a_key", "a"),))
+    return match(plans.relation(plans.sent("k", is_key=True), plans.sent("a", "text")), facts)

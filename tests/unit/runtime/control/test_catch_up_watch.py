@@ -1,0 +1,67 @@
+"""When a stream that has fallen behind is left for ranges of WAL."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from parapply.errors import SourceLost
+from parapply.runtime.control.catch_up_watch import CatchUpWatch
+from parapply.source.catch_up import CAUGHT_UP, IN_PROGRESS
+from parapply.vocabulary import Reading
+
+_LAG_BYTES = 1000
+
+
+async def _looks(monkeypatch: pytest.MonkeyPatch, n_checks: int, *, pause_s: float = 0, **changed: object) -> bool:
+    """Tell whether the stream is left within so many checks."""
+    values: dict[str, Any] = {
+        "reading": Reading.STREAM, "reason": CAUGHT_UP, "is_paused": False, "streams": [],
+        "source_lsn": 5000 + _LAG_BYTES, "received_lsn": 5000, **changed,
+    }  # fmt: skip
+    one = SimpleNamespace(**values)
+    watch = CatchUpWatch(one, one, one, one, one.streams, enter_bytes=_LAG_BYTES, pause_s=pause_s)  # type: ignore[arg-type]
+    left = n_checks
+
+    async def look(_seconds: float) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(asyncio, "sleep", look)
+    try:
+        await watch.run()
+    except SourceLost:
+        return True
+    except asyncio.CancelledError:
+        pass
+    return False
+
+
+async def test_three_checks_behind_leave_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not two: a burst is soon read."""
+    assert not await _looks(monkeypatch, 2)
+    assert await _looks(monkeypatch, 3)
+    assert await _looks(monkeypatch, 3, reason=IN_PROGRESS)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"source_lsn": 5000 + _LAG_BYTES - 1},
+        {"source_lsn": None},
+        {"is_paused": True},
+        {"streams": ["one"]},
+        {"reason": "source.catch_up is off"},
+        {"reading": Reading.RANGES},
+        {"pause_s": 1e9},
+    ],
+    ids=str,
+)
+async def test_what_keeps_the_stream(monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]) -> None:
+    """Little behind, or the target behind, or a transaction in progress that would come again, or not for long yet."""
+    assert not await _looks(monkeypatch, 10, **changed)

@@ -1,0 +1,412 @@
+"""When a batch closes, and that nothing half read ever reaches a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from parapply.config import ApplyConfig
+from parapply.errors import ProtocolError
+from parapply.plan.copy_starts import CopyStarts
+from parapply.plan.plans import Plans
+from parapply.runtime.intake import closing
+from parapply.runtime.intake.admission import Admission
+from parapply.runtime.intake.batcher import Batcher
+from parapply.runtime.intake.intake import Intake
+from parapply.runtime.intake.reader import SlotReader
+from parapply.runtime.intake.room import Room
+from parapply.runtime.intake.special import SpecialTransactions
+from parapply.runtime.pool.job import LargeJob
+from parapply.runtime.pool.pool import WorkerPool
+from parapply.runtime.pool.streams import StreamBuffers, StreamLimits
+from parapply.runtime.pool.two_phase import TwoPhase
+from parapply.spill import Spill
+from parapply.target.state.slots import SlotState
+from parapply.wire.assembler import Assembler
+from parapply.wire.frames import Keepalive
+from tests import build
+from tests.unit.changes_model import PLAIN
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from parapply.runtime.pool.job import Job
+    from parapply.runtime.tables.copied import Copied
+    from parapply.runtime.tables.plans import TablePlans
+    from parapply.source.catch_up_stream import CatchUpStream
+
+#: Microseconds by which a transaction of a backlog was sent after its commit.
+LATE_US = 1_000_000
+OID = PLAIN.oid
+
+
+async def _is_not_rolled_back(_: int) -> bool:
+    return False
+
+
+class _Stream:
+    """Feeds frames as the socket would: what is here at once is drained at once."""
+
+    gathers = True
+    is_unix_socket = True
+    waiting_bytes = 0
+
+    def __init__(self) -> None:
+        self.waiting: list[list[bytes]] = []
+        self.keepalive: Keepalive | None = None
+        self.is_drained = True
+        self.reading = asyncio.Event()
+        self._on_readable: Callable[[], None] = lambda: None
+
+    def feed(self, *frames: bytes) -> None:
+        self.waiting.append(list(frames))
+        self._on_readable()
+
+    def drain(self, _limit_bytes: int) -> list[bytes]:
+        frames, self.waiting = [frame for part in self.waiting for frame in part], []
+        return frames
+
+    def resume_reading(self, on_readable: Callable[[], None]) -> None:
+        self.reading.set()
+        self._on_readable = on_readable
+        if self.waiting:
+            on_readable()
+
+    def pause_reading(self) -> None:
+        self.reading.clear()
+
+
+class _Tables:
+    """Plans of the model's tables, without a server."""
+
+    def __init__(self) -> None:
+        self.plans = Plans()
+        plan = PLAIN.plan(0)
+        self.plans.known[plan.relation] = plan
+        self.plans.announce(plan.relation)
+
+        #: Held by a test while the catalogue is to be slow.
+        self.catalogue = asyncio.Lock()
+
+    def take_changed(self) -> bool:
+        return False
+
+    async def resolve(self, relations: Sequence[object]) -> None:
+        assert all(relation in self.plans.known for relation in relations)
+        async with self.catalogue:
+            pass
+
+
+class _Copied:
+    """No table is copied."""
+
+    async def settle(self, relations: Sequence[object]) -> None:
+        pass
+
+
+class _Lab:
+    """An intake with a worker pool whose workers take jobs only when the test says so."""
+
+    def __init__(
+        self, *, order: str = "preserve", piece_bytes: int = 1 << 30, low_lsn: int = 0, **config: float
+    ) -> None:
+        self.stream = _Stream()
+        self.tables = _Tables()
+        self.pool = WorkerPool(low_lsn, self._changed, lambda _job: None, is_relaxed=order == "relaxed")
+        state = SlotState(
+            slot_id=1,
+            slot_name="s",
+            system_identifier="1",
+            timeline=1,
+            low_lsn=low_lsn,
+            ranges=(),
+            members=frozenset(),
+        )
+        limits = ApplyConfig(workers=2, **config)  # type: ignore[arg-type]
+        tables = cast("TablePlans", self.tables)
+        self.reader = SlotReader(cast("CatchUpStream", self.stream), Assembler(piece_bytes))
+        self.batcher = Batcher(self.reader, tables, self.pool, config=limits, state=state)
+        admission = Admission(
+            self.reader,
+            self.batcher,
+            tables,
+            cast("Copied", _Copied()),
+            TwoPhase(1, {}, _is_not_rolled_back),
+            starts=CopyStarts(),
+            state=state,
+        )
+        streams = StreamBuffers(Spill(None, 1 << 20), StreamLimits(1 << 20, 1 << 20, 1 << 20))
+        #: Each keep-alive's LSN, and whether everything read was in the pool's hands then.
+        self.keepalives: list[tuple[int, bool]] = []
+        self.intake = Intake(
+            self.reader,
+            Room(self.reader, self.batcher, self.pool, limits),
+            admission,
+            SpecialTransactions(self.batcher, admission, streams, self.pool, piece_bytes=piece_bytes),
+            self.batcher,
+            tables=tables,
+            pool=self.pool,
+            on_keepalive=lambda one: self.keepalives.append((one.end_lsn, self.batcher.holds_nothing)),
+        )
+        self.lsn = 0x1000
+
+    def _changed(self) -> None:
+        self.intake.worker_changed()
+
+    def transaction(self, *payloads: bytes, late_us: int = 0) -> list[bytes]:
+        """Return the frames of the next transaction; without changes it has one insert."""
+        self.lsn += 0x100
+        lsn = self.lsn
+        changes = payloads or (build.insert(row(str(lsn)), oid=OID),)
+        whole = (
+            build.begin(final_lsn=lsn, commit_time_us=1000, xid=lsn),
+            *changes,
+            build.commit(commit_lsn=lsn, end_lsn=lsn + 0x30, commit_time_us=1000),
+        )
+        return [build.xlog_data(payload, send_time_us=1000 + late_us) for payload in whole]
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[asyncio.Task[None]]:
+        task = asyncio.create_task(self.intake.run())
+        await settle()
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def take(self) -> Job:
+        """Be an idle worker until a job comes."""
+        async with asyncio.timeout(5):
+            return await self.pool.next_job()
+
+    async def read(self, *frames: bytes) -> None:
+        """Feed transactions that no batch has left with yet, and wait until they are read."""
+        self.stream.feed(*frames)
+        async with asyncio.timeout(5):
+            await self.stream.reading.wait()
+        await settle()
+        assert not self.batcher.holds_nothing
+
+    def commit(self, job: Job) -> None:
+        """Be the worker at its turn."""
+        self.pool.committed(job, 0.0)
+
+
+def row(key: str) -> bytes:
+    """Return a row of the plain table."""
+    return build.row(build.text(key.encode()), build.text(b"a"), build.null())
+
+
+async def settle() -> None:
+    """Let every task that can run do so."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_without_a_backlog_each_transaction_leaves_alone_and_at_once() -> None:
+    """Merging never adds latency: an idle worker gets the first transaction before a second is there."""
+    lab = _Lab()
+    async with lab.running():
+        for _ in range(2):
+            worker = asyncio.create_task(lab.take())
+            await settle()
+            lab.stream.feed(*lab.transaction())
+            job = await worker
+            assert len(job.batch.transactions) == 1
+            lab.commit(job)
+
+
+async def test_behind_a_batch_under_way_transactions_join_until_it_has_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They could not commit before it, and one commit is cheaper than two: also where another worker is idle."""
+    monkeypatch.setattr(closing, "_BEHIND_S", 3600.0)
+    lab = _Lab()
+    async with lab.running():
+        first, second = asyncio.create_task(lab.take()), asyncio.create_task(lab.take())
+        await settle()
+        lab.stream.feed(*lab.transaction())
+        done, _ = await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+        (under_way,) = done
+        await lab.read(*lab.transaction(), *lab.transaction())
+        await settle()
+        (waiting,) = {first, second} - done
+        assert not waiting.done()
+        lab.commit(await under_way)
+        assert len((await waiting).batch.transactions) == 2
+
+
+@pytest.mark.parametrize(
+    ("behind_s", "n_rows", "order"), [(0.0, 1, "preserve"), (3600.0, 200, "preserve"), (3600.0, 1, "relaxed")]
+)
+async def test_nobody_waits_behind_a_batch_for_long(
+    monkeypatch: pytest.MonkeyPatch, behind_s: float, n_rows: int, order: str
+) -> None:
+    """After a moment, with rows enough for a worker of its own, or in any order, a batch leaves beside another."""
+    monkeypatch.setattr(closing, "_BEHIND_S", behind_s)
+    lab = _Lab(order=order)
+    async with lab.running():
+        workers = [asyncio.create_task(lab.take()) for _ in range(2)]
+        await settle()
+        lab.stream.feed(*lab.transaction())
+        await asyncio.wait(workers, return_when=asyncio.FIRST_COMPLETED)
+        lab.stream.feed(*lab.transaction(*[build.insert(row(str(number)), oid=OID) for number in range(n_rows)]))
+        assert [len((await worker).batch.transactions) for worker in workers] == [1, 1]
+
+
+async def test_while_all_workers_are_busy_transactions_gather_in_one_batch() -> None:
+    """A batch closes when a worker is free to take it, so what waits is merged."""
+    lab = _Lab()
+    async with lab.running():
+        first = asyncio.create_task(lab.take())
+        await settle()
+        lab.stream.feed(*lab.transaction())
+        job = await first
+        for _ in range(3):
+            lab.stream.feed(*lab.transaction())
+        await settle()
+        assert len(lab.pool) == 1, "nobody is free: nothing is closed"
+        second = asyncio.create_task(lab.take())
+        assert len((await second).batch.transactions) == 3
+        lab.commit(job)
+
+
+async def test_in_a_backlog_a_free_worker_waits_for_more_until_the_stream_is_quiet() -> None:
+    """Batches of a backlog grow; one closes all the same when nothing comes for linger_s and a pause of reading."""
+    lab = _Lab(linger_s=0.05)
+    async with lab.running():
+        worker = asyncio.create_task(lab.take())
+        await settle()
+        for _ in range(3):
+            lab.stream.feed(*lab.transaction(late_us=LATE_US))
+            await asyncio.sleep(0.002)
+        assert len((await worker).batch.transactions) == 3
+
+
+@pytest.mark.parametrize(
+    ("limit", "size"),
+    [({"max_batch_transactions": 2}, 2), ({"max_batch_changes": 3}, 3), ({"max_batch_bytes": 1024}, 3)],
+)
+async def test_a_batch_closes_at_its_limits(limit: dict[str, int], size: int) -> None:
+    """Transactions, changes and bytes each limit what is merged."""
+    lab = _Lab(**limit)  # type: ignore[arg-type]  # none of them is the order
+    async with lab.running():
+        lab.stream.feed(*[frame for _ in range(size + 1) for frame in lab.transaction(late_us=LATE_US)])
+        await settle()
+        (job,) = lab.pool.jobs()
+        assert len(job.batch.transactions) == size
+
+
+async def test_reading_stops_while_enough_batches_wait_and_goes_on_when_one_has_committed() -> None:
+    """Back-pressure: the publisher waits, nothing piles up here."""
+    lab = _Lab(max_batch_transactions=1)
+    async with lab.running():
+        for _ in range(10):
+            lab.stream.feed(*lab.transaction(late_us=LATE_US))
+        await settle()
+        assert lab.reader.is_paused
+        assert not lab.stream.reading.is_set()
+        n_waiting = len(lab.pool)
+        assert n_waiting < 10, "what came with it in one read waits, too"
+        for _ in range(10):
+            lab.commit(await lab.take())
+            assert len(lab.pool) <= n_waiting
+        async with asyncio.timeout(5):
+            await lab.stream.reading.wait()
+        assert not lab.reader.is_paused
+
+
+async def test_bytes_that_wait_for_a_busy_intake_do_not_wake_it_again_and_again() -> None:
+    """While the catalogue or a large transaction takes its time the socket is left alone; then all of it is read.
+
+    A descriptor that stays readable would call back in every turn of the loop: a core lost just when the target needs
+    it. Nor is the publisher silent meanwhile, however long it takes: `is_paused` says so (progress reads it).
+    """
+    lab = _Lab()
+    announcement = build.relation(
+        *[
+            build.ColumnSpec(column.name, type_oid=column.type_oid, flags=int(column.is_key))
+            for column in PLAIN.relation(0).columns
+        ],
+        oid=OID,
+        namespace="s",
+        name=PLAIN.name,
+    )
+    async with lab.running():
+        await lab.tables.catalogue.acquire()
+        lab.stream.feed(*lab.transaction(announcement, build.insert(row("1"), oid=OID), late_us=LATE_US))
+        await settle()
+        lab.stream.feed(*lab.transaction(late_us=LATE_US))
+        assert lab.stream.reading.is_set(), "once is no spin"
+        assert not lab.reader.is_paused
+        lab.stream.feed(*lab.transaction(late_us=LATE_US))
+        assert not lab.stream.reading.is_set()
+        assert lab.reader.is_paused
+        lab.tables.catalogue.release()
+        async with asyncio.timeout(5):
+            await lab.stream.reading.wait()
+            jobs = [await lab.take()]
+            while sum(len(job.batch.transactions) for job in jobs) < 3:
+                lab.commit(jobs[-1])
+                jobs.append(await lab.take())
+        assert not lab.reader.is_paused
+
+
+async def test_what_is_committed_already_is_not_applied_again() -> None:
+    """A transaction that ends at or below the watermark was re-sent (trap T-4)."""
+    lab = _Lab(low_lsn=0x1130)
+    async with lab.running():
+        worker = asyncio.create_task(lab.take())
+        await settle()
+        lab.stream.feed(*lab.transaction(), *lab.transaction())
+        job = await worker
+        assert [transaction.end_lsn for transaction in job.batch.transactions] == [0x1230]
+
+
+async def test_half_a_transaction_never_reaches_a_worker() -> None:
+    """A change that cannot be read ends the stream; its transaction and what was merged with it are sent again."""
+    lab = _Lab()
+    async with lab.running() as task:
+        malformed = build.insert(build.row(build.text(b"1")), oid=OID)
+        good = build.insert(row("7"), oid=OID)
+        lab.stream.feed(*lab.transaction(), *lab.transaction(good, malformed))
+        with pytest.raises(ProtocolError):
+            await task
+        assert lab.pool.is_idle
+
+
+async def test_a_large_transaction_goes_to_one_worker_in_pieces() -> None:
+    """Its pieces reach the worker before its commit is read, and memory holds a few of them only."""
+    lab = _Lab(piece_bytes=2000)
+    async with lab.running():
+        worker = asyncio.create_task(lab.take())
+        await settle()
+        frames = lab.transaction(*[build.insert(row(str(key)), oid=OID) for key in range(100)])
+        lab.stream.feed(*frames[:-1])
+        job = await worker
+        assert isinstance(job, LargeJob)
+        assert job.batch.is_barrier
+        assert lab.batcher.is_inside_large
+        lab.stream.feed(frames[-1])
+        n_changes = 0
+        while (piece := await job.pieces.get()) is not None:
+            n_changes += len(piece.changes)
+        assert n_changes == 100
+        await settle()
+        assert not lab.batcher.is_inside_large
+        assert job.batch.end_lsn == lab.lsn + 0x30
+
+
+async def test_a_keepalive_is_told_after_what_came_before_it() -> None:
+    """Its LSN proves something only if everything before it is in the worker pool's hands (trap T-8)."""
+    lab = _Lab()
+    async with lab.running():
+        lab.stream.keepalive = Keepalive(end_lsn=0x9000, send_time_us=1, reply_requested=False)
+        lab.stream.feed(*lab.transaction())
+        await settle()
+        assert lab.keepalives == [(0x9000, False)]
+        assert lab.batcher.received_lsn == 0x9000

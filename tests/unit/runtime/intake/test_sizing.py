@@ -1,0 +1,67 @@
+"""How large batches may get."""
+
+from __future__ import annotations
+
+from parapply.plan.batch import Batch, Limits
+from parapply.runtime.intake.sizing import BatchSizing
+from parapply.runtime.pool.job import Resume, SetJob
+from parapply.runtime.pool.retry import Attempts
+
+
+def sizes(limits: Limits) -> tuple[int, int, int]:
+    """Return transactions, changes and bytes."""
+    return limits.transactions, limits.changes, limits.size_bytes
+
+
+def job_of(limits: Limits, *, took_s: float, part: float = 1.0, is_serial: bool = False, attempts: int = 1) -> SetJob:
+    """Return a job whose batch is as large as it may be, or a part of that."""
+    batch = Batch(1)
+    batch.n_changes = int(limits.changes * part)
+    job = SetJob(batch, {})
+    job.resume = Resume(0, {}, Attempts(stops_on_error=True)) if is_serial else None
+    job.attempts = attempts
+    job.times.started_s, job.times.executed_s = 10.0, 10.0 + took_s
+    return job
+
+
+def test_full_batches_that_are_quick_double_up_to_what_is_configured() -> None:
+    """Each of the three limits grows by itself, and intake's object stays the same."""
+    sizing = BatchSizing(Limits(20_000, 1_000_000, 6 * 1024 * 1024))
+    limits = sizing.limits
+    sizing.committed(job_of(limits, took_s=0.01))
+    assert sizes(limits) == (5_000, 10_000, 6 * 1024 * 1024)
+    for _ in range(9):
+        sizing.committed(job_of(limits, took_s=0.01))
+    assert sizes(limits) == (20_000, 1_000_000, 6 * 1024 * 1024)
+    assert sizing.limits is limits
+
+
+def test_batches_that_take_long_are_halved_to_an_eighth_of_the_first_size() -> None:
+    """Locks are not held for long, and what fails is not much."""
+    sizing = BatchSizing(Limits(20_000, 20_000, 8 * 1024 * 1024))
+    for _ in range(9):
+        sizing.committed(job_of(sizing.limits, took_s=2.0))
+    assert sizes(sizing.limits) == (312, 625, 512 * 1024)
+
+
+def test_small_limits_are_kept_as_configured() -> None:
+    """With one transaction a batch nothing grows and nothing shrinks to nothing."""
+    sizing = BatchSizing(Limits(1, 1, 1024))
+    for took_s in (0.001, 5.0, 5.0):
+        sizing.committed(job_of(sizing.limits, took_s=took_s))
+    assert sizes(sizing.limits)[:2] == (1, 1)
+    assert sizing.limits.size_bytes >= 128
+
+
+def test_only_full_sets_at_their_first_attempt_say_something() -> None:
+    """A small batch is always quick; one that was repeated, or went row by row, is slow for other reasons."""
+    sizing = BatchSizing(Limits(20_000, 20_000, 8 * 1024 * 1024))
+    before = sizes(sizing.limits)
+    for job in (
+        job_of(sizing.limits, took_s=0.01, part=0.5),
+        job_of(sizing.limits, took_s=9.0, is_serial=True),
+        job_of(sizing.limits, took_s=9.0, attempts=2),
+        job_of(sizing.limits, took_s=0.2),
+    ):
+        sizing.committed(job)
+    assert sizes(sizing.limits) == before

@@ -1,0 +1,49 @@
+"""When the leader counts as stuck: a part that does not move and waits for nobody, for longer than is patient."""
+
+from __future__ import annotations
+
+from parapply.runtime.observe.watchdog import Heartbeat, Watchdog
+
+_PATIENCE_S = 10.0
+
+
+def _stuck_after(watchdog: Watchdog, *looks: tuple[float, object, str]) -> str:
+    """Look at one part at some times, each with what has moved and what it waits for; say what is stuck at the last."""
+    for at_s, moved, waits_for in looks:
+        watchdog.look([Heartbeat("intake", moved, waits_for)], at_s)
+    return watchdog.stuck(_PATIENCE_S, looks[-1][0])
+
+
+def test_a_part_that_moves_lives() -> None:
+    """However seldom it moves within its patience; and it counts from the last move on."""
+    assert _stuck_after(Watchdog(), (0, 1, ""), (9, 2, ""), (18, 3, ""), (27, 3, "")) == ""
+
+
+def test_a_part_that_stands_still_is_stuck() -> None:
+    """One that waits for nobody and shows the same for longer than the patience; moving once, it lives again."""
+    watchdog = Watchdog()
+    assert _stuck_after(watchdog, (0, 1, ""), (5, 1, ""), (11, 1, "")) == "intake"
+    assert _stuck_after(watchdog, (12, 2, "")) == ""
+
+
+def test_who_waits_for_others_is_not_stuck() -> None:
+    """A foreign lock may last for hours; the time counts from when the waiting ended."""
+    watchdog = Watchdog()
+    assert _stuck_after(watchdog, (0, 1, "the target"), (5000, 1, "the target"), (5005, 1, "")) == ""
+    assert _stuck_after(watchdog, (5016, 1, "")) == "intake"
+
+
+def test_each_part_counts_for_itself() -> None:
+    """One busy part does not hide one that stands still."""
+    watchdog = Watchdog()
+    for at_s in range(0, 20, 2):
+        watchdog.look([Heartbeat("intake", 1, ""), Heartbeat("progress", at_s, "")], at_s)
+    assert watchdog.stuck(_PATIENCE_S, 18) == "intake"
+
+
+def test_a_pause_of_the_process_is_nobodys_fault() -> None:
+    """After the process stood still, all parts begin anew."""
+    watchdog = Watchdog()
+    watchdog.look([Heartbeat("intake", 1, "")], 0)
+    watchdog.forget()
+    assert _stuck_after(watchdog, (3600, 1, "")) == ""

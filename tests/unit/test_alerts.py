@@ -1,0 +1,234 @@
+"""The alarms of config/docker/prometheus/alerts.yml: each one fires and goes out, as Prometheus itself evaluates them.
+
+promtool is fed what the daemon's own `exposition` writes, one scrape a minute, so a renamed metric fails here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from parapply.metrics import table
+from parapply.metrics.exposition import exposition
+from parapply.metrics.figures import Figures
+from parapply.vocabulary import ConflictOutcome, ConflictType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from parapply.metrics.figures import Values
+
+ALERTS: Final = Path(__file__).parents[2] / "config" / "docker" / "prometheus" / "alerts.yml"
+_TEXT: Final = ALERTS.read_text(encoding="utf-8")
+#: Name and the rest of each alarm.
+_RULES: Final = dict(re.findall(r"- alert: (\w+)\n(.*?)(?=\n +(?:- alert|#)|\Z)", _TEXT, re.DOTALL))
+#: Minutes before the trouble, and after its end until the alarm must be out: the longest window of a rule and more.
+_BEFORE_MIN: Final = 20
+_AFTER_MIN: Final = 30
+_PROMTOOL_TIMEOUT_S: Final = 60.0
+
+
+@dataclass
+class Shown:
+    """What a daemon shows in one scrape; `figures` outlives the scrape, as the daemon's own do."""
+
+    figures: Figures
+    values: Values = field(default_factory=dict)
+    started_s: float = 1e9
+    is_up: bool = True
+
+    def quiet(self) -> None:
+        """Show a daemon that has nothing to do."""
+        self.is_up = True
+        self.values = {
+            table.READY: {(): 1},
+            table.LAG_SECONDS: {(): 0},
+            table.LAG_BYTES: {(): 0},
+            table.SLOT_RETAINED: {(): 1e6},
+            table.SLOT_SAFE: {(): 1e9},
+            table.SLOT_WAL_STATUS: _wal_status("reserved"),
+            table.PREPARED: {(): 0},
+            table.TABLES_WAITING: {(): 0},
+            table.APPLYLOG_DROPPED: {(): self.values.get(table.APPLYLOG_DROPPED, {(): 0})[()]},
+        }
+
+    def samples(self) -> dict[str, float]:
+        """Return the scrape, by the series as promtool names them."""
+        if not self.is_up:
+            return {_series("up", {}): 0.0}
+        shown = self.figures.values() | self.values
+        text = exposition("app", shown, self.figures.histograms()).decode()
+        families = text_string_to_metric_families(text)
+        found = {_series(one.name, one.labels): one.value for family in families for one in family.samples}
+        return {**found, _series("up", {}): 1.0, _series("process_start_time_seconds", {}): self.started_s}
+
+
+class Trouble(NamedTuple):
+    """What happens to a daemon for some minutes, and what must fire at their end."""
+
+    alerts: tuple[str, ...]
+    minutes: int
+    happens: Callable[[Shown, int], None]  # with the number of the minute, from 0
+    before_min: int = _BEFORE_MIN
+
+
+def _gauge(metric: table.Metric, number: float) -> Callable[[Shown, int], None]:
+    def happens(shown: Shown, _minute: int) -> None:
+        shown.values[metric] = {(): number}
+
+    return happens
+
+
+def _wal_status(status: str) -> dict[tuple[str, ...], float]:
+    return {(one,): float(one == status) for one in table.WAL_STATUSES}
+
+
+def _unlimited(shown: Shown, _minute: int) -> None:
+    shown.values[table.SLOT_RETAINED] = {(): 11e9}
+    del shown.values[table.SLOT_SAFE]
+
+
+def _unreserved(shown: Shown, _minute: int) -> None:
+    shown.values[table.SLOT_WAL_STATUS] = _wal_status("unreserved")
+    del shown.values[table.SLOT_SAFE]
+
+
+def _conflict(shown: Shown, minute: int) -> None:
+    if minute == 0:
+        shown.figures.count_conflict(ConflictType.UPDATE_MISSING, "public.t", ConflictOutcome.SKIPPED)
+
+
+def _dropped(shown: Shown, _minute: int) -> None:
+    shown.values[table.APPLYLOG_DROPPED] = {(): shown.values[table.APPLYLOG_DROPPED][()] + 7}
+
+
+def _down(shown: Shown, _minute: int) -> None:
+    shown.is_up = False
+
+
+def _restarted(shown: Shown, minute: int) -> None:
+    """Every other minute another process, which meets the same conflict again and ends."""
+    shown.started_s += 60 * (minute % 2)
+    shown.figures = Figures()
+    shown.figures.count_conflict(ConflictType.INSERT_EXISTS, "public.t", ConflictOutcome.STOPPED)
+
+
+_TROUBLES: Final = {
+    "no answer": Trouble(("ParapplyDown",), 3, _down),
+    "ends and is started again": Trouble(("ParapplyConflicts", "ParapplyRestarts"), 10, _restarted),
+    "an end is away": Trouble(("ParapplyNotReady",), 4, _gauge(table.READY, 0)),
+    "behind": Trouble(("ParapplyLag",), 7, _gauge(table.LAG_SECONDS, 301)),
+    "WAL is kept, without a limit": Trouble(("ParapplyRetainedWal",), 7, _unlimited),
+    "little WAL may still be kept": Trouble(("ParapplySlotAtRisk",), 2, _gauge(table.SLOT_SAFE, 1e5)),
+    "the slot is about to be lost": Trouble(("ParapplySlotAtRisk",), 2, _unreserved),
+    "the first conflict": Trouble(("ParapplyConflicts",), 2, _conflict),
+    "a conflict before the first scrape": Trouble(("ParapplyConflicts",), 2, _conflict, before_min=0),
+    "a forgotten prepared transaction": Trouble(("ParapplyPrepared",), 62, _gauge(table.PREPARED, 1)),
+    "a table is published and not applied": Trouble(("ParapplyTablesWaiting",), 3, _gauge(table.TABLES_WAITING, 1)),
+    "the apply log's disk is full": Trouble(("ParapplyApplyLog",), 3, _dropped),
+}
+
+
+def _series(name: str, labels: dict[str, str]) -> str:
+    all_labels = {**labels, "job": "parapply", "instance": "parapply:9717"}
+    return name + "{" + ",".join(f"{label}={json.dumps(text)}" for label, text in all_labels.items()) + "}"
+
+
+def _scrapes(trouble: Trouble) -> list[dict[str, float]]:
+    shown = Shown(Figures())
+    scrapes = []
+    for minute in range(-trouble.before_min, trouble.minutes + _AFTER_MIN):
+        shown.quiet()
+        if 0 <= minute < trouble.minutes:
+            trouble.happens(shown, minute)
+        scrapes.append(shown.samples())
+    return scrapes
+
+
+def _values(scrapes: list[dict[str, float]], series: str) -> str:
+    """Return the series as promtool reads it: what one scrape has and the next one lacks is stale."""
+    words = []
+    before: float | None = None
+    for scrape in scrapes:
+        now = scrape.get(series)
+        words.append(("_" if before is None else "stale") if now is None else repr(now))
+        before = now
+    return " ".join(words)
+
+
+def _firing(at_min: int, alerts: tuple[str, ...]) -> dict[str, object]:
+    """Return a check of promtool that just these alarms fire."""
+    samples = [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(alerts)]
+    return {
+        "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
+        "eval_time": f"{at_min}m",
+        "exp_samples": samples,
+    }
+
+
+def _labelled(at_min: int, name: str) -> dict[str, object]:
+    """Return a check of promtool that an alarm has every label that its summary names."""
+    labels = ",".join(f'{label}!=""' for label in re.findall(r"\$labels\.(\w+)", _RULES[name]))
+    expression = f'count(ALERTS{{alertname="{name}",alertstate="firing",{labels}}})'
+    return {"expr": expression, "eval_time": f"{at_min}m", "exp_samples": [{"labels": "{}", "value": 1}]}
+
+
+def _case(trouble: Trouble) -> dict[str, object]:
+    scrapes = _scrapes(trouble)
+    names = sorted({series for scrape in scrapes for series in scrape})
+    quiet = [_firing(trouble.before_min - 1, ())] if trouble.before_min else []
+    last = trouble.before_min + trouble.minutes - 1
+    labelled = [_labelled(last, name) for name in trouble.alerts]
+    return {
+        "interval": "1m",
+        "input_series": [{"series": series, "values": _values(scrapes, series)} for series in names],
+        "promql_expr_test": [*quiet, _firing(last, trouble.alerts), *labelled, _firing(len(scrapes) - 1, ())],
+    }
+
+
+def test_every_alarm_has_a_trouble() -> None:
+    """No alarm is without a test, and every summary says on what, and where the documents go on."""
+    assert {name for trouble in _TROUBLES.values() for name in trouble.alerts} == set(_RULES)
+    for name, rule in _RULES.items():
+        assert "summary: " in rule, name
+        assert "$labels." in rule, name
+
+
+@pytest.mark.prometheus
+@pytest.mark.parametrize("name", _TROUBLES)
+def test_an_alarm_fires_and_goes_out(tmp_path: Path, name: str) -> None:
+    """Nothing fires before the trouble, just its alarms at its end, with the labels they name, and nothing later."""
+    document = {
+        "rule_files": [str(ALERTS)],
+        "evaluation_interval": "1m",
+        "tests": [_case(_TROUBLES[name])],
+    }
+    path = tmp_path / "alerts_test.yml"
+    path.write_text(json.dumps(document), encoding="utf-8")  # JSON is YAML
+    promtool = shutil.which("promtool") or "promtool"
+    done = subprocess.run(
+        [promtool, "test", "rules", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_PROMTOOL_TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_alarm_of_events_uses_series_that_are_there_from_the_start() -> None:
+    """What a rule takes an increase of stands at 0 in the first scrape: a series born at 1 has an increase of 0."""
+    shown = Shown(Figures())
+    shown.quiet()
+    born = {series.partition("{")[0] for series, value in shown.samples().items() if value == 0}
+    counters = {name for rule in _RULES.values() for name in re.findall(r"(?:rate|increase)\((\w+)", rule)}
+    assert counters
+    assert counters <= born

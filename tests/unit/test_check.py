@@ -1,0 +1,143 @@
+"""What `parapply check` says of itself: every code has a meaning and is documented, and which types take which."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+from parapply.check import show
+from parapply.check.findings import Code, End, Finding, Severity
+from parapply.check.kinds import KINDS
+from parapply.check.look import Report
+from parapply.check.source import findings_of_publisher
+from parapply.check.types import takes_all
+from parapply.config import load_config
+from parapply.source.slot import SlotFacts, SourceFacts
+from tests.fixtures.documents import ROOT
+
+
+def test_every_code_has_a_meaning() -> None:
+    """No code is without end, severity, reason and advice."""
+    assert set(KINDS) == set(Code)
+    assert all(kind.why and kind.advice for kind in KINDS.values())
+    assert [code for code, kind in KINDS.items() if kind.is_arguable and kind.severity is not Severity.REFUSED] == []
+
+
+def test_every_code_is_documented() -> None:
+    """docs/CHECK.md has one row for each code, with the words of the program, and no other row."""
+    page = (ROOT / "docs" / "CHECK.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (\w+(?:, arguable)?) \| (\w+) \| (.*) \| (.*) \|$", page, re.MULTILINE)
+    told = []
+    for severity in Severity:
+        for code, kind in KINDS.items():
+            if kind.severity is severity:
+                word = severity.value + (", arguable" if kind.is_arguable else "")
+                told.append((code.value, word, kind.end.value, kind.why, kind.advice))
+    assert rows == told
+
+
+class _Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    severity: Severity
+    code: Code
+    end: End
+    object: str
+    found: str
+    why: str
+    advice: str
+    fix: str
+    is_arguable: bool
+
+
+class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    slot_name: str
+    is_known: bool
+    exit_code: int
+    findings: list[_Finding]
+    tables: list[dict[str, Any]]
+
+
+@pytest.mark.parametrize(
+    ("codes", "exit_code"),
+    [
+        ((), 0),
+        ((Code.SEQUENCES,), 0),
+        ((Code.SEQUENCES, Code.REPLICA_IDENTITY), 1),
+        ((Code.REPLICA_IDENTITY, Code.TABLE_MISSING), 4),
+    ],
+)
+def test_the_document_and_its_exit_code(codes: tuple[Code, ...], exit_code: int) -> None:
+    """The JSON document has these keys and no others; the worst finding makes the exit code."""
+    findings = tuple(Finding(code=code, object='"s"."t"', found="this", fix="SELECT 1;") for code in codes)
+    report = Report(slot="app", is_known=False, findings=findings, plans=())
+    read = msgspec.json.decode(json.dumps(show.document(report)), type=_Document)
+    assert (read.slot_name, read.exit_code, report.exit_code) == ("app", exit_code, exit_code)
+    assert [one.code for one in read.findings] == list(codes)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "is_taken"),
+    [
+        ("integer", "bigint", True),
+        ("bigint", "integer", False),
+        ("integer[]", "bigint[]", True),
+        ("integer[]", "bigint", False),
+        ("integer", "numeric", True),
+        ("integer", "numeric(10,2)", False),
+        ("numeric(10,2)", "numeric", True),
+        ("numeric(10,2)", "numeric(12,2)", False),
+        ("character varying(10)", "character varying(20)", True),
+        ("character varying(20)", "character varying(10)", False),
+        ("character varying", "character varying(10)", False),
+        ("jsonb", "text", True),
+        ("json", "jsonb", False),
+        ("text[]", "text", True),
+        ("timestamp(3) without time zone", "timestamp without time zone", True),
+        ("timestamp without time zone", "timestamp with time zone", False),
+        ("real", "double precision", True),
+        ('"s"."odd (type)"', "integer", False),
+    ],
+)
+def test_types_that_take_all_values(source: str, target: str, is_taken: bool) -> None:  # noqa: FBT001  a parameter
+    """In doubt a type does not take all: that is a warning, and nothing else."""
+    assert takes_all(source, target) is is_taken
+
+
+_FACTS = SourceFacts(
+    system_identifier="1", timeline=1, database="app", server_version_num=180000, wal_level="logical",
+    is_in_recovery=False, wal_sender_timeout_s=60, decoding_memory_bytes=1 << 26, flush_lsn=1, slot=None,
+)  # fmt: skip
+_SLOT = SlotFacts(
+    name="s", plugin="pgoutput", slot_type="logical", database="app", is_temporary=False, active_pid=None,
+    confirmed_flush_lsn=1, wal_status="reserved", invalidation_reason=None, is_conflicting=False, is_two_phase=False,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings", "codes"),
+    [
+        ({}, {}, []),
+        ({"wal_level": "replica"}, {}, [Code.WAL_LEVEL]),
+        ({"is_in_recovery": True}, {}, [Code.SOURCE_STANDBY]),
+        ({"server_version_num": 150000}, {"source.streaming": "parallel"}, [Code.STREAM_OPTIONS]),
+        ({"server_version_num": 150000}, {"source.origin": "none"}, [Code.STREAM_OPTIONS]),
+        ({}, {"source.streaming": "off"}, [Code.DECODING_SPILL]),
+        ({"slot": _SLOT}, {}, [Code.SLOT_ADOPTED]),
+        ({"slot": msgspec.structs.replace(_SLOT, active_pid=7)}, {}, [Code.SLOT_ADOPTED, Code.SLOT_IN_USE]),
+        ({"slot": msgspec.structs.replace(_SLOT, slot_type="physical")}, {}, [Code.SLOT_REFUSED]),
+        ({"slot": msgspec.structs.replace(_SLOT, plugin="test_decoding")}, {}, [Code.SLOT_REFUSED]),
+        ({"slot": msgspec.structs.replace(_SLOT, database="other")}, {}, [Code.SLOT_REFUSED]),
+        ({"slot": msgspec.structs.replace(_SLOT, wal_status="lost")}, {}, [Code.SLOT_REFUSED]),
+        ({"slot": msgspec.structs.replace(_SLOT, is_two_phase=True)}, {}, [Code.SLOT_REFUSED]),
+    ],
+)
+def test_what_is_said_of_the_publisher(facts: dict[str, Any], settings: dict[str, str], codes: list[Code]) -> None:
+    """The daemon's own refusals of a server and a slot are findings, each by itself."""
+    flags = {
+        "source.dsn": "host=a", "target.dsn": "host=b", "source.slot": "s", "source.publications": ("p",), **settings,
+    }  # fmt: skip
+    found = findings_of_publisher(msgspec.structs.replace(_FACTS, **facts), load_config(flags=flags, environ={}))
+    assert [one.code for one in found] == codes
