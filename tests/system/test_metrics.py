@@ -90,6 +90,7 @@ def test_a_worker_that_waits_is_seen(pair: Pair) -> None:
     pair.create(_TABLES)
     daemon = pair.start(workers=2, settings=LISTEN)
     endpoint = Endpoint(daemon)
+    endpoint.wait_until(lambda: endpoint.health()[0] == 200)
     pair.write("INSERT INTO item VALUES (1, 0), (2, 0)")
     daemon.wait_caught_up()
     with foreign_transaction(pair.target, "SELECT FROM item WHERE id = 1 FOR UPDATE"):
@@ -167,9 +168,12 @@ def test_a_port_that_is_taken(pair: Pair) -> None:
 
 @pytest.fixture
 def endpoint(pair: Pair) -> Endpoint:
-    """The endpoint of a daemon that does nothing."""
+    """The endpoint of a daemon that is ready and does nothing."""
     pair.create(_TABLES)
-    return Endpoint(pair.start(settings=LISTEN))
+    found = Endpoint(pair.start(settings=LISTEN))
+    # A stream that is open is not enough: the first report to the publisher comes after it.
+    found.wait_until(lambda: found.health()[0] == 200)
+    return found
 
 
 def test_what_is_no_request_harms_nobody(endpoint: Endpoint) -> None:
