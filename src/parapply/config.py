@@ -118,7 +118,7 @@ class SourceConfig(_Section, frozen=True):
     streaming: Literal["auto", "off", "on", "parallel"] = "auto"
     decoding_memory_bytes: Annotated[int, Meta(ge=0, le=1 << 40)] = DECODING_MEMORY_BYTES
     two_phase: bool = False
-    catch_up: Literal["auto", "off"] = "off"
+    catch_up: Literal["auto", "off"] = "auto"
     catch_up_range_bytes: Annotated[int, Meta(ge=1024, le=1 << 34)] = CATCH_UP_RANGE_BYTES
     catch_up_enter_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = CATCH_UP_ENTER_BYTES
     catch_up_leave_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = CATCH_UP_LEAVE_BYTES

@@ -42,6 +42,7 @@ EVENTS: Final = {
     "catch_up_entered": "info: the backlog is read in ranges of WAL, from a copy of the slot; how much it is",
     "catch_up_left": "info: the stream goes on where the ranges ended; why",
     "catch_up_declined": "info: there is much to catch up, and the stream reads it; why",
+    "stream_left": "info: the stream has fallen behind, and ranges are read instead; how far",
     "source_lost": "warning: reconnecting after wait_s",
     "target_connected": "info: sessions open, state read",
     "target_lost": "warning: reconnecting after wait_s, state is read again",

@@ -103,7 +103,8 @@ def test_a_stream_that_falls_behind_is_left_for_ranges(pair: Pair, order: str) -
     for number in (1, 2, 3):
         _fill(pair.source, number * 1000, 100)
         daemon.wait_for_event("catch_up_left", count=number)
-    assert "left for ranges" in daemon.wait_for_event("source_lost")["error"]
+    assert "left for ranges" in daemon.wait_for_event("stream_left")["reason"]
+    assert not daemon.events_of("source_lost")
     _stop_equal(pair, daemon)
 
 

@@ -16,6 +16,7 @@ from parapply.driver import refusal_hint
 from parapply.errors import (
     ApplyFailed,
     LeaseHeld,
+    LeftForRanges,
     ParapplyError,
     Retry,
     SourceLost,
@@ -176,15 +177,20 @@ class Leader:
                     return "stopped by a signal while an end was lost"
                 if not self._may_retry(error):
                     raise
-                if time.monotonic() - started_s >= _GOOD_EPOCH_S:
-                    self._delay_s = self._config.source.reconnect_min_s
-                is_starting = any(words in str(error) for words in _STARTING)
-                wait_s = min(self._delay_s, _STARTING_DELAY_S) if is_starting else self._delay_s
+                wait_s = self._next_wait_s(error, time.monotonic() - started_s)
                 await self._tell_of_another_try(error, wait_s)
             if await self._unless_ended(asyncio.sleep(wait_s, result=True)) is None and self._signals.is_stop:
                 return "stopped by a signal while reconnecting"
-            if not is_starting:
-                self._delay_s = min(self._delay_s * 2, self._config.source.reconnect_max_s)
+
+    def _next_wait_s(self, error: ParapplyError, lasted_s: float) -> float:
+        if isinstance(error, LeftForRanges):
+            return 0.0
+        if lasted_s >= _GOOD_EPOCH_S:
+            self._delay_s = self._config.source.reconnect_min_s
+        if any(words in str(error) for words in _STARTING):
+            return min(self._delay_s, _STARTING_DELAY_S)
+        wait_s, self._delay_s = self._delay_s, min(self._delay_s * 2, self._config.source.reconnect_max_s)
+        return wait_s
 
     async def _show(
         self, shown: str, reason: str, error: ParapplyError | None = None, *, limit_s: float = SHOW_LIMIT_S
@@ -196,7 +202,10 @@ class Leader:
         await show_state(self._config, shown, reason, limit_s)
 
     async def _tell_of_another_try(self, error: ParapplyError, wait_s: float) -> None:
-        if error.retry is Retry.RECONNECT:
+        if isinstance(error, LeftForRanges):
+            shown = DaemonState.RECONNECTING
+            self._log.info("stream_left", reason=error.line())
+        elif error.retry is Retry.RECONNECT:
             shown, end = DaemonState.RECONNECTING, "source" if isinstance(error, SourceLost) else "target"
             self._log.warning(f"{end}_lost", error=error.line(), wait_s=round(wait_s, 3))
             self._figures.reconnects[end] += 1

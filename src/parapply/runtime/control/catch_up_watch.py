@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from parapply.errors import SourceLost
+from parapply.errors import LeftForRanges
 from parapply.source.catch_up import PASSING
 from parapply.vocabulary import Reading
 
@@ -68,7 +68,7 @@ class CatchUpWatch:
         """Check until cancelled.
 
         Raises:
-            SourceLost: the stream is behind, and ranges may bring it forward.
+            LeftForRanges: the stream is behind.
         """
         clock = asyncio.get_running_loop().time
         streaming_since_s = clock()
@@ -80,7 +80,7 @@ class CatchUpWatch:
             lag_bytes = self._lag_bytes()
             self._behind = self._behind + 1 if lag_bytes is not None else 0
             if self._behind >= _CHECKS and clock() - streaming_since_s >= self._pause_s:
-                raise SourceLost(f"the stream is left for ranges of WAL: {lag_bytes} bytes to catch up.")
+                raise LeftForRanges(f"The stream is left for ranges of WAL: {lag_bytes} bytes to catch up.")
 
     def _lag_bytes(self) -> int | None:
         """Return how far the stream is behind; None where it is not, or where ranges would not help."""
