@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from bench.options import COPY_SHAPES, DEFAULT_SYSTEMS, LIVE_SYSTEMS, ORDERS, STREAMINGS, SYSTEMS, Options
+from bench.options import ALONE, COPY_SHAPES, DEFAULT_SYSTEMS, LIVE_SYSTEMS, ORDERS, STREAMINGS, SYSTEMS, Options
 from bench.workloads import LARGE_ROWS, WORKLOADS
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ Examples:
   parapply bench --quick --workload tpcb --workload hot-rows
   parapply bench --workload all --system built-in --system parapply --order preserve --order relaxed
   parapply bench --workers 1 --workers 2 --workers 4 --sync both
+  parapply bench --workload inserts --alone publisher
   parapply bench --delay-ms 0 --delay-ms 2 --set apply.max_batch_transactions=500
   parapply bench --latency --quick
   parapply bench --copy --scale 50 --workers 2 --workers 4
@@ -78,6 +79,10 @@ What each figure means: docs/BENCHMARK.md.""",
 @click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE",
     help="Passed on to parapply, after the workload's own; repeatable.",
+)  # fmt: skip
+@click.option(
+    "--alone", type=click.Choice(ALONE),
+    help="Give that server a core for itself; all else shares the others, as with separate machines.",
 )  # fmt: skip
 @click.option("--bindir-source", type=_PROGRAMS, metavar="DIR", help="PostgreSQL's programs for the publisher.")
 @click.option("--bindir-target", type=_PROGRAMS, metavar="DIR", help="The same for the subscriber.")
@@ -134,6 +139,8 @@ def bench(  # noqa: PLR0913  one parameter for each option
         raise click.UsageError(
             f"--live measures the systems {', '.join(LIVE_SYSTEMS)}, with --sync off and no --workload"
         )
+    if others["alone"] and (is_latency or is_live or is_copy):
+        raise click.UsageError("--alone is for catching up")
     if is_copy and has_other_workload:
         raise click.UsageError("--copy measures the systems built-in and parapply, with no --workload")
     options = Options(

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 Sync = Literal["off", "on"]
 Order = Literal["preserve", "relaxed"]
 System = Literal["ceiling", "built-in", "built-in-parallel", "parapply", "parapply-interpreted", "bulk-statement"]
+#: The server that has a core for itself.
+Alone = Literal["publisher", "subscriber"]
 #: parapply's source.streaming.
 Streaming = Literal["auto", "off"]
 #: What --copy copies.
@@ -18,6 +20,7 @@ CopyShapeName = Literal["one-large", "middling", "wide"]
 
 SYSTEMS: Final[tuple[System, ...]] = get_args(System)
 ORDERS: Final[tuple[Order, ...]] = get_args(Order)
+ALONE: Final[tuple[Alone, ...]] = get_args(Alone)
 STREAMINGS: Final[tuple[Streaming, ...]] = get_args(Streaming)
 COPY_SHAPES: Final[tuple[CopyShapeName, ...]] = get_args(CopyShapeName)
 DEFAULT_SYSTEMS: Final[tuple[System, ...]] = ("ceiling", "built-in", "parapply")
@@ -44,6 +47,7 @@ class Options:
         rounds: turns of each runner.
         syncs: synchronous_commit on the subscriber; the rounds once for each.
         settings: further `key=value` for parapply; they win over the workload's.
+        alone: the server that has the first core for itself, all else shares the others.
         bindir_source: programs of the publisher; PostgreSQL 18 when `None`.
         bindir_target: programs of the subscriber.
     """
@@ -60,6 +64,7 @@ class Options:
     rounds: int = 3
     syncs: tuple[Sync, ...] = ("off",)
     settings: tuple[str, ...] = ()
+    alone: Alone | None = None
     bindir_source: Path | None = None
     bindir_target: Path | None = None
 

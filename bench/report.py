@@ -186,6 +186,7 @@ def document(measured: Measured, options: Options) -> dict[str, Any]:
             "clients": options.clients,
             "large_rows": options.large() if workload.has_beside else None,
             "settings": [*workload.settings, *options.settings],
+            "alone": options.alone,
         },
         "rounds": options.rounds,
         "sync": measured.sync,

@@ -19,7 +19,7 @@ from bench.report import (
     machine_facts,
     time_table,
 )
-from bench.servers import make_stage, versions
+from bench.servers import make_stage, placed, versions
 from bench.workloads import WORKLOADS
 from parapply.demo.interrupts import Interrupts
 
@@ -52,7 +52,7 @@ def main(names: Sequence[str], options: Options, output: Output) -> int:
     all_measured: list[Measured] = []
     for name in names:
         workload = WORKLOADS[name]
-        with Interrupts() as interrupts, make_stage(interrupts, options) as stage:
+        with Interrupts() as interrupts, make_stage(interrupts, options) as stage, placed(stage, options.alone):
             for measured in _measure(stage, workload, options, machine, output):
                 all_measured.append(measured)
                 if not output.is_json:

@@ -5,19 +5,23 @@ In go options; out come a stage that is not entered yet, and what it is made of.
 
 from __future__ import annotations
 
+import os
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
+
+import psutil
 
 from parapply.demo.binaries import programs_of
 from parapply.demo.errors import DemoError
 from parapply.demo.stage import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from bench.options import Options
+    from bench.options import Alone, Options
     from parapply.demo.binaries import PgBinaries
-    from parapply.demo.cluster import Setting
+    from parapply.demo.cluster import Cluster, Setting
     from parapply.demo.interrupts import Interrupts
 
 # No runner shall meet a vacuum that the others did not, nor read from disk what fits into memory.
@@ -37,6 +41,43 @@ def make_stage(interrupts: Interrupts, options: Options) -> Stage:
         source_binaries=programs_in(options.bindir_source) if options.bindir_source else None,
         target_binaries=programs_in(options.bindir_target) if options.bindir_target else None,
     )
+
+
+@contextmanager
+def placed(stage: Stage, alone: Alone | None) -> Iterator[None]:
+    """Have a server use the first core, and the other server and what this process starts use all others.
+
+    Processes that run already are moved; those that they start later are where they are. Source: sched_setaffinity(2).
+
+    Raises:
+        DemoError: there is one core only.
+    """
+    if alone is None:
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    if len(cores) == 1:
+        raise DemoError("A server can have a core for itself only where there are two.", hint="leave --alone out")
+    first = {min(cores)}
+    rest = cores - first
+    server, other = (stage.source, stage.target) if alone == "publisher" else (stage.target, stage.source)
+    try:
+        _move(server, first)
+        _move(other, rest)
+        os.sched_setaffinity(0, rest)
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+        for one in (server, other):
+            _move(one, cores)
+
+
+def _move(server: Cluster, cores: set[int]) -> None:
+    postmaster = psutil.Process(server.pid)
+    for process in (postmaster, *postmaster.children()):
+        # One of its children may have ended meanwhile.
+        with suppress(psutil.NoSuchProcess):
+            process.cpu_affinity(list(cores))
 
 
 def versions(stage: Stage) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import psutil
 import psycopg
 import pytest
 
@@ -12,7 +13,8 @@ from bench import bulk
 from bench.compare import is_equal
 from bench.filling import fill, load
 from bench.observe import Observer
-from bench.options import Options
+from bench.options import ALONE, Options
+from bench.servers import placed
 from bench.workloads import WORKLOADS
 from parapply.demo.interrupts import Interrupts
 from parapply.demo.race import create_slot, drop_target, make_target
@@ -20,6 +22,8 @@ from parapply.demo.stage import BANK, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from bench.options import Alone
 
 # For those that throw dice: fewer would leave a kind of change out at times.
 MANY, FEW = 3000, 400
@@ -123,6 +127,25 @@ def test_a_load_is_what_it_says(empty_stage: Stage, name: str) -> None:
     assert (commits, changes) == (backlog.transactions + 2, backlog.changes + 2)
     for what, query in PROOFS[name].items():
         assert empty_stage.source.execute(query, dbname=BANK) == [(True,)], what
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="needs two cores")
+@pytest.mark.parametrize("alone", ALONE)
+def test_a_server_alone_has_the_first_core(empty_stage: Stage, alone: Alone) -> None:
+    """Its old and new processes are there, and nothing else is: neither the other server nor what is started by us."""
+    every = os.sched_getaffinity(0)
+    first = {min(every)}
+    source, target = empty_stage.source, empty_stage.target
+    server, other = (source, target) if alone == "publisher" else (target, source)
+    with placed(empty_stage, alone):
+        assert os.sched_getaffinity(0) == every - first
+        for one, cores in ((server, first), (other, every - first)):
+            with psycopg.connect(one.dsn("postgres")) as session:
+                assert os.sched_getaffinity(session.info.backend_pid) == cores
+            assert {frozenset(os.sched_getaffinity(child.pid)) for child in psutil.Process(one.pid).children()} == {
+                frozenset(cores)
+            }
+    assert os.sched_getaffinity(0) == every
 
 
 def test_every_workload_is_proven() -> None:
