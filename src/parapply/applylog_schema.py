@@ -25,7 +25,7 @@ READABLE_VERSIONS: Final = (1,)
 XIDS_LIMIT: Final = 32
 #: Dependencies listed in a transaction's record, those on the latest transactions.
 DEPENDS_ON_LIMIT: Final = 16
-#: Conflicts listed in a record; all of them are in the history on the target.
+#: Conflicts listed in a record, the rest is counted; all of them are in the history on the target.
 CONFLICTS_LIMIT: Final = 1000
 
 
@@ -54,6 +54,16 @@ class ConflictRecord(msgspec.Struct, frozen=True, kw_only=True):
     table: str  # schema.table
     policy: str  # in force: error, skip, apply_remote, keep_local, last_update_wins
     outcome: str  # what was done
+
+
+class ConflictCount(msgspec.Struct, frozen=True, kw_only=True):
+    """Conflicts of one sort that a record does not list: those after the first CONFLICTS_LIMIT."""
+
+    type: str
+    table: str
+    policy: str
+    outcome: str
+    conflicts: int  # how many
 
 
 class Dependency(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +106,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record",
     run: str = ""  # of the daemon: from connected to the loss of an end, within which `seq` counts; "" in old lines
     retry_reason: str = ""  # SQLSTATE, row count, suspect ...; the last one
     conflicts: tuple[ConflictRecord, ...] = ()  # the first CONFLICTS_LIMIT
+    more_conflicts: tuple[ConflictCount, ...] = ()  # the rest of them, counted
     reading: str = "stream"  # how it was read from the slot: stream or ranges
     is_one_flight: bool = False  # statements and COMMIT were sent at once: execute_s holds both, commit_s is 0
 

@@ -5,7 +5,9 @@ One module, because Java starts once for each process of the test run.
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import re
 import shutil
 from collections import Counter
@@ -16,20 +18,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from py4j.protocol import Py4JJavaError
 
 from parapply.analysis import follow
-from parapply.analysis.compute import QUERIES, _what_if_tables
+from parapply.analysis.compute import QUERIES
 from parapply.analysis.figures import FIGURES
-from parapply.analysis.job import ReportRequest, convert, make_report, show
+from parapply.analysis.job import ReportRequest, check_readable, convert, make_report, show, spark_errors
 from parapply.analysis.lines import as_records, read_lines
 from parapply.analysis.page import Made, render
 from parapply.analysis.progress import Silent
 from parapply.analysis.queries_time import WHAT_IF_RUNS
 from parapply.analysis.storage import Storage
-from parapply.analysis.store import SUFFIX, Store
+from parapply.analysis.store import SUFFIXES, Store
 from parapply.analysis.units import round_trip_s
 from parapply.analysis.views import Scope, make_views
-from parapply.applylog_schema import BatchRecord, read_record
+from parapply.applylog_schema import CONFLICTS_LIMIT, BatchRecord, ConflictCount, ConflictRecord, read_record
 from parapply.errors import ReportRefused
 from parapply.model import parse_lsn
 from parapply.wire.decode import decode
@@ -51,6 +54,9 @@ if TYPE_CHECKING:
 
 # The first test waits for Java, too.
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+#: A user who owns nothing.
+_NOBODY = 65_534
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +80,7 @@ def test_every_figure_has_the_columns_of_its_definition(
     """Definitions, queries and Parquet tables agree in names and order."""
     outcome, out = hand_made
     assert set(outcome.tables) == {figure.name for figure in FIGURES}
-    assert set(QUERIES) | {"what_if", "critical_path"} == set(outcome.tables)
+    assert set(QUERIES) | {"what_if", "critical_path", "ignored_files"} == set(outcome.tables)
     for figure in FIGURES:
         table = spark.read.parquet(str(out / "tables" / f"{figure.name}.parquet"))
         assert table.columns == list(figure.columns), figure.name
@@ -250,16 +256,16 @@ def test_a_file_is_converted_once(spark: SparkSession, tmp_path: Path) -> None:
     write(log, "apply-2.jsonl", [batch(2), batch(3)])
     storage = Storage(spark)
     died, late = (Store(spark, storage, request.out) for _ in range(2))
-    files, raw_root = storage.files(request.log, SUFFIX), storage.raw_path(request.log)
+    files, raw_root = storage.files(request.log, SUFFIXES), storage.raw_path(request.log)
     died._write(as_records(read_lines(spark, [file.path for file in files]), raw_root), {})
     assert _counts(spark, request) == (1, 0)
     assert convert(spark, request, Silent()) == 1
     with pytest.raises(ReportRefused, match="Another report"):
-        late.load_files(files, raw_root)
+        late.load_files(files, storage.qualified(request.log), raw_root)
     assert _counts(spark, request) == (3, 0)
     write(log, "apply-2.jsonl", [batch(2)])
     assert convert(spark, request, Silent()) == 0
-    assert Store(spark, storage, request.out).changed(storage.files(request.log, SUFFIX)) == ["apply-2.jsonl"]
+    assert Store(spark, storage, request.out).changed(storage.files(request.log, SUFFIXES)) == ["apply-2.jsonl"]
 
 
 def test_two_versions_and_torn_lines_side_by_side(spark: SparkSession, tmp_path: Path) -> None:
@@ -309,15 +315,134 @@ def test_a_log_that_is_not_there_is_refused(spark: SparkSession, tmp_path: Path)
         make_report(spark, ReportRequest(log=str(tmp_path / "nowhere"), out=str(tmp_path / "out")), Silent())
 
 
-def test_the_same_log_in_two_folders_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """A copy of the same records below the log is an error that says so: every figure would be double."""
-    for host in ("a", "b"):
-        write(tmp_path / "log" / host, "apply-1.jsonl", [batch(1), transaction(1, 1)])
-    request = ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out"))
-    convert(spark, request, Silent())
-    make_views(Store(spark, Storage(spark), request.out), request.scope)
-    with pytest.raises(ReportRefused, match="twice"):
-        _what_if_tables(spark, 10)
+@pytest.fixture(scope="module")
+def flawed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[ReportOutcome, Path]:
+    """The report over a log with everything that must not make a figure wrong, and its folder.
+
+    Slot `app`: a streamed batch, a gap, more conflicts than a record lists, a packed file and a copy of it. Slot
+    `relaxed`: batch 1 was lost with its run after batch 2 had committed, and the next run has applied it.
+    """
+    folder = tmp_path_factory.mktemp("flawed")
+    log = folder / "log"
+    conflict = {"type": "update_missing", "table": A, "policy": "skip", "outcome": "skipped"}
+    write(
+        log,
+        "apply-1.jsonl",
+        [
+            # It is executed from 1.0 s on while it comes, until 5.5 s.
+            batch(
+                1,
+                mode="streamed",
+                received_at=5.0,
+                started_at=1.0,
+                committed_at=6.0,
+                queued_s=0.0,
+                execute_s=4.5,
+                wait_dependency_s=0.75,
+                wait_turn_s=0.25,
+                commit_s=0.25,
+            ),
+            transaction(1, 1),
+            batch(
+                4,
+                conflicts=(ConflictRecord(**conflict),) * 2,
+                more_conflicts=(ConflictCount(**conflict, conflicts=530),),
+            ),
+            batch(5, n_transactions=-5),
+        ],
+    )
+    packed = gzip.compress(write(folder, "rest", [batch(5), batch(6), transaction(6, 6)]).read_bytes())
+    (log / "apply-2.jsonl.gz").write_bytes(packed)
+    (log / "apply-3.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    write(log / "copy", "apply-9.jsonl", [batch(5), batch(6), transaction(6, 6)])
+    write(
+        log,
+        "apply-4.jsonl",
+        [
+            batch(2, slot="relaxed", run="a", first_end_lsn="0/300", end_lsn="0/300", started_at=0.0, committed_at=1.0),
+            batch(1, slot="relaxed", run="b", first_end_lsn="0/200", end_lsn="0/200", started_at=2.0, committed_at=2.5),
+        ],
+    )
+    write(log, "apply-5.jsonl.open", [batch(7)])
+    write(log, "notes.txt", ["a foreign file"])
+    request = ReportRequest(log=str(log), out=str(log / "report"))
+    return make_report(spark, request, Silent()), log / "report"
+
+
+def test_a_flawed_log_gives_no_wrong_figure(flawed: tuple[ReportOutcome, Path]) -> None:
+    """A packed file counts, a copy counts once, conflicts count that are not listed, and no number below 0 does."""
+    outcome, _ = flawed
+    columns = ("slot", "batches", "transactions", "conflicts", "transaction_records", "doubled_records")
+    assert _rows(outcome, "summary", *columns) == [("app", 4, 4, 532, 2, 3), ("relaxed", 2, 2, 0, 0, 0)]
+    assert [row["conflicts"] for row in outcome.tables["conflicts"]] == [532]
+    assert [row["reason"] for row in outcome.tables["bad_lines"]] == ["the field n_transactions is below 0"]
+    assert {row["units"] for row in outcome.tables["what_if"] if row["unit"] == "transaction"} == {2}
+
+
+def test_what_is_executed_while_it_comes_is_not_after_it_came(flawed: tuple[ReportOutcome, Path]) -> None:
+    """The parts of the time from received to committed add up to it, also for a transaction that was streamed."""
+    outcome, _ = flawed
+    parts = {row["part"]: row["seconds"] for row in outcome.tables["waits"] if row["slot"] == "app"}
+    # Three batches as `hand_log.batch` makes them, and the streamed one: 1 s from its last byte to its commit.
+    assert sum(parts.values()) == pytest.approx(3 * 0.11 + 1.0)
+    assert (parts["executing"], parts["dependency"]) == (pytest.approx(3 * 0.06 + 0.5), 0)
+
+
+def test_gaps_in_the_numbers_are_found(flawed: tuple[ReportOutcome, Path]) -> None:
+    """Batches 2 and 3 have no record: that is said. What another run has applied is not missing."""
+    outcome, out = flawed
+    assert _rows(outcome, "gaps", "slot", "run", "after_seq", "before_seq", "missing") == [("app", "r1", 1, 4, 2)]
+    assert outcome.in_short["app"][0].startswith("2 batch records are missing in 1 place")
+    assert "Records that are missing" in (out / "report.html").read_text()
+    assert "missing" not in outcome.in_short["relaxed"][0]
+
+
+def test_files_that_are_not_read_are_named(flawed: tuple[ReportOutcome, Path]) -> None:
+    """Open files, broken ones and foreign ones are named with the reason, the report's own are not."""
+    outcome, out = flawed
+    named = {row["file"]: row["reason"] for row in outcome.ignored}
+    assert list(named) == ["apply-3.jsonl.gz", "apply-5.jsonl.open", "notes.txt"]
+    assert "cannot be unpacked" in named["apply-3.jsonl.gz"]
+    assert "rotate_s" in named["apply-5.jsonl.open"]
+    page = (out / "report.html").read_text()
+    assert all(name in page for name in named)
+
+
+def test_throughput_is_over_the_time_with_work(flawed: tuple[ReportOutcome, Path]) -> None:
+    """Seconds in which a long batch executes and nothing commits are no pause; those without any batch are."""
+    outcome, _ = flawed
+    # 1.0 to 6.0 s and, before, 0.02 to 0.12 s.
+    assert any(text.startswith("0.78 transactions a second were applied") for text in outcome.in_short["app"])
+    # 0.0 to 1.0 s and 2.0 to 2.5 s.
+    assert outcome.in_short["relaxed"][0].startswith("1.3 transactions a second")
+
+
+def test_another_log_is_not_mixed_in(spark: SparkSession, tmp_path: Path, flawed: tuple[ReportOutcome, Path]) -> None:
+    """The folder of a report takes one log only: files of two may have one name."""
+    write(tmp_path / "log", "apply-1.jsonl", [batch(1)])
+    with pytest.raises(ReportRefused, match="holds the report of another log"):
+        convert(spark, ReportRequest(log=str(tmp_path / "log"), out=str(flawed[1])), Silent())
+
+
+def test_a_file_that_may_not_be_read_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
+    """The file and the reason are named before anything is converted; a folder's permission is no matter of memory."""
+    path = write(tmp_path / "log", "apply-1.jsonl", [batch(1)])
+    path.chmod(0)
+    storage = Storage(spark)
+    files = storage.files(str(tmp_path / "log"), SUFFIXES)
+    user = os.geteuid()
+    if user == 0:  # root may read everything
+        os.seteuid(_NOBODY)
+    try:
+        with pytest.raises(ReportRefused, match=r"apply-1\.jsonl cannot be read: Permission denied") as refused:
+            check_readable(storage, files)
+    finally:
+        os.seteuid(user)
+    assert "as a user who may read" in str(refused.value.hint)
+    java: Any = spark._jvm
+    denied = java.java.io.FileNotFoundException("/log/apply-1.jsonl (Permission denied)")
+    with pytest.raises(ReportRefused, match="Permission denied"), spark_errors():
+        raise Py4JJavaError("denied", denied)
 
 
 def test_following_counts_each_record_once(spark: SparkSession, tmp_path: Path) -> None:
@@ -379,14 +504,18 @@ def test_a_real_run_is_what_both_servers_say(
         " UPDATE item SET v = i WHERE id IN (i, i - 1); IF i % 10 = 0 THEN DELETE FROM evt WHERE n = -i; END IF;"
         " COMMIT; END LOOP; END $$"
     )
+    # More than a record lists.
+    route.source.execute(f"INSERT INTO item SELECT n, 0 FROM generate_series(1001, {1000 + CONFLICTS_LIMIT}) AS n")
     daemon.wait_caught_up()
-    route.target.execute("DELETE FROM item WHERE id = 1")
-    route.source.execute("UPDATE item SET v = 0 WHERE id = 1")
+    route.target.execute("DELETE FROM item WHERE id = 1 OR id > 1000")
+    route.source.execute("UPDATE item SET v = 0 WHERE id = 1 OR id > 1000")
     daemon.wait_caught_up()
     daemon.stop()
     outcome = make_report(spark, ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out")), Silent())
     (summary,) = outcome.tables["summary"]
-    assert (summary["transactions"], summary["transaction_records"], summary["conflicts"]) == (201, 201, 4)
+    assert (summary["transactions"], summary["transaction_records"], summary["conflicts"]) == (
+        202, 202, 4 + CONFLICTS_LIMIT,
+    )  # fmt: skip
     kept = route.target.rows(
         "SELECT conflict_type, schema_name || '.' || table_name, policy, outcome, count(*) FROM parapply.conflicts"
         " GROUP BY 1, 2, 3, 4"
@@ -418,7 +547,7 @@ def test_a_real_run_is_what_both_servers_say(
     )
     assert sums == {table: counts for table, *counts in counted}
     assert _rows(outcome, "transaction_dependencies", "table", "kind")[0] == ("public.item", "key")
-    assert {row["units"] for row in outcome.tables["what_if"] if row["unit"] == "transaction"} == {201}
+    assert {row["units"] for row in outcome.tables["what_if"] if row["unit"] == "transaction"} == {202}
     records = [read_record(line) for path in (tmp_path / "log").iterdir() for line in path.read_bytes().splitlines()]
     batches = [record for record in records if isinstance(record, BatchRecord)]
     floor_s = round_trip_s((one.execute_s, one.commit_s, one.is_one_flight) for one in batches)

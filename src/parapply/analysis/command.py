@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _OUT: Final = "parapply-report"
 _MEMORY: Final = re.compile(r"[1-9][0-9]*[mgMG]")
 _WAIT_S: Final = 1
+#: Files that are not read, named on the terminal.
+_SHOWN_FILES: Final = 10
 _EPILOG: Final = """\b
 Examples:
   parapply report /var/log/parapply --out report
@@ -224,12 +226,15 @@ def _stop_asked() -> Iterator[threading.Event]:
 
 
 def _print(outcome: ReportOutcome, is_json: bool) -> None:  # noqa: FBT001  passed on
+    from parapply.analysis import words  # noqa: PLC0415
+
     if is_json:
         document = {
             "page": outcome.page,
             "new_files": outcome.new_files,
             "records": outcome.records,
             "bad_lines": outcome.bad_lines,
+            "ignored_files": outcome.ignored,
             "tables": outcome.tables,
         }
         click.echo(json.dumps(document, default=_json_value))
@@ -239,6 +244,10 @@ def _print(outcome: ReportOutcome, is_json: bool) -> None:  # noqa: FBT001  pass
         click.echo(f"{slot}:")
         for text in texts:
             click.echo(f"  - {text}")
+    for file in outcome.ignored[:_SHOWN_FILES]:
+        click.echo(f"not read: {file['file']} ({words.size(file['size_bytes'])}): {file['reason']}")
+    if len(outcome.ignored) > _SHOWN_FILES:
+        click.echo(f"and {len(outcome.ignored) - _SHOWN_FILES:,} more files not read: see the page")
     bad = f", {outcome.bad_lines:,} lines not readable" if outcome.bad_lines else ""
     click.echo(f"{outcome.records:,} records, {outcome.new_files:,} new files{bad}. Page: {outcome.page}")
     sys.stdout.flush()

@@ -39,6 +39,7 @@ QUERIES: Final = {
     "retries": queries_work.RETRIES,
     "conflicts": queries_work.CONFLICTS,
     "parallelism": queries_time.PARALLELISM,
+    "gaps": queries_work.GAPS,
     "files": queries_work.FILES,
     "bad_lines": queries_work.BAD_LINES,
 }

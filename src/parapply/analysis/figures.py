@@ -57,6 +57,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
             "repeated_batches": "batches with more than one attempt",
             "conflicts": "conflicts recorded in batches",
             "transaction_records": "records at detail = transaction",
+            "doubled_records": "records that the log has once more, in a copy of a file: each counts once",
             "highest_end_lsn": "highest end LSN of a source transaction: parapply.progress.highest_remote_lsn",
         },
     ),
@@ -132,7 +133,10 @@ FIGURES: Final[tuple[Figure, ...]] = (
     Figure(
         name="waits",
         title="Where the time went",
-        meaning="One row a slot and part: seconds between received and committed, summed over batches.",
+        meaning=(
+            "One row a slot and part: seconds between received and committed, summed over batches. What a transaction "
+            "executed while it was still coming is before that, and not in it."
+        ),
         columns={
             **_SLOT,
             "part": "no worker free, dependency, executing, commit turn, committing",
@@ -188,9 +192,9 @@ FIGURES: Final[tuple[Figure, ...]] = (
         columns={
             **_SLOT,
             "mode": "how it was applied in the end: set, rows or large",
-            "reason": "of the last repetition: an SQLSTATE, or a wrong count of rows",
+            "reason": "of the last repetition only: an SQLSTATE, or a wrong count of rows",
             "batches": "repeated batches",
-            "repeats": "attempts after the first",
+            "repeats": "attempts after the first; row by row, each conflicting row is one",
         },
     ),
     Figure(
@@ -255,6 +259,33 @@ FIGURES: Final[tuple[Figure, ...]] = (
         needs="transaction",
     ),
     Figure(
+        name="gaps",
+        title="Records that are missing",
+        meaning=(
+            "One row a slot, run and gap in the numbers of its batches: those records are not in the log, so no figure "
+            "contains them. They were dropped (disk full), removed by retention before a report read them, or their "
+            "file is not there. The end of a run has no number after it: what is lost there is not seen."
+        ),
+        columns={
+            **_SLOT,
+            "run": "connection of the daemon",
+            "after_seq": "number of the record before; 0 at the beginning of a run",
+            "before_seq": "number of the record after",
+            "missing": "numbers in between",
+            "at": "commit of the record after, UTC",
+        },
+    ),
+    Figure(
+        name="ignored_files",
+        title="Files not read",
+        meaning="One row a file below the log's folder that is in no figure.",
+        columns={
+            "file": "below the log's folder",
+            "size_bytes": "now",
+            "reason": "why it is not read",
+        },
+    ),
+    Figure(
         name="files",
         title="Files read",
         meaning="One row a closed file of the log, each converted once.",
@@ -304,5 +335,12 @@ EACH_TRANSACTION: Final = (
     "committed_at - commit_time",
     "from the publisher's commit to the target's, every source transaction",
 )
-#: Stages whose sum is the time between received and committed, in the order in which they happen.
-PARTS: Final = ("no worker free", "dependency", "executing", "commit turn", "committing")
+#: Stages whose sum is the time between received and committed, in the order in which they happen, each with its column
+#: in the view `batches`.
+PARTS: Final = {
+    "no worker free": "queued_s",
+    "dependency": "depending_s",
+    "executing": "executing_s",
+    "commit turn": "wait_turn_s",
+    "committing": "commit_s",
+}

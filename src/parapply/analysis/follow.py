@@ -14,7 +14,7 @@ from parapply.analysis.job import check_log, spark_errors
 from parapply.analysis.lines import JSON_OPTIONS
 from parapply.analysis.schema import wide_schema
 from parapply.analysis.storage import Storage
-from parapply.analysis.store import SUFFIX, Store
+from parapply.analysis.store import SUFFIXES, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _OPTIONS: Final = {
     **JSON_OPTIONS,
-    "pathGlobFilter": f"*{SUFFIX}",
+    "pathGlobFilter": f"*{{{','.join(SUFFIXES)}}}",
     "recursiveFileLookup": "true",
     # By default a file a week older than the newest is passed over; a daemon of long ago may have left one.
     "maxFileAge": "36500d",
@@ -51,7 +51,7 @@ def start(
         ReportFailed: Spark could not start; see also `StreamingQuery.exception` later.
     """
     with spark_errors():
-        check_log(Storage(spark), request.log)
+        check_log(Storage(spark), request)
         lines = spark.readStream.schema(wide_schema()).options(**_OPTIONS).json(request.log).select("*", "_metadata")
 
         def load(part: DataFrame, _number: int) -> None:
@@ -71,4 +71,5 @@ def _load(part: DataFrame, request: ReportRequest) -> int:
     spark = part.sparkSession
     storage = Storage(spark)
     store = Store(spark, storage, request.out)
-    return store.load_stream(part, storage.files(request.log, SUFFIX), storage.raw_path(request.log))
+    files, log = storage.files(request.log, SUFFIXES), storage.qualified(request.log)
+    return store.load_stream(part, files, log, storage.raw_path(request.log))

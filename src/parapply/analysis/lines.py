@@ -24,6 +24,11 @@ FILE: Final = "file"
 DAY: Final = "day"
 #: How the log's files are read, by the batch job and by the stream.
 JSON_OPTIONS: Final = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": TORN}
+#: Fields that are sums in the figures: one below 0 would be taken off what other records say.
+_COUNTED: Final = (
+    "n_transactions", "n_changes", "size_bytes", "queued_s", "wait_dependency_s", "execute_s", "wait_turn_s",
+    "commit_s",
+)  # fmt: skip
 #: Characters of a bad line that are kept: enough to see what it is.
 _SHOWN_CHARACTERS: Final = 200
 
@@ -68,6 +73,8 @@ def _reason() -> Column:
         ~F.coalesce(version, F.lit(1)).isin(list(READABLE_VERSIONS)),
         F.concat(F.lit("schema version "), version.cast("string"), F.lit(", which this parapply does not read")),
     )
+    for name in _COUNTED:
+        reason = reason.when(F.col(name) < 0, F.lit(f"the field {name} is below 0"))
     for kind, struct in RECORDS.items():
         for name in required_of(struct):
             is_missing = (F.col(KIND) == kind) & F.col(name).isNull()

@@ -108,6 +108,21 @@ def render(tables: Tables, made: Made) -> str:
             (row["file"], row["reason"], words.number(row["lines"]), row["example"] or "")
             for row in tables.get("bad_lines", [])[:_LISTED_FILES]
         ],
+        ignored_files=[
+            (row["file"], words.size(row["size_bytes"]), row["reason"])
+            for row in tables.get("ignored_files", [])[:_LISTED_FILES]
+        ],
+        gaps=[
+            (
+                row["slot"],
+                row["run"],
+                words.number(row["after_seq"]),
+                words.number(row["before_seq"]),
+                words.number(row["missing"]),
+                f"{row['at']:%Y-%m-%d %H:%M:%S}",
+            )
+            for row in tables.get("gaps", [])[:_LISTED_FILES]
+        ],
         definitions=FIGURES,
         plotly=get_plotlyjs(),
     )
@@ -125,7 +140,7 @@ def _slot(tables: Tables, interval_s: int) -> _Slot:
         period=words.period(summary["first_at"], summary["last_at"]),
         highest_end_lsn=summary["highest_end_lsn"],
         tiles=_tiles(tables),
-        in_short=list(words.in_short(tables, interval_s)),
+        in_short=list(words.in_short(tables)),
         sections=sections(tables, interval_s),
     )
 

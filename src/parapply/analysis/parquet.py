@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _TIMES: Final = frozenset({"at", "first_at", "last_at"})
 _TEXTS: Final = frozenset({
     "slot", "table", "kind", "name", "type", "policy", "outcome", "mode", "reason", "stage", "part", "unit",
-    "commit_order", "limit", "link", "file", "example", "highest_end_lsn",
+    "commit_order", "limit", "link", "file", "example", "highest_end_lsn", "run",
 })  # fmt: skip
 _FRACTIONS: Final = frozenset({"seconds", "share", "speed_up", "mean_bytes"})
 

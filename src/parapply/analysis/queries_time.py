@@ -35,8 +35,8 @@ SELECT slot, stage, n, mean_s, {_PERCENTILES}, max_s
 """  # noqa: S608
 
 _PARTS: Final = ", ".join(
-    f"named_struct('part', '{part}', 'batches', count_if({STAGES[part][0]} > 0), 'seconds', sum({STAGES[part][0]}))"
-    for part in PARTS
+    f"named_struct('part', '{part}', 'batches', count_if({column} > 0), 'seconds', sum({column}))"
+    for part, column in PARTS.items()
 )
 WAITS: Final = f"""
 SELECT slot, part, batches, seconds, coalesce(seconds / nullif(sum(seconds) OVER (PARTITION BY slot), 0), 0) AS share

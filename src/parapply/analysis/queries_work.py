@@ -12,9 +12,11 @@ SUMMARY: Final = """
 SELECT slot, min(committed_at) AS first_at, max(committed_at) AS last_at, count(*) AS batches,
        sum(n_transactions) AS transactions, sum(n_rows) AS row_changes, sum(size_bytes) AS size_bytes,
        count(DISTINCT worker) AS workers, count(DISTINCT run) AS runs,
-       count_if(attempts > 1) AS repeated_batches, sum(size(conflicts)) AS conflicts,
-       coalesce(max(recorded.n), 0) AS transaction_records, max_by(end_lsn, end_lsn_number) AS highest_end_lsn
+       count_if(attempts > 1) AS repeated_batches, sum(n_conflicts) AS conflicts,
+       coalesce(max(recorded.n), 0) AS transaction_records, coalesce(max(doubled.n), 0) AS doubled_records,
+       max_by(end_lsn, end_lsn_number) AS highest_end_lsn
   FROM batches
+  LEFT JOIN (SELECT slot AS doubled_slot, n FROM doubled) AS doubled ON doubled_slot = slot
   LEFT JOIN (SELECT slot AS recorded_slot, count(*) AS n FROM transactions GROUP BY slot) AS recorded
          ON recorded_slot = slot
  GROUP BY slot ORDER BY slot
@@ -58,10 +60,27 @@ SELECT slot, mode, retry_reason AS reason, count(*) AS batches, sum(attempts - 1
   FROM batches WHERE attempts > 1 GROUP BY slot, mode, retry_reason ORDER BY slot, batches DESC, mode, reason
 """
 
+# A record lists the first conflicts and counts the others.
 CONFLICTS: Final = """
-SELECT slot, at, conflict.type, conflict.table, conflict.policy, conflict.outcome, count(*) AS conflicts
-  FROM (SELECT slot, at, explode(conflicts) AS conflict FROM batches WHERE size(conflicts) > 0)
+SELECT slot, at, one.type, one.table, one.policy, one.outcome, sum(one.conflicts) AS conflicts
+  FROM (SELECT slot, at, explode(concat(transform(conflicts, c -> struct(c.type, c.table, c.policy, c.outcome,
+                                                                         1L AS conflicts)),
+                                        more_conflicts)) AS one
+          FROM batches WHERE n_conflicts > 0)
  GROUP BY ALL ORDER BY slot, at, type, table, policy, outcome
+"""
+
+# Numbers of a run that no record has. A batch that a lost connection left uncommitted after later ones had committed is
+# none of them: another run has committed it since. A copied record follows its own number, and makes no gap either.
+GAPS: Final = """
+SELECT slot, run, after_seq, seq AS before_seq, seq - after_seq - 1 AS missing, committed_at AS at
+  FROM (SELECT *, lag(seq, 1, 0L) OVER numbers AS after_seq, lag(last_number, 1, 0L) OVER numbers AS after_number
+          FROM numbered WINDOW numbers AS (PARTITION BY slot, run ORDER BY seq)) AS one
+ WHERE seq > after_seq + 1 AND is_within
+   AND NOT EXISTS (SELECT 1 FROM numbered AS other
+                    WHERE other.slot = one.slot AND other.run <> one.run AND other.committed_at >= one.committed_at
+                      AND other.last_number > one.after_number AND other.last_number < one.first_number)
+ ORDER BY slot, at, run, after_seq
 """
 
 FILES: Final = "SELECT file, size_bytes, records, bad FROM files ORDER BY file"

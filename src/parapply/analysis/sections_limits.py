@@ -196,7 +196,7 @@ def _speed_up(rows: Rows) -> Plot:
 def _path(path: Rows, order_words: str) -> Plot:
     return Plot(
         title=f"The longest chain, {order_words}",
-        caption="What ties its links together, in seconds. No number of workers can be faster than this chain.",
+        caption="What ties its links together, in seconds. With a worker for every batch it takes about this long.",
         data=[bars("chain", [row["link"] for row in path], [row["seconds"] for row in path], plots.PURPLE)],
         layout={"xaxis": {"ticksuffix": " s"}, "yaxis": {"autorange": "reversed"}, "showlegend": False},
         height=bar_height(len(path)),

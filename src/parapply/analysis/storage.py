@@ -7,7 +7,10 @@ one machine is the local disk. Raises what Java raises: `job` turns it into one 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JJavaError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,6 +35,7 @@ class Storage:
     """Hadoop's file systems through the session's JVM."""
 
     def __init__(self, spark: SparkSession) -> None:
+        self.spark = spark
         self._jvm: Any = spark._jvm  # noqa: SLF001  PySpark has no public way to Hadoop's file systems
         self._configuration: Any = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
 
@@ -50,7 +54,7 @@ class Storage:
         system = path.getFileSystem(self._configuration)
         return bool(system.exists(path)) and bool(system.getFileStatus(path).isDirectory())
 
-    def files(self, folder: str, suffix: str) -> list[StoredFile]:
+    def files(self, folder: str, suffix: str | tuple[str, ...] = "") -> list[StoredFile]:
         """Return the files below a folder, at any depth, whose name ends so, sorted; none if it is not there."""
         path = self._path(folder)
         system = path.getFileSystem(self._configuration)
@@ -69,6 +73,33 @@ class Storage:
                 if name.endswith(suffix):
                     found.append(StoredFile(name=name, path=str(status.getPath()), size_bytes=int(status.getLen())))
         return sorted(found, key=lambda file: file.name)
+
+    def why_unreadable(self, text: str) -> str:
+        """Return why a file cannot be read, as the file system says it; empty if it can."""
+        path = self._path(text)
+        try:
+            if path.toUri().getScheme() == "file":
+                # Java's own error for a file that it may not read is that there is none.
+                with Path(path.toUri().getPath()).open("rb"):
+                    return ""
+            path.getFileSystem(self._configuration).open(path).close()
+        except OSError as error:
+            return error.strerror or type(error).__name__
+        except Py4JJavaError as error:
+            return str(error.java_exception.toString()).partition(": ")[2].splitlines()[0]
+        return ""
+
+    def why_no_gzip(self, text: str) -> str:
+        """Return why a file cannot be unpacked, after reading all of it; empty if it can."""
+        path = self._path(text)
+        stream = path.getFileSystem(self._configuration).open(path)
+        try:
+            self._jvm.org.apache.commons.io.IOUtils.consume(self._jvm.java.util.zip.GZIPInputStream(stream))
+        except Py4JJavaError as error:
+            return str(error.java_exception.toString()).rpartition(": ")[2]
+        finally:
+            stream.close()
+        return ""
 
     def read_text(self, text: str) -> str:
         """Return a small file in UTF-8."""

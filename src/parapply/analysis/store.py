@@ -28,8 +28,11 @@ if TYPE_CHECKING:
 
     from parapply.analysis.storage import Storage, StoredFile
 
-#: Closed files of the log; a daemon's open one ends in ``.open``.
-SUFFIX: Final = ".jsonl"
+#: Closed files of the log, as the daemon leaves them or packed since.
+PACKED: Final = ".jsonl.gz"
+SUFFIXES: Final = (".jsonl", PACKED)
+#: How files end that are not closed.
+_OPEN: Final = ".jsonl.open"
 _LOAD: Final = "load"
 # About a minute of work on two cores: what is repeated if the job dies, and how often progress is seen.
 _GROUP_BYTES: Final = 2 * 1024**3
@@ -60,19 +63,39 @@ class Store:
 
     def __init__(self, spark: SparkSession, storage: Storage, folder: str) -> None:
         self._spark = spark
+        self._folder = folder
         self._storage = storage
         self._records = f"{folder.rstrip('/')}/records"
         self._manifest = f"{self._records}/_manifest"
         self._entries: dict[int, tuple[str, list[LoadedFile]]] = {}
+        self._logs: set[str] = set()
         for file in storage.files(self._manifest, ".json"):
             entry = json.loads(storage.read_text(file.path))
             number = int(file.name.removesuffix(".json"))
             self._entries[number] = entry["load"], [LoadedFile(**one) for one in entry["files"]]
+            if "log" in entry:  # entries of older versions do not say
+                self._logs.add(entry["log"])
 
     @property
     def files(self) -> dict[str, LoadedFile]:
         """Return the files that are in the store by name."""
         return {file.file: file for _, files in self._entries.values() for file in files}
+
+    def check_log(self, log: str) -> None:
+        """Refuse another log than the one that is in the store: their files may have the same names.
+
+        Args:
+            log: its folder with the scheme, as `Storage.qualified` has it.
+
+        Raises:
+            ReportRefused: it is another one.
+        """
+        others = sorted(self._logs - {log})
+        if others:
+            raise ReportRefused(
+                f"{self._folder} holds the report of another log: {others[0]}.",
+                hint="name another folder with --out; to see both in one report, put both below one folder",
+            )
 
     def missing(self, files: Iterable[StoredFile]) -> list[StoredFile]:
         """Return the files that are not in the store."""
@@ -84,8 +107,13 @@ class Store:
         done = self.files
         return [file.name for file in files if file.name in done and file.size_bytes != done[file.name].size_bytes]
 
-    def load_files(self, files: Sequence[StoredFile], raw_root: str) -> None:
+    def load_files(self, files: Sequence[StoredFile], log: str, raw_root: str) -> None:
         """Convert files that are not in the store; all of them are there afterwards, or none.
+
+        Args:
+            files: to convert.
+            log: as for `check_log`.
+            raw_root: as for `lines.as_records`.
 
         Raises:
             ReportRefused: another job has written here in the meantime; nothing of this load counts.
@@ -93,19 +121,21 @@ class Store:
         lines = read_lines(self._spark, [file.path for file in files])
         load, loaded = self._write(as_records(lines, raw_root), {file.name: file.size_bytes for file in files})
         # A file of empty lines has no rows; it is done all the same.
+        with_rows = {one.file for one in loaded}
         empty = [
             LoadedFile(file=file.name, size_bytes=file.size_bytes, records=0, bad=0)
             for file in files
-            if file.name not in {one.file for one in loaded}
+            if file.name not in with_rows
         ]
-        self._enter(load, loaded + empty)
+        self._enter(load, log, loaded + empty)
 
-    def load_stream(self, lines: DataFrame, files: Sequence[StoredFile], raw_root: str) -> int:
+    def load_stream(self, lines: DataFrame, files: Sequence[StoredFile], log: str, raw_root: str) -> int:
         """Convert the lines of files that are not in the store and pass the others over.
 
         Args:
             lines: what a stream hands out at once, with the column ``_metadata``.
             files: all files of the log, for their sizes.
+            log: as for `check_log`.
             raw_root: as for `lines.as_records`.
 
         Returns:
@@ -119,7 +149,7 @@ class Store:
             records = records.where(~F.col(FILE).isin(list(self.files)))
         load, loaded = self._write(records.drop("_metadata"), {file.name: file.size_bytes for file in files})
         if loaded:
-            self._enter(load, loaded)
+            self._enter(load, log, loaded)
         return len(loaded)
 
     def _write(self, records: DataFrame, sizes: dict[str, int]) -> tuple[str, list[LoadedFile]]:
@@ -135,15 +165,16 @@ class Store:
             for row in rows.orderBy(FILE).collect()
         ]
 
-    def _enter(self, load: str, files: list[LoadedFile]) -> None:
+    def _enter(self, load: str, log: str, files: list[LoadedFile]) -> None:
         number = max(self._entries, default=0) + 1
-        entry = json.dumps({"load": load, "files": [asdict(file) for file in files]}, indent=1)
+        entry = json.dumps({"load": load, "log": log, "files": [asdict(file) for file in files]}, indent=1)
         if not self._storage.write(f"{self._manifest}/{number:06}.json", entry.encode(), is_new=True):
             raise ReportRefused(
                 "Another report has written into this folder since this one began.",
                 hint="let it finish, then run this one again",
             )
         self._entries[number] = load, files
+        self._logs.add(log)
 
     def remove_abandoned(self) -> None:
         """Remove rows of loads that have no entry and are older than a day: their job has died."""
@@ -175,14 +206,27 @@ class Store:
         return self._spark.read.schema(_stored_schema()).parquet(self._records).where(F.col(_LOAD).isin(loads))
 
 
+def ignored(files: Iterable[StoredFile]) -> list[tuple[StoredFile, str]]:
+    """Return the files that no report reads, each with the reason."""
+    return [(file, _why_ignored(file)) for file in files if not file.name.endswith(SUFFIXES)]
+
+
+def _why_ignored(file: StoredFile) -> str:
+    if file.name.endswith(_OPEN):
+        return "not closed: its daemon closes it after applylog.rotate_s, or the next daemon there if this one died"
+    return "not named like a file of the log (*.jsonl, *.jsonl.gz)"
+
+
 def groups(files: Sequence[StoredFile], limit_bytes: int = _GROUP_BYTES) -> Iterator[list[StoredFile]]:
     """Yield the files in groups of about this size, at least one in each."""
     group: list[StoredFile] = []
+    size_bytes = 0
     for file in files:
-        if group and sum(one.size_bytes for one in group) + file.size_bytes > limit_bytes:
+        if group and size_bytes + file.size_bytes > limit_bytes:
             yield group
-            group = []
+            group, size_bytes = [], 0
         group.append(file)
+        size_bytes += file.size_bytes
     if group:
         yield group
 

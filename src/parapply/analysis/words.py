@@ -5,7 +5,7 @@ In go the tables of one slot; out come plain texts. Says only what the tables sa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -60,13 +60,14 @@ def period(first: datetime, last: datetime) -> str:
     return f"{first:%Y-%m-%d %H:%M:%S} to {last:%Y-%m-%d %H:%M:%S} UTC ({duration((last - first).total_seconds())})"
 
 
-def in_short(tables: Tables, interval_s: int) -> list[str]:
+def in_short(tables: Tables) -> list[str]:
     """Return what the figures of one slot say, the most important first."""
     (summary,) = tables["summary"]
     return [
         text
         for text in (
-            _throughput(tables["over_time"], interval_s),
+            _incomplete(summary, tables["gaps"]),
+            _throughput(summary, tables["parallelism"], tables["over_time"]),
             _delay(tables["latency"], summary["transactions"], summary["transaction_records"]),
             _waits(tables["waits"], tables["dependencies"]),
             _parallelism(tables["parallelism"]),
@@ -77,14 +78,35 @@ def in_short(tables: Tables, interval_s: int) -> list[str]:
     ]
 
 
-def _throughput(over_time: Rows, interval_s: int) -> str:
+def _incomplete(summary: dict[str, Any], gaps: Rows) -> str:
+    """Say what is not in the log, or there twice."""
+    texts = []
+    if gaps:
+        missing, where = sum(row["missing"] for row in gaps), number(len(gaps))
+        texts.append(
+            f"{number(missing)} batch records are missing in {where} {'places' if len(gaps) > 1 else 'place'}: "
+            "every figure is too small by them (see 'Records that are missing')"
+        )
+    recorded, transactions = summary["transaction_records"], summary["transactions"]
+    if 0 < recorded < transactions:
+        texts.append(
+            f"{number(recorded)} of {number(transactions)} transactions have a record of their own: "
+            "applylog.detail was not the same all the time, or records are missing"
+        )
+    if summary["doubled_records"]:
+        texts.append(f"{number(summary['doubled_records'])} records are there in a copy, too, and count once")
+    return f"{'. '.join(texts)}." if texts else ""
+
+
+def _throughput(summary: dict[str, Any], parallelism: Rows, over_time: Rows) -> str:
     best = max(over_time, key=lambda row: row["transactions_per_s"])
-    applied_s = len(over_time) * interval_s
-    mean = sum(row["transactions"] for row in over_time) / applied_s
+    busy_s = sum(row["seconds"] for row in parallelism)
+    if not busy_s:
+        return ""
     return (
-        f"{number(mean)} transactions a second were applied on average, counting only intervals in which something was "
-        f"committed ({number(len(over_time))} of {duration(interval_s)}); in the best one "
-        f"{number(best['transactions_per_s'])} a second ({number(best['rows_per_s'])} rows)."
+        f"{number(summary['transactions'] / busy_s)} transactions a second were applied while any batch was with a "
+        f"worker ({duration(busy_s)}); in the best interval {number(best['transactions_per_s'])} a second "
+        f"({number(best['rows_per_s'])} rows)."
     )
 
 
@@ -113,9 +135,10 @@ def _waits(waits: Rows, dependencies: Rows) -> str:
     text = f"From received to committed the time of the batches went to: {', '.join(parts)}."
     if dependencies and dependencies[0]["seconds"] > 0:
         first = dependencies[0]
-        all_s = sum(row["seconds"] for row in dependencies)
+        total_s = sum(row["seconds"] for row in waits)
         text += (
-            f" The dependency waited for longest was {key_words(first)} ({percent(first['seconds'] / all_s)} of it)."
+            f" The dependency that batches waited for longest before they could start was {key_words(first)}: "
+            f"{duration(first['seconds'])}, {percent(first['seconds'] / total_s)} of all that."
         )
     return text
 

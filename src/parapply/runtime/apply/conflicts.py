@@ -103,8 +103,11 @@ class ConflictHandler:
         for conflict in conflicts:
             table = f"{conflict.schema}.{conflict.table}"
             self._figures.count_conflict(conflict.type.value, table, conflict.outcome.value)
+            entry = entry_of(conflict)
             if len(job.conflicts) < CONFLICTS_LIMIT:
-                job.conflicts.append((conflict.source.commit_lsn, entry_of(conflict)))
+                job.conflicts.append((conflict.source.commit_lsn, entry))
+            else:
+                job.more_conflicts[entry] += 1
             if conflict.type is not ConflictType.SKIPPED:
                 told[conflict.type, table, conflict.policy.value, conflict.outcome.value] += 1
         for (kind, table, policy, outcome), n_changes in told.items():

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from parapply.applylog import utc_text, wire_time_text
-from parapply.applylog_schema import BatchRecord, TransactionRecord, WaitedFor
+from parapply.applylog_schema import BatchRecord, ConflictCount, TransactionRecord, WaitedFor
 from parapply.model import format_lsn
 from parapply.runtime.pool.job import SetJob
 
@@ -67,6 +67,7 @@ def batch_record(job: Job, slot: str, run: str, unix_minus_loop_s: float, readin
         reading=reading.value,
         is_one_flight=is_one_flight,
         conflicts=tuple([conflict for _, conflict in job.conflicts]),
+        more_conflicts=tuple([_counted(conflict, number) for conflict, number in job.more_conflicts.items()]),
     )
 
 
@@ -102,6 +103,12 @@ def transaction_records(job: Job, slot: str, run: str, unix_minus_loop_s: float)
             depends_on_left_out=one.left_out,
             conflicts=conflicts.get(one.commit_lsn, ()),
         )
+
+
+def _counted(conflict: ConflictRecord, number: int) -> ConflictCount:
+    return ConflictCount(
+        type=conflict.type, table=conflict.table, policy=conflict.policy, outcome=conflict.outcome, conflicts=number
+    )
 
 
 def _by_transaction(conflicts: list[tuple[int, ConflictRecord]]) -> dict[int, tuple[ConflictRecord, ...]]:

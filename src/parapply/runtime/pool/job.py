@@ -5,6 +5,7 @@ All times are seconds of the event loop's clock, which is monotonic (fault F29: 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from parapply.runtime.pool.counts import NOTHING_COUNTED, JobCounts
@@ -90,6 +91,7 @@ class _Job:
         "counts",
         "error",
         "is_left_out",
+        "more_conflicts",
         "must_yield",
         "times",
         "traced",
@@ -112,6 +114,8 @@ class _Job:
         self.waited_for: Wait | None = None
         #: Written by the conflict handler: what its changes met, each with the commit LSN of its source transaction.
         self.conflicts: list[tuple[int, ConflictRecord]] = []
+        #: Written with it: how many conflicts of each sort there are beyond those that a record lists.
+        self.more_conflicts: Counter[ConflictRecord] = Counter()
         #: Written by the pool for the stall check, cleared by its worker: it blocks an earlier batch, so it rolls back
         #: and waits for its turn (trap T-30).
         self.must_yield = False
