@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from parapply.model import Column, Relation
 from parapply.runtime.tables import prefetch as ahead_module
@@ -102,6 +103,30 @@ async def test_first_announcements_of_known_tables_cost_no_query_each(
     assert set(tables.plans.known) == set(relations)
     assert queries.n_facts == 0
     assert queries.n_fingerprints <= 1
+
+
+async def test_a_table_is_planned_without_waiting_at_its_first_announcement_only(
+    control_pool: ControlPool, queries: Queries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was announced before may have changed, and a name may have gone to another table: the catalogue is asked."""
+    monkeypatch.setattr(ahead_module, "_VALID_S", 3600.0)
+    ahead = CataloguePrefetch(control_pool, "replica", _names)
+    tables = TablePlans(control_pool, ahead, "replica", {})
+    known, taken, later = _relations()[-3:]
+    await ahead.take(*taken.full_name)  # all groups are read now
+    queries.n_facts = 0
+    assert tables.resolve_new([known])
+    assert set(tables.plans.known) == {known}
+    assert not tables.resolve_new([known])
+    assert not tables.resolve_new([replace(known, oid=1)])
+    assert not tables.resolve_new([taken]), "what was read serves once"
+    assert not tables.resolve_new([later, replace(later, oid=2)])
+    assert not tables.resolve_new([later, taken])
+    monkeypatch.setattr(ahead_module, "_VALID_S", 0.0)
+    assert not tables.resolve_new([later])
+    assert set(tables.plans.known) == {known}
+    assert queries.n_facts == 0
+    await ahead.close()
 
 
 async def test_of_too_many_tables_none_is_read_ahead(

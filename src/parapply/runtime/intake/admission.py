@@ -114,12 +114,16 @@ class Admission:
     async def look_up(self, relations: Sequence[Relation]) -> None:
         """Have plans ready for what a transaction announces, before it is read.
 
+        The open batch takes new tables, too, if nothing needs to be waited for: a thousand of them would else be a
+        thousand small batches.
+
         Raises:
             TargetLost: the connection ended.
         """
-        self._batcher.close_open()
-        await self._resolve(relations)
-        self._batcher.plans_changed()
+        if not (self._copied.is_settled(relations) and self._tables.resolve_new(relations)):
+            self._batcher.close_open()
+            await self._resolve(relations)
+            self._batcher.plans_changed()
         for relation in relations:
             self.starts.announce(relation)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from parapply.config import ApplyConfig
     from parapply.model import Relation, Transaction
+    from parapply.plan.table import TablePlan
     from parapply.runtime.intake.reader import SlotReader
     from parapply.runtime.intake.trace import Trace
     from parapply.runtime.pool.job import Job
@@ -65,8 +66,8 @@ class Batcher:
         self._seq = 0
         self._open: SetJob | None = None
         self._large: LargeJob | None = None
-        #: Plan in force for each publisher's OID before what comes next; never written. Read by `special`.
-        self.plans_now = dict(tables.plans.current)
+        #: Made when a batch needs it: copied at every announcement, thousands of tables would take seconds.
+        self._plans_now: dict[int, TablePlan] | None = None
         self._closing = BatchClosing(pool, config, self._close)
         #: Updated with every commit by the epoch.
         self.sizing = BatchSizing(
@@ -80,6 +81,13 @@ class Batcher:
         self.taken_lsn = state.high_lsn
         #: Whether transactions were read that are in no batch yet. Written by intake; requests then closes nothing.
         self.is_taking = False
+
+    @property
+    def plans_now(self) -> dict[int, TablePlan]:
+        """Return the plan in force for each publisher's OID before what comes next; never written. For `special`."""
+        if self._plans_now is None:
+            self._plans_now = dict(self._tables.plans.current)
+        return self._plans_now
 
     @property
     def is_empty(self) -> bool:
@@ -218,7 +226,7 @@ class Batcher:
 
     def plans_changed(self) -> None:
         """Note that the next batch begins with other plans."""
-        self.plans_now = dict(self._tables.plans.current)
+        self._plans_now = None
 
     def new_batch(self) -> Batch:
         """Return a batch after all others."""

@@ -135,13 +135,17 @@ class Copied:
             await self._read()
         self._tell()
 
+    def is_settled(self, relations: Sequence[Relation]) -> bool:
+        """Tell whether `settle` has nothing to do."""
+        return all(self._is_settled(relation) for relation in relations)
+
     async def settle(self, relations: Sequence[Relation]) -> None:
         """Settle from where on relations are applied that are announced now, before their first change is read.
 
         Raises:
             SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
         """
-        if all(self._is_settled(relation) for relation in relations):
+        if self.is_settled(relations):
             return
         async with self._lock:
             for relation in relations:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from parapply.plan.batch import Batch
     from parapply.plan.table import TablePlan
     from parapply.runtime.tables.control_pool import ControlPool
-    from parapply.runtime.tables.prefetch import CataloguePrefetch
+    from parapply.runtime.tables.prefetch import AheadFacts, CataloguePrefetch
     from parapply.target.session.settings import Connection
 
 
@@ -120,6 +120,29 @@ class TablePlans:
             self.plans.refused.pop(relation, None)
             self._put(relation, plan)
             self._forget_namesakes(relation)
+
+    def resolve_new(self, relations: Sequence[Relation]) -> bool:
+        """Find the target tables of relations never announced before, if all of them were read ahead and still hold.
+
+        Nothing that is in force changes, so a batch that is open may go on.
+
+        Returns:
+            Whether it did so; if not, nothing has changed, and `resolve` is to be called.
+        """
+        plans: dict[Relation, TablePlan] = {}
+        names: set[tuple[str, str] | int] = set()
+        for relation in relations:
+            both: set[tuple[str, str] | int] = {relation.oid, relation.full_name}
+            plan = self._match_ahead(relation, self._ahead.ready(relation.schema, relation.name))
+            if plan is None or not (both.isdisjoint(self._names) and both.isdisjoint(names)):
+                return False
+            names |= both
+            plans[relation] = plan
+        for relation, plan in plans.items():
+            self._ahead.forget(relation.schema, relation.name)
+            self.plans.refused.pop(relation, None)
+            self._put(relation, plan)
+        return True
 
     async def resolve_streamed(self, relations: Iterable[Relation]) -> None:
         """Find the target tables of relations announced inside a transaction in progress; this puts nothing in force.
@@ -224,7 +247,9 @@ class TablePlans:
 
     async def _plan_ahead(self, relation: Relation) -> TablePlan | None:
         """Return the plan by what was read while the stream started, if that fits."""
-        found = await self._ahead.take(relation.schema, relation.name)
+        return self._match_ahead(relation, await self._ahead.take(relation.schema, relation.name))
+
+    def _match_ahead(self, relation: Relation, found: AheadFacts | None) -> TablePlan | None:
         if found is None:
             return None
         try:

@@ -94,6 +94,15 @@ class CataloguePrefetch:
             await self._check(table)
         return self._found.pop(table, None)
 
+    def ready(self, schema: str, name: str) -> AheadFacts | None:
+        """Return what `take` would return without waiting, and keep it; None if it would have to wait."""
+        found = self._found.get((schema, name))
+        return found if found is not None and self._clock() - found.valid_s <= _VALID_S else None
+
+    def forget(self, schema: str, name: str) -> None:
+        """Drop what was read about a table that is announced now: it serves once."""
+        self._found.pop((schema, name), None)
+
     async def _wait_for(self, table: tuple[str, str]) -> None:
         if self._is_read(table) or self._is_slow:
             return

@@ -19,7 +19,7 @@ from parapply.runtime.intake.intake import Intake
 from parapply.runtime.intake.reader import SlotReader
 from parapply.runtime.intake.room import Room
 from parapply.runtime.intake.special import SpecialTransactions
-from parapply.runtime.pool.job import LargeJob
+from parapply.runtime.pool.job import LargeJob, SetJob
 from parapply.runtime.pool.pool import WorkerPool
 from parapply.runtime.pool.streams import StreamBuffers, StreamLimits
 from parapply.runtime.pool.two_phase import TwoPhase
@@ -90,9 +90,13 @@ class _Tables:
 
         #: Held by a test while the catalogue is to be slow.
         self.catalogue = asyncio.Lock()
+        self.is_read_ahead = False
 
     def take_changed(self) -> bool:
         return False
+
+    def resolve_new(self, relations: Sequence[object]) -> bool:
+        return self.is_read_ahead and all(relation in self.plans.known for relation in relations)
 
     async def resolve(self, relations: Sequence[object]) -> None:
         assert all(relation in self.plans.known for relation in relations)
@@ -102,6 +106,9 @@ class _Tables:
 
 class _Copied:
     """No table is copied."""
+
+    def is_settled(self, relations: Sequence[object]) -> bool:
+        return bool(relations)
 
     async def settle(self, relations: Sequence[object]) -> None:
         pass
@@ -199,6 +206,15 @@ class _Lab:
 def row(key: str) -> bytes:
     """Return a row of the plain table."""
     return build.row(build.text(key.encode()), build.text(b"a"), build.null())
+
+
+def announced() -> bytes:
+    """Return the announcement of the plain table."""
+    columns = [
+        build.ColumnSpec(column.name, type_oid=column.type_oid, flags=int(column.is_key))
+        for column in PLAIN.relation(0).columns
+    ]
+    return build.relation(*columns, oid=OID, namespace="s", name=PLAIN.name)
 
 
 async def settle() -> None:
@@ -327,15 +343,7 @@ async def test_bytes_that_wait_for_a_busy_intake_do_not_wake_it_again_and_again(
     it. Nor is the publisher silent meanwhile, however long it takes: `is_paused` says so (progress reads it).
     """
     lab = _Lab()
-    announcement = build.relation(
-        *[
-            build.ColumnSpec(column.name, type_oid=column.type_oid, flags=int(column.is_key))
-            for column in PLAIN.relation(0).columns
-        ],
-        oid=OID,
-        namespace="s",
-        name=PLAIN.name,
-    )
+    announcement = announced()
     async with lab.running():
         await lab.tables.catalogue.acquire()
         lab.stream.feed(*lab.transaction(announcement, build.insert(row("1"), oid=OID), late_us=LATE_US))
@@ -354,6 +362,27 @@ async def test_bytes_that_wait_for_a_busy_intake_do_not_wake_it_again_and_again(
                 lab.commit(jobs[-1])
                 jobs.append(await lab.take())
         assert not lab.reader.is_paused
+
+
+@pytest.mark.parametrize(("is_read_ahead", "sizes"), [(True, [3]), (False, [1, 2])])
+async def test_a_new_table_ends_the_open_batch_only_if_the_catalogue_must_be_asked(
+    sizes: list[int], *, is_read_ahead: bool
+) -> None:
+    """A backlog of a thousand tables would begin with as many batches; nothing whole waits for a query."""
+    lab = _Lab()
+    lab.tables.is_read_ahead = is_read_ahead
+    async with lab.running():
+        under_way = asyncio.create_task(lab.take())
+        await settle()
+        lab.stream.feed(*lab.transaction())
+        lab.commit(await under_way)
+        before = lab.batcher.plans_now
+        news = lab.transaction(announced(), build.insert(row("1"), oid=OID), late_us=LATE_US)
+        await lab.read(*lab.transaction(late_us=LATE_US), *news, *lab.transaction(late_us=LATE_US))
+        jobs = [await lab.take() for _ in sizes]
+        assert [len(job.batch.transactions) for job in jobs] == sizes
+        assert isinstance(jobs[0], SetJob)
+        assert jobs[0].plans_before is before
 
 
 async def test_what_is_committed_already_is_not_applied_again() -> None:
