@@ -6,8 +6,8 @@ that what drifts on the machine meets every runner alike.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from bench import bulk, compare
@@ -30,8 +30,10 @@ from parapply.demo.stage import BANK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from bench.applied import Applied
+    from bench.disk import SlowDisk
     from bench.filling import Backlog
     from bench.options import Options, Sync
     from bench.processes import Usage
@@ -51,6 +53,7 @@ class Turn:
     Attributes:
         round_number: from 1.
         runner: its name.
+        disk: its subscriber's, as it ends the name.
         first_s: until the backlog's first row was visible; `None` where rows become visible once or never.
         total_s: until its last row was visible, or until all was read.
         is_equal: whether every table was equal afterwards; `None` without a target.
@@ -65,6 +68,7 @@ class Turn:
     is_equal: bool | None
     usage: dict[str, Usage]
     applied: Applied | None = None
+    disk: str = ""
 
 
 def prepare(stage: Stage, workload: Workload, options: Options) -> Backlog:
@@ -81,8 +85,12 @@ def prepare(stage: Stage, workload: Workload, options: Options) -> Backlog:
     return backlog
 
 
-def turns(stage: Stage, workload: Workload, options: Options, backlog: Backlog, sync: Sync) -> Iterator[Turn]:
+def turns(  # noqa: PLR0913  one for each thing that a turn needs
+    stage: Stage, workload: Workload, options: Options, backlog: Backlog, sync: Sync, *, disk: SlowDisk | None = None
+) -> Iterator[Turn]:
     """Drain the backlog again and again, and yield each turn when it is over.
+
+    `disk` is the subscriber's, where a runner wants a slow one.
 
     Raises:
         DemoError: a runner failed.
@@ -90,14 +98,17 @@ def turns(stage: Stage, workload: Workload, options: Options, backlog: Backlog, 
     all_runners = runners(workload, options, sync)
     for number in range(1, options.rounds + 1):
         for runner in all_runners if number % 2 else reversed(all_runners):
-            yield _take_turn(stage, runner, number, backlog, sync)
+            yield replace(_take_turn(stage, runner, number, backlog, sync, disk=disk), disk=runner.disk.text)
 
 
-def _take_turn(stage: Stage, runner: Runner, number: int, backlog: Backlog, sync: Sync) -> Turn:
+def _take_turn(  # noqa: PLR0913  as above
+    stage: Stage, runner: Runner, number: int, backlog: Backlog, sync: Sync, *, disk: SlowDisk | None
+) -> Turn:
     """Drain a copy of the slot into a copy of the tables; both are gone afterwards."""
+    slowed = nullcontext() if disk is None else disk.slowed(runner.disk)
     with Observer(stage, _TURN) as observer:
         if runner.system == "bulk-statement":
-            return _bulk_turn(stage, runner, number, sync, observer)
+            return _bulk_turn(stage, runner, number, sync, observer, slowed=slowed)
         stage.source.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [_BACKLOG_SLOT, _TURN], dbname=BANK)
         if runner.system == "ceiling":
             total_s = drain_to_nowhere(stage, slot=_TURN, end_lsn=backlog.end_lsn, observer=observer)
@@ -106,14 +117,15 @@ def _take_turn(stage: Stage, runner: Runner, number: int, backlog: Backlog, sync
                 usage=observer.usage(),
             )  # fmt: skip
         make_target(stage, _TURN)
-        if runner.system.startswith("parapply"):
-            drained, applied = _drain_with_parapply(stage, runner, observer)
-        else:
-            applied = None
-            drained = drain_with_subscription(
-                stage, slot=_TURN, dbname=_TURN, synchronous_commit=sync, streaming=_STREAMING[runner.system],
-                watch=observer,
-            )  # fmt: skip
+        with slowed:
+            if runner.system.startswith("parapply"):
+                drained, applied = _drain_with_parapply(stage, runner, observer)
+            else:
+                applied = None
+                drained = drain_with_subscription(
+                    stage, slot=_TURN, dbname=_TURN, synchronous_commit=sync, streaming=_STREAMING[runner.system],
+                    watch=observer,
+                )  # fmt: skip
         is_equal = compare.is_equal(stage, _TURN)
         drop_target(stage, _TURN)
         return Turn(
@@ -122,9 +134,12 @@ def _take_turn(stage: Stage, runner: Runner, number: int, backlog: Backlog, sync
         )  # fmt: skip
 
 
-def _bulk_turn(stage: Stage, runner: Runner, number: int, sync: Sync, observer: Observer) -> Turn:
+def _bulk_turn(  # noqa: PLR0913  as above
+    stage: Stage, runner: Runner, number: int, sync: Sync, observer: Observer, *, slowed: AbstractContextManager[None]
+) -> Turn:
     make_target(stage, _TURN, template=bulk.TEMPLATE)
-    total_s = bulk.apply_changes(stage, _TURN, sync, observer)
+    with slowed:
+        total_s = bulk.apply_changes(stage, _TURN, sync, observer)
     is_equal = compare.is_equal(stage, _TURN)
     drop_target(stage, _TURN)
     return Turn(

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from bench.options import ALONE, COPY_SHAPES, DEFAULT_SYSTEMS, LIVE_SYSTEMS, ORDERS, STREAMINGS, SYSTEMS, Options
+from bench.options import (
+    ALONE,
+    COPY_SHAPES,
+    DEFAULT_SYSTEMS,
+    LIVE_SYSTEMS,
+    ORDERS,
+    STREAMINGS,
+    SYSTEMS,
+    Disk,
+    Options,
+)
 from bench.workloads import LARGE_ROWS, WORKLOADS
 
 if TYPE_CHECKING:
@@ -32,6 +42,7 @@ Examples:
   parapply bench --workers 1 --workers 2 --workers 4 --sync both
   parapply bench --workload inserts --alone publisher
   parapply bench --delay-ms 0 --delay-ms 2 --set apply.max_batch_transactions=500
+  parapply bench --transactions 50000 --workers 4 --workers 16 --disk-read-us 150
   parapply bench --latency --quick
   parapply bench --copy --scale 50 --workers 2 --workers 4
   parapply bench --copy --shape all --scale 20
@@ -71,6 +82,14 @@ What each figure means: docs/BENCHMARK.md.""",
 @click.option(
     "--delay-ms", "delays_ms", multiple=True, type=click.FloatRange(min=0, max=10_000), default=[0.0],
     show_default=True, help="A longer way between daemon and target, each direction; repeatable.",
+)  # fmt: skip
+@click.option(
+    "--disk-read-us", "reads_us", multiple=True, type=click.IntRange(0, 1_000_000), default=[0], show_default=True,
+    help="Each page read of the subscriber takes so much longer, with 32 MB of shared buffers; repeatable.",
+)  # fmt: skip
+@click.option(
+    "--disk-sync-us", "syncs_us", multiple=True, type=click.IntRange(0, 1_000_000), default=[0], show_default=True,
+    help="The same for each flush; repeatable.",
 )  # fmt: skip
 @click.option(
     "--sync", type=click.Choice(list(_SYNCS)), default="off", show_default=True,
@@ -114,6 +133,8 @@ def bench(  # noqa: PLR0913  one parameter for each option
     rounds: int | None,
     is_quick: bool,
     delays_ms: tuple[float, ...],
+    reads_us: tuple[int, ...],
+    syncs_us: tuple[int, ...],
     sync: str,
     directory: Path | None,
     is_unsaved: bool,
@@ -143,14 +164,18 @@ def bench(  # noqa: PLR0913  one parameter for each option
         raise click.UsageError("--alone is for catching up")
     if is_copy and has_other_workload:
         raise click.UsageError("--copy measures the systems built-in and parapply, with no --workload")
+    disks = tuple(Disk(read_us=read_us, sync_us=sync_us) for read_us in reads_us for sync_us in syncs_us)
     options = Options(
         rounds=rounds or (1 if is_quick else _FEW_ROUNDS if is_latency or is_live else _ROUNDS),
         is_quick=is_quick,
         delays_s=tuple(delay_ms / 1000 for delay_ms in delays_ms),
+        disks=disks,
         syncs=_SYNCS[sync],
         systems=systems,
         **others,
     )
+    if options.has_slow_disk and (is_latency or is_live or is_copy):
+        raise click.UsageError("--disk-read-us and --disk-sync-us are for catching up")
     from bench.installed import check_installed  # noqa: PLC0415
 
     check_installed(with_plot=not (is_unsaved or is_latency or is_copy))

@@ -34,7 +34,7 @@ class Figures:
         first_s: median until the first row was visible.
         transactions_per_s: source transactions, at the median.
         changes_per_s: row changes, at the median.
-        times_built_in: how many times as fast as the built-in subscription.
+        times_built_in: how many times as fast as the built-in subscription with the same disk.
         times_ceiling: the same of the publisher's decoder alone; less than 1.
         cpu_s: median of CPU seconds, by role.
         peak_bytes: largest resident memory of any turn, by role.
@@ -67,8 +67,10 @@ def figures(turns: Sequence[Turn], backlog: Backlog) -> list[Figures]:
     for turn in turns:
         by_runner.setdefault(turn.runner, []).append(turn)
     medians_s = {runner: median(turn.total_s for turn in each) for runner, each in by_runner.items()}
-    bulk_cpu_s = _cpu_s(by_runner.get(BULK, [])).get("target")
-    return [_figures(runner, each, backlog, medians_s, bulk_cpu_s) for runner, each in by_runner.items()]
+    return [
+        _figures(runner, each, backlog, medians_s, _cpu_s(by_runner.get(BULK + each[0].disk, [])).get("target"))
+        for runner, each in by_runner.items()
+    ]
 
 
 def _figures(
@@ -89,7 +91,7 @@ def _figures(
         first_s=median(firsts_s) if firsts_s else None,
         transactions_per_s=backlog.transactions / median_s,
         changes_per_s=backlog.changes / median_s,
-        times_built_in=_ratio(medians_s.get(BUILT_IN), median_s),
+        times_built_in=_ratio(medians_s.get(BUILT_IN + turns[0].disk), median_s),
         times_ceiling=_ratio(medians_s.get(CEILING), median_s),
         cpu_s=cpu_s,
         peak_bytes=_peak_bytes(turns),

@@ -31,6 +31,27 @@ _QUICK_PART: Final = 10
 
 
 @dataclass(frozen=True, kw_only=True)
+class Disk:
+    """How slow the subscriber's disk is made.
+
+    Attributes:
+        read_us: microseconds more for each call that reads pages.
+        sync_us: microseconds more for each flush.
+    """
+
+    read_us: int = 0
+    sync_us: int = 0
+
+    @property
+    def text(self) -> str:
+        """What the names of runners end with; nothing for a disk as it is."""
+        return "".join(f", {what} {us} us" for what, us in (("read", self.read_us), ("sync", self.sync_us)) if us)
+
+
+FAST: Final = Disk()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """What is measured, and how.
 
@@ -44,6 +65,7 @@ class Options:
         workers: target connections of parapply; one runner for each number.
         orders: commit orders of parapply; one runner for each.
         delays_s: seconds in each direction between daemon and target; one runner for each.
+        disks: how slow the subscriber's disk is; each system that has a subscriber drains once with each.
         rounds: turns of each runner.
         syncs: synchronous_commit on the subscriber; the rounds once for each.
         settings: further `key=value` for parapply; they win over the workload's.
@@ -61,6 +83,7 @@ class Options:
     workers: tuple[int, ...] = (4,)
     orders: tuple[Order, ...] = ("preserve",)
     delays_s: tuple[float, ...] = (0.0,)
+    disks: tuple[Disk, ...] = (FAST,)
     rounds: int = 3
     syncs: tuple[Sync, ...] = ("off",)
     settings: tuple[str, ...] = ()
@@ -73,6 +96,11 @@ class Options:
         if self.transactions is not None:
             return self.transactions
         return max(1, own_transactions // _QUICK_PART) if self.is_quick else own_transactions
+
+    @property
+    def has_slow_disk(self) -> bool:
+        """Whether any runner has a subscriber with a disk that is made slow."""
+        return any(disk != FAST for disk in self.disks)
 
     def large(self) -> int:
         """Return the rows of the huge transaction."""

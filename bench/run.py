@@ -6,10 +6,12 @@ In go workloads and options; out comes an exit code. Only the files stay.
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from bench.catchup import prepare, turns
+from bench.disk import slow_disk
 from bench.report import (
     Measured,
     applied_reasons,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from bench.catchup import Turn
+    from bench.disk import SlowDisk
     from bench.options import Options
     from bench.output import Output
     from bench.workloads import Workload
@@ -52,8 +55,13 @@ def main(names: Sequence[str], options: Options, output: Output) -> int:
     all_measured: list[Measured] = []
     for name in names:
         workload = WORKLOADS[name]
-        with Interrupts() as interrupts, make_stage(interrupts, options) as stage, placed(stage, options.alone):
-            for measured in _measure(stage, workload, options, machine, output):
+        with (
+            Interrupts() as interrupts,
+            slow_disk() if options.has_slow_disk else nullcontext() as disk,
+            make_stage(interrupts, options, disk) as stage,
+            placed(stage, options.alone),
+        ):
+            for measured in _measure(stage, workload, options, machine, output, disk=disk):
                 all_measured.append(measured)
                 if not output.is_json:
                     _print_tables(output, measured)
@@ -69,13 +77,24 @@ def main(names: Sequence[str], options: Options, output: Output) -> int:
     return 0 if all(each.is_equal for each in all_measured) else _DIFFERENT
 
 
-def _measure(
-    stage: Stage, workload: Workload, options: Options, machine: Mapping[str, str | float], output: Output
+def _measure(  # noqa: PLR0913  one caller
+    stage: Stage,
+    workload: Workload,
+    options: Options,
+    machine: Mapping[str, str | float],
+    output: Output,
+    *,
+    disk: SlowDisk | None,
 ) -> Iterator[Measured]:
     """Run one workload and yield what was measured with each synchronous_commit."""
     at = datetime.now(UTC)
     facts = {**machine, **versions(stage)}
     output.say(f"{workload.name}: {workload.text}")
+    if disk is not None:
+        disk.check(stage.target.pid)
+        settings = disk.settings(stage.target.binaries.major)
+        facts["subscriber_settings"] = ", ".join(f"{name} = {value}" for name, value in settings.items())
+        output.say(f"The subscriber has {facts['subscriber_settings']}: a session waits for its own reads.")
     output.say(f"PostgreSQL {facts['publisher']} to {facts['subscriber']}. Making the backlog ...")
     backlog = prepare(stage, workload, options)
     output.say(f"{backlog.transactions:,} transactions, {backlog.changes:,} changes.")
@@ -83,7 +102,7 @@ def _measure(
         output.say("No bulk statement: it would break a unique index of these tables in between.")
     for sync in options.syncs:
         done: list[Turn] = []
-        for turn in turns(stage, workload, options, backlog, sync):
+        for turn in turns(stage, workload, options, backlog, sync, disk=disk):
             done.append(turn)
             output.say(
                 f"sync {sync:3}  round {turn.round_number} of {options.rounds}  {turn.runner:26}"

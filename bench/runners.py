@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from bench.options import FAST, Disk
 from parapply import hotpath
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ BUILT_IN_PARALLEL: Final = "built-in parallel"
 BULK: Final = "bulk statement"
 
 _NAMES: Final[dict[System, str]] = {
-    "ceiling": CEILING,
     "built-in": BUILT_IN,
     "built-in-parallel": BUILT_IN_PARALLEL,
     "bulk-statement": BULK,
@@ -41,12 +41,14 @@ class Runner:
         settings: `key=value` for parapply.
         environment: variables for parapply, as a user sets them.
         delay_s: between daemon and target, in each direction.
+        disk: of the subscriber.
     """
 
     name: str
     system: System
     settings: tuple[str, ...] = ()
     delay_s: float = 0.0
+    disk: Disk = FAST
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -56,8 +58,13 @@ def runners(workload: Workload, options: Options, sync: Sync) -> list[Runner]:
     for system in dict.fromkeys(options.systems):
         if system in _TWINS:
             found += _parapplies(system, workload, options, sync)
+        elif system == "ceiling":
+            found.append(Runner(name=CEILING, system=system))
         elif system != "bulk-statement" or workload.is_bulk_possible:
-            found.append(Runner(name=_NAMES[system], system=system))
+            found += [
+                Runner(name=f"{_NAMES[system]}{disk.text}", system=system, disk=disk)
+                for disk in dict.fromkeys(options.disks)
+            ]
     return found
 
 
@@ -66,7 +73,7 @@ def _parapplies(system: System, workload: Workload, options: Options, sync: Sync
     # Twice the same runner would count as one.
     return [
         Runner(
-            name=f"{twin} {order} {workers}" + (f", {delay_s * 1000:g} ms" if delay_s else ""),
+            name=f"{twin} {order} {workers}" + (f", {delay_s * 1000:g} ms" if delay_s else "") + disk.text,
             system=system,
             environment=environment,
             settings=(
@@ -77,8 +84,10 @@ def _parapplies(system: System, workload: Workload, options: Options, sync: Sync
                 *options.settings,
             ),
             delay_s=delay_s,
+            disk=disk,
         )
         for order in dict.fromkeys(options.orders)
         for workers in dict.fromkeys(options.workers)
         for delay_s in dict.fromkeys(options.delays_s)
+        for disk in dict.fromkeys(options.disks)
     ]

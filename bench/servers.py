@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
-from parapply.demo.binaries import programs_of
+from parapply.demo.binaries import find_binaries, programs_of
 from parapply.demo.errors import DemoError
-from parapply.demo.stage import Stage
+from parapply.demo.stage import MAJOR, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from bench.disk import SlowDisk
     from bench.options import Alone, Options
     from parapply.demo.binaries import PgBinaries
     from parapply.demo.cluster import Cluster, Setting
@@ -28,18 +29,21 @@ if TYPE_CHECKING:
 _SETTINGS: Final[Mapping[str, Setting]] = {"autovacuum": False, "shared_buffers": "512MB"}
 
 
-def make_stage(interrupts: Interrupts, options: Options) -> Stage:
-    """Return the stage for one workload.
+def make_stage(interrupts: Interrupts, options: Options, disk: SlowDisk | None = None) -> Stage:
+    """Return the stage for one workload; the subscriber has a disk that can be made slow if one is given.
 
     Raises:
         DemoError: there are no such servers on this machine.
     """
+    target_binaries = programs_in(options.bindir_target) if options.bindir_target else find_binaries(MAJOR)
     return Stage(
         interrupts,
         name="bench",
         settings=_SETTINGS,
         source_binaries=programs_in(options.bindir_source) if options.bindir_source else None,
-        target_binaries=programs_in(options.bindir_target) if options.bindir_target else None,
+        target_binaries=target_binaries,
+        target_settings=disk.settings(target_binaries.major) if disk else None,
+        target_environment=disk.environment if disk else None,
     )
 
 

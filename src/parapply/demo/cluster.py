@@ -59,7 +59,7 @@ _SOCKET_PATH_BYTES = 103
 class Cluster:
     """A data directory and its postmaster."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what differs between servers
         self,
         *,
         parent: Path | None = None,
@@ -67,6 +67,7 @@ class Cluster:
         settings: Mapping[str, Setting] | None = None,
         name: str = "server",
         unix_socket: bool = False,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Choose programs and port; nothing is written before `init`.
 
@@ -77,6 +78,7 @@ class Cluster:
             settings: added to, or put over, `DEFAULT_SETTINGS`.
             name: letters, digits, `_` and `-`; seen in the directory's name and in errors.
             unix_socket: listen also on a Unix socket in `socket_dir`.
+            environment: variables of the postmaster, over ours.
 
         Raises:
             DemoError: no programs, or no account to run them.
@@ -90,6 +92,7 @@ class Cluster:
         self._parent = parent or Path(tempfile.gettempdir())
         self._settings = {**DEFAULT_SETTINGS, **(settings or {})}
         self._unix_socket = unix_socket
+        self._environment = {**clean_environment(), **(environment or {})}
         self._base: Path | None = None
         self._guardian: Guardian | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -263,7 +266,7 @@ class Cluster:
         ]  # fmt: skip
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - programs of the installation, no shell
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", env=clean_environment(),
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", env=self._environment,
                 start_new_session=True, **process_options(self._account),
             )  # fmt: skip
 

@@ -61,7 +61,7 @@ class Stage:
     source: PgServer
     target: PgServer
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what differs between shows
         self,
         interrupts: Interrupts,
         *,
@@ -69,6 +69,8 @@ class Stage:
         settings: Mapping[str, Setting] | None = None,
         source_binaries: PgBinaries | None = None,
         target_binaries: PgBinaries | None = None,
+        target_settings: Mapping[str, Setting] | None = None,
+        target_environment: Mapping[str, str] | None = None,
     ) -> None:
         """Choose programs; nothing runs before the stage is entered.
 
@@ -78,6 +80,8 @@ class Stage:
             settings: of both servers, over those of `PgServer`.
             source_binaries: the publisher's programs; PostgreSQL 18 when `None`.
             target_binaries: the subscriber's; PostgreSQL 18 when `None`.
+            target_settings: of the subscriber, over `settings`.
+            target_environment: variables of the subscriber's process, over ours.
 
         Raises:
             DemoError: PostgreSQL 18 is not on this machine.
@@ -87,6 +91,8 @@ class Stage:
         self._settings = {**_SETTINGS, **(settings or {})}
         self._source_binaries = source_binaries or find_binaries(MAJOR)
         self._target_binaries = target_binaries or find_binaries(MAJOR)
+        self._target_settings = {**self._settings, **(target_settings or {})}
+        self._target_environment = target_environment
         self._processes: list[subprocess.Popen[bytes]] = []
         self._is_kept = False
 
@@ -116,11 +122,16 @@ class Stage:
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
             start_new_session=True,
         )  # fmt: skip
-        self.source = self._server("publisher", self._source_binaries)
-        self.target = self._server("subscriber", self._target_binaries)
-
-    def _server(self, name: str, binaries: PgBinaries) -> PgServer:
-        return PgServer(parent=self.directory, binaries=binaries, settings=self._settings, name=name)
+        self.source = PgServer(
+            parent=self.directory, binaries=self._source_binaries, settings=self._settings, name="publisher"
+        )
+        self.target = PgServer(
+            parent=self.directory,
+            binaries=self._target_binaries,
+            settings=self._target_settings,
+            name="subscriber",
+            environment=self._target_environment,
+        )
 
     def __exit__(self, *_: object) -> None:
         """End everything and remove the directory, unless `keep` was called; a signal no longer interrupts."""

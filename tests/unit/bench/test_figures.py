@@ -19,7 +19,7 @@ from bench.command import bench
 from bench.figures import figures
 from bench.filling import Backlog
 from bench.latency import BUILT_IN
-from bench.options import SYSTEMS, Options
+from bench.options import FAST, SYSTEMS, Disk, Options
 from bench.output import IN_CHECKOUT, OUTSIDE, Output
 from bench.plot import write_plot
 from bench.processes import Usage
@@ -86,6 +86,30 @@ def test_figures_are_medians_and_ratios_of_medians() -> None:
     assert (built_in.times_built_in, built_in.leader_us_per_change, built_in.times_bulk) == (1.0, None, 2.0)
     assert (ceiling.is_equal, ceiling.first_s, ceiling.target_us_per_change) == (None, None, None)
     assert bulk.times_bulk == 1.0
+
+
+def test_a_slow_disk_is_compared_with_the_same_disk() -> None:
+    """Each disk has a built-in subscription of its own to be compared with, and no other is taken for it."""
+    slow = Disk(read_us=150)
+    found = [
+        Turn(round_number=1, runner=f"{runner}{disk.text}", disk=disk.text, first_s=None, total_s=s, is_equal=True,
+             usage={})
+        for runner, disk, s in (("built-in", FAST, 1.0), ("built-in", slow, 8.0), (OURS, FAST, 0.5), (OURS, slow, 2.0))
+    ]  # fmt: skip
+    assert [one.times_built_in for one in figures(found, BACKLOG)] == [1.0, 1.0, 2.0, 4.0]
+    assert figures(found[2:], BACKLOG)[0].times_built_in is None
+
+
+def test_every_system_with_a_subscriber_meets_each_disk() -> None:
+    """The decoder alone has no subscriber; all others take a turn for each pair of delays."""
+    options = Options(
+        large_rows=1, systems=("ceiling", "built-in", "parapply", "bulk-statement"), disks=(FAST, Disk(read_us=150))
+    )
+    assert [one.name for one in runners(WORKLOADS["simple-update"], options, "off")] == [
+        "pg_recvlogical", "built-in", "built-in, read 150 us", OURS, f"{OURS}, read 150 us", "bulk statement",
+        "bulk statement, read 150 us",
+    ]  # fmt: skip
+    assert options.has_slow_disk
 
 
 def test_a_ratio_needs_both_sides() -> None:
@@ -186,7 +210,8 @@ def test_latency_takes_those_who_apply() -> None:
 
 @pytest.mark.parametrize(
     "words", [["--latency", "--sync=on"], ["--latency", "--workload=tpcb"], ["--latency", "--system=ceiling"],
-              ["--workload=nothing"], ["--rounds=0"], ["--delay-ms=-1"]],
+              ["--workload=nothing"], ["--rounds=0"], ["--delay-ms=-1"], ["--disk-sync-us=-1"],
+              ["--live", "--disk-read-us=1"]],
 )  # fmt: skip
 def test_wrong_options_are_usage_errors(words: list[str]) -> None:
     """What cannot be measured is refused with exit code 2 before anything starts."""
