@@ -102,7 +102,7 @@ demo: $(READY) $(MANIFEST) ## two servers, a load, the daemon, a proof and a rac
 	@$(BIN)/parapply demo
 
 bench: venv ## catch-up benchmark against the built-in subscription
-	@$(BIN)/parapply bench $(BENCH)
+	@$(BIN)/parapply bench $(if $(filter-out all,$(BENCH)),$(BENCH),$(BENCH:all=--workload all))
 
 report: java ## tables and a page from an apply log: make report LOG=DIR [OUT=DIR]
 	@[ -n "$(LOG)" ] || { echo "name the folder of an apply log: make report LOG=/var/log/parapply" >&2; exit 2; }

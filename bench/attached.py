@@ -16,7 +16,7 @@ from psycopg import sql
 from bench.proxy import delayed_port
 from parapply.demo.command import Parapply
 from parapply.demo.race import create_slot, drop_target, make_target, write_checkpoints
-from parapply.demo.stage import BANK, PUBLICATION
+from parapply.demo.stage import PUBLICATION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -112,7 +112,7 @@ def _subscribe(stage: Stage, name: str, streaming: SubscriptionStreaming) -> Non
         " copy_data = false, streaming = {})"
     ).format(
         identifier,
-        sql.Literal(stage.source.dsn(BANK)),
+        sql.Literal(stage.source_dsn()),
         sql.Identifier(PUBLICATION),
         identifier,
         sql.Literal(streaming),

@@ -111,7 +111,9 @@ def _take_turn(  # noqa: PLR0913  as above
             return _bulk_turn(stage, runner, number, sync, observer, slowed=slowed)
         stage.source.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [_BACKLOG_SLOT, _TURN], dbname=BANK)
         if runner.system == "ceiling":
-            total_s = drain_to_nowhere(stage, slot=_TURN, end_lsn=backlog.end_lsn, observer=observer)
+            total_s = drain_to_nowhere(
+                stage, reader=runner.name, slot=_TURN, end_lsn=backlog.end_lsn, observer=observer
+            )
             return Turn(
                 round_number=number, runner=runner.name, first_s=None, total_s=total_s, is_equal=None,
                 usage=observer.usage(),

@@ -70,7 +70,12 @@ What each figure means: docs/BENCHMARK.md.""",
     type=click.IntRange(min=1),
     help=f"Turns of each runner.  [default: {_ROUNDS}; {_FEW_ROUNDS} with --latency and --live]",
 )
-@click.option("--quick", "is_quick", is_flag=True, help="One round, and a tenth of the workload's own transactions.")
+@click.option(
+    "--quick",
+    "is_quick",
+    is_flag=True,
+    help="One round, and a tenth of the workload's own transactions, 20,000 at most.",
+)
 @click.option(
     "--workers", multiple=True, type=click.IntRange(1, 64), default=[4], show_default=True,
     help="parapply's connections; repeatable.",

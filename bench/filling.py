@@ -21,7 +21,7 @@ from parapply.demo.stage import BANK, PUBLICATION
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from bench.options import Options
     from bench.workloads import Workload
@@ -63,13 +63,13 @@ def fill(stage: Stage, workload: Workload, *, scale: int) -> None:
     if workload.builtin:
         stage.fill_bank(scale)
         return
-    schema = str(_SCRIPTS / f"{workload.script}.schema.sql")
+    words = _psql_words(f"{workload.stem}.schema", {"scale": scale, **workload.constants})
     for server in (stage.source, stage.target):
         server.execute(f"CREATE DATABASE {BANK}")
-        server.run("psql", *_PSQL, f"--set=scale={scale}", f"--file={schema}", dbname=BANK, timeout_s=_FILL_TIMEOUT_S)
+        server.run("psql", *words, dbname=BANK, timeout_s=_FILL_TIMEOUT_S)
         # The marks that tell when a runner has begun and when it is done, as `Stage.fill_bank` makes them.
         server.execute("CREATE TABLE race_line (position int PRIMARY KEY, label text NOT NULL)", dbname=BANK)
-    stage.source.execute(f"CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES", dbname=BANK)
+    stage.source.execute(f"CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES {workload.publication}", dbname=BANK)
 
 
 def load(stage: Stage, workload: Workload, options: Options) -> Backlog:
@@ -105,11 +105,11 @@ def _run_scripts(stage: Stage, workload: Workload, options: Options) -> int:
     """Run the load and what runs alongside it, and return the transactions committed."""
     if workload.psql_transactions:
         rows = options.backlog(workload.transactions)
-        _start_psql(stage, f"{workload.script}.load", scale=options.scale, rows=rows).wait()
+        _start_psql(stage, f"{workload.stem}.load", scale=options.scale, rows=rows).wait()
         return workload.psql_transactions
     beside: list[_Program] = []
     if workload.has_beside:
-        beside.append(_start_psql(stage, f"{workload.script}.beside", scale=options.scale, rows=options.large()))
+        beside.append(_start_psql(stage, f"{workload.stem}.beside", scale=options.scale, rows=options.large()))
     _start_pgbench(stage, workload, options).wait()
     for one in beside:
         one.wait()
@@ -140,20 +140,23 @@ class _Program:
 
 
 def _start_psql(stage: Stage, script: str, **variables: int) -> _Program:
-    values = [f"--set={name}={value}" for name, value in variables.items()]
-    return _Program(stage, "psql", script, [*_PSQL, *values, f"--file={_SCRIPTS / script}.sql"])
+    return _Program(stage, "psql", script, _psql_words(script, variables))
+
+
+def _psql_words(script: str, variables: Mapping[str, int]) -> list[str]:
+    return [*_PSQL, *[f"--set={name}={value}" for name, value in variables.items()], f"--file={_SCRIPTS / script}.sql"]
 
 
 def _start_pgbench(stage: Stage, workload: Workload, options: Options) -> _Program:
     clients, each = options.clients, _each(workload, options)
-    variables = {"scale": options.scale, "clients": clients, **dict.fromkeys(workload.state, 0)}
+    variables = {"scale": options.scale, "clients": clients, **workload.constants, **dict.fromkeys(workload.state, 0)}
     arguments = [
         "--no-vacuum", "--protocol=prepared", f"--random-seed={_SEED}",
         f"--client={clients}", f"--jobs={min(clients, os.cpu_count() or 1)}", f"--transactions={each}",
         *[f"--define={name}={value}" for name, value in variables.items()],
-        f"--file={_SCRIPTS / workload.script}.load.sql",
+        f"--file={_SCRIPTS / workload.stem}.load.sql",
     ]  # fmt: skip
-    return _Program(stage, "pgbench", workload.script, arguments)
+    return _Program(stage, "pgbench", workload.stem, arguments)
 
 
 def _changes(stage: Stage) -> int:

@@ -26,8 +26,9 @@ COPY_SHAPES: Final[tuple[CopyShapeName, ...]] = get_args(CopyShapeName)
 DEFAULT_SYSTEMS: Final[tuple[System, ...]] = ("ceiling", "built-in", "parapply")
 LIVE_SYSTEMS: Final[tuple[System, ...]] = ("built-in", "built-in-parallel", "parapply")
 
-#: What a run shortened by `--quick` is divided by.
+#: What a run shortened by `--quick` is divided by, and the most transactions that are left of it.
 _QUICK_PART: Final = 10
+_QUICK_MOST: Final = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class Options:
     Attributes:
         systems: those that drain; parapply once for each of its orders, workers and delays.
         transactions: at least so many, rounded up to a multiple of the clients; the workload's own when `None`.
-        is_quick: a tenth of the workload's own transactions.
+        is_quick: a tenth of the workload's own transactions, and not more than 20,000.
         large_rows: of the one huge transaction, in the workload that has one.
         scale: of the tables.
         clients: pgbench clients that make the backlog.
@@ -95,7 +96,7 @@ class Options:
         """Return how many transactions to ask of a workload that has so many by itself."""
         if self.transactions is not None:
             return self.transactions
-        return max(1, own_transactions // _QUICK_PART) if self.is_quick else own_transactions
+        return min(max(1, own_transactions // _QUICK_PART), _QUICK_MOST) if self.is_quick else own_transactions
 
     @property
     def has_slow_disk(self) -> bool:

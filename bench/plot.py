@@ -15,7 +15,7 @@ import matplotlib as mpl
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from bench.runners import BULK, CEILING
+from bench.runners import BULK, BY_QUERY, CEILING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -119,7 +119,7 @@ def _draw(panel: Axes, measured: Measured) -> None:
 
 def colour(runner: str) -> str:
     """Return the colour of a runner's bar."""
-    if runner in {CEILING, BULK}:
+    if runner in {CEILING, BY_QUERY, BULK}:
         return _GREY
     return _GREEN if runner.startswith("parapply") else _BLUE
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bench.workloads import Workload
 
 #: Version of the document. Raised when a field changes its meaning or goes.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _MB = 1 << 20
 _BLANK = ""

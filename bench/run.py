@@ -58,7 +58,7 @@ def main(names: Sequence[str], options: Options, output: Output) -> int:
         with (
             Interrupts() as interrupts,
             slow_disk() if options.has_slow_disk else nullcontext() as disk,
-            make_stage(interrupts, options, disk) as stage,
+            make_stage(interrupts, options, disk, is_local=workload.is_local) as stage,
             placed(stage, options.alone),
         ):
             for measured in _measure(stage, workload, options, machine, output, disk=disk):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from bench.workloads import Workload
 
 CEILING: Final = "pg_recvlogical"
+BY_QUERY: Final = "read by query"
 BUILT_IN: Final = "built-in"
 BUILT_IN_PARALLEL: Final = "built-in parallel"
 BULK: Final = "bulk statement"
@@ -59,7 +60,7 @@ def runners(workload: Workload, options: Options, sync: Sync) -> list[Runner]:
         if system in _TWINS:
             found += _parapplies(system, workload, options, sync)
         elif system == "ceiling":
-            found.append(Runner(name=CEILING, system=system))
+            found += [Runner(name=name, system=system) for name in (CEILING, BY_QUERY)]
         elif system != "bulk-statement" or workload.is_bulk_possible:
             found += [
                 Runner(name=f"{_NAMES[system]}{disk.text}", system=system, disk=disk)

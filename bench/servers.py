@@ -29,8 +29,16 @@ if TYPE_CHECKING:
 _SETTINGS: Final[Mapping[str, Setting]] = {"autovacuum": False, "shared_buffers": "512MB"}
 
 
-def make_stage(interrupts: Interrupts, options: Options, disk: SlowDisk | None = None) -> Stage:
-    """Return the stage for one workload; the subscriber has a disk that can be made slow if one is given.
+def make_stage(
+    interrupts: Interrupts, options: Options, disk: SlowDisk | None = None, *, is_local: bool = False
+) -> Stage:
+    """Return the stage for one workload.
+
+    Args:
+        interrupts: of the caller.
+        options: which programs.
+        disk: of the subscriber, if it can be made slow.
+        is_local: systems reach the publisher by its Unix socket.
 
     Raises:
         DemoError: there are no such servers on this machine.
@@ -40,6 +48,7 @@ def make_stage(interrupts: Interrupts, options: Options, disk: SlowDisk | None =
         interrupts,
         name="bench",
         settings=_SETTINGS,
+        is_local=is_local,
         source_binaries=programs_in(options.bindir_source) if options.bindir_source else None,
         target_binaries=target_binaries,
         target_settings=disk.settings(target_binaries.major) if disk else None,

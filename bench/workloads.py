@@ -7,7 +7,7 @@ psql, and `NAME.beside.sql` for psql, which runs at the same time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -29,13 +29,16 @@ class Workload:
         text: what it is, for people.
         transactions: of the backlog, unless set otherwise; for a load by psql the rows of its largest statement.
         builtin: pgbench's own tables and this script of it, instead of scripts of ours.
-        script: begins the names of its own scripts; empty with `builtin`.
+        script: begins the names of its scripts where that is not its own name.
         psql_transactions: of `NAME.load.sql` where psql runs it once; 0 where pgbench runs it, one transaction a run.
         has_beside: `NAME.beside.sql` runs alongside the load.
         state: variables that pgbench keeps for each client from run to run; they start as 0.
+        constants: variables of the scripts, where several workloads share these.
+        publication: what follows FOR ALL TABLES.
+        is_local: systems connect to the publisher by its Unix socket.
         settings: `key=value` for parapply, as for `--set`.
         is_bulk_possible: one UPDATE, one INSERT and one DELETE a table do the same without breaking a unique index
-            in between, and are few statements.
+            in between, and are few statements over tables with a primary key.
     """
 
     name: str
@@ -46,49 +49,117 @@ class Workload:
     psql_transactions: int = 0
     has_beside: bool = False
     state: tuple[str, ...] = ()
+    constants: Mapping[str, int] = field(default_factory=dict)
+    publication: str = ""
+    is_local: bool = False
     settings: tuple[str, ...] = ()
     is_bulk_possible: bool = True
 
+    @property
+    def stem(self) -> str:
+        """What begins the names of its scripts; empty with `builtin`."""
+        return "" if self.builtin else self.script or self.name
+
 
 _FOREIGN_KEYS_STATE: Final = ("serial", "newcomer", "newcomer_before", "first_order", "latest_order", "archived")
+#: Long enough that the daemon's start counts for little.
+_MANY: Final = 500_000
 
 _ALL: Final = (
-    Workload(name="simple-update", text="pgbench simple-update", transactions=200_000, builtin="simple-update"),
-    Workload(name="tpcb", text="pgbench TPC-B", transactions=96_000, builtin="tpcb-like"),
-    Workload(name="inserts", text="single-row inserts", transactions=200_000, script="inserts", state=("serial",)),
+    Workload(name="simple-update", text="pgbench simple-update", transactions=_MANY, builtin="simple-update"),
+    Workload(
+        name="simple-update-socket",
+        text="pgbench simple-update, the publisher reached by a Unix socket",
+        transactions=200_000,
+        builtin="simple-update",
+        is_local=True,
+    ),
+    Workload(name="tpcb", text="pgbench TPC-B", transactions=_MANY, builtin="tpcb-like"),
+    Workload(name="inserts", text="single-row inserts", transactions=_MANY, state=("serial",)),
+    Workload(
+        name="uuid-keys",
+        text="single-row inserts with random keys, and an index on time",
+        transactions=_MANY,
+    ),
     Workload(
         name="indexes",
         text="single-row inserts into a table with five indexes beside the primary key",
-        transactions=120_000,
-        script="indexes",
+        transactions=_MANY,
         state=("serial",),
+    ),
+    Workload(
+        name="wide-rows",
+        text="updates of two of 45 columns: numbers, texts, jsonb",
+        transactions=100_000,
     ),
     Workload(
         name="hot-rows",
         text="every other transaction updates one of ten counters, the others a random row",
-        transactions=160_000,
-        script="hot-rows",
+        transactions=_MANY,
+    ),
+    Workload(
+        name="queue",
+        text="a job comes, the oldest one is begun, it goes: a transaction each",
+        transactions=300_000,
+        state=("turn", "serial"),
     ),
     Workload(
         name="unique-taken",
         text="every transaction frees a value of a second unique column, or gives it to another row",
-        transactions=60_000,
-        script="unique-taken",
+        transactions=_MANY,
         state=("turn",),
+        is_bulk_possible=False,
+    ),
+    Workload(
+        name="unique-freed",
+        text="a row is deleted and comes again with the unique value of another that was deleted before",
+        transactions=200_000,
+        state=("turn", "freed"),
         is_bulk_possible=False,
     ),
     Workload(
         name="family",
         text="a parent and two children inserted in a transaction",
-        transactions=120_000,
-        script="family",
+        transactions=_MANY,
         state=("serial",),
+    ),
+    Workload(
+        name="full-index",
+        text="updates of a table with replica identity FULL and an index that is not unique",
+        transactions=40_000,
+        script="full",
+        constants={"rows": 20_000, "indexed": 1},
+        is_bulk_possible=False,
+    ),
+    Workload(
+        name="full-scan",
+        text="updates of a small table with replica identity FULL and no index",
+        transactions=40_000,
+        script="full",
+        constants={"rows": 200, "indexed": 0},
+        is_bulk_possible=False,
+    ),
+    Workload(
+        name="partitions-leaf",
+        text="an insert and an update in a hundred partitions, published as such",
+        transactions=100_000,
+        script="partitions",
+        state=("serial",),
+        is_bulk_possible=False,
+    ),
+    Workload(
+        name="partitions-root",
+        text="an insert and an update in a hundred partitions, published as one table",
+        transactions=100_000,
+        script="partitions",
+        state=("serial",),
+        publication="WITH (publish_via_partition_root = true)",
+        is_bulk_possible=False,
     ),
     Workload(
         name="many-tables",
         text="an update and an insert in one of a thousand tables, a tenth of them with partitions",
         transactions=30_000,
-        script="many-tables",
         state=("serial",),
         is_bulk_possible=False,
     ),
@@ -96,21 +167,18 @@ _ALL: Final = (
         name="bulk",
         text="an INSERT, an UPDATE of half as many rows and a DELETE of a third as many, a transaction each",
         transactions=600_000,
-        script="bulk",
         psql_transactions=3,
     ),
     Workload(
         name="large",
         text="one huge transaction beside small ones",
         transactions=50_000,
-        script="large",
         has_beside=True,
     ),
     Workload(
         name="unique-keys",
         text="accounts with two more unique indexes; one transaction in a hundred frees a value for another row",
         transactions=200_000,
-        script="unique-keys",
         state=("serial", "freed", "taken"),
         is_bulk_possible=False,
     ),

@@ -73,7 +73,7 @@ class Parapply:
         self._process: subprocess.Popen[bytes] | None = None
         target_dsn = make_conninfo(stage.target.dsn(target_dbname), port=target_port or stage.target.port)
         self._options = [
-            "--source", stage.source.dsn(BANK), "--target", target_dsn,
+            "--source", stage.source_dsn(), "--target", target_dsn,
             "--slot", slot, "--publication", PUBLICATION,
         ]  # fmt: skip
         self._settings = [word for setting in settings for word in ("--set", setting)]

@@ -220,7 +220,7 @@ def _create_subscription(
         " enabled = false, {})"
     ).format(
         name,
-        sql.Literal(stage.source.dsn(BANK)),
+        sql.Literal(stage.source_dsn()),
         sql.Identifier(PUBLICATION),
         sql.SQL(", ").join(sql.SQL("{} = {}").format(sql.SQL(option), value) for option, value in options),
     )

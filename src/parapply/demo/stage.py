@@ -71,6 +71,7 @@ class Stage:
         target_binaries: PgBinaries | None = None,
         target_settings: Mapping[str, Setting] | None = None,
         target_environment: Mapping[str, str] | None = None,
+        is_local: bool = False,
     ) -> None:
         """Choose programs; nothing runs before the stage is entered.
 
@@ -82,6 +83,7 @@ class Stage:
             target_binaries: the subscriber's; PostgreSQL 18 when `None`.
             target_settings: of the subscriber, over `settings`.
             target_environment: variables of the subscriber's process, over ours.
+            is_local: systems reach the publisher by its Unix socket, not by TCP.
 
         Raises:
             DemoError: PostgreSQL 18 is not on this machine.
@@ -93,6 +95,7 @@ class Stage:
         self._target_binaries = target_binaries or find_binaries(MAJOR)
         self._target_settings = {**self._settings, **(target_settings or {})}
         self._target_environment = target_environment
+        self._is_local = is_local
         self._processes: list[subprocess.Popen[bytes]] = []
         self._is_kept = False
 
@@ -123,8 +126,9 @@ class Stage:
             start_new_session=True,
         )  # fmt: skip
         self.source = PgServer(
-            parent=self.directory, binaries=self._source_binaries, settings=self._settings, name="publisher"
-        )
+            parent=self.directory, binaries=self._source_binaries, settings=self._settings, name="publisher",
+            unix_socket=self._is_local,
+        )  # fmt: skip
         self.target = PgServer(
             parent=self.directory,
             binaries=self._target_binaries,
@@ -144,6 +148,10 @@ class Stage:
             shutil.rmtree(self.directory, ignore_errors=True)
         with contextlib.suppress(BrokenPipeError):
             self._watch.communicate(b"dismissed\n")
+
+    def source_dsn(self) -> str:
+        """Return the connection string by which systems reach the publisher's database."""
+        return self.source.dsn(BANK, unix_socket=self._is_local)
 
     def start(self, command: Sequence[str], *, env: Mapping[str, str], output: Path) -> subprocess.Popen[bytes]:
         """Start a process that writes to a log; the terminal's Ctrl-C is ours to handle, not its.
