@@ -109,8 +109,8 @@ def test_every_system_with_a_subscriber_meets_each_disk() -> None:
         large_rows=1, systems=("ceiling", "built-in", "parapply", "bulk-statement"), disks=(FAST, Disk(read_us=150))
     )
     assert [one.name for one in runners(WORKLOADS["simple-update"], options, "off")] == [
-        "pg_recvlogical", "built-in", "built-in, read 150 us", OURS, f"{OURS}, read 150 us", "bulk statement",
-        "bulk statement, read 150 us",
+        "pg_recvlogical", "read by query", "built-in", "built-in, read 150 us", OURS, f"{OURS}, read 150 us",
+        "bulk statement", "bulk statement, read 150 us",
     ]  # fmt: skip
     assert options.has_slow_disk
 
