@@ -43,6 +43,7 @@ EVENTS: Final = {
     "catch_up_left": "info: the stream goes on where the ranges ended; why",
     "catch_up_declined": "info: there is much to catch up, and the stream reads it; why",
     "stream_left": "info: the stream has fallen behind, and ranges are read instead; how far",
+    "standby_changed": "info: commits on the publisher wait for this daemon from now on, or wait no more",
     "source_lost": "warning: reconnecting after wait_s",
     "target_connected": "info: sessions open, state read",
     "target_lost": "warning: reconnecting after wait_s, state is read again",
@@ -134,6 +135,7 @@ KEYS: Final = frozenset(
         "port",
         "part",
         "tasks",
+        "is_synchronous",
         "holder",
         "until_lsn",
     }

@@ -236,7 +236,7 @@ async def _end_of_source(config: Config) -> int | None:
         return None
     try:
         async with await slot.connect(dsn, application_name=f"parapply skip {config.source.slot}") as conn:
-            return (await slot.position(conn))[0]
+            return (await slot.position(conn)).flush_lsn
     except (SourceLost, SourceRefused):
         return None
 

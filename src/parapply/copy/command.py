@@ -263,7 +263,7 @@ async def _copy_later(
     await lease.take_lease(ends.target, slot_id, 0, lock_class=copies.LOCK_CLASS)
     await lease.fence(ends.target, slot_id, lambda _: None, lock_class=copies.LOCK_CLASS)
     names = [table.full_name for table in tables]
-    before_lsn, _ = await slot.position(ends.source)
+    before_lsn = (await slot.position(ends.source)).flush_lsn
     await copies.begin(ends.target, schema, slot_id, names, before_lsn)
     failpoints.probe(failpoints.COPY_STATE)
     async with _patiently("waiting for the daemon to take note of the copy"):

@@ -191,6 +191,7 @@ class Epoch:
             tables=self._tables,
             pool=self._pool,
             on_keepalive=self._progress.keepalive,
+            on_received=self._progress.received,
         )
         watch = CatalogueWatch(self._tables, ends.control_pool, config.apply.catalogue_check_s)
         stall = StallCheck(self._pool, self._workers, ends.control_pool, two_phase, config.apply.stall_check_s)
@@ -209,6 +210,7 @@ class Epoch:
             config.target.state_schema,
             ends.state.slot_id,
             slot_name=config.source.slot,
+            stream=ends.stream,
             pool=self._pool,
             batcher=self._batcher,
             shown=shown,
@@ -251,6 +253,7 @@ class Epoch:
             "reader": ends.stream.run,
             "intake": self._intake.run,
             "progress": self._progress.run,
+            "reports": self._progress.report_at_once,
             "monitor": self._monitor.run,
             "catch-up-watch": behind.run,
             "stall-check": stall.run,

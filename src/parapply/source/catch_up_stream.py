@@ -46,6 +46,7 @@ class CatchUpStream:
         self._bell, self._ringer = socket.socketpair()
         self._bell.setblocking(False)
         self._is_ringing = False
+        self._is_bell_watched = False
         self._on_readable: Callable[[], None] | None = None
         self._is_streaming = False
         self._is_closed = False
@@ -53,6 +54,8 @@ class CatchUpStream:
         self._ranges_end_lsn = 0
         #: See `ReplicationStream`.
         self.keepalive: Keepalive | None = None
+        #: Whether commits on the publisher wait for what is reported. Written by the monitor; read by progress.
+        self.is_synchronous = False
         #: How the slot is read now, and why so; for people.
         self.reading = Reading.STREAM
         self.reason = ""
@@ -61,6 +64,11 @@ class CatchUpStream:
     def sender_pid(self) -> int:
         """Return the publisher's process that sends."""
         return self._stream.sender_pid
+
+    @property
+    def standby_name(self) -> str:
+        """Return the name that the publisher knows the stream by among its standbys."""
+        return self._stream.standby_name
 
     @property
     def shown(self) -> str:
@@ -78,8 +86,11 @@ class CatchUpStream:
 
     @property
     def gathers(self) -> bool:
-        """Tell whether messages gather while nothing is read; those of ranges come into memory by themselves."""
-        return self._is_streaming and not self._held
+        """Tell whether messages gather while nothing is read.
+
+        Those of ranges come into memory by themselves, and clients whose commits wait write nothing more.
+        """
+        return self._is_streaming and not self._held and not self.is_synchronous
 
     @property
     def is_unix_socket(self) -> bool:
@@ -193,7 +204,7 @@ class CatchUpStream:
         self._on_readable = None
         if self._is_closed:
             return
-        self._loop.remove_reader(self._bell)
+        self._ignore_bell()
         self._stream.pause_reading()
 
     def _listen(self) -> None:
@@ -201,10 +212,17 @@ class CatchUpStream:
         if self._on_readable is None or self._is_closed:
             return
         if self._is_streaming and not self._held:
-            self._loop.remove_reader(self._bell)
+            self._ignore_bell()
             self._stream.resume_reading(self._on_readable)
         else:
             self._loop.add_reader(self._bell, self._on_readable)
+            self._is_bell_watched = True
+
+    def _ignore_bell(self) -> None:
+        # For a socket that is not watched the event loop makes and drops an error, which takes longer than a read.
+        if self._is_bell_watched:
+            self._is_bell_watched = False
+            self._loop.remove_reader(self._bell)
 
     def drain(self, limit_bytes: int) -> list[bytes]:
         """Return the data frames at hand, at most about `limit_bytes`; errors as those of `ReplicationStream`."""

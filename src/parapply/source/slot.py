@@ -84,6 +84,14 @@ class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     state_schemas: frozenset[str] = frozenset()  # of parapplies that apply, or applied, to the publisher
 
 
+class SourcePosition(msgspec.Struct, frozen=True, kw_only=True):
+    """What the publisher is asked all the time."""
+
+    flush_lsn: int  # end of its durable WAL
+    clock_us: int  # microseconds since 2000-01-01 UTC
+    standby_names: str  # for which its commits wait; empty on a standby, where nothing commits
+
+
 @contextmanager
 def source_errors(doing: str) -> Iterator[None]:
     """Turn errors of psycopg into ours; every other exception passes.
@@ -233,19 +241,22 @@ async def state_schemas(conn: Connection) -> frozenset[str]:
         return frozenset([str(schema) for (schema,) in await _rows(conn, query)])
 
 
-async def position(conn: Connection) -> tuple[int, int]:
-    """Return the end of the publisher's durable WAL and its clock, in microseconds since 2000-01-01 UTC.
+async def position(conn: Connection) -> SourcePosition:
+    """Return where the publisher is.
 
     Raises:
         SourceLost: the connection broke.
     """
     query: LiteralString = """
         SELECT CASE WHEN r THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END,
-               (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint
+               (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint,
+               CASE WHEN r THEN '' ELSE pg_catalog.current_setting('synchronous_standby_names') END
           FROM pg_catalog.pg_is_in_recovery() AS r"""
     with source_errors("reading the publisher's position"):
-        ((flush, unix_us),) = await _rows(conn, query)
-    return parse_lsn(flush) if flush else 0, unix_us - POSTGRES_EPOCH_US
+        ((flush, unix_us, standby_names),) = await _rows(conn, query)
+    return SourcePosition(
+        flush_lsn=parse_lsn(flush) if flush else 0, clock_us=unix_us - POSTGRES_EPOCH_US, standby_names=standby_names
+    )
 
 
 async def read_slot(conn: Connection, slot_name: str) -> SlotFacts | None:

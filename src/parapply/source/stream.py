@@ -45,6 +45,8 @@ class ReplicationStream:
             past_libpq: read an unencrypted socket directly, which is faster; else always by libpq.
         """
         self._connection = connection
+        # As the server has it: it cuts a long one, and replaces what is not ASCII.
+        self._standby_name = connection.info.parameter_status("application_name") or ""
         self._transport: Transport = transport_of(connection, past_libpq=past_libpq)
         self._loop = asyncio.get_running_loop()
         self._fd = self._transport.fd
@@ -75,6 +77,11 @@ class ReplicationStream:
     def sender_pid(self) -> int:
         """Return the publisher's process that sends the stream."""
         return self._connection.info.backend_pid
+
+    @property
+    def standby_name(self) -> str:
+        """Return the name that the publisher knows the stream by among its standbys."""
+        return self._standby_name
 
     async def start(self, command: str) -> None:
         """Send START_REPLICATION.

@@ -3,6 +3,10 @@
 The watermark moves in memory with every commit. It is written to the target with one synchronous commit a few times a
 second (`advance`), after which everything before it is durable whatever synchronous_commit the workers use: only that
 is ever reported as flushed (traps T-1, T-2, T-8).
+
+While commits on the publisher wait for these reports (`CatchUpStream.is_synchronous`) no report waits for a timer: what
+is received and what is visible is reported at once, and one flush follows the other as long as anything is not durable.
+So each flush serves all that committed during the one before.
 """
 
 from __future__ import annotations
@@ -102,6 +106,8 @@ class Progress:
         loop = asyncio.get_running_loop()
         self._clock = loop.time
         self._wake = asyncio.Event()
+        self._news = asyncio.Event()
+        self._reported_received_lsn = 0
         #: Everything up to here is durable on the target, and recorded there as such or in its record rows.
         self.durable_lsn = pool.watermark.low_lsn
         self._written_lsn = self.durable_lsn  # what the state row says
@@ -134,6 +140,8 @@ class Progress:
             self._settle()
             if self._advance_is_due():
                 await self.advance()
+            elif self._is_waited_for:
+                await self._flush()
             self._report_if_due()
             if self._until_lsn is not None and covers(self.durable_lsn, self._until_lsn):
                 return
@@ -141,6 +149,17 @@ class Progress:
             await self._sleep()
         await self.advance()
         self.report()
+
+    async def report_at_once(self) -> None:
+        """Report what is received and what is visible as soon as it changes, while commits wait for that.
+
+        Raises:
+            SourceLost: the stream ended.
+        """
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            self.report()
 
     def finish(self, shown: DaemonState, reason: str) -> None:
         """Make `run` write and report a last time, and return.
@@ -159,16 +178,29 @@ class Progress:
         if keepalive.reply_requested:
             self._is_reply_due = True
             self._look_for_shutdown(keepalive.end_lsn)
+        elif self._stream.is_synchronous:
+            # A stream that has just begun counts as a standby after its first report.
+            self._news.set()
         self._wake.set()
+
+    def received(self) -> None:
+        """Note that what has come is in the batcher's hands."""
+        if self._stream.is_synchronous and self._batcher.received_lsn > self._reported_received_lsn:
+            self._news.set()
 
     def committed(self, job: Job) -> None:
         """Record a commit that the target has acknowledged."""
         self._last_commit_time_us = job.batch.commit_time_us
+        is_waited_for = self._stream.is_synchronous
+        if is_waited_for:
+            self._news.set()
         if self._is_apply_durable:
             self.durable_lsn = max(self.durable_lsn, self._pool.watermark.low_lsn)
             self._is_reply_due = True
-            self._wake.set()
-        elif self._pool.is_idle:
+            # A keep-alive's position may be next.
+            if not is_waited_for or self._idle_lsn > self.durable_lsn:
+                self._wake.set()
+        elif is_waited_for or self._pool.is_idle:
             self._wake.set()
 
     async def advance(self) -> None:
@@ -194,12 +226,28 @@ class Progress:
         self.is_asking_target = True
         await state.advance(self._control, self._schema, self._slot_id, progress)
         self.is_asking_target = False
+        self._made_durable(low_lsn)
+
+    async def _flush(self) -> None:
+        """Make what is visible durable, and say so."""
+        low_lsn = self._pool.watermark.low_lsn
+        self.is_asking_target = True
+        await state.flush(self._control, self._schema, self._slot_id, low_lsn, self._pool.watermark.high_lsn)
+        self.is_asking_target = False
+        self._made_durable(low_lsn)
+
+    def _made_durable(self, low_lsn: int) -> None:
         self._written_lsn = low_lsn
         if low_lsn > self.durable_lsn:
             self.durable_lsn = low_lsn
             failpoints.probe(failpoints.ADVANCED)
             self.report()
             failpoints.probe(failpoints.FEEDBACK_SENT)
+
+    @property
+    def _is_waited_for(self) -> bool:
+        """Tell whether commits on the publisher wait until what is visible here is durable."""
+        return self._stream.is_synchronous and self._pool.watermark.low_lsn > self.durable_lsn
 
     def report(self, *, is_asking: bool = False) -> None:
         """Tell the publisher what is durable.
@@ -209,6 +257,7 @@ class Progress:
         """
         self._is_reply_due = False
         self._reported_s = self._clock()
+        self._reported_received_lsn = self._batcher.received_lsn
         self._stream.send_status(
             max(self._batcher.received_lsn, self.durable_lsn),
             self.durable_lsn,
@@ -225,9 +274,16 @@ class Progress:
         since_s = self._clock() - self._advanced_s
         low_lsn = self._pool.watermark.low_lsn
         if low_lsn > self._written_lsn:
-            return since_s >= (_ADVANCE_MIN_S if self._pool.is_idle else self._advance_interval_s)
+            return since_s >= self._advance_wait_s
         # Without progress people still want to see the lag grow and the daemon alive.
         return since_s >= max(1.0, self._advance_interval_s)
+
+    @property
+    def _advance_wait_s(self) -> float:
+        """Return the seconds between two advances where there is progress."""
+        # Between two advances of a standby its flushes keep it durable.
+        is_quiet = self._pool.is_idle and not self._stream.is_synchronous
+        return _ADVANCE_MIN_S if is_quiet else self._advance_interval_s
 
     def _report_if_due(self) -> None:
         since_s = self._clock() - self._reported_s
@@ -274,11 +330,12 @@ class Progress:
 
     async def _sleep(self) -> None:
         """Wait for an event or the next thing due."""
+        if self._is_waited_for:
+            return
         now_s = self._clock()
         deadlines = [self._reported_s + self._status_interval_s, now_s + 0.5]
         if self._pool.watermark.low_lsn > self._written_lsn:
-            interval_s = _ADVANCE_MIN_S if self._pool.is_idle else self._advance_interval_s
-            deadlines.append(self._advanced_s + interval_s)
+            deadlines.append(self._advanced_s + self._advance_wait_s)
         else:
             deadlines.append(self._advanced_s + max(1.0, self._advance_interval_s))
         if self._is_reply_due:

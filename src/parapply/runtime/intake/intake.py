@@ -36,6 +36,7 @@ class Intake:
         tables: TablePlans,
         pool: WorkerPool,
         on_keepalive: Callable[[Keepalive], None],
+        on_received: Callable[[], None],
     ) -> None:
         """Keep the parts, in the order in which a transaction passes them.
 
@@ -48,6 +49,7 @@ class Intake:
             tables: for plans.
             pool: gets the batches.
             on_keepalive: called with every keep-alive, after what came before it was taken.
+            on_received: called after every read, when what came is in the batcher's hands.
         """
         self._reader = reader
         self._room = room
@@ -57,6 +59,7 @@ class Intake:
         self._tables = tables
         self._pool = pool
         self._on_keepalive = on_keepalive
+        self._on_received = on_received
 
     async def run(self) -> None:
         """Read until cancelled.
@@ -81,6 +84,7 @@ class Intake:
                     batcher.received_lsn = max(batcher.received_lsn, keepalive.end_lsn)
                     self._on_keepalive(keepalive)
                 batcher.close_if_due()
+                self._on_received()
                 await self._room.wait()
                 if reader.is_drained and (pause_s := batcher.pause_s):
                     await reader.pause(pause_s)

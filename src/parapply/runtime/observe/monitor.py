@@ -8,9 +8,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from parapply.errors import SourceLost
+from parapply.logs import get_logger
 from parapply.runtime.apply.deadlocks import AT_WORK
 from parapply.runtime.observe.meter import take_counts
 from parapply.source import slot
+from parapply.source.standby import is_named
 from parapply.target.state import display
 from parapply.target.state import slots as state
 from parapply.target.state.slots import WorkerRow
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from parapply.runtime.pool.pool import WorkerPool
     from parapply.runtime.tables.control_pool import ControlPool
     from parapply.runtime.tables.plans import TablePlans
+    from parapply.source.catch_up_stream import CatchUpStream
 
 #: Seconds between two checks: what a person watching expects.
 _INTERVAL_S = 1.0
@@ -51,7 +54,7 @@ class SeenSlot(NamedTuple):
 
 
 class Monitor:
-    """Reads the others' fields; writes only its own, and what is shown."""
+    """Reads the others' fields; writes only its own, what is shown, and whether commits wait for the stream."""
 
     def __init__(  # noqa: PLR0913  one place makes it
         self,
@@ -61,6 +64,7 @@ class Monitor:
         slot_id: int,
         *,
         slot_name: str,
+        stream: CatchUpStream,
         pool: WorkerPool,
         batcher: Batcher,
         shown: Shown,
@@ -81,6 +85,7 @@ class Monitor:
         self._schema = schema
         self._slot_id = slot_id
         self._slot_name = slot_name
+        self._stream = stream
         self._pool = pool
         self._batcher = batcher
         self._shown = shown
@@ -90,6 +95,7 @@ class Monitor:
         self._foreign_waits = foreign_waits
         self._figures = figures
         self._note = note
+        self._log = get_logger()
         # The rows that show them are made again in each epoch.
         figures.changed = dict.fromkeys(figures.tables)
         self._clock = asyncio.get_running_loop().time
@@ -109,18 +115,25 @@ class Monitor:
         await asyncio.sleep(_FIRST_LOOK_S)
         while True:
             try:
-                flush_lsn, now_us = await slot.position(self._source)
-                await self._look_at_slot(flush_lsn)
+                position = await slot.position(self._source)
+                self._look_for_waiting(position.standby_names)
+                await self._look_at_slot(position.flush_lsn)
             except SourceLost:
                 await asyncio.sleep(_LEAVE_S)
                 raise
-            self._shown.source_lsn = flush_lsn
-            self._shown.lag_s = self._lag_s(flush_lsn, now_us)
+            self._shown.source_lsn = position.flush_lsn
+            self._shown.lag_s = self._lag_s(position.flush_lsn, position.clock_us)
             self._shown.looked_s = self._clock()
             trouble = self._conflict_handler.trouble
             self._shown.state = (DaemonState.RETRYING, trouble) if trouble else (DaemonState.RUNNING, self._note)
             await self.show()
             await asyncio.sleep(_INTERVAL_S)
+
+    def _look_for_waiting(self, standby_names: str) -> None:
+        is_synchronous = is_named(standby_names, self._stream.standby_name)
+        if is_synchronous != self._stream.is_synchronous:
+            self._stream.is_synchronous = is_synchronous
+            self._log.info("standby_changed", slot=self._slot_name, is_synchronous=is_synchronous)
 
     async def _look_at_slot(self, flush_lsn: int) -> None:
         now_s = self._clock()

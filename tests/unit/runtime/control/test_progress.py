@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -13,27 +13,36 @@ from parapply.plan.watermark import Watermark
 from parapply.runtime.control import progress as module
 from parapply.runtime.control.progress import Progress
 from parapply.runtime.control.shown import Shown
+from parapply.tasks import end_tasks
 from parapply.vocabulary import DaemonState, Reading
 from parapply.wire.frames import Keepalive
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from parapply.runtime.pool.job import Job
+
 _AT_LSN = 100
 _SOURCE_LSN = 500
 
 
 class _Stream:
-    """Takes reports; `asked` is set by one that wants an answer."""
+    """Takes reports; `asked` is set by one that wants an answer, `told` by each."""
 
+    is_synchronous = False
     confirmed_flush_lsn = 0
     shown = "stream"
     reading = Reading.STREAM
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
+        self.told = asyncio.Event()
+        #: Written, flushed and applied, of each report.
+        self.reports: list[tuple[int, ...]] = []
 
-    def send_status(self, *_lsns: int, reply_requested: bool) -> None:
+    def send_status(self, *lsns: int, reply_requested: bool) -> None:
+        self.reports.append(lsns)
+        self.told.set()
         if reply_requested:
             self.asked.set()
 
@@ -41,7 +50,7 @@ class _Stream:
 class _Lab:
     """The task with a stream, a reader, a batcher and a worker pool of a test; nothing reaches a server."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, advance_interval_s: float = 0.01, is_apply_durable: bool = False) -> None:
         self.stream = _Stream()
         loop = asyncio.get_running_loop()
         self.reader: Any = SimpleNamespace(is_paused=False, heard_s=loop.time())
@@ -55,13 +64,19 @@ class _Lab:
             shown=self.shown,
             schema="parapply",
             slot_id=1,
-            advance_interval_s=0.01,
+            advance_interval_s=advance_interval_s,
             status_interval_s=60,
             receive_timeout_s=60,
-            is_apply_durable=False,
+            is_apply_durable=is_apply_durable,
             until_lsn=None,
             on_serving=lambda: None,
         )
+
+    def commit(self, lsn: int) -> None:
+        """Have a batch commit that ends at an LSN, while another one is in flight."""
+        self.pool.is_idle = False
+        self.pool.watermark.low_lsn = lsn
+        self.progress.committed(cast("Job", SimpleNamespace(batch=SimpleNamespace(commit_time_us=0))))
 
 
 @pytest.fixture(autouse=True)
@@ -75,11 +90,13 @@ def _no_target(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def _while_running(lab: _Lab, work: Callable[[], Awaitable[object]]) -> None:
     running = asyncio.create_task(lab.progress.run(), name="progress")
+    reporting = asyncio.create_task(lab.progress.report_at_once(), name="reports")
     try:
         await work()
     finally:
         lab.progress.finish(DaemonState.STOPPED, "")
         await running
+        await end_tasks([reporting])
 
 
 async def test_an_idle_daemon_asks_what_has_been_passed() -> None:
@@ -133,3 +150,78 @@ async def test_silence_is_loss_only_of_a_stream() -> None:
     now_s += 1
     with pytest.raises(SourceLost, match="said nothing for 60 s"):
         lab.progress._check_silence()
+
+
+@pytest.mark.parametrize("is_apply_durable", [False, True])
+async def test_who_waits_is_told_at_once_what_is_visible_and_what_is_durable(
+    monkeypatch: pytest.MonkeyPatch, *, is_apply_durable: bool
+) -> None:
+    """With no timer due, a commit is reported as applied before the flush, and as flushed only after it (T-1).
+
+    What commits during a flush is not durable by it: the next one follows. Commits that are durable by themselves need
+    none.
+    """
+    lab = _Lab(advance_interval_s=3600, is_apply_durable=is_apply_durable)
+    lab.stream.is_synchronous = True
+    flushing: asyncio.Queue[int] = asyncio.Queue()
+    flushed = asyncio.Semaphore(0)
+
+    async def flush(*arguments: object) -> None:
+        flushing.put_nowait(cast("int", arguments[-2]))
+        await flushed.acquire()
+
+    monkeypatch.setattr("parapply.target.state.slots.flush", flush)
+
+    async def told(*lsns: int) -> None:
+        while lsns not in lab.stream.reports:
+            lab.stream.told.clear()
+            await lab.stream.told.wait()
+
+    async def work() -> None:
+        await told(_AT_LSN, _AT_LSN, _AT_LSN)
+        lab.batcher.received_lsn = 400
+        lab.progress.received()
+        await told(400, _AT_LSN, _AT_LSN)
+        lab.commit(200)
+        if is_apply_durable:
+            await told(400, 200, 200)
+            assert flushing.empty()
+            return
+        await told(400, _AT_LSN, 200)
+        assert await flushing.get() == 200
+        lab.commit(300)
+        await told(400, _AT_LSN, 300)
+        flushed.release()
+        assert await flushing.get() == 300
+        assert (400, 200, 300) in lab.stream.reports
+        flushed.release()
+        await told(400, 300, 300)
+
+    await _while_running(lab, work)
+
+
+async def test_reports_wait_for_their_time_where_no_commit_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commits under load cost neither a report nor a flush each."""
+    lab = _Lab(advance_interval_s=3600)
+
+    async def flush(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("parapply.target.state.slots.flush", flush)
+
+    async def work() -> None:
+        lab.pool.is_idle = False
+        await lab.stream.told.wait()
+        turns = lab.progress.turns
+        for lsn in range(200, 300):
+            lab.batcher.received_lsn = lsn
+            lab.progress.received()
+            lab.commit(lsn)
+            lab.progress._wake.set()
+            await asyncio.sleep(0)
+        while lab.progress.turns < turns + 3:
+            lab.progress._wake.set()
+            await asyncio.sleep(0)
+        assert lab.stream.reports == [(_AT_LSN, _AT_LSN, _AT_LSN)]
+
+    await _while_running(lab, work)

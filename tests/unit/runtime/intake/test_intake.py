@@ -157,6 +157,7 @@ class _Lab:
             tables=tables,
             pool=self.pool,
             on_keepalive=lambda one: self.keepalives.append((one.end_lsn, self.batcher.holds_nothing)),
+            on_received=lambda: None,
         )
         self.lsn = 0x1000
 

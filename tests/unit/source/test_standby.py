@@ -1,0 +1,30 @@
+"""Whether a setting of the publisher names a reader, as PostgreSQL reads it."""
+
+from __future__ import annotations
+
+import pytest
+
+from parapply.source.standby import is_named
+
+
+@pytest.mark.parametrize(
+    "standby_names",
+    [
+        "app", "*", "APP", '"app"', "other, app", "2 (other, app)", "FIRST 1 (other,app)", "any 1(app ,\tother)",
+        'ANY 1 ("a ""b", "App")', "ANY 1 (*)",
+    ],
+)  # fmt: skip
+def test_it_is_named(standby_names: str) -> None:
+    """By its name in any case, quoted or not, wherever it stands in the list, and by the star."""
+    assert is_named(standby_names, "app")
+
+
+@pytest.mark.parametrize("standby_names", ["", "other", "app2", '"app, x"', "FIRST 1 (my_app, app_1)", '"ap""p"'])
+def test_it_is_not_named(standby_names: str) -> None:
+    """By a part of another name it is not, nor by an empty list."""
+    assert not is_named(standby_names, "app")
+
+
+def test_a_quoted_name_is_any_text() -> None:
+    """An application_name may hold what a list is made of."""
+    assert is_named('FIRST 1 ("a, ""b"" (c)")', 'a, "b" (c)')
