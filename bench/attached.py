@@ -21,6 +21,7 @@ from parapply.demo.stage import PUBLICATION
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from bench.options import Sync
     from parapply.demo.stage import Stage
 
 SubscriptionStreaming = Literal["off", "on", "parallel"]
@@ -35,12 +36,14 @@ class System:
         settings: `key=value` for parapply; `None` for the built-in subscription.
         target_delay_s: seconds each way between parapply and the subscriber; the built-in one is inside of it.
         streaming: of the built-in subscription; parapply has it in its settings.
+        sync: synchronous_commit of the built-in subscription, likewise.
     """
 
     name: str
     settings: tuple[str, ...] | None = None
     target_delay_s: float = 0.0
     streaming: SubscriptionStreaming = "off"
+    sync: Sync = "off"
 
 
 class Attached:
@@ -86,7 +89,7 @@ def attached(stage: Stage, system: System, name: str, *, settings: Sequence[str]
     make_target(stage, name)
     write_checkpoints(stage)
     if system.settings is None:
-        _subscribe(stage, name, system.streaming)
+        _subscribe(stage, name, system)
         yield Attached()
         for command in ("ALTER SUBSCRIPTION {} DISABLE", "DROP SUBSCRIPTION {}"):
             stage.target.execute(sql.SQL(command).format(sql.Identifier(name)), dbname=name)
@@ -104,17 +107,18 @@ def attached(stage: Stage, system: System, name: str, *, settings: Sequence[str]
     drop_target(stage, name)
 
 
-def _subscribe(stage: Stage, name: str, streaming: SubscriptionStreaming) -> None:
+def _subscribe(stage: Stage, name: str, system: System) -> None:
     """Make the built-in subscription on the slot."""
     identifier = sql.Identifier(name)
     create = sql.SQL(
         "CREATE SUBSCRIPTION {} CONNECTION {} PUBLICATION {} WITH (slot_name = {}, create_slot = false,"
-        " copy_data = false, streaming = {})"
+        " copy_data = false, streaming = {}, synchronous_commit = {})"
     ).format(
         identifier,
         sql.Literal(stage.source_dsn()),
         sql.Identifier(PUBLICATION),
         identifier,
-        sql.Literal(streaming),
+        sql.Literal(system.streaming),
+        sql.Literal(system.sync),
     )
     stage.target.execute(create, dbname=name)

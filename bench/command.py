@@ -44,6 +44,7 @@ Examples:
   parapply bench --delay-ms 0 --delay-ms 2 --set apply.max_batch_transactions=500
   parapply bench --transactions 50000 --workers 4 --workers 16 --disk-read-us 150
   parapply bench --latency --quick
+  parapply bench --synchronous --system built-in --system parapply
   parapply bench --copy --scale 50 --workers 2 --workers 4
   parapply bench --copy --shape all --scale 20
   parapply bench --live --hold-s 0 --hold-s 10
@@ -68,7 +69,7 @@ What each figure means: docs/BENCHMARK.md.""",
 @click.option(
     "--rounds",
     type=click.IntRange(min=1),
-    help=f"Turns of each runner.  [default: {_ROUNDS}; {_FEW_ROUNDS} with --latency and --live]",
+    help=f"Turns of each runner.  [default: {_ROUNDS}; {_FEW_ROUNDS} with --latency, --synchronous and --live]",
 )
 @click.option(
     "--quick",
@@ -115,6 +116,10 @@ What each figure means: docs/BENCHMARK.md.""",
     help="For JSON and plot.  [default: bench/results if there is one, else parapply-bench]",
 )  # fmt: skip
 @click.option("--latency", "is_latency", is_flag=True, help="Measure from commit to visible instead of catching up.")
+@click.option(
+    "--synchronous", "is_synchronous", is_flag=True,
+    help="Measure what a publisher writes whose commits wait for the system, with 1, 16 and 64 clients.",
+)  # fmt: skip
 @click.option("--copy", "is_copy", is_flag=True, help="Measure the initial copy instead; --workers are connections.")
 @click.option(
     "--shape", "shapes", multiple=True, type=click.Choice([*COPY_SHAPES, _ALL]), default=["one-large"],
@@ -145,6 +150,7 @@ def bench(  # noqa: PLR0913  one parameter for each option
     is_unsaved: bool,
     is_json: bool,
     is_latency: bool,
+    is_synchronous: bool,
     is_copy: bool,
     is_live: bool,
     holds_s: tuple[float, ...],
@@ -154,24 +160,12 @@ def bench(  # noqa: PLR0913  one parameter for each option
 ) -> int:
     """Drain one backlog by parapply and by others in turn, and print times, CPU and memory."""
     systems = systems or (LIVE_SYSTEMS if is_live else DEFAULT_SYSTEMS)
-    if is_latency + is_live + is_copy > 1:
-        raise click.UsageError("--latency, --live and --copy are different measurements: give one of them")
-    has_other_workload = set(names) != {_WORKLOAD}
-    if is_latency and (has_other_workload or sync != "off" or not {*systems} & {"built-in", "parapply"}):
-        raise click.UsageError(
-            "--latency measures the systems built-in and parapply, with --sync off and no --workload"
-        )
-    if is_live and (has_other_workload or sync != "off" or not {*systems} & {*LIVE_SYSTEMS}):
-        raise click.UsageError(
-            f"--live measures the systems {', '.join(LIVE_SYSTEMS)}, with --sync off and no --workload"
-        )
-    if others["alone"] and (is_latency or is_live or is_copy):
-        raise click.UsageError("--alone is for catching up")
-    if is_copy and has_other_workload:
-        raise click.UsageError("--copy measures the systems built-in and parapply, with no --workload")
+    other = _other_measurement(latency=is_latency, synchronous=is_synchronous, live=is_live, copy=is_copy)
+    if other:
+        _check_other(other, systems, sync, has_workload=set(names) != {_WORKLOAD}, is_alone=bool(others["alone"]))
     disks = tuple(Disk(read_us=read_us, sync_us=sync_us) for read_us in reads_us for sync_us in syncs_us)
     options = Options(
-        rounds=rounds or (1 if is_quick else _FEW_ROUNDS if is_latency or is_live else _ROUNDS),
+        rounds=rounds or (1 if is_quick else _ROUNDS if other in ("", "--copy") else _FEW_ROUNDS),
         is_quick=is_quick,
         delays_s=tuple(delay_ms / 1000 for delay_ms in delays_ms),
         disks=disks,
@@ -179,12 +173,12 @@ def bench(  # noqa: PLR0913  one parameter for each option
         systems=systems,
         **others,
     )
-    if options.has_slow_disk and (is_latency or is_live or is_copy):
+    if options.has_slow_disk and other:
         raise click.UsageError("--disk-read-us and --disk-sync-us are for catching up")
     from bench.installed import check_installed  # noqa: PLC0415
 
-    check_installed(with_plot=not (is_unsaved or is_latency or is_copy))
-    from bench import run, run_latency, run_live  # noqa: PLC0415
+    check_installed(with_plot=not is_unsaved and other in ("", "--live"))
+    from bench import run, run_latency, run_live, run_standby  # noqa: PLC0415
     from bench.output import Output  # noqa: PLC0415
 
     output = Output(directory=directory, is_saved=not is_unsaved, is_json=is_json)
@@ -194,6 +188,29 @@ def bench(  # noqa: PLR0913  one parameter for each option
         return run_copy.main(options, COPY_SHAPES if _ALL in shapes else shapes, output)
     if is_latency:
         return run_latency.main(options, output)
+    if is_synchronous:
+        return run_standby.main(options, output)
     if is_live:
         return run_live.main(options, holds_s, streamings, output)
     return run.main(list(WORKLOADS) if _ALL in names else list(dict.fromkeys(names)), options, output)
+
+
+def _other_measurement(**wanted: bool) -> str:
+    """Return the option of what is measured instead of catching up; empty: none is given."""
+    given = [f"--{name}" for name, is_wanted in wanted.items() if is_wanted]
+    if len(given) > 1:
+        *first, last = [f"--{name}" for name in wanted]
+        raise click.UsageError(f"{', '.join(first)} and {last} are different measurements: give one of them")
+    return given[0] if given else ""
+
+
+def _check_other(other: str, systems: tuple[System, ...], sync: str, *, has_workload: bool, is_alone: bool) -> None:
+    """Refuse what is for catching up only."""
+    if is_alone:
+        raise click.UsageError("--alone is for catching up")
+    measured = LIVE_SYSTEMS if other == "--live" else ("built-in", "parapply")
+    how = {"--synchronous": ", with either synchronous_commit by itself", "--copy": ""}.get(other, ", with --sync off")
+    has_other_systems = other != "--copy" and (sync != "off" or not {*systems} & {*measured})
+    if has_workload or has_other_systems:
+        names = ", ".join(measured[:-1]) + f" and {measured[-1]}"
+        raise click.UsageError(f"{other} measures the systems {names}{how} and no --workload")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import psutil
@@ -30,7 +31,12 @@ _SETTINGS: Final[Mapping[str, Setting]] = {"autovacuum": False, "shared_buffers"
 
 
 def make_stage(
-    interrupts: Interrupts, options: Options, disk: SlowDisk | None = None, *, is_local: bool = False
+    interrupts: Interrupts,
+    options: Options,
+    disk: SlowDisk | None = None,
+    *,
+    is_local: bool = False,
+    settings: Mapping[str, Setting] = MappingProxyType({}),
 ) -> Stage:
     """Return the stage for one workload.
 
@@ -39,6 +45,7 @@ def make_stage(
         options: which programs.
         disk: of the subscriber, if it can be made slow.
         is_local: systems reach the publisher by its Unix socket.
+        settings: of both servers, over those of every benchmark.
 
     Raises:
         DemoError: there are no such servers on this machine.
@@ -47,7 +54,7 @@ def make_stage(
     return Stage(
         interrupts,
         name="bench",
-        settings=_SETTINGS,
+        settings={**_SETTINGS, **settings},
         is_local=is_local,
         source_binaries=programs_in(options.bindir_source) if options.bindir_source else None,
         target_binaries=target_binaries,

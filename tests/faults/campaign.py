@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["Campaign", "Result", "last_faults", "network_faults", "process_faults", "server_faults"]
 
 _FAULTS_A_ROUND = 6
+#: Part of the rounds in which the daemon is named as the publisher's synchronous standby.
+_STANDBYS = 1 / 3
 
 
 class Result(msgspec.Struct, kw_only=True):
@@ -105,10 +107,14 @@ class Campaign:
         chooser = random.Random(seed)
         drawn = {**draw_settings(chooser), **(settings or {})}
         is_two_phase = chooser.random() < 0.5 or any(one.needs_two_phase for one in faults)
-        options = Options(seed=seed, is_two_phase=is_two_phase, settings=drawn, environ=self.environ)
-        self.rounds.append({"round": number, "settings": {**drawn, "source.two_phase": is_two_phase}, "faults": []})
+        is_standby = settings is None and chooser.random() < _STANDBYS
+        options = Options(
+            seed=seed, is_two_phase=is_two_phase, settings=drawn, environ=self.environ, is_standby=is_standby
+        )
+        settings_of_round = {**drawn, "source.two_phase": is_two_phase, "is_standby": is_standby}
+        self.rounds.append({"round": number, "settings": settings_of_round, "faults": []})
         self.tell(f"round {number}: " + ", ".join(f"{key.split('.')[1]}={value}" for key, value in drawn.items())
-                  + f", two_phase={is_two_phase}")  # fmt: skip
+                  + f", two_phase={is_two_phase}, standby={is_standby}")  # fmt: skip
         try:
             with Round(self.servers, options) as run:
                 try:

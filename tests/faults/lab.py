@@ -35,7 +35,7 @@ from tests.fixtures.servers import _SETTINGS_OF_18, TEST_SETTINGS
 from tests.fixtures.workloads import BankLoad, BankReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tests.fixtures.databases import Database
 
@@ -97,6 +97,8 @@ class Options:
         pace_s: pause of each of the four clients of the bank after a transaction.
         environ: variables of every daemon, for mutants.
         reader_pace_s: pause between two looks of the reader.
+        is_standby: whether the publisher's `synchronous_standby_names` names the daemon, which so reports everything at
+            once. Its sessions commit with `local`: what is done while no daemon runs must not wait for one.
     """
 
     seed: str
@@ -105,6 +107,7 @@ class Options:
     pace_s: float = 0.03
     environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
     reader_pace_s: float = 0.3
+    is_standby: bool = False
 
 
 def draw_settings(chooser: random.Random) -> dict[str, str | float]:
@@ -171,6 +174,8 @@ class Round:
             self._stack.callback(self._end_daemons)
             self.daemon = self.start()
             self.daemon.wait_for_event("source_connected", WAIT_S)
+            if self.options.is_standby:
+                self._stack.enter_context(self.standby("local"))
             in_order = self.options.settings.get("apply.commit_order", "preserve") == "preserve"
             self.sampler = self._stack.enter_context(Sampler(self.route))
             self.reader = BankReader(self.target, in_order=in_order, pace_s=self.options.reader_pace_s)
@@ -231,6 +236,28 @@ class Round:
         """Return the next log line of an event, or the one after `more_than` of them."""
         count = len(self.daemon.events_of(name)) if more_than is None else more_than
         return self.daemon.wait_for_event(name, WAIT_S, count=count + 1)
+
+    @contextlib.contextmanager
+    def standby(self, level: str) -> Iterator[None]:
+        """Have the publisher name the daemon as its synchronous standby while the block runs.
+
+        Args:
+            level: synchronous_commit of every session on the publisher, those that run included.
+        """
+        names = ("synchronous_standby_names", "synchronous_commit")
+        before = [self.source.rows(f"SELECT setting FROM pg_settings WHERE name = '{name}'")[0][0] for name in names]
+        try:
+            self._configure_source(names, (self.route.slot, level))
+            state = f"SELECT sync_state = 'sync' FROM pg_stat_replication WHERE application_name = '{self.route.slot}'"
+            self.source.wait_until(state, WAIT_S)
+            yield
+        finally:
+            self._configure_source(names, before)
+
+    def _configure_source(self, names: Sequence[str], values: Sequence[str]) -> None:
+        for name, value in zip(names, values, strict=True):
+            self.servers.source.execute(f"ALTER SYSTEM SET {name} = '{value}'")
+        self.servers.source.reload()
 
     def work(self, least: int = 20, most: int = 80) -> None:
         """Let the load go on for some transactions."""

@@ -245,18 +245,10 @@ def f39(run: Round) -> None:
 @fault("F40", "the daemon is the publisher's synchronous standby")
 def f40(run: Round) -> None:
     """Every commit on the publisher waits until the target has it on disk, also over a restart of the daemon."""
-    name = run.route.slot
-    run.source.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
-    try:
-        run.servers.source.reload()
-        state = f"SELECT sync_state = 'sync' FROM pg_stat_replication WHERE application_name = '{name}'"
-        run.source.wait_until(state, WAIT_S)
+    with run.standby("on"):
         run.work()
         run.restart()
         run.work()
-    finally:
-        run.source.execute("ALTER SYSTEM RESET synchronous_standby_names")
-        run.servers.source.reload()
 
 
 @fault("F7", "state table UNLOGGED")

@@ -1,0 +1,36 @@
+"""A publisher whose commits wait for a system: everything that `parapply bench --synchronous` does, in short."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.attached import System
+from bench.standby import LEVELS, Standby, StandbyOptions, measure
+from parapply.demo.interrupts import Interrupts
+from parapply.demo.stage import Stage
+
+pytestmark = pytest.mark.slow
+
+_OPTIONS = StandbyOptions(
+    standbys=(
+        Standby(system=System(name="ours", settings=("apply.workers=2",)), sync="off"),
+        Standby(system=System(name="built-in", sync="on"), sync="on"),
+    ),
+    clients=(2,),
+    seconds=1,
+    warm_up_s=1,
+    rounds=1,
+    scale=1,
+)
+
+
+def test_each_standby_is_waited_for_and_left() -> None:
+    """Every standby has its figures, and afterwards the publisher names no standby."""
+    with Interrupts() as interrupts, Stage(interrupts, name="test", settings={"fsync": "off"}) as stage:
+        turns = measure(stage, _OPTIONS)
+        assert stage.source.execute("SHOW synchronous_standby_names") == [("",)]
+    assert [(turn.standby, turn.level) for turn in turns] == [
+        (name, level) for name in ("ours", "built-in") for level in LEVELS
+    ]
+    assert all(turn.per_s > 0 for turn in turns)
+    assert {role for turn in turns for role in turn.cpu_us} >= {"leader", "walsender", "target"}
