@@ -98,7 +98,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record",
     wait_turn_s: float  # done but for late keys, waiting for its place in the commit order
     commit_s: float  # late keys and COMMIT
     attempts: int  # 1 where nothing had to be repeated
-    mode: str  # set, rows (repeated row by row at the head), large, streamed, spilled (in pieces), outcome (two-phase)
+    mode: str  # set, rows (a part of it row by row), large, streamed, spilled (in pieces), outcome (two-phase)
     rows: dict[str, RowCounts]  # by schema.table
     size_bytes: int  # of the change messages, with what the interpreter needs for them
     late_keys: int = 0  # held by earlier batches and so applied in its turn, all others at once

@@ -20,7 +20,7 @@ class Mode(StrEnum):
     """How a batch was applied."""
 
     SET = "set"
-    ROWS = "rows"  # repeated row by row at the head
+    ROWS = "rows"  # repeated at the head, and a part of it row by row
     LARGE = "large"  # in pieces, as they came
     STREAMED = "streamed"  # in pieces, followed while it was in progress
     SPILLED = "spilled"  # in pieces, at its commit

@@ -30,8 +30,11 @@ def _handed_over(count: int) -> Iterator[str]:
         yield f"INSERT INTO u VALUES ({1000 + number}, 'M{number}', 0)"
 
 
-def test_t19_a_table_that_keeps_failing_is_serial_for_a_while(pair: Pair) -> None:
-    """Every row is right, the retries are counted and shown with the reason, and later the table is tried again."""
+def test_t19_a_table_that_keeps_failing_has_its_batches_follow_one_another(pair: Pair) -> None:
+    """Still as sets, for a while: retries are counted and shown with the reason, and later the table is trusted again.
+
+    None of its batches fails at the head, so none is split, and the table never goes row by row.
+    """
     pair.create(_MAILS)
     pair.write(*_handed_over(100))
     settings = {"apply.max_batch_transactions": 1}
@@ -40,7 +43,10 @@ def test_t19_a_table_that_keeps_failing_is_serial_for_a_while(pair: Pair) -> Non
     pair.check_equal()
     levels = [event["value"] for event in daemon.events_of("table_trust")]
     assert levels[:1] == ["alone"], daemon.log_tail()
-    pair.target.wait_until("SELECT reason ~ 'for now' AND retries >= 4 FROM parapply.tables WHERE table_name = 'u'")
+    pair.target.wait_until(
+        "SELECT reason ~ 'for now, for 256 batches' AND retries >= 4 AND lane = 'set-based' AND is_table_exclusive"
+        " FROM parapply.tables WHERE table_name = 'u'"
+    )
     # As many batches as the longest penalty so far, and more.
     pair.write(*(f"UPDATE u SET v = {number} WHERE id = 3" for number in range(1100)))
     daemon.wait_caught_up()
@@ -48,6 +54,8 @@ def test_t19_a_table_that_keeps_failing_is_serial_for_a_while(pair: Pair) -> Non
     pair.check_equal()
     assert [event["value"] for event in daemon.events_of("table_trust")][-1] == "trusted"
     assert not daemon.events_of("batch_failed")
+    assert not daemon.events_of("batch_split")
+    assert "in_order" not in [event["value"] for event in daemon.events_of("table_trust")]
 
 
 def test_a_large_transaction_takes_its_tables(pair: Pair) -> None:

@@ -103,8 +103,8 @@ TABLE_TRANSACTIONS: Final = Metric(
 TRANSACTIONS: Final = Metric(
     "parapply_transactions_total",
     "counter",
-    "Source transactions applied. mode: set, rows (repeated row by row at the head), large (in pieces), streamed "
-    "(while in progress), spilled (kept on disk until its commit), outcome (of a prepared transaction).",
+    "Source transactions applied. mode: set, rows (row by row at the head, where sets failed), large (in pieces), "
+    "streamed (while in progress), spilled (kept on disk until its commit), outcome (of a prepared transaction).",
     ("mode",),
 )
 BATCHES: Final = Metric(

@@ -1,4 +1,4 @@
-"""A batch at the head, one source transaction after the other, row by row: everything earlier has committed.
+"""One source transaction at the head, row by row: everything earlier has committed.
 
     as it is, in source order ──► committed
             │ failed
@@ -12,21 +12,14 @@ A transaction that the operator wants skipped is recorded as done instead, in th
 
 from __future__ import annotations
 
-import asyncio
-from functools import partial
 from typing import TYPE_CHECKING
 
 from parapply.conflict.kinds import ConflictStop
 from parapply.conflict.settle import may_be_conflict
 from parapply.errors import StatementFailed, TargetRefused
-from parapply.logs import get_logger
-from parapply.model import format_lsn
 from parapply.plan.steps import ordered_changes
 from parapply.runtime.apply.conflicts import source_of
 from parapply.runtime.apply.transaction import record_at_head
-from parapply.runtime.pool.job import Resume
-from parapply.runtime.pool.retry import TryLater
-from parapply.vocabulary import RetryReason, WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,13 +31,13 @@ if TYPE_CHECKING:
     from parapply.runtime.apply.kit import WorkerKit
     from parapply.runtime.apply.repair import Repair
     from parapply.runtime.apply.transaction import TargetTransaction
-    from parapply.runtime.pool.job import SetJob
+    from parapply.runtime.pool.job import Resume, SetJob
     from parapply.runtime.pool.retry import Attempts
     from parapply.target.sql.commands import Command
 
 
 class SerialApply:
-    """Used by one worker, for one batch at a time."""
+    """Used by one worker, for one transaction at a time."""
 
     def __init__(self, target: TargetTransaction, repair: Repair, kit: WorkerKit) -> None:
         """Apply nothing yet."""
@@ -52,58 +45,15 @@ class SerialApply:
         self._session = target.session
         self._repair = repair
         self._kit = kit
-        self._pool = kit.pool
         self._conflict_handler = kit.conflict_handler
-        self._log = get_logger()
 
-    async def apply(self, job: SetJob, why: str) -> bool:
-        """Repeat a batch at the head; False if it was given back before it was done: it resumes where it was.
-
-        Args:
-            job: rolled back, or not begun.
-            why: for people.
-
-        Raises:
-            ApplyFailed: a transaction of it fails, and on_error is "stop".
-            TargetLost, TargetRefused, ProtocolError: as everywhere.
-        """
-        batch = job.batch
-        self._target.show(WorkerState.RETRYING)
-        resume = job.resume
-        if resume is None:
-            if batch.is_suspect:
-                relations = [changes.plan.relation for changes in batch.table_changes]
-                self._kit.tables.count_retry(relations, was_predictable=True)
-            job.attempts += 1
-            job.error = why
-            resume = job.resume = Resume(0, dict(job.plans_before), self._kit.new_attempts())
-        if self._pool.is_relaxed and self._pool.head is not job:
-            self._pool.park(job)
-            return False
-        await self._pool.head_turn(job)
-        if resume.n_done == 0:
-            self._log.warning(
-                "batch_retried", seq=batch.seq, worker=job.worker, end_lsn=format_lsn(batch.end_lsn), reason=why
-            )
-            if job.error == RetryReason.CODE:
-                await self._kit.tables.refresh_written(batch)
-        for transaction in batch.transactions[resume.n_done :]:
-            try:
-                current = await self._one(job, transaction, resume)
-            except TryLater as later:
-                self._pool.park(job)
-                self._conflict_handler.later(later.delay_s, partial(self._pool.unpark, job))
-                return False
-            resume = job.resume = Resume(resume.n_done + 1, current, self._kit.new_attempts())
-        job.times.executed_s = job.times.turn_s = asyncio.get_running_loop().time()
-        return True
-
-    async def _one(self, job: SetJob, transaction: Transaction, resume: Resume) -> dict[int, TablePlan]:
+    async def apply(self, job: SetJob, transaction: Transaction, resume: Resume) -> dict[int, TablePlan]:
         """Apply one source transaction until it is committed; return the plans in force after it.
 
         Raises:
             TryLater: it fails, and another job can use the worker.
-            ApplyFailed, TargetLost, TargetRefused, ProtocolError: as `apply`.
+            ApplyFailed: it fails, and on_error is "stop".
+            TargetLost, TargetRefused, ProtocolError: as everywhere.
         """
         while True:
             plans = self._kit.tables.plans_from(resume.plans)
@@ -154,7 +104,7 @@ class SerialApply:
         """Return when it may be tried again, the same or with its conflicts settled.
 
         Raises:
-            ApplyFailed, TryLater, TargetLost, TargetRefused: as `_one`.
+            ApplyFailed, TryLater, TargetLost, TargetRefused: as `apply`.
         """
         if isinstance(stop, ConflictStop):
             await self._repair.stopped(job, stop, transaction, attempts)

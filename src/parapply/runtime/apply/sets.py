@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from parapply.errors import StatementFailed
     from parapply.model import Relation
     from parapply.plan.batch import Batch
-    from parapply.runtime.pool.job import SetJob
     from parapply.target.sql.commands import Command
 
 #: Changes of a batch that is executed and committed in one flight, if it has its turn when it begins: without a backlog
@@ -30,11 +29,12 @@ _ONE_FLIGHT = 256
 
 
 class SetCommands:
-    """The commands of one job's batch; they stay the same for every attempt."""
+    """The commands of one batch; they stay the same for every attempt."""
 
-    def __init__(self, job: SetJob, commands: list[Command], late: list[Command]) -> None:
+    def __init__(self, batch: Batch, commands: list[Command], late: list[Command], *, may_commit: bool) -> None:
         """Keep the commands; see `made`."""
-        self._job = job
+        self._batch = batch
+        self._may_commit = may_commit
         #: Those that need no turn.
         self.first = commands
         #: Those of the late keys, which do.
@@ -42,26 +42,26 @@ class SetCommands:
         self.all = [*commands, *late] if late else commands
 
     @classmethod
-    async def made(cls, job: SetJob, builder: CommandBuilder, role: str) -> SetCommands:
-        """Return the commands of a job.
+    async def made(cls, batch: Batch, builder: CommandBuilder, role: str, *, may_commit: bool = True) -> SetCommands:
+        """Return the commands of a batch.
 
         Args:
-            job: whose batch is closed.
+            batch: as for `commands_of`.
             builder: as for `commands_of`.
             role: as for `commands_of`.
+            may_commit: it ends with a commit; False: it is prepared.
 
         Raises:
             ProtocolError, TargetRefused: as `CommandBuilder.of_steps`.
         """
-        batch = job.batch
         commands = await commands_of(batch, builder, role)
         late = builder.of_late_keys(batch.steps, batch.size_bytes) if batch.has_late_keys else []
-        return cls(job, commands, [*late, *code_check(late, role)])
+        return cls(batch, commands, [*late, *code_check(late, role)], may_commit=may_commit)
 
     @property
     def fit_one_flight(self) -> bool:
         """Tell whether the batch may be executed and committed at once, if it has its turn."""
-        return self._job.batch.n_changes <= _ONE_FLIGHT and self._are_checked(self.all)
+        return self._batch.n_changes <= _ONE_FLIGHT and self._are_checked(self.all)
 
     @property
     def late_fit_one_flight(self) -> bool:
@@ -71,7 +71,7 @@ class SetCommands:
     def _are_checked(self, commands: Sequence[Command]) -> bool:
         """Tell whether the server can check what commands must have found, and commit without asking back."""
         return (
-            self._job.prepare is None
+            self._may_commit
             and all(command.prepared.is_set for command in commands)
             and not failpoints.is_armed(failpoints.DML_SENT, failpoints.BEFORE_COMMIT)
         )
@@ -92,7 +92,7 @@ class SetCommands:
             return []  # the tables have changed: that says nothing about keys
         if failure is not None and 0 <= failure.statement < len(self.all):
             return [self.all[failure.statement].plan.relation]
-        plans = [changes.plan for changes in self._job.batch.table_changes]
+        plans = [changes.plan for changes in self._batch.table_changes]
         # Tables where code runs, or where not every unique key is predicted.
         known = [plan for plan in plans if plan.facts.unique or plan.facts.foreign_keys or plan.facts.triggers]
         return [plan.relation for plan in known or plans]

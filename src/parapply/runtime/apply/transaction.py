@@ -127,4 +127,10 @@ def record_at_head(end: Transaction) -> Record:
     Args:
         end: the transaction, or the piece or event that ends it.
     """
-    return Record(end.end_lsn, end.end_lsn, end.commit_time_us, 1, low_lsn=end.end_lsn)
+    return record_of_run([end])
+
+
+def record_of_run(transactions: Sequence[Transaction]) -> Record:
+    """Return the same of consecutive source transactions, at least one, that are one target transaction."""
+    last = transactions[-1]
+    return Record(transactions[0].end_lsn, last.end_lsn, last.commit_time_us, len(transactions), low_lsn=last.end_lsn)

@@ -1,7 +1,7 @@
-"""One worker: takes a job, executes it, waits for its turn, commits; else repeats it serially at the head; else stops.
+"""One worker: takes a job, executes it, waits for its turn, commits; else repeats it at the head; else stops.
 
-The leader starts one task for each worker and names it. What is not applied as sets has a file of its own: `serial.py`,
-`large.py`, `streamed.py`, `outcome.py`.
+The leader starts one task for each worker and names it. What is not applied as the sets of a whole batch has a file of
+its own: `parts.py` with `serial.py`, `large.py`, `streamed.py`, `outcome.py`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from parapply.errors import StatementFailed, TargetRefused
+from parapply.plan.downgrade import Level
 from parapply.runtime.apply.failure import FailureClass, classify
 from parapply.runtime.apply.large import LargeApply
 from parapply.runtime.apply.outcome import apply_outcome
+from parapply.runtime.apply.parts import PartApply
 from parapply.runtime.apply.repair import Repair
-from parapply.runtime.apply.serial import SerialApply
 from parapply.runtime.apply.sets import SetCommands
 from parapply.runtime.apply.streamed import StreamApply
 from parapply.runtime.apply.transaction import TargetTransaction
@@ -46,7 +47,7 @@ class Worker:
         self._skips = kit.conflict_handler.skips
         self._target = TargetTransaction(session, kit)
         self._repair = Repair(session, kit)
-        self._serial = SerialApply(self._target, self._repair, kit)
+        self._parts = PartApply(self._target, self._repair, kit)
         self._clock = asyncio.get_running_loop().time
 
     @property
@@ -96,29 +97,31 @@ class Worker:
         return True
 
     async def _apply_sets(self, job: SetJob) -> bool:
-        """Execute, wait for the turn, commit; else repeat it serially at the head, which stops on a real error."""
+        """Execute, wait for the turn, commit; else repeat it at the head, in parts, which stops on a real error."""
         if job.resume is not None or job.batch.is_suspect:
-            return await self._serial.apply(job, RetryReason.SUSPECT)
+            return await self._parts.apply(job, RetryReason.SUSPECT)
         try:
-            sets = await SetCommands.made(job, self._kit.builder, self._kit.tables.role)
+            sets = await SetCommands.made(
+                job.batch, self._kit.builder, self._kit.tables.role, may_commit=job.prepare is None
+            )
         except TargetRefused:
             # What comes before the refused change is applied first, at the head, where the refusal is met again.
-            return await self._serial.apply(job, RetryReason.REFUSED)
+            return await self._parts.apply(job, RetryReason.REFUSED)
         while not self._skips.hits(job.batch):
+            is_head = self._pool.head is job
             try:
                 turn = await self._attempt(job, sets)
             except StatementFailed as failure:
                 await self.session.rollback()
                 job.times.turn_s = 0.0
                 if not job.must_yield or classify(failure) is not FailureClass.AGAIN:
-                    self._kit.tables.count_retry(sets.suspects(failure))
-                    return await self._serial.apply(job, sets.why_failed(failure))
+                    return await self._parts.repeat(job, sets, failure, was_at_head=is_head)
                 turn = CommitTurn.YIELD  # it was cancelled because it is in the way
             if turn is CommitTurn.COMMIT:
                 return True
             if not await self._is_to_repeat(job, sets, turn):
                 return False
-        return await self._serial.apply(job, RetryReason.SKIP)
+        return await self._parts.apply(job, RetryReason.SKIP)
 
     async def _attempt(self, job: SetJob, sets: SetCommands) -> CommitTurn:
         """Execute, wait for the turn and commit; or roll back and return the other answer of the pool."""
@@ -173,7 +176,9 @@ class Worker:
         if turn is CommitTurn.GIVE_BACK:
             self._pool.give_back(job)
             return False
-        self._kit.tables.count_retry(sets.suspects(None))
+        suspects = sets.suspects(None)
+        self._kit.tables.count_retry(suspects)
+        self._kit.tables.distrust(suspects, Level.ALONE)
         job.must_yield = False
         if self._pool.is_relaxed and self._pool.head is not job:
             # The head may have no worker yet.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parapply.runtime.pool.job import SetJob
 from parapply.target.state.display import TableCounts
-from parapply.vocabulary import RetryReason
+from parapply.vocabulary import Mode, RetryReason
 
 if TYPE_CHECKING:
     from parapply.metrics.figures import Figures
@@ -17,7 +18,11 @@ _TABLES = 200
 
 def count(figures: Figures, job: Job) -> None:
     """Add a job that the target has just acknowledged."""
-    figures.transactions[job.mode] += job.counts.n_transactions
+    if isinstance(job, SetJob) and job.mode is Mode.ROWS:
+        figures.transactions[Mode.ROWS] += job.n_in_order
+        figures.transactions[Mode.SET] += job.counts.n_transactions - job.n_in_order
+    else:
+        figures.transactions[job.mode] += job.counts.n_transactions
     figures.batches[job.mode] += 1
     figures.change_bytes += job.counts.size_bytes
     figures.batch_transactions.observe(job.counts.n_transactions)

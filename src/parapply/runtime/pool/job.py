@@ -6,18 +6,20 @@ All times are seconds of the event loop's clock, which is monotonic (fault F29: 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from parapply.runtime.pool.counts import NOTHING_COUNTED, JobCounts
 from parapply.vocabulary import Mode
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Sequence
 
     from parapply.applylog_schema import ConflictRecord
     from parapply.lineage.graph import Traced
-    from parapply.model import Transaction
+    from parapply.model import Relation, Transaction
     from parapply.plan.batch import Batch
+    from parapply.plan.halving import Halving
     from parapply.plan.table import TablePlan
     from parapply.plan.waits import Wait
     from parapply.runtime.pool.retry import Attempts
@@ -72,12 +74,58 @@ class JobTimes:
         return max(0.0, self.committed_s - self.turn_s)
 
 
-class Resume(NamedTuple):
-    """How far a batch that is applied in source order has come."""
+class Resume:
+    """How far a batch has come that is repeated at the head. Written by the worker that has it."""
 
-    n_done: int  # source transactions committed
-    plans: dict[int, TablePlan]  # in force after them
-    attempts: Attempts  # of the next
+    __slots__ = (
+        "attempts",
+        "halving",
+        "is_told",
+        "is_whole",
+        "n_in_order",
+        "out_of_order",
+        "overtook",
+        "plans",
+        "suspects",
+    )
+
+    def __init__(self, halving: Halving, plans: dict[int, TablePlan], attempts: Attempts) -> None:
+        """Start before the first part.
+
+        Args:
+            halving: which transactions are committed, and which are tried next.
+            plans: in force before its first change.
+            attempts: of the first part.
+        """
+        self.halving = halving
+        #: In force after what is committed.
+        self.plans = plans
+        #: Of the next part.
+        self.attempts = attempts
+        #: It was logged.
+        self.is_told = False
+        #: It was applied as the same sets, so that it had failed only because it was not at the head.
+        self.is_whole = False
+        #: Tables that are to blame then.
+        self.overtook: Sequence[Relation] = ()
+        #: Source transactions applied row by row.
+        self.n_in_order = 0
+        #: Tables because of which the sets of the next part have failed.
+        self.suspects: Sequence[Relation] = ()
+        #: Source transactions that succeeded row by row where the sets of these tables had failed.
+        self.out_of_order: dict[Relation, int] = {}
+
+    def committed(self, plans: dict[int, TablePlan], attempts: Attempts) -> None:
+        """Go on after the part.
+
+        Args:
+            plans: in force after it.
+            attempts: of the next.
+        """
+        self.halving.committed()
+        self.plans = plans
+        self.attempts = attempts
+        self.suspects = ()
 
 
 class _Job:
@@ -154,8 +202,8 @@ class SetJob(_Job):
         self.prepare: Prepare | None = None
         #: Written by its worker: executed and committed at once.
         self.is_one_flight = False
-        #: Written by its worker, once it is applied in source order: the worker may leave it, and the next one that has
-        #: it continues there.
+        #: Written by its worker, once it is repeated at the head: the worker may leave it, and the next one that has it
+        #: continues there.
         self.resume: Resume | None = None
 
     @property
@@ -163,7 +211,12 @@ class SetJob(_Job):
         """Return how it is applied; final when it is committed."""
         if self.is_left_out:
             return Mode.OUTCOME
-        return Mode.SET if self.resume is None else Mode.ROWS
+        return Mode.ROWS if self.n_in_order else Mode.SET
+
+    @property
+    def n_in_order(self) -> int:
+        """Return how many of its source transactions were applied row by row; final when it is committed."""
+        return self.resume.n_in_order if self.resume is not None else 0
 
 
 class LargeJob(_Job):

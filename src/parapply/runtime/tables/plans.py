@@ -178,7 +178,7 @@ class TablePlans:
     def _enforce(self, relation: Relation) -> None:
         """Put a plan in force, less what trust takes from it."""
         trust = self._trust.get(relation.full_name)
-        plan = _trusted(self._planned[relation], trust.level if trust else Level.TRUSTED)
+        plan = _trusted(self._planned[relation], trust) if trust else self._planned[relation]
         self.plans.known[relation] = plan
         if plan.lane is Lane.SERIAL:
             self._serial.add(relation)
@@ -313,14 +313,22 @@ class TablePlans:
             was_predictable: it was known beforehand that no set is exact, which says nothing against prediction.
         """
         for relation in set(relations):
-            trust = self._trust.setdefault(relation.full_name, Downgrades())
-            if was_predictable:
-                trust.retries += 1
-                continue
-            self.is_in_doubt.set()
-            if trust.failed():
-                self._trust_changed(relation, trust)
+            self._trust.setdefault(relation.full_name, Downgrades()).retries += 1
+            if not was_predictable:
+                self.is_in_doubt.set()
         self._to_show.update(relations)
+
+    def distrust(self, relations: Collection[Relation], level: Level) -> None:
+        """Count a batch against the tables because of which it had failed as it was planned.
+
+        Args:
+            relations: of these tables.
+            level: at which it would not have failed.
+        """
+        for relation in set(relations):
+            trust = self._trust.setdefault(relation.full_name, Downgrades())
+            if trust.failed(level):
+                self._trust_changed(relation, trust)
 
     def count_applied(self, batch: Batch) -> None:
         """Count a batch that has committed: after a while a table that failed is tried again."""
@@ -367,14 +375,15 @@ class TablePlans:
         )
 
 
-def _trusted(plan: TablePlan, level: Level) -> TablePlan:
-    """Return what is left of a plan at a level of trust."""
-    if level is Level.TRUSTED:
+def _trusted(plan: TablePlan, trust: Downgrades) -> TablePlan:
+    """Return what is left of a plan."""
+    if trust.level is Level.TRUSTED:
         return plan
-    if level is Level.ALONE:
-        return replace(plan, is_table_exclusive=True, reason=f"one batch at a time for now, {_OFTEN}; {plan.reason}")
+    why = f"one batch at a time for now, for {trust.penalty} batches, {_OFTEN}; {plan.reason}"
+    if trust.level is Level.ALONE:
+        return replace(plan, is_table_exclusive=True, reason=why)
     lane = Lane.ROW if plan.lane is Lane.SET else plan.lane
-    reason = f"row by row, one batch at a time for now, {_OFTEN}; {plan.reason}"
+    reason = f"row by row, {why}"
     return replace(plan, lane=lane, is_table_exclusive=True, reason=reason)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from parapply.plan.batch import Batch, Limits
+from parapply.plan.halving import Halving
 from parapply.runtime.intake.sizing import BatchSizing
 from parapply.runtime.pool.job import Resume, SetJob
 from parapply.runtime.pool.retry import Attempts
@@ -13,12 +14,14 @@ def sizes(limits: Limits) -> tuple[int, int, int]:
     return limits.transactions, limits.changes, limits.size_bytes
 
 
-def job_of(limits: Limits, *, took_s: float, part: float = 1.0, is_serial: bool = False, attempts: int = 1) -> SetJob:
+def job_of(limits: Limits, *, took_s: float, part: float = 1.0, is_in_order: bool = False, attempts: int = 1) -> SetJob:
     """Return a job whose batch is as large as it may be, or a part of that."""
     batch = Batch(1)
     batch.n_changes = int(limits.changes * part)
     job = SetJob(batch, {})
-    job.resume = Resume(0, {}, Attempts(stops_on_error=True)) if is_serial else None
+    if is_in_order:
+        job.resume = Resume(Halving(1), {}, Attempts(stops_on_error=True))
+        job.resume.n_in_order = 1
     job.attempts = attempts
     job.times.started_s, job.times.executed_s = 10.0, 10.0 + took_s
     return job
@@ -59,7 +62,7 @@ def test_only_full_sets_at_their_first_attempt_say_something() -> None:
     before = sizes(sizing.limits)
     for job in (
         job_of(sizing.limits, took_s=0.01, part=0.5),
-        job_of(sizing.limits, took_s=9.0, is_serial=True),
+        job_of(sizing.limits, took_s=9.0, is_in_order=True),
         job_of(sizing.limits, took_s=9.0, attempts=2),
         job_of(sizing.limits, took_s=0.2),
     ):

@@ -1,0 +1,289 @@
+"""A batch that failed, at the head: whole once more, then in halves, at last one source transaction by itself.
+
+Everything earlier has committed, so most batches succeed as they are: only the parallelism had failed. What still fails
+is tried in smaller parts (`plan/halving.py`), each a target transaction with a record of its own: a kill between two of
+them leaves whole source transactions committed, in order, and the state says which. A conflict is one, and an error of
+the data is reported, only where a single transaction fails row by row (`serial.py`, trap T-69).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+from parapply.errors import StatementFailed, TargetRefused
+from parapply.logs import get_logger
+from parapply.model import format_lsn
+from parapply.plan.batch import Batch
+from parapply.plan.downgrade import Level
+from parapply.plan.halving import BatchPart, Form, Halving
+from parapply.plan.steps import is_serial, ordered_changes
+from parapply.runtime.apply.failure import FailureClass, classify
+from parapply.runtime.apply.serial import SerialApply
+from parapply.runtime.apply.sets import SetCommands, found_code
+from parapply.runtime.apply.transaction import record_of_run
+from parapply.runtime.pool.job import Resume
+from parapply.runtime.pool.retry import TryLater
+from parapply.target.sql.commands import code_check
+from parapply.vocabulary import RetryReason, WorkerState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.model import Relation, Transaction
+    from parapply.plan.plans import Plans
+    from parapply.runtime.apply.kit import WorkerKit
+    from parapply.runtime.apply.repair import Repair
+    from parapply.runtime.apply.transaction import TargetTransaction
+    from parapply.runtime.pool.job import SetJob
+    from parapply.target.sql.commands import Command
+
+#: Where more than this share of a batch is exact in source order only, its table does better row by row from the start.
+_MANY_IN_ORDER = 1 / 32
+
+
+class PartApply:
+    """Used by one worker, for one batch at a time."""
+
+    def __init__(self, target: TargetTransaction, repair: Repair, kit: WorkerKit) -> None:
+        """Apply nothing yet."""
+        self._target = target
+        self._session = target.session
+        self._serial = SerialApply(target, repair, kit)
+        self._kit = kit
+        self._pool = kit.pool
+        self._skips = kit.conflict_handler.skips
+        self._log = get_logger()
+
+    async def apply(self, job: SetJob, why: str) -> bool:
+        """Apply a batch at the head that no sets were tried of; False if it was given back: it resumes where it was.
+
+        Args:
+            job: not begun, or given back.
+            why: for people.
+
+        Raises:
+            ApplyFailed: a transaction of it fails, and on_error is "stop".
+            TargetLost, TargetRefused, ProtocolError: as everywhere.
+        """
+        if job.resume is None:
+            if job.batch.is_suspect:
+                relations = [changes.plan.relation for changes in job.batch.table_changes]
+                self._kit.tables.count_retry(relations, was_predictable=True)
+            self._begin(job, why, has_failed=job.batch.is_suspect)
+        return await self._apply(job, None)
+
+    async def repeat(self, job: SetJob, sets: SetCommands, failure: StatementFailed, *, was_at_head: bool) -> bool:
+        """Repeat a batch at the head; False if it was given back before it was done: it resumes where it was.
+
+        Args:
+            job: rolled back.
+            sets: that failed.
+            failure: as met.
+            was_at_head: everything earlier had committed before it began, so the same would fail again.
+
+        Raises:
+            ApplyFailed, TargetLost, TargetRefused, ProtocolError: as `apply`.
+        """
+        suspects = sets.suspects(failure)
+        self._kit.tables.count_retry(suspects)
+        self._begin(job, sets.why_failed(failure), has_failed=was_at_head)
+        assert job.resume is not None, "it has just begun"
+        if not was_at_head:
+            job.resume.overtook = suspects
+        # Where the tables have changed, the same statements are of no use.
+        is_stale = classify(failure) is FailureClass.STALE or found_code(failure, sets.all)
+        return await self._apply(job, None if is_stale or was_at_head else sets)
+
+    def _begin(self, job: SetJob, why: str, *, has_failed: bool) -> None:
+        job.attempts += 1
+        job.error = why
+        halving = Halving(len(job.batch.transactions), form=Form.SETS if job.prepare is None else Form.ALONE)
+        if has_failed and job.prepare is None:
+            halving.failed()
+        job.resume = Resume(halving, dict(job.plans_before), self._kit.new_attempts())
+
+    async def _apply(self, job: SetJob, sets: SetCommands | None) -> bool:
+        resume = job.resume
+        assert resume is not None, "it has begun"
+        self._target.show(WorkerState.RETRYING)
+        if self._pool.is_relaxed and self._pool.head is not job:
+            self._pool.park(job)
+            return False
+        await self._pool.head_turn(job)
+        if not resume.is_told:
+            resume.is_told = True
+            end_lsn = format_lsn(job.batch.end_lsn)
+            self._log.warning("batch_retried", seq=job.batch.seq, worker=job.worker, end_lsn=end_lsn, reason=job.error)
+            if job.error == RetryReason.CODE:
+                await self._kit.tables.refresh_written(job.batch)
+        halving = resume.halving
+        while not halving.is_done:
+            self._target.show(WorkerState.RETRYING)
+            try:
+                await self._part(job, resume, halving.part, sets)
+            except TryLater as later:
+                self._pool.park(job)
+                self._kit.conflict_handler.later(later.delay_s, partial(self._pool.unpark, job))
+                return False
+            sets = None  # of the whole batch
+        self._learn(job, resume)
+        job.times.executed_s = job.times.turn_s = asyncio.get_running_loop().time()
+        return True
+
+    async def _part(self, job: SetJob, resume: Resume, part: BatchPart, sets: SetCommands | None) -> None:
+        """Commit a part, or have less of it tried next.
+
+        Raises:
+            TryLater: a single transaction fails, and another job can use the worker.
+            ApplyFailed, TargetLost, TargetRefused, ProtocolError: as `apply`.
+        """
+        transactions = job.batch.transactions[part.start : part.end]
+        if part.form is Form.ALONE:
+            resume.suspects = []
+            resume.committed(await self._serial.apply(job, transactions[0], resume), self._kit.new_attempts())
+            resume.n_in_order += 1
+            return
+        for number, transaction in enumerate(transactions, part.start) if self._skips else ():
+            if self._is_wanted(transaction):
+                resume.halving.isolate(number)
+                return
+        if part.form is Form.ORDERED:
+            await self._ordered(job, resume, part, transactions)
+        else:
+            await self._sets(job, resume, part, transactions, sets)
+
+    async def _sets(
+        self,
+        job: SetJob,
+        resume: Resume,
+        part: BatchPart,
+        transactions: Sequence[Transaction],
+        sets: SetCommands | None,
+    ) -> None:
+        plans = self._kit.tables.plans_from(resume.plans)
+        if sets is None:
+            sets = await self._planned(job, resume, part, plans)
+            if sets is None:
+                return
+        record = record_of_run(transactions)
+        try:
+            if sets.fit_one_flight:
+                self._target.show(WorkerState.COMMITTING)
+                await self._session.execute_and_commit(record, sets.all)
+            elif not await self._execute(job, transactions, sets.all):
+                return
+        except StatementFailed as failure:
+            await self._failed(job, resume, failure)
+            if found_code(failure, sets.all):
+                await self._kit.tables.refresh_written(job.batch)
+            elif classify(failure) is FailureClass.FINAL:
+                resume.suspects = sets.suspects(failure) if failure.statement >= 0 else []
+            resume.halving.failed()
+            return
+        if len(transactions) == len(job.batch.transactions):
+            resume.is_whole = True
+        resume.committed(dict(plans.current), self._kit.new_attempts())
+
+    async def _planned(self, job: SetJob, resume: Resume, part: BatchPart, plans: Plans) -> SetCommands | None:
+        """Return the sets of a part; None if it must be smaller, which is noted.
+
+        Raises:
+            ProtocolError: a change cannot be read.
+        """
+        batch = Batch(job.batch.seq)
+        try:
+            for number, transaction in enumerate(job.batch.transactions[part.start : part.end], part.start):
+                if is_serial(transaction, plans):
+                    resume.halving.isolate(number)
+                    return None
+                batch.add(transaction, plans)
+                if batch.is_suspect:
+                    break
+            batch.close()
+            if not batch.is_suspect:
+                return await SetCommands.made(batch, self._kit.builder, self._kit.tables.role)
+        except TargetRefused:
+            pass  # what comes before the refused change is applied first, and alone it is met again
+        resume.halving.failed()
+        return None
+
+    async def _ordered(self, job: SetJob, resume: Resume, part: BatchPart, transactions: Sequence[Transaction]) -> None:
+        plans = self._kit.tables.plans_from(resume.plans)
+        commands: list[Command] = []
+        owners: list[int] = []
+        for number, transaction in enumerate(transactions, part.start):
+            made: list[Command] | None = None
+            try:
+                if not is_serial(transaction, plans):
+                    made = self._kit.builder.in_order(ordered_changes(transaction, plans))
+            except TargetRefused:
+                pass  # met again alone, when what comes before it has committed
+            if made is None:
+                resume.halving.isolate(number)
+                return
+            commands += made
+            owners += [number] * len(made)
+        commands += code_check(commands, self._kit.tables.role)
+        try:
+            if not await self._execute(job, transactions, commands):
+                return
+        except StatementFailed as failure:
+            await self._failed(job, resume, failure)
+            if found_code(failure, commands):
+                await self._kit.tables.refresh_written(job.batch)
+            if 0 <= failure.statement < len(owners):
+                resume.halving.isolate(owners[failure.statement])
+            else:
+                resume.halving.failed()
+            return
+        for relation in resume.suspects:
+            resume.out_of_order[relation] = resume.out_of_order.get(relation, 0) + len(transactions)
+        resume.n_in_order += len(transactions)
+        resume.committed(dict(plans.current), self._kit.new_attempts())
+
+    async def _execute(self, job: SetJob, transactions: Sequence[Transaction], commands: Sequence[Command]) -> bool:
+        """Execute and commit; False if the operator has asked since to skip a transaction: nothing was done then.
+
+        Raises:
+            StatementFailed, TargetLost: as `WorkerSession.execute` and `commit`.
+        """
+        record = record_of_run(transactions)
+        await self._target.execute(job, record, commands)
+        if any(map(self._is_wanted, transactions)):
+            await self._session.rollback()
+            return False
+        self._target.show(WorkerState.COMMITTING)
+        await self._target.end(job, record)
+        return True
+
+    async def _failed(self, job: SetJob, resume: Resume, failure: StatementFailed) -> None:
+        await self._session.rollback()
+        job.attempts += 1
+        resume.suspects = []
+        if classify(failure) is FailureClass.AGAIN:
+            await asyncio.sleep(resume.attempts.again_s())
+
+    def _is_wanted(self, transaction: Transaction) -> bool:
+        """Tell whether a transaction is to be skipped."""
+        return self._skips.find(transaction.commit_lsn, transaction.end_lsn) is not None
+
+    def _learn(self, job: SetJob, resume: Resume) -> None:
+        """Distrust tables as what failed, and what succeeded then, says."""
+        n_transactions = len(job.batch.transactions)
+        if resume.is_whole:
+            self._kit.tables.distrust(resume.overtook, Level.ALONE)
+            return
+        many: list[Relation] = [
+            relation for relation, count in resume.out_of_order.items() if count >= n_transactions * _MANY_IN_ORDER
+        ]
+        self._kit.tables.distrust(many, Level.IN_ORDER)
+        self._log.info(
+            "batch_split",
+            seq=job.batch.seq,
+            worker=job.worker,
+            n_transactions=n_transactions,
+            n_in_order=resume.n_in_order,
+            attempts=job.attempts,
+        )
