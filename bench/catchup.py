@@ -10,7 +10,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from bench import bulk, compare
+from bench import bulk, compare, pglogical
 from bench.applied import read_applied
 from bench.ceiling import drain_to_nowhere
 from bench.filling import fill, load
@@ -78,6 +78,8 @@ def prepare(stage: Stage, workload: Workload, options: Options) -> Backlog:
         DemoError: a server or a program failed.
     """
     fill(stage, workload, scale=options.scale)
+    if "pglogical" in options.systems:
+        pglogical.prepare(stage, workload.publication)
     create_slot(stage, _BACKLOG_SLOT)
     backlog = load(stage, workload, options)
     if workload.is_bulk_possible and "bulk-statement" in options.systems:
@@ -105,6 +107,8 @@ def _take_turn(  # noqa: PLR0913  as above
     stage: Stage, runner: Runner, number: int, backlog: Backlog, sync: Sync, *, disk: SlowDisk | None
 ) -> Turn:
     """Drain a copy of the slot into a copy of the tables; both are gone afterwards."""
+    if runner.system == "pglogical":
+        return _pglogical_turn(stage, runner, number)
     slowed = nullcontext() if disk is None else disk.slowed(runner.disk)
     with Observer(stage, _TURN) as observer:
         if runner.system == "bulk-statement":
@@ -134,6 +138,20 @@ def _take_turn(  # noqa: PLR0913  as above
             round_number=number, runner=runner.name, first_s=drained.first_s, total_s=drained.total_s,
             is_equal=is_equal, usage=observer.usage(), applied=applied,
         )  # fmt: skip
+
+
+def _pglogical_turn(stage: Stage, runner: Runner, number: int) -> Turn:
+    make_target(stage, _TURN)
+    # The server starts again for it, so its sessions come after that.
+    with pglogical.loaded(stage.target), Observer(stage, _TURN, slot=pglogical.slot_of(_TURN)) as observer:
+        drained = pglogical.drain(stage, dbname=_TURN, watch=observer)
+        usage = observer.usage()
+    is_equal = compare.is_equal(stage, _TURN)
+    drop_target(stage, _TURN)
+    return Turn(
+        round_number=number, runner=runner.name, first_s=drained.first_s, total_s=drained.total_s, is_equal=is_equal,
+        usage=usage,
+    )  # fmt: skip
 
 
 def _bulk_turn(  # noqa: PLR0913  as above

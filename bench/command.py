@@ -175,6 +175,7 @@ def bench(  # noqa: PLR0913  one parameter for each option
     )
     if options.has_slow_disk and other:
         raise click.UsageError("--disk-read-us and --disk-sync-us are for catching up")
+    _check_pglogical(options)
     from bench.installed import check_installed  # noqa: PLC0415
 
     check_installed(with_plot=not is_unsaved and other in ("", "--live"))
@@ -214,3 +215,15 @@ def _check_other(other: str, systems: tuple[System, ...], sync: str, *, has_work
     if has_workload or has_other_systems:
         names = ", ".join(measured[:-1]) + f" and {measured[-1]}"
         raise click.UsageError(f"{other} measures the systems {names}{how} and no --workload")
+
+
+def _check_pglogical(options: Options) -> None:
+    """Refuse what its turns cannot have: its server starts again for each, with settings of its own.
+
+    Raises:
+        click.UsageError: it was asked for together with one of these.
+    """
+    if "pglogical" in options.systems and (options.syncs != ("off",) or options.alone or options.has_slow_disk):
+        raise click.UsageError(
+            "--system pglogical is measured with --sync off, and without --alone, --disk-read-us and --disk-sync-us"
+        )

@@ -37,27 +37,30 @@ _SAMPLE_S = 0.05
 # The session that reads the slot, or a temporary copy of it in ranges of WAL; it is named after the slot.
 _WALSENDER = """
     SELECT s.active_pid FROM pg_replication_slots AS s JOIN pg_stat_activity AS a ON a.pid = s.active_pid
-     WHERE s.slot_name = %(name)s OR (s.temporary AND a.application_name = %(name)s)
+     WHERE s.slot_name = %(slot)s OR (s.temporary AND a.application_name = %(name)s)
 """
 _TARGET = """
     SELECT pid FROM pg_stat_activity WHERE datname = %(name)s AND starts_with(application_name, 'parapply ')
     UNION
     SELECT pid FROM pg_stat_subscription WHERE subname = %(name)s AND pid IS NOT NULL
+    UNION
+    SELECT pid FROM pg_stat_activity WHERE datname = %(name)s AND starts_with(backend_type, 'pglogical apply ')
 """
 
 
 class Observer:
     """Watches during one turn; a context manager that holds a connection to each server."""
 
-    def __init__(self, stage: Stage, name: str) -> None:
+    def __init__(self, stage: Stage, name: str, *, slot: str = "") -> None:
         """Start with nothing observed.
 
         Args:
             stage: both servers.
             name: of slot, subscription and database.
+            slot: its name, if it is another.
         """
         self._stage = stage
-        self._name = name
+        self._names = {"name": name, "slot": slot or name}
         self._watch = ProcessWatch()
         self._is_streaming = False
         self._found_s = self._sampled_s = -1.0
@@ -112,8 +115,8 @@ class Observer:
         if daemon_pid:
             self._watch.add("leader", daemon_pid, from_start=True)
         try:
-            walsenders = self._source.execute(_WALSENDER, {"name": self._name}).fetchall()
-            others = self._target.execute(_TARGET, {"name": self._name}).fetchall() if walsenders else []
+            walsenders = self._source.execute(_WALSENDER, self._names).fetchall()
+            others = self._target.execute(_TARGET, self._names).fetchall() if walsenders else []
         except psycopg.Error as error:
             raise DemoError(f"A server left the one who measures: {error}", sqlstate=error.sqlstate or "") from error
         for (pid,) in walsenders:

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
 Sync = Literal["off", "on"]
 Order = Literal["preserve", "relaxed"]
-System = Literal["ceiling", "built-in", "built-in-parallel", "parapply", "parapply-interpreted", "bulk-statement"]
+System = Literal[
+    "ceiling", "built-in", "built-in-parallel", "parapply", "parapply-interpreted", "pglogical", "bulk-statement"
+]  # fmt: skip
 #: The server that has a core for itself.
 Alone = Literal["publisher", "subscriber"]
 #: parapply's source.streaming.

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from bench import pglogical
 from bench.catchup import prepare, turns
 from bench.disk import slow_disk
 from bench.report import (
@@ -89,6 +90,8 @@ def _measure(  # noqa: PLR0913  one caller
     """Run one workload and yield what was measured with each synchronous_commit."""
     at = datetime.now(UTC)
     facts = {**machine, **versions(stage)}
+    if pglogical.NAME in options.systems:
+        facts[pglogical.NAME] = pglogical.version(stage.target)
     output.say(f"{workload.name}: {workload.text}")
     if disk is not None:
         disk.check(stage.target.pid)

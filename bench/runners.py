@@ -23,6 +23,7 @@ BULK: Final = "bulk statement"
 _NAMES: Final[dict[System, str]] = {
     "built-in": BUILT_IN,
     "built-in-parallel": BUILT_IN_PARALLEL,
+    "pglogical": "pglogical",
     "bulk-statement": BULK,
 }
 #: The daemon as it is installed, and with the interpreted twin of its hot path: begins of names, and variables.

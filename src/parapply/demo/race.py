@@ -163,7 +163,7 @@ def drain_with_parapply(  # noqa: PLR0913  one for each thing that differs
         runner.check()
         watch.look(runner.pid)
 
-    first_s, total_s = _measure(stage, dbname, runner.start, check)
+    first_s, total_s = measure(stage, dbname, runner.start, check)
     watch.look(runner.pid, is_over=True)
     then(runner)
     runner.stop()
@@ -202,7 +202,7 @@ def drain_with_subscription(  # noqa: PLR0913  one for each thing that differs
     def enable() -> None:
         stage.target.execute(sql.SQL("ALTER SUBSCRIPTION {} ENABLE").format(name), dbname=dbname)
 
-    first_s, total_s = _measure(stage, dbname, enable, lambda: watch.look(None))
+    first_s, total_s = measure(stage, dbname, enable, lambda: watch.look(None))
     watch.look(None, is_over=True)
     stage.target.execute(sql.SQL("ALTER SUBSCRIPTION {} DISABLE").format(name), dbname=dbname)
     stage.target.execute(sql.SQL("DROP SUBSCRIPTION {}").format(name), dbname=dbname)
@@ -252,8 +252,12 @@ def write_checkpoints(stage: Stage) -> None:
         server.execute("CHECKPOINT")
 
 
-def _measure(stage: Stage, dbname: str, start: Callable[[], None], check: Callable[[], None]) -> tuple[float, float]:
-    """Start a runner and return the seconds until the first and until the last row of the backlog were visible."""
+def measure(stage: Stage, dbname: str, start: Callable[[], object], check: Callable[[], None]) -> tuple[float, float]:
+    """Start a runner and return the seconds until the first and until the last row of the backlog were visible.
+
+    Raises:
+        DemoError: the last row was not there in time, or the subscriber failed.
+    """
     write_checkpoints(stage)
     first_s = math.inf
     try:

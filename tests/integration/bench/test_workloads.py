@@ -10,7 +10,7 @@ import psutil
 import psycopg
 import pytest
 
-from bench import bulk
+from bench import bulk, pglogical
 from bench.ceiling import query_sql
 from bench.compare import is_equal
 from bench.filling import fill, load
@@ -18,6 +18,7 @@ from bench.observe import Observer
 from bench.options import ALONE, Options
 from bench.servers import placed
 from bench.workloads import WORKLOADS
+from parapply.demo.errors import DemoError
 from parapply.demo.interrupts import Interrupts
 from parapply.demo.race import create_slot, drop_target, make_target
 from parapply.demo.stage import BANK, PUBLICATION, Stage
@@ -194,6 +195,14 @@ def test_every_workload_is_proven() -> None:
     assert {WORKLOADS[name].stem or name for name in PROOFS} == {
         workload.stem or str(workload.builtin).removesuffix("-like") for workload in WORKLOADS.values()
     }
+
+
+def test_without_pglogical_one_line_says_what_to_install(stage: Stage) -> None:
+    """The embedded servers come without it: it is refused before anything is made for it."""
+    with pytest.raises(DemoError, match=r"^pglogical is not installed for PostgreSQL 18\..*bin\)\.$") as refusal:
+        pglogical.prepare(stage, "")
+    assert "--bindir-target" in refusal.value.hint
+    assert stage.source.execute("SHOW shared_preload_libraries") == [("",)]
 
 
 def test_the_query_reads_what_the_slot_holds(empty_stage: Stage) -> None:

@@ -181,12 +181,13 @@ def test_runners_are_everybody_once() -> None:
         "pg_recvlogical", "read by query", "built-in", "built-in parallel",
         "parapply preserve 1", "parapply preserve 1, 2.5 ms", "parapply preserve 4", "parapply preserve 4, 2.5 ms",
         "parapply relaxed 1", "parapply relaxed 1, 2.5 ms", "parapply relaxed 4", "parapply relaxed 4, 2.5 ms",
-        *[f"parapply interpreted {order} {end}" for order in ("preserve", "relaxed") for end in ends], "bulk statement",
+        *[f"parapply interpreted {order} {end}" for order in ("preserve", "relaxed") for end in ends], "pglogical",
+        "bulk statement",
     ]  # fmt: skip
     twins = {one.name for one in found if one.environment}
     assert twins == {one.name for one in found if "interpreted" in one.name}
     # The user's own come last and win.
-    assert found[-2].settings == (
+    assert found[-3].settings == (
         "apply.workers=4", "apply.commit_order=relaxed", "target.synchronous_commit=on",
         "target.session_replication_role=origin", "apply.max_batch_changes=1",
     )  # fmt: skip
@@ -215,6 +216,7 @@ def test_latency_takes_those_who_apply() -> None:
 @pytest.mark.parametrize(
     "words", [["--latency", "--sync=on"], ["--latency", "--workload=tpcb"], ["--latency", "--system=ceiling"],
               ["--workload=nothing"], ["--rounds=0"], ["--delay-ms=-1"], ["--disk-sync-us=-1"],
+              ["--system=pglogical", "--sync=both"], ["--system=pglogical", "--disk-read-us=150"],
               ["--live", "--disk-read-us=1"]],
 )  # fmt: skip
 def test_wrong_options_are_usage_errors(words: list[str]) -> None:
