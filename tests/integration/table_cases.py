@@ -95,7 +95,13 @@ class Worker:
         facts = self.facts(name, schema)
         return Statements(match(relation_of(facts, identity=identity), facts), binary_types)
 
-    def run(self, statement: Sql, *rows: Sequence[str | None], count: int | None = None) -> int:
+    def run(
+        self,
+        statement: Sql,
+        *rows: Sequence[str | None],
+        count: int | None = None,
+        ranges: Sequence[tuple[int, int]] = (),
+    ) -> int:
         """Execute a statement; return the number of rows found.
 
         Args:
@@ -103,6 +109,7 @@ class Worker:
             rows: for a set form any number of rows, one value per position; for a row form at most one, whose values
                 are those of all parameters.
             count: last parameter of a statement that counts what it finds.
+            ranges: for each row, which of the rows equal to it are meant, for a form that takes whole rows.
 
         Raises:
             Refused: the server's error.
@@ -119,6 +126,7 @@ class Worker:
                 len(statement.type_oids),
             )
             assert None not in parameters
+            parameters += [_int4_array(numbers) for numbers in zip(*ranges, strict=True)]
             if count is not None:
                 parameters.append(struct.pack(">q", count))
         else:
@@ -181,6 +189,11 @@ def relation_of(facts: TableFacts, *, identity: str = "d", keys: Sequence[str] |
         if not column.is_generated
     )
     return Relation(oid=1, schema=facts.schema, name=facts.name, replica_identity=identity, columns=columns)
+
+
+def _int4_array(numbers: Sequence[int]) -> bytes:
+    elements = b"".join([struct.pack(">ii", 4, number) for number in numbers])
+    return struct.pack(">iiIii", 1, 0, 23, len(numbers), 1) + elements
 
 
 def _wire(value: str | None) -> bytes:

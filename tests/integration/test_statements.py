@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from parapply.errors import TargetRefused
+from parapply.target.catalogue.match import match
 from parapply.target.sql.statements import Statements, counted, truncate
-from tests.integration.table_cases import CASELESS_TYPE, Refused, Worker, worker_on
+from tests.integration.table_cases import CASELESS_TYPE, Refused, Worker, relation_of, worker_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -188,6 +190,77 @@ def test_whole_row_takes_one_of_twins(worker: Worker) -> None:
     assert worker.run(statements.row_delete(), ["1", None, None]) == 1
     assert worker.run(statements.row_exists(), ["1", None, "(,)"]) == 1
     assert worker.rows("SELECT * FROM t ORDER BY 1") == [("1", None, "(,)"), ("2", "x", "(1,2)")]
+
+
+_WHOLE = {
+    "plain": "CREATE TABLE t(a int, b numeric, c text, own serial)",
+    "partitioned": "CREATE TABLE t(a int, b numeric, c text, own serial) PARTITION BY LIST (c);"
+    "CREATE TABLE t_x PARTITION OF t FOR VALUES IN ('x'); CREATE TABLE t_rest PARTITION OF t DEFAULT",
+}
+_WHOLE_ROWS = (
+    "INSERT INTO t (a, b, c) SELECT n, 1.0, 'x' FROM generate_series(1, 300) AS n;"
+    "INSERT INTO t (a, b, c) VALUES (1, 1.00, 'x'), (7, 2, NULL), (7, 2, NULL), (7, 2, NULL), (8, NULL, 'x'),"
+    " (8, NULL, 'x'), (9, 9, 'y'); ANALYZE t"
+)
+
+
+@pytest.mark.pg_majors(15, 18)
+@pytest.mark.parametrize(
+    ("kind", "index"),
+    [
+        *[(kind, index) for kind in _WHOLE for index in ("", "CREATE INDEX ON t (a)")],
+        ("plain", "CREATE INDEX ON t USING hash (a)"),
+    ],
+)
+def test_sets_of_whole_rows_take_as_many_twins_as_are_meant(worker: Worker, kind: str, index: str) -> None:
+    """One statement changes many rows, of twins those of its range, and of equal ones that which looks the same (T-24).
+
+    With an index it is used; without one the table is read once, and not once for each row.
+    """
+    worker.run_text(f"{_WHOLE[kind]};{index};{_WHOLE_ROWS}")
+    sent = relation_of(worker.facts("t"), identity="f")
+    statements = Statements(match(replace(sent, columns=sent.columns[:3]), worker.facts("t")))
+    update, delete = statements.whole_update((0, 1, 2), ()), statements.whole_delete((2,))
+    for statement in (update, delete):
+        plan = worker.plan_of(statement)
+        assert ("Hash Full Join" in plan) is not bool(index), plan
+        assert ("_a_idx" in plan) is bool(index), plan
+        assert plan.count("Seq Scan") == (0 if index else 1 if kind == "plain" else 2), plan
+
+    news = [["1", "1.00", "z"], ["2", "5", "x"], ["9", "10", "y"]]
+    olds = [["1", "1.00", "x"], ["2", "1.0", "x"], ["9", "9", "y"]]
+    both = [[*new, *old] for new, old in zip(news, olds, strict=True)]
+    assert worker.run(update, *both, ranges=[(0, 1)] * 3) == 3
+    assert worker.rows("SELECT a, b, c, own FROM t WHERE a < 3 OR a = 9 ORDER BY a, own") == [
+        ("1", "1.0", "x", "1"),
+        ("1", "1.00", "z", "301"),
+        ("2", "5", "x", "2"),
+        ("9", "1.0", "x", "9"),
+        ("9", "10", "y", "307"),
+    ]
+    # Of three twins the first two go; there is no fourth one; what is not there is not found.
+    assert worker.run(delete, ["7", "2"], ["6", "2"], ranges=[(0, 2), (0, 1)]) == 2
+    assert worker.run(delete, ["7", "2"], ranges=[(1, 2)]) == 0
+    assert worker.rows("SELECT own FROM t WHERE a = 7 AND c IS NULL") == [("304",)]
+    apart = statements.whole_update((0,), (1,))
+    assert worker.run(apart, ["80", "8", "x"], ["81", "8", "x"], ranges=[(0, 1), (1, 2)]) == 2
+    assert worker.rows("SELECT a FROM t WHERE b IS NULL ORDER BY a") == [("80",), ("81",)]
+    for statement, row in ((counted(delete), ["7", "2"]), (counted(update), ["1", "1", "q", "1", "1.00", "z"])):
+        worker.run(statement, row, count=1, ranges=[(0, 1)])
+        with pytest.raises(Refused):
+            worker.run(statement, row, count=1, ranges=[(0, 1)])
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_a_row_that_is_locked_is_taken_last(worker: Worker, target_db: Database) -> None:
+    """Of twins a set takes those that no session holds, so that it waits only where it must."""
+    worker.run_text("CREATE TABLE t(a int, own serial); CREATE INDEX ON t (a); INSERT INTO t (a) VALUES (1), (1), (1)")
+    sent = relation_of(worker.facts("t"), identity="f")
+    statements = Statements(match(replace(sent, columns=sent.columns[:1]), worker.facts("t")))
+    with target_db.connect() as other, other.transaction():
+        other.execute("SELECT FROM public.t WHERE own < 3 FOR UPDATE")
+        assert worker.run(statements.whole_delete(()), ["1"], ranges=[(0, 1)]) == 1
+    assert worker.rows("SELECT own FROM t ORDER BY own") == [("1",), ("2",)]
 
 
 def test_whole_row_without_equality_is_refused(worker: Worker) -> None:

@@ -90,6 +90,36 @@ _TRUNCATES = [
 
 _TOAST = "(SELECT string_agg(md5((i * {seed})::text), '') FROM generate_series(1, 80) AS i)"
 
+#: Tables without a key, with and without an index that narrows the search.
+_WHOLE = (
+    "CREATE TABLE {0} (a int, b numeric, c float8, d text, big text);"
+    "ALTER TABLE {0} ALTER big SET STORAGE EXTERNAL; ALTER TABLE {0} REPLICA IDENTITY FULL;"
+)
+_WHOLE_TABLES = ("scanned", "narrowed", "by_two", "parted")
+_WHOLE_CHANGES = [
+    text.format(table)
+    for table in _WHOLE_TABLES
+    for text in (
+        (
+            "INSERT INTO {0} SELECT n, n * 1.10, n / 7.0, CASE WHEN n % 3 > 0 THEN 'd' || n % 5 END,"
+            f" CASE WHEN n % 20 = 0 THEN {_TOAST.format(seed='n')} END FROM generate_series(1, 200) AS n"
+        ),
+        "INSERT INTO {0} SELECT a, b, c, d, big FROM {0} WHERE a % 4 = 0",
+        "UPDATE {0} SET b = b + 1 WHERE a % 2 = 0",
+        "UPDATE {0} SET d = NULL WHERE a % 5 = 0",
+        "BEGIN; UPDATE {0} SET c = c + 1; UPDATE {0} SET c = c - 1, a = a + 1 WHERE a > 100; COMMIT",
+        "DELETE FROM {0} WHERE ctid IN (SELECT DISTINCT ON (a) ctid FROM {0} WHERE a % 8 = 0)",
+        "UPDATE {0} SET a = NULL WHERE a % 7 = 0",
+        (
+            "BEGIN; INSERT INTO {0} VALUES (-1, 1, 1, 'new', NULL); UPDATE {0} SET d = 'newer' WHERE a = -1;"
+            " DELETE FROM {0} WHERE a < 10; COMMIT"
+        ),
+        "UPDATE {0} SET big = NULL WHERE a % 40 = 0",
+        "DELETE FROM {0} WHERE a % 3 = 0",
+        "UPDATE {0} SET d = 'all'",
+    )
+]
+
 CASES = (
     Case(name="t18", tables="CREATE TABLE t (id int PRIMARY KEY, v text)", transactions=_SAME_ROW),
     Case(
@@ -126,6 +156,17 @@ CASES = (
         name="t24",
         tables="CREATE TABLE t (a int, b text); ALTER TABLE t REPLICA IDENTITY FULL",
         transactions=_TWINS,
+    ),
+    Case(
+        name="t24_whole",
+        tables="".join([_WHOLE.format(name) for name in _WHOLE_TABLES]),
+        target_tables="".join([_WHOLE.format(name) for name in _WHOLE_TABLES[:-1]])
+        + "CREATE INDEX ON narrowed (a); CREATE INDEX ON by_two (d, a);"
+        "CREATE TABLE parted (a int, b numeric, c float8, d text, big text) PARTITION BY RANGE (a);"
+        "CREATE TABLE parted_low PARTITION OF parted FOR VALUES FROM (MINVALUE) TO (50);"
+        "CREATE TABLE parted_rest PARTITION OF parted DEFAULT; CREATE INDEX ON parted (a)",
+        transactions=_WHOLE_CHANGES,
+        compared=False,
     ),
     Case(
         name="t25",

@@ -78,6 +78,13 @@ def test_t24_twins_under_replica_identity_full(fan: Fan, variant: Variant) -> No
 
 
 @every_variant
+def test_t24_sets_of_whole_rows(fan: Fan, variant: Variant) -> None:
+    """Twins, NULLs, numbers in two texts and values that were not sent, with every kind of index and none (T-24)."""
+    found = fan.check(variant, "t24_whole")
+    assert found["scanned"] == found["narrowed"] == found["by_two"] == found["parted"]
+
+
+@every_variant
 def test_t25_foreign_keys_under_the_replica_role(fan: Fan, variant: Variant) -> None:
     """The target's own cascades do nothing: what the source's did arrives by itself and finds its rows (T-25)."""
     fan.check(variant, "t25")

@@ -206,7 +206,7 @@ def test_top_on_a_wide_screen() -> None:
     """The figures of a table stand next to its name, and no span of time is cut."""
     history = ReadingHistory()
     for second in (0, 10):
-        heap = {**_table("public.heap", 100 + second, updates=second), "key_columns": []}
+        heap = {**_table("public.heap", 100 + second, updates=second), "reason": "set-based: inserts only"}
         worker = {**_worker(1, "waiting", "its turn, after batch 1"), "since_s": 156.0}
         history.add(_report(tables=[_table("public.t", 100 + second), heap], workers=[worker]), float(second))
     for width in (80, 200):

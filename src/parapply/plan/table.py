@@ -117,6 +117,8 @@ class TableFacts(msgspec.Struct, frozen=True, kw_only=True):
     unique: tuple[UniqueFacts, ...]  # unique and exclusion indexes besides the key, of leaf partitions too
     foreign_keys: tuple[ForeignKeyFacts, ...]  # of the table, those it inherits and those of leaf partitions
     root_oid: int  # topmost table of the partition tree it belongs to; its own OID where there is none
+    #: Columns that come first in an index on the whole table, or on each partition, by which equal values are found.
+    indexed_columns: tuple[str, ...] = ()
 
 
 class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +141,31 @@ class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
     own_origins: tuple[int, ...] = ()
     checks_update_origin: bool = False  # ... updated
     checks_delete_origin: bool = False  # ... deleted
+
+    @property
+    def nets_whole_rows(self) -> bool:
+        """Tell whether sets can apply updates and deletes of rows that are found by all their columns.
+
+        Not where each row has to be asked for by itself: who wrote it last, whether a trigger has vetoed the change,
+        whether an ALWAYS identity column would change (trap T-50), whether its parent has taken it along (T-25).
+        """
+        return (
+            self.is_full
+            and self.can_update
+            and self.lane is Lane.SET
+            and not self.checks_origin
+            and not self.facts.triggers
+            and not any(foreign.is_enforced for foreign in self.foreign_keys)
+            and not any(column.is_identity_always for column in self.columns)
+        )
+
+    @property
+    def is_indexed(self) -> bool:
+        """Tell whether an index narrows the search for a whole row, as the built-in subscription wants it.
+
+        Source: RemoteRelContainsLeftMostColumnOnIdx in relation.c.
+        """
+        return any(column.name in self.facts.indexed_columns for column in self.columns)
 
     @property
     def checks_origin(self) -> bool:

@@ -138,7 +138,8 @@ class TableChanges:
             last = RowSegment(self.plan)
             self.segments.append(last)
         last.add(frame)
-        self._current = self._open(self.plan)
+        # Inserts into such a table are part of the net change of its rows.
+        self._current = last if self.plan.nets_whole_rows else self._open(self.plan)
 
     def _note_move(self, frame: bytes) -> None:
         old, row = read_update(frame, len(self.plan.columns))

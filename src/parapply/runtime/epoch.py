@@ -155,7 +155,7 @@ class Epoch:
         admission = Admission(reader, self._batcher, self._tables, copied, two_phase, starts=starts, state=ends.state)
         kit = WorkerKit(
             pool=self._pool,
-            builder=CommandBuilder(),
+            builder=CommandBuilder(lambda: two_phase.n_pending > 0),
             tables=self._tables,
             conflict_handler=self._conflict_handler,
             two_phase=two_phase,

@@ -28,7 +28,7 @@ class TableRate(NamedTuple):
     waits_s: float  # target transactions that waited because of it
     waits_for: str  # what for, most often
     lane: str
-    is_set_for_inserts: bool  # nothing else is applied as sets: the table has no key
+    is_set_for_inserts: bool  # nothing else is applied as sets
     is_alone: bool  # one batch at a time
     n_rows: int  # since the daemon started
 
@@ -125,7 +125,8 @@ class ReadingHistory:
             waits_s=waits,
             waits_for=now["waits_mostly_for"],
             lane=now["lane"],
-            is_set_for_inserts=now["lane"] == "set-based" and not now["key_columns"],
+            # As `target/catalogue/match.py` begins the reason where updates and deletes are refused or made one by one.
+            is_set_for_inserts=now["lane"] == "set-based" and "inserts" in now["reason"].partition(";")[0],
             is_alone=now["is_table_exclusive"],
             n_rows=now["inserts"] + now["updates"] + now["deletes"],
         )

@@ -109,7 +109,7 @@ async def commands_of(batch: Batch, builder: CommandBuilder, role: str) -> list[
 
     Args:
         batch: not changed until this returns.
-        builder: the leader's. A thread gets one of its own, so that no two use one.
+        builder: the leader's. A thread gets one of its own.
         role: session_replication_role of the workers.
 
     Raises:
@@ -118,5 +118,5 @@ async def commands_of(batch: Batch, builder: CommandBuilder, role: str) -> list[
     if batch.size_bytes <= SET_BYTES:
         commands = builder.of_steps(batch.steps, batch.size_bytes)
     else:
-        commands = await asyncio.to_thread(CommandBuilder().of_steps, batch.steps, batch.size_bytes)
+        commands = await asyncio.to_thread(builder.for_thread().of_steps, batch.steps, batch.size_bytes)
     return commands + code_check(commands, role)

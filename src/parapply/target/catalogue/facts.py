@@ -108,8 +108,8 @@ def _table(schema: str, name: str, row: Sequence[Any]) -> TableFacts:
     Raises:
         TargetRefused: as `load_facts`.
     """
-    oid, root_oid, kind, is_immediate, columns, key_columns, unique, foreign_keys, triggers, rules, code, *refused = row
-    foreign, unlogged, is_state = refused
+    oid, root_oid, kind, is_immediate, columns, key_columns, unique, foreign_keys, triggers, rules, code, *rest = row
+    foreign, unlogged, is_state, indexed = rest
     if is_state:
         raise own_table([f"{schema}.{name}"])
     if kind not in _TABLE_KINDS:
@@ -143,6 +143,7 @@ def _table(schema: str, name: str, row: Sequence[Any]) -> TableFacts:
         unique=tuple(unique_facts(index) for index in unique),
         foreign_keys=tuple(foreign_key_facts(each, columns) for each in foreign_keys),
         root_oid=root_oid,
+        indexed_columns=tuple(indexed),
     )
 
 

@@ -120,6 +120,22 @@ SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object(
 ) ORDER BY i.indrelid <> table_.oid, i.indrelid::pg_catalog.regclass::text, c.relname), '[]')
 FROM other_index i JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid"""
 
+# As the built-in subscription: a btree, or a hash, that is not partial and begins with a plain column (relation.c,
+# IsIndexUsableForReplicaIdentityFull). Where a partition has none it would be read as a whole for each row.
+INDEXED_SELECT: Final = """
+SELECT coalesce(pg_catalog.json_agg(f.attname ORDER BY f.attname), '[]')
+FROM (
+  SELECT a.attname FROM tree
+  JOIN pg_catalog.pg_index i ON i.indrelid = tree.relid
+  JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid AND c.relkind = 'i'
+  JOIN pg_catalog.pg_am m ON m.oid = c.relam AND m.amname IN ('btree', 'hash')
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+  WHERE i.indisvalid AND i.indisready AND i.indislive AND i.indpred IS NULL AND i.indcollation[0] = a.attcollation
+  GROUP BY a.attname
+  HAVING count(DISTINCT i.indrelid) = (
+    SELECT count(*) FROM tree JOIN pg_catalog.pg_class p ON p.oid = tree.relid AND p.relkind <> 'p')
+) f"""
+
 FOREIGN_SELECT: Final = """
 SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object(
   'name', k.conname

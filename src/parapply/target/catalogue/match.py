@@ -57,7 +57,7 @@ def match(relation: Relation, facts: TableFacts, *, parallel: str = "auto", is_r
         width_reasons.append(_ALL_BY_ROW)
     foreign = foreign_keys(relation, facts, columns, is_relaxed=is_relaxed)
     trusted = [*acting, *enforced, *exclusions] if parallel == "always" else []
-    reasons = [serial or why_no_set or _as_set(facts, key_positions, is_full=is_full and not refusal)]
+    reasons = [serial or why_no_set or _as_set(facts, columns, key_positions, is_full=is_full and not refusal)]
     reasons += [f'parallel = "always" trusts {", ".join(trusted)}'] if trusted else []
     reasons += width_reasons
     if not serial:
@@ -175,9 +175,13 @@ def _why_serial(acting: list[str], enforced: list[str], parallel: str) -> str:
     return ""
 
 
-def _as_set(facts: TableFacts, key_positions: tuple[int, ...], *, is_full: bool) -> str:
+def _as_set(
+    facts: TableFacts, columns: tuple[ColumnFacts, ...], key_positions: tuple[int, ...], *, is_full: bool
+) -> str:
     if is_full:
-        return _WHOLE_ROW
+        how = _BY_ROW if any(column.is_identity_always for column in columns) else "set-based; updates and deletes"
+        narrowed = "" if any(column.name in facts.indexed_columns for column in columns) else _READ_WHOLE
+        return f"{how} {_ALL_BY_ROW}{narrowed}"
     return f"set-based by key ({_names(facts.key_columns)})" if key_positions else "set-based: inserts only"
 
 
@@ -222,11 +226,9 @@ def _width(columns: tuple[ColumnFacts, ...], key_positions: tuple[int, ...], exc
     return reasons
 
 
-_WHOLE_ROW: Final = (
-    "inserts set-based; updates and deletes row by row, one batch at a time: no key on the target serves, rows are "
-    "found by all their columns"
-)
+_BY_ROW: Final = "inserts set-based; updates and deletes row by row,"
 _ALL_BY_ROW: Final = "one batch at a time: no key on the target serves, rows are found by all their columns"
+_READ_WHOLE: Final = ", without an index that narrows the search"
 
 
 def _unknown_key(columns: list[ColumnFacts]) -> str:

@@ -18,6 +18,7 @@ from parapply.target.catalogue.key_query import (
     FOREIGN_KEYS,
     FOREIGN_SELECT,
     INDEX_COLUMNS,
+    INDEXED_SELECT,
     KEY,
     UNIQUE_SELECT,
 )
@@ -215,7 +216,8 @@ WHERE r.ev_class = table_.oid AND r.rulename <> '_RETURN'
 
 #: Columns: oid, OID of the partition tree's root, relkind, key is immediate (NULL without a key), then JSON: columns,
 #: key column names, other unique indexes, foreign keys, triggers, rules, code, foreign partitions, UNLOGGED
-#: tables; then whether it is in a schema of parapply's own progress. No row: no such relation.
+#: tables; then whether it is in a schema of parapply's own progress, and the columns that come first in an index. No
+#: row: no such relation.
 FACTS_SQL: Final = f"""
 WITH RECURSIVE {_TABLE}, {_TYPES}, {KEY}, {FOREIGN_KEYS}, {INDEX_COLUMNS}, {_CODE}
 SELECT table_.oid::int8, coalesce(pg_catalog.pg_partition_root(table_.oid), table_.oid)::oid::int8,
@@ -233,7 +235,8 @@ SELECT table_.oid::int8, coalesce(pg_catalog.pg_partition_root(table_.oid), tabl
    FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.relid WHERE c.relkind = 'f'),
   (SELECT coalesce(pg_catalog.json_agg(c.oid::pg_catalog.regclass::text ORDER BY c.relname), '[]')
    FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.relid WHERE c.relkind = 'r' AND c.relpersistence = 'u'),
-  EXISTS (SELECT FROM {STATE_SCHEMAS_SQL} AS own WHERE own.schema_name = $1)
+  EXISTS (SELECT FROM {STATE_SCHEMAS_SQL} AS own WHERE own.schema_name = $1),
+  ({INDEXED_SELECT})
 FROM table_
 """  # noqa: S608 - only the constants above are put together
 

@@ -31,6 +31,7 @@ from parapply.plan.table_changes import (
 from parapply.target.session.pipeline import ANY_COUNT, Statement
 from parapply.target.sql.conditions import table_name
 from parapply.target.sql.statements import CHECK_LATER, CHECK_NOW, Sql, Statements, acting_code, truncate
+from parapply.target.sql.whole_rows import net_rows
 from parapply.wire.rows import (
     BINARY_TYPES,
     DELETE,
@@ -54,10 +55,12 @@ if TYPE_CHECKING:
     from parapply.plan.steps import Step
     from parapply.plan.table import TablePlan
     from parapply.plan.table_changes import TableChanges
+    from parapply.target.sql.whole_rows import Group
     from parapply.wire.rows import KeptRow
 
 Operation = Literal["insert", "update", "delete", "truncate", "exists", "origin", "incomplete", "code"]
 
+_INT4: Final = 23
 _OID: Final = 26
 _TEXT: Final = 25
 _array_head = struct.Struct(">iiIii").pack
@@ -115,8 +118,14 @@ def code_check(commands: Sequence[Command], role: str) -> list[Command]:
 class CommandBuilder:
     """Turns steps into commands. Keeps the statements of each plan; one builder serves all workers of a leader."""
 
-    def __init__(self) -> None:
-        """Start without statements."""
+    def __init__(self, has_prepared: Callable[[], bool] = lambda: False) -> None:
+        """Start without statements.
+
+        Args:
+            has_prepared: tells whether a transaction is prepared on the target. It may hold one of several equal rows,
+                and its outcome may be waiting for a change of another: a row is chosen then that nothing holds.
+        """
+        self._has_prepared = has_prepared
         # By identity: hashing a plan's facts for every batch would cost more than its statements. Each entry keeps
         # its plan alive, so an identity cannot come back for another.
         self._statements: dict[int, Statements] = {}
@@ -167,6 +176,11 @@ class CommandBuilder:
                 self._tables(step, size_bytes, commands, is_late=True)
         return commands
 
+    def for_thread(self) -> CommandBuilder:
+        """Return another builder, for a thread: no two may use one."""
+        has_prepared = self._has_prepared()
+        return CommandBuilder(lambda: has_prepared)
+
     def forget(self) -> None:
         """Drop the statements of plans that are no longer used."""
         self._statements.clear()
@@ -192,8 +206,7 @@ class CommandBuilder:
                 elif is_late:
                     continue
                 elif isinstance(segment, RowSegment):
-                    for frame in segment.frames:
-                        self._row(segment.plan, frame, out)
+                    self._rows(segment, size_bytes, out)
                 elif segment.rows:
                     self._inserts(segment, size_bytes, out)
 
@@ -227,6 +240,24 @@ class CommandBuilder:
             if id(changes) in nets and id(changes) in last:
                 segment, effects = nets[id(changes)]
                 self._deletes(segment, _without(effects, NET_REPLACE), size_bytes, out)
+
+    def _rows(self, segment: RowSegment, size_bytes: int, out: list[Command]) -> None:
+        """Add what applies changes in order: their net change if rows are found by all their columns, else each."""
+        may_net = segment.plan.nets_whole_rows and size_bytes <= SET_BYTES and not self._has_prepared()
+        net = net_rows(segment) if may_net else None
+        if net is None:
+            for frame in segment.frames:
+                self._row(segment.plan, frame, out)
+            return
+        statements = self._of(segment.plan)
+        for group in net.groups:
+            build = partial(statements.whole_delete, group.nulls)
+            if group.present:
+                build = partial(statements.whole_update, group.present, group.nulls)
+            out.append(_whole(statements, build, group))
+        if net.inserts:
+            insert = partial(statements.set_insert, _all(segment.plan))
+            out += _sets(statements, insert, net.inserts, size_bytes, "insert")
 
     def _inserts(self, segment: InsertSegment, size_bytes: int, out: list[Command]) -> None:
         statements = self._of(segment.plan)
@@ -367,6 +398,28 @@ def _sets(
             prepared = build()
             parameters = columns_of(run, prepared.positions, prepared.type_oids, len(plan.columns))
         yield Command(prepared, parameters, expected=len(run), operation=operation, plan=plan)
+
+
+def _whole(statements: Statements, build: Callable[[], Sql], group: Group) -> Command:
+    """Return the statement that changes a group's rows, which are found by all their columns."""
+    plan = statements.plan
+    prepared = build()
+    parameters = _whole_columns(prepared, group, len(plan.columns))
+    if None in parameters:
+        # As in `_sets`.
+        pairs = zip((*prepared.positions, *prepared.old_positions), parameters, strict=True)
+        statements.send_as_text([position for position, array in pairs if array is None])
+        prepared = build()
+        parameters = _whole_columns(prepared, group, len(plan.columns))
+    numbers = [_array(_INT4, [_length(number) for number in each]) for each in (group.lows, group.highs)]
+    operation: Operation = "update" if group.present else "delete"
+    return Command(prepared, [*parameters, *numbers], expected=group.n_rows, operation=operation, plan=plan)
+
+
+def _whole_columns(prepared: Sql, group: Group, n_columns: int) -> list[bytes | None]:
+    n_new = len(prepared.positions)
+    news = columns_of(group.news, prepared.positions, prepared.type_oids[:n_new], n_columns) if n_new else []
+    return news + columns_of(group.olds, prepared.old_positions, prepared.type_oids[n_new:], n_columns)
 
 
 def _by_columns(rows: list[KeptRow], segment: NetSegment) -> dict[tuple[int, ...], list[KeptRow]]:

@@ -97,12 +97,31 @@ def same_text(columns: Sequence[ColumnFacts], first: int) -> str:
 
     Equal values may differ: 1.0 and 1.00, 0 and -0.
     """
-    tests = []
-    for number, column in enumerate(columns, first):
-        if column.equality is not Equality.BYTES:
-            found, wanted = f"t.{quote_identifier(column.name)}", f"({_stored(column, f'${number}')})"
-            tests.append(f"coalesce({_printed(found)} OPERATOR(pg_catalog.=) {_printed(wanted)}, true)")
+    tests = [
+        f"coalesce({_looks_like(column, f'${number}')}, true)"
+        for number, column in enumerate(columns, first)
+        if column.equality is not Equality.BYTES
+    ]
     return " AND ".join(tests)
+
+
+def column_is(column: ColumnFacts, value: str) -> str:
+    """Return the condition that a column holds a value and looks like it; NULL on either side fails.
+
+    The first part is what an index serves, the second is empty where equal values look the same.
+    """
+    holds = column_holds(column, value)
+    return holds if column.equality is Equality.BYTES else f"{holds} AND {_looks_like(column, value)}"
+
+
+def column_is_null(column: ColumnFacts) -> str:
+    """Return the condition that a column is NULL; a composite of NULLs is not (see `row_condition`)."""
+    return f"t.{quote_identifier(column.name)} IS NOT DISTINCT FROM NULL"
+
+
+def _looks_like(column: ColumnFacts, value: str) -> str:
+    found, wanted = f"t.{quote_identifier(column.name)}", f"({_stored(column, value)})"
+    return f"{_printed(found)} OPERATOR(pg_catalog.=) {_printed(wanted)}"
 
 
 def _printed(value: str) -> str:
@@ -110,8 +129,7 @@ def _printed(value: str) -> str:
 
 
 def _same_value(column: ColumnFacts, value: str) -> str:
-    name = quote_identifier(column.name)
-    both_null = f"t.{name} IS NOT DISTINCT FROM NULL AND {value}::{column.type_sql} IS NOT DISTINCT FROM NULL"
+    both_null = f"{column_is_null(column)} AND {value}::{column.type_sql} IS NOT DISTINCT FROM NULL"
     return f"({column_holds(column, value)} OR ({both_null}))"
 
 

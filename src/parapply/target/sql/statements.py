@@ -27,6 +27,8 @@ from parapply.errors import TargetRefused
 from parapply.plan.table import Equality
 from parapply.target.sql.conditions import (
     column_equals,
+    column_is,
+    column_is_null,
     key_condition,
     quote_identifier,
     row_condition,
@@ -113,6 +115,29 @@ class Statements:
         """
         self._check_updates(needs_key=True)
         return self._cached("set_delete", (), self._build_set_delete)
+
+    def whole_update(self, present: tuple[int, ...], nulls: tuple[int, ...]) -> Sql:
+        """Return the update of many rows that are found by all their columns, NULL in `nulls` and nowhere else.
+
+        Before the arrays of the old values come those of the new ones. Two more follow, of int4: of the rows that equal
+        an old one, those with numbers above the first and up to the second are changed (trap T-24). No row is waited
+        for while another one is free, but as a statement sees them when it begins: not beside a prepared transaction.
+
+        Raises:
+            TargetRefused: the plan allows no updates.
+            ValueError: rows that are nothing but NULL cannot be looked for together.
+        """
+        self._check_updates()
+        return self._cached("whole_update", (*present, -1, *nulls), lambda: self._build_whole(present, nulls))
+
+    def whole_delete(self, nulls: tuple[int, ...]) -> Sql:
+        """Return the delete of many rows that are found as in `whole_update`.
+
+        Raises:
+            TargetRefused, ValueError: as `whole_update`.
+        """
+        self._check_updates()
+        return self._cached("whole_delete", nulls, lambda: self._build_whole((), nulls))
 
     def send_as_text(self, positions: Sequence[int]) -> None:
         """Have set forms built from now on take these wire positions as text[], whatever their type."""
@@ -248,6 +273,39 @@ class Statements:
         text = f"DELETE FROM {self._only} AS t USING {self._unnest(keys)} WHERE {self._joined(keys)}"
         return _sql(text, keys, type_oids=self._type_oids(keys))
 
+    def _build_whole(self, present: tuple[int, ...], nulls: tuple[int, ...]) -> Sql:
+        """Return an update, or without `present` a delete, of rows found by all their columns."""
+        found = tuple([position for position in range(len(self.plan.columns)) if position not in nulls])
+        if not found:
+            raise ValueError(f"{self._table}: a row of NULLs has nothing to be found by")
+        arrays = [*self._arrays(present), *self._arrays(found, first=len(present) + 1)]
+        number = len(arrays)
+        names = [*[f"c{position}" for position in present], *[f"o{position}" for position in found], "low", "high", "n"]
+        rows = f"unnest({', '.join(arrays)}, ${number + 1}::int4[], ${number + 2}::int4[])"
+        rows += f" WITH ORDINALITY AS v({', '.join(names)})"
+        wanted = [column_is(self._column(position), f"v.o{position}") for position in found]
+        wanted += [column_is_null(self._column(position)) for position in nulls]
+        tables = "t.tableoid AS tree, " if self.plan.facts.is_partitioned else ""
+        # Without an index one look at the table is enough for all rows, but only a hash join is that, and sessions of
+        # workers have it switched off, as they have reading a whole table. A full join can be nothing else here.
+        join = "JOIN" if self.plan.is_indexed else "FULL JOIN"
+        pairs = (
+            f"SELECT v.*, {tables}t.ctid AS id, t.xmax <> 0 AS is_locked FROM {rows}"
+            f" {join} {self._only} AS t ON {' AND '.join(wanted)} OFFSET 0"
+        )
+        order = f"is_locked, {'tree, ' if tables else ''}id"
+        one = f"SELECT *, row_number() OVER (PARTITION BY n ORDER BY {order}) AS k FROM ({pairs}) AS pairs"
+        one += " WHERE n IS NOT NULL AND id IS NOT NULL"
+        where = "v.k > v.low AND v.k <= v.high AND t.ctid = v.id" + (" AND t.tableoid = v.tree" if tables else "")
+        if present:
+            assignments = ", ".join(f"{self._names[position]} = {self._element(position)}" for position in present)
+            text = f"UPDATE {self._only} AS t SET {assignments} FROM ({one}) AS v WHERE {where}"
+            text += f" AND {self._unaltered(present)}"
+        else:
+            text = f"DELETE FROM {self._only} AS t USING ({one}) AS v WHERE {where}"
+        prepared = _sql(text, present, found, type_oids=(*self._type_oids(present), *self._type_oids(found)))
+        return prepared._replace(n_parameters=number + 2)
+
     def _build_row_insert(self, present: tuple[int, ...]) -> Sql:
         if not present:
             return _sql(f"INSERT INTO {self._table} DEFAULT VALUES", ())
@@ -337,10 +395,10 @@ class Statements:
         aliases = ", ".join(f"c{position}" for position in positions)
         return f"unnest({', '.join(self._arrays(positions))}) AS v({aliases})"
 
-    def _arrays(self, positions: Sequence[int]) -> list[str]:
+    def _arrays(self, positions: Sequence[int], first: int = 1) -> list[str]:
         return [
             f"${number}::{self._column(position).type_sql if position in self._binary else 'text'}[]"
-            for number, position in enumerate(positions, 1)
+            for number, position in enumerate(positions, first)
         ]
 
     def _type_oids(self, positions: Sequence[int]) -> tuple[int, ...]:

@@ -110,14 +110,18 @@ def test_full_identity_with_a_key_uses_the_key() -> None:
 
 
 def test_no_key_and_full_identity_matches_whole_rows() -> None:
-    """Without a key inserts are sets; the planner takes updates and deletes in order and alone (trap T-24)."""
+    """Without a key all changes are sets; updates and deletes follow one another (trap T-24)."""
     plan = match(SENT_FULL, KEYLESS)
     assert (plan.lane, plan.is_full, plan.is_table_exclusive, plan.can_update) == (Lane.SET, True, False, True)
     assert plan.key_positions == ()
-    assert plan.reason == (
-        "inserts set-based; updates and deletes row by row, one batch at a time: no key on the target serves, rows are "
-        "found by all their columns"
-    )
+    whole = "one batch at a time: no key on the target serves, rows are found by all their columns"
+    assert plan.reason == f"set-based; updates and deletes {whole}, without an index that narrows the search"
+    indexed = match(SENT_FULL, replace(KEYLESS, indexed_columns=("b",)))
+    assert (indexed.is_indexed, plan.is_indexed) == (True, False)
+    assert indexed.reason == f"set-based; updates and deletes {whole}"
+    columns = [replace(column, is_identity_always=True) for column in KEYLESS.columns]
+    by_row = match(SENT_FULL, replace(indexed.facts, columns=tuple(columns)))
+    assert by_row.reason == f"inserts set-based; updates and deletes row by row, {whole}"
 
 
 def test_whole_rows_with_a_cast_go_row_by_row_alone() -> None:

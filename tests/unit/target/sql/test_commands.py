@@ -16,6 +16,7 @@ from parapply.plan.plans import Plans
 from parapply.plan.scheduler import Scheduler
 from parapply.plan.steps import ordered_changes
 from parapply.plan.table_changes import NET_REPLACE
+from parapply.target.catalogue.match import match
 from parapply.target.session.pipeline import ANY_COUNT
 from parapply.target.sql import commands
 from parapply.target.sql.commands import Command, CommandBuilder
@@ -23,6 +24,7 @@ from parapply.target.sql.conditions import table_name
 from parapply.wire.assembler import Assembler
 from parapply.wire.rows import BINARY_TYPES, TEXT_OID
 from tests import build
+from tests.unit import plans as plans_of_tests
 from tests.unit.changes_model import KEYLESS, NUMERIC, PAIR, PLAIN, SERIAL, Spec
 from tests.unit.changes_stream import Op, Publisher, assembled, batches, ops
 
@@ -111,6 +113,44 @@ def test_code_is_looked_for_on_tables_of_which_none_is_known() -> None:
     assert elements(names) == [table_name(PLAIN.facts).encode(), table_name(KEYLESS.facts).encode()]
     assert b"IN ('A', 'R')" in check.prepared.text
     assert b"IN ('A', 'O')" in commands.code_check(plain, "origin")[0].prepared.text
+
+
+def test_whole_rows_are_found_by_sets_unless_a_prepared_transaction_may_hold_one() -> None:
+    """Deletes, updates and inserts of a table without a key are a statement each, in any order of the changes (T-24).
+
+    While a transaction is prepared each change chooses a row by itself, in source order.
+    """
+    sent = plans_of_tests.relation(
+        *[plans_of_tests.sent(name, "text", is_key=True) for name in ("a", "b")], identity="f", oid=77
+    )
+    facts = plans_of_tests.table([plans_of_tests.column(name, "text") for name in ("a", "b")], indexed_columns=("a",))
+    plan, plans, batch = match(sent, facts), Plans(), Batch(1)
+    plans.known[sent] = plan
+    plans.announce(sent)
+    changes = [
+        build.insert(cells("1", None), oid=77),
+        build.update(cells("2", "x"), old=cells("3", "x"), oid=77),
+        build.insert(cells("4", "x"), oid=77),
+        build.delete(old=cells("5", "x"), oid=77),
+        build.update(cells("6", "x"), old=cells("4", "x"), oid=77),
+        build.delete(old=cells("7", None), oid=77),
+    ]
+    batch.add(transaction(plans, *changes), plans)
+    made = CommandBuilder().of_steps(batch.steps, batch.size_bytes)
+    assert [(one.operation, one.expected) for one in made] == [
+        ("insert", 1),
+        ("delete", 1),
+        ("delete", 1),
+        ("update", 1),
+        ("insert", 1),
+    ]
+    assert all(one.prepared.is_set for one in made)
+    assert len(made[3].parameters) == 2 + 2 + 2
+    prepared = CommandBuilder(lambda: True)
+    for builder in (prepared, prepared.for_thread()):
+        rows = builder.of_steps(batch.steps, batch.size_bytes)
+        assert [one.operation for one in rows] == ["insert", "update", "insert", "delete", "update", "delete"]
+        assert not any(one.prepared.is_set for one in rows[1:])
 
 
 def test_a_row_inserted_and_deleted_in_a_batch_must_not_be_there() -> None:

@@ -1,0 +1,200 @@
+"""The net change of rows that are found by all their columns, so that sets can write it (trap T-24). Pure.
+
+In: the change frames of one table in source order. Out: groups, each for one statement, which find their rows among
+those that were there before: deletes, then updates; inserts come last.
+
+A table is a multiset of rows here, and each change takes one row out and puts one in. What takes out a row that an
+earlier change of the batch has put in continues that change. All others take rows that were there before, so they can
+be looked for at the same time. Of twins any may be taken, which is all that "equal" says.
+
+Values are compared as the publisher sends them, and the statements compare what values look like as well. Where that
+is not how the target compares them, a statement finds fewer rows than it must, and the batch is repeated row by row.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import msgspec
+
+from parapply.wire.rows import (
+    DELETE,
+    INSERT,
+    KIND_AT,
+    MARK_AT,
+    NULL,
+    UNCHANGED,
+    KeptRow,
+    Row,
+    Value,
+    has_unchanged,
+    read_delete,
+    read_insert,
+    read_update,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.plan.segments import RowSegment
+
+#: Each group is one more statement to prepare for the table. Rows with NULL here and there would make hundreds.
+_MAX_GROUPS: Final = 16
+#: Changes for each group from which on one look at a table without an index is less than a search for each of them,
+#: which ends at the row that is found.
+_PAYS: Final = 4
+#: Updates of twins to different rows: each of them is compared with each twin.
+_MAX_TWINS: Final = 16
+_OLD: Final = ord("O")
+
+_Whole: TypeAlias = tuple[Value, ...]
+
+
+class Group(msgspec.Struct):
+    """Changes that one statement makes: their old rows are NULL in the same columns, their new ones have the same."""
+
+    nulls: tuple[int, ...]
+    present: tuple[int, ...]  # () for a delete
+    olds: list[Row] = []
+    news: list[Row] = []  # as long as `olds`, or empty for a delete
+    #: Of the rows that equal an old one, counted from 1, those above `lows` and up to `highs` are changed.
+    lows: list[int] = []
+    highs: list[int] = []
+    n_rows: int = 0
+
+
+class WholeRows(msgspec.Struct):
+    """The net change of one segment."""
+
+    groups: list[Group]  # in this order: deletes take rows that were there before, and so do updates
+    inserts: list[KeptRow]  # after them
+
+
+class _Change:
+    """What happens to one row: `old` is None for one that comes, `new` for one that goes."""
+
+    __slots__ = ("key", "new", "old")
+
+    def __init__(self, key: _Whole, old: Row | None, new: Row | None) -> None:
+        self.key = key
+        self.old = old
+        self.new = new
+
+
+def net_rows(segment: RowSegment) -> WholeRows | None:
+    """Return the net change of a segment; None if only single rows in order are exact, or cheaper.
+
+    Raises:
+        ProtocolError: a frame is malformed.
+    """
+    net = _net(segment.frames, len(segment.plan.columns))
+    if net is None:
+        return None
+    changes, made = net
+    inserts: list[KeptRow] = []
+    groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[_Change]] = {}
+    everything = tuple(range(len(segment.plan.columns)))
+    for change in changes:
+        old, new = change.old, change.new
+        if old is None:
+            if new is not None:
+                inserts.append(new)
+            continue
+        nulls = tuple([position for position, value in enumerate(old) if value == NULL]) if NULL in old else ()
+        if new is None:
+            present: tuple[int, ...] = ()
+        elif has_unchanged(new):
+            present = tuple([position for position, value in enumerate(new) if value is not UNCHANGED])
+        else:
+            present = everything
+        if len(nulls) == len(everything) or (new is not None and not present):
+            return None
+        groups.setdefault((nulls, present), []).append(change)
+    updates = [group for (_, present), group in groups.items() if present]
+    is_cheap = segment.plan.is_indexed or len(segment.frames) >= _PAYS * len(groups)
+    if not is_cheap or len(groups) > _MAX_GROUPS or (len(updates) > 1 and _meet(updates, made)):
+        return None
+    ready = [_group(nulls, present, group) for (nulls, present), group in groups.items()]
+    if any(group is None for group in ready):
+        return None
+    whole = [group for group in ready if group is not None]
+    return WholeRows(sorted(whole, key=lambda group: bool(group.present)), inserts)
+
+
+def _net(frames: Sequence[bytes], n_columns: int) -> tuple[list[_Change], dict[_Whole, list[_Change]]] | None:
+    """Return the changes, and by their new row those that put one in; None if a row is not whole."""
+    changes: list[_Change] = []
+    made: dict[_Whole, list[_Change]] = {}
+    for frame in frames:
+        kind = frame[KIND_AT]
+        if kind == INSERT:
+            row = read_insert(frame, n_columns)
+            if has_unchanged(row):
+                return None
+            key = tuple(row)
+            change = _Change(key, None, row)
+            changes.append(change)
+            made.setdefault(key, []).append(change)
+            continue
+        if frame[MARK_AT] != _OLD:
+            return None
+        new: Row | None = None
+        if kind == DELETE:
+            old: Row = read_delete(frame, n_columns)
+        else:
+            sent, new = read_update(frame, n_columns)
+            assert sent is not None, "the mark says so"
+            old = sent
+        key = tuple(old)
+        # All that such a row can be is in the row that was put in last: values that were not sent are the old ones.
+        after = new if new is None or not has_unchanged(new) else _filled(new, old)
+        if made.get(key):
+            change = made[key].pop()
+            if not made[key]:
+                del made[key]
+            was = change.new
+            assert was is not None, "it has put a row in"
+            change.new = new if new is after else _filled(new or [], was)
+        else:
+            change = _Change(key, old, new)
+            changes.append(change)
+        if after is not None:
+            made.setdefault(tuple(after), []).append(change)
+    return changes, made
+
+
+def _filled(new: Row, was: Row) -> Row:
+    return [before if now is UNCHANGED else now for now, before in zip(new, was, strict=True)]
+
+
+def _meet(updates: list[list[_Change]], made: dict[_Whole, list[_Change]]) -> bool:
+    """Tell whether a statement could take a row that one before it has made: it is no twin of the one that is meant."""
+    last = {change.key: number for number, group in enumerate(updates) for change in group}
+    numbers = {id(change): number for number, group in enumerate(updates) for change in group}
+    return any(
+        numbers.get(id(change), len(updates)) < last[key] for key in made.keys() & last.keys() for change in made[key]
+    )
+
+
+def _group(nulls: tuple[int, ...], present: tuple[int, ...], changes: list[_Change]) -> Group | None:
+    """Return changes as a group, equal ones as one; None if too many twins change to different rows."""
+    group = Group(nulls, present, n_rows=len(changes))
+    if len({change.key for change in changes}) == len(changes):
+        group.olds = [change.old for change in changes if change.old is not None]
+        group.news = [change.new for change in changes if change.new is not None]
+        group.lows, group.highs = [0] * len(changes), [1] * len(changes)
+        return group
+    equal: dict[tuple[_Whole, _Whole], list[_Change]] = {}
+    for change in changes:
+        equal.setdefault((change.key, tuple(change.new or ())), []).append(change)
+    taken: dict[_Whole, int] = {}
+    different: dict[_Whole, int] = {}
+    for (key, _), twins in equal.items():
+        low = taken.get(key, 0)
+        taken[key] = low + len(twins)
+        different[key] = different.get(key, 0) + 1
+        group.olds += [twins[0].old] if twins[0].old is not None else []
+        group.news += [twins[0].new] if twins[0].new is not None else []
+        group.lows.append(low)
+        group.highs.append(taken[key])
+    return group if max(different.values()) <= _MAX_TWINS else None
