@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from parapply.applylog_schema import BatchRecord
+from parapply.applylog_schema import BatchRecord, Record
 from parapply.demo.errors import DemoError
 
 if TYPE_CHECKING:
@@ -81,15 +81,16 @@ def read_batches(directory: Path) -> list[BatchRecord]:
 
 
 def read_records(lines: bytes) -> list[BatchRecord]:
-    """Return the records of an apply log's file.
+    """Return the records of batches in an apply log's file.
 
     Raises:
         DemoError: a line is no such record.
     """
     try:
-        return msgspec.json.Decoder(BatchRecord).decode_lines(lines)
+        records = msgspec.json.Decoder(Record).decode_lines(lines)
     except msgspec.MsgspecError as error:
         raise DemoError(f"The apply log cannot be read: {error}") from error
+    return [record for record in records if isinstance(record, BatchRecord)]
 
 
 def sum_up(records: Sequence[BatchRecord], retry_reasons: dict[str, int]) -> Applied:

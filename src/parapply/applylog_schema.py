@@ -25,6 +25,8 @@ READABLE_VERSIONS: Final = (1,)
 XIDS_LIMIT: Final = 32
 #: Dependencies listed in a transaction's record, those on the latest transactions.
 DEPENDS_ON_LIMIT: Final = 16
+#: Late keys listed in a record: a row that holds up many batches is among them soon.
+LATE_ROWS_LIMIT: Final = 4
 #: Conflicts listed in a record, the rest is counted; all of them are in the history on the target.
 CONFLICTS_LIMIT: Final = 1000
 
@@ -36,6 +38,13 @@ class RowCounts(msgspec.Struct, kw_only=True):
     update: int = 0
     delete: int = 0
     truncate: int = 0  # statements, not rows
+
+
+class LateKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A row that had to follow an earlier batch."""
+
+    table: str  # schema.table
+    key: str  # a hash of its key, the same within a run only: it does not tell the key
 
 
 class WaitedFor(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +111,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record",
     rows: dict[str, RowCounts]  # by schema.table
     size_bytes: int  # of the change messages, with what the interpreter needs for them
     late_keys: int = 0  # held by earlier batches and so applied in its turn, all others at once
+    late_rows: tuple[LateKey, ...] = ()  # the first LATE_ROWS_LIMIT of them
     waited_for: WaitedFor | None = None
     run: str = ""  # of the daemon: from connected to the loss of an end, within which `seq` counts; "" in old lines
     retry_reason: str = ""  # SQLSTATE, row count, suspect ...; the last one
@@ -109,6 +119,29 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record",
     more_conflicts: tuple[ConflictCount, ...] = ()  # the rest of them, counted
     reading: str = "stream"  # how it was read from the slot: stream or ranges
     is_one_flight: bool = False  # statements and COMMIT were sent at once: execute_s holds both, commit_s is 0
+
+
+class BackendSample(msgspec.Struct, frozen=True, kw_only=True):
+    """What sessions of workers with a batch were found doing, by ``pg_stat_activity``."""
+
+    wait: str  # Type:Event as there; CPU: none; client: it waits for the daemon's next message
+    samples: int  # once a second and worker with a batch
+
+
+class IntervalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="interval"):
+    """About a second in which a batch was under way: what the daemon and its sessions did."""
+
+    schema_version: int = SCHEMA_VERSION
+    slot: str
+    run: str  # as in BatchRecord
+    ended_at: str  # the daemon's clock
+    length_s: float
+    workers: int  # sessions
+    leader_cpu_s: float  # CPU time of the leader's thread
+    publisher_s: float  # the reader waited for the publisher
+    paused_s: float  # reading was paused: enough was at hand
+    behind_bytes: int  # of the publisher's WAL that were not read at the end
+    backends: tuple[BackendSample, ...] = ()
 
 
 class TransactionRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="transaction"):
@@ -134,10 +167,14 @@ class TransactionRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="re
     conflicts: tuple[ConflictRecord, ...] = ()
 
 
-Record = BatchRecord | TransactionRecord
+Record = BatchRecord | TransactionRecord | IntervalRecord
 
 #: The kinds of record by tag.
-RECORDS: Final[dict[str, type[Record]]] = {"batch": BatchRecord, "transaction": TransactionRecord}
+RECORDS: Final[dict[str, type[Record]]] = {
+    "batch": BatchRecord,
+    "transaction": TransactionRecord,
+    "interval": IntervalRecord,
+}
 
 
 class UnreadableRecordError(ValueError):

@@ -32,12 +32,22 @@ from parapply.analysis.storage import Storage
 from parapply.analysis.store import SUFFIXES, Store
 from parapply.analysis.units import round_trip_s
 from parapply.analysis.views import Scope, make_views
-from parapply.applylog_schema import CONFLICTS_LIMIT, BatchRecord, ConflictCount, ConflictRecord, read_record
+from parapply.applylog_schema import (
+    CONFLICTS_LIMIT,
+    BackendSample,
+    BatchRecord,
+    ConflictCount,
+    ConflictRecord,
+    IntervalRecord,
+    LateKey,
+    WaitedFor,
+    read_record,
+)
 from parapply.errors import ReportRefused
 from parapply.model import parse_lsn
 from parapply.wire.decode import decode
 from parapply.wire.messages import Commit
-from tests.analysis.hand_log import BEGIN, RECORDS, A, B, batch, old_line, transaction, write
+from tests.analysis.hand_log import BEGIN, RECORDS, A, B, at, batch, old_line, transaction, write
 from tests.fixtures.browser import browser, open_page
 from tests.fixtures.plain import slot_route
 
@@ -48,6 +58,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from parapply.analysis.job import ReportOutcome
+    from parapply.applylog_schema import Record
     from tests.fixtures.daemon import StartDaemon
     from tests.fixtures.databases import Database
     from tests.fixtures.route import Route
@@ -80,7 +91,7 @@ def test_every_figure_has_the_columns_of_its_definition(
     """Definitions, queries and Parquet tables agree in names and order."""
     outcome, out = hand_made
     assert set(outcome.tables) == {figure.name for figure in FIGURES}
-    assert set(QUERIES) | {"what_if", "critical_path", "ignored_files"} == set(outcome.tables)
+    assert set(QUERIES) | {"what_if", "critical_path", "ignored_files", "limits"} == set(outcome.tables)
     for figure in FIGURES:
         table = spark.read.parquet(str(out / "tables" / f"{figure.name}.parquet"))
         assert table.columns == list(figure.columns), figure.name
@@ -417,6 +428,87 @@ def test_throughput_is_over_the_time_with_work(flawed: tuple[ReportOutcome, Path
     assert outcome.in_short["relaxed"][0].startswith("1.3 transactions a second")
 
 
+def _limited(slot: str, behind_bytes: int, backends: dict[str, int], **reading: float) -> list[Record]:
+    """Return intervals of ten seconds with four workers, as the daemon writes them."""
+    values: dict[str, Any] = {"leader_cpu_s": 0.1, "publisher_s": 0.0, "paused_s": 0.0, **reading}
+    samples = tuple(BackendSample(wait=wait, samples=number) for wait, number in backends.items())
+    return [
+        IntervalRecord(
+            slot=slot, run="r1", ended_at=at(second), length_s=1.0, workers=4, behind_bytes=behind_bytes,
+            backends=samples, **values,
+        )
+        for second in range(1, 11)
+    ]  # fmt: skip
+
+
+def _idle(slot: str) -> list[Record]:
+    """Return batches of ten seconds, each alone and done before the next one comes."""
+    return [
+        batch(n, slot=slot, received_at=n / 10, started_at=n / 10, committed_at=n / 10 + 0.01, queued_s=0.0,
+              execute_s=0.008, wait_turn_s=0.0, commit_s=0.002)
+        for n in range(1, 101)
+    ]  # fmt: skip
+
+
+def _busy(slot: str, execute_s: float, turn_s: float, commit_s: float, **more: object) -> list[Record]:
+    """Return batches of ten seconds that keep four workers busy: a new one every 50 ms, each for 200 ms."""
+    return [
+        batch(n, slot=slot, worker=1 + n % 4, received_at=n / 20, started_at=n / 20, committed_at=n / 20 + 0.2,
+              queued_s=0.0, execute_s=execute_s, wait_turn_s=turn_s, commit_s=commit_s, **more)
+        for n in range(1, 201)
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def limited(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> ReportOutcome:
+    """The report over logs that are limited by one thing each: slots of that name."""
+    folder = tmp_path_factory.mktemp("limited")
+    late: dict[str, Any] = {"late_keys": 1, "late_rows": (LateKey(table=A, key="ab12cd34"),)}
+    waited: dict[str, Any] = {"waited_for": WaitedFor(seq=100, table=A, kind="key"), "xids": (4711,)}
+    write(folder / "log", "apply-1.jsonl", [
+        *_idle("source"), *_limited("source", 0, {"CPU": 1}, publisher_s=0.9),
+        *_idle("publisher"), *_limited("publisher", 1 << 26, {"CPU": 1}, publisher_s=0.8),
+        *_idle("leader"), *_limited("leader", 1 << 26, {"CPU": 1}, leader_cpu_s=0.95),
+        *_busy("hot_row", 0.05, 0.1, 0.05, **late, **waited), *_limited("hot_row", 1 << 26, {"CPU": 3}, paused_s=0.9),
+        *_busy("order", 0.05, 0.1, 0.05), *_limited("order", 1 << 26, {"client": 2}, paused_s=0.9),
+        *_busy("flush", 0.05, 0.1, 0.05), *_limited("flush", 1 << 26, {"IO:WALSync": 3, "CPU": 1}, paused_s=0.9),
+        *_busy("disk", 0.18, 0.0, 0.02), *_limited("disk", 1 << 26, {"IO:DataFileRead": 3, "CPU": 1}, paused_s=0.9),
+        *_busy("cpu", 0.18, 0.0, 0.02), *_limited("cpu", 1 << 26, {"CPU": 4}, paused_s=0.9),
+        *_busy("locks", 0.18, 0.0, 0.02), *_limited("locks", 1 << 26, {"Lock:transactionid": 4}, paused_s=0.9),
+        *_busy("old", 0.18, 0.0, 0.02),
+    ])  # fmt: skip
+    request = ReportRequest(log=str(folder / "log"), out=str(folder / "out"), what_if_transactions=0)
+    return make_report(spark, request, Silent())
+
+
+@pytest.mark.parametrize(
+    ("slot", "limit", "detail", "advice"),
+    [
+        ("source", "source", "", "nothing"), ("publisher", "publisher", "", "WAL sender"),
+        ("leader", "leader", "", "processor"), ("hot_row", "dependency", "", "do not help"),
+        ("order", "commit", "order", "relaxed"), ("flush", "commit", "flush", "synchronous_commit"),
+        ("disk", "target", "disk", "more workers"), ("cpu", "target", "CPU", "idle processors"),
+        ("locks", "target", "locks", "sessions that hold"), ("old", "target", "", "idle processors"),
+    ],
+)  # fmt: skip
+def test_the_verdict_names_what_limits(limited: ReportOutcome, slot: str, limit: str, detail: str, advice: str) -> None:
+    """Of a log that is limited by one thing the first line says which, with its part of the time, and what to do."""
+    said = limited.verdicts[slot]
+    assert (said.limit, said.detail) == (limit, detail)
+    assert said.share > 0.6
+    assert advice in said.advice
+    # Ten seconds but for the ends, whatever the states.
+    assert sum(row["seconds"] for row in limited.tables["moments"] if row["slot"] == slot) == pytest.approx(10, abs=0.3)
+
+
+def test_the_verdict_names_who_waited_for_whom(limited: ReportOutcome) -> None:
+    """A hot row is named by its table and hash, and the longest waits by transaction and LSN."""
+    said = limited.verdicts["hot_row"]
+    assert "key in public.a" in said.words
+    assert any("Row ab12cd34 of public.a" in text and "200 batches" in text for text in said.evidence)
+    assert any("transaction 4711" in text and "for batch 100" in text for text in said.evidence)
+
+
 def test_another_log_is_not_mixed_in(spark: SparkSession, tmp_path: Path, flawed: tuple[ReportOutcome, Path]) -> None:
     """The folder of a report takes one log only: files of two may have one name."""
     write(tmp_path / "log", "apply-1.jsonl", [batch(1)])
@@ -553,6 +645,10 @@ def test_a_real_run_is_what_both_servers_say(
     floor_s = round_trip_s((one.execute_s, one.commit_s, one.is_one_flight) for one in batches)
     assert [row["shortest_s"] for row in spark.sql(WHAT_IF_RUNS).collect()] == [floor_s]
     assert outcome.bad_lines == 0
+    ((n_workers, leader_cpu_s, n_seconds),) = _rows(outcome, "reading", "workers", "leader_cpu_s", "seconds")
+    assert n_workers == 2
+    assert 0 < leader_cpu_s < n_seconds
+    assert list(outcome.verdicts) == [summary["slot"]]
 
 
 def test_the_tables_are_readable_as_json(hand_made: tuple[ReportOutcome, Path]) -> None:

@@ -11,6 +11,7 @@ from parapply.applylog_schema import (
     RECORDS,
     XIDS_LIMIT,
     BatchRecord,
+    IntervalRecord,
     Record,
     RowCounts,
     TransactionRecord,
@@ -128,6 +129,8 @@ def _check_transactions(records: list[Record], seen: _Seen, slot: str) -> None:
         if isinstance(record, BatchRecord):
             batch = record
             continue
+        if isinstance(record, IntervalRecord):
+            continue
         assert batch is not None
         assert (record.batch_seq, record.run, record.worker) == (batch.seq, batch.run, batch.worker)
         assert (record.slot, record.committed_at) == (slot, batch.committed_at)
@@ -166,7 +169,12 @@ def test_the_log_adds_up(
     if "applylog.detail" in settings:
         _check_transactions(every, seen, route.slot)
     else:
-        assert len(every) == len(records)
+        assert not any(isinstance(record, TransactionRecord) for record in every)
+    intervals = [record for record in every if isinstance(record, IntervalRecord)]
+    assert {one.run for one in intervals} == {record.run for record in records}
+    assert {(one.slot, one.workers) for one in intervals} == {(route.slot, int(settings["apply.workers"]))}
+    assert all(one.leader_cpu_s > 0 and one.length_s > 0 and one.behind_bytes >= 0 for one in intervals)
+    assert any(one.publisher_s > 0 for one in intervals)
     rows: dict[str, dict[str, int]] = {}
     ends = list(seen.ends)
     at = 0

@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 
-from parapply.applylog_schema import BatchRecord
+from parapply.applylog_schema import BatchRecord, read_record
 from tests.fixtures.pair import SECRET, Pair, pair
 from tests.fixtures.plain import WORKER_IS_BLOCKED, foreign_transaction, wait_for_replies, walsender_pid, watermark
 
@@ -73,9 +72,8 @@ def _with_hold(number: int, change: str, *, first: str = "") -> str:
 
 
 def _records(directory: Path) -> list[BatchRecord]:
-    decoder = msgspec.json.Decoder(BatchRecord)
-    lines = [line for path in sorted(directory.glob("*.jsonl")) for line in path.read_bytes().splitlines()]
-    return sorted((decoder.decode(line) for line in lines), key=lambda record: record.seq)
+    records = [read_record(line) for path in directory.glob("*.jsonl") for line in path.read_bytes().splitlines()]
+    return sorted([record for record in records if isinstance(record, BatchRecord)], key=lambda record: record.seq)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 8])

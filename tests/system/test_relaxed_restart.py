@@ -9,10 +9,9 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 
-from parapply.applylog_schema import BatchRecord
+from parapply.applylog_schema import BatchRecord, read_record
 from parapply.model import format_lsn
 from tests.fixtures.fan import make_slot
 from tests.fixtures.pair import Pair, pair
@@ -88,9 +87,8 @@ def _rows(pair: Pair) -> tuple[list[int], list[int]]:
 
 def _applied(directory: Path) -> list[str]:
     """Return the end LSNs of the target transactions in an apply log."""
-    decoder = msgspec.json.Decoder(BatchRecord)
-    lines = [line for path in directory.glob("*.jsonl") for line in path.read_bytes().splitlines()]
-    return sorted(decoder.decode(line).end_lsn for line in lines)
+    records = [read_record(line) for path in directory.glob("*.jsonl") for line in path.read_bytes().splitlines()]
+    return sorted(record.end_lsn for record in records if isinstance(record, BatchRecord))
 
 
 def _check_step_2(pair: Pair, ends: Mapping[int, Ends]) -> None:

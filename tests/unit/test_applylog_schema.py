@@ -11,9 +11,12 @@ import pytest
 from parapply import applylog_schema
 from parapply.applylog_schema import (
     RECORDS,
+    BackendSample,
     BatchRecord,
     ConflictRecord,
     Dependency,
+    IntervalRecord,
+    Record,
     RowCounts,
     TransactionRecord,
     UnreadableRecordError,
@@ -100,12 +103,39 @@ def test_the_schema_changes_only_with_its_version() -> None:
             "n_changes",
             "rows",
         ],
+        "interval": [
+            "slot",
+            "run",
+            "ended_at",
+            "length_s",
+            "workers",
+            "leader_cpu_s",
+            "publisher_s",
+            "paused_s",
+            "behind_bytes",
+        ],
     }
 
 
-@pytest.mark.parametrize("one", [record(), transaction()], ids=lambda one: type(one).__name__)
-def test_a_record_comes_back_as_it_was(one: BatchRecord | TransactionRecord) -> None:
-    """Of both kinds, with all that is inside."""
+def interval() -> IntervalRecord:
+    """Return a record with every field set."""
+    return IntervalRecord(
+        slot="app",
+        run="20261121T000000Z-1",
+        ended_at="2026-11-21T00:00:00.000000+00:00",
+        length_s=1.0,
+        workers=4,
+        leader_cpu_s=0.25,
+        publisher_s=0.5,
+        paused_s=0.125,
+        behind_bytes=1000,
+        backends=(BackendSample(wait="IO:WALSync", samples=3),),
+    )
+
+
+@pytest.mark.parametrize("one", [record(), transaction(), interval()], ids=lambda one: type(one).__name__)
+def test_a_record_comes_back_as_it_was(one: Record) -> None:
+    """Of each kind, with all that is inside."""
     assert read_record(msgspec.json.encode(one)) == one
 
 

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, date, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -235,6 +235,7 @@ def _print(outcome: ReportOutcome, is_json: bool) -> None:  # noqa: FBT001  pass
             "records": outcome.records,
             "bad_lines": outcome.bad_lines,
             "ignored_files": outcome.ignored,
+            "verdicts": {slot: asdict(said) for slot, said in outcome.verdicts.items()},
             "tables": outcome.tables,
         }
         click.echo(json.dumps(document, default=_json_value))
@@ -242,6 +243,12 @@ def _print(outcome: ReportOutcome, is_json: bool) -> None:  # noqa: FBT001  pass
         return
     for slot, texts in outcome.in_short.items():
         click.echo(f"{slot}:")
+        said = outcome.verdicts.get(slot)
+        if said is not None:
+            click.echo(f"  What limits: {said.words}")
+            click.echo(f"  What to do: {said.advice}.")
+            for text in said.evidence:
+                click.echo(f"    {text}")
         for text in texts:
             click.echo(f"  - {text}")
     for file in outcome.ignored[:_SHOWN_FILES]:

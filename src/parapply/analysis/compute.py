@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from parapply.analysis import queries_time, queries_work
+from parapply.analysis import queries_limits, queries_time, queries_work, verdict
 from parapply.analysis.figures import FIGURES
 from parapply.analysis.units import Row, of_batches, of_transactions
 from parapply.analysis.whatif import what_if
@@ -39,10 +39,17 @@ QUERIES: Final = {
     "retries": queries_work.RETRIES,
     "conflicts": queries_work.CONFLICTS,
     "parallelism": queries_time.PARALLELISM,
+    "moments": queries_limits.MOMENTS,
+    "reading": queries_limits.READING,
+    "backends": queries_limits.BACKENDS,
+    "hot_keys": queries_limits.HOT_KEYS,
+    "blockers": queries_limits.BLOCKERS,
     "gaps": queries_work.GAPS,
     "files": queries_work.FILES,
     "bad_lines": queries_work.BAD_LINES,
 }
+#: What `verdict.limits` takes, in its order.
+_LIMITED_BY: Final = ("moments", "reading", "backends", "blockers")
 _UNITS: Final[dict[str, Callable[[Iterable[Row]], Iterator[Unit]]]] = {
     "batch": of_batches,
     "transaction": of_transactions,
@@ -66,13 +73,26 @@ def compute(spark: SparkSession, interval_s: int, what_if_transactions: int, beg
         if figure.name not in QUERIES:
             continue
         begin(figure.title)
-        arguments = {"interval_s": interval_s, "interval_us": interval_s * 1_000_000}
+        arguments = {
+            "interval_s": interval_s,
+            "interval_us": interval_s * 1_000_000,
+            "behind_bytes": verdict.BEHIND_BYTES,
+        }
         used = {name: value for name, value in arguments.items() if f":{name}" in QUERIES[figure.name]}
         rows = spark.sql(QUERIES[figure.name], args=used).collect()
         tables[figure.name] = [_in_utc(row.asDict()) for row in rows]
+    tables["limits"] = [
+        {"slot": row["slot"], **limit}
+        for row in tables["summary"]
+        for limit in verdict.limits(*(_of(tables[name], row["slot"]) for name in _LIMITED_BY))
+    ]
     begin("With more workers")
     tables |= _what_if_tables(spark, what_if_transactions)
     return tables
+
+
+def _of(rows: Rows, slot: str) -> Rows:
+    return [row for row in rows if row["slot"] == slot]
 
 
 def _in_utc(row: dict[str, Any]) -> dict[str, Any]:

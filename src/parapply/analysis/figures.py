@@ -259,6 +259,98 @@ FIGURES: Final[tuple[Figure, ...]] = (
         needs="transaction",
     ),
     Figure(
+        name="moments",
+        title="What there was at each moment",
+        meaning=(
+            "One row a slot and state; the first that is true of a moment counts. 'nothing': no batch is under way, "
+            "between two of a run. 'dependency': a worker is free, and a batch waits for another one's commit. "
+            "'worker free': a worker has nothing to do. All workers have a batch in the other three: 'executing' "
+            "statements half of them at least, 'late rows' being applied, or 'commit' and its order being waited for."
+        ),
+        columns={
+            **_SLOT,
+            "state": "nothing, dependency, worker free, executing, late rows, commit",
+            "seconds": "of it",
+        },
+    ),
+    Figure(
+        name="reading",
+        title="Reading and the leader",
+        meaning="One row a slot, over the intervals of about a second with work. Logs of before have none.",
+        columns={
+            **_SLOT,
+            "intervals": "records",
+            "workers": "sessions",
+            "seconds": "length of the intervals",
+            "leader_cpu_s": "CPU time of the leader's thread",
+            "publisher_s": "the reader waited for the publisher",
+            "paused_s": "reading was paused: enough was at hand",
+            "behind_s": "not paused, while more than 1 MiB of the publisher's WAL was not read",
+            "behind_cpu_s": "leader_cpu_s of those intervals",
+            "behind_publisher_s": "publisher_s of those intervals",
+            "last_behind_bytes": "of the publisher's WAL, not read at the end of the last interval",
+        },
+    ),
+    Figure(
+        name="backends",
+        title="What the target's sessions waited for",
+        meaning=(
+            "One row a slot and wait, as pg_stat_activity shows it, sampled once a second of workers with a batch. "
+            "'CPU': it waited for nothing; 'client': for the daemon, or for the way to it."
+        ),
+        columns={**_SLOT, "wait": "Type:Event, CPU or client", "samples": "how many"},
+    ),
+    Figure(
+        name="hot_keys",
+        title="Rows that batches waited for",
+        meaning=(
+            "One row a slot, run and row, by a hash that does not tell its key: the 100 that were late in most "
+            "batches, of the first four late rows of each."
+        ),
+        columns={
+            **_SLOT,
+            "run": "connection of the daemon; another one has other hashes",
+            "table": "schema.table",
+            "key": "hash of its key",
+            "batches": "batches in which it had to follow an earlier one",
+        },
+    ),
+    Figure(
+        name="blockers",
+        title="Who waited for whom",
+        meaning="One row a batch that waited for another: the 20 longest.",
+        columns={
+            **_SLOT,
+            "run": "connection of the daemon",
+            "seq": "batch that waited",
+            "end_lsn": "of its last transaction",
+            "xid": "of its first transaction, on the publisher",
+            "holder_seq": "batch that it waited for last",
+            "holder_end_lsn": "of that one's last transaction",
+            "holder_xid": "of that one's first transaction",
+            "table": "schema.table; empty for a barrier",
+            "kind": "key, unique, foreign key, table or barrier",
+            "name": "index or constraint",
+            "at": "commit of the batch that waited, UTC",
+            "wait_s": "before it could start, or with the rest executed, for its late rows",
+        },
+    ),
+    Figure(
+        name="limits",
+        title="What limited",
+        meaning=(
+            "One row a slot and cause, the largest first; the verdict is the first row. Made from the five tables "
+            "before: see 'The verdict' in docs/REPORT.md."
+        ),
+        columns={
+            **_SLOT,
+            "cause": "source, publisher, leader, dependency, commit or target",
+            "detail": "of the target: CPU, disk, locks or network; of commits: flush or order",
+            "seconds": "of the time from the first batch to the last",
+            "share": "part of it",
+        },
+    ),
+    Figure(
         name="gaps",
         title="Records that are missing",
         meaning=(

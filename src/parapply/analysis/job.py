@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from parapply.analysis.compute import Rows, Tables
     from parapply.analysis.progress import Steps
     from parapply.analysis.storage import StoredFile
+    from parapply.analysis.verdict import LimitVerdict
 
 #: Transactions that the what-if replays at most: some seconds for each hundred thousand.
 WHAT_IF_TRANSACTIONS: Final = 200_000
@@ -72,6 +73,7 @@ class ReportOutcome:
         bad_lines: in all files so far.
         tables: of the figures; empty where no record is within the scope.
         in_short: by slot, what the figures say.
+        verdicts: by slot, what limits.
         ignored: files below the log's folder that are in no figure, with the reason.
     """
 
@@ -81,6 +83,7 @@ class ReportOutcome:
     bad_lines: int
     tables: Tables
     in_short: dict[str, list[str]]
+    verdicts: dict[str, LimitVerdict] = field(default_factory=dict)
     ignored: Rows = field(default_factory=list)
 
 
@@ -148,6 +151,7 @@ def show(spark: SparkSession, request: ReportRequest, steps: Steps, *, new_files
             bad_lines=sum(file.bad for file in files),
             tables=tables,
             in_short={row["slot"]: words.in_short(page.of_slot(tables, row["slot"])) for row in tables["summary"]},
+            verdicts=page.verdicts(tables),
             ignored=left_out,
         )
 

@@ -57,7 +57,12 @@ def as_records(lines: DataFrame, raw_root: str) -> DataFrame:
         lines.withColumn(FILE, F.substring(raw_path, len(root) + 1, 4096))
         .withColumn(REASON, reason)
         .withColumn(KIND, F.when(F.col(REASON).isNull(), F.col(KIND)).otherwise(F.lit(BAD)))
-        .withColumn(DAY, F.when(F.col(REASON).isNull(), F.to_date("committed_at")).otherwise(F.current_date()))
+        .withColumn(
+            DAY,
+            F.when(F.col(REASON).isNull(), F.to_date(F.coalesce("committed_at", "ended_at"))).otherwise(
+                F.current_date()
+            ),
+        )
         # A line of another program may hold anything; a record that only lacks a field is known by its other fields.
         .withColumn(TORN, F.substring(TORN, 1, _SHOWN_CHARACTERS))
     )

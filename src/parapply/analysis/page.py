@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from parapply.analysis import words
 from parapply.analysis.figures import FIGURES
 from parapply.analysis.sections import sections
+from parapply.analysis.verdict import LimitVerdict, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,6 +66,7 @@ class _Slot:
         highest_end_lsn: of the last transaction.
         tiles: the figures at the top.
         in_short: sentences.
+        verdict: what limits; None where nothing was measured.
         sections: in order.
     """
 
@@ -73,6 +75,7 @@ class _Slot:
     highest_end_lsn: str
     tiles: list[_Tile]
     in_short: list[str]
+    verdict: LimitVerdict | None
     sections: list[Section]
 
 
@@ -133,6 +136,17 @@ def of_slot(tables: Tables, slot: str) -> Tables:
     return {name: [row for row in rows if row.get("slot", slot) == slot] for name, rows in tables.items()}
 
 
+def verdicts(tables: Tables) -> dict[str, LimitVerdict]:
+    """Return what limits, by slot."""
+    found = {}
+    for row in tables["summary"]:
+        mine = of_slot(tables, row["slot"])
+        said = verdict(mine["limits"], mine)
+        if said is not None:
+            found[row["slot"]] = said
+    return found
+
+
 def _slot(tables: Tables, interval_s: int) -> _Slot:
     (summary,) = tables["summary"]
     return _Slot(
@@ -141,6 +155,7 @@ def _slot(tables: Tables, interval_s: int) -> _Slot:
         highest_end_lsn=summary["highest_end_lsn"],
         tiles=_tiles(tables),
         in_short=list(words.in_short(tables)),
+        verdict=verdict(tables["limits"], tables),
         sections=sections(tables, interval_s),
     )
 

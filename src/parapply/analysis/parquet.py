@@ -21,6 +21,7 @@ _TIMES: Final = frozenset({"at", "first_at", "last_at"})
 _TEXTS: Final = frozenset({
     "slot", "table", "kind", "name", "type", "policy", "outcome", "mode", "reason", "stage", "part", "unit",
     "commit_order", "limit", "link", "file", "example", "highest_end_lsn", "run",
+    "state", "wait", "key", "end_lsn", "holder_end_lsn", "detail", "cause",
 })  # fmt: skip
 _FRACTIONS: Final = frozenset({"seconds", "share", "speed_up", "mean_bytes"})
 

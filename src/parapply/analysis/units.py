@@ -10,13 +10,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from parapply.analysis.whatif import WINDOW, Edge, Label, Unit
-from parapply.applylog_schema import BatchRecord
+from parapply.applylog_schema import BatchRecord, TransactionRecord
 from parapply.vocabulary import WaitKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from parapply.applylog_schema import Record, TransactionRecord
+    from parapply.applylog_schema import Record
 
     #: seq, kind, table, name, changes: the fields of a `Dependency` in the record's order.
     DependencyRow = tuple[int, str, str, str, int]
@@ -105,7 +105,7 @@ def rows_of(records: Iterable[Record]) -> list[Row]:
     for record in records:
         if isinstance(record, BatchRecord):
             batches[record.seq] = record
-        else:
+        elif isinstance(record, TransactionRecord):
             transactions.append(record)
     transactions.sort(key=lambda one: one.seq)
     return [_row(one, batches[one.batch_seq]) for one in transactions]

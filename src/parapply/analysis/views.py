@@ -1,4 +1,4 @@
-"""The views that the figures' queries read: `batches`, `transactions`, `numbered`, `doubled`, `files`, `bad_lines`.
+"""The views that the figures' queries read: `batches`, `transactions`, `intervals`, `numbered`, `doubled`, `files` ...
 
 In go the rows of the store; out come views with the interval of each record, so that all figures share the intervals.
 """
@@ -37,6 +37,19 @@ _N_CONFLICTS: Final = "size(conflicts) + aggregate(more_conflicts, 0L, (sum, one
 _BEFORE: Final = "greatest(0, (unix_micros(received_at) - unix_micros(started_at)) / 1e6)"
 _EXECUTING: Final = f"greatest(0, execute_s - {_BEFORE})"
 _DEPENDING: Final = f"if({_BEFORE} > 0, 0, wait_dependency_s)"
+# Points of a batch in microseconds, none before the one before it.
+_START: Final = "unix_micros(started_at)"
+_TIMED: Final = (
+    "slot",
+    "run",
+    "unix_micros(received_at) AS received_us",
+    f"{_START} AS start_us",
+    "CAST(depending_s * 1e6 AS bigint) AS depend_us",
+    f"least({_START} + CAST(execute_s * 1e6 AS bigint), unix_micros(committed_at)) AS done_us",
+    f"greatest({_START}, unix_micros(committed_at) - CAST(commit_s * 1e6 AS bigint)) AS turn_us",
+    "unix_micros(committed_at) AS end_us",
+    "if(late_keys > 0, 1, 0) AS is_late",
+)
 #: What a record is, once; lines of before have no run, and their numbers begin again with each.
 _KEY: Final = ("slot", "run", "seq")
 #: Runs with a number that may be in the log twice.
@@ -71,16 +84,16 @@ class Scope:
         since = F.lit(True) if self.since is None else at >= F.lit(self.since)
         return since if self.until is None else since & (at < F.lit(self.until))
 
-    def of(self, rows: DataFrame) -> DataFrame:
-        """Return the rows within; by the day, too, so that other days are not read."""
+    def of(self, rows: DataFrame, at: str = "committed_at") -> DataFrame:
+        """Return the rows within, by the time `at`; by the day, too, so that other days are not read."""
         if self.slot is not None:
             rows = rows.where(F.col("slot") == self.slot)
         if self.since is not None:
             since = F.lit(self.since)
-            rows = rows.where((F.col("committed_at") >= since) & (F.col("day") >= F.to_date(since)))
+            rows = rows.where((F.col(at) >= since) & (F.col("day") >= F.to_date(since)))
         if self.until is not None:
             until = F.lit(self.until)
-            rows = rows.where((F.col("committed_at") < until) & (F.col("day") <= F.to_date(until)))
+            rows = rows.where((F.col(at) < until) & (F.col("day") <= F.to_date(until)))
         return rows
 
 
@@ -136,6 +149,8 @@ def make_views(store: Store, scope: Scope) -> int:
         .withColumn("delivery_s", F.expr("(unix_micros(received_at) - unix_micros(commit_time_last)) / 1e6"))
     )
     with_interval.createOrReplaceTempView("batches")
+    in_order = with_interval.where(F.col("committed_at") >= F.col("started_at"))
+    in_order.selectExpr(*_TIMED).createOrReplaceTempView("timed")
     scope.of(all_transactions).createOrReplaceTempView("transactions")
     numbered = all_batches if scope.slot is None else all_batches.where(F.col("slot") == scope.slot)
     # Also what is outside of the scope's time: the record before the first one within is no gap.
@@ -144,6 +159,9 @@ def make_views(store: Store, scope: Scope) -> int:
         F.expr(_LSN_NUMBER.format("first_end_lsn")).alias("first_number"),
         F.expr(_LSN_NUMBER.format("end_lsn")).alias("last_number"),
     ).createOrReplaceTempView("numbered")  # fmt: skip
+    intervals = scope.of(store.records("interval"), "ended_at")
+    # One for about a second: few enough to compare all of them.
+    intervals.dropDuplicates(["slot", "run", "ended_at"]).createOrReplaceTempView("intervals")
     doubled += doubled_transactions
     counted = all_batches.sparkSession.createDataFrame(list(doubled.items()), "slot string, n bigint")
     counted.createOrReplaceTempView("doubled")

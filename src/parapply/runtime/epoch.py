@@ -33,6 +33,7 @@ from parapply.runtime.intake.reader import SlotReader
 from parapply.runtime.intake.room import Room
 from parapply.runtime.intake.special import SpecialTransactions
 from parapply.runtime.intake.trace import Trace
+from parapply.runtime.observe.applylog_intervals import Intervals
 from parapply.runtime.observe.applylog_records import batch_record, new_run, transaction_records
 from parapply.runtime.observe.gauges import Parts
 from parapply.runtime.observe.meter import count
@@ -220,6 +221,7 @@ class Epoch:
             foreign_waits=stall.foreign_waits,
             note=_PAUSED.format(format_lsn(ends.whole_until_lsn)) if ends.whole_until_lsn else "",
             figures=figures,
+            intervals=self._intervals(reader, shown),
         )
         self._shown_parts = Parts(
             ends.stream,
@@ -408,6 +410,21 @@ class Epoch:
             end_lsn=format_lsn(job.batch.end_lsn),
             n_transactions=job.counts.n_transactions,
             n_changes=job.counts.n_changes,
+        )
+
+    def _intervals(self, reader: SlotReader, shown: Shown) -> Intervals | None:
+        if self._applylog_writer is None:
+            return None
+        return Intervals(
+            self._applylog_writer,
+            self._config.source.slot,
+            self._run,
+            self._ends.control_pool,
+            reader=reader,
+            batcher=self._batcher,
+            pool=self._pool,
+            workers=self._workers,
+            shown=shown,
         )
 
     def _trace(self) -> Trace | None:

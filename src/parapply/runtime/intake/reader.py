@@ -46,6 +46,19 @@ class SlotReader:
         #: What intake waits for outside of this daemon; empty while it works or waits for the workers. Written by the
         #: admission, too. Read by the watchdog.
         self.waits_for = ""
+        self._waited_s = self._paused_s = 0.0
+        #: Since when the present wait, and the present pause; 0.0: there is none.
+        self._waits_since_s = self._paused_since_s = 0.0
+
+    @property
+    def waited_s(self) -> float:
+        """Return for how long the publisher was waited for, so far."""
+        return self._waited_s + (self._clock() - self._waits_since_s if self._waits_since_s else 0.0)
+
+    @property
+    def paused_s(self) -> float:
+        """Return for how long reading was paused, so far."""
+        return self._paused_s + (self._clock() - self._paused_since_s if self._paused_since_s else 0.0)
 
     @property
     def is_inside_transaction(self) -> bool:
@@ -66,7 +79,11 @@ class SlotReader:
         """
         self.go_on()
         self.waits_for = "the publisher"
-        await self._readable.wait()
+        if not self._readable.is_set():
+            self._waits_since_s = self._clock()
+            await self._readable.wait()
+            self._waited_s += self._clock() - self._waits_since_s
+            self._waits_since_s = 0.0
         self.waits_for = ""
         self._readable.clear()
         # No name for the frames: it would keep the last of them, and one may be a gigabyte.
@@ -85,6 +102,8 @@ class SlotReader:
 
     def stop(self) -> None:
         """Read no more until `go_on`."""
+        if not self.is_paused:
+            self._paused_since_s = self._clock()
         self.is_paused = True
         self._stream.pause_reading()
 
@@ -94,6 +113,8 @@ class SlotReader:
             self.is_paused = False
             # Reading was paused, so the publisher was not silent.
             self.heard_s = self._clock()
+            self._paused_s += self.heard_s - self._paused_since_s
+            self._paused_since_s = 0.0
             self._stream.resume_reading(self._bytes_came)
 
     def end(self) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import secrets
 from datetime import UTC, datetime
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from parapply.applylog import utc_text, wire_time_text
-from parapply.applylog_schema import BatchRecord, ConflictCount, TransactionRecord, WaitedFor
+from parapply.applylog_schema import LATE_ROWS_LIMIT, BatchRecord, ConflictCount, LateKey, TransactionRecord, WaitedFor
 from parapply.model import format_lsn
 from parapply.runtime.pool.job import SetJob
 
@@ -62,6 +65,7 @@ def batch_record(job: Job, slot: str, run: str, unix_minus_loop_s: float, readin
         rows=job.counts.rows,
         size_bytes=job.counts.size_bytes,
         late_keys=sum([len(changes.late_keys) for changes in batch.table_changes]),
+        late_rows=_late_rows(job, run),
         waited_for=WaitedFor(seq=wait.seq, table=wait.table, kind=wait.kind, name=wait.name) if wait else None,
         retry_reason=job.error,
         reading=reading.value,
@@ -103,6 +107,23 @@ def transaction_records(job: Job, slot: str, run: str, unix_minus_loop_s: float)
             depends_on_left_out=one.left_out,
             conflicts=conflicts.get(one.commit_lsn, ()),
         )
+
+
+def _late_rows(job: Job, run: str) -> tuple[LateKey, ...]:
+    """Return some of the late keys, as hashes with a secret of the run, so that no key can be found by trying."""
+    found: list[LateKey] = []
+    for changes in job.batch.table_changes:
+        if changes.late_keys:
+            table = changes.plan.relation.qualified_name
+            for key in islice(changes.late_keys, LATE_ROWS_LIMIT - len(found)):
+                hashed = blake2b(key if isinstance(key, bytes) else b"\0".join(key), digest_size=4, key=_secret(run))
+                found.append(LateKey(table=table, key=hashed.hexdigest()))
+    return tuple(found)
+
+
+@lru_cache(maxsize=2)
+def _secret(_run: str) -> bytes:
+    return secrets.token_bytes(16)
 
 
 def _counted(conflict: ConflictRecord, number: int) -> ConflictCount:

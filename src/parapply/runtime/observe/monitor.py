@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from parapply.runtime.apply.worker import Worker
     from parapply.runtime.control.shown import Shown
     from parapply.runtime.intake.batcher import Batcher
+    from parapply.runtime.observe.applylog_intervals import Intervals
     from parapply.runtime.pool.job import Job
     from parapply.runtime.pool.pool import WorkerPool
     from parapply.runtime.tables.control_pool import ControlPool
@@ -74,11 +75,12 @@ class Monitor:
         foreign_waits: Mapping[int, str],
         figures: Figures,
         note: str,
+        intervals: Intervals | None = None,
     ) -> None:
         """Keep the parts to show.
 
         `foreign_waits` says what a worker waits for on the target, by its number; `note` what people shall see as the
-        reason while all goes well.
+        reason while all goes well. `intervals` gets its turn after each check, where there is an apply log.
         """
         self._source = source
         self._control_pool = control_pool
@@ -96,6 +98,7 @@ class Monitor:
         self._figures = figures
         self._note = note
         self._log = get_logger()
+        self._intervals = intervals
         # The rows that show them are made again in each epoch.
         figures.changed = dict.fromkeys(figures.tables)
         self._clock = asyncio.get_running_loop().time
@@ -127,6 +130,8 @@ class Monitor:
             trouble = self._conflict_handler.trouble
             self._shown.state = (DaemonState.RETRYING, trouble) if trouble else (DaemonState.RUNNING, self._note)
             await self.show()
+            if self._intervals is not None:
+                await self._intervals.take()
             await asyncio.sleep(_INTERVAL_S)
 
     def _look_for_waiting(self, standby_names: str) -> None:
@@ -164,6 +169,8 @@ class Monitor:
             TargetLost, TargetRefused: it could not be written.
         """
         await self.show()
+        if self._intervals is not None:
+            await self._intervals.take()
         async with self._control_pool.session() as conn:
             await display.forget_workers(conn, self._schema, self._slot_id)
 
