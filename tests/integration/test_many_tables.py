@@ -122,21 +122,40 @@ async def test_a_table_is_planned_without_waiting_at_its_first_announcement_only
     assert not tables.resolve_new([taken]), "what was read serves once"
     assert not tables.resolve_new([later, replace(later, oid=2)])
     assert not tables.resolve_new([later, taken])
-    monkeypatch.setattr(ahead_module, "_VALID_S", 0.0)
+    monkeypatch.setattr(ahead, "_valid_s", 0.0)
     assert not tables.resolve_new([later])
     assert set(tables.plans.known) == {known}
     assert queries.n_facts == 0
     await ahead.close()
 
 
-async def test_of_too_many_tables_none_is_read_ahead(
+async def test_announcements_one_after_the_other_are_compared_all_at_once(
     control_pool: ControlPool, queries: Queries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is read when it is announced: comparing all of them would take longer than the comparison is valid."""
-    monkeypatch.setattr(ahead_module, "_MOST_TABLES", _N_TABLES - 1)
+    """What was read long ago is compared in a group, then all of it; that holds for a while."""
+    monkeypatch.setattr(ahead_module, "_GROUP", 50)
+    monkeypatch.setattr(ahead_module, "_VALID_S", 60.0)
     ahead = CataloguePrefetch(control_pool, "replica", _names)
-    assert await ahead.take(*_NAMES[0]) is None
-    assert queries.n_facts == 1  # which fills the session's caches
+    await ahead.take(*_NAMES[-1])
+    await ahead.close()
+    clock = asyncio.get_running_loop().time
+    monkeypatch.setattr(ahead, "_clock", lambda: clock() + 3600.0)
+    queries.n_fingerprints = 0
+    for name in _NAMES[:-1]:
+        assert await ahead.take(*name)
+    assert queries.n_fingerprints == 2
+
+
+async def test_of_too_many_tables_the_first_are_read_ahead(
+    control_pool: ControlPool, queries: Queries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are read when they are announced: what is kept of a table that may never come costs memory."""
+    monkeypatch.setattr(ahead_module, "_MOST_TABLES", 10)
+    monkeypatch.setattr(ahead_module, "_VALID_S", 60.0)
+    ahead = CataloguePrefetch(control_pool, "replica", _names)
+    assert await ahead.take(*_NAMES[0])
+    assert await ahead.take(*_NAMES[10]) is None
+    assert queries.n_facts <= _AHEAD
     await ahead.close()
 
 

@@ -1,12 +1,14 @@
 """Facts of published tables, read in groups while the stream starts: a first announcement needs no query of its own.
 
 The catalogue describes a group in little more time than one table. What was read is used for a first announcement
-only, and only if the table's fingerprint says that it still holds; fingerprints are compared in groups, too.
+only, and only if the table's fingerprint says that it still holds. Fingerprints read parts of the catalogue whole,
+however few tables they are of, so they are asked for at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -20,20 +22,23 @@ from parapply.target.catalogue.fingerprint import fingerprints
 from parapply.tasks import end_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from parapply.runtime.tables.control_pool import ControlPool
-    from parapply.target.session.settings import Connection
 
 #: Seconds after which facts are compared with the catalogue before they are used: an announcement that comes later may
 #: name a table that was changed on both sides in the meantime.
 _VALID_S = 1.0
+#: The same at most where a comparison takes long: part of the time that comparisons may take while announcements come
+#: one after the other.
+_LONG_VALID_S: Final = 10.0
+_SHARE: Final = 0.1
 #: Seconds for which an announcement waits for a group; it waits in vain if another session has locked a table.
 _PATIENCE_S = 2.0
 #: Tables read at once: an announcement may wait for two groups, and the leader does nothing else while it takes one in.
 _GROUP: Final = 200
-#: Of more tables nothing is read ahead: comparing all of them takes longer than the comparison is valid.
-_MOST_TABLES: Final = 2000
+#: Of more tables the others are read when they are announced: what is kept of one takes some kilobytes.
+_MOST_TABLES: Final = 20_000
 #: The first group is what all wait for.
 _FIRST_GROUP: Final = 20
 
@@ -73,6 +78,9 @@ class CataloguePrefetch:
         self._has_begun = False
         #: A group takes longer than an announcement should wait.
         self._is_slow = False
+        #: Seconds for which what was read or compared holds, and when it was compared last.
+        self._valid_s = _VALID_S
+        self._checked_s = -math.inf
         self._group_read = asyncio.Condition()
         self._clock = asyncio.get_running_loop().time
         self._reading = asyncio.create_task(self._read(names), name="facts-ahead")
@@ -90,14 +98,14 @@ class CataloguePrefetch:
         # Wait even for a table that is not among them: a second session would have to fill its caches first.
         await self._wait_for(table)
         found = self._found.get(table)
-        if found is not None and self._clock() - found.valid_s > _VALID_S:
+        if found is not None and self._clock() - found.valid_s > self._valid_s:
             await self._check(table)
         return self._found.pop(table, None)
 
     def ready(self, schema: str, name: str) -> AheadFacts | None:
         """Return what `take` would return without waiting, and keep it; None if it would have to wait."""
         found = self._found.get((schema, name))
-        return found if found is not None and self._clock() - found.valid_s <= _VALID_S else None
+        return found if found is not None and self._clock() - found.valid_s <= self._valid_s else None
 
     def forget(self, schema: str, name: str) -> None:
         """Drop what was read about a table that is announced now: it serves once."""
@@ -120,41 +128,56 @@ class CataloguePrefetch:
         return self._reading.done() or (self._has_begun and table not in self._queue)
 
     async def _check(self, table: tuple[str, str]) -> None:
-        """Compare a table with the catalogue, and with it others that wait for their announcement."""
+        """Compare a table with the catalogue, and with it others that wait for their announcement.
+
+        A group of them at first; all of them if more announcements come soon after.
+        """
         now_s = self._clock()
-        old = [one for one, found in self._found.items() if now_s - found.valid_s > _VALID_S and one != table]
-        group = {one: self._found.pop(one) for one in [table, *old]}
+        is_repeated = now_s - self._checked_s <= 2 * self._valid_s
+        old = (one for one, found in self._found.items() if now_s - found.valid_s > self._valid_s and one != table)
+        group = {one: self._found.pop(one) for one in [table, *islice(old, None if is_repeated else _GROUP)]}
         with suppress(ParapplyError):  # each is read again when it is announced, where the error has a name
             async with self._control_pool.session() as conn:
                 current = await fingerprints(conn, [found.facts.oid for found in group.values()])
             for one, found in group.items():
                 if current.get(found.facts.oid) == found.fingerprint:
                     self._found[one] = msgspec.structs.replace(found, valid_s=now_s)
+        self._checked_s = self._clock()
+        self._valid_s = max(_VALID_S, min(_LONG_VALID_S, (self._checked_s - now_s) / _SHARE))
 
     async def _read(self, names: Callable[[], Awaitable[Sequence[tuple[str, str]]]]) -> None:
         try:
             published = await names()
-            self._queue = dict.fromkeys(reversed(published)) if len(published) <= _MOST_TABLES else {}
+            self._queue = dict.fromkeys(reversed(published[:_MOST_TABLES]))
             if not self._queue:
                 async with self._control_pool.session() as conn:
                     await facts.load_many(conn, [("pg_catalog", "pg_class")], role=self._role)
+                return
+            first = self._next(_FIRST_GROUP)
+            await self._read_group(first, await self._before(first))
+            before = await self._before(list(self._queue))
             while self._queue:
-                async with self._control_pool.session() as conn:
-                    await self._read_group(conn)
+                await self._read_group(self._next(_GROUP), before)
         except ParapplyError:
             return  # the next user of the session or the table meets this again, and can say what it was for
         finally:
             await self._note_progress(list(self._queue))
 
-    async def _read_group(self, conn: Connection) -> None:
-        group = list(islice(reversed(self._queue), _GROUP if self._has_begun else _FIRST_GROUP))
-        oids = await facts.table_oids(conn, group)
+    def _next(self, most: int) -> list[tuple[str, str]]:
+        return list(islice(reversed(self._queue), most))
+
+    async def _before(self, group: Sequence[tuple[str, str]]) -> dict[int, str]:
+        """Return fingerprints by OID; whatever changes after this shows as another one."""
+        async with self._control_pool.session() as conn:
+            oids = await facts.table_oids(conn, group)
+            return await fingerprints(conn, list(oids.values()))
+
+    async def _read_group(self, group: Sequence[tuple[str, str]], before: Mapping[int, str]) -> None:
         now_s = self._clock()
-        # Before the facts, and known by OID: whatever changes after this shows as another fingerprint.
-        before = await fingerprints(conn, list(oids.values()))
-        many = await facts.load_many(conn, list(oids), role=self._role)
-        tables = [one for one in many.values() if isinstance(one, TableFacts)]
-        denied = await facts.access_problems(conn, tables)
+        async with self._control_pool.session() as conn:
+            many = await facts.load_many(conn, group, role=self._role)
+            tables = [one for one in many.values() if isinstance(one, TableFacts)]
+            denied = await facts.access_problems(conn, tables)
         for table in tables:
             name = table.schema, table.name
             if table.oid in before and name in self._queue and name not in denied:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from parapply.plan.batch import Batch, Limits
 from parapply.plan.halving import Halving
+from parapply.plan.table_changes import TableChanges
 from parapply.runtime.intake.sizing import BatchSizing
 from parapply.runtime.pool.job import Resume, SetJob
 from parapply.runtime.pool.retry import Attempts
+from tests.unit.changes_model import PLAIN
 
 
 def sizes(limits: Limits) -> tuple[int, int, int]:
@@ -45,6 +49,16 @@ def test_batches_that_take_long_are_halved_to_an_eighth_of_the_first_size() -> N
     for _ in range(9):
         sizing.committed(job_of(sizing.limits, took_s=2.0))
     assert sizes(sizing.limits) == (312, 625, 512 * 1024)
+
+
+@pytest.mark.parametrize(("n_tables", "part"), [(100, 0.5), (1_000, 1.0), (5_000, 1.0)])
+def test_batches_over_many_tables_may_take_longer(n_tables: int, part: float) -> None:
+    """What takes long is a statement for each table, and half the batch would have nearly as many."""
+    sizing = BatchSizing(Limits(20_000, 20_000, 8 * 1024 * 1024))
+    job = job_of(sizing.limits, took_s=1.0)
+    job.batch.table_changes = [TableChanges(PLAIN.plan(0))] * n_tables
+    sizing.committed(job)
+    assert sizes(sizing.limits) == (2_500 * part, 5_000 * part, 4 * 1024 * 1024 * part)
 
 
 def test_small_limits_are_kept_as_configured() -> None:
