@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +19,9 @@ from parapply.runtime.tables.prefetch import CataloguePrefetch
 from parapply.runtime.tables.watch import CatalogueWatch
 from parapply.target.catalogue import facts
 from parapply.target.catalogue.fingerprint import fingerprints
+from parapply.target.sql.statements import Statements, counted
 from parapply.tasks import end_tasks
+from parapply.wire.rows import BINARY_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -127,6 +131,28 @@ async def test_a_table_is_planned_without_waiting_at_its_first_announcement_only
     assert set(tables.plans.known) == {known}
     assert queries.n_facts == 0
     await ahead.close()
+
+
+async def test_little_is_kept_of_a_table(control_pool: ControlPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Facts, plan and statements of ten thousand tables must fit into the daemon's memory: 20 kB for each, at most."""
+    monkeypatch.setattr(ahead_module, "_VALID_S", 3600.0)
+    tracemalloc.start()
+    try:
+        ahead = CataloguePrefetch(control_pool, "replica", _names)
+        await ahead.take(*_NAMES[-1])
+        await ahead.close()
+        tables = TablePlans(control_pool, ahead, "replica", {})
+        relations = _relations()[:-1]
+        assert tables.resolve_new(relations)
+        kept = []
+        for relation in relations:
+            tables.plans.announce(relation)
+            statements = Statements(tables.plans.known[relation], BINARY_TYPES)
+            kept.append([statements, *map(counted, (statements.set_insert((0, 1)), statements.set_update((0, 1))))])
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < 20_000 * len(kept)
+    finally:
+        tracemalloc.stop()
 
 
 async def test_announcements_one_after_the_other_are_compared_all_at_once(

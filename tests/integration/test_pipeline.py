@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from parapply.errors import TargetLost
+from parapply.target.session import pipeline as pipeline_module
 from parapply.target.session.pipeline import FLIGHT_BYTES, Pipeline, Statement
 from parapply.target.sql.statements import Sql
 from tests.fixtures.proxy import CutProxy
@@ -63,6 +64,26 @@ async def test_a_large_statement_leaves_the_event_loop_alone(
         assert not flushed
         # What the server says while bytes come is not lost.
         assert await pipeline.fetch(Statement(_LENGTH, [b"x" * (FLIGHT_BYTES + 1)])) == [(b"%d" % (FLIGHT_BYTES + 1),)]
+
+
+async def test_only_so_many_statements_stay_prepared(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With thousands of tables they would fill the server's memory; those without a name do the same, every time."""
+    monkeypatch.setattr(pipeline_module, "NAMED_STATEMENTS", 3)
+    prepared = [
+        Sql(name=b"p%d" % n, text=b"SELECT FROM generate_series(1, %d)" % n, n_parameters=0, is_set=False, positions=())
+        for n in range(1, 6)
+    ]
+    names = Sql(
+        name=b"names", text=b"SELECT name FROM pg_prepared_statements WHERE name <> ''", n_parameters=0, is_set=False,
+        positions=(),
+    )  # fmt: skip
+    async with _pipeline(target_db.dsn) as pipeline:
+        for _ in range(2):
+            outcomes = await pipeline.run([Statement(one, []) for one in (*prepared, *reversed(prepared))])
+            assert [outcome.rows for outcome in outcomes] == [1, 2, 3, 4, 5, 5, 4, 3, 2, 1]
+        large = Statement(_LARGE, [b"x" * (FLIGHT_BYTES + 13 - FLIGHT_BYTES % 10)])
+        assert [outcome.rows for outcome in await pipeline.run([large, large])] == [3, 3]
+        assert sorted(await pipeline.fetch(Statement(names, []))) == [(b"p1",), (b"p2",), (b"p3",)]
 
 
 @pytest.mark.parametrize("how", ["cancelled", "closed"])
