@@ -23,8 +23,15 @@ if TYPE_CHECKING:
 _TABLES = 250
 #: Part of the time that checks may take while no batch fails: with thousands of tables they are further apart.
 _SHARE = 0.01
+#: But never so many times further apart: one check may have taken long because the target was busy.
+_MOST_TIMES = 20
 #: Seconds between two checks at least, however many batches fail.
 _PAUSE_S = 0.5
+
+
+def pause_s(catalogue_check_s: float, took_s: float) -> float:
+    """Return the seconds to the next check while no batch fails, after one that took `took_s`."""
+    return max(catalogue_check_s, min(took_s / _SHARE, _MOST_TIMES * catalogue_check_s))
 
 
 class CatalogueWatch:
@@ -50,7 +57,7 @@ class CatalogueWatch:
         while True:
             await asyncio.sleep(max(took_s, min(_PAUSE_S, self._catalogue_check_s)))
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(self._catalogue_check_s, took_s / _SHARE)):
+                async with asyncio.timeout(pause_s(self._catalogue_check_s, took_s)):
                     await self._tables.is_in_doubt.wait()
             self._tables.is_in_doubt.clear()
             began_s = clock()
