@@ -178,9 +178,9 @@ class Progress:
         if keepalive.reply_requested:
             self._is_reply_due = True
             self._look_for_shutdown(keepalive.end_lsn)
-        elif self._stream.is_synchronous:
-            # A stream that has just begun counts as a standby after its first report.
-            self._news.set()
+        elif self._stream.is_synchronous and not (self._pool.is_idle and self._idle_lsn > self._pool.watermark.low_lsn):
+            # One comes with nearly every commit, which says the same, and wakes up this task if it is not enough.
+            return
         self._wake.set()
 
     def received(self) -> None:
@@ -257,7 +257,9 @@ class Progress:
         """
         self._is_reply_due = False
         self._reported_s = self._clock()
-        self._reported_received_lsn = self._batcher.received_lsn
+        # What is reported while ranges are read is not sent; a stream counts as a standby after its first report.
+        is_sent = self._stream.reading is Reading.STREAM
+        self._reported_received_lsn = self._batcher.received_lsn if is_sent else 0
         self._stream.send_status(
             max(self._batcher.received_lsn, self.durable_lsn),
             self.durable_lsn,
