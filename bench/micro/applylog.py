@@ -26,9 +26,10 @@ from bench.proxy import delayed_port
 from bench.report import machine_facts
 from bench.servers import make_stage, versions
 from bench.workloads import LARGE_ROWS, WORKLOADS
-from parapply.analysis.units import of_batches, of_transactions, round_trip_s, rows_of
+from parapply.analysis.units import commit_floor_s, flights_of, of_batches, of_transactions, rows_of
+from parapply.analysis.verdict import shares_of
 from parapply.analysis.whatif import what_if
-from parapply.applylog_schema import BatchRecord, read_record
+from parapply.applylog_schema import BatchRecord, IntervalRecord, read_record
 from parapply.demo.interrupts import Interrupts
 from parapply.demo.race import drain_with_parapply, drop_target, make_target
 from parapply.demo.stage import BANK
@@ -150,7 +151,7 @@ class Compared:
         order: of the commits.
         workers: connections.
         measured_s: from the first batch's start to the last commit.
-        predicted_s: the same, from the run with one worker, batches as that one formed them.
+        predicted_s: the same, from the run that predicts, batches as that one formed them.
         free_s: the same, if each transaction could be given to any worker.
         limit: what the what-if says limits.
     """
@@ -167,8 +168,12 @@ class Compared:
 @click.option("--workload", type=click.Choice(list(WORKLOADS)), default="simple-update", show_default=True)
 @click.option("--transactions", type=click.IntRange(min=1), default=20_000, show_default=True)
 @click.option("--delay-ms", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Each direction.")
+@click.option(
+    "--from-workers", type=click.Choice([str(workers) for workers in _WORKERS]), default="1", show_default=True,
+    help="The run whose log predicts the others.",
+)  # fmt: skip
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="For the daemon.")
-def compare(workload: str, transactions: int, delay_ms: float, settings: tuple[str, ...]) -> None:
+def compare(workload: str, transactions: int, delay_ms: float, from_workers: str, settings: tuple[str, ...]) -> None:
     """Compare the what-if with what more workers really do."""
     options = Options(transactions=transactions, large_rows=LARGE_ROWS)
     machine = machine_facts(os.getloadavg()[0])
@@ -178,16 +183,16 @@ def compare(workload: str, transactions: int, delay_ms: float, settings: tuple[s
         prepare(stage, WORKLOADS[workload], options)
         number = 0
         for order in _ORDERS:
-            merged = free = None
+            drained: dict[int, list[Record]] = {}
             for workers in _WORKERS:
                 number += 1
                 chosen = [
                     *WORKLOADS[workload].settings, *settings, "applylog.detail=transaction",
                     f"apply.workers={workers}", f"apply.commit_order={order}",
                 ]  # fmt: skip
-                records = _drain(stage, number, chosen, delay_ms / 1000).records
-                if merged is None or free is None:
-                    merged, free = _predict(records)
+                drained[workers] = _drain(stage, number, chosen, delay_ms / 1000).records
+            merged, free = _predict(drained[int(from_workers)])
+            for workers, records in drained.items():
                 found.append(_compared(records, merged.of(order, workers), free.of(order, workers)))
                 click.echo(found[-1])
     for one in found:
@@ -197,15 +202,20 @@ def compare(workload: str, transactions: int, delay_ms: float, settings: tuple[s
             f" {one.predicted_s:.2f} | {one.predicted_s / one.measured_s - 1:+.0%} |"
             f" {first.measured_s / one.measured_s:.2f} | {first.predicted_s / one.predicted_s:.2f} | {one.limit} |"
         )
-    content = {"workload": workload, "transactions": transactions, "delay_ms": delay_ms, "settings": settings}
+    content = {
+        "workload": workload, "transactions": transactions, "delay_ms": delay_ms, "settings": settings,
+        "from_workers": int(from_workers),
+    }  # fmt: skip
     _write(f"whatif-{workload}", {**content, "facts": facts, "turns": [asdict(one) for one in found]})
 
 
 def _predict(records: list[Record]) -> tuple[WhatIf, WhatIf]:
     """Return the what-if of batches and of transactions."""
     batches = [record for record in records if isinstance(record, BatchRecord)]
-    floor_s = round_trip_s((one.execute_s, one.commit_s, one.is_one_flight) for one in batches)
-    rows = rows_of(records)
+    samples = [one for record in records if isinstance(record, IntervalRecord) for one in record.backends]
+    flights, shares = flights_of(batches), shares_of((one.wait, one.samples) for one in samples)
+    floor_s = commit_floor_s(flights, shares.commit)
+    rows = rows_of(records, (flights.whole_s or 0.0) * (shares.flush or 0.0))
     merged = what_if(of_batches(rows), _WORKERS, commit_floor_s=floor_s)
     return merged, what_if(of_transactions(rows), _WORKERS)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from parapply.applylog_schema import BatchRecord, read_record
+from parapply.applylog_schema import LATE_ROWS_LIMIT, BatchRecord, read_record
 from tests.fixtures.pair import SECRET, Pair, pair
 from tests.fixtures.plain import WORKER_IS_BLOCKED, foreign_transaction, wait_for_replies, walsender_pid, watermark
 
@@ -109,6 +109,8 @@ def test_hot_rows_neither_serialise_nor_repeat(pair: Pair, tmp_path: Path, worke
         assert record.waited_for.seq < record.seq
         assert (record.waited_for.kind, record.wait_dependency_s) == ("key", 0)
         assert record.waited_for.table in ("public.hot", "public.door")
+        assert len(record.late_rows) == min(record.late_keys, LATE_ROWS_LIMIT)
+        assert all(len(row.key) == len("0123abcd") for row in record.late_rows)
     planned = pair.target.rows("SELECT DISTINCT lane, is_table_exclusive, retries FROM parapply.tables")
     assert planned == [("set-based", False, 0)]
     assert not daemon.events_of("stall_broken")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from parapply.analysis import queries_limits, queries_time, queries_work, verdict
 from parapply.analysis.figures import FIGURES
-from parapply.analysis.units import Row, of_batches, of_transactions
-from parapply.analysis.whatif import what_if
+from parapply.analysis.units import Flights, Row, commit_floor_s, of_batches, of_transactions
+from parapply.analysis.whatif import WORKERS, what_if
 from parapply.errors import ReportRefused
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ QUERIES: Final = {
 }
 #: What `verdict.limits` takes, in its order.
 _LIMITED_BY: Final = ("moments", "reading", "backends", "blockers")
+#: Microseconds that the way from the publisher takes at most: more is waiting.
+_LONGEST_WAY_US: Final = 1_000_000
 _UNITS: Final[dict[str, Callable[[Iterable[Row]], Iterator[Unit]]]] = {
     "batch": of_batches,
     "transaction": of_transactions,
@@ -87,7 +89,7 @@ def compute(spark: SparkSession, interval_s: int, what_if_transactions: int, beg
         for limit in verdict.limits(*(_of(tables[name], row["slot"]) for name in _LIMITED_BY))
     ]
     begin("With more workers")
-    tables |= _what_if_tables(spark, what_if_transactions)
+    tables |= _what_if_tables(spark, what_if_transactions, tables)
     return tables
 
 
@@ -103,7 +105,7 @@ def _in_utc(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _what_if_tables(spark: SparkSession, limit: int) -> Tables:
+def _what_if_tables(spark: SparkSession, limit: int, known: Tables) -> Tables:
     tables: Tables = {"what_if": [], "critical_path": []}
     seen = set()
     for run in spark.sql(queries_time.WHAT_IF_RUNS).collect() if limit else []:
@@ -112,23 +114,38 @@ def _what_if_tables(spark: SparkSession, limit: int) -> Tables:
             continue
         seen.add(run["slot"])
         arguments = {"slot": run["slot"], "run": run["run"], "after_seq": run["last_seq"] - limit}
+        shares = verdict.shares_of((row["wait"], row["samples"]) for row in _of(known["backends"], run["slot"]))
+        flights = Flights(run["commit_s"], run["whole_s"], run["shortest_s"])
+        (source,) = spark.sql(queries_time.WHAT_IF_SOURCE, args=arguments).collect()
+        # Where nothing came fast the shortest way holds a backlog's waiting, and says nothing of the clocks.
+        way_us = source["shortest_us"] if source["shortest_us"] <= _LONGEST_WAY_US else 0
+        arguments["begun_us"] = source["first_us"] - way_us
+        arguments["flush_s"] = (flights.whole_s or 0.0) * (shares.flush or 0.0)
+        workers = _workers(_of(known["reading"], run["slot"]), _of(known["summary"], run["slot"]))
         for unit, units_of in _UNITS.items():
             # Merged at will, transactions share their flights.
-            floor_s = run["shortest_s"] if unit == "batch" else 0.0
+            floor_s = commit_floor_s(flights, shares.commit) if unit == "batch" else 0.0
             # Streamed, sorted by Spark: this process keeps the replay's window only.
             rows = spark.sql(queries_time.WHAT_IF_ROWS, args=arguments).toLocalIterator()
             try:
-                result = what_if(units_of(Row(*row) for row in rows), commit_floor_s=floor_s)
+                counts = sorted({*WORKERS, workers, 2 * workers})
+                result = what_if(units_of(Row(*row) for row in rows), counts, commit_floor_s=floor_s)
             except ValueError as error:
                 raise ReportRefused(
                     f"Transactions of slot {run['slot']} are in the log twice: {error}.",
                     hint="leave copies of the same files out; --what-if 0 counts them twice",
                 ) from error
-            _add_what_if(tables, run["slot"], unit, result)
+            _add_what_if(tables, run, unit, result)
     return tables
 
 
-def _add_what_if(tables: Tables, slot: str, unit: str, result: WhatIf) -> None:
+def _workers(reading: Rows, summary: Rows) -> int:
+    """Return how many workers the daemon has; of an old log how many have committed something."""
+    return int((reading or summary)[0]["workers"])
+
+
+def _add_what_if(tables: Tables, run: Any, unit: str, result: WhatIf) -> None:  # noqa: ANN401  Spark's row
+    slot = run["slot"]
     for one in result.attainable:
         tables["what_if"].append(
             {
@@ -140,6 +157,7 @@ def _add_what_if(tables: Tables, slot: str, unit: str, result: WhatIf) -> None:
                 "speed_up": one.speed_up,
                 "limit": str(one.limit),
                 "units": result.n_units,
+                "until": run["at"].astimezone(UTC),
             }
         )
     for order, path in result.critical_path.items():

@@ -231,7 +231,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
         title="With more workers",
         meaning=(
             "One row a slot, unit, commit order and number of workers: a replay of the transactions' dependencies and "
-            "times (docs/WHATIF.md), over the latest ones of the longest run."
+            "times (docs/WHATIF.md), over the latest ones of the longest run, none before its commit on the publisher."
         ),
         columns={
             **_SLOT,
@@ -242,6 +242,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
             "speed_up": "against one worker, one unit after the other",
             "limit": "what keeps it from being faster",
             "units": "replayed",
+            "until": "last commit of the run that they are of, UTC",
         },
         needs="transaction",
     ),

@@ -17,7 +17,7 @@ from parapply.analysis.figures import FIGURES
 if TYPE_CHECKING:
     from parapply.analysis.compute import Rows
 
-_TIMES: Final = frozenset({"at", "first_at", "last_at"})
+_TIMES: Final = frozenset({"at", "first_at", "last_at", "until"})
 _TEXTS: Final = frozenset({
     "slot", "table", "kind", "name", "type", "policy", "outcome", "mode", "reason", "stage", "part", "unit",
     "commit_order", "limit", "link", "file", "example", "highest_end_lsn", "run",

@@ -83,18 +83,30 @@ SELECT slot, at, held, executing, sum(until_us - us) / 1e6 AS seconds
 # Every batch has its changes by table, the record of a transaction their number.
 WHAT_IF_ROWS: Final = """
 SELECT transactions.seq, transactions.batch_seq, transactions.n_changes,
-       batches.n_rows + batches.n_truncates AS n_batch, batches.execute_s, batches.commit_s, transactions.depends_on
+       batches.n_rows + batches.n_truncates AS n_batch,
+       batches.execute_s - if(is_one_flight, least(execute_s, :flush_s), 0) AS execute_s,
+       batches.commit_s + if(is_one_flight, least(execute_s, :flush_s), 0) AS commit_s, transactions.depends_on,
+       greatest(0, (unix_micros(transactions.commit_time) - :begun_us) / 1e6) AS release_s
   FROM transactions JOIN batches
     ON batches.slot = transactions.slot AND batches.run = transactions.run AND batches.seq = transactions.batch_seq
  WHERE transactions.slot = :slot AND transactions.run = :run AND transactions.seq > :after_seq
  ORDER BY transactions.seq
 """
-# The shortest is that of `units.round_trip_s`.
+# As `units.flights_of`.
 WHAT_IF_RUNS: Final = """
-SELECT slot, run, count(*) AS n, max(seq) AS last_seq, min(shortest_s) AS shortest_s
+SELECT slot, run, count(*) AS n, max(seq) AS last_seq, max(committed_at) AS at, min(alone_s) AS commit_s,
+       min(flight_s) AS whole_s, min(least_s) AS shortest_s
   FROM transactions
-  JOIN (SELECT slot AS s, run AS r, min(if(is_one_flight, execute_s, commit_s)) AS shortest_s
+  JOIN (SELECT slot AS s, run AS r, min(if(is_one_flight, execute_s, commit_s)) AS least_s,
+               percentile_approx(commit_s, 0.5) FILTER (WHERE NOT is_one_flight AND late_keys = 0) AS alone_s,
+               percentile_approx(execute_s, 0.5) FILTER (WHERE is_one_flight) AS flight_s
           FROM batches GROUP BY slot, run)
     ON s = slot AND r = run
  GROUP BY slot, run ORDER BY slot, n DESC, run
+"""
+# When the first of the replayed transactions had come, and the shortest way of any, by two clocks.
+WHAT_IF_SOURCE: Final = """
+SELECT min(unix_micros(received_at)) AS first_us,
+       min(unix_micros(received_at) - unix_micros(commit_time)) AS shortest_us
+  FROM transactions WHERE slot = :slot AND run = :run AND seq > :after_seq
 """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import groupby
+from statistics import median_low
 from typing import TYPE_CHECKING, NamedTuple
 
 from parapply.analysis.whatif import WINDOW, Edge, Label, Unit
@@ -32,15 +33,39 @@ class Row(NamedTuple):
     execute_s: float  # of the batch, as what follows
     commit_s: float
     depends_on: Sequence[DependencyRow]
+    release_s: float = 0.0  # when the publisher had committed it, at the earliest
 
 
-def round_trip_s(batches: Iterable[tuple[float, float, bool]]) -> float:
-    """Return what a round trip to the target takes, about: the shortest flight in the log; 0 without a batch.
+class Flights(NamedTuple):
+    """How long the flights of a run's batches took; None: it has none of that sort."""
+
+    commit_s: float | None  # a COMMIT by itself, the median
+    whole_s: float | None  # statements and COMMIT sent at once, the median
+    shortest_s: float  # the shortest of either sort
+
+
+def flights_of(batches: Iterable[BatchRecord]) -> Flights:
+    """Return how long the flights of batches took, as `queries_time.WHAT_IF_RUNS` does."""
+    found = list(batches)
+    alone = [one.commit_s for one in found if not one.is_one_flight and not one.late_keys]
+    whole = [one.execute_s for one in found if one.is_one_flight]
+    shortest_s = min([one.execute_s if one.is_one_flight else one.commit_s for one in found], default=0.0)
+    return Flights(median_low(alone) if alone else None, median_low(whole) if whole else None, shortest_s)
+
+
+def commit_floor_s(flights: Flights, commit_share: float | None) -> float:
+    """Return what a COMMIT takes that is sent by itself.
 
     Args:
-        batches: `execute_s`, `commit_s` and `is_one_flight` of each.
+        flights: of the run.
+        commit_share: part of the sessions' samples that a COMMIT by itself would have, too: WAL being flushed, and the
+            way. None: not known, and then the shortest flight is taken, which may hold statements.
     """
-    return min([execute_s if is_one else commit_s for execute_s, commit_s, is_one in batches], default=0.0)
+    if flights.commit_s is not None:
+        return flights.commit_s
+    if flights.whole_s is None or commit_share is None:
+        return flights.shortest_s
+    return flights.whole_s * commit_share
 
 
 def of_transactions(rows: Iterable[Row]) -> Iterator[Unit]:
@@ -51,7 +76,7 @@ def of_transactions(rows: Iterable[Row]) -> Iterator[Unit]:
             Edge(seq, Label(kind, table, name), _share(changes, row.n_changes), is_barrier=kind == WaitKind.BARRIER)
             for seq, kind, table, name, changes in row.depends_on
         ]
-        yield Unit(row.seq, row.execute_s * share, row.commit_s * share, edges)
+        yield Unit(row.seq, row.execute_s * share, row.commit_s * share, edges, row.release_s)
 
 
 def of_batches(rows: Iterable[Row], window: int = WINDOW) -> Iterator[Unit]:
@@ -87,6 +112,7 @@ def of_batches(rows: Iterable[Row], window: int = WINDOW) -> Iterator[Unit]:
                 Edge(seq, label, min(share, 1.0), label.kind == WaitKind.BARRIER)
                 for (seq, label), share in edges.items()
             ],
+            members[-1].release_s,
         )
 
 
@@ -94,8 +120,12 @@ def _share(changes: int, n_changes: int) -> float:
     return min(changes / n_changes, 1.0) if changes and n_changes else 1.0
 
 
-def rows_of(records: Iterable[Record]) -> list[Row]:
-    """Return the rows of one run's records, in source order; for logs that fit into memory.
+def rows_of(records: Iterable[Record], flush_s: float = 0.0) -> list[Row]:
+    """Return the rows of one run's records, in source order, all there from the beginning; for logs that fit in memory.
+
+    Args:
+        records: of batches and transactions; others are passed over.
+        flush_s: of a flight of statements and COMMIT, the part that is the COMMIT's.
 
     Raises:
         KeyError: a transaction's batch is not among them.
@@ -108,12 +138,14 @@ def rows_of(records: Iterable[Record]) -> list[Row]:
         elif isinstance(record, TransactionRecord):
             transactions.append(record)
     transactions.sort(key=lambda one: one.seq)
-    return [_row(one, batches[one.batch_seq]) for one in transactions]
+    return [_row(one, batches[one.batch_seq], flush_s) for one in transactions]
 
 
-def _row(one: TransactionRecord, batch: BatchRecord) -> Row:
+def _row(one: TransactionRecord, batch: BatchRecord, flush_s: float) -> Row:
     batch_changes = sum(
         [counts.insert + counts.update + counts.delete + counts.truncate for counts in batch.rows.values()]
     )
     depends_on = [(at.seq, at.kind, at.table, at.name, at.changes) for at in one.depends_on]
-    return Row(one.seq, one.batch_seq, one.n_changes, batch_changes, batch.execute_s, batch.commit_s, depends_on)
+    flush_s = min(flush_s, batch.execute_s) if batch.is_one_flight else 0.0
+    execute_s, commit_s = batch.execute_s - flush_s, batch.commit_s + flush_s
+    return Row(one.seq, one.batch_seq, one.n_changes, batch_changes, execute_s, commit_s, depends_on)

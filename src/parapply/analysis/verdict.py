@@ -15,7 +15,7 @@ and a `LimitVerdict`. The time is that from the first batch to the last. It is d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -170,6 +170,26 @@ def _sort_of(wait: str) -> tuple[str, str]:
     if wait == "CPU":
         return "target", "CPU"
     return "target", "disk" if wait.startswith("IO:") or wait == "LWLock:BufferIO" else "locks"
+
+
+class Shares(NamedTuple):
+    """Parts of the samples of the workers' sessions; None where there is none."""
+
+    flush: float | None  # WAL being flushed
+    commit: float | None  # that, or the session waited for the daemon's next message: a COMMIT by itself would, too
+    cpu: float | None  # on a processor
+
+
+def shares_of(samples: Iterable[tuple[str, int]]) -> Shares:
+    """Return the parts of samples, each a wait as in `backends` and its number."""
+    found = list(samples)
+    total = sum(number for _, number in found)
+    if not total:
+        return Shares(None, None, None)
+    flush = sum(number for wait, number in found if _is_flush(wait)) / total
+    client = sum(number for wait, number in found if wait == "client") / total
+    cpu = sum(number for wait, number in found if wait == "CPU") / total
+    return Shares(flush, flush + client, cpu)
 
 
 def _share(backends: Rows, belongs: Any) -> float:  # noqa: ANN401  a function of a text

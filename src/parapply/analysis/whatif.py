@@ -14,7 +14,7 @@ target are ever what is waited for. So the figures are what dependencies and ord
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ COMMIT_ORDER: Final = Label("commit order")
 #: The number of workers: more of them would help.
 WORKERS_LABEL: Final = Label("workers")
 OTHER: Final = Label("other")
+#: The publisher's commits: a unit cannot be applied before it is there.
+SOURCE: Final = Label("source")
 
 
 class Edge(NamedTuple):
@@ -69,6 +71,7 @@ class Unit(NamedTuple):
     execute_s: float
     commit_s: float
     edges: Sequence[Edge] = ()
+    release_s: float = 0.0  # when it could be read at the earliest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +121,8 @@ def what_if(
         units: in source order (ascending `seq`).
         workers: numbers to try.
         commit_floor_s: what a COMMIT that has to wait for its turn takes at least, with the late rows that travel with
-            it: a round trip to the target (`units.round_trip_s`), also where a unit sent it with its statements when it
-            was recorded. For batches; transactions share a COMMIT.
+            it (`units.commit_floor_s`), also where a unit sent it with its statements when it was recorded. For
+            batches; transactions share a COMMIT.
         window: units remembered.
 
     Raises:
@@ -150,10 +153,31 @@ def what_if(
     return WhatIf(
         n_units=n_units,
         work_s=work_s,
-        attainable=[_attainable(one, work_s, paths[one.order]) for one in [*replays, *chains]],
+        attainable=_monotonic([_attainable(one, work_s, paths[one.order]) for one in [*replays, *chains]]),
         critical_path=paths,
         n_forgotten=n_forgotten,
     )
+
+
+def _monotonic(found: list[Attainable]) -> list[Attainable]:
+    """Return the results with each speed-up against one worker, and none with more workers slower than with fewer.
+
+    The rules are greedy: with one more worker a unit may start at once and leave rows for later, and end later. Workers
+    that are not needed may be left idle.
+    """
+    best: dict[Order, float] = {}
+    single: dict[Order, float] = {}
+    shown = []
+    for one in found:
+        makespan_s = one.makespan_s
+        if one.workers:
+            makespan_s = best[one.order] = min(makespan_s, best.get(one.order, makespan_s))
+        if one.workers == 1:
+            single[one.order] = makespan_s
+        base_s = single.get(one.order, one.speed_up * one.makespan_s)
+        speed_up = base_s / makespan_s if makespan_s else 1.0
+        shown.append(replace(one, makespan_s=makespan_s, speed_up=speed_up))
+    return shown
 
 
 def _attainable(replay: _Replay, work_s: float, path: dict[Label, float]) -> Attainable:
@@ -216,10 +240,10 @@ class _Replay:
 
     def add(self, unit: Unit, links: list[_Link], place: int) -> _Times:
         """Give a unit to a worker and note when it has committed."""
-        _, execute_s, commit_s, _ = unit
-        ready_s = turn_s = late_s = 0.0
+        _, execute_s, commit_s, _, ready_s = unit
+        turn_s = late_s = 0.0
         if links:
-            ready_s, late = self._ready(links)
+            ready_s, late = self._ready(links, ready_s)
             if late:
                 ready_s, share, turn_s = self._split(ready_s, late)
                 if share:
@@ -242,7 +266,7 @@ class _Replay:
     def add_free(self, unit: Unit, place: int) -> None:
         """Do the same for a unit that depends on nothing: nearly all of them, mostly."""
         free = self._free
-        start_s = free.pop(0)
+        start_s = max(free.pop(0), unit.release_s)
         end_s = start_s + unit.execute_s
         commit_s = unit.commit_s
         if not self._is_relaxed and self.latest_s > start_s:
@@ -254,9 +278,13 @@ class _Replay:
         if end_s > self.latest_s:  # noqa: PLR1730  a call less
             self.latest_s = end_s
 
-    def _ready(self, links: list[_Link]) -> tuple[float, list[tuple[float, float]]]:
-        """Return when a unit may start, and for its late rows when those they follow have committed and their part."""
-        ready_s = 0.0
+    def _ready(self, links: list[_Link], ready_s: float) -> tuple[float, list[tuple[float, float]]]:
+        """Return when a unit may start, and for its late rows when those they follow have committed and their part.
+
+        Args:
+            links: of the unit.
+            ready_s: when it is there.
+        """
         late = []
         for place, _, share in links:
             end_s = self._end(place)
@@ -313,11 +341,11 @@ class _Chain(_Replay):
             label = waited[1].label if waited else COMMIT_ORDER
             path = _longer(before if waited is None or not self._is_relaxed else self._path(waited[1]), label, late_s)
             path = _longer(path, label if self._is_relaxed else COMMIT_ORDER, end_s - turn_s - late_s)
-        elif ready_s > 0.0:
+        elif ready_s > unit.release_s:
             link = next(link for tied_s, link in ends if tied_s == ready_s)
             path = _longer(before if link.place < 0 else self._path(link), link.label, end_s - ready_s)
         else:
-            path = {WORK: end_s}
+            path = _released(unit, end_s)
         self._paths[place % self._window] = path
         if end_s > before_s:
             self.longest = path
@@ -325,10 +353,10 @@ class _Chain(_Replay):
 
     def add_free(self, unit: Unit, place: int) -> None:
         """Do the same for a unit that depends on nothing."""
-        end_s, commit_s = unit.execute_s, unit.commit_s
-        if not self._is_relaxed and self.latest_s > 0.0:
+        end_s, commit_s = unit.release_s + unit.execute_s, unit.commit_s
+        if not self._is_relaxed and self.latest_s > unit.release_s:
             commit_s = max(commit_s, self._commit_floor_s)
-        path = {WORK: end_s + commit_s}
+        path = _released(unit, end_s + commit_s)
         if not self._is_relaxed and end_s < self.latest_s:
             path = _longer(self.longest, COMMIT_ORDER, commit_s)
             end_s = self.latest_s
@@ -341,6 +369,12 @@ class _Chain(_Replay):
 
     def _path(self, link: _Link) -> dict[Label, float]:
         return self._paths[link.place % self._window]
+
+
+def _released(unit: Unit, end_s: float) -> dict[Label, float]:
+    """Return the chain of a unit that waited for nothing but to be there."""
+    path = {WORK: end_s - unit.release_s}
+    return {SOURCE: unit.release_s, **path} if unit.release_s else path
 
 
 def _longer(path: dict[Label, float], label: Label, by_s: float) -> dict[Label, float]:

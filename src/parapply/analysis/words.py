@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _PERIODS: Final = ((86_400, "days"), (3600, "hours"), (60, "minutes"))
 #: A part of the time that is worth a sentence.
 _NOTABLE: Final = 0.05
+#: More workers that bring less than this bring nothing.
+_NO_GAIN: Final = 0.02
 _MILLION: Final = 1_000_000
 
 
@@ -72,7 +74,7 @@ def in_short(tables: Tables) -> list[str]:
             _waits(tables["waits"], tables["dependencies"]),
             _parallelism(tables["parallelism"]),
             _repeats(summary["repeated_batches"], summary["batches"], summary["conflicts"]),
-            _more_workers(tables["what_if"]),
+            _more_workers(tables["what_if"], tables["reading"], tables["backends"], summary["workers"]),
         )
         if text
     ]
@@ -171,20 +173,31 @@ def _repeats(n_repeated: int, n_batches: int, n_conflicts: int) -> str:
     return f"{repeated}, and {conflicts.get(n_conflicts, f'{number(n_conflicts)} conflicts were recorded')}."
 
 
-def _more_workers(what_if: Rows) -> str:
+def _more_workers(what_if: Rows, reading: Rows, backends: Rows, n_workers: int) -> str:
+    """Say what twice as many workers would bring, and the other commit order; what is not sure as a span."""
     rows = {(row["commit_order"], row["workers"]): row for row in what_if if row["unit"] == "batch"}
+    now = int(reading[0]["workers"]) if reading else n_workers
     if not rows:
         return ""
+    samples = sum(row["samples"] for row in backends)
+    # More workers do not make a full processor faster, and it is not known how many the target has.
+    on_cpu = sum(row["samples"] for row in backends if row["wait"] == "CPU") / samples if samples else 1.0
     texts = []
-    for order, order_words in (("preserve", "with the commit order kept"), ("relaxed", "relaxed")):
-        four, most = rows.get((order, 4)), rows.get((order, 0))
-        if four is None or most is None:
-            continue
-        texts.append(
-            f"{order_words}, {times(four['speed_up'])} with 4 workers and {times(most['speed_up'])} with any number of "
-            f"them (limit: {most['limit']})"
-        )
-    return f"How much faster than one worker, by dependencies alone, at most: {'; '.join(texts)}." if texts else ""
+    for order, order_words in (("preserve", "with the commit order kept"), ("relaxed", "with it relaxed")):
+        before, after = rows[order, now], rows[order, 2 * now]
+        gain = before["seconds"] / after["seconds"] - 1 if after["seconds"] else 0.0
+        if gain < _NO_GAIN:
+            limit = "the source is the limit" if after["limit"] == "source" else f"limit: {after['limit']}"
+            texts.append(f"{order_words} nothing ({limit})")
+        else:
+            least = gain * (1 - on_cpu)
+            span = f"{percent(least)} to {percent(gain)}" if gain - least > _NO_GAIN else percent(gain)
+            texts.append(f"{order_words} {span} more a second (limit then: {after['limit']})")
+    return (
+        f"The daemon has {number(now)} workers. By dependencies, commits and the publisher's rate, in the run until "
+        f"{what_if[0]['until']:%Y-%m-%d %H:%M}, {number(2 * now)} would bring: {'; '.join(texts)}. The larger figure "
+        "needs idle processors on the target."
+    )
 
 
 def times(factor: float) -> str:

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from parapply.analysis.units import Row, of_batches, of_transactions
-from parapply.analysis.whatif import COMMIT_ORDER, OTHER, WORK, WORKERS_LABEL, Edge, Label, Unit, what_if
+from parapply.analysis.units import Flights, Row, commit_floor_s, of_batches, of_transactions
+from parapply.analysis.whatif import COMMIT_ORDER, OTHER, SOURCE, WORK, WORKERS_LABEL, Edge, Label, Unit, what_if
 
 _KEY = Label("key", "public.t")
 _TABLE = Label("table", "public.log")
@@ -113,6 +113,40 @@ def test_the_number_of_labels_is_bounded() -> None:
     assert len(path) < 100
     assert path[OTHER] > 900
     assert sum(path.values()) == 1000.0
+
+
+def test_no_unit_is_applied_before_it_is_there() -> None:
+    """Of a daemon that keeps up no number of workers makes anything faster, and the source is named as the limit."""
+    found = what_if([Unit(seq, 0.5, 0.1, release_s=float(seq)) for seq in range(1, 11)], (1, 4, 64))
+    for order in ("preserve", "relaxed"):
+        assert {found.of(order, n).makespan_s for n in (1, 4, 64, 0)} == {10.6}
+        assert {found.of(order, n).speed_up for n in (1, 4, 64, 0)} == {1.0}
+        assert {found.of(order, n).limit for n in (4, 64, 0)} == {SOURCE}
+        assert found.critical_path[order] == pytest.approx({SOURCE: 10.0, WORK: 0.6})
+
+
+def test_a_backlog_that_is_there_has_no_source_to_wait_for() -> None:
+    """A unit that waits longer for its worker or for another unit than for the publisher is as if it had been there."""
+    units = [Unit(1, 5.0, 0.0), Unit(2, 1.0, 0.0, [Edge(1, _KEY)], 3.0), Unit(3, 1.0, 0.0, (), 4.0)]
+    found = what_if(units, (1, 2))
+    assert found.of("relaxed", 1).makespan_s == 7.0
+    assert found.of("relaxed", 2).makespan_s == 6.0
+    assert found.critical_path["relaxed"] == {WORK: 5.0, _KEY: 1.0}
+
+
+def test_more_workers_are_never_slower() -> None:
+    """A second worker lets the greedy rules start a unit at once and leave costly late rows: then it stays idle."""
+    units = [Unit(1, 1.0, 0.0), Unit(2, 1.0, 0.0, [Edge(1, _KEY, 0.5)])]
+    found = what_if(units, (1, 2, 4), commit_floor_s=9.0)
+    assert [found.of("relaxed", n).makespan_s for n in (1, 2, 4)] == [2.0, 2.0, 2.0]
+
+
+def test_a_commit_by_itself_is_measured_where_it_was_sent_by_itself() -> None:
+    """Its median counts; where every COMMIT went with its statements, the part of a flight that it would have, too."""
+    assert commit_floor_s(Flights(0.02, 0.07, 0.001), 0.9) == 0.02
+    assert commit_floor_s(Flights(None, 0.07, 0.05), 0.0) == 0.0
+    assert commit_floor_s(Flights(None, 0.04, 0.03), 0.75) == 0.03
+    assert commit_floor_s(Flights(None, 0.07, 0.05), None) == 0.05
 
 
 def test_units_out_of_order_are_refused() -> None:
