@@ -69,6 +69,26 @@ def test_what_overtook_is_repeated_as_the_same_set(pair: Pair, tmp_path: Path) -
     assert [(one.mode, one.attempts) for one in records if isinstance(one, BatchRecord)] == [("set", 1), ("set", 2)]
 
 
+def test_what_a_late_key_frees_is_taken_whole_at_the_head(pair: Pair) -> None:
+    """A row held by an earlier batch goes after all others, and frees its value too late; at the head it goes first."""
+    pair.create(
+        f"{_HOLD} CREATE TABLE u (id int PRIMARY KEY, email text, v int); INSERT INTO u VALUES (1, 'a', 0);"
+        "CREATE UNIQUE INDEX ON u (lower(email))"
+    )
+    with _held(pair, f"BEGIN; UPDATE u SET v = 1 WHERE id = 1; {_PASS_HOLD}; COMMIT", workers=2) as daemon:
+        pair.write("BEGIN; DELETE FROM u WHERE id = 1; INSERT INTO u VALUES (2, 'a', 0); COMMIT")
+        # The second waits for the holder of the value.
+        pair.target.wait_until(
+            "SELECT count(*) = 2 FROM pg_stat_activity WHERE datname = current_database()"
+            " AND application_name LIKE 'parapply worker%' AND wait_event_type = 'Lock'"
+        )
+    daemon.wait_caught_up()
+    daemon.stop()
+    pair.check_equal()
+    assert [event["reason"] for event in daemon.events_of("batch_retried")] == ["23505"]
+    assert not daemon.events_of("batch_split")
+
+
 @pytest.mark.parametrize("order", ["preserve", "relaxed"])
 def test_one_conflict_costs_its_batch_a_few_parts(pair: Pair, order: str) -> None:
     """Of 600 transactions with one conflict at most 64 are applied row by row, and one conflict is recorded (T-69)."""

@@ -88,13 +88,15 @@ class PartApply:
         """
         suspects = sets.suspects(failure)
         self._kit.tables.count_retry(suspects)
-        self._begin(job, sets.why_failed(failure), has_failed=was_at_head)
+        # Late keys are the last: what they free comes too late for the others. At the head none needs to be late.
+        is_same = not sets.late
+        self._begin(job, sets.why_failed(failure), has_failed=was_at_head and is_same)
         assert job.resume is not None, "it has just begun"
-        if not was_at_head:
+        if not (was_at_head and is_same):
             job.resume.overtook = suspects
-        # Where the tables have changed, the same statements are of no use.
+        # Where the tables have changed, the same statements are of no use either.
         is_stale = classify(failure) is FailureClass.STALE or found_code(failure, sets.all)
-        return await self._apply(job, None if is_stale or was_at_head else sets)
+        return await self._apply(job, sets if is_same and not is_stale else None)
 
     def _begin(self, job: SetJob, why: str, *, has_failed: bool) -> None:
         job.attempts += 1
