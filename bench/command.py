@@ -9,6 +9,7 @@ import click
 
 from bench.options import (
     ALONE,
+    AUTO,
     COPY_SHAPES,
     DEFAULT_SYSTEMS,
     LIVE_SYSTEMS,
@@ -31,6 +32,16 @@ _FEW_ROUNDS: Final = 2
 _SYNCS: Final[dict[str, tuple[Sync, ...]]] = {"off": ("off",), "on": ("on",), "both": ("off", "on")}
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 _PROGRAMS = click.Path(path_type=Path, file_okay=False, exists=True)
+
+
+class _Workers(click.ParamType[int | str]):
+    """A number of workers, or the word that has it find itself."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:  # noqa: ANN401
+        """Return the number or the word."""
+        return AUTO if value == AUTO else click.IntRange(1, 64).convert(value, param, ctx)
 
 
 @click.command(
@@ -78,8 +89,8 @@ What each figure means: docs/BENCHMARK.md.""",
     help="One round, and a tenth of the workload's own transactions, 20,000 at most.",
 )
 @click.option(
-    "--workers", multiple=True, type=click.IntRange(1, 64), default=[4], show_default=True,
-    help="parapply's connections; repeatable.",
+    "--workers", multiple=True, type=_Workers(), default=[4], show_default=True,
+    help='parapply\'s connections, or "auto"; repeatable.',
 )  # fmt: skip
 @click.option(
     "--order", "orders", multiple=True, type=click.Choice(ORDERS), default=["preserve"], show_default=True,
@@ -173,8 +184,8 @@ def bench(  # noqa: PLR0913  one parameter for each option
         systems=systems,
         **others,
     )
-    if options.has_slow_disk and other:
-        raise click.UsageError("--disk-read-us and --disk-sync-us are for catching up")
+    if (options.has_slow_disk or AUTO in options.workers) and other:
+        raise click.UsageError("--disk-read-us, --disk-sync-us and --workers=auto are for catching up")
     _check_pglogical(options)
     from bench.installed import check_installed  # noqa: PLC0415
 

@@ -127,7 +127,8 @@ def runners(options: Options) -> list[tuple[str, Callable[[Stage, str], tuple[fl
             ("built-in, 4 workers", lambda stage, dbname: _built_in(stage, dbname, _TUNED)),
         ]
     if "parapply" in options.systems:
-        found += [(f"parapply {number}", _parapply_with(number)) for number in options.workers]
+        numbers = [number for number in options.workers if isinstance(number, int)]
+        found += [(f"parapply {number}", _parapply_with(number)) for number in numbers]
     return found
 
 

@@ -28,6 +28,8 @@ COPY_SHAPES: Final[tuple[CopyShapeName, ...]] = get_args(CopyShapeName)
 DEFAULT_SYSTEMS: Final[tuple[System, ...]] = ("ceiling", "built-in", "parapply")
 LIVE_SYSTEMS: Final[tuple[System, ...]] = ("built-in", "built-in-parallel", "parapply")
 
+#: For `workers`: the number finds itself.
+AUTO: Final = "auto"
 #: What a run shortened by `--quick` is divided by, and the most transactions that are left of it.
 _QUICK_PART: Final = 10
 _QUICK_MOST: Final = 20_000
@@ -65,7 +67,7 @@ class Options:
         large_rows: of the one huge transaction, in the workload that has one.
         scale: of the tables.
         clients: pgbench clients that make the backlog.
-        workers: target connections of parapply; one runner for each number.
+        workers: target connections of parapply, or `AUTO`; one runner for each.
         orders: commit orders of parapply; one runner for each.
         delays_s: seconds in each direction between daemon and target; one runner for each.
         disks: how slow the subscriber's disk is; each system that has a subscriber drains once with each.
@@ -83,7 +85,7 @@ class Options:
     large_rows: int
     scale: int = 10
     clients: int = 4
-    workers: tuple[int, ...] = (4,)
+    workers: tuple[int | str, ...] = (4,)
     orders: tuple[Order, ...] = ("preserve",)
     delays_s: tuple[float, ...] = (0.0,)
     disks: tuple[Disk, ...] = (FAST,)

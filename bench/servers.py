@@ -61,9 +61,15 @@ def make_stage(
         is_local=is_local,
         source_binaries=programs_in(options.bindir_source) if options.bindir_source else None,
         target_binaries=target_binaries,
-        target_settings=disk.settings(target_binaries.major) if disk else None,
+        target_settings={**_origins(target_binaries), **(disk.settings(target_binaries.major) if disk else {})},
         target_environment=disk.environment if disk else None,
     )
+
+
+def _origins(binaries: PgBinaries) -> dict[str, Setting]:
+    """Return the setting that lets 64 workers have a replication origin each."""
+    has_own_limit = binaries.major >= 18
+    return {"max_active_replication_origins" if has_own_limit else "max_replication_slots": 70}
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from parapply import config_layers
-from parapply.config_values import Address, Secret, did_you_mean, dotted, plain_type, read_value
+from parapply.config_values import WORKERS_LIMIT, Address, Secret, did_you_mean, dotted, plain_type, read_value
 from parapply.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,8 +49,11 @@ RECONNECT_MAX_S = 30.0
 LEASE_WAIT_S = 30.0
 #: Target connections: half of the best gain measured comes with the second, little after the fourth.
 WORKERS = 4
-#: Connections at most: each is one backend of the target, and one stream cannot keep more of them busy.
-WORKERS_LIMIT = 64
+#: The same while their number finds itself: sixteen reads at a time are what a disk still answers faster than eight.
+MAX_WORKERS = 16
+#: Connections when it begins to find itself, and the fewest.
+FIRST_WORKERS = 4
+FEWEST_WORKERS = 2
 #: Source transactions a target transaction at most. Batches begin smaller and grow while the target is quick with them
 #: (runtime/intake/sizing.py); what larger sets gain a row levels off before this.
 MAX_BATCH_TRANSACTIONS = 20_000
@@ -157,7 +160,8 @@ class TableConfig(_Section, frozen=True):
 class ApplyConfig(_Section, frozen=True):
     """How changes are applied."""
 
-    workers: Annotated[int, Meta(ge=1, le=WORKERS_LIMIT)] = WORKERS
+    workers: int | Literal["auto"] = WORKERS
+    max_workers: Annotated[int, Meta(ge=FEWEST_WORKERS, le=WORKERS_LIMIT)] = MAX_WORKERS
     commit_order: Literal["preserve", "relaxed"] = "preserve"
     max_batch_transactions: Annotated[int, Meta(ge=1, le=1_000_000)] = MAX_BATCH_TRANSACTIONS
     max_batch_changes: Annotated[int, Meta(ge=1, le=1_000_000)] = MAX_BATCH_CHANGES
@@ -179,6 +183,16 @@ class ApplyConfig(_Section, frozen=True):
         """Check what concerns more than one key."""
         if self.max_batch_bytes > self.memory_limit_bytes:
             raise ValueError("max_batch_bytes must not be above memory_limit_bytes")
+
+    @property
+    def first_workers(self) -> int:
+        """Workers at the begin of an epoch."""
+        return min(FIRST_WORKERS, self.max_workers) if self.workers == "auto" else self.workers
+
+    @property
+    def most_workers(self) -> int:
+        """Workers at most."""
+        return self.max_workers if self.workers == "auto" else self.workers
 
 
 #: Policies by the two sides of a conflict. Those left out make no sense, because no row can win that is not there.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -93,6 +93,8 @@ def _from_text(parts: Sequence[str], text: str, fields: Fields) -> object:
     try:
         if kind is int or kind is float:
             return kind(text)
+        if int in get_args(kind):
+            return int(text)  # a word where it is no number
         if kind is bool:
             return {"true": True, "false": False}.get(text.strip().lower(), text)
         if kind == tuple[str, ...]:

@@ -19,6 +19,8 @@ from psycopg.pq import Conninfo
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+#: Target connections that apply, at most: each is one backend, and one stream cannot keep more of them busy.
+WORKERS_LIMIT: Final = 64
 #: What libpq says of a name in a connection string.
 _UNKNOWN_PARAMETER: Final = re.compile(r'invalid (?:connection option|URI query parameter:) "(\w+)"')
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -122,6 +124,12 @@ def _listen(text: str) -> Address | None:
     return Address(host[1:-1] if is_bracketed else host, int(port))
 
 
+def _workers(given: int | str) -> int | str:
+    if given != "auto" and not (isinstance(given, int) and 1 <= given <= WORKERS_LIMIT):
+        raise ValueError(f"must be {_NOUNS[int | str]}")
+    return given
+
+
 #: Keys whose value is a rule of its own: what it is written as, and what makes the value of that or raises ValueError.
 _CHECKED: Final[dict[str, tuple[object, Callable[[Any], object]]]] = {
     "source.dsn": (str, _dsn),
@@ -129,6 +137,7 @@ _CHECKED: Final[dict[str, tuple[object, Callable[[Any], object]]]] = {
     "source.publications": (tuple[str, ...], _publications),
     "target.dsn": (str, _dsn),
     "target.state_schema": (str, _schema),
+    "apply.workers": (int | str, _workers),
     "apply.spill_dir": (str, _directory),
     "applylog.directory": (str, _directory),
     "metrics.listen": (str, _listen),
@@ -136,6 +145,7 @@ _CHECKED: Final[dict[str, tuple[object, Callable[[Any], object]]]] = {
 _NOUNS: Final[dict[object, str]] = {
     str: "a text",
     int: "a whole number",
+    int | str: f'a whole number from 1 to {WORKERS_LIMIT}, or "auto"',
     float: "a number",
     bool: "true or false",
     tuple[str, ...]: "a list of texts",

@@ -151,7 +151,7 @@ async def adopt(config: Config, ends: Connections) -> state.SlotState:
         publications=tuple(config.source.publications),
         low_lsn=start_lsn,
         commit_order=config.apply.commit_order,
-        workers=config.apply.workers,
+        workers=config.apply.most_workers,
     )
     await state.create(ends.target, schema, new)
     found = await state.load(ends.target, schema, name, facts.system_identifier)

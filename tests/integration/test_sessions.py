@@ -113,7 +113,7 @@ async def test_everything_opened_is_closed(config: Config, source_db: Database, 
     before = asyncio.all_tasks()
     async with AsyncExitStack() as stack:
         ends = await Connector(config, takeover=False).open(stack)
-        assert len(ends.sessions) == config.apply.workers
+        assert len(ends.sessions) == config.apply.first_workers
         await ends.ahead.take("public", "nothing")
         names = {
             name
@@ -123,7 +123,7 @@ async def test_everything_opened_is_closed(config: Config, source_db: Database, 
             )
         }
         kinds = {" ".join(name.split()[:-1]) for name in names}
-        workers = {f"parapply worker {number}" for number in range(1, config.apply.workers + 1)}
+        workers = {f"parapply worker {number}" for number in range(1, config.apply.first_workers + 1)}
         assert kinds == {"parapply leader", "parapply control pool", *workers}
         ((is_streaming,),) = source_db.rows(
             sql.SQL("SELECT active FROM pg_replication_slots WHERE slot_name = {}").format(

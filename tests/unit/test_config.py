@@ -64,6 +64,19 @@ def test_order_of_layers(tmp_path: Path) -> None:
     assert config.source.origin == "none"
 
 
+def test_the_number_of_workers_may_find_itself() -> None:
+    """A number is first and most at once; "auto" begins with four, or with the most if that is less."""
+    for override, workers, first, most in (
+        (["apply.workers=8"], 8, 8, 8),
+        (["apply.workers=auto"], "auto", 4, 16),
+        (["apply.workers=auto", "apply.max_workers=3"], "auto", 3, 3),
+    ):
+        apply = load_config(None, override, GIVEN, {}).apply
+        assert (apply.workers, apply.first_workers, apply.most_workers) == (workers, first, most)
+    with pytest.raises(ConfigError, match=r'apply\.workers: must be a whole number from 1 to 64, or "auto"'):
+        load_config(None, ["apply.workers=many"], GIVEN, {})
+
+
 @pytest.mark.parametrize("text", ["a,b", "a, b", '["a","b"]'])
 def test_lists_in_texts(text: str) -> None:
     """A list in the environment or --set is JSON or separated by commas."""
@@ -117,6 +130,7 @@ def test_all_errors_at_once(tmp_path: Path) -> None:
         "apply.workers=0",
         "apply.workers=65",
         "apply.workers=1.5",
+        "apply.max_workers=1",
         "apply.commit_order=any",
         "apply.linger_s=nan",
         "apply.linger_s=inf",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parapply import failpoints
+from parapply.config import FEWEST_WORKERS
 from parapply.errors import ApplyFailed, ParapplyError, SourceLost, SourceRefused, TargetLost
 from parapply.logs import get_logger
 from parapply.model import format_lsn
@@ -21,7 +22,6 @@ from parapply.plan.copy_starts import CopyStarts
 from parapply.runtime.apply.conflicts import ConflictHandler
 from parapply.runtime.apply.deadlocks import StallCheck
 from parapply.runtime.apply.kit import WorkerKit
-from parapply.runtime.apply.worker import Worker
 from parapply.runtime.control.catch_up_watch import CatchUpWatch
 from parapply.runtime.control.progress import Progress
 from parapply.runtime.control.requests import Requests
@@ -40,11 +40,13 @@ from parapply.runtime.observe.meter import count
 from parapply.runtime.observe.monitor import Monitor
 from parapply.runtime.pool.job import LargeJob
 from parapply.runtime.pool.pool import WorkerPool
+from parapply.runtime.pool.scaling import Scaling
 from parapply.runtime.pool.streams import StreamBuffers, StreamLimits
 from parapply.runtime.pool.two_phase import TwoPhase
 from parapply.runtime.tables.copied import Copied
 from parapply.runtime.tables.plans import TablePlans
 from parapply.runtime.tables.watch import CatalogueWatch
+from parapply.runtime.worker_tasks import WorkerTasks
 from parapply.source import slot
 from parapply.spill import Spill
 from parapply.target.catalogue.facts import privileges_for
@@ -70,8 +72,6 @@ _DRAIN_S = 8.0
 _LAST_WORD_S = 5.0
 #: Bytes after which a transaction is applied in pieces inside one target transaction.
 _PIECE_BYTES = 8 * 1024 * 1024
-#: Of so many workers one may follow a transaction in progress; PostgreSQL's own default is two for a subscription.
-_WORKERS_A_FOLLOWER = 2
 #: Parts of the publisher's patience between two reports: two may be late.
 _TIMEOUT_PARTS = 3
 
@@ -110,7 +110,6 @@ class Epoch:
             self._changed,
             self._committed,
             is_relaxed=is_relaxed,
-            max_followers=len(ends.sessions) // _WORKERS_A_FOLLOWER,
         )
         self._conflict_handler = ConflictHandler(
             config.conflict, ends.control_pool, config.target.state_schema, ends.state.slot_id, figures
@@ -164,7 +163,9 @@ class Epoch:
             stops_on_error=config.apply.on_error == "stop",
             piece_bytes=piece_bytes,
         )
-        self._workers = [Worker(number, session, kit) for number, session in enumerate(ends.sessions, 1)]
+        self._worker_tasks = WorkerTasks(self._pool, ends.opener, kit, ends.control_pool, _scaling(config.apply))
+        self._worker_tasks.add(ends.sessions)
+        workers = self._worker_tasks.workers
         shown = Shown()
         self._progress = Progress(
             ends.control,
@@ -195,7 +196,7 @@ class Epoch:
             on_received=self._progress.received,
         )
         watch = CatalogueWatch(self._tables, ends.control_pool, config.apply.catalogue_check_s)
-        stall = StallCheck(self._pool, self._workers, ends.control_pool, two_phase, config.apply.stall_check_s)
+        stall = StallCheck(self._pool, workers, ends.control_pool, two_phase, config.apply.stall_check_s)
         behind = CatchUpWatch(
             ends.stream,
             reader,
@@ -215,7 +216,7 @@ class Epoch:
             pool=self._pool,
             batcher=self._batcher,
             shown=shown,
-            workers=self._workers,
+            worker_tasks=self._worker_tasks,
             tables=self._tables,
             conflict_handler=self._conflict_handler,
             foreign_waits=stall.foreign_waits,
@@ -229,7 +230,7 @@ class Epoch:
             self._batcher,
             admission,
             self._pool,
-            self._workers,
+            workers,
             self._progress,
             shown,
             self._conflict_handler,
@@ -261,8 +262,7 @@ class Epoch:
             "stall-check": stall.run,
             "catalogue-watch": watch.run,
             "requests": self._requests.run,
-            "sessions": self._notice_lost_sessions,
-            **{f"worker-{worker.number}": worker.run for worker in self._workers},
+            "sessions": self._worker_tasks.run,
         }
 
     @property
@@ -278,9 +278,12 @@ class Epoch:
         """
         await self._conflict_handler.look(self.low_lsn, lambda _: False)
         tasks = {name: asyncio.create_task(run(), name=name) for name, run in self._parts.items()}
+        # The task of the sessions ends when one of the workers has failed, which come and go.
+        lasting = [*tasks.values()]
+        self._worker_tasks.start(tasks)
         stopping = asyncio.create_task(signals.end.wait(), name="stop")
         try:
-            await asyncio.wait({*tasks.values(), stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([*lasting, stopping], return_when=asyncio.FIRST_COMPLETED)
             error = _first_error(tasks)
             is_asked = signals.end.is_set()
             shown: DaemonState | None = None
@@ -302,6 +305,8 @@ class Epoch:
                 raise error
             return reason
         finally:
+            # First, because it starts others.
+            await end_tasks([tasks["sessions"]])
             await end_tasks([*tasks.values(), stopping])
             self._health.detach()
             self._spill.close()
@@ -363,23 +368,14 @@ class Epoch:
         self._changed()
         idle = asyncio.create_task(self._idle.wait(), name="drained")
         aborting = asyncio.create_task(abort.wait(), name="abort")
-        workers = [task for name, task in tasks.items() if name.startswith("worker-")]
+        # One that has left is done.
+        workers = [task for name, task in tasks.items() if name.startswith("worker-") and not task.done()]
         try:
             await asyncio.wait({idle, aborting, *workers}, timeout=_DRAIN_S, return_when=asyncio.FIRST_COMPLETED)
             if not idle.done() and _first_error(tasks) is None:
                 self._log.warning("drain_aborted", reason="a second signal" if abort.is_set() else "time limit")
         finally:
             await end_tasks([idle, aborting])
-
-    async def _notice_lost_sessions(self) -> None:
-        """Wait until a worker's session ends: the worker itself sees it only with its next statement.
-
-        Raises:
-            TargetLost: one has ended.
-        """
-        lost = [session.pipeline.lost for session in self._ends.sessions]
-        done, _ = await asyncio.wait(lost, return_when=asyncio.FIRST_COMPLETED)
-        raise done.pop().result()
 
     async def _is_rolled_back(self, xid: int) -> bool:
         slot_name, sender_pid = self._config.source.slot, self._ends.stream.sender_pid
@@ -450,6 +446,13 @@ class Epoch:
             return wanted_s
         self._log.info("settings_lowered", setting="source.status_interval_s", value=timeout_s / _TIMEOUT_PARTS)
         return timeout_s / _TIMEOUT_PARTS
+
+
+def _scaling(config: ApplyConfig) -> Scaling | None:
+    """Return the rule for the number of workers, None where it is fixed."""
+    if config.workers != "auto":
+        return None
+    return Scaling(FEWEST_WORKERS, config.first_workers, config.most_workers)
 
 
 def _farewell(asked: Signals | None) -> tuple[DaemonState, str]:

@@ -27,11 +27,12 @@ from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.runtime.tables.control_pool import ControlPool
 from parapply.runtime.tables.prefetch import CataloguePrefetch
+from parapply.runtime.worker_sessions import WorkerSessions
 from parapply.source import options, refusals, slot
 from parapply.source.catch_up import UNFINISHED, CatchUp, RangeLimits, range_options, why_stream
 from parapply.source.catch_up_stream import CatchUpStream
 from parapply.target.session import lease, origins, prepared, settings
-from parapply.target.session.session import SessionOptions, WorkerSession
+from parapply.target.session.session import WorkerSession
 from parapply.target.state import copies
 from parapply.target.state import slots as state
 from parapply.vocabulary import Reading
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
 #: Newest major version of the server that the tests run with.
 NEWEST_MAJOR = 18
-#: A target that has no connection left for one more worker still serves fewer (F17).
-_TOO_MANY = ("too many", "remaining connection slots")
 #: Part of the memory limit for what was read of ranges and is in no batch yet.
 _RANGES_PART = 4
 _LOCAL_CHANGES = "changes applied here look like local ones to every subscriber of this server"
@@ -61,7 +60,8 @@ class Sessions(msgspec.Struct, frozen=True):
     source: slot.Connection  # plain session, for questions
     source_facts: slot.SourceFacts
     stream: CatchUpStream
-    sessions: tuple[WorkerSession, ...]
+    sessions: tuple[tuple[int, WorkerSession], ...]  # of the first workers, by their numbers
+    opener: WorkerSessions  # has all of them, and opens more
     control_pool: ControlPool
     ahead: CataloguePrefetch
     state: state.SlotState
@@ -138,19 +138,23 @@ class Connector:
                 streaming = "off"
                 self._log.warning("streaming_paused", until_lsn=format_lsn(self._whole_until_lsn))
             # The stream first, because the publisher decodes while everything else is made ready.
+            self._own_pids = [control.info.backend_pid]
+            opener = WorkerSessions(
+                self._config, slot_id, control.info.backend_pid, self._own_pids, tracks_commits=tracks_commits
+            )
+            stack.push_async_callback(opener.close_all)
             stream, sessions, _ = await _together(
                 self._start(connecting, source_facts, found, streaming, two_phase=two_phase),
-                self._workers(stack, slot_id, control.info.backend_pid, tracks_commits=tracks_commits),
+                self._workers(opener),
                 self._write_daemon(control, source_facts, slot_id, two_phase=two_phase),
             )
-        self._check_origins(sessions)
-        own_origins = await origins.own_origins(control, slot_id) if self._rules.needs_origin else ()
+        self._check_origins([session for _, session in sessions])
+        own_origins = await self._own_origins(control, slot_id) if self._rules.needs_origin else ()
         self._tell_newer(source=source_facts.server_version_num, target=control.info.server_version)
         self._log.info("target_connected", low_lsn=format_lsn(found.low_lsn), workers=len(sessions))
         self._log.info("source_connected", slot=found.slot_name, start_lsn=format_lsn(found.resume_lsn))
         if source_facts.state_schemas:
             self._log.info("state_left_out", schemas=sorted(source_facts.state_schemas))
-        self._own_pids = [control.info.backend_pid, *(session.pipeline.backend_pid for session in sessions)]
         failpoints.probe(failpoints.CONNECTED)
         return Sessions(
             control,
@@ -158,6 +162,7 @@ class Connector:
             source_facts,
             stream,
             sessions,
+            opener,
             control_pool,
             ahead,
             found,
@@ -170,6 +175,12 @@ class Connector:
             tracks_commits=tracks_commits,
             published=published,
         )
+
+    async def _own_origins(self, control: settings.Connection, slot_id: int) -> tuple[int, ...]:
+        """Return the origins of all workers that may come: statements name them, so the rows of none are foreign."""
+        for number in range(1, self._config.apply.most_workers + 1):
+            await origins.make_origin(control, origins.origin_name(slot_id, number))
+        return await origins.own_origins(control, slot_id)
 
     def _tell_newer(self, **versions: int) -> None:
         """Log once that a server is newer than every version that this program was run with."""
@@ -318,7 +329,7 @@ class Connector:
             timeline=facts.timeline,
             publications=tuple(config.source.publications),
             commit_order=config.apply.commit_order,
-            workers=config.apply.workers,
+            workers=config.apply.most_workers,
             host=socket.gethostname(),
             pid=os.getpid(),
             version=__version__,
@@ -326,44 +337,16 @@ class Connector:
         )
         await state.write_daemon(control, config.target.state_schema, slot_id, row)
 
-    async def _workers(
-        self, stack: AsyncExitStack, slot_id: int, leader_pid: int, *, tracks_commits: bool
-    ) -> tuple[WorkerSession, ...]:
-        numbers = range(1, self._config.apply.workers + 1)
-        tries = [self._worker(stack, number, slot_id, leader_pid, tracks_commits=tracks_commits) for number in numbers]
-        opened = await _together(*tries)
-        sessions = tuple([session for session in opened if not isinstance(session, ParapplyError)])
-        errors = [error for error in opened if isinstance(error, ParapplyError)]
+    async def _workers(self, opener: WorkerSessions) -> tuple[tuple[int, WorkerSession], ...]:
+        numbers = range(1, self._config.apply.first_workers + 1)
+        opened = list(zip(numbers, await _together(*[opener.open(number) for number in numbers]), strict=True))
+        sessions = tuple([(number, session) for number, session in opened if not isinstance(session, ParapplyError)])
+        errors = [error for _, error in opened if isinstance(error, ParapplyError)]
         if errors:
             if not sessions:
                 raise errors[0]
             self._log.warning("workers_reduced", workers=len(sessions), error=str(errors[0]))
         return sessions
-
-    async def _worker(
-        self, stack: AsyncExitStack, number: int, slot_id: int, leader_pid: int, *, tracks_commits: bool
-    ) -> WorkerSession | ParapplyError:
-        """Open one session; return the error if the target has no connection left for it."""
-        config = self._config
-        session_options = SessionOptions(
-            dsn=config.target.dsn.get_secret_value(),
-            schema=config.target.state_schema,
-            slot_id=slot_id,
-            leader_pid=leader_pid,
-            role=config.target.session_replication_role,
-            synchronous_commit=config.target.synchronous_commit,
-            application_name=f"parapply worker {number} {config.source.slot}",
-            origin=origins.origin_name(slot_id, number),
-            tracks_commits=tracks_commits,
-        )
-        try:
-            session = await WorkerSession.connect(session_options)
-        except (TargetLost, TargetRefused) as error:
-            if any(words in str(error) for words in _TOO_MANY):
-                return error
-            raise
-        stack.push_async_callback(session.close)
-        return session
 
     async def _connect_stream(self, stack: AsyncExitStack, facts: slot.SourceFacts) -> CatchUpStream:
         source = self._config.source

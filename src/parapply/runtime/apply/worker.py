@@ -20,7 +20,7 @@ from parapply.runtime.apply.sets import SetCommands
 from parapply.runtime.apply.streamed import StreamApply
 from parapply.runtime.apply.transaction import TargetTransaction
 from parapply.runtime.pool.job import LargeJob, OutcomeJob, SetJob, StreamJob
-from parapply.runtime.pool.pool import CommitTurn
+from parapply.runtime.pool.pool import CommitTurn, Released
 from parapply.vocabulary import RetryReason, WorkerState
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ class Worker:
         self.session = session
         #: The one in hand.
         self.job: Job | None = None
-        #: Source transactions and changes committed in this epoch.
+        #: Target transactions, source transactions and changes committed in this epoch.
+        self.batches = 0
         self.transactions = 0
         self.changes = 0
         self._kit = kit
@@ -61,7 +62,7 @@ class Worker:
         return self._target.since_s
 
     async def run(self) -> None:
-        """Work until cancelled.
+        """Work until cancelled, or until the pool lets it go.
 
         Raises:
             ApplyFailed: a batch still fails at the head.
@@ -71,13 +72,17 @@ class Worker:
         """
         while True:
             self._target.show(WorkerState.IDLE)
-            self.job = job = await self._pool.next_job()
+            try:
+                self.job = job = await self._pool.next_job()
+            except Released:
+                return
             self._target.show(WorkerState.EXECUTING)
             job.times.started_s = self.since_s
             job.worker = self.number
             is_committed = await self._apply(job)
             self.job = None
             if is_committed:
+                self.batches += 1
                 self.transactions += job.counts.n_transactions
                 self.changes += job.counts.n_changes
                 self._kit.tables.count_applied(job.batch)

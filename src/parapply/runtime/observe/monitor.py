@@ -19,7 +19,7 @@ from parapply.target.state.slots import WorkerRow
 from parapply.vocabulary import DaemonState, WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from parapply.metrics.figures import Figures
     from parapply.runtime.apply.conflicts import ConflictHandler
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from parapply.runtime.pool.pool import WorkerPool
     from parapply.runtime.tables.control_pool import ControlPool
     from parapply.runtime.tables.plans import TablePlans
+    from parapply.runtime.worker_tasks import WorkerTasks
     from parapply.source.catch_up_stream import CatchUpStream
 
 #: Seconds between two checks: what a person watching expects.
@@ -69,7 +70,7 @@ class Monitor:
         pool: WorkerPool,
         batcher: Batcher,
         shown: Shown,
-        workers: Sequence[Worker],
+        worker_tasks: WorkerTasks,
         tables: TablePlans,
         conflict_handler: ConflictHandler,
         foreign_waits: Mapping[int, str],
@@ -91,7 +92,10 @@ class Monitor:
         self._pool = pool
         self._batcher = batcher
         self._shown = shown
-        self._workers = workers
+        self._worker_tasks = worker_tasks
+        self._workers = worker_tasks.workers
+        #: Numbers of those that are shown.
+        self._shown_workers: set[int] = set()
         self._tables = tables
         self._conflict_handler = conflict_handler
         self._foreign_waits = foreign_waits
@@ -128,7 +132,8 @@ class Monitor:
             self._shown.lag_s = self._lag_s(position.flush_lsn, position.clock_us)
             self._shown.looked_s = self._clock()
             trouble = self._conflict_handler.trouble
-            self._shown.state = (DaemonState.RETRYING, trouble) if trouble else (DaemonState.RUNNING, self._note)
+            note = self._note or self._worker_tasks.reason
+            self._shown.state = (DaemonState.RETRYING, trouble) if trouble else (DaemonState.RUNNING, note)
             await self.show()
             if self._intervals is not None:
                 await self._intervals.take()
@@ -188,6 +193,10 @@ class Monitor:
         tables = self._tables.take_rows()
         async with self._control_pool.session() as conn:
             await state.write_workers(conn, self._schema, self._slot_id, rows)
+            numbers = {row.worker for row in rows}
+            if self._shown_workers - numbers:
+                await display.forget_workers(conn, self._schema, self._slot_id, but=sorted(numbers))
+            self._shown_workers = numbers
             if tables:
                 await state.write_tables(conn, self._schema, self._slot_id, tables)
             counts = take_counts(self._figures)

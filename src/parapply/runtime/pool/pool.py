@@ -36,6 +36,10 @@ class CommitTurn(Enum):
     GIVE_BACK = "give back"  # others could use the worker: roll back, then `give_back` the job
 
 
+class Released(Exception):
+    """The answer to a worker that asks for a batch and is to leave."""
+
+
 class _Asking(NamedTuple):
     """A worker that waits for its answer."""
 
@@ -74,7 +78,12 @@ class WorkerPool:
         self._parked: set[int] = set()
         self._idle: list[asyncio.Future[Job]] = []
         self._turns: dict[int, _Asking] = {}
-        self._max_followers = max_followers
+        #: Written by `WorkerTasks`, too.
+        self.max_followers = max_followers
+        #: Workers that are there: counted by `WorkerTasks` as they come, and here as they leave.
+        self.n_workers = 0
+        #: How many of them are to leave.
+        self._n_to_release = 0
         #: Jobs that follow a transaction in progress or will, and those of them without a worker yet.
         self._following: list[StreamJob] = []
         self._to_follow: deque[StreamJob] = deque()
@@ -99,6 +108,11 @@ class WorkerPool:
     def wants_work(self) -> bool:
         """Tell whether a worker is idle and no closed batch waits for one; with the order kept, none waits at all."""
         return bool(self._idle) and (self.is_relaxed or len(self._assigned) == len(self._jobs))
+
+    @property
+    def is_pressed(self) -> bool:
+        """Tell whether a batch could start if there were one more worker."""
+        return bool(self._ready) and not self._idle
 
     @property
     def n_blocked(self) -> int:
@@ -130,7 +144,7 @@ class WorkerPool:
     @property
     def may_follow(self) -> bool:
         """Tell whether one more transaction in progress may have a worker."""
-        return len(self._following) < self._max_followers
+        return len(self._following) < self.max_followers
 
     def follow(self, job: StreamJob) -> None:
         """Give a job that has no place in the order yet the next free worker."""
@@ -196,8 +210,37 @@ class WorkerPool:
         job.waited_for = waits[-1] if waits else None
         self._assign()
 
+    def release(self, n_workers: int) -> None:
+        """Let so many workers leave, each when it has nothing in hand, the longest idle first; 0: none from now on.
+
+        None leaves while the head has no worker: then the one that commits before a batch takes that batch, as ever
+        (trap T-30), however few there are.
+        """
+        self._n_to_release = n_workers
+        while self._idle and self._may_release():
+            self._count_released()
+            self._idle.pop(0).set_exception(Released())
+
+    def _may_release(self) -> bool:
+        head = self._scheduler.head
+        if not self._n_to_release or (head is not None and head.seq not in self._assigned):
+            return False
+        # More than half of those that stay must be free for what has its place in the order.
+        return 2 * len(self._following) < self.n_workers - 1
+
+    def _count_released(self) -> None:
+        self._n_to_release -= 1
+        self.n_workers -= 1
+
     async def next_job(self) -> Job:
-        """Wait for a batch that may start; called by a worker that has none."""
+        """Wait for a batch that may start; called by a worker that has none.
+
+        Raises:
+            Released: it is to leave.
+        """
+        if self._may_release():
+            self._count_released()
+            raise Released
         waiter: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
         self._idle.append(waiter)
         self._assign()

@@ -110,6 +110,20 @@ async def _hint_where_none_is_free(conn: Connection) -> str:
     )
 
 
+async def make_origin(conn: Connection, name: str) -> None:
+    """Make an origin that is not there.
+
+    Raises:
+        TargetRefused, TargetLost: as everywhere.
+    """
+    query = sql.SQL(
+        "SELECT pg_catalog.pg_replication_origin_create($1) WHERE NOT EXISTS"
+        " (SELECT FROM pg_catalog.pg_replication_origin WHERE roname = $1)"
+    )
+    with target_errors("making a replication origin"):
+        await rows(conn, query, [name])
+
+
 async def own_origins(conn: Connection, slot_id: int) -> tuple[int, ...]:
     """Return the identifiers of all origins of a slot, those of earlier daemons included.
 

@@ -150,15 +150,15 @@ async def write_workers(conn: Connection, schema: str, slot_id: int, workers: Se
     await _write_all(conn, query, values, "writing what the workers do")
 
 
-async def forget_workers(conn: Connection, schema: str, slot_id: int) -> None:
-    """Show no worker any more: none is connected.
+async def forget_workers(conn: Connection, schema: str, slot_id: int, *, but: Sequence[int] = ()) -> None:
+    """Show none of the workers any more but some: the others are not connected.
 
     Raises:
         TargetRefused: a privilege is missing.
         TargetLost: the connection broke.
     """
-    query = in_schema("DELETE FROM {s}.workers WHERE slot_id = $1::int", schema)
-    await _write_all(conn, query, [(slot_id,)], "writing that no worker is left")
+    query = in_schema("DELETE FROM {s}.workers WHERE slot_id = $1::int AND worker <> ALL ($2::int[])", schema)
+    await _write_all(conn, query, [(slot_id, list(but))], "writing which workers have left")
 
 
 async def write_tables(conn: Connection, schema: str, slot_id: int, tables: Sequence[TableRow]) -> None:

@@ -13,7 +13,7 @@ from parapply.plan.batch import Batch
 from parapply.plan.overlap import overlaps
 from parapply.plan.waits import Wait
 from parapply.runtime.pool.job import SetJob, StreamJob
-from parapply.runtime.pool.pool import CommitTurn, WorkerPool
+from parapply.runtime.pool.pool import CommitTurn, Released, WorkerPool
 from parapply.runtime.pool.streams import StreamBuffer
 from parapply.vocabulary import WaitKind
 from tests.unit.changes_stream import Op, Publisher, assembled, batches, ops
@@ -44,15 +44,17 @@ class _Run:
         self.n_idle_calls = 0
         self.n_given_back = 0
         self.n_followed = 0
+        self.n_left = 0
         self.pool = WorkerPool(0, self._changed, self._committed, is_relaxed=is_relaxed, max_followers=n_workers // 2)
         self.n_workers = n_workers
 
     async def run(self) -> None:
-        workers = [asyncio.create_task(self._work()) for _ in range(self.n_workers)]
+        workers = [self._come() for _ in range(self.n_workers)]
         try:
             for at, job in enumerate(self.jobs):
                 if self.random.random() < self.pace:
                     await self._steps()
+                self._come_or_leave(workers)
                 self._follow_some(at)
                 if isinstance(job, StreamJob):
                     # Of one that nobody follows any more the end is a batch like any other.
@@ -65,11 +67,30 @@ class _Run:
                 while not self.pool.is_idle:
                     await self._steps()
                     self._tell_somebody()
+                    self._come_or_leave(workers)
+            self.pool.release(0)
+            await asyncio.sleep(0)  # those that were let go last see it
         finally:
             for worker in workers:
                 worker.cancel()
             results = await asyncio.gather(*workers, return_exceptions=True)
-        assert all(isinstance(result, asyncio.CancelledError) for result in results), results
+        assert all(isinstance(result, (asyncio.CancelledError, Released)) for result in results), results
+        self.n_left = sum(isinstance(result, Released) for result in results)
+        assert self.pool.n_workers == len(workers) - self.n_left
+
+    def _come(self) -> asyncio.Task[None]:
+        self.pool.n_workers += 1
+        self.pool.max_followers = self.pool.n_workers // 2
+        return asyncio.create_task(self._work())
+
+    def _come_or_leave(self, workers: list[asyncio.Task[None]]) -> None:
+        """Have a worker come now and then, or some of them leave when they can."""
+        chance = self.random.random()
+        if chance < 0.05 and self.pool.n_workers < 6:
+            workers.append(self._come())
+        elif chance < 0.3 and self.pool.n_workers > 1:
+            self.pool.release(self.random.randrange(self.pool.n_workers))
+            self.pool.max_followers = self.pool.n_workers // 2
 
     @staticmethod
     def _end_of_stream(job: SetJob) -> StreamJob:
@@ -213,6 +234,7 @@ def test_all_commit_and_nobody_starts_before_what_it_depends_on(
     asyncio.run(run.run())
     event(f"given back: {min(run.n_given_back, 3)}")
     event(f"followed: {min(run.n_followed, 3)}")
+    event(f"left: {min(run.n_left, 3)}")
     assert (sorted(run.commits) if is_relaxed else run.commits) == [job.batch.seq for job in jobs]
     assert run.pool.held_bytes == 0
     assert len(run.pool) == 0

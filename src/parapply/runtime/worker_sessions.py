@@ -1,0 +1,94 @@
+"""The sessions of the workers: each is opened under its number, at any time of an epoch, and closed alone or with all.
+
+In: how to open one. Out: open sessions. A session takes the fence's lock and checks the lease as it is opened, however
+late, so that a successor's fence waits for it, too (traps T-14, T-15).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parapply.errors import TargetLost, TargetRefused
+from parapply.target.session import origins
+from parapply.target.session.session import SessionOptions, WorkerSession
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from parapply.config import Config
+    from parapply.errors import ParapplyError
+
+#: A target that has no connection left for one more worker still serves fewer (F17).
+_TOO_MANY = ("too many", "remaining connection slots")
+
+
+class WorkerSessions:
+    """Written by the connector while it opens an epoch, then by the task that starts workers."""
+
+    def __init__(self, config: Config, slot_id: int, leader_pid: int, pids: list[int], *, tracks_commits: bool) -> None:
+        """Open nothing yet.
+
+        Args:
+            config: in force.
+            slot_id: of the state.
+            leader_pid: server process that holds the lease.
+            pids: gets the server process of each open session.
+            tracks_commits: the target has track_commit_timestamp on.
+        """
+        self._pids = pids
+        self._open: dict[int, WorkerSession] = {}
+        name, slot = "parapply worker", config.source.slot
+        self._options: Callable[[int], SessionOptions] = lambda number: SessionOptions(
+            dsn=config.target.dsn.get_secret_value(),
+            schema=config.target.state_schema,
+            slot_id=slot_id,
+            leader_pid=leader_pid,
+            role=config.target.session_replication_role,
+            synchronous_commit=config.target.synchronous_commit,
+            application_name=f"{name} {number} {slot}",
+            origin=origins.origin_name(slot_id, number),
+            tracks_commits=tracks_commits,
+        )
+
+    async def open(self, number: int) -> WorkerSession | ParapplyError:
+        """Open the session of a worker; return the error if the target has no connection left for it.
+
+        Raises:
+            TargetLost, TargetRefused: as `WorkerSession.connect`.
+        """
+        try:
+            session = await WorkerSession.connect(self._options(number))
+        except (TargetLost, TargetRefused) as error:
+            if any(words in str(error) for words in _TOO_MANY):
+                return error
+            raise
+        self._open[number] = session
+        self._pids.append(session.pipeline.backend_pid)
+        return session
+
+    async def open_one_more(self, number: int) -> WorkerSession | ParapplyError:
+        """Open a session later in an epoch, like those that are open; return the error if that cannot be now.
+
+        Rows that are written without an origin would look like local ones beside those of the other workers.
+        """
+        has_origins = all(session.origin_problem is None for session in self._open.values())
+        try:
+            session = await self.open(number)
+        except (TargetLost, TargetRefused) as error:
+            return error
+        if isinstance(session, WorkerSession) and session.origin_problem is not None and has_origins:
+            problem = session.origin_problem
+            await self.close(number)
+            return TargetRefused(f"target: {problem.text}", hint=problem.hint)
+        return session
+
+    async def close(self, number: int) -> None:
+        """Close the session of a worker that has nothing in hand."""
+        session = self._open.pop(number)
+        self._pids.remove(session.pipeline.backend_pid)
+        await session.close()
+
+    async def close_all(self) -> None:
+        """Close all at the end of an epoch; their processes stay noted, because a broken network may leave them."""
+        for session in self._open.values():
+            await session.close()

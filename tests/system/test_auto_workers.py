@@ -1,0 +1,133 @@
+"""apply.workers = "auto": workers come while a backlog gains by them, and leave when they bring nothing.
+
+The target's table has an expression index whose function sleeps, so what more workers gain does not depend on the
+machine: in one case they sleep side by side, in the other each longer, the more there are.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fixtures.plain import check_equal
+from tests.fixtures.route import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.fixtures.daemon import StartDaemon
+    from tests.fixtures.databases import Database
+
+ALONGSIDE = "pg_catalog.pg_sleep(0.02)"
+IN_TURN = (
+    "pg_catalog.pg_sleep(0.004 * (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_activity"
+    " WHERE datname = pg_catalog.current_database() AND application_name LIKE 'parapply worker %'))"
+)
+#: Each transaction by itself, so that a backlog is many batches.
+SETTINGS: dict[str, str | float] = {
+    "apply.workers": "auto",
+    "apply.max_workers": 8,
+    "apply.max_batch_transactions": 1,
+    'apply.tables."public.item".parallel': "always",
+    "apply.advance_interval_s": 0.05,
+}
+SESSIONS = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+    " AND application_name LIKE 'parapply worker %'"
+)
+
+
+def make_tables(source: Database, target: Database, sleep: str, user: str | None = None) -> None:
+    """Make a table whose changes take their time on the target."""
+    table = "CREATE TABLE item (id int PRIMARY KEY, v int)"
+    function = f"CREATE FUNCTION slow (v int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$BEGIN PERFORM {sleep};"
+    source.execute(f"{table}; CREATE PUBLICATION pub FOR TABLE item")
+    with target.connect(user=user or "postgres") as connection:
+        connection.execute(f"{table}; {function} RETURN v; END$$; CREATE INDEX ON item (slow(v))".encode())
+
+
+def make_backlog(source: Database, count: int) -> None:
+    """Commit so many transactions."""
+    source.execute(f"DO $$ BEGIN FOR i IN 1..{count:d} LOOP INSERT INTO item VALUES (i, i); COMMIT; END LOOP; END $$")
+
+
+def test_more_while_throughput_rises_with_them(
+    source_db: Database, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon
+) -> None:
+    """Twice the workers sleep twice as much at a time: they are there soon, are seen, and rows are equal."""
+    make_tables(source_db, target_db, ALONGSIDE)
+    route = Route(source=source_db, target=target_db, settings=SETTINGS)
+    init_route(route)
+    # Four seconds of sleep for four workers.
+    make_backlog(source_db, 800)
+    daemon = start_daemon(route)
+    step = daemon.wait_for_event("workers_changed")
+    assert step["workers"] == 8
+    assert "a trial: " in step["reason"]
+    target_db.wait_until(f"{SESSIONS} HAVING count(*) = 8")
+    daemon.wait_caught_up()
+    target_db.wait_until("SELECT 1 FROM parapply.workers HAVING count(*) = 8")
+    target_db.wait_until("SELECT 1 FROM parapply.progress WHERE reason LIKE '8 workers: a trial: %'")
+    ((transactions,),) = target_db.rows("SELECT sum(transactions) FROM parapply.workers WHERE worker > 4")
+    assert transactions > 0
+    daemon.stop()
+    check_equal(route, "item")
+
+
+def test_fewer_when_they_bring_nothing(
+    source_db: Database, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon
+) -> None:
+    """Where twice the workers are half as fast, some leave again under load: session and row go, and rows are equal."""
+    make_tables(source_db, target_db, IN_TURN)
+    route = Route(source=source_db, target=target_db, settings=SETTINGS)
+    init_route(route)
+    # Six seconds of sleep for any number of workers.
+    make_backlog(source_db, 1500)
+    daemon = start_daemon(route)
+    first, second = (daemon.wait_for_event("workers_changed", count=count)["workers"] for count in (1, 2))
+    assert second < first
+    target_db.wait_until(f"{SESSIONS} HAVING count(*) < {first:d}")
+    target_db.wait_until(f"SELECT 1 FROM parapply.workers HAVING count(*) < {first:d}")
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(route, "item")
+
+
+@pytest.fixture
+def limited_role(target_db: Database) -> Iterator[str]:
+    """A role that may open what the leader needs, and four to six workers."""
+    name = f"applier_{secrets.token_hex(4)}"
+    for command in (
+        f"CREATE ROLE {name} LOGIN CONNECTION LIMIT 8",
+        f"GRANT CREATE ON DATABASE {target_db.dbname} TO {name}",
+        f"GRANT ALL ON SCHEMA public TO {name}",
+        f"GRANT SET ON PARAMETER session_replication_role TO {name}",
+    ):
+        target_db.execute(command)
+    yield name
+    target_db.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+def test_f17_where_no_more_connect_those_that_are_there_go_on(
+    source_db: Database,
+    target_db: Database,
+    limited_role: str,
+    init_route: Callable[[Route], None],
+    start_daemon: StartDaemon,
+) -> None:
+    """F17: the target gives fewer connections than eight workers need: that is said once, and all is applied."""
+    make_tables(source_db, target_db, ALONGSIDE, limited_role)
+    dsn = target_db.dsn_with(user=limited_role)
+    route = Route(source=source_db, target=target_db, target_dsn=dsn, settings=SETTINGS)
+    init_route(route)
+    make_backlog(source_db, 800)
+    daemon = start_daemon(route)
+    # It depends on what else the leader has open at this moment.
+    assert daemon.wait_for_event("workers_reduced")["workers"] in {4, 5, 6}
+    daemon.wait_caught_up()
+    daemon.stop()
+    assert len(daemon.events_of("workers_reduced")) == 1
+    assert daemon.events_of("target_lost") == []
+    check_equal(route, "item")
