@@ -52,6 +52,7 @@ EVENTS: Final = {
     "lease_taken": "info: this daemon owns the slot",
     "workers_reduced": "warning: the target has no connection for more workers",
     "workers_changed": "info: with apply.workers = auto, another number of workers is wanted; why",
+    "worker_left": "debug: its session is closed; what it had applied",
     "settings_lowered": "info: an interval was lowered to suit the server",
     "table_planned": "info: how a table is applied and why",
     "conflicts_settled": "warning: changes of a transaction met other rows, and a policy said what to do",

@@ -147,6 +147,7 @@ class WorkerTasks:
             self._left_changes += worker.changes
             self._pool.max_followers = self._pool.n_workers // _WORKERS_A_FOLLOWER
             await self._sessions.close(worker.number)
+            self._log.debug("worker_left", worker=worker.number, n_transactions=worker.transactions)
 
     async def _look(self, scaling: Scaling) -> None:
         if self._opening is not None:
