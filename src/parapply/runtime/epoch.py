@@ -419,7 +419,7 @@ class Epoch:
             reader=reader,
             batcher=self._batcher,
             pool=self._pool,
-            workers=self._workers,
+            workers=self._worker_tasks.workers,
             shown=shown,
         )
 
