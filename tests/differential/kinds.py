@@ -57,13 +57,26 @@ def keyless(chooser: random.Random, features: frozenset[Feature]) -> list[Random
 
 def full(chooser: random.Random, features: frozenset[Feature]) -> list[RandomTable]:
     """Return a table without a key whose rows are found by all their columns, twins among them (T-24)."""
-    return [RandomTable(name="t_full", key=(), columns=others(chooser, features, is_exact=True), identity="FULL")]
+    columns = others(chooser, features, is_exact=True)
+    return [
+        RandomTable(name="t_full", key=(), columns=columns, identity="FULL", target_after=_narrowing("t_full", chooser))
+    ]
 
 
 def twins(chooser: random.Random, features: frozenset[Feature]) -> list[RandomTable]:
     """Return a table where most rows have twins (T-24)."""
     mark = RandomColumn(name="mark", type_sql="text", values=of("a", "b"), nulls=0.3)
-    return [RandomTable(name="t_twins", key=(), columns=(numbered(), mark), identity="FULL")]
+    columns = (numbered(), mark)
+    return [
+        RandomTable(
+            name="t_twins", key=(), columns=columns, identity="FULL", target_after=_narrowing("t_twins", chooser)
+        )
+    ]
+
+
+def _narrowing(table: str, chooser: random.Random) -> tuple[str, ...]:
+    """Return an index of the target that narrows the search for a whole row, in half of the tables."""
+    return (f"CREATE INDEX ON {table} (n)",) if chooser.random() < 0.5 else ()
 
 
 def _unique(

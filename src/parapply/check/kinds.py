@@ -260,8 +260,8 @@ KINDS: Final[Mapping[Code, Kind]] = {
         "disable it for the replica role if it must not run; if its order does not matter, say so in the configuration",
     ),
     Code.NO_KEY: Kind(
-        _T, _WARNING, "each updated or deleted row is searched by all its columns, one after the other",
-        "give the table a primary key on both ends",
+        _T, _WARNING, "each updated or deleted row is searched by all its columns, and batches follow one another",
+        "give the table a primary key on both ends, or the target an index that narrows the search",
     ),
     Code.NOT_SET_BASED: Kind(_T, _NOTE, "the table is applied, but not in the fastest way",
         "the reason says what is in the way"),

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 #: Each group is one more statement to prepare for the table. Rows with NULL here and there would make hundreds.
 _MAX_GROUPS: Final = 16
-#: Changes for each group from which on one look at a table without an index is less than a search for each of them,
-#: which ends at the row that is found.
-_PAYS: Final = 4
+#: Changes for each group from which on one look at a table without an index costs less than a search for each of them,
+#: which ends at the row that is found: 125 ms of CPU in a table of a million rows, against 3 to 30 ms for each row.
+_PAYS: Final = 8
 #: Updates of twins to different rows: each of them is compared with each twin.
 _MAX_TWINS: Final = 16
 _OLD: Final = ord("O")

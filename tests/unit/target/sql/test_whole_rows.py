@@ -187,8 +187,8 @@ def test_what_is_applied_one_by_one(payloads: list[bytes], why: str) -> None:
 
 def test_without_an_index_a_few_rows_are_looked_for_one_by_one() -> None:
     """A set reads the whole table once; a search for one row ends where it is found."""
-    deletes = [build.delete(old=_row((f"{number}", "x"))) for number in range(4)]
-    assert net_rows(_segment(deletes[:3], is_indexed=False)) is None
+    deletes = [build.delete(old=_row((f"{number}", "x"))) for number in range(8)]
+    assert net_rows(_segment(deletes[:7], is_indexed=False)) is None
     assert net_rows(_segment(deletes, is_indexed=False)) is not None
     assert net_rows(_segment(deletes[:1])) is not None
 
