@@ -140,6 +140,17 @@ _ALL: Final = (
         is_bulk_possible=False,
     ),
     Workload(
+        name="key-change",
+        text="every transaction gives a row another primary key",
+        transactions=100_000,
+        state=("turn",),
+    ),
+    Workload(
+        name="trigger-always",
+        text="updates of a table whose trigger runs on the target, too",
+        transactions=20_000,
+    ),
+    Workload(
         name="partitions-leaf",
         text="an insert and an update in a hundred partitions, published as such",
         transactions=100_000,

@@ -97,6 +97,14 @@ PROOFS = {
         "old rows whole, no index": "SELECT relreplident = 'f' AND NOT relhasindex FROM pg_class "
         "WHERE oid = 'stock'::regclass",
     },
+    "key-change": {
+        "as many rows as before": "SELECT count(*) = 10000 FROM places",
+        "the lowest have moved to the end": f"SELECT min(id) = {FEW} AND max(id) = {FEW} + 9999 FROM places",
+    },
+    "trigger-always": {
+        "updates that the trigger saw": f"SELECT sum(price) = {FEW} AND sum(total) = 2 * {FEW} FROM articles",
+        "on the target, too": "SELECT tgenabled = 'A' FROM pg_trigger WHERE tgname = 'set_total'",
+    },
     "partitions-leaf": {
         "rows came and were updated": f"SELECT count(*) = 10000 + {FEW} AND sum(amount) = {FEW} FROM readings",
         "published one by one": "SELECT count(*) = 100 FROM pg_publication_tables WHERE tablename ~ '^readings_'",
