@@ -18,7 +18,7 @@ from parapply.runtime.pool.job import LargeJob, SetJob
 from parapply.wire.messages import Prepare
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from parapply.config import ApplyConfig
     from parapply.model import Relation, Transaction
@@ -218,8 +218,13 @@ class Batcher:
         self.taken_lsn = max(self.taken_lsn, transaction.end_lsn)
         self._closing.received(transaction)
 
-    def announce(self, relations: Iterable[Relation]) -> None:
-        """Put relations in force for what comes next; their plans are known."""
+    def announce(self, relations: Sequence[Relation]) -> None:
+        """Put relations in force for what comes next; their plans are known.
+
+        A retry of the open batch would not meet these announcements, so what needs them goes into another one.
+        """
+        if relations:
+            self.close_open()
         for relation in relations:
             self._tables.plans.announce(relation)
         self.plans_changed()

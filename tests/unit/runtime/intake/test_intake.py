@@ -386,6 +386,28 @@ async def test_a_new_table_ends_the_open_batch_only_if_the_catalogue_must_be_ask
         assert jobs[0].plans_before is before
 
 
+async def test_what_a_transaction_announced_that_is_left_out_is_known_to_retries() -> None:
+    """A retry starts with the plans before its batch, and meets no announcement but those of its transactions."""
+    lab = _Lab()
+    lab.tables.is_read_ahead = True
+    async with lab.running():
+        under_way = asyncio.create_task(lab.take())
+        await settle()
+        lab.stream.feed(*lab.transaction())
+        lab.commit(await under_way)
+        lab.tables.plans.current.clear()
+        other = PLAIN.plan(0).relation
+        lab.batcher.announce([other])
+        await lab.read(*lab.transaction(late_us=LATE_US))
+        lab.batcher.announce([other])
+        await lab.read(*lab.transaction(late_us=LATE_US))
+        jobs = [await lab.take(), await lab.take()]
+        for job in jobs:
+            assert isinstance(job, SetJob)
+            assert len(job.batch.transactions) == 1
+            assert OID in job.plans_before
+
+
 async def test_what_is_committed_already_is_not_applied_again() -> None:
     """A transaction that ends at or below the watermark was re-sent (trap T-4)."""
     lab = _Lab(low_lsn=0x1130)
