@@ -121,7 +121,8 @@ class Progress:
         #: Rounds so far, and whether this one waits for the target's answer. Read by the watchdog.
         self.turns = 0
         self.is_asking_target = False
-        self._is_finishing = False
+        #: What `finish` was told: the monitor's task may still write what it has just seen to `shown`.
+        self._last_word: tuple[DaemonState, str] | None = None
         self._last_commit_time_us: int | None = None
 
     async def run(self) -> None:
@@ -132,10 +133,10 @@ class Progress:
             TargetLost: the control session ended.
             TargetRefused: the state is gone.
         """
-        if not self._is_finishing:
+        if self._last_word is None:
             self.report()
             self._on_serving()
-        while not self._is_finishing:
+        while self._last_word is None:
             self.turns += 1
             self._settle()
             if self._advance_is_due():
@@ -169,7 +170,7 @@ class Progress:
             reason: why, in one line.
         """
         self._shown.state = (shown, reason)
-        self._is_finishing = True
+        self._last_word = (shown, reason)
         self._wake.set()
 
     def keepalive(self, keepalive: Keepalive) -> None:
@@ -211,7 +212,7 @@ class Progress:
         """
         self._advanced_s = self._clock()
         low_lsn = self._pool.watermark.low_lsn
-        shown, reason = self._shown.state
+        shown, reason = self._last_word or self._shown.state
         progress = state.SlotProgress(
             low_lsn=low_lsn,
             high_lsn=self._pool.watermark.high_lsn,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from parapply.runtime.pool.job import Job
+    from parapply.target.state.slots import SlotProgress
 
 _AT_LSN = 100
 _SOURCE_LSN = 500
@@ -133,6 +134,24 @@ async def test_it_does_not_ask_without_need(why: str) -> None:
 
     await _while_running(lab, work)
     assert not lab.stream.asked.is_set()
+
+
+async def test_nothing_is_said_after_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the monitor saw just before the end does not make a daemon that stops one that runs, for people."""
+    said: list[tuple[str, str]] = []
+
+    async def advance(*arguments: object) -> None:
+        written = cast("SlotProgress", arguments[-1])
+        said.append((written.state, written.reason))
+
+    monkeypatch.setattr("parapply.target.state.slots.advance", advance)
+    lab = _Lab()
+    running = asyncio.create_task(lab.progress.run(), name="progress")
+    await lab.stream.told.wait()
+    lab.progress.finish(DaemonState.STOPPED, "a conflict")
+    lab.shown.state = (DaemonState.RUNNING, "")
+    await running
+    assert said[-1] == (DaemonState.STOPPED, "a conflict")
 
 
 async def test_silence_is_loss_only_of_a_stream() -> None:
