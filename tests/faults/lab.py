@@ -348,7 +348,7 @@ class Round:
             self.target.wait_until(f"SELECT count(*) > {n_before} + 20 FROM xfer", WAIT_S)
             crash()
         # It must not repair what we are about to look at.
-        self.daemon.send(signal.SIGSTOP)
+        self.daemon.pause()
         told_lsn = self.sampler.told_lsn
         with contextlib.suppress(DemoError):
             told_lsn = max(told_lsn, self.route.confirmed_flush_lsn())

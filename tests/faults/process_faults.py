@@ -128,7 +128,7 @@ def f20(run: Round) -> None:
     with foreign_transaction(run.target, "SELECT FROM acct FOR UPDATE"):
         run.target.wait_until(WORKER_IS_BLOCKED, WAIT_S)
         run.work()
-        first.send(signal.SIGSTOP)
+        first.pause()
     second = run.start("--takeover")
     second.wait_for_event("lease_taken", WAIT_S)
     pid = walsender_pid(run.route)

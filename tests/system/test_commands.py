@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from tests.fixtures.plain import check_equal, commit_each, foreign_transaction, plain_route, wait_until_unread
+from tests.fixtures.plain import (
+    check_equal,
+    commit_each,
+    foreign_transaction,
+    plain_route,
+    wait_until_gone,
+    wait_until_unread,
+)
 from tests.fixtures.route import Route
 
 if TYPE_CHECKING:
@@ -134,7 +141,7 @@ def test_status_tells_whether_a_daemon_runs(route: Route, start_daemon: StartDae
     assert (killed["is_daemon_connected"], killed["workers"]) == (False, [])
     assert route.target.rows("SELECT count(*) FROM parapply.workers") == [(4,)]
     assert start_daemon(route, "--until", route.end_of_source_lsn()).exit_code() == 0
-    wait_until_unread(route)
+    wait_until_gone(route)
     stopped = _status(run_command, route)
     assert (stopped["is_daemon_connected"], stopped["state"]) == (False, "stopped")
     assert stopped["reason"] == "everything up to --until is durable"
@@ -149,7 +156,7 @@ def test_drop_refuses_while_a_daemon_runs(route: Route, start_daemon: StartDaemo
     done = run_command(route, "drop", "--yes")
     assert (done.returncode, done.stderr.count("\n")) == (_SOURCE_REFUSED, 1)
     assert "is in use by process" in done.stderr
-    daemon.send(signal.SIGSTOP)
+    daemon.pause()
     route.source.execute("SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots WHERE active")
     done = run_command(route, "drop", "--yes")
     assert (done.returncode, done.stderr.count("\n")) == (_TARGET_REFUSED, 1)

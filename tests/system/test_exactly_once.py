@@ -71,7 +71,7 @@ def test_t1_t8c_what_is_confirmed_is_durable_and_recorded_before(route: Route, s
         try:
             for _ in range(_LOOKS):
                 wait_for_replies(route, 1)
-                daemon.send(signal.SIGSTOP)
+                daemon.pause()
                 confirmed.add(route.confirmed_flush_lsn())
                 assert route.confirmed_flush_lsn() <= watermark(route)
                 daemon.send(signal.SIGCONT)

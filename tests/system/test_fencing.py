@@ -104,7 +104,7 @@ def test_f20_a_paused_daemon_commits_nothing_later(route: Route, start_daemon: S
             # Its workers are in the middle of transactions, and its queue is full.
             route.target.wait_until(WORKER_IS_BLOCKED)
             load.wait_for_more(100)
-            first.send(signal.SIGSTOP)
+            first.pause()
         if way == "takeover":
             second = start_daemon(route, "--takeover", settings={"source.reconnect_max_s": 0.3})
         else:

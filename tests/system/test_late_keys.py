@@ -175,7 +175,7 @@ def test_t46_a_late_part_that_fails_stops_with_its_conflict(pair: Pair, damage: 
     xid = pair.write_one(history.format(21), damage.poison, history.format(21))
     pair.write(history.format(22), history.format(30), _OWN.format(3))
     # Long enough for all to be read: three transactions in each of the first two batches.
-    with _before_its_late_part(pair, apply__max_batch_transactions=3, apply__linger_s=0.5) as daemon:
+    with _before_its_late_part(pair, apply__max_batch_transactions=3, apply__linger_s=5) as daemon:
         pair.target.execute(damage.target)
     pair.check_conflict(daemon, kind=damage.kind, xid=xid, place="public.hot, key (id)")
     [retried] = daemon.events_of("batch_retried")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.fixtures.pair import pair
-from tests.fixtures.plain import FAST, foreign_transaction
+from tests.fixtures.plain import FAST, foreign_transaction, wait_until_gone
 from tests.fixtures.route import Route
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ def test_between_runs(pair: Pair, run_command: RunCommand) -> None:
     pair.write("INSERT INTO t VALUES (1)")
     stopped = pair.start(settings={"conflict.insert_exists": "error"})
     assert stopped.exit_code(30) == 5, stopped.log_tail()
+    wait_until_gone(pair.route)
     role = pair.target.target_role
     refusals = [
         Refusal(f"skip --lsn {_NOWHERE}", _TARGET_REFUSED, "no transaction ends at"),

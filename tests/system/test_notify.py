@@ -41,9 +41,11 @@ def test_ready_and_stopping(pair: Pair, tmp_path: Path, is_abstract: bool) -> No
         held.unlink()
         ready = systemd.wait_for("READY", "1")
         assert ready["STATUS"].startswith(f"slot {pair.route.slot}: applying")
-        assert pair.source.rows(
-            f"SELECT reply_time IS NOT NULL FROM pg_stat_replication WHERE application_name = '{pair.route.slot}'"
-        ) == [(True,)]
+        # It was sent before READY; the walsender has it when it has read it.
+        pair.source.wait_until(
+            "SELECT bool_and(reply_time IS NOT NULL) FROM pg_stat_replication"
+            f" WHERE application_name = '{pair.route.slot}'"
+        )
         pair.write("INSERT INTO item VALUES (1, 0)")
         daemon.wait_caught_up()
         daemon.stop()
@@ -60,7 +62,7 @@ def test_the_watchdog_sees_a_daemon_that_stands_still(pair: Pair, tmp_path: Path
         daemon = pair.start_only(environ={**systemd.environ(_WATCHDOG_S), **environ})
         systemd.wait_for("READY")
         systemd.wait_for("WATCHDOG", "1")
-        daemon.send(signal.SIGSTOP)
+        daemon.pause()
         _check_silent(systemd)
         daemon.send(signal.SIGCONT)
         systemd.wait_for("WATCHDOG", "1")

@@ -46,7 +46,7 @@ def test_a_forgetful_slot_sends_nothing_twice(
             crash()
             daemon.wait_for_event("source_lost", count=losses + 1)
             # Standing still, it cannot tell the slot its position before we have looked.
-            daemon.send(signal.SIGSTOP)
+            daemon.pause()
             server.start()
             forgotten += route.confirmed_flush_lsn() < confirmed_lsn
             daemon.send(signal.SIGCONT)

@@ -96,7 +96,7 @@ def test_f12_a_slot_that_vanishes_ends_a_running_daemon(route: Route, start_daem
     """F12: the slot goes while the daemon runs: it ends with exit 3 instead of trying for ever."""
     daemon = start_daemon(route)
     daemon.wait_caught_up()
-    daemon.send(signal.SIGSTOP)
+    daemon.pause()
     route.source.execute(
         f"SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots WHERE slot_name = '{route.slot}'"
     )
@@ -114,7 +114,7 @@ def test_f11_an_invalidated_slot_ends_the_daemon(
     route = plain_route(source, target_db, init_route)
     daemon = start_daemon(route)
     daemon.wait_caught_up()
-    daemon.send(signal.SIGSTOP)
+    daemon.pause()
     for number in range(4):
         commit_each(source, number + 1, number + 1)
         source.execute("SELECT pg_switch_wal()")
@@ -193,6 +193,8 @@ def test_f17_too_few_connections_mean_fewer_workers(
     source_db.execute("CREATE PUBLICATION pub FOR TABLE item, evt")
     route = Route(source=source_db, target=target_db, target_dsn=target_db.dsn_with(user=limited_role), settings=FAST)
     init_route(route)
+    # The server processes of `init` count until they have ended.
+    target_db.wait_until(f"SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE usename = '{limited_role}')")
     daemon = start_daemon(route, settings={"apply.workers": 8})
     assert daemon.wait_for_event("workers_reduced")["workers"] == 2
     commit_each(source_db, 1, 500)

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from parapply.model import format_lsn
+from parapply.wire.decode import decode
+from parapply.wire.messages import Commit
 from tests.fixtures.pair import SECRET, Pair, pair
-from tests.fixtures.plain import foreign_transaction
+from tests.fixtures.plain import foreign_transaction, wait_until_gone
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +30,7 @@ _KEPT = (
 def stopped_at(pair: Pair, daemon: Daemon) -> str:
     """Return the end LSN of the transaction that stopped a daemon, as the history tells it."""
     assert daemon.exit_code(30) == 5, daemon.log_tail()
+    wait_until_gone(pair.route)
     ((lsn,),) = pair.target.rows("SELECT DISTINCT remote_lsn::text FROM parapply.conflicts WHERE outcome = 'stopped'")
     assert f"parapply skip --lsn {lsn}" in daemon.log_tail()
     return str(lsn)
@@ -142,10 +146,15 @@ def test_t70_a_request_before_the_transaction_comes(pair: Pair, run_command: Run
     pair.create(_TABLE)
     pair.write("INSERT INTO t VALUES (1, 'a')")
     pair.drain()
-    with pair.source.connect() as connection:
-        connection.execute("SELECT pg_logical_emit_message(true, 'x', '')")
-        pair.write("INSERT INTO t VALUES (2, 'b')")
-        lsn = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchall()[0][0]
+    wait_until_gone(pair.route)
+    pair.write("SELECT pg_logical_emit_message(true, 'x', '')", "INSERT INTO t VALUES (2, 'b')")
+    # As the stream says it: the publisher's insert position may lie after other WAL, or a page's header.
+    sent = pair.source.rows(
+        f"SELECT data FROM pg_logical_slot_peek_binary_changes('{pair.route.slot}', NULL, NULL,"
+        " 'proto_version', '1', 'publication_names', 'pub')"
+    )
+    commits = [message for (data,) in sent if isinstance(message := decode(bytes(data)), Commit)]
+    lsn = format_lsn(commits[-1].end_lsn)
     pair.write("INSERT INTO t VALUES (3, 'c')", "UPDATE t SET v = 'd' WHERE id = 1")
     assert run_command(pair.route, "skip", "--lsn", lsn).returncode == 0
     pair.drain()

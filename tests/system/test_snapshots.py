@@ -16,7 +16,7 @@ from parapply.config import load_config
 from parapply.errors import TargetLost, TargetRefused
 from parapply.model import format_lsn, parse_lsn
 from tests.fixtures.fan import make_slot
-from tests.fixtures.plain import FAST
+from tests.fixtures.plain import FAST, wait_until_gone
 from tests.fixtures.route import Route
 from tests.fixtures.workloads import BankLoad, create_bank
 
@@ -159,6 +159,7 @@ async def test_what_cannot_be_had_is_refused(route: Route, start_daemon: StartDa
     daemon = start_daemon(route)
     daemon.wait_for_event("source_connected")
     daemon.stop()
+    wait_until_gone(route)
     with pytest.raises(TargetRefused, match="no daemon applies"):
         async with snapshots([_config(route)], timeout_s=1):
             pass

@@ -97,7 +97,7 @@ def test_nothing_confirmed_is_lost(
                 with before(route) as at_stake:
                     crash()
             # It must not repair what we are about to look at.
-            daemon.send(signal.SIGSTOP)
+            daemon.pause()
             confirmed = load.ids_up_to(max([*sampler.lsns, route.confirmed_flush_lsn()]))
             lazy_server.start()
             present = _transfers(route)

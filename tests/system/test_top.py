@@ -61,12 +61,11 @@ class Terminal:
         self._text = b""
 
     def wait_for(self, text: str) -> None:
-        """Return once it has written a text, after this call.
+        """Return once it has written a text, after what the call before has waited for.
 
         Raises:
             AssertionError: it did not, or it ended.
         """
-        self._text = b""
         deadline_s = time.monotonic() + _TIMEOUT_S
         while text.encode() not in self._text:
             left_s = deadline_s - time.monotonic()
@@ -76,6 +75,7 @@ class Terminal:
                     self._text += os.read(self._fd, 65536)
                 except OSError as error:  # Linux's way of saying that nobody has the other end any more
                     raise AssertionError(f"ended without {text!r}: {self._text[-3000:]!r}") from error
+        self._text = self._text.partition(text.encode())[2]
 
     def press(self, keys: str) -> None:
         """Type."""

@@ -245,5 +245,5 @@ def _crash_without_a_flush(daemon: Daemon, target: Database, server: PgServer) -
         yield
         server.kill()
     # It must not repair what we are about to look at.
-    daemon.send(signal.SIGSTOP)
+    daemon.pause()
     server.start()

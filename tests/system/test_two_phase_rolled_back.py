@@ -153,7 +153,7 @@ def test_a_table_that_only_it_has_changed(pair: Pair, streaming: str) -> None:
     """A column that the target lacks stops nobody if the transaction that made it was rolled back."""
     _new_slot(pair)
     daemon = pair.start(settings={**TWO_PHASE, "source.streaming": streaming})
-    daemon.send(signal.SIGSTOP)
+    daemon.pause()
     write_prepared(pair.source, "a", "ALTER TABLE t ADD COLUMN more int", *_UNDONE)
     lsn = pair.route.end_of_source_lsn()
     pair.source.wait_until(f"SELECT bool_or(sent_lsn >= '{lsn}') FROM pg_stat_replication")
