@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import gc
+import os
+
+import pytest
 from hypothesis import settings
 
 pytest_plugins = ["tests.fixtures.selection", "tests.fixtures.servers", "tests.fixtures.daemon", "tests.fixtures.spark"]
 
 # How long an example takes says how busy the machine is, nothing else.
 settings.register_profile("parapply", deadline=None)
-settings.load_profile("parapply")
+# The pass beside that of all tests, over the same sources uncompiled: others of the same examples, half as many.
+settings.register_profile("interpreted", settings.get_profile("parapply"), max_examples=50)
+settings.load_profile("interpreted" if os.environ.get("PARAPPLY_COMPILED") == "forbid" else "parapply")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """Search for no reference cycles while thousands of tests are made, which live to the end."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is there out of all later searches: each would walk through every test."""
+    gc.freeze()
+    gc.enable()

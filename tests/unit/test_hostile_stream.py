@@ -151,7 +151,7 @@ def test_the_recorded_streams_are_understood() -> None:
     assert b"".join(sorted(kinds)) == b"ABCDEIKMPRSTUYbcpr"
 
 
-@settings(max_examples=400)
+@settings(max_examples=4 * settings().max_examples)
 @given(name=st.sampled_from(STREAMS), mutations=_MUTATIONS)
 def test_a_broken_stream_ends_in_an_error_of_ours(name: str, mutations: list[_Mutation]) -> None:
     """Whatever is changed, left out, repeated or moved: it is applied, or an error with an exit code says so."""

@@ -28,7 +28,7 @@ def _published(*wishes: Op, specs: tuple[Spec, ...] = (PLAIN,)) -> tuple[Publish
     return publisher, assembled(publisher.run(wishes))
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)
 @given(wishes=ops(), sizes=st.lists(st.integers(1, 9), max_size=10))
 def test_net_effects_leave_the_rows_of_serial_application(wishes: list[Op], sizes: list[int]) -> None:
     """Any transactions, merged in any way, lead to the rows that they lead to one change at a time."""
@@ -40,7 +40,7 @@ def test_net_effects_leave_the_rows_of_serial_application(wishes: list[Op], size
     assert target == publisher.side
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)
 @given(wishes=ops((PLAIN, NUMERIC)))
 def test_net_effects_of_few_rows(wishes: list[Op]) -> None:
     """Many changes of the same few keys in one batch net to what they lead to one at a time."""
@@ -66,7 +66,7 @@ def test_pieces_of_a_large_transaction_lead_to_the_same_rows(wishes: list[Op], p
     assert target == publisher.side
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)
 @given(wishes=ops(), sizes=st.lists(st.integers(1, 9), max_size=10))
 def test_changes_in_order_are_the_retry_of_a_batch(wishes: list[Op], sizes: list[int]) -> None:
     """From the plans in force before a batch its transactions can be read again, one by one, as often as needed."""
