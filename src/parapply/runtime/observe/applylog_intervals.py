@@ -61,7 +61,7 @@ class Intervals:
         self._workers = workers
         self._shown = shown
         self._clock = asyncio.get_running_loop().time
-        self._high_lsn = pool.watermark.high_lsn
+        self._applied = 0
         self._begun = self._now()
 
     def _now(self) -> tuple[float, float, float, float]:
@@ -75,8 +75,9 @@ class Intervals:
         """
         begun, self._begun = self._begun, self._now()
         length_s, cpu_s, waited_s, paused_s = (now - before for now, before in zip(self._begun, begun, strict=True))
-        had_work = not self._pool.is_idle or self._pool.watermark.high_lsn != self._high_lsn
-        self._high_lsn = self._pool.watermark.high_lsn
+        # Not the watermark: keep-alives move it, too.
+        applied, self._applied = self._applied, sum([worker.transactions for worker in self._workers])
+        had_work = not self._pool.is_idle or applied != self._applied
         if not had_work:
             return
         behind_bytes = max(0, (self._shown.source_lsn or 0) - self._batcher.received_lsn)
