@@ -143,6 +143,8 @@ def older_target(route: Route, start_daemon: StartDaemon) -> Iterator[Database]:
     """The target as it was before its last transactions, as a restored backup would be."""
     _apply_and_stop(route, start_daemon)
     older = Database(dbname=f"older_{secrets.token_hex(4)}", server=route.target.server)
+    # A template has no sessions.
+    route.target.forget()
     route.target.server.execute(
         sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
             sql.Identifier(older.dbname), sql.Identifier(route.target.dbname)

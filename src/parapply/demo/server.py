@@ -182,13 +182,26 @@ def execute(
     Raises:
         DemoError: the server refused or went away; `sqlstate` says what it was.
     """
-    query = sql.encode() if isinstance(sql, str) else sql.as_bytes()
     try:
         with psycopg.connect(dsn, autocommit=True) as connection:
-            cursor = connection.execute(query, params)
-            while True:
-                rows = cursor.fetchall() if cursor.description else []
-                if not cursor.nextset():
-                    return rows
+            return execute_in(connection, sql, params)
     except psycopg.Error as error:
         raise DemoError(f"PostgreSQL said: {error}", sqlstate=error.sqlstate or "") from error
+
+
+def execute_in(
+    connection: psycopg.Connection,
+    sql: str | pgsql.Composable,
+    params: Sequence[Any] | Mapping[str, Any] | None = None,
+) -> list[tuple[Any, ...]]:
+    """Run SQL as `execute` does, on a connection that is there.
+
+    Raises:
+        psycopg.Error: the server refused or went away.
+    """
+    query = sql.encode() if isinstance(sql, str) else sql.as_bytes()
+    cursor = connection.execute(query, params)
+    while True:
+        rows = cursor.fetchall() if cursor.description else []
+        if not cursor.nextset():
+            return rows
