@@ -353,8 +353,9 @@ class Round:
         with contextlib.suppress(DemoError):
             told_lsn = max(told_lsn, self.route.confirmed_flush_lsn())
         promised = self.load.ids_up_to(told_lsn)
-        self.servers.target.start()
+        # Before it is there again: the sampler may read it as soon as it is.
         self.sampler.forgive()
+        self.servers.target.start()
         present = {int(one) for (one,) in self.target.rows("SELECT id FROM xfer")}
         gone = promised - present
         found.add("lost", len(gone), f"O7: {len(gone)} confirmed transactions are lost, such as {sorted(gone)[:3]}")

@@ -31,8 +31,8 @@ _FLUSH: Final = ("IO:WALSync", "IO:WALWrite", "LWLock:WALWrite", "IPC:SyncRep", 
 _ADVICE: Final = {
     ("source", ""): "nothing: more workers or other settings would not make it faster",
     ("publisher", ""): (
-        "look at the publisher: one WAL sender decodes on one processor, and the network is between; source.catch_up "
-        "reads a backlog in ranges instead"
+        "look at the publisher: one WAL sender decodes on one processor, and the network is between; if a backlog was "
+        "read as a stream, the log's catch_up_declined says why"
     ),
     ("leader", ""): (
         "a processor of its own for the daemon, or a faster one; applylog.detail = 'batch' if it is 'transaction'; two "
