@@ -266,6 +266,8 @@ class SideLoad:
         with contextlib.suppress(psycopg.OperationalError):
             with self._target.connect(connect_timeout=5) as target:
                 target.execute(_LOCK_TIMEOUT.encode())
+                # An operator's change is durable before the publisher's: the server's default here is not.
+                target.execute("SET synchronous_commit = on")
                 target.execute(command)
             connection.execute(command)
             connection.execute(f"UPDATE kv SET more_{self._n_columns} = v".encode())

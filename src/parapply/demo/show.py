@@ -62,7 +62,8 @@ def show_progress(console: Console, stage: Stage, slot: str) -> None:
 
 def show_applylog(console: Console, directory: Path, log: Path) -> None:
     """Print what the apply log holds, its largest record, and the last lines of the operational log."""
-    records = [json.loads(line) for path in sorted(directory.glob("apply-*.jsonl")) for line in path.open("rb")]
+    lines = (json.loads(line) for path in sorted(directory.glob("apply-*.jsonl")) for line in path.open("rb"))
+    records = [record for record in lines if record["record"] == "batch"]
     transactions = sum(record["n_transactions"] for record in records)
     console.print(
         f"The apply log: {len(records):,} target transactions hold {transactions:,} source transactions.",
