@@ -115,12 +115,14 @@ class Admission:
         """Have plans ready for what a transaction announces, before it is read.
 
         The open batch takes new tables, too, if nothing needs to be waited for: a thousand of them would else be a
-        thousand small batches.
+        thousand small batches. A target that has nothing to do gets what there is: so a backlog's first rows come soon.
 
         Raises:
             TargetLost: the connection ended.
         """
-        if not (self._copied.is_settled(relations) and self._tables.resolve_new(relations)):
+        if self._copied.is_settled(relations) and self._tables.resolve_new(relations):
+            self._batcher.close_if_idle()
+        else:
             self._batcher.close_open()
             await self._resolve(relations)
             self._batcher.plans_changed()

@@ -256,6 +256,11 @@ class Batcher:
         if self._open is not None:
             self._close()
 
+    def close_if_idle(self) -> None:
+        """Close the batch that is open, if one is, where nothing is in flight."""
+        if self._pool.is_idle:
+            self.close_open()
+
     def finish(self) -> None:
         """Hand over what is whole, and close nothing later."""
         self._closing.disarm()

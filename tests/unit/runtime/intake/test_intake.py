@@ -365,9 +365,11 @@ async def test_bytes_that_wait_for_a_busy_intake_do_not_wake_it_again_and_again(
         assert not lab.reader.is_paused
 
 
-@pytest.mark.parametrize(("is_read_ahead", "sizes"), [(True, [3]), (False, [1, 2])])
-async def test_a_new_table_ends_the_open_batch_only_if_the_catalogue_must_be_asked(
-    sizes: list[int], *, is_read_ahead: bool
+@pytest.mark.parametrize(
+    ("is_read_ahead", "is_idle", "sizes"), [(True, False, [3]), (True, True, [1, 2]), (False, False, [1, 2])]
+)
+async def test_a_new_table_ends_the_open_batch_only_if_the_catalogue_must_be_asked_or_the_target_is_idle(
+    sizes: list[int], *, is_read_ahead: bool, is_idle: bool
 ) -> None:
     """A backlog of a thousand tables would begin with as many batches; nothing whole waits for a query."""
     lab = _Lab()
@@ -376,7 +378,9 @@ async def test_a_new_table_ends_the_open_batch_only_if_the_catalogue_must_be_ask
         under_way = asyncio.create_task(lab.take())
         await settle()
         lab.stream.feed(*lab.transaction())
-        lab.commit(await under_way)
+        earlier = await under_way
+        if is_idle:
+            lab.commit(earlier)
         before = lab.batcher.plans_now
         news = lab.transaction(announced(), build.insert(row("1"), oid=OID), late_us=LATE_US)
         await lab.read(*lab.transaction(late_us=LATE_US), *news, *lab.transaction(late_us=LATE_US))
