@@ -19,8 +19,10 @@ MANIFEST := $(if $(wildcard hatch_build.py),src/parapply/_compiled.json)
 # The contract of the hot path, which both twins keep.
 HOT_TESTS := $(patsubst %,tests/unit/%.py,$(foreach n,copy rows rows_binary_values assembler assembler_streams,wire/test_$n) \
 	$(foreach n,batch batch_contradictions flight keys scheduler segments table_changes,plan/test_$n) target/sql/test_commands test_hostile_stream test_hotpath)
-# Three at a time on two cores, each with servers of its own: a test waits more than it computes. The tests of a module share daemons.
-TEST_JOBS ?= --numprocesses=3 --dist=loadfile --no-loadscope-reorder
+# Four at a time on two cores, each with servers of its own: a test waits more than it computes. The tests of a module share daemons.
+TEST_JOBS ?= --numprocesses=4 --dist=loadfile --no-loadscope-reorder
+# Bytecode is kept whatever the environment says: each of the processes would compile all tests, and pytest's assertions, anew.
+unexport PYTHONDONTWRITEBYTECODE
 # The oldest supported version first: it is the one the pins were tested with.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
@@ -81,7 +83,8 @@ fmt: venv ## format and fix what ruff can fix
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-# All three at once, because most tests wait more than they compute. What runs beside the tests is printed after them.
+# All three at once, because most tests wait more than they compute. What runs beside the tests is printed after them. Where
+# nothing is compiled yet one process does it, and not all at the same time.
 test: venv java postgres ## lint, all tests, and the hot path's once more interpreted if it is compiled
 	@beside=$$(mktemp -d); trap 'kill $$(jobs -p) 2>/dev/null || true; rm -rf "$$beside"' EXIT; \
 	is_compiled() { PYTHONPATH=src $(BIN)/python -c 'import parapply, sys; sys.exit(bool(parapply.WHY_INTERPRETED))'; }; \
@@ -89,6 +92,7 @@ test: venv java postgres ## lint, all tests, and the hot path's once more interp
 	if is_compiled; then \
 		PARAPPLY_COMPILED=forbid $(BIN)/python -m pytest --quiet -p no:cacheprovider $(HOT_TESTS) >"$$beside/interpreted" 2>&1 & \
 		names+=(interpreted); pids+=($$!); fi; \
+	[ -d tests/__pycache__ ] || $(BIN)/python -m pytest --quiet --collect-only >"$$beside/collected" 2>&1 || true; \
 	code=0; $(BIN)/python -m pytest --quiet $(TEST_JOBS) || code=$$?; \
 	for n in "$${!names[@]}"; do \
 		result=passed; wait "$${pids[n]}" || { code=$$?; result=FAILED; }; \

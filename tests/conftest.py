@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 
 import pytest
 from hypothesis import settings
+
+from tests.fixtures.memory import memory_directory
 
 pytest_plugins = ["tests.fixtures.selection", "tests.fixtures.servers", "tests.fixtures.daemon", "tests.fixtures.spark"]
 
@@ -15,6 +18,14 @@ settings.register_profile("parapply", deadline=None)
 # The pass beside that of all tests, over the same sources uncompiled: others of the same examples, half as many.
 settings.register_profile("interpreted", settings.get_profile("parapply"), max_examples=50)
 settings.load_profile("interpreted" if os.environ.get("PARAPPLY_COMPILED") == "forbid" else "parapply")
+
+
+def pytest_configure() -> None:
+    """Make what is temporary in memory where that can be, also by the programs that tests start."""
+    memory = memory_directory()
+    if memory is not None:
+        os.environ["TMPDIR"] = str(memory)
+        tempfile.tempdir = None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -56,7 +56,8 @@ class _Run:
 @click.command()
 @click.option("--records", "sizes", type=click.IntRange(min=1000), multiple=True, default=[1_000_000, 20_000_000])
 @click.option("--detail", type=click.Choice(["batch", "transaction"]), default="transaction", show_default=True)
-@click.option("--memory", default="2g", show_default=True, help="Of Java.")
+@click.option("--engine", type=click.Choice(["duckdb", "spark"]), default="duckdb", show_default=True)
+@click.option("--memory", default="2g", show_default=True, help="Of the engine.")
 @click.option("--cores", type=click.IntRange(min=1), default=2, show_default=True)
 @click.option("--scratch", type=click.Path(path_type=Path, file_okay=False), help="Where logs and reports are made.")
 @click.option("--repeat/--no-repeat", "is_repeated", default=True, show_default=True, help="Report once more.")
@@ -70,7 +71,7 @@ def main(*, sizes: tuple[int, ...], scratch: Path | None, **options: Any) -> Non
         with tempfile.TemporaryDirectory(dir=scratch) as folder:
             figures.append(_measure(Path(folder), size, options))
         print(figures[-1], flush=True)
-    settings = {name: options[name] for name in ("memory", "cores", "detail")}
+    settings = {name: options[name] for name in ("engine", "memory", "cores", "detail")}
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     document = {"machine": {**machine, "load_after": os.getloadavg()[0]}, **settings, "figures": figures}
     print(write_result(_RESULTS / f"report-scale-{stamp}.json", document))
@@ -80,7 +81,9 @@ def _measure(folder: Path, size: int, options: dict[str, Any]) -> dict[str, Any]
     log, out = options["log"] or folder / "log", folder / "out"
     if options["log"] is None:
         _run(folder, "synth-log", "--out", str(log), "--records", str(size), "--detail", options["detail"])
-    report = ["report", str(log), "--out", str(out), "--memory", options["memory"], "--cores", str(options["cores"])]
+    report = ["report", str(log), "--out", str(out), *(
+        word for name in ("engine", "memory", "cores") for word in (f"--{name}", str(options[name]))
+    )]  # fmt: skip
     killed_s = _killed(folder, out, options["kill_after"], report) if options["kill_after"] else None
     first = _run(folder, *report)
     again = _run(folder, *report) if options["is_repeated"] else None

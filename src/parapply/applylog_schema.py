@@ -118,7 +118,9 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record",
     conflicts: tuple[ConflictRecord, ...] = ()  # the first CONFLICTS_LIMIT
     more_conflicts: tuple[ConflictCount, ...] = ()  # the rest of them, counted
     reading: str = "stream"  # how it was read from the slot: stream or ranges
+    commands: tuple[str, ...] = ()  # tags of the publisher's commands that have run in it, in order
     is_one_flight: bool = False  # statements and COMMIT were sent at once: execute_s holds both, commit_s is 0
+    flight_commit_s: float = 0.0  # of execute_s then, what COMMIT took; 0: not measured, as in 15 of 16
 
 
 class BackendSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +144,13 @@ class IntervalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="recor
     paused_s: float  # reading was paused: enough was at hand
     behind_bytes: int  # of the publisher's WAL that were not read at the end
     backends: tuple[BackendSample, ...] = ()
+    commit_order: str = ""  # preserve or relaxed
+    max_batch_transactions: int = 0  # as configured, as the next two
+    max_batch_changes: int = 0
+    max_batch_bytes: int = 0
+    processors: int = 0  # of the target's machine, where that is the daemon's; 0: not known, nor are the next two
+    busy_cpu_s: float = 0.0  # CPU time of everything on it
+    sessions_cpu_s: float = 0.0  # CPU time of the workers' sessions
 
 
 class TransactionRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="transaction"):

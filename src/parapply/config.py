@@ -95,6 +95,9 @@ ROTATE_S = 3600.0
 #: Bytes of finished apply log files kept: a day of 150 single transactions a second, years of batches.
 RETENTION_BYTES = 10 * 1024 * 1024 * 1024
 
+#: Seconds that changes are held back at most: the publisher keeps the WAL of all of them.
+DELAY_LIMIT_S = 7 * 86_400.0
+
 #: Keys without a usable default, with the flag that sets each.
 REQUIRED = {
     "source.dsn": "--source",
@@ -102,6 +105,39 @@ REQUIRED = {
     "source.publications": "--publication",
     "target.dsn": "--target",
 }
+
+#: Command tags that run on the target: what makes and changes tables, and what they consist of. Not among them: code
+#: (functions, triggers, rules), privileges and owners, and what belongs to the server as a whole.
+DDL_TAGS: Final = (
+    "ALTER DOMAIN",
+    "ALTER INDEX",
+    "ALTER MATERIALIZED VIEW",
+    "ALTER SCHEMA",
+    "ALTER SEQUENCE",
+    "ALTER STATISTICS",
+    "ALTER TABLE",
+    "ALTER TYPE",
+    "ALTER VIEW",
+    "COMMENT",
+    "CREATE DOMAIN",
+    "CREATE INDEX",
+    "CREATE MATERIALIZED VIEW",
+    "CREATE SCHEMA",
+    "CREATE SEQUENCE",
+    "CREATE STATISTICS",
+    "CREATE TABLE",
+    "CREATE TYPE",
+    "CREATE VIEW",
+    "DROP DOMAIN",
+    "DROP INDEX",
+    "DROP MATERIALIZED VIEW",
+    "DROP SCHEMA",
+    "DROP SEQUENCE",
+    "DROP STATISTICS",
+    "DROP TABLE",
+    "DROP TYPE",
+    "DROP VIEW",
+)
 
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 Interval = Annotated[float, Meta(ge=0.001, le=86_400)]
@@ -121,6 +157,7 @@ class SourceConfig(_Section, frozen=True):
     streaming: Literal["auto", "off", "on", "parallel"] = "auto"
     decoding_memory_bytes: Annotated[int, Meta(ge=0, le=1 << 40)] = DECODING_MEMORY_BYTES
     two_phase: bool = False
+    failover: Literal["auto", "off"] = "off"
     catch_up: Literal["auto", "off"] = "auto"
     catch_up_range_bytes: Annotated[int, Meta(ge=1024, le=1 << 34)] = CATCH_UP_RANGE_BYTES
     catch_up_enter_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = CATCH_UP_ENTER_BYTES
@@ -169,6 +206,7 @@ class ApplyConfig(_Section, frozen=True):
     memory_limit_bytes: Annotated[int, Meta(ge=MEMORY_LIMIT_FLOOR_BYTES)] = MEMORY_LIMIT_BYTES
     backlog_threshold_s: Seconds = BACKLOG_THRESHOLD_S
     linger_s: Seconds = LINGER_S
+    delay_s: Annotated[float, Meta(ge=0, le=DELAY_LIMIT_S)] = 0.0
     advance_interval_s: Interval = ADVANCE_INTERVAL_S
     table_lock_threshold: Annotated[int, Meta(ge=1)] = TABLE_LOCK_THRESHOLD
     stall_check_s: Interval = STALL_CHECK_S
@@ -229,6 +267,47 @@ class ConflictConfig(_Section, frozen=True):
     tables: dict[str, TableConflictConfig] = {}
 
 
+class DdlConfig(_Section, frozen=True):
+    """Commands of the publisher, run on the target in their place."""
+
+    apply: bool = False
+    role: str = ""
+    tags: tuple[str, ...] = DDL_TAGS
+    skip: tuple[int, ...] = ()
+
+
+class MappingConfig(_Section, frozen=True):
+    """Which tables have another name on the target."""
+
+    tables: dict[str, str] = {}  # schema.table there, schema.table here
+    schemas: dict[str, str] = {}  # for tables that `tables` does not name
+
+    def __post_init__(self) -> None:
+        """Check what concerns more than one key."""
+        for names in (self.tables, self.schemas):
+            if len(set(names.values())) < len(names):
+                raise ValueError("two of the publisher's names lead to one on the target")
+
+    def target_of(self, name: tuple[str, str]) -> tuple[str, str]:
+        """Return schema and table on the target of a table of the publisher."""
+        schema, table = name
+        if found := self.tables.get(f"{schema}.{table}"):
+            schema, _, table = found.partition(".")
+            return schema, table
+        return self.schemas.get(schema, schema), table
+
+    def shown(self, name: tuple[str, str]) -> str:
+        """Return a table's name for people, and that on the target where it is another one."""
+        here = self.target_of(name)
+        return ".".join(name) if here == name else f"{'.'.join(name)} ({'.'.join(here)} on the target)"
+
+
+class SequencesConfig(_Section, frozen=True):
+    """Sequences, which are not in the stream."""
+
+    interval_s: Seconds = 0.0
+
+
 class ApplyLogConfig(_Section, frozen=True):
     """The apply log."""
 
@@ -267,6 +346,9 @@ class Config(_Section, frozen=True):
     target: TargetConfig = TargetConfig()
     apply: ApplyConfig = ApplyConfig()
     conflict: ConflictConfig = ConflictConfig()
+    ddl: DdlConfig = DdlConfig()
+    mapping: MappingConfig = MappingConfig()
+    sequences: SequencesConfig = SequencesConfig()
     applylog: ApplyLogConfig = ApplyLogConfig()
     metrics: MetricsConfig = MetricsConfig()
     log: LogConfig = LogConfig()
@@ -278,6 +360,9 @@ SECTIONS: Final[dict[str, type[_Section]]] = {
     "target": TargetConfig,
     "apply": ApplyConfig,
     "conflict": ConflictConfig,
+    "ddl": DdlConfig,
+    "mapping": MappingConfig,
+    "sequences": SequencesConfig,
     "applylog": ApplyLogConfig,
     "metrics": MetricsConfig,
     "log": LogConfig,
@@ -288,6 +373,9 @@ _TABLE_SECTIONS: Final[dict[tuple[str, ...], type[_Section]]] = {
     ("apply", "tables"): TableConfig,
     ("conflict", "tables"): TableConflictConfig,
 }
+
+#: Sections of names, by path: the publisher's, and the target's for each.
+_NAME_SECTIONS: Final = (("mapping", "tables"), ("mapping", "schemas"))
 
 
 def load_config(
@@ -332,6 +420,9 @@ def load_config(
         # What a file that cannot be read would have said is not known.
         if is_read and key in required and not config_layers.first_value(layers, key.split("."))
     ]
+    ddl, mapping = sections["ddl"], sections["mapping"]
+    if ddl is not None and mapping is not None and ddl.apply and (mapping.tables or mapping.schemas):
+        errors.append("mapping: must be empty with ddl.apply, whose commands name tables as the publisher does")
     if errors:
         raise ConfigError("\n".join(dict.fromkeys(errors)))
     return Config(**sections)
@@ -351,6 +442,8 @@ def _read_section(path: list[str], kind: type[_Section], given: object, errors: 
             errors.append(_unknown_line(place, kinds))
         elif tuple(place) in _TABLE_SECTIONS:
             values[key] = _read_tables(place, value, errors)
+        elif tuple(place) in _NAME_SECTIONS:
+            values[key] = _read_names(place, value, errors)
         else:
             values[key] = read_value(place, kinds[key], value, errors)
     if len(errors) > n_before:
@@ -372,6 +465,20 @@ def _read_tables(path: list[str], given: object, errors: list[str]) -> dict[str,
             errors.append(f'{dotted([*path, name])}: must be written "schema.table"')
     kind = _TABLE_SECTIONS[tuple(path)]
     return {name: _read_section([*path, name], kind, value, errors) for name, value in given.items()}
+
+
+def _read_names(path: list[str], given: object, errors: list[str]) -> dict[str, str]:
+    if not isinstance(given, dict):
+        errors.append(f"{dotted(path)}: must be a section")
+        return {}
+    n_dots, rule = (1, '"schema.table"') if path[-1] == "tables" else (0, "as the name of a schema")
+    for name, there in given.items():
+        is_written = isinstance(there, str) and all(
+            all(one.split(".")) and one.count(".") == n_dots and "\0" not in one for one in (name, there)
+        )
+        if not is_written:
+            errors.append(f"{dotted([*path, name])}: both names must be written {rule}")
+    return given
 
 
 def _fields(parts: Sequence[str]) -> dict[str, object]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -93,12 +93,13 @@ def _from_text(parts: Sequence[str], text: str, fields: Fields) -> object:
     try:
         if kind is int or kind is float:
             return kind(text)
+        if get_origin(kind) is tuple:
+            parts = json.loads(text) if text.lstrip().startswith("[") else [part.strip() for part in text.split(",")]
+            return [int(part) if isinstance(part, str) else part for part in parts] if int in get_args(kind) else parts
         if int in get_args(kind):
             return int(text)  # a word where it is no number
         if kind is bool:
             return {"true": True, "false": False}.get(text.strip().lower(), text)
-        if kind == tuple[str, ...]:
-            return json.loads(text) if text.lstrip().startswith("[") else [part.strip() for part in text.split(",")]
     except (ValueError, RecursionError):
         return text
     return text

@@ -149,6 +149,7 @@ _NOUNS: Final[dict[object, str]] = {
     float: "a number",
     bool: "true or false",
     tuple[str, ...]: "a list of texts",
+    tuple[int, ...]: "a list of whole numbers",
 }
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parapply.errors import ParapplyError, SourceRefused, TargetRefused
-from parapply.source import refusals, slot
+from parapply.source import failover, refusals, slot
 from parapply.target.session import lease, prepared, settings
 from parapply.target.state import slots as state
 
@@ -131,6 +131,20 @@ async def known_position(conn: settings.Connection, found: state.SlotState | Non
     )
 
 
+def new_slot(config: Config, facts: slot.SourceFacts, low_lsn: int) -> state.NewSlot:
+    """Return the state of a slot of which everything that commits after an LSN is to be applied."""
+    return state.NewSlot(
+        slot_name=config.source.slot,
+        system_identifier=facts.system_identifier,
+        timeline=facts.timeline,
+        database_name=facts.database,
+        publications=tuple(config.source.publications),
+        low_lsn=low_lsn,
+        commit_order=config.apply.commit_order,
+        workers=config.apply.most_workers,
+    )
+
+
 async def adopt(config: Config, ends: Connections) -> state.SlotState:
     """Write the state of a slot that the target knows nothing of, from the slot's own position.
 
@@ -143,17 +157,8 @@ async def adopt(config: Config, ends: Connections) -> state.SlotState:
     refusals.check_slot(facts, name, None, two_phase=config.source.two_phase)
     await slot.check_publications(ends.source, config.source.publications)
     start_lsn = (facts.slot.confirmed_flush_lsn if facts.slot else None) or 0
-    new = state.NewSlot(
-        slot_name=name,
-        system_identifier=facts.system_identifier,
-        timeline=facts.timeline,
-        database_name=facts.database,
-        publications=tuple(config.source.publications),
-        low_lsn=start_lsn,
-        commit_order=config.apply.commit_order,
-        workers=config.apply.most_workers,
-    )
-    await state.create(ends.target, schema, new)
+    await state.create(ends.target, schema, new_slot(config, facts, start_lsn))
+    await failover.ensure(config.source.dsn.get_secret_value(), facts, name, config.source.failover)
     found = await state.load(ends.target, schema, name, facts.system_identifier)
     if found is None:
         raise TargetRefused(f"the state of slot {name!r} vanished while it was made", hint="run one init at a time")

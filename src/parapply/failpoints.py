@@ -57,6 +57,17 @@ COPY_TABLE_DONE: Final = "copy_table_done"  # a table noted as copied
 COPY_DONE: Final = "copy_done"  # all tables noted
 
 COPY_NAMES: Final = (COPY_SLOT, COPY_STATE, COPY_BEGUN, COPY_PART, COPY_PART_DONE, COPY_TABLE_DONE, COPY_DONE)
+#: Of `migrate`.
+MIGRATE_BEGUN: Final = "migrate_begun"  # a step is noted as begun, nothing of it is done
+MIGRATE_ITEM: Final = "migrate_item"  # a statement after the rows is committed and noted with it
+MIGRATE_DONE: Final = "migrate_done"  # what a step does is done, and not noted
+
+MIGRATE_NAMES: Final = (MIGRATE_BEGUN, MIGRATE_ITEM, MIGRATE_DONE)
+#: Of `parapply cutover`: a step is noted on the target, nothing of it is done.
+CUTOVER_NAMES: Final = (
+    "cutover_preparing", "cutover_fencing", "cutover_draining", "cutover_comparing", "cutover_sequences",
+    "cutover_stopping", "cutover_turning", "cutover_opening", "cutover_ending", "cutover_done",
+)  # fmt: skip
 NAMES: Final = frozenset(
     {
         CONNECTED,
@@ -141,7 +152,7 @@ def probe(name: str) -> None:
 def _parse(text: str, directory: str) -> _Point:
     name, _, rest = text.partition(":")
     action, _, count = rest.partition(":")
-    known = {*NAMES, *COPY_NAMES}
+    known = {*NAMES, *COPY_NAMES, *MIGRATE_NAMES, *CUTOVER_NAMES}
     if name not in known:
         raise ConfigError(f"{_VARIABLE}: unknown point {name!r}; known are {', '.join(sorted(known))}")
     if action not in ACTIONS:

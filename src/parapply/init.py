@@ -21,7 +21,7 @@ from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRef
 from parapply.logs import redact_text
 from parapply.model import format_lsn
 from parapply.printable import printable
-from parapply.source import refusals, slot
+from parapply.source import ddl_queue, failover, refusals, slot
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -34,7 +34,18 @@ if TYPE_CHECKING:
 _MOST_TOLD: Final = 10
 
 
-def init(config: Config, copy: copying.CopyOptions | None = None, *, despite: Collection[str] = ()) -> None:
+def print_queue(config: Config) -> None:
+    """Print the SQL that makes the queue of commands on the publisher; connect nowhere."""
+    click.echo(ddl_queue.install_sql(config.source.publications))
+
+
+def init(
+    config: Config,
+    copy: copying.CopyOptions | None = None,
+    *,
+    despite: Collection[str] = (),
+    makes_queue: bool = False,
+) -> None:
     """Check both ends, make slot and state, copy if asked to, and say what was done.
 
     Doing it again changes nothing and says so, or goes on with a copy that was interrupted. A slot that exists while
@@ -44,6 +55,7 @@ def init(config: Config, copy: copying.CopyOptions | None = None, *, despite: Co
         config: what is to be set up.
         copy: how to copy the rows from before; None: not at all.
         despite: codes of arguable refusals to go on with.
+        makes_queue: make the queue of commands on the publisher, too, before everything else.
 
     Raises:
         ConfigError: a code in `despite` is not that of an arguable refusal.
@@ -56,12 +68,18 @@ def init(config: Config, copy: copying.CopyOptions | None = None, *, despite: Co
         raise ConfigError(
             f"--despite {', '.join(wrong)}: init cannot go on with that; it can with {', '.join(sorted(arguable))}"
         )
-    asyncio.run(_init(config, copy, despite))
+    asyncio.run(_init(config, copy, despite, makes_queue=makes_queue))
 
 
-async def _init(config: Config, copy: copying.CopyOptions | None, despite: Collection[str]) -> None:
+async def _init(
+    config: Config, copy: copying.CopyOptions | None, despite: Collection[str], *, makes_queue: bool
+) -> None:
     name = config.source.slot
     async with connect.open_both(config, "init") as ends:
+        if makes_queue:
+            await slot.check_publications(ends.source, config.source.publications)
+            await ddl_queue.install(ends.source, config.source.publications)
+            click.echo("source: parapply.ddl_queue: made, and published")
         facts = await slot.inspect(ends.source, name)
         found = await connect.known_state(config, ends.target, facts.system_identifier)
         if found is not None:
@@ -69,18 +87,28 @@ async def _init(config: Config, copy: copying.CopyOptions | None, despite: Colle
             dsn, two_phase = config.source.dsn.get_secret_value(), config.source.two_phase
             position = await connect.known_position(ends.target, found)
             await refusals.check(facts, dsn, name, position, two_phase=two_phase)
+            is_made = (await failover.ensure(dsn, facts, name, config.source.failover)) is not facts
+            _tell_failover(config, facts)
             if copy is not None:
-                await copying.go_on(config, copy, ends, found)
+                if await copying.go_on(config, copy, ends, found):
+                    click.echo("next: parapply run")
             else:
-                click.echo(f"slot {name!r}: exists and is applied up to {format_lsn(found.low_lsn)}; nothing to do")
+                done = "it is a failover slot now" if is_made else "nothing to do"
+                click.echo(f"slot {name!r}: exists and is applied up to {format_lsn(found.low_lsn)}; {done}")
             return
-        tables = await _look(config, copy, ends, facts, despite)
+        tables = await look_first(config, copy, ends, facts, despite)
         click.echo(f"source: database {facts.database!r}, system identifier {facts.system_identifier}: fine")
         if copy is not None:
             await copying.begin(config, copy, ends, facts, tables)
         else:
             await _begin(config, ends, facts)
+        _tell_failover(config, facts)
         click.echo("next: parapply run")
+
+
+def _tell_failover(config: Config, facts: slot.SourceFacts) -> None:
+    if config.source.failover == "auto" and (why := failover.unprotected(facts)):
+        click.echo(f"source.failover: {why}")
 
 
 async def _begin(config: Config, ends: connect.Connections, facts: slot.SourceFacts) -> None:
@@ -96,7 +124,7 @@ async def _begin(config: Config, ends: connect.Connections, facts: slot.SourceFa
     click.echo(f"slot {name!r}: starts at {format_lsn(adopted.low_lsn)}; rows from before are not copied")
 
 
-async def _look(
+async def look_first(
     config: Config,
     copy: copying.CopyOptions | None,
     ends: connect.Connections,

@@ -16,5 +16,6 @@ cdef class Transaction:
     cdef public list relations
     cdef public object event
     cdef public bint has_truncate
+    cdef public bint has_ddl
     cdef public bint is_first
     cdef public bint is_last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -38,6 +39,31 @@ def parse_lsn(text: str) -> int:
     if not slash or not high or not low or len(high) > 8 or len(low) > 8:
         raise ValueError(f"{text!r} is not an LSN like 16/B374D848")
     return (int(high, 16) << 32) | int(low, 16)
+
+
+def format_time(time_us: int) -> str:
+    """Return a time on the wire (microseconds since 2000-01-01 UTC) for people, for example 2026-11-23 01:02:03+00."""
+    at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=time_us + POSTGRES_EPOCH_US)
+    return f"{at.replace(tzinfo=None).isoformat(' ')}+00"
+
+
+def parse_time(text: str) -> int:
+    """Return the time on the wire, in microseconds since 2000-01-01 UTC, of a text as ISO 8601 or PostgreSQL has it.
+
+    Raises:
+        ValueError: the text is no time, or has no offset from UTC: a time without one is not the same everywhere.
+    """
+    at = datetime.fromisoformat(text.strip())
+    if at.tzinfo is None:
+        raise ValueError(f"{text!r} has no offset from UTC, such as +00 or +02:00")
+    return (at - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1) - POSTGRES_EPOCH_US
+
+
+class Until(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run ends by itself; at most one of the two, and without either it does not."""
+
+    lsn: int | None = None  # once everything up to here is durable
+    time_us: int | None = None  # since 2000-01-01 UTC: before the first transaction, in commit order, of a later time
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +110,7 @@ class Transaction:
         "commit_time_us",
         "end_lsn",
         "event",
+        "has_ddl",
         "has_truncate",
         "is_first",
         "is_last",
@@ -113,6 +140,8 @@ class Transaction:
         #: list each.
         self.relations: Sequence[Relation] = _NO_RELATIONS
         self.has_truncate = False
+        #: Some of its changes are those of the publisher's queue of commands (`wire/ddl_queue.py`).
+        self.has_ddl = False
         #: None for what a Begin and a Commit enclose. Else what this is instead: a chunk of a transaction that is
         #: streamed while it is in progress, or a message of `wire/messages.py` about a streamed or prepared one.
         self.event: object = None

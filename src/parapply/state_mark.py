@@ -1,7 +1,8 @@
-"""Which schemas hold parapply's own progress, on either end: never copied, compared, emptied or applied.
+"""Which schemas hold parapply's own tables, on either end: never copied, compared, emptied or applied.
 
 A publisher has one if it is, or was, a target itself: a publication FOR ALL TABLES then sends its tables. What they say
-is true of that server only; on another one it would replace what that one knows of its own slots.
+is true of that server only; on another one it would replace what that one knows of its own slots. The queue of
+commands is such a table, too: the stream brings its rows, and none of them becomes a row.
 """
 
 from __future__ import annotations
@@ -11,13 +12,20 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from typing import LiteralString
 
-#: Subquery for FROM: schema_name of each state schema of the database, known by the index that every version has and
-#: nothing else, whatever the schema's name is. By an index of the catalogue: its time does not grow with the tables.
+#: Subquery for FROM: schema_name of each such schema of the database, known by an index that every version has and
+#: nothing else; a state schema whatever its name is. By an index of the catalogue: its time does not grow with tables.
 STATE_SCHEMAS_SQL: Final[LiteralString] = """
 (SELECT n.nspname AS schema_name
    FROM pg_catalog.pg_class AS mark
    JOIN pg_catalog.pg_index AS i ON i.indexrelid = mark.oid
    JOIN pg_catalog.pg_class AS c ON c.oid = i.indrelid AND c.relname = 'schema_version'
    JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-  WHERE mark.relname = 'schema_version_one_row')
+  WHERE mark.relname = 'schema_version_one_row'
+  UNION
+ SELECT n.nspname
+   FROM pg_catalog.pg_class AS mark
+   JOIN pg_catalog.pg_index AS i ON i.indexrelid = mark.oid
+   JOIN pg_catalog.pg_class AS c ON c.oid = i.indrelid AND c.relname = 'ddl_queue'
+   JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = 'parapply'
+  WHERE mark.relname = 'ddl_queue_id')
 """

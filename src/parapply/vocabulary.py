@@ -102,6 +102,13 @@ class ConflictOutcome(StrEnum):
     APPLIED_REMOTE = "applied_remote"  # applied: the publisher's row won
 
 
+class CommandOutcome(StrEnum):
+    """What became of a command of the publisher."""
+
+    APPLIED = "applied"  # it has run
+    LEFT_OUT = "left_out"  # it has not, and its transaction went on
+
+
 class CopyState(StrEnum):
     """Whether a table holds a copy of the publisher's rows; `target/state/copies.py` says what each means."""
 

@@ -1,15 +1,16 @@
-"""The report over logs with known answers, and over the log of a real daemon. All tests with Spark stand here.
+"""The report over logs with known answers, and over the log of a real daemon; by DuckDB, which needs no Java.
 
-One module, because Java starts once for each process of the test run.
+That Spark says the same of the same logs: `test_spark`.
 """
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
 import re
-import shutil
+import threading
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
@@ -18,19 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from py4j.protocol import Py4JJavaError
+from pyarrow import parquet
 
-from parapply.analysis import follow
+from parapply.analysis import more_workers
 from parapply.analysis.compute import QUERIES
 from parapply.analysis.figures import FIGURES
-from parapply.analysis.job import ReportRequest, check_readable, convert, make_report, show, spark_errors
-from parapply.analysis.lines import as_records, read_lines
+from parapply.analysis.fold import fold
+from parapply.analysis.follow import look
+from parapply.analysis.job import ReportRequest, check_readable, convert, make_report, show
+from parapply.analysis.logged import recorded_of
 from parapply.analysis.page import Made, render
 from parapply.analysis.progress import Silent
-from parapply.analysis.queries_time import WHAT_IF_RUNS
-from parapply.analysis.storage import Storage
 from parapply.analysis.store import SUFFIXES, Store
-from parapply.analysis.units import flights_of
 from parapply.analysis.views import Scope, make_views
 from parapply.applylog_schema import (
     CONFLICTS_LIMIT,
@@ -55,30 +55,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
-
+    from parapply.analysis.duck import DuckEngine
     from parapply.analysis.job import ReportOutcome
     from parapply.applylog_schema import Record
     from tests.fixtures.daemon import StartDaemon
     from tests.fixtures.databases import Database
     from tests.fixtures.route import Route
 
-# The first test waits for Java, too.
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
-
 #: A user who owns nothing.
 _NOBODY = 65_534
 
 
 @pytest.fixture(scope="module")
-def hand_made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[ReportOutcome, Path]:
+def hand_made(engine: DuckEngine, tmp_path_factory: pytest.TempPathFactory) -> tuple[ReportOutcome, Path]:
     """The report over the log made by hand, in two files, and its folder."""
     folder = tmp_path_factory.mktemp("hand made")  # a name with a space, as folders have
     write(folder / "log", "apply-1.jsonl", RECORDS[:3])
     write(folder / "log" / "host two", "apply-1.jsonl", RECORDS[3:])
     write(folder / "log", "apply-2.jsonl.open", ["not closed: not ours"])
     request = ReportRequest(log=str(folder / "log"), out=str(folder / "out"))
-    return make_report(spark, request, Silent()), folder / "out"
+    return make_report(engine, request, Silent()), folder / "out"
 
 
 def _rows(outcome: ReportOutcome, name: str, *columns: str) -> list[tuple[Any, ...]]:
@@ -86,15 +82,17 @@ def _rows(outcome: ReportOutcome, name: str, *columns: str) -> list[tuple[Any, .
 
 
 def test_every_figure_has_the_columns_of_its_definition(
-    spark: SparkSession, hand_made: tuple[ReportOutcome, Path]
+    hand_made: tuple[ReportOutcome, Path],
 ) -> None:
     """Definitions, queries and Parquet tables agree in names and order."""
     outcome, out = hand_made
     assert set(outcome.tables) == {figure.name for figure in FIGURES}
-    assert set(QUERIES) | {"what_if", "critical_path", "ignored_files", "limits"} == set(outcome.tables)
+    assert set(QUERIES) | {"what_if", "critical_path", "ignored_files", "limits", "chain", "comparison", "days"} == set(
+        outcome.tables
+    )
     for figure in FIGURES:
-        table = spark.read.parquet(str(out / "tables" / f"{figure.name}.parquet"))
-        assert table.columns == list(figure.columns), figure.name
+        table = parquet.read_schema(out / "tables" / f"{figure.name}.parquet")
+        assert table.names == list(figure.columns), figure.name
 
 
 def test_work_of_a_hand_made_log(hand_made: tuple[ReportOutcome, Path]) -> None:
@@ -160,10 +158,50 @@ def test_more_workers_of_a_hand_made_log(hand_made: tuple[ReportOutcome, Path]) 
     assert rows["transaction", "relaxed", 1]["units"] == 5
     # The publisher committed the last batch 12 s after the first, and it takes 0.05 s. The first was read at 0.01 s,
     # and transaction 4 10 ms before its commit, as the two clocks say. No number of workers ends sooner.
-    assert {round(row["seconds"], 9) for row in rows.values()} == {12.03}
-    assert {(row["speed_up"], row["limit"]) for row in rows.values()} == {(1.0, "source")}
+    seconds = {unit: {round(row["seconds"], 2) for row in rows.values() if row["unit"] == unit} for unit, *_ in rows}
+    assert seconds == {"batch": {12.05}, "transaction": {12.03}}
+    assert {(round(row["speed_up"], 3), row["limit"]) for row in rows.values()} == {(1.0, "source")}
+    assert all(row["least_s"] <= row["seconds"] <= row["most_s"] for row in rows.values())
     assert {row["link"] for row in outcome.tables["critical_path"]} == {"source", "work"}
     assert "bring: with the commit order kept nothing (the source is the limit)" in outcome.in_short["app"][-1]
+
+
+def test_slow_ones_are_named(hand_made: tuple[ReportOutcome, Path]) -> None:
+    """The slowest batches and transactions, with stage, tables and position, and the chain to the longest wait."""
+    outcome, out = hand_made
+    columns = ("seq", "xid", "end_lsn", "tables", "total_s", "stage", "stage_s")
+    assert _rows(outcome, "slow_batches", *columns)[:2] == [
+        (2, 2, "0/280", f"{B}, {A}", 0.12, "executing", 0.08), (1, 1, "0/180", A, 0.11, "executing", 0.06),
+    ]  # fmt: skip
+    timed = ("seq", "xid", "batch_seq", "tables", "total_s", "delivery_s")
+    assert _rows(outcome, "slow_transactions", *timed)[0] == (2, 2, 2, A, 0.15, 0.01)
+    assert _rows(outcome, "chain", "seq", "holder_seq", "name") == [(2, 1, "a_pkey"), (1, None, None)]
+    assert _rows(outcome, "runs", "run", "batches", "workers") == [("r1", 3, 2)]
+    assert _rows(outcome, "lanes", "seq", "worker") == [(1, 1), (2, 2), (3, 1)]
+    text = _Elements()
+    text.feed((out / "report.html").read_text())
+    assert f"0/280{B}, {A}2026-11-20 23:59:50.150" in text.texts["Slowest batches"]
+
+
+def test_two_spans_are_compared(engine: DuckEngine, tmp_path: Path) -> None:
+    """--compare sets the figures of another span beside those of the report; a span without a record is refused."""
+    write(tmp_path / "log", "apply-1.jsonl", RECORDS)
+    midnight = BEGIN + timedelta(seconds=10)
+    request = ReportRequest(
+        log=str(tmp_path / "log"), out=str(tmp_path / "out"), scope=Scope(since=midnight),
+        compare=Scope(until=midnight), what_if_transactions=0,
+    )  # fmt: skip
+    outcome = make_report(engine, request, Silent())
+    rows = {row["what"]: (row["then"], row["now"], row["change"]) for row in outcome.tables["comparison"]}
+    assert rows["transactions"] == (4, 1, -0.75)
+    assert rows["conflicts"] == (0, 1, None)
+    assert rows["executing: half"] == (0.06, 0.03, -0.5)
+    assert rows["oldest transaction of a batch: 99 %"] == (0.15, 0.07, pytest.approx(-8 / 15))
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Then: the beginning to 2026-11-21 00:00:00 UTC." in page
+    assert "<td>-50\N{NO-BREAK SPACE}%</td>" in page or '<td class="number">-50\N{NO-BREAK SPACE}%</td>' in page
+    with pytest.raises(ReportRefused, match="No record is in the span"):
+        show(engine, replace(request, compare=Scope(since=BEGIN + timedelta(days=1))), Silent(), new_files=0)
 
 
 def test_the_page_holds_everything_and_fetches_nothing(hand_made: tuple[ReportOutcome, Path]) -> None:
@@ -185,6 +223,7 @@ _SCRIPT = """"><script>alert(1)</script>"""
 #: Columns that hold texts of the log, which are the users'; the others' texts are words of ours.
 _FROM_THE_LOG = {
     "slot", "table", "name", "link", "reason", "type", "outcome", "policy", "mode", "file", "example", "limit",
+    "tables", "run", "key",
 }  # fmt: skip
 
 
@@ -237,7 +276,8 @@ def test_names_from_the_log_are_never_elements(hand_made: tuple[ReportOutcome, P
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in json.dumps(json.loads(found.scripts[0]))
     assert [script for script in found.scripts[1:] if "alert(1)" in script] == []
     showing = {title for title, text in found.texts.items() if _SCRIPT in text}
-    assert showing == {"", "In short", "Conflicts and repetitions", "With more workers", "The log itself"}
+    culprits = {"Slowest batches", "Slowest transactions", "Who waited for whom", "The chain to the longest wait"}
+    assert showing == culprits | {"", "In short", "Conflicts and repetitions", "With more workers", "The log itself"}
 
 
 @pytest.mark.browser
@@ -252,36 +292,43 @@ def test_the_page_opens_in_a_browser(hand_made: tuple[ReportOutcome, Path], tmp_
     assert document.count('class="plot js-plotly-plot"') == page.read_text().count('<div class="plot"') > 10
 
 
-def _counts(spark: SparkSession, request: ReportRequest) -> tuple[int, int]:
+def _counts(engine: DuckEngine, request: ReportRequest) -> tuple[int, int]:
     """Return the numbers of records and of bad lines that count."""
-    store = Store(spark, Storage(spark), request.out)
-    assert sum(file.records for file in store.files.values()) == store.records("batch").count()
-    return store.records("batch").count(), store.bad_lines().count()
+    store = Store(engine, request.out)
+    store.open()
+    counted = _count(engine, "all_batch"), _count(engine, "bad_lines")
+    assert sum(file.records for file in store.files.values()) == counted[0]
+    return counted
 
 
-def test_a_file_is_converted_once(spark: SparkSession, tmp_path: Path) -> None:
+def _count(engine: DuckEngine, view: str) -> int:
+    ((n_rows,),) = engine.stream(f"SELECT count(*) FROM {view}")
+    return int(n_rows)
+
+
+def test_a_file_is_converted_once(engine: DuckEngine, tmp_path: Path) -> None:
     """A second report reads new files only; what a job that died has written does not count; two jobs do not mix."""
     log = tmp_path / "log"
     write(log, "apply-1.jsonl", [batch(1)])
     request = ReportRequest(log=str(log), out=str(tmp_path / "out"))
-    assert convert(spark, request, Silent()) == 1
+    assert convert(engine, request, Silent()) == 1
     (log / "apply-1.jsonl").unlink()  # retention: what was converted stays
     write(log, "apply-2.jsonl", [batch(2), batch(3)])
-    storage = Storage(spark)
-    died, late = (Store(spark, storage, request.out) for _ in range(2))
-    files, raw_root = storage.files(request.log, SUFFIXES), storage.raw_path(request.log)
-    died._write(as_records(read_lines(spark, [file.path for file in files]), raw_root), {})
-    assert _counts(spark, request) == (1, 0)
-    assert convert(spark, request, Silent()) == 1
+    died, late = (Store(engine, request.out) for _ in range(2))
+    files = engine.storage.files(request.log, SUFFIXES)
+    engine.read_lines(files, request.log)
+    died._write({})
+    assert _counts(engine, request) == (1, 0)
+    assert convert(engine, request, Silent()) == 1
     with pytest.raises(ReportRefused, match="Another report"):
-        late.load_files(files, storage.qualified(request.log), raw_root)
-    assert _counts(spark, request) == (3, 0)
+        late.load_files(files, request.log)
+    assert _counts(engine, request) == (3, 0)
     write(log, "apply-2.jsonl", [batch(2)])
-    assert convert(spark, request, Silent()) == 0
-    assert Store(spark, storage, request.out).changed(storage.files(request.log, SUFFIXES)) == ["apply-2.jsonl"]
+    assert convert(engine, request, Silent()) == 0
+    assert Store(engine, request.out).changed(engine.storage.files(request.log, SUFFIXES)) == ["apply-2.jsonl"]
 
 
-def test_two_versions_and_torn_lines_side_by_side(spark: SparkSession, tmp_path: Path) -> None:
+def test_two_versions_and_torn_lines_side_by_side(engine: DuckEngine, tmp_path: Path) -> None:
     """Old lines take defaults; newer, torn and foreign ones are counted with a reason; no figure contains them."""
     torn = old_line(batch(9))
     write(
@@ -293,7 +340,7 @@ def test_two_versions_and_torn_lines_side_by_side(spark: SparkSession, tmp_path:
             msgspec.json.encode(transaction(1, 1)).replace(b'"xid":1,', b""),
         ],
     )  # fmt: skip
-    outcome = make_report(spark, ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out")), Silent())
+    outcome = make_report(engine, ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out")), Silent())
     assert (outcome.records, outcome.bad_lines) == (2, 6)
     assert _rows(outcome, "summary", "batches", "conflicts", "repeated_batches") == [(2, 0, 0)]
     assert sorted(_rows(outcome, "bad_lines", "reason", "lines")) == [
@@ -305,31 +352,31 @@ def test_two_versions_and_torn_lines_side_by_side(spark: SparkSession, tmp_path:
     assert "schema version 2" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_a_scope_leaves_out_the_rest(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_scope_leaves_out_the_rest(engine: DuckEngine, tmp_path: Path) -> None:
     """--slot, --since and --until choose records; without any record the page says so."""
     write(tmp_path / "log", "apply-1.jsonl", [*RECORDS, batch(1, slot="other")])
     request = ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out"))
-    outcome = make_report(spark, replace(request, scope=Scope(slot="none")), Silent())
+    outcome = make_report(engine, replace(request, scope=Scope(slot="none")), Silent())
     assert outcome.tables["summary"] == []
     assert "Nothing to show" in (tmp_path / "out" / "report.html").read_text()
-    store, midnight = Store(spark, Storage(spark), request.out), BEGIN + timedelta(seconds=10)
+    store, midnight = Store(engine, request.out), BEGIN + timedelta(seconds=10)
     for scope, counts in (
         (Scope(slot="app", until=midnight), (2, 4)),
         (Scope(slot="app", since=midnight), (1, 1)),
         (Scope(), (4, 5)),
     ):
         assert make_views(store, scope)
-        assert (spark.table("batches").count(), spark.table("transactions").count()) == counts
+        assert (_count(engine, "batches"), _count(engine, "transactions")) == counts
 
 
-def test_a_log_that_is_not_there_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_log_that_is_not_there_is_refused(engine: DuckEngine, tmp_path: Path) -> None:
     """A wrong folder is one clear error, not an empty report."""
     with pytest.raises(ReportRefused, match="is no folder"):
-        make_report(spark, ReportRequest(log=str(tmp_path / "nowhere"), out=str(tmp_path / "out")), Silent())
+        make_report(engine, ReportRequest(log=str(tmp_path / "nowhere"), out=str(tmp_path / "out")), Silent())
 
 
 @pytest.fixture(scope="module")
-def flawed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[ReportOutcome, Path]:
+def flawed(engine: DuckEngine, tmp_path_factory: pytest.TempPathFactory) -> tuple[ReportOutcome, Path]:
     """The report over a log with everything that must not make a figure wrong, and its folder.
 
     Slot `app`: a streamed batch, a gap, more conflicts than a record lists, a packed file and a copy of it. Slot
@@ -379,7 +426,7 @@ def flawed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tup
     write(log, "apply-5.jsonl.open", [batch(7)])
     write(log, "notes.txt", ["a foreign file"])
     request = ReportRequest(log=str(log), out=str(log / "report"))
-    return make_report(spark, request, Silent()), log / "report"
+    return make_report(engine, request, Silent()), log / "report"
 
 
 def test_a_flawed_log_gives_no_wrong_figure(flawed: tuple[ReportOutcome, Path]) -> None:
@@ -462,7 +509,7 @@ def _busy(slot: str, execute_s: float, turn_s: float, commit_s: float, **more: o
 
 
 @pytest.fixture(scope="module")
-def limited(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> ReportOutcome:
+def limited(engine: DuckEngine, tmp_path_factory: pytest.TempPathFactory) -> ReportOutcome:
     """The report over logs that are limited by one thing each: slots of that name."""
     folder = tmp_path_factory.mktemp("limited")
     late: dict[str, Any] = {"late_keys": 1, "late_rows": (LateKey(table=A, key="ab12cd34"),)}
@@ -480,7 +527,7 @@ def limited(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Re
         *_busy("old", 0.18, 0.0, 0.02),
     ])  # fmt: skip
     request = ReportRequest(log=str(folder / "log"), out=str(folder / "out"), what_if_transactions=0)
-    return make_report(spark, request, Silent())
+    return make_report(engine, request, Silent())
 
 
 @pytest.mark.parametrize(
@@ -511,18 +558,18 @@ def test_the_verdict_names_who_waited_for_whom(limited: ReportOutcome) -> None:
     assert any("transaction 4711" in text and "for batch 100" in text for text in said.evidence)
 
 
-def test_another_log_is_not_mixed_in(spark: SparkSession, tmp_path: Path, flawed: tuple[ReportOutcome, Path]) -> None:
+def test_another_log_is_not_mixed_in(engine: DuckEngine, tmp_path: Path, flawed: tuple[ReportOutcome, Path]) -> None:
     """The folder of a report takes one log only: files of two may have one name."""
     write(tmp_path / "log", "apply-1.jsonl", [batch(1)])
     with pytest.raises(ReportRefused, match="holds the report of another log"):
-        convert(spark, ReportRequest(log=str(tmp_path / "log"), out=str(flawed[1])), Silent())
+        convert(engine, ReportRequest(log=str(tmp_path / "log"), out=str(flawed[1])), Silent())
 
 
-def test_a_file_that_may_not_be_read_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_file_that_may_not_be_read_is_refused_by_name(engine: DuckEngine, tmp_path: Path) -> None:
     """The file and the reason are named before anything is converted; a folder's permission is no matter of memory."""
     path = write(tmp_path / "log", "apply-1.jsonl", [batch(1)])
     path.chmod(0)
-    storage = Storage(spark)
+    storage = engine.storage
     files = storage.files(str(tmp_path / "log"), SUFFIXES)
     user = os.geteuid()
     if user == 0:  # root may read everything
@@ -533,45 +580,66 @@ def test_a_file_that_may_not_be_read_is_refused_by_name(spark: SparkSession, tmp
     finally:
         os.seteuid(user)
     assert "as a user who may read" in str(refused.value.hint)
-    java: Any = spark._jvm
-    denied = java.java.io.FileNotFoundException("/log/apply-1.jsonl (Permission denied)")
-    with pytest.raises(ReportRefused, match="Permission denied"), spark_errors():
-        raise Py4JJavaError("denied", denied)
+    with pytest.raises(ReportRefused, match="/log: Permission denied"), engine.errors():
+        raise PermissionError(errno.EACCES, "Permission denied", "/log")
 
 
-def test_following_counts_each_record_once(spark: SparkSession, tmp_path: Path) -> None:
-    """A stream that is stopped and started between files, or has lost its checkpoint, counts each record once.
+def test_following_counts_each_record_once(engine: DuckEngine, tmp_path: Path) -> None:
+    """Who looks for new files counts each record once, also while another report converts files.
 
-    So it does beside a report that converts files meanwhile. Figures can be made in the stream's own session.
+    A broken file is passed over, and read once it is whole.
     """
     log = tmp_path / "log"
     request = ReportRequest(log=str(log), out=str(tmp_path / "out"), what_if_transactions=0)
     loaded: list[int] = []
-    batches: list[int] = []
+    ended = threading.Event()
+    ended.set()  # after the first look
 
-    def on_load(session: SparkSession, new_files: int) -> None:
-        loaded.append(new_files)
-        if not batches:
-            outcome = show(session, request, Silent(), new_files=new_files)
-            batches.append(outcome.tables["summary"][0]["batches"])
-
-    def follow_all() -> None:
-        query = follow.start(spark, request, None, on_load)
-        query.awaitTermination()
+    def follow() -> None:
+        look(engine, request, 60, lambda _, new_files, __: loaded.append(new_files), ended)
 
     write(log, "apply-1.jsonl", [batch(1), batch(2)])
-    follow_all()
-    write(log, "apply-2.jsonl", [batch(3), "torn"])
-    follow_all()
-    assert _counts(spark, request) == (3, 1)
+    follow()
+    packed = gzip.compress(write(log, "apply-2.jsonl", [batch(3), "torn"]).read_bytes())
+    (log / "apply-2.jsonl").unlink()
+    (log / "apply-2.jsonl.gz").write_bytes(packed[:40])
+    follow()
+    assert _counts(engine, request) == (2, 0)
+    (log / "apply-2.jsonl.gz").write_bytes(packed)
     write(log, "apply-3.jsonl", [batch(4)])
-    convert(spark, request, Silent())
-    shutil.rmtree(tmp_path / "out" / "checkpoint")
+    convert(engine, request, Silent())
     write(log, "apply-4.jsonl", [batch(5)])
-    follow_all()
-    assert (loaded, batches) == ([1, 1, 1], [2])
-    assert _counts(spark, request) == (5, 1)
-    assert convert(spark, request, Silent()) == 0
+    follow()
+    assert loaded == [1, 1]
+    assert _counts(engine, request) == (5, 1)
+
+
+def test_small_loads_become_few(engine: DuckEngine, tmp_path: Path) -> None:
+    """What came file by file is compacted: the same records, files and days, fewer entries and files of Parquet.
+
+    A day of which records come again is counted again, and only that.
+    """
+    log, out = tmp_path / "log", tmp_path / "out"
+    request = ReportRequest(log=str(log), out=str(out), what_if_transactions=0, window=timedelta(hours=1))
+    store = Store(engine, request.out)
+    days: list[list[int]] = []
+    for n in range(7):
+        at_s = n * 43_200.0
+        write(log, f"apply-{n}.jsonl", [batch(n + 1, received_at=at_s, started_at=at_s, committed_at=at_s)])
+        assert convert(engine, request, Silent(), store) == 1
+        days.append([row["batches"] for row in fold(store, request.out)])
+        store.compact(3)
+    assert [len(found) for found in days] == [1, 2, 2, 3, 3, 4, 4]
+    assert days[-1] == [1, 2, 2, 2]
+    assert len(list((out / "records" / "_manifest").glob("*.json"))) == 3
+    assert len(list((out / "records").rglob("load=*"))) < 7
+    assert _counts(engine, request) == (7, 0)
+    again = Store(engine, request.out)
+    assert (again.files, again.n_records, again.newest) == (store.files, 7, store.newest)
+    assert fold(again, request.out) == fold(store, request.out)
+    latest = show(engine, request, Silent(), new_files=1, store=again).tables
+    assert ([row["batches"] for row in latest["summary"]], latest["gaps"]) == ([1], [])
+    assert [row["batches"] for row in latest["days"]] == days[-1]
 
 
 @pytest.fixture
@@ -585,7 +653,7 @@ def route(source_db: Database, target_db: Database, init_route: Callable[[Route]
 
 
 def test_a_real_run_is_what_both_servers_say(
-    spark: SparkSession, route: Route, start_daemon: StartDaemon, tmp_path: Path
+    engine: DuckEngine, route: Route, start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
     """Transactions, rows and LSNs equal what the publisher sent and progress shows; conflicts those of the history."""
     settings = {"applylog.directory": str(tmp_path / "log"), "applylog.detail": "transaction"}
@@ -605,7 +673,7 @@ def test_a_real_run_is_what_both_servers_say(
     route.source.execute("UPDATE item SET v = 0 WHERE id = 1 OR id > 1000")
     daemon.wait_caught_up()
     daemon.stop()
-    outcome = make_report(spark, ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out")), Silent())
+    outcome = make_report(engine, ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out")), Silent())
     (summary,) = outcome.tables["summary"]
     assert (summary["transactions"], summary["transaction_records"], summary["conflicts"]) == (
         202, 202, 4 + CONFLICTS_LIMIT,
@@ -646,13 +714,20 @@ def test_a_real_run_is_what_both_servers_say(
     assert {row["units"] for row in outcome.tables["what_if"] if row["unit"] == "transaction"} == {202}
     records = [read_record(line) for path in (tmp_path / "log").iterdir() for line in path.read_bytes().splitlines()]
     batches = [record for record in records if isinstance(record, BatchRecord)]
-    runs = spark.sql(WHAT_IF_RUNS).collect()
-    assert [(row["commit_s"], row["whole_s"], row["shortest_s"]) for row in runs] == [flights_of(batches)]
+    # What is played is the same by SQL and by the records.
+    recorded, intervals = more_workers.read(engine, summary["slot"], batches[0].run)
+    by_records = recorded_of(records)
+    assert [_rounded(row) for row in recorded] == [_rounded(row) for row in by_records[0]]
+    assert [_rounded(row) for row in intervals] == [_rounded(row) for row in by_records[1]]
     assert outcome.bad_lines == 0
     ((n_workers, leader_cpu_s, n_seconds),) = _rows(outcome, "reading", "workers", "leader_cpu_s", "seconds")
     assert n_workers == 2
     assert 0 < leader_cpu_s < n_seconds
     assert list(outcome.verdicts) == [summary["slot"]]
+
+
+def _rounded(row: tuple[object, ...]) -> list[object]:
+    return [round(one, 5) if isinstance(one, float) else one for one in row]
 
 
 def test_the_tables_are_readable_as_json(hand_made: tuple[ReportOutcome, Path]) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from parapply.config import Config, load_config
 from parapply.init import init
+from parapply.model import Until
 from parapply.runtime.daemon import Leader
 from parapply.runtime.reload import Reloader
 
@@ -63,7 +64,7 @@ async def test_nothing_of_an_ended_epoch_stays_in_memory(
     slot_name = config.source.slot
     # Parts that other tests of this process have left to the collector; held, so that no new part takes their place.
     others = {id(one): one for one in gc.get_objects() if type(one).__name__ in _OF_AN_EPOCH}
-    running = asyncio.create_task(Leader(Reloader(config, lambda: config), None, takeover=False).run())
+    running = asyncio.create_task(Leader(Reloader(config, lambda: config), Until(), takeover=False).run())
     last = 0
     for _ in range(_LOSSES):
         source_db.execute("INSERT INTO t SELECT coalesce(max(i), 0) + 1 FROM t")

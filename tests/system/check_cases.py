@@ -95,6 +95,7 @@ FOUND: Final = (
     Expected(Code.FILTER_OUTSIDE_IDENTITY, '"public"."filtered"', '"v"'),
     Expected(Code.COLUMNS_OUTSIDE_IDENTITY, '"public"."listed"', '"i"'),
     Expected(Code.STATE_PUBLISHED, '"parapply"', "progress"),
+    Expected(Code.DDL_QUEUE, "parapply.ddl_queue", "ddl.apply is on"),
     Expected(Code.PUBLICATION_OPERATIONS, '"pub"', "truncate"),
     Expected(Code.NOT_REPLICATED, "", "unlogged"),
     Expected(Code.NOT_REPLICATED, "", "materialized view"),

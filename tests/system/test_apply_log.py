@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -175,6 +176,12 @@ def test_the_log_adds_up(
     assert {(one.slot, one.workers) for one in intervals} == {(route.slot, int(settings["apply.workers"]))}
     assert all(one.leader_cpu_s > 0 and one.length_s > 0 and one.behind_bytes >= 0 for one in intervals)
     assert any(one.publisher_s > 0 for one in intervals)
+    assert {(one.commit_order, one.max_batch_transactions) for one in intervals} == {("preserve", 20)}
+    # The servers of the tests are on this machine.
+    assert {one.processors for one in intervals} == {os.cpu_count()}
+    assert any(one.sessions_cpu_s > 0 for one in intervals)
+    timed = [record.seq for record in records if record.flight_commit_s]
+    assert timed == [record.seq for record in records if record.is_one_flight and record.seq % 16 == 0]
     rows: dict[str, dict[str, int]] = {}
     ends = list(seen.ends)
     at = 0

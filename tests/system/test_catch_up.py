@@ -127,10 +127,10 @@ def test_a_run_that_ends_inside_ranges_moves_the_slot(pair: Pair, start_daemon: 
     _fill(pair.source, 1, 20)
     ((until,),) = pair.source.rows("SELECT pg_current_wal_flush_lsn()")
     # More than is read ahead.
-    text = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 300) AS i)"
+    text = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 20) AS i)"
     for number in range(90):
-        first = 100_000 + number * 100
-        pair.source.execute(f"INSERT INTO a SELECT g, 1, {text} FROM generate_series({first}, {first} + 30) AS g")
+        first = 100_000 + number * 1000
+        pair.source.execute(f"INSERT INTO a SELECT g, 1, {text} FROM generate_series({first}, {first} + 450) AS g")
     settings = {**QUICK, **RANGES, "source.catch_up_range_bytes": 1 << 20, "apply.memory_limit_bytes": 1 << 24}
     daemon = start_daemon(pair.route, "--until", until, settings=settings)
     assert daemon.exit_code(60) == 0, daemon.log_tail()
@@ -215,6 +215,21 @@ def test_a_transaction_in_progress_is_left_to_the_stream(pair: Pair) -> None:
         open_one.execute("COMMIT")
         undone.execute("ROLLBACK")
     _fill(pair.source, 101, 20)
+    _stop_equal(pair, daemon)
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_large_rows_send_it_to_the_stream(pair: Pair) -> None:
+    """What a range saves grows with messages, and what it costs with bytes; small rows in front do not hide that."""
+    pair.create(TABLES)
+    _fill(pair.source, 1, 100)
+    pair.source.execute("ALTER TABLE b ADD body text; ALTER TABLE b ALTER body SET STORAGE external")
+    with pair.source.connect() as connection:
+        for number in range(60):
+            connection.execute(f"INSERT INTO b VALUES (-{number}, NULL, 1, repeat('x', 8000))".encode())
+    pair.target.execute("ALTER TABLE b ADD body text")
+    daemon = pair.start(settings=RANGES)
+    assert _left(daemon) == "the rows are large"
     _stop_equal(pair, daemon)
 
 

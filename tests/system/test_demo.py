@@ -65,7 +65,7 @@ def left_behind(scratch: Path) -> list[str]:
 
 def test_the_demonstration_proves_equality_and_leaves_nothing(scratch: Path) -> None:
     """It ends with 0, says of every table that it is equal, races, and leaves neither process nor directory."""
-    with start(scratch, duration_s=3) as demo:
+    with start(scratch, duration_s=1) as demo:
         output, _ = demo.communicate(timeout=END_TIMEOUT_S)
     assert demo.returncode == 0, output
     assert "Every comparison was equal." in output

@@ -183,3 +183,19 @@ def test_renamed_tables(
         ("public.a",), ("public.b",), ("public.other",), ("s.c",), ("w.d",),
     ]  # fmt: skip
     daemon.stop()
+
+
+def test_a_copied_table_that_is_made_again(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """A table dropped and made again under its name is a new one: it joins, and is not left out without a word."""
+    tables = "CREATE TABLE t (id int PRIMARY KEY)"
+    route = _copied(source_db, target_db, run_command, tables, "ALL TABLES")
+    daemon = start_daemon(route)
+    source_db.execute("INSERT INTO t VALUES (1)")
+    daemon.wait_caught_up()
+    _both(route, "DROP TABLE t", tables)
+    source_db.execute("INSERT INTO t VALUES (2)")
+    daemon.wait_caught_up()
+    assert target_db.rows("SELECT id FROM t") == [(2,)]
+    assert _waiting(route) == []

@@ -74,6 +74,35 @@ def test_a_table_is_copied_anew(route: Route, run_command: RunCommand, start_dae
     check_equal(route, "acct", "xfer")
 
 
+def test_a_paused_table_stands_still_until_it_is_resumed(
+    route: Route, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """After `pause` nothing is applied to a table, and everything to the others; `resume` brings it where they are.
+
+    It is shown, and a plain `refresh` leaves it paused.
+    """
+    held = "SELECT count(*), max(id) FROM xfer"
+    daemon = start_daemon(route)
+    with BankLoad(route.source, seed=3, pace_s=0.002) as load:
+        load.wait_for_more(50)
+        paused = run_command(route, "pause", "public.xfer")
+        assert paused.returncode == 0, paused.stderr
+        before = route.target.rows(held)
+        load.wait_for_more(50)
+        daemon.wait_caught_up()
+        assert route.target.rows(held) == before != route.source.rows(held)
+        assert "`parapply resume`: public.xfer" in run_command(route, "refresh").stdout
+        assert "paused" in run_command(route, "status").stdout
+        resumed = run_command(route, "resume", "public.xfer")
+        assert resumed.returncode == 0, resumed.stderr
+        load.wait_for_more(50)
+    daemon.wait_caught_up()
+    again = run_command(route, "resume", "public.xfer")
+    assert (again.returncode, "not paused: public.xfer" in again.stderr) == (4, True)
+    daemon.stop()
+    check_equal(route, "acct", "xfer")
+
+
 def test_without_a_free_slot_a_table_stays_copied(route: Route, run_command: RunCommand) -> None:
     """A refresh that gets no snapshot is refused before the table is noted as being copied: its changes go on."""
     states = "SELECT table_name, state FROM parapply.copies ORDER BY 1"

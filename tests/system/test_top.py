@@ -150,6 +150,28 @@ def test_once(pair: Pair, run_command: RunCommand) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("textual") is None, reason="the extra top is not installed")
+def test_what_limits_now(pair: Pair, run_command: RunCommand) -> None:
+    """While a session holds a row's lock the daemon says that locks limit, with number, evidence and advice."""
+    pair.create(_TABLES)
+    pair.write("INSERT INTO item VALUES (1, 0)")
+    daemon = pair.start(workers=1)
+    daemon.wait_caught_up()
+    with foreign_transaction(pair.target, "SELECT FROM item WHERE id = 1 FOR UPDATE"):
+        pair.write("UPDATE item SET v = 1 WHERE id = 1")
+        pair.target.wait_until("SELECT limits ->> 'detail' = 'locks' FROM parapply.slots")
+        shown = " ".join(run_command(pair.route, "status").stdout.split())
+        assert "what limits The target: statements waited for locks of other sessions, " in shown
+        assert "what to do find the sessions that hold the locks on the target" in shown
+        assert "because Of the last " in shown
+        assert "Lock:transactionid" in shown
+        top = " ".join(run_command(pair.route, "top", "--once").stdout.split())
+        assert "locks of other sessions" in top
+        assert "parapply status names them" in top
+    daemon.wait_caught_up()
+    daemon.stop()
+    assert json.loads(run_command(pair.route, "status", "--json").stdout)["limits"] is None
+
+
 def test_in_a_terminal(pair: Pair) -> None:
     """It shows the slot, sorts and pauses by key, outlives a target that goes away for a while, and ends with q."""
     pair.create(_TABLES)

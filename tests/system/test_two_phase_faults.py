@@ -42,8 +42,10 @@ __all__ = ["pair"]
 pytestmark = pytest.mark.crash
 
 _COMMANDS = {"PREPARE": b"PREPARE TRANSACTION", "COMMIT": b"COMMIT PREPARED", "ROLLBACK": b"ROLLBACK PREPARED"}
-# Bind messages of the statements that record it: unnamed portal, name of the statement.
-_RECORDS = {"PREPARE": b"\0note\0", "COMMIT": b"\0forget\0", "ROLLBACK": b"\0forget\0"}
+# Of the statements that record it. A session sends their text at their first use and at their second, and it does not
+# live longer here.
+_NOTE, _FORGET = b".undecided (slot_id, gid) VALUES", b"WITH noted AS (DELETE"
+_RECORDS = {"PREPARE": _NOTE, "COMMIT": _FORGET, "ROLLBACK": _FORGET}
 #: Acknowledged at once, and on disk ten seconds later unless somebody flushes.
 _LAZY = {"synchronous_commit": "off", "wal_writer_delay": "10s", "wal_writer_flush_after": "1GB"}
 

@@ -119,6 +119,11 @@ def test_one_row_is_found_in_any_kind_of_range(
     start_daemon(route).wait_for_event("source_connected")
     equal = run_command(route, "verify")
     assert (equal.returncode, equal.stderr) == (0, ""), equal.stdout
+    sampled = run_command(route, "verify", "--sampled", "1")
+    assert (sampled.returncode, "equal (of 4 only a sample)" in sampled.stdout) == (0, True), sampled.stdout
+    target_db.execute("UPDATE numbers SET v = 'w'")
+    assert run_command(route, "verify", "--sampled", "1", "--table", "public.numbers").returncode == 1
+    target_db.execute("UPDATE numbers SET v = 'v'")
     target_db.execute(_DAMAGE_MANY)
     done = run_command(route, "verify", "--json")
     assert done.returncode == 1, done.stderr

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from parapply.model import Relation, Transaction
+    from parapply.runtime.apply.command_rules import CommandRules
     from parapply.runtime.apply.conflicts import ConflictHandler
+    from parapply.runtime.apply.ddl import PiecesWithCommands
     from parapply.runtime.apply.pieces import Pieces
     from parapply.runtime.pool.job import LargeJob
     from parapply.runtime.pool.streams import StreamBuffer
@@ -173,6 +175,8 @@ class Target:
         """Nothing is under way."""
 
     stop = abandon = settle
+    done: tuple[object, ...] = ()
+    has_commands = False
 
     async def resolve_streamed(self, relations: Sequence[Relation]) -> None:
         """Every table is known."""
@@ -198,8 +202,9 @@ class _Following(StreamApply):
 class _AtOnce(LargeApply):
     """With a target in place of pieces."""
 
-    def _pieces(self) -> Pieces:
-        return cast("Pieces", self._session)
+    def _pieces(self, commit_lsn: int) -> PiecesWithCommands:
+        del commit_lsn
+        return cast("PiecesWithCommands", self._session)
 
 
 class _Ended(TargetTransaction):
@@ -300,6 +305,7 @@ class Subscriber:
             tables=cast("TablePlans", self.target),
             conflict_handler=cast("ConflictHandler", _NothingFails()),
             two_phase=cast("TwoPhase", None),
+            commands=cast("CommandRules", None),
             tracks_commits=False,
             stops_on_error=True,
             piece_bytes=self._piece_bytes,

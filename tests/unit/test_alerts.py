@@ -34,6 +34,8 @@ _RULES: Final = dict(re.findall(r"- alert: (\w+)\n(.*?)(?=\n +(?:- alert|#)|\Z)"
 _BEFORE_MIN: Final = 20
 _AFTER_MIN: Final = 30
 _PROMTOOL_TIMEOUT_S: Final = 60.0
+#: A target that is late on purpose, and no later, is no trouble.
+_DELAY_S: Final = 3600.0
 
 
 @dataclass
@@ -46,11 +48,12 @@ class Shown:
     is_up: bool = True
 
     def quiet(self) -> None:
-        """Show a daemon that has nothing to do."""
+        """Show a daemon that has nothing to do but to wait for apply.delay_s."""
         self.is_up = True
         self.values = {
             table.READY: {(): 1},
-            table.LAG_SECONDS: {(): 0},
+            table.LAG_SECONDS: {(): _DELAY_S},
+            table.DELAY: {(): _DELAY_S},
             table.LAG_BYTES: {(): 0},
             table.SLOT_RETAINED: {(): 1e6},
             table.SLOT_SAFE: {(): 1e9},
@@ -125,7 +128,7 @@ _TROUBLES: Final = {
     "no answer": Trouble(("ParapplyDown",), 3, _down),
     "ends and is started again": Trouble(("ParapplyConflicts", "ParapplyRestarts"), 10, _restarted),
     "an end is away": Trouble(("ParapplyNotReady",), 4, _gauge(table.READY, 0)),
-    "behind": Trouble(("ParapplyLag",), 7, _gauge(table.LAG_SECONDS, 301)),
+    "behind": Trouble(("ParapplyLag",), 7, _gauge(table.LAG_SECONDS, _DELAY_S + 301)),
     "WAL is kept, without a limit": Trouble(("ParapplyRetainedWal",), 7, _unlimited),
     "little WAL may still be kept": Trouble(("ParapplySlotAtRisk",), 2, _gauge(table.SLOT_SAFE, 1e5)),
     "the slot is about to be lost": Trouble(("ParapplySlotAtRisk",), 2, _unreserved),

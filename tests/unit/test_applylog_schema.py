@@ -130,6 +130,13 @@ def interval() -> IntervalRecord:
         paused_s=0.125,
         behind_bytes=1000,
         backends=(BackendSample(wait="IO:WALSync", samples=3),),
+        commit_order="relaxed",
+        max_batch_transactions=100,
+        max_batch_changes=200,
+        max_batch_bytes=4096,
+        processors=2,
+        busy_cpu_s=1.5,
+        sessions_cpu_s=0.75,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -278,3 +279,30 @@ def test_a_list_that_is_too_deep_is_a_wrong_value() -> None:
     """The parser's own limit is no reason to fail otherwise."""
     with pytest.raises(ConfigError, match=r"^source\.publications: "):
         load_config(None, ["source.publications=" + "[" * 5000], {}, {}, required=())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rule"),
+    [
+        (['mapping.tables."public.a"=b'], 'both names must be written "schema.table"'),
+        (["mapping.schemas.a=b.c"], "both names must be written as the name of a schema"),
+        (
+            ['mapping.tables."public.a"=x.c', 'mapping.tables."public.b"=x.c'],
+            "two of the publisher's names lead to one",
+        ),
+        (["mapping.schemas.a=b", "ddl.apply=true"], "must be empty with ddl.apply"),
+    ],
+)
+def test_names_on_the_target_are_checked(overrides: list[str], rule: str) -> None:
+    """A mapping that cannot be followed, or that commands of the publisher would not follow, is refused."""
+    with pytest.raises(ConfigError, match=re.escape(rule)):
+        load_config(None, overrides, GIVEN, {})
+
+
+def test_a_table_has_its_own_name_before_that_of_its_schema() -> None:
+    """What is named by itself is not taken for one of its schema; what is not named keeps its name."""
+    mapping = load_config(None, ['mapping.tables."a.t"=x.y', "mapping.schemas.a=b"], GIVEN, {}).mapping
+    assert [mapping.target_of(("a", "t")), mapping.target_of(("a", "u")), mapping.target_of(("c", "t"))] == [
+        ("x", "y"), ("b", "u"), ("c", "t"),
+    ]  # fmt: skip
+    assert mapping.shown(("a", "u")) == "a.u (b.u on the target)"

@@ -29,7 +29,9 @@ _COMMAND_WORDS = ("parapply", "psql", "make", "pip", "docker", "systemctl", "pyt
 #: A word that begins with a letter and is no command is prose: a span with a message, a unit's name.
 _COMMAND = re.compile(r"(?:^|(?<=[|&;(]) ?|(?<=/bin/)|(?<= -- ))parapply (?P<words>[a-z][a-z-]*\b[^`|;&#)\n]*)")
 _MAKE = re.compile(r"(?:^|\s)make (?P<target>[a-z][a-z-]*)\b(?! sure)")
-_SETTING = re.compile(r"(?P<section>source|target|apply|conflict|applylog|metrics|log)\.(?!py$|pyx$)(?P<key>[a-z_]+)")
+_SETTING = re.compile(
+    r"(?P<section>source|target|apply|conflict|applylog|metrics|sequences|mapping|log)\.(?!py$|pyx$)(?P<key>[a-z_]+)"
+)
 _VARIABLE = re.compile(r"\bPARAPPLY_(?P<section>[A-Z]+)__(?P<key>[A-Z_]+?)(?:_FILE)?\b")
 _LINK = re.compile(r"\]\((?P<target>[^)#\s]*)(?:#(?P<anchor>[^)\s]+))?\)")
 #: Names of the same form that are no metrics: roles, programs and databases of the examples.
@@ -166,8 +168,12 @@ def test_events_exist() -> None:
 
 
 def test_state_tables_exist() -> None:
-    """Each `parapply.NAME` of a document is a table, view or function of the state schema, or a module."""
+    """Each `parapply.NAME` of a document is a table, view or function of the state schema, or a module.
+
+    Or what `init --ddl` makes on the publisher.
+    """
     have = set(re.findall(r"\{s\}\.(\w+)", _texts_of_code()))
+    have |= set(re.findall(r"(?:TABLE IF NOT EXISTS|REPLACE FUNCTION) parapply\.(\w+)", _texts_of_code()))
     named = {
         (page, name)
         for page, text in pages().items()

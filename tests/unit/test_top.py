@@ -35,14 +35,23 @@ def _worker(number: int, state: str = "idle", waits_for: str | None = None, tran
     }  # fmt: skip
 
 
+_LIMITS = {
+    "limit": "target", "detail": "CPU", "share": 0.97, "window_s": 120.0,
+    "words": "The target: all workers executed statements, on its processors, 97 % of the time.",
+    "advice": "more workers while the target has idle processors; fewer indexes and triggers on the busiest tables",
+    "evidence": ["Of the last 120 s: target CPU 97 %, source 3 %."],
+}  # fmt: skip
+
+
 def _report(**more: object) -> dict[str, Any]:
     return {
         "slot_name": "app", "database_name": "app", "lowest_remote_lsn": "FFFFFFFF/FFFFFFFF",
         "highest_remote_lsn": "FFFFFFFF/FFFFFFFF", "confirmed_flush_lsn": "0/1", "lag_bytes": 10**12, "lag_s": 0.5,
         "commit_order": "preserve", "worker_count": 4, "state": "running", "reason": "", "two_phase": "disabled",
-        "reading": "stream",
+        "reading": "stream", "limits": _LIMITS,
         "updated_at": "2026-11-21 22:00:00", "silent_s": 0.3, "host": "h", "pid": 7, "version": "1",
-        "started_at": "2026-11-21 21:00:00", "workers": [], "tables": [], "copies": [], "prepared": [], "conflicts": [],
+        "started_at": "2026-11-21 21:00:00", "workers": [], "tables": [], "copies": [], "ddl": [],
+        "prepared": [], "conflicts": [],
         "is_daemon_connected": True, "source": {"is_reachable": False, "error": "no route to host " * 9}, **more,
     }  # fmt: skip
 

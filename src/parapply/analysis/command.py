@@ -1,4 +1,4 @@
-"""The command `parapply report`, and the same for spark-submit; imports Spark when it runs.
+"""The command `parapply report`, and the same for spark-submit; imports an engine when it runs.
 
 In go options; out come lines for people, or one JSON object, and the exit code.
 """
@@ -11,9 +11,9 @@ import re
 import signal
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,13 +26,16 @@ from parapply.extras import install_hint
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pyspark.sql import SparkSession
-
+    from parapply.analysis.engine import Engine
     from parapply.analysis.job import ReportOutcome, ReportRequest
+    from parapply.analysis.store import Store
 
 _OUT: Final = "parapply-report"
+#: Size of a log, unpacked, from which on it is Spark's.
+_SPARK_BYTES: Final = 1 << 30
+#: How much larger a packed file is, about.
+_PACKED_TIMES: Final = 10
 _MEMORY: Final = re.compile(r"[1-9][0-9]*[mgMG]")
-_WAIT_S: Final = 1
 #: Files that are not read, named on the terminal.
 _SHOWN_FILES: Final = 10
 _EPILOG: Final = """\b
@@ -40,6 +43,7 @@ Examples:
   parapply report /var/log/parapply --out report
   parapply report /var/log/parapply --out report --follow --every 30
   parapply report /var/log/parapply --slot app --since 2026-11-21T10:00 --json | jq .tables.summary
+  parapply report /var/log/parapply --since 2026-11-21T10:00 --compare 2026-11-20T10:00..2026-11-21T10:00
   parapply report --bundle job
   spark-submit --py-files job/parapply.zip job/parapply_report.py hdfs:///logs/parapply --out hdfs:///reports/parapply
 Every figure is explained on the page, and in docs/REPORT.md."""
@@ -61,6 +65,17 @@ def _time(_context: click.Context, _parameter: click.Parameter, value: str | Non
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
+def _span(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[datetime | None, datetime | None] | None:
+    if value is None:
+        return None
+    since, dots, until = value.partition("..")
+    if not dots:
+        raise click.BadParameter("give two times, such as 2026-11-20..2026-11-21 or ..2026-11-20T10:00")
+    return _time(context, parameter, since or None), _time(context, parameter, until or None)
+
+
 def _common_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = [
         click.option("--out", metavar="DIR", default=_OUT, show_default=True, help="Of the report; kept and added to."),
@@ -69,9 +84,16 @@ def _common_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--every", "every_s", type=click.FloatRange(min=1), default=30.0, show_default=True, metavar="S",
             help="With --follow: seconds between looks for new files.",
         ),
+        click.option(
+            "--window", "window_h", type=click.FloatRange(min=0.1), default=24.0, show_default=True, metavar="HOURS",
+            help="With --follow and without --since: figures of the latest hours, and a row for each day before.",
+        ),
         click.option("--slot", metavar="NAME", help="Records of one slot only."),
         click.option("--since", metavar="TIME", callback=_time, help="Commits from then on; in UTC."),
         click.option("--until", metavar="TIME", callback=_time, help="Commits before then."),
+        click.option(
+            "--compare", metavar="SINCE..UNTIL", callback=_span, help="Another span of time next to it.",
+        ),
         click.option(
             "--what-if", "what_if_transactions", type=click.IntRange(min=0), default=200_000, show_default=True,
             metavar="N", help="Transactions of a slot that are replayed with more workers at most; 0: none.",
@@ -86,18 +108,29 @@ def _common_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command(epilog=_EPILOG)
 @click.argument("logdir", required=False)
 @_common_options
-@click.option("--memory", default="2g", show_default=True, callback=_memory, help="Of Java; more goes to disk.")
+@click.option(
+    "--engine",
+    "engine_name",
+    type=click.Choice(["auto", "duckdb", "spark"]),
+    default="auto",
+    show_default=True,
+    help="DuckDB in this process, or Spark; auto: DuckDB for a log below 1 GB on this machine.",
+)
+@click.option("--memory", default="2g", show_default=True, callback=_memory, help="Of the engine; more goes to disk.")
 @click.option("--cores", type=click.IntRange(min=1), help="Processors to use.  [default: all]")
+@click.option("--master", metavar="URL", help="Spark's, such as spark://host:7077 or yarn.  [default: this machine]")
 @click.option("--spark", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of Spark's own; repeatable.")
 @click.option(
     "--bundle", "bundle_folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
     help="Write the job for spark-submit into DIR and do nothing else.",
 )  # fmt: skip
-def report(
+def report(  # noqa: PLR0913  one for each option
     *,
     logdir: str | None,
+    engine_name: str,
     memory: str,
     cores: int | None,
+    master: str | None,
     settings: tuple[str, ...],
     bundle_folder: Path | None,
     **options: Any,  # noqa: ANN401  click's options
@@ -120,11 +153,25 @@ def report(
     wrong = [one for one in settings if "=" not in one]
     if wrong:
         raise click.UsageError(f"--spark {wrong[0]}: give KEY=VALUE")
-    check_installed()
-    from parapply.analysis.session import local_session  # noqa: PLC0415
+    is_sparks = master is not None or bool(settings)
+    if engine_name == "duckdb" and is_sparks:
+        raise click.UsageError("--master and --spark are for --engine spark")
+    if engine_name == "auto":
+        engine_name = "spark" if is_sparks else choose(logdir, options["out"])
+    check_installed(engine_name)
+    if engine_name == "duckdb":
+        from parapply.analysis.duck import DuckEngine  # noqa: PLC0415
+        from parapply.analysis.follow import look  # noqa: PLC0415
 
-    with local_session(memory, cores, dict(one.split("=", 1) for one in settings)) as local:
-        _run(local.session, logdir, options)
+        with closing(DuckEngine(memory, cores)) as engine:
+            _run(engine, logdir, options, look)
+        return
+    from parapply.analysis.follow import stream  # noqa: PLC0415
+    from parapply.analysis.session import local_session  # noqa: PLC0415
+    from parapply.analysis.spark import SparkEngine  # noqa: PLC0415
+
+    with local_session(memory, cores, dict(one.split("=", 1) for one in settings), master) as local:
+        _run(SparkEngine(local.session), logdir, options, stream)
 
 
 @click.command()
@@ -134,14 +181,16 @@ def _submitted(*, logdir: str, **options: Any) -> None:  # noqa: ANN401  click's
     """Do the same in the session that spark-submit has started."""
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
+    from parapply.analysis.follow import stream  # noqa: PLC0415
     from parapply.analysis.session import SETTINGS  # noqa: PLC0415
+    from parapply.analysis.spark import SparkEngine  # noqa: PLC0415
 
     builder = SparkSession.builder.appName("parapply report")
     for name, value in SETTINGS.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     try:
-        _run(spark, logdir, options)
+        _run(SparkEngine(spark), logdir, options, stream)
     finally:
         spark.stop()
 
@@ -159,57 +208,82 @@ def submitted(arguments: Sequence[str]) -> int:
     return 0
 
 
-def check_installed() -> None:
+def check_installed(engine: str) -> None:
     """Refuse to run without the extra.
+
+    Args:
+        engine: duckdb or spark.
 
     Raises:
         ReportRefused: a package is missing.
     """
-    missing = [name for name in ("pyspark", "plotly", "jinja2") if find_spec(name) is None]
+    needed = {"duckdb": ("duckdb", "pytz"), "spark": ("pyspark",)}[engine]
+    missing = [name for name in (*needed, "pyarrow", "plotly", "jinja2") if find_spec(name) is None]
     if missing:
-        raise ReportRefused(
-            f"The report needs {' and '.join(missing)}.",
-            hint=f"{install_hint('report')}; without Java: {install_hint('report', 'java')}",
-        )
+        java = f"; without Java: {install_hint('report', 'java')}" if engine == "spark" else ""
+        raise ReportRefused(f"The report needs {' and '.join(missing)}.", hint=f"{install_hint('report')}{java}")
 
 
-def _run(spark: SparkSession, logdir: str, options: dict[str, Any]) -> None:
+def choose(log: str, out: str) -> str:
+    """Return the engine for a log: duckdb where both folders are of this machine and the log is not large, else spark.
+
+    Raises:
+        ReportRefused: a folder of the log may not be read.
+    """
+    from parapply.analysis.local import LocalStorage, is_local  # noqa: PLC0415
+    from parapply.analysis.store import PACKED, SUFFIXES  # noqa: PLC0415
+
+    if find_spec("duckdb") is None or not (is_local(log) and is_local(out)):
+        return "spark"
+    try:
+        files = LocalStorage().files(log, SUFFIXES)
+    except OSError as error:
+        raise ReportRefused(f"{error.filename} cannot be read: {error.strerror}.") from error
+    size_bytes = sum(file.size_bytes * (_PACKED_TIMES if file.name.endswith(PACKED) else 1) for file in files)
+    return "duckdb" if size_bytes < _SPARK_BYTES else "spark"
+
+
+def _run(engine: Engine, logdir: str, options: dict[str, Any], follow: Callable[..., None]) -> None:
     from parapply.analysis.job import ReportRequest, make_report  # noqa: PLC0415
     from parapply.analysis.progress import shown  # noqa: PLC0415
     from parapply.analysis.views import Scope  # noqa: PLC0415
 
+    slot, span = options["slot"], options["compare"]
     request = ReportRequest(
         log=logdir,
         out=options["out"],
-        scope=Scope(slot=options["slot"], since=options["since"], until=options["until"]),
+        scope=Scope(slot=slot, since=options["since"], until=options["until"]),
+        compare=Scope(slot=slot, since=span[0], until=span[1]) if span else None,
         what_if_transactions=options["what_if_transactions"],
     )
     if options["is_following"]:
-        _follow(spark, request, options["every_s"], options["is_json"])
+        _follow(engine, request, options["every_s"], options["is_json"], follow, options["window_h"])
         return
-    with shown(spark) as steps:
-        outcome = make_report(spark, request, steps)
+    with shown(engine) as steps:
+        outcome = make_report(engine, request, steps)
     _print(outcome, options["is_json"])
 
 
-def _follow(spark: SparkSession, request: ReportRequest, every_s: float, is_json: bool) -> None:  # noqa: FBT001  passed on
-    from parapply.analysis import follow  # noqa: PLC0415
-    from parapply.analysis.job import show, spark_errors  # noqa: PLC0415
+def _follow(  # noqa: PLR0913, PLR0917  passed on
+    engine: Engine,
+    request: ReportRequest,
+    every_s: float,
+    is_json: bool,  # noqa: FBT001
+    follow: Callable[..., None],
+    window_h: float,
+) -> None:
+    from parapply.analysis.job import show  # noqa: PLC0415
     from parapply.analysis.progress import Silent  # noqa: PLC0415
 
-    request = replace(request, refresh_s=math.ceil(every_s))
-    # The page is there from the beginning, and says what there is.
-    _print(show(spark, request, Silent(), new_files=0), is_json)
+    request = replace(request, refresh_s=math.ceil(every_s), window=timedelta(hours=window_h))
 
-    def on_load(session: SparkSession, new_files: int) -> None:
-        _print(show(session, request, Silent(), new_files=new_files), is_json)
+    def on_load(mine: Engine, new_files: int, store: Store | None) -> None:
+        _print(show(mine, request, Silent(), new_files=new_files, store=store), is_json)
 
-    with _stop_asked() as stop, spark_errors():
-        query = follow.start(spark, request, every_s, on_load)
-        while not stop.is_set() and not query.awaitTermination(_WAIT_S):
-            pass
-        # What was converted is in the manifest; what was not is handed out again.
-        query.stop()
+    with _stop_asked() as stop:
+        # The page is there from the beginning, and says what there is.
+        on_load(engine, 0, None)
+        follow(engine, request, every_s, on_load, stop)
 
 
 @contextmanager

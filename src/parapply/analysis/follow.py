@@ -1,75 +1,107 @@
-"""The report while the daemon writes: a stream of closed files, each converted once, the page made again after each.
+"""The report while the daemon writes: each closed file is converted once, the page made again after each.
 
-In go a session and a `ReportRequest`; out comes the same folder as from `job`, kept up to date until it is stopped.
-Spark's checkpoint remembers which files the stream has handed out, and the store's manifest which are done: a stream
-that is killed hands its last files out again, and those that are done are passed over. So are files that a report
-without ``--follow`` has converted, and a lost checkpoint costs a check of every file and nothing else.
+In go an engine and a `ReportRequest`; out comes the same folder as from `job`, kept up to date until it is stopped.
+With Spark it is a stream: its checkpoint remembers which files it has seen, and each time that there are others they
+are converted. What is done is in the store's manifest and nowhere else, so a stream that is killed, has lost its
+checkpoint or runs alongside a report without ``--follow`` counts each record once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from parapply.analysis.job import check_log, spark_errors
-from parapply.analysis.lines import JSON_OPTIONS
-from parapply.analysis.schema import wide_schema
-from parapply.analysis.storage import Storage
+from parapply.analysis.job import checked_store, convert
+from parapply.analysis.progress import Silent
 from parapply.analysis.store import SUFFIXES, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import threading
 
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql import DataFrame
 
+    from parapply.analysis.engine import Engine
     from parapply.analysis.job import ReportRequest
+    from parapply.analysis.spark import SparkEngine
 
+_WAIT_S: Final = 1
+#: Called with an engine, the number of files that have been converted, and the store where it is kept.
+OnLoad = Callable[["Engine", int, "Store | None"], None]
 _OPTIONS: Final = {
-    **JSON_OPTIONS,
     "pathGlobFilter": f"*{{{','.join(SUFFIXES)}}}",
     "recursiveFileLookup": "true",
     # By default a file a week older than the newest is passed over; a daemon of long ago may have left one.
     "maxFileAge": "36500d",
-    # Bounds what is repeated after a stop in the first pass over a log of years.
-    "maxFilesPerTrigger": "64",
 }
 
 
-def start(
-    spark: SparkSession, request: ReportRequest, every_s: float | None, on_load: Callable[[SparkSession, int], None]
-) -> StreamingQuery:
-    """Start the stream.
+def look(
+    engine: Engine,
+    request: ReportRequest,
+    every_s: float,
+    on_load: OnLoad,
+    stop: threading.Event,
+) -> None:
+    """Look for new files until the event is set.
 
     Args:
-        spark: ends with the caller.
+        engine: of this process.
         request: as for `job.make_report`.
-        every_s: seconds between checks for new files; None handles those that are there and ends.
-        on_load: called, in another thread, with the number of files that have been converted, and a session of it.
+        every_s: seconds between two looks.
+        on_load: called with the engine, the number of files that have been converted, and the store.
+        stop: set by another thread, or by a signal.
 
     Raises:
-        ReportRefused: there is no such log.
-        ReportFailed: Spark could not start; see also `StreamingQuery.exception` later.
+        ReportRefused: as `job.convert`.
+        ReportFailed: as `job.convert`.
     """
-    with spark_errors():
-        check_log(Storage(spark), request)
-        lines = spark.readStream.schema(wide_schema()).options(**_OPTIONS).json(request.log).select("*", "_metadata")
+    with engine.errors():
+        store = checked_store(engine, request)
+    while True:
+        new_files = convert(engine, request, Silent(), store)
+        if new_files:
+            on_load(engine, new_files, store)
+            # After the days were folded: a compacted load does not say of which days it has new records.
+            with engine.errors():
+                store.compact()
+        if stop.wait(every_s):
+            return
+
+
+def stream(
+    engine: SparkEngine,
+    request: ReportRequest,
+    every_s: float | None,
+    on_load: OnLoad,
+    stop: threading.Event,
+) -> None:
+    """Do the same as a stream of Spark's; `every_s` None handles the files that are there and ends.
+
+    `on_load` is called in another thread, with another session.
+    """
+    from parapply.analysis.spark import SparkEngine  # noqa: PLC0415  PySpark
+
+    with engine.errors():
+        checked_store(engine, request)
+        files = engine.session.readStream.options(**_OPTIONS).text(request.log)
 
         def load(part: DataFrame, _number: int) -> None:
-            new_files = _load(part, request)
+            # Nothing is read through the stream: it says that there are files, and a broken one would end it.
+            mine = SparkEngine(part.sparkSession)
+            new_files = convert(mine, request, Silent())
             if new_files:
-                on_load(part.sparkSession, new_files)
+                on_load(mine, new_files, None)
+                with mine.errors():
+                    Store(mine, request.out).compact()
 
-        writer = lines.writeStream.queryName("parapply report").foreachBatch(load)
+        writer = files.writeStream.queryName("parapply report").foreachBatch(load)
         writer = writer.option("checkpointLocation", f"{request.out.rstrip('/')}/checkpoint")
         if every_s is None:
-            return writer.trigger(availableNow=True).start()
-        return writer.trigger(processingTime=f"{round(every_s * 1000)} milliseconds").start()
-
-
-def _load(part: DataFrame, request: ReportRequest) -> int:
-    """Convert the lines of files that are not in the store yet; return how many files."""
-    spark = part.sparkSession
-    storage = Storage(spark)
-    store = Store(spark, storage, request.out)
-    files, log = storage.files(request.log, SUFFIXES), storage.qualified(request.log)
-    return store.load_stream(part, files, log, storage.raw_path(request.log))
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=f"{round(every_s * 1000)} milliseconds")
+        query = writer.start()
+        while not stop.is_set() and not query.awaitTermination(_WAIT_S):
+            pass
+        # What was converted is in the manifest; what was not is handed out again.
+        query.stop()

@@ -1,46 +1,37 @@
 """The report in the order of the work: closed files to Parquet, views, figures, page.
 
-In go a session and a `ReportRequest`; out come the folder ``out`` and a `ReportOutcome`. What Spark and Java raise
-becomes one of our errors here, and nowhere else.
+In go an engine and a `ReportRequest`; out come the folder ``out`` and a `ReportOutcome`.
 """
 
 from __future__ import annotations
 
-import re
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
-
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
 
 from parapply import __version__
 from parapply.analysis import page, words
+from parapply.analysis.compare import COMPARED, comparison
 from parapply.analysis.compute import QUERIES, compute
+from parapply.analysis.fold import fold
 from parapply.analysis.parquet import as_parquet
-from parapply.analysis.storage import Storage
 from parapply.analysis.store import PACKED, SUFFIXES, Store, groups, ignored
 from parapply.analysis.views import Scope, make_views
-from parapply.errors import ReportFailed, ReportRefused
+from parapply.errors import ReportRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from pyspark.sql import SparkSession
-
-    from parapply.analysis.compute import Rows, Tables
+    from parapply.analysis.engine import Engine, Rows, Tables
     from parapply.analysis.progress import Steps
-    from parapply.analysis.storage import StoredFile
-    from parapply.analysis.verdict import LimitVerdict
+    from parapply.analysis.storage import Storage, StoredFile
+    from parapply.limits import LimitVerdict
 
-#: Transactions that the what-if replays at most: some seconds for each hundred thousand.
+#: Transactions that are replayed at most: some seconds for each hundred thousand.
 WHAT_IF_TRANSACTIONS: Final = 200_000
 #: Name of the page below the folder of the report.
 PAGE: Final = "report.html"
-_DENIED: Final = "Permission denied"
 _DENIED_HINT: Final = "run it as a user who may read the log's folders and files, and write into --out"
-_REASON: Final = re.compile(r"^(?:[\w.$]+(?:Exception|Error): |\[[A-Z_.]+\] )+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +43,8 @@ class ReportRequest:
         out: folder of the report; it keeps what was converted, so that the next report reads new files only.
         scope: which records are read.
         what_if_transactions: how many transactions of a slot are replayed at most; 0 leaves it out.
+        compare: another span of time, set beside the scope's.
+        window: only the latest records, and a row for each day of all; None: all of them.
         refresh_s: the page reloads itself so often; 0 never.
     """
 
@@ -59,7 +52,9 @@ class ReportRequest:
     out: str
     scope: Scope = field(default_factory=Scope)
     what_if_transactions: int = WHAT_IF_TRANSACTIONS
+    compare: Scope | None = None
     refresh_s: int = 0
+    window: timedelta | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,50 +82,64 @@ class ReportOutcome:
     ignored: Rows = field(default_factory=list)
 
 
-def make_report(spark: SparkSession, request: ReportRequest, steps: Steps) -> ReportOutcome:
+def make_report(engine: Engine, request: ReportRequest, steps: Steps) -> ReportOutcome:
     """Convert new files, compute the figures, write tables and page; raises what `convert` does."""
-    return show(spark, request, steps, new_files=convert(spark, request, steps))
+    return show(engine, request, steps, new_files=convert(engine, request, steps))
 
 
-def convert(spark: SparkSession, request: ReportRequest, steps: Steps) -> int:
+def convert(engine: Engine, request: ReportRequest, steps: Steps, store: Store | None = None) -> int:
     """Convert closed files that are not converted yet; return how many.
+
+    Args:
+        engine: that does it.
+        request: of what.
+        steps: learns about each step.
+        store: that is known from before.
 
     Raises:
         ReportRefused: there is no such log, or one of its files cannot be read; or the report's folder holds another
             log, or another report writes into it.
-        ReportFailed: Spark could not do it; running it again continues where it stopped.
+        ReportFailed: the engine could not do it; running it again continues where it stopped.
     """
-    with spark_errors():
-        storage = Storage(spark)
-        check_log(storage, request)
-        store = Store(spark, storage, request.out)
-        store.remove_abandoned()
+    with engine.errors():
+        storage = engine.storage
+        if store is None:
+            store = checked_store(engine, request)
+            store.remove_abandoned()
+        store.refresh()
         new = store.missing(storage.files(request.log, SUFFIXES))
         check_readable(storage, new)
         new = [file for file in new if not _why_not_unpacked(storage, file)]
         loads = list(groups(new))
         steps.expect(len(loads))
-        log, raw_root = storage.qualified(request.log), storage.raw_path(request.log)
         for load in loads:
             size = words.size(sum(file.size_bytes for file in load))
             steps.begin(f"Converting {len(load)} of {len(new)} new files, {size}")
-            store.load_files(load, log, raw_root)
+            store.load_files(load, request.log)
         return len(new)
 
 
-def show(spark: SparkSession, request: ReportRequest, steps: Steps, *, new_files: int) -> ReportOutcome:
+def show(
+    engine: Engine, request: ReportRequest, steps: Steps, *, new_files: int, store: Store | None = None
+) -> ReportOutcome:
     """Compute the figures of what is converted, write tables and page; raises what `convert` does."""
-    with spark_errors():
-        storage = Storage(spark)
-        store = Store(spark, storage, request.out)
-        files = sorted(store.files.values(), key=lambda file: file.file)
-        interval_s = make_views(store, request.scope) if files else 0
+    with engine.errors():
+        storage = engine.storage
+        if store is None:
+            store = Store(engine, request.out)
+        has_files = bool(store.files)
+        days = fold(store, request.out) if has_files else []
+        then = _compared(store, request.compare, steps) if request.compare and has_files else None
+        scope, is_cut = _scope(store, request)
+        interval_s = make_views(store, scope, is_cut=is_cut) if has_files else 0
         left_out = _ignored_files(storage, store, request)
         tables: Tables = {"files": [], "summary": []}
         if interval_s:
             steps.expect(len(QUERIES) + 1)
             limit = request.what_if_transactions
-            tables = compute(spark, interval_s, limit, steps.begin) | {"ignored_files": left_out}
+            tables = compute(engine, interval_s, limit, steps.begin) | {"ignored_files": left_out}
+            tables["comparison"] = comparison(then, tables) if then else []
+            tables["days"] = [row for row in days if scope.slot in (None, row["slot"])]
             for name, table in tables.items():
                 storage.write(f"{request.out.rstrip('/')}/tables/{name}.parquet", as_parquet(name, table))
         tables["ignored_files"] = left_out
@@ -141,14 +150,17 @@ def show(spark: SparkSession, request: ReportRequest, steps: Steps, *, new_files
             interval_s=interval_s,
             changed_files=tuple(store.changed(storage.files(request.log, SUFFIXES))),
             refresh_s=request.refresh_s,
+            n_files=len(store.files),
+            n_records=store.n_records,
+            compared=words.span(request.compare.since, request.compare.until) if request.compare else "",
         )
         path = f"{request.out.rstrip('/')}/{PAGE}"
         storage.write(path, page.render(tables, made).encode())
         return ReportOutcome(
             page=path,
             new_files=new_files,
-            records=sum(file.records for file in files),
-            bad_lines=sum(file.bad for file in files),
+            records=store.n_records,
+            bad_lines=store.n_bad,
             tables=tables,
             in_short={row["slot"]: words.in_short(page.of_slot(tables, row["slot"])) for row in tables["summary"]},
             verdicts=page.verdicts(tables),
@@ -156,15 +168,38 @@ def show(spark: SparkSession, request: ReportRequest, steps: Steps, *, new_files
         )
 
 
-def check_log(storage: Storage, request: ReportRequest) -> None:
-    """Refuse a log that is not there, and one that is not that of the report's folder.
+def _scope(store: Store, request: ReportRequest) -> tuple[Scope, bool]:
+    """Return what the figures are of, and whether days before it are not even looked at."""
+    newest = store.newest
+    if request.window is None or request.scope.since is not None or newest is None:
+        return request.scope, False
+    return replace(request.scope, since=newest - request.window), True
+
+
+def _compared(store: Store, scope: Scope, steps: Steps) -> Tables:
+    """Return the tables of the span that is compared.
+
+    Raises:
+        ReportRefused: no record is in it.
+    """
+    interval_s = make_views(store, scope)
+    if not interval_s:
+        raise ReportRefused("No record is in the span of --compare.", hint="times are in UTC, of commits on the target")
+    steps.expect(len(COMPARED))
+    return compute(store.engine, interval_s, 0, steps.begin, COMPARED)
+
+
+def checked_store(engine: Engine, request: ReportRequest) -> Store:
+    """Return the store of a report, for a log that is there and is that of its folder.
 
     Raises:
         ReportRefused: it is no folder, or the folder of the report holds another log.
     """
-    if not storage.is_folder(request.log):
+    if not engine.storage.is_folder(request.log):
         raise ReportRefused(f"{request.log} is no folder.", hint="name the folder that applylog.directory names")
-    Store(storage.spark, storage, request.out).check_log(storage.qualified(request.log))
+    store = Store(engine, request.out)
+    store.check_log(request.log)
+    return store
 
 
 def check_readable(storage: Storage, files: Sequence[StoredFile]) -> None:
@@ -199,26 +234,3 @@ def _ignored_files(storage: Storage, store: Store, request: ReportRequest) -> Ro
 
 def _name(found: tuple[StoredFile, str]) -> str:
     return found[0].name
-
-
-@contextmanager
-def spark_errors() -> Iterator[None]:
-    """Turn what Spark and Java raise into our errors."""
-    try:
-        yield
-    except (PySparkException, Py4JError) as error:
-        reason = reason_of(error)
-        if _DENIED in reason:
-            raise ReportRefused(f"The report cannot go on: {reason}.", hint=_DENIED_HINT) from error
-        raise ReportFailed(
-            f"Spark stopped: {reason}.",
-            hint="run it again: what was converted is kept; for 'Java heap space' see --memory",
-        ) from error
-
-
-def reason_of(error: Any) -> str:  # noqa: ANN401  of PySpark or of py4j
-    """Return the line of a Java error that says what happened, without names of classes."""
-    java = getattr(error, "java_exception", None)
-    text = str(java.toString()) if java is not None else str(error)
-    line = next((one.strip() for one in text.splitlines() if one.strip()), type(error).__name__)
-    return _REASON.sub("", line).rstrip(".")

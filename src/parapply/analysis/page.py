@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Final
 from parapply.analysis import words
 from parapply.analysis.figures import FIGURES
 from parapply.analysis.sections import sections
-from parapply.analysis.verdict import LimitVerdict, verdict
+from parapply.analysis.verdict import verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from parapply.analysis.compute import Tables
+    from parapply.analysis.engine import Tables
     from parapply.analysis.section import Section
+    from parapply.limits import LimitVerdict
 
 _LISTED_FILES: Final = 200
 _NUMBERS: Final = frozenset("0123456789")
@@ -37,6 +38,9 @@ class Made:
         interval_s: length of an interval; 0 where there was nothing to show.
         changed_files: names of files that are not what they were when they were read.
         refresh_s: the page reloads itself so often, 0 never.
+        n_files: that were read so far.
+        n_records: that they have.
+        compared: the span that the report's is compared with; empty: none.
     """
 
     log: str
@@ -45,6 +49,9 @@ class Made:
     interval_s: int
     changed_files: tuple[str, ...] = ()
     refresh_s: int = 0
+    compared: str = ""
+    n_files: int = 0
+    n_records: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +91,7 @@ def render(tables: Tables, made: Made) -> str:
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415  of the extra, as the next
     from plotly.offline import get_plotlyjs  # noqa: PLC0415  4 MB
 
-    slots = [_slot(of_slot(tables, row["slot"]), made.interval_s) for row in tables.get("summary", [])]
+    slots = [_slot(of_slot(tables, row["slot"]), made) for row in tables.get("summary", [])]
     files = tables["files"]
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     environment.filters["number"] = words.number
@@ -102,7 +109,6 @@ def render(tables: Tables, made: Made) -> str:
             for k, plot in enumerate(section.plots)
         },
         files=files,
-        n_records=sum(file["records"] for file in files),
         listed_files=[
             (file["file"], words.size(file["size_bytes"]), words.number(file["records"]), words.number(file["bad"]))
             for file in files[-_LISTED_FILES:]
@@ -147,7 +153,7 @@ def verdicts(tables: Tables) -> dict[str, LimitVerdict]:
     return found
 
 
-def _slot(tables: Tables, interval_s: int) -> _Slot:
+def _slot(tables: Tables, made: Made) -> _Slot:
     (summary,) = tables["summary"]
     return _Slot(
         name=summary["slot"],
@@ -156,7 +162,7 @@ def _slot(tables: Tables, interval_s: int) -> _Slot:
         tiles=_tiles(tables),
         in_short=list(words.in_short(tables)),
         verdict=verdict(tables["limits"], tables),
-        sections=sections(tables, interval_s),
+        sections=sections(tables, made.interval_s, made.compared),
     )
 
 

@@ -15,15 +15,15 @@ from pyarrow import parquet
 from parapply.analysis.figures import FIGURES
 
 if TYPE_CHECKING:
-    from parapply.analysis.compute import Rows
+    from parapply.analysis.engine import Rows
 
 _TIMES: Final = frozenset({"at", "first_at", "last_at", "until"})
 _TEXTS: Final = frozenset({
     "slot", "table", "kind", "name", "type", "policy", "outcome", "mode", "reason", "stage", "part", "unit",
     "commit_order", "limit", "link", "file", "example", "highest_end_lsn", "run",
-    "state", "wait", "key", "end_lsn", "holder_end_lsn", "detail", "cause",
+    "state", "wait", "key", "tables", "commit_lsn", "what", "day", "end_lsn", "holder_end_lsn", "detail", "cause",
 })  # fmt: skip
-_FRACTIONS: Final = frozenset({"seconds", "share", "speed_up", "mean_bytes"})
+_FRACTIONS: Final = frozenset({"seconds", "share", "speed_up", "mean_bytes", "then", "now", "change"})
 
 
 def as_parquet(name: str, rows: Rows) -> bytes:

@@ -16,7 +16,7 @@ from parapply.analysis.words import duration
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from parapply.analysis.compute import Rows
+    from parapply.analysis.engine import Rows
 
 BLUE: Final = "#2563a8"
 ORANGE: Final = "#e08a2c"
@@ -150,6 +150,12 @@ def text(words: str) -> str:
 def bar_height(n_bars: int) -> int:
     """Return a height at which so many bars are easy to read, in pixels."""
     return 110 + 30 * max(n_bars, 2)
+
+
+def moment(at: datetime) -> str:
+    """Return a time to the millisecond, as Plotly takes it."""
+    # Texts without an offset are shown as they are, so in UTC.
+    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
 def _axis(times: list[datetime]) -> list[str]:

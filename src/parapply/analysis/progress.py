@@ -1,6 +1,6 @@
-"""What a person sees on the terminal while Spark works: the step, a bar, the time. On standard error only.
+"""What a person sees on the terminal while the engine works: the step, a bar, the time. On standard error only.
 
-In go steps as they begin; Spark's own tracker says how far the step under way is. A thread polls it a few times a
+In go steps as they begin; the engine says how far the step under way is. A thread polls it a few times a
 second; it ends with the block.
 """
 
@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import SparkSession
+    from parapply.analysis.engine import Engine
 
 _LOOK_S: Final = 0.3
 _JOIN_S: Final = 5.0
@@ -43,11 +43,11 @@ class Silent:
 
 
 class _Bar:
-    """A bar over all steps, moved on by Spark's finished tasks within a step."""
+    """A bar over all steps, moved on within a step as far as the engine can say."""
 
-    def __init__(self, progress: Progress, spark: SparkSession) -> None:
+    def __init__(self, progress: Progress, engine: Engine) -> None:
         self._progress = progress
-        self._tracker = spark.sparkContext.statusTracker()
+        self._engine = engine
         self._task = progress.add_task("Starting", total=0)
         self._begun = 0
         self._expected = 0
@@ -69,16 +69,14 @@ class _Bar:
 
     def look(self, ended: threading.Event) -> None:
         while not ended.wait(_LOOK_S):
-            stages = [self._tracker.getStageInfo(stage) for stage in self._tracker.getActiveStageIds()]
-            done = sum(stage.numCompletedTasks for stage in stages if stage)
-            total = sum(stage.numTasks for stage in stages if stage)
-            if total and self._begun:
-                self._best = max(self._best, done / total)
+            done = self._engine.done()
+            if done is not None and self._begun:
+                self._best = max(self._best, done)
                 self._progress.update(self._task, completed=self._begun - 1 + self._best * 0.95)
 
 
 @contextmanager
-def shown(spark: SparkSession) -> Iterator[Steps]:
+def shown(engine: Engine) -> Iterator[Steps]:
     """Show steps until the end of the block; a line for each step where standard error is no terminal."""
     console = Console(stderr=True)
     columns = (
@@ -90,7 +88,7 @@ def shown(spark: SparkSession) -> Iterator[Steps]:
     )
     ended = threading.Event()
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        bar = _Bar(progress, spark)
+        bar = _Bar(progress, engine)
         thread = threading.Thread(target=bar.look, args=(ended,), name="report-progress", daemon=True)
         thread.start()
         try:

@@ -46,7 +46,7 @@ SELECT slot, state, sum(seconds) AS seconds
                 WINDOW moments AS (PARTITION BY slot, run ORDER BY us ROWS UNBOUNDED PRECEDING)))
  WHERE seconds > 0
  GROUP BY slot, state ORDER BY slot, seconds DESC, state
-"""  # noqa: S608
+"""
 
 # What the leader and the reader did while workers were free and there was more to read.
 READING: Final = """
@@ -60,21 +60,22 @@ SELECT slot, count(*) AS intervals, max(workers) AS workers, sum(length_s) AS se
 """
 
 BACKENDS: Final = """
-SELECT slot, one.wait, sum(one.samples) AS samples
+SELECT slot, one.wait AS wait, sum(one.samples) AS samples
   FROM (SELECT slot, explode(backends) AS one FROM intervals)
  GROUP BY slot, one.wait ORDER BY slot, samples DESC, wait
 """
 
 HOT_KEYS: Final = """
-SELECT slot, run, one.table, one.key, count(*) AS batches
+SELECT slot, run, one.table AS table, one.key AS key, count(*) AS batches
   FROM (SELECT slot, run, explode(late_rows) AS one FROM batches WHERE size(late_rows) > 0)
  GROUP BY ALL ORDER BY batches DESC, slot, run, table, key LIMIT 100
 """
 
 BLOCKERS: Final = """
-SELECT waiter.slot, waiter.run, waiter.seq, waiter.end_lsn, waiter.xids[0] AS xid, holder.seq AS holder_seq,
-       holder.end_lsn AS holder_end_lsn, holder.xids[0] AS holder_xid, waiter.waited_for.table, waiter.waited_for.kind,
-       waiter.waited_for.name, waiter.committed_at AS at,
+SELECT waiter.slot, waiter.run, waiter.seq, waiter.end_lsn, element_at(waiter.xids, 1) AS xid,
+       holder.seq AS holder_seq, holder.end_lsn AS holder_end_lsn, element_at(holder.xids, 1) AS holder_xid,
+       waiter.waited_for.table AS table, waiter.waited_for.kind AS kind, waiter.waited_for.name AS name,
+       waiter.committed_at AS at,
        waiter.depending_s + if(waiter.late_keys > 0,
                                greatest(0, (unix_micros(holder.committed_at) - unix_micros(waiter.started_at)) / 1e6
                                            - waiter.execute_s), 0) AS wait_s

@@ -18,41 +18,43 @@ def seconds(expression: str) -> str:
 def _stage(name: str, expression: str) -> str:
     value = seconds(expression)
     return (
-        f"named_struct('stage', '{name}', 'n', count(*), 'mean_s', avg({value}),"
-        f" 'p', percentile_approx({value}, {_SECONDS}), 'max_s', max({value}))"
+        f"struct('{name}' AS stage, count(*) AS n, avg({value}) AS mean_s,"
+        f" percentile_approx({value}, {_SECONDS}) AS p, max({value}) AS max_s)"
     )
 
 
 # The texts are constants of this program.
 _STAGES: Final = ", ".join(_stage(name, expression) for name, (expression, _) in STAGES.items())
-_PERCENTILES: Final = "p[0] AS p50_s, p[1] AS p90_s, p[2] AS p95_s, p[3] AS p99_s, p[4] AS p999_s"
+_PERCENTILES: Final = ", ".join(
+    f"element_at(p, {n}) AS {name}_s" for n, name in enumerate(("p50", "p90", "p95", "p99", "p999"), 1)
+)
 LATENCY: Final = f"""
 SELECT slot, stage, n, mean_s, {_PERCENTILES}, max_s
   FROM (SELECT slot, inline(stages)
           FROM (SELECT slot, array({_STAGES}) AS stages FROM batches GROUP BY slot
                 UNION ALL
                 SELECT slot, array({_stage(*EACH_TRANSACTION[:2])}) FROM transactions GROUP BY slot))
-"""  # noqa: S608
+"""
 
 _PARTS: Final = ", ".join(
-    f"named_struct('part', '{part}', 'batches', count_if({column} > 0), 'seconds', sum({column}))"
+    f"struct('{part}' AS part, count_if({column} > 0) AS batches, sum({column}) AS seconds)"
     for part, column in PARTS.items()
 )
 WAITS: Final = f"""
 SELECT slot, part, batches, seconds, coalesce(seconds / nullif(sum(seconds) OVER (PARTITION BY slot), 0), 0) AS share
   FROM (SELECT slot, inline(parts) FROM (SELECT slot, array({_PARTS}) AS parts FROM batches GROUP BY slot))
-"""  # noqa: S608
+"""
 
 DEPENDENCIES: Final = """
-SELECT slot, waited_for.table, waited_for.kind, waited_for.name, count(*) AS batches, sum(wait_dependency_s) AS seconds,
-       count_if(late_keys > 0) AS late_batches, sum(late_keys) AS late_keys
+SELECT slot, waited_for.table AS table, waited_for.kind AS kind, waited_for.name AS name, count(*) AS batches,
+       sum(wait_dependency_s) AS seconds, count_if(late_keys > 0) AS late_batches, sum(late_keys) AS late_keys
   FROM batches WHERE waited_for IS NOT NULL
  GROUP BY ALL ORDER BY slot, seconds DESC, batches DESC, table, kind, name
 """
 
 # A transaction counts once for each table and key, however many earlier ones it lists.
 TRANSACTION_DEPENDENCIES: Final = """
-SELECT slot, one.table, one.kind, one.name, count(*) AS transactions
+SELECT slot, one.table AS table, one.kind AS kind, one.name AS name, count(*) AS transactions
   FROM (SELECT slot, explode(array_distinct(transform(depends_on, d -> struct(d.table, d.kind, d.name)))) AS one
           FROM transactions WHERE size(depends_on) > 0)
  GROUP BY ALL ORDER BY slot, transactions DESC, table, kind, name
@@ -73,7 +75,7 @@ SELECT slot, at, held, executing, sum(until_us - us) / 1e6 AS seconds
                   FROM (SELECT slot, start_us, least(done_us, end_us) AS done_us, end_us,
                                explode(sequence(start_us div :interval_us, end_us div :interval_us)) AS n
                           FROM (SELECT slot, unix_micros(started_at) AS start_us, unix_micros(committed_at) AS end_us,
-                                       unix_micros(started_at) + CAST(execute_s * 1e6 AS bigint) AS done_us
+                                       unix_micros(started_at) + CAST(round(execute_s * 1e6) AS bigint) AS done_us
                                   FROM batches WHERE committed_at >= started_at)))
         WINDOW moments AS (PARTITION BY slot, at ORDER BY us ROWS UNBOUNDED PRECEDING))
  WHERE held > 0 AND until_us > us
@@ -84,25 +86,16 @@ SELECT slot, at, held, executing, sum(until_us - us) / 1e6 AS seconds
 WHAT_IF_ROWS: Final = """
 SELECT transactions.seq, transactions.batch_seq, transactions.n_changes,
        batches.n_rows + batches.n_truncates AS n_batch,
-       batches.execute_s - if(is_one_flight, least(execute_s, :flush_s), 0) AS execute_s,
-       batches.commit_s + if(is_one_flight, least(execute_s, :flush_s), 0) AS commit_s, transactions.depends_on,
+       batches.execute_s, batches.commit_s, transactions.depends_on,
        greatest(0, (unix_micros(transactions.commit_time) - :begun_us) / 1e6) AS release_s
   FROM transactions JOIN batches
     ON batches.slot = transactions.slot AND batches.run = transactions.run AND batches.seq = transactions.batch_seq
  WHERE transactions.slot = :slot AND transactions.run = :run AND transactions.seq > :after_seq
  ORDER BY transactions.seq
 """
-# As `units.flights_of`.
 WHAT_IF_RUNS: Final = """
-SELECT slot, run, count(*) AS n, max(seq) AS last_seq, max(committed_at) AS at, min(alone_s) AS commit_s,
-       min(flight_s) AS whole_s, min(least_s) AS shortest_s
-  FROM transactions
-  JOIN (SELECT slot AS s, run AS r, min(if(is_one_flight, execute_s, commit_s)) AS least_s,
-               percentile_approx(commit_s, 0.5) FILTER (WHERE NOT is_one_flight AND late_keys = 0) AS alone_s,
-               percentile_approx(execute_s, 0.5) FILTER (WHERE is_one_flight) AS flight_s
-          FROM batches GROUP BY slot, run)
-    ON s = slot AND r = run
- GROUP BY slot, run ORDER BY slot, n DESC, run
+SELECT slot, run, count(*) AS n, max(seq) AS last_seq, max(committed_at) AS until
+  FROM transactions GROUP BY slot, run ORDER BY slot, n DESC, run
 """
 # When the first of the replayed transactions had come, and the shortest way of any, by two clocks.
 WHAT_IF_SOURCE: Final = """

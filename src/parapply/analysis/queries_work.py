@@ -24,8 +24,8 @@ SELECT slot, min(committed_at) AS first_at, max(committed_at) AS last_at, count(
 
 OVER_TIME: Final = """
 SELECT slot, at, batches, transactions, row_changes, size_bytes, transactions / :interval_s AS transactions_per_s,
-       row_changes / :interval_s AS rows_per_s, repeated_batches, oldest[0] AS oldest_p50_s, oldest[1] AS oldest_p99_s,
-       oldest_max_s, delivery_p50_s, delivery_floor_s
+       row_changes / :interval_s AS rows_per_s, repeated_batches, element_at(oldest, 1) AS oldest_p50_s,
+       element_at(oldest, 2) AS oldest_p99_s, oldest_max_s, delivery_p50_s, delivery_floor_s
   FROM (SELECT slot, at, count(*) AS batches, sum(n_transactions) AS transactions, sum(n_rows) AS row_changes,
                sum(size_bytes) AS size_bytes, count_if(attempts > 1) AS repeated_batches,
                percentile_approx(oldest_s, array(0.5, 0.99)) AS oldest, max(oldest_s) AS oldest_max_s,
@@ -35,11 +35,11 @@ SELECT slot, at, batches, transactions, row_changes, size_bytes, transactions / 
 """
 
 TABLES: Final = """
-SELECT slot, at, table, count(*) AS batches, sum(coalesce(counts.insert, 0)) AS inserts,
-       sum(coalesce(counts.update, 0)) AS updates, sum(coalesce(counts.delete, 0)) AS deletes,
-       sum(coalesce(counts.truncate, 0)) AS truncates
-  FROM (SELECT slot, at, explode(rows) AS (table, counts) FROM batches)
- GROUP BY slot, at, table ORDER BY slot, at, table
+SELECT slot, at, one.key AS table, count(*) AS batches, sum(coalesce(one.value.insert, 0)) AS inserts,
+       sum(coalesce(one.value.update, 0)) AS updates, sum(coalesce(one.value.delete, 0)) AS deletes,
+       sum(coalesce(one.value.truncate, 0)) AS truncates
+  FROM (SELECT slot, at, explode(map_entries(rows)) AS one FROM batches)
+ GROUP BY slot, at, one.key ORDER BY slot, at, table
 """
 
 WORKERS: Final = """
@@ -51,7 +51,7 @@ SELECT slot, at, worker, count(*) AS batches, sum(n_transactions) AS transaction
 BATCH_SIZES: Final = """
 SELECT slot, at_least, count(*) AS batches, sum(n_transactions) AS transactions, avg(size_bytes) AS mean_bytes
   FROM (SELECT slot, n_transactions, size_bytes,
-               shiftleft(1L, length(bin(greatest(n_transactions, 1))) - 1) AS at_least FROM batches)
+               CAST(power(2, length(bin(greatest(n_transactions, 1))) - 1) AS bigint) AS at_least FROM batches)
  GROUP BY slot, at_least ORDER BY slot, at_least
 """
 
@@ -62,7 +62,8 @@ SELECT slot, mode, retry_reason AS reason, count(*) AS batches, sum(attempts - 1
 
 # A record lists the first conflicts and counts the others.
 CONFLICTS: Final = """
-SELECT slot, at, one.type, one.table, one.policy, one.outcome, sum(one.conflicts) AS conflicts
+SELECT slot, at, one.type AS type, one.table AS table, one.policy AS policy, one.outcome AS outcome,
+       sum(one.conflicts) AS conflicts
   FROM (SELECT slot, at, explode(concat(transform(conflicts, c -> struct(c.type, c.table, c.policy, c.outcome,
                                                                          1L AS conflicts)),
                                         more_conflicts)) AS one
@@ -76,7 +77,7 @@ GAPS: Final = """
 SELECT slot, run, after_seq, seq AS before_seq, seq - after_seq - 1 AS missing, committed_at AS at
   FROM (SELECT *, lag(seq, 1, 0L) OVER numbers AS after_seq, lag(last_number, 1, 0L) OVER numbers AS after_number
           FROM numbered WINDOW numbers AS (PARTITION BY slot, run ORDER BY seq)) AS one
- WHERE seq > after_seq + 1 AND is_within
+ WHERE seq > after_seq + 1 AND is_within AND (is_whole OR after_seq > 0)
    AND NOT EXISTS (SELECT 1 FROM numbered AS other
                     WHERE other.slot = one.slot AND other.run <> one.run AND other.committed_at >= one.committed_at
                       AND other.last_number > one.after_number AND other.last_number < one.first_number)

@@ -1,56 +1,89 @@
-"""The apply log's records as Spark sees them, derived from the structs that the daemon writes.
+"""The apply log's records as the engines see them, derived from the structs that the daemon writes.
 
 In go the structs of `parapply.applylog_schema`; out comes one wide schema for the lines of all kinds, and for each kind
-its columns, which of them must be there, and what replaces those that an older daemon did not write.
+its columns, which of them must be there, and what replaces those that an older daemon did not write. Types are texts
+of the engine's SQL.
 
-Times are texts in the log and timestamps here; LSNs stay texts, each with a number next to it that sorts (`lines`).
+Times are texts in the log and timestamps here; LSNs stay texts, each with a number next to it that sorts (`views`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import inspect
-from pyspark.sql import functions as F  # noqa: N812  as everyone imports it
-from pyspark.sql import types as T  # noqa: N812  as everyone imports it
 
 from parapply.applylog_schema import RECORDS
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from collections.abc import Callable
 
 #: Kind of a record in a line, and in the Parquet files the kind of a row; `BAD` are lines that are no record.
 KIND: Final = "record"
 BAD: Final = "bad"
 #: A line that is not JSON of this schema, as it is; null in every other row.
 TORN: Final = "_torn"
+#: Columns besides those of the records: why a line is none, its file, the day in UTC, the load that it came with.
+REASON: Final = "reason"
+FILE: Final = "file"
+DAY: Final = "day"
+LOAD: Final = "load"
 
-_PLAIN: Final[dict[type[inspect.Type], T.DataType]] = {
-    inspect.BoolType: T.BooleanType(),
-    inspect.IntType: T.LongType(),
-    inspect.FloatType: T.DoubleType(),
-}
+
+class TypeWords(NamedTuple):
+    """How an engine's SQL calls types."""
+
+    text: str
+    whole: str
+    fraction: str
+    truth: str
+    time: str
+    day: str
+    array_of: Callable[[str], str]
+    map_of: Callable[[str], str]  # texts to it
+    struct_of: Callable[[dict[str, str]], str]  # fields
 
 
-def wide_schema() -> T.StructType:
-    """Return the schema of a line of any kind: every field of every record, all nullable, and `TORN`.
+SPARK: Final = TypeWords(
+    "string", "bigint", "double", "boolean", "timestamp", "date",
+    "array<{}>".format,
+    "map<string,{}>".format,
+    lambda fields: f"struct<{','.join(f'`{name}`:{type_}' for name, type_ in fields.items())}>",
+)  # fmt: skip
+DUCK: Final = TypeWords(
+    "VARCHAR", "BIGINT", "DOUBLE", "BOOLEAN", "TIMESTAMPTZ", "DATE",
+    "{}[]".format,
+    "MAP(VARCHAR, {})".format,
+    lambda fields: f"STRUCT({', '.join(f'{chr(34)}{name}{chr(34)} {type_}' for name, type_ in fields.items())})",
+)  # fmt: skip
+
+
+def wide_columns(words: TypeWords) -> dict[str, str]:
+    """Return the type of each column of a line of any kind: every field of every record, all nullable, and `TORN`.
 
     Raises:
         TypeError: two records have a field of one name and different types; they cannot be in one file then.
     """
-    fields: dict[str, T.DataType] = {KIND: T.StringType()}
+    columns = {KIND: words.text}
     for struct in RECORDS.values():
-        for name, data_type in columns_of(struct).items():
-            if fields.setdefault(name, data_type) != data_type:
-                raise TypeError(f"the field {name} has two types: {fields[name]} and {data_type}")
-    fields[TORN] = T.StringType()
-    return T.StructType([T.StructField(name, data_type) for name, data_type in fields.items()])
+        for name, type_ in columns_of(struct, words).items():
+            if columns.setdefault(name, type_) != type_:
+                raise TypeError(f"the field {name} has two types: {columns[name]} and {type_}")
+    columns[TORN] = words.text
+    return columns
 
 
-def columns_of(struct: type[msgspec.Struct]) -> dict[str, T.DataType]:
-    """Return the Spark type of each field of a record."""
-    return {field.name: _spark_type(field.type, field.name) for field in msgspec.structs.fields(struct)}
+def stored_columns(words: TypeWords) -> dict[str, str]:
+    """Return the type of each column of the Parquet files; of the partitions, too, so that nothing is guessed."""
+    wide = wide_columns(words)
+    kind = wide.pop(KIND)
+    return {**wide, FILE: words.text, REASON: words.text, KIND: kind, DAY: words.day, LOAD: words.text}
+
+
+def columns_of(struct: type[msgspec.Struct], words: TypeWords) -> dict[str, str]:
+    """Return the type of each field of a record."""
+    return {field.name: _type(field.type, field.name, words) for field in msgspec.structs.fields(struct)}
 
 
 def required_of(struct: type[msgspec.Struct]) -> list[str]:
@@ -58,49 +91,55 @@ def required_of(struct: type[msgspec.Struct]) -> list[str]:
     return [field.name for field in msgspec.structs.fields(struct) if field.required]
 
 
-def with_defaults(rows: DataFrame, struct: type[msgspec.Struct]) -> DataFrame:
-    """Put the struct's default where an older daemon wrote no such field; files keep what was written."""
+def with_defaults(struct: type[msgspec.Struct], words: TypeWords) -> list[str]:
+    """Return the expression of each field, with the default where an older daemon wrote no such field.
+
+    Files keep what was written.
+    """
+    types = columns_of(struct, words)
     columns = []
     for field in msgspec.structs.fields(struct):
-        column = F.col(field.name)
-        if not field.required and field.default is not None:
-            column = F.coalesce(column, _literal(field, rows.schema[field.name].dataType)).alias(field.name)
-        columns.append(column)
-    kept = {field.name for field in msgspec.structs.fields(struct)}
-    return rows.select(*columns, *[F.col(name) for name in rows.columns if name not in kept])
+        default: Any = field.default
+        if default is msgspec.NODEFAULT and not field.required:
+            default = field.default_factory()
+        if field.required or default is None:
+            columns.append(field.name)
+        else:
+            columns.append(f"coalesce({field.name}, {_literal(default, types[field.name])}) AS {field.name}")
+    return columns
 
 
-def _literal(field: msgspec.structs.FieldInfo, data_type: T.DataType) -> Column:
-    default: Any = field.default
-    if default is msgspec.NODEFAULT:
-        default = field.default_factory()
-    return (F.array() if isinstance(default, (tuple, list)) else F.lit(default)).cast(data_type)
+def _literal(default: object, type_: str) -> str:
+    if isinstance(default, (tuple, list)):
+        return f"CAST(array() AS {type_})"
+    # Texts, numbers and truths of our own.
+    return f"CAST({str(default).lower() if isinstance(default, bool) else repr(default)} AS {type_})"
 
 
-def _spark_type(annotation: Any, name: str) -> T.DataType:  # noqa: ANN401  whatever a field can be
-    return _from_info(inspect.type_info(annotation), name)
+def _type(annotation: Any, name: str, words: TypeWords) -> str:  # noqa: ANN401  whatever a field can be
+    return _from_info(inspect.type_info(annotation), name, words)
 
 
-def _from_info(info: inspect.Type, name: str) -> T.DataType:
+def _from_info(info: inspect.Type, name: str, words: TypeWords) -> str:
     if isinstance(info, inspect.UnionType):
         (info,) = [one for one in info.types if not isinstance(one, inspect.NoneType)]
-    data_type: T.DataType
-    if isinstance(info, inspect.StrType):
-        data_type = T.TimestampType() if _is_time(name) else T.StringType()
-    elif isinstance(info, (inspect.VarTupleType, inspect.ListType)):
-        data_type = T.ArrayType(_from_info(info.item_type, ""))
-    elif isinstance(info, inspect.DictType):
-        data_type = T.MapType(T.StringType(), _from_info(info.value_type, ""))
-    elif isinstance(info, inspect.StructType):
-        data_type = T.StructType(
-            [T.StructField(field.name, _from_info(field.type, field.name)) for field in info.fields]
-        )
-    elif type(info) in _PLAIN:
-        data_type = _PLAIN[type(info)]
-    else:
-        raise TypeError(f"the field {name} of the apply log has a type that Spark cannot have: {info}")
-    return data_type
+    plain = {
+        inspect.BoolType: words.truth,
+        inspect.IntType: words.whole,
+        inspect.FloatType: words.fraction,
+        inspect.StrType: words.time if is_time(name) else words.text,
+    }
+    if isinstance(info, (inspect.VarTupleType, inspect.ListType)):
+        return words.array_of(_from_info(info.item_type, "", words))
+    if isinstance(info, inspect.DictType):
+        return words.map_of(_from_info(info.value_type, "", words))
+    if isinstance(info, inspect.StructType):
+        return words.struct_of({field.name: _from_info(field.type, field.name, words) for field in info.fields})
+    if type(info) in plain:
+        return plain[type(info)]
+    raise TypeError(f"the field {name} of the apply log has a type that no engine can have: {info}")
 
 
-def _is_time(name: str) -> bool:
+def is_time(name: str) -> bool:
+    """Tell whether a field of this name is a time."""
     return name.endswith("_at") or name.startswith("commit_time")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from parapply.analysis import plots, words
+from parapply.analysis import sections_culprit as culprit
 from parapply.analysis import sections_limits as limits
 from parapply.analysis.figures import PARTS, STAGES
 from parapply.analysis.plots import Plot, bar_height, bars, line
@@ -13,7 +14,7 @@ from parapply.analysis.section import Section
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from parapply.analysis.compute import Rows, Tables
+    from parapply.analysis.engine import Rows, Tables
 
 _OPERATIONS: Final = (
     ("inserts", plots.GREEN),
@@ -24,22 +25,31 @@ _OPERATIONS: Final = (
 _PART_COLORS: Final = dict(zip(PARTS, (plots.GREY, plots.RED, plots.BLUE, plots.ORANGE, plots.GREEN), strict=True))
 
 
-def sections(tables: Tables, interval_s: int) -> list[Section]:
+def sections(tables: Tables, interval_s: int, compared: str) -> list[Section]:
     """Return the sections of a slot, in order.
 
     Args:
         tables: rows of one slot only.
         interval_s: length of an interval.
+        compared: the span that is compared, in words.
     """
     made = (
+        culprit.compared(tables, compared),
         _throughput(tables, interval_s),
         _delay(tables, interval_s),
         _where(tables),
         _tables(tables, interval_s),
         _workers(tables, interval_s),
+        culprit.lanes(tables, interval_s),
+        culprit.slow_batches(tables),
+        culprit.slow_transactions(tables),
+        culprit.blockers(tables),
+        culprit.chain(tables),
+        culprit.hot_keys(tables),
         limits.batches(tables),
         limits.trouble(tables, interval_s),
         limits.more_workers(tables),
+        culprit.days(tables),
     )
     return [section for section in made if section.plots or section.rows or section.lead]
 

@@ -9,10 +9,10 @@ from parapply.analysis.plots import Plot, bar_height, bars
 from parapply.analysis.section import Section
 
 if TYPE_CHECKING:
-    from parapply.analysis.compute import Rows, Tables
+    from parapply.analysis.engine import Rows, Tables
 
 _ORDERS: Final = (("preserve", "commit order kept", plots.BLUE), ("relaxed", "relaxed", plots.ORANGE))
-_UNITS: Final = (("batch", "batches as they were", "solid"), ("transaction", "each transaction by itself", "dot"))
+_UNITS: Final = (("batch", "predicted", "solid"), ("transaction", "as dependencies allow", "dot"))
 _ORDER_WORDS: Final = {name: order_words for name, order_words, _ in _ORDERS}
 _UNIT_WORDS: Final = {name: unit_words for name, unit_words, _ in _UNITS}
 
@@ -113,34 +113,37 @@ def _retry_rows(retries: Rows, n_transactions: int) -> list[tuple[str, ...]]:
 
 
 def more_workers(tables: Tables) -> Section:
-    """What the dependencies would allow."""
+    """What other numbers of workers would do, and what dependencies would allow."""
     rows = tables["what_if"]
     if not rows:
-        reason = 'Needs applylog.detail = "transaction": only then the log has the dependencies of each transaction.'
-        return Section(title="With more workers", lead=reason)
-    units = max(row["units"] for row in rows if row["unit"] == "transaction")
+        return Section(title="With more workers", lead="Left out, or there is no batch to learn from.")
     found = [_speed_up(rows)]
-    for unit, order in (("batch", "preserve"), ("batch", "relaxed")):
-        path = [row for row in tables["critical_path"] if (row["unit"], row["commit_order"]) == (unit, order)]
-        shown = path[: plots.MOST_BARS]
+    for order, order_words, _ in _ORDERS:
+        shown = [row for row in tables["critical_path"] if row["commit_order"] == order][: plots.MOST_BARS]
         if shown:
-            found.append(_path(shown, _ORDER_WORDS[order]))
+            found.append(_path(shown, order_words))
+    units = {row["unit"]: row["units"] for row in rows}
+    by_itself = (
+        f"What dependencies allow is of {words.number(units['transaction'])} transactions, each by itself: a bound."
+        if "transaction" in units
+        else 'What dependencies would allow needs applylog.detail = "transaction".'
+    )
     return Section(
         title="With more workers",
         lead=(
-            f"A replay of {words.number(units)} transactions, the latest of the longest run, by their dependencies and "
-            "times. It says what dependencies and commit order allow if neither publisher nor target is the limit: an "
-            "upper bound, no promise. docs/WHATIF.md compares it with real runs."
+            f"Predicted from {words.number(units['batch'])} batches: the daemon's rules are played with what the log "
+            f"says of execution, COMMITs, processors and the source. {by_itself} docs/WHATIF.md says how, and compares "
+            "predictions with real runs."
         ),
         plots=found,
-        header=("units", "commit order", "workers", "speed-up", "seconds", "what limits it"),
+        header=("what", "commit order", "workers", "speed-up", "seconds", "from", "to", "what limits it"),
         rows=[
             (
                 _UNIT_WORDS[row["unit"]],
                 _ORDER_WORDS[row["commit_order"]],
                 str(row["workers"] or "as many as needed"),
                 f"{row['speed_up']:.2f}",
-                words.duration(row["seconds"]),
+                *(words.duration(row[name]) for name in ("seconds", "least_s", "most_s")),
                 row["limit"],
             )
             for row in rows
@@ -164,6 +167,8 @@ def _speed_up(rows: Rows) -> Plot:
     for order, order_words, color in _ORDERS:
         for unit, unit_words, dash in _UNITS:
             mine = [row for row in rows if (row["unit"], row["commit_order"]) == (unit, order) and row["workers"]]
+            if not mine:
+                continue
             traces.append(
                 {
                     "type": "scatter",
@@ -171,6 +176,13 @@ def _speed_up(rows: Rows) -> Plot:
                     "name": f"{order_words}, {unit_words}",
                     "x": [row["workers"] for row in mine],
                     "y": [row["speed_up"] for row in mine],
+                    "error_y": {
+                        "type": "data",
+                        "symmetric": False,
+                        "array": [_times(row, "least_s") - row["speed_up"] for row in mine],
+                        "arrayminus": [row["speed_up"] - _times(row, "most_s") for row in mine],
+                        "thickness": 1,
+                    },
                     "text": [plots.text(row["limit"]) for row in mine],
                     "hovertemplate": "%{x} workers: %{y:.2f} times as fast<br>limit: %{text}<extra></extra>",
                     "line": {"color": color, "dash": dash, "width": 2},
@@ -178,10 +190,9 @@ def _speed_up(rows: Rows) -> Plot:
                 }
             )
     return Plot(
-        title="Attainable speed-up",
+        title="Speed-up",
         caption=(
-            "Times as fast as one worker that does one unit after the other; both scales double from line to line. "
-            "Point at a mark to see what limits it."
+            "Times as fast as one worker; both scales double from line to line. Point at a mark to see what limits it."
         ),
         data=traces,
         layout={
@@ -191,6 +202,11 @@ def _speed_up(rows: Rows) -> Plot:
         },
         height=420,
     )
+
+
+def _times(row: dict[str, Any], name: str) -> float:
+    """Return the speed-up if it took so long."""
+    return float(row["speed_up"] * row["seconds"] / row[name]) if row[name] else float(row["speed_up"])
 
 
 def _path(path: Rows, order_words: str) -> Plot:

@@ -30,18 +30,21 @@ SETTINGS: Final = {
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
 }
-#: On one machine: nothing listens to the outside, nothing is shown in a browser.
-_LOCAL_SETTINGS: Final = {
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
+#: Where this process is the driver: nothing is shown in a browser, nothing is printed.
+_DRIVER_SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
+    # Of the stream's log only; the files are small.
+    "spark.sql.streaming.minBatchesToRetain": "10",
+}
+#: On one machine nothing listens to the outside.
+_LOCAL_SETTINGS: Final = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
     # On one machine no executor can be lost: one that was asleep, or stopped, continues with what it had.
     "spark.executor.heartbeatInterval": "3600s",
     "spark.network.timeout": "86400s",
-    # Of the stream's log only; the files are small.
-    "spark.sql.streaming.minBatchesToRetain": "10",
 }
 _SAID_BYTES: Final = 2000
 
@@ -59,29 +62,34 @@ class Local:
 
 
 @contextmanager
-def local_session(memory: str, cores: int | None, settings: dict[str, str] | None = None) -> Iterator[Local]:
-    """Run Spark in this process until the end of the block.
+def local_session(
+    memory: str, cores: int | None, settings: dict[str, str] | None = None, master: str | None = None
+) -> Iterator[Local]:
+    """Run Spark in this process, or its driver, until the end of the block.
 
     Args:
         memory: of Java, for example ``2g``: what is larger goes to Spark's folder for temporary files.
         cores: None takes all.
         settings: more of Spark's own, which win.
+        master: of a cluster; None is this machine.
 
     Raises:
         JavaMissing: no Java of a fitting version was found.
         ReportRefused: Java does not start with these settings.
     """
     find_java(os.environ).apply(os.environ)
-    # It would look for an address of its own and may take one that a firewall closes.
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if master is None:
+        # It would look for an address of its own and may take one that a firewall closes.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder.appName("parapply report").master(f"local[{cores or '*'}]")
+    builder = SparkSession.builder.appName("parapply report").master(master or f"local[{cores or '*'}]")
     partitions = str(2 * (cores or os.cpu_count() or 1))
     all_settings = {
         **SETTINGS,
-        **_LOCAL_SETTINGS,
+        **_DRIVER_SETTINGS,
+        **({} if master else {**_LOCAL_SETTINGS, "spark.sql.shuffle.partitions": partitions}),
         "spark.driver.memory": memory,
-        "spark.sql.shuffle.partitions": partitions,
+        **({"spark.cores.max": str(cores)} if master and cores else {}),
         **(settings or {}),
     }
     # It prints every error that Java raises, with its stack, besides raising it.

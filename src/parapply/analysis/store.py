@@ -10,34 +10,37 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F  # noqa: N812  as everyone imports it
-
-from parapply.analysis.lines import DAY, FILE, REASON, as_records, read_lines
-from parapply.analysis.schema import BAD, KIND, TORN, columns_of, wide_schema, with_defaults
+from parapply.analysis import lines
+from parapply.analysis.engine import STORED
+from parapply.analysis.schema import BAD, DAY, FILE, KIND, LOAD, REASON, TORN, stored_columns, with_defaults
 from parapply.applylog_schema import RECORDS
 from parapply.errors import ReportRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from datetime import date
 
-    from pyspark.sql import DataFrame, SparkSession
-
-    from parapply.analysis.storage import Storage, StoredFile
+    from parapply.analysis.engine import Engine
+    from parapply.analysis.storage import StoredFile
 
 #: Closed files of the log, as the daemon leaves them or packed since.
 PACKED: Final = ".jsonl.gz"
 SUFFIXES: Final = (".jsonl", PACKED)
 #: How files end that are not closed.
 _OPEN: Final = ".jsonl.open"
-_LOAD: Final = "load"
 # About a minute of work on two cores: what is repeated if the job dies, and how often progress is seen.
 _GROUP_BYTES: Final = 2 * 1024**3
+_GROUP_FILES: Final = 10_000
 # Rows of a load without an entry may belong to a job at work; a job of a day ago is none.
 _ABANDONED: Final = timedelta(days=1)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+#: Loads of one level that are written as one of the next.
+_MANY: Final = 32
 _STAMP: Final = "%Y%m%dT%H%M%SZ"
 
 
@@ -58,39 +61,101 @@ class LoadedFile:
     bad: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    """An entry of the manifest.
+
+    Attributes:
+        load: whose rows count.
+        files: that they are of.
+        level: how often rows were compacted to get here; 0: they come from the log.
+        days: of the records, as they are in the names of folders; None: an older version did not say.
+        newest_us: commit of the newest record, in microseconds since 1970; None: not known.
+    """
+
+    load: str
+    files: tuple[LoadedFile, ...]
+    level: int = 0
+    days: tuple[str, ...] | None = None
+    newest_us: int | None = None
+
+
 class Store:
     """The rows of all loads. One job at a time writes here; a second one notices at its next entry and stops."""
 
-    def __init__(self, spark: SparkSession, storage: Storage, folder: str) -> None:
-        self._spark = spark
+    def __init__(self, engine: Engine, folder: str) -> None:
+        self.engine = engine
         self._folder = folder
-        self._storage = storage
+        self._storage = engine.storage
         self._records = f"{folder.rstrip('/')}/records"
         self._manifest = f"{self._records}/_manifest"
-        self._entries: dict[int, tuple[str, list[LoadedFile]]] = {}
+        self._entries: dict[int, _Entry] = {}
+        #: The highest number that is known, also of entries that were replaced.
+        self.number = 0
         self._logs: set[str] = set()
-        for file in storage.files(self._manifest, ".json"):
-            entry = json.loads(storage.read_text(file.path))
+        #: Files that are in the store by name, in the order in which they came.
+        self.files: dict[str, LoadedFile] = {}
+        self.n_records = 0
+        self.n_bad = 0
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take notice of entries that have come since; what was read is not read again."""
+        replaced: set[int] = set()
+        known = self.number
+        for file in self._storage.files(self._manifest, ".json"):
             number = int(file.name.removesuffix(".json"))
-            self._entries[number] = entry["load"], [LoadedFile(**one) for one in entry["files"]]
-            if "log" in entry:  # entries of older versions do not say
-                self._logs.add(entry["log"])
+            if number <= known:
+                continue
+            fields = json.loads(self._storage.read_text(file.path))
+            replaced |= set(fields.pop("replaces", ()))
+            if log := fields.pop("log", ""):  # entries of older versions do not say
+                self._logs.add(log)
+            fields["files"] = tuple(LoadedFile(**one) for one in fields["files"])
+            fields["days"] = None if fields.get("days") is None else tuple(fields["days"])
+            self._add(number, _Entry(**fields))
+        for number in replaced:
+            self._entries.pop(number, None)
+
+    def _add(self, number: int, entry: _Entry) -> None:
+        self._entries[number] = entry
+        self.number = max(self.number, number)
+        for file in entry.files:
+            if file.file not in self.files:
+                self.files[file.file] = file
+                self.n_records += file.records
+                self.n_bad += file.bad
 
     @property
-    def files(self) -> dict[str, LoadedFile]:
-        """Return the files that are in the store by name."""
-        return {file.file: file for _, files in self._entries.values() for file in files}
+    def newest(self) -> datetime | None:
+        """Return the commit of the newest record; None: not known."""
+        found = [entry.newest_us for entry in self._entries.values()]
+        if not found or None in found:
+            return None
+        return _EPOCH + timedelta(microseconds=max(one for one in found if one is not None))
+
+    def days_since(self, number: int) -> set[str] | None:
+        """Return the days of which records have come with higher numbers; None: any may be among them."""
+        if not number:
+            return None
+        days: set[str] = set()
+        for one, entry in self._entries.items():
+            if one > number and not entry.level:
+                if entry.days is None:
+                    return None
+                days |= set(entry.days)
+        return days
 
     def check_log(self, log: str) -> None:
         """Refuse another log than the one that is in the store: their files may have the same names.
 
         Args:
-            log: its folder with the scheme, as `Storage.qualified` has it.
+            log: its folder.
 
         Raises:
             ReportRefused: it is another one.
         """
-        others = sorted(self._logs - {log})
+        others = sorted(self._logs - {self._storage.qualified(log)})
         if others:
             raise ReportRefused(
                 f"{self._folder} holds the report of another log: {others[0]}.",
@@ -99,111 +164,128 @@ class Store:
 
     def missing(self, files: Iterable[StoredFile]) -> list[StoredFile]:
         """Return the files that are not in the store."""
-        done = self.files
-        return [file for file in files if file.name not in done]
+        return [file for file in files if file.name not in self.files]
 
     def changed(self, files: Iterable[StoredFile]) -> list[str]:
         """Return the names of files that have another size than when they were read: they are not read again."""
         done = self.files
         return [file.name for file in files if file.name in done and file.size_bytes != done[file.name].size_bytes]
 
-    def load_files(self, files: Sequence[StoredFile], log: str, raw_root: str) -> None:
+    def load_files(self, files: Sequence[StoredFile], log: str) -> None:
         """Convert files that are not in the store; all of them are there afterwards, or none.
 
         Args:
             files: to convert.
-            log: as for `check_log`.
-            raw_root: as for `lines.as_records`.
+            log: its folder.
 
         Raises:
             ReportRefused: another job has written here in the meantime; nothing of this load counts.
         """
-        lines = read_lines(self._spark, [file.path for file in files])
-        load, loaded = self._write(as_records(lines, raw_root), {file.name: file.size_bytes for file in files})
-        # A file of empty lines has no rows; it is done all the same.
-        with_rows = {one.file for one in loaded}
-        empty = [
-            LoadedFile(file=file.name, size_bytes=file.size_bytes, records=0, bad=0)
-            for file in files
-            if file.name not in with_rows
-        ]
-        self._enter(load, log, loaded + empty)
+        self.engine.read_lines(files, log)
+        self._enter(self._write({file.name: file.size_bytes for file in files}), self._storage.qualified(log))
 
-    def load_stream(self, lines: DataFrame, files: Sequence[StoredFile], log: str, raw_root: str) -> int:
-        """Convert the lines of files that are not in the store and pass the others over.
-
-        Args:
-            lines: what a stream hands out at once, with the column ``_metadata``.
-            files: all files of the log, for their sizes.
-            log: as for `check_log`.
-            raw_root: as for `lines.as_records`.
-
-        Returns:
-            Number of files converted.
-
-        Raises:
-            ReportRefused: as `load_files`.
-        """
-        records = as_records(lines, raw_root)
-        if self._entries:
-            records = records.where(~F.col(FILE).isin(list(self.files)))
-        load, loaded = self._write(records.drop("_metadata"), {file.name: file.size_bytes for file in files})
-        if loaded:
-            self._enter(load, log, loaded)
-        return len(loaded)
-
-    def _write(self, records: DataFrame, sizes: dict[str, int]) -> tuple[str, list[LoadedFile]]:
+    def _write(self, sizes: dict[str, int]) -> _Entry:
         """Write the rows of a load; they do not count yet."""
-        load = f"{datetime.now(UTC).strftime(_STAMP)}-{uuid.uuid4().hex[:8]}"
-        records.withColumn(_LOAD, F.lit(load)).write.mode("append").partitionBy(KIND, DAY, _LOAD).parquet(self._records)
-        written = self._spark.read.schema(_stored_schema()).parquet(self._records).where(F.col(_LOAD) == load)
-        rows = written.groupBy(FILE).agg(
-            F.count_if(F.col(KIND) != BAD).alias("records"), F.count_if(F.col(KIND) == BAD).alias("bad")
+        load = self._write_load(lines.records(self.engine.words))
+        self.engine.open_stored(self._records, [load])
+        rows = self.engine.rows(
+            f"SELECT {FILE}, count_if({KIND} <> '{BAD}') AS records, count_if({KIND} = '{BAD}') AS bad,"
+            f" coalesce(max(unix_micros(committed_at)), 0) AS newest_us FROM {STORED} GROUP BY {FILE} ORDER BY {FILE}"
         )
-        return load, [
-            LoadedFile(file=row[FILE], size_bytes=sizes.get(row[FILE], 0), records=row["records"], bad=row["bad"])
-            for row in rows.orderBy(FILE).collect()
-        ]
+        days = self.engine.rows(f"SELECT DISTINCT CAST({DAY} AS string) AS day FROM {STORED} WHERE {KIND} <> '{BAD}'")
+        # A file of empty lines has no rows; it is done all the same.
+        counts = dict.fromkeys(sizes, (0, 0)) | {row[FILE]: (row["records"], row["bad"]) for row in rows}
+        return _Entry(
+            load=load,
+            files=tuple(
+                LoadedFile(file=name, size_bytes=sizes.get(name, 0), records=records, bad=bad)
+                for name, (records, bad) in sorted(counts.items())
+            ),
+            days=tuple(sorted(row["day"] for row in days)),
+            newest_us=max((row["newest_us"] for row in rows), default=0),
+        )
 
-    def _enter(self, load: str, log: str, files: list[LoadedFile]) -> None:
-        number = max(self._entries, default=0) + 1
-        entry = json.dumps({"load": load, "log": log, "files": [asdict(file) for file in files]}, indent=1)
-        if not self._storage.write(f"{self._manifest}/{number:06}.json", entry.encode(), is_new=True):
+    def _write_load(self, query: str) -> str:
+        load = f"{datetime.now(UTC).strftime(_STAMP)}-{uuid.uuid4().hex[:8]}"
+        self.engine.write(f"SELECT *, '{load}' AS {LOAD} FROM ({query})", self._records, load)
+        return load
+
+    def _enter(self, entry: _Entry, log: str, replaces: Sequence[int] = ()) -> None:
+        fields = asdict(entry) | {"log": log, "replaces": list(replaces)}
+        number = self.number + 1
+        content = json.dumps(fields, indent=1).encode()
+        if not self._storage.write(f"{self._manifest}/{number:06}.json", content, is_new=True):
             raise ReportRefused(
                 "Another report has written into this folder since this one began.",
                 hint="let it finish, then run this one again",
             )
-        self._entries[number] = load, files
-        self._logs.add(log)
+        self._add(number, entry)
+        self._logs |= {log} - {""}
+
+    def compact(self, many: int = _MANY) -> None:
+        """Write the rows of many small loads as one, so that neither files nor entries become many.
+
+        Rows are written again once for each time that the loads in one have grown by a factor of `many`. A report that
+        reads at this moment may lose files under its hands: it fails, and can be run again.
+
+        Raises:
+            ReportRefused: as `load_files`.
+        """
+        for level in range(max((entry.level for entry in self._entries.values()), default=0) + 1):
+            numbers = sorted(number for number, entry in self._entries.items() if entry.level == level)
+            if len(numbers) < many:
+                continue
+            entries = [self._entries[number] for number in numbers]
+            self.engine.open_stored(self._records, [entry.load for entry in entries])
+            columns = ", ".join(name for name in stored_columns(self.engine.words) if name != LOAD)
+            newest = [entry.newest_us for entry in entries]
+            merged = _Entry(
+                load=self._write_load(f"SELECT {columns} FROM {STORED}"),
+                files=tuple(file for entry in entries for file in entry.files),
+                level=level + 1,
+                newest_us=None if None in newest else max(one for one in newest if one is not None),
+            )
+            self._enter(merged, next(iter(self._logs), ""), numbers)
+            old = {self._entries.pop(number).load for number in numbers}
+            for number in numbers:
+                self._storage.remove(f"{self._manifest}/{number:06}.json")
+            for folder in self._storage.folders(f"{self._records}/{KIND}=*/{DAY}=*/{LOAD}=*"):
+                if folder.rpartition(f"{LOAD}=")[2] in old:
+                    self._storage.remove(folder)
 
     def remove_abandoned(self) -> None:
         """Remove rows of loads that have no entry and are older than a day: their job has died."""
-        loads = {load for load, _ in self._entries.values()}
+        loads = {entry.load for entry in self._entries.values()}
         oldest = (datetime.now(UTC) - _ABANDONED).strftime(_STAMP)
-        for folder in self._storage.folders(f"{self._records}/{KIND}=*/{DAY}=*/{_LOAD}=*"):
-            load = folder.rpartition(f"{_LOAD}=")[2]
+        for folder in self._storage.folders(f"{self._records}/{KIND}=*/{DAY}=*/{LOAD}=*"):
+            load = folder.rpartition(f"{LOAD}=")[2]
             if load not in loads and load < oldest:
                 self._storage.remove(folder)
 
-    def records(self, kind: str) -> DataFrame:
-        """Return the records of a kind, with defaults where an older daemon wrote no such field, `FILE` and `DAY`."""
-        struct = RECORDS[kind]
-        rows = self._rows().where(F.col(KIND) == kind).select(*columns_of(struct), FILE, DAY)
-        return with_defaults(rows, struct)
+    def open(self, since: date | None = None, n_files: int | None = None) -> None:
+        """Make the views of all loads: ``all_KIND`` of each kind of record, `bad_lines` and `files`.
 
-    def bad_lines(self) -> DataFrame:
-        """Return the lines that are no record: `FILE`, `REASON`, and the beginning of the line or null."""
-        return self._rows().where(F.col(KIND) == BAD).select(FILE, REASON, F.col(TORN).alias("line"))
+        Args:
+            since: nothing of a day before.
+            n_files: the latest files only.
 
-    def file_rows(self) -> DataFrame:
-        """Return the files as rows: the fields of `LoadedFile`."""
-        rows = [asdict(file) for file in self.files.values()]
-        return self._spark.createDataFrame(rows, "file string, size_bytes bigint, records bigint, bad bigint")
+        Records have defaults where an older daemon wrote no such field, `FILE` and `DAY`; bad lines have `FILE`,
+        `REASON`, and the beginning of the line or null; files the fields of `LoadedFile`.
+        """
+        words = self.engine.words
+        self.engine.open_stored(self._records, [entry.load for entry in self._entries.values()], since)
+        for kind, struct in RECORDS.items():
+            fields = ", ".join([*with_defaults(struct, words), FILE, DAY])
+            self.engine.make_view(f"all_{kind}", f"SELECT {fields} FROM {STORED} WHERE {KIND} = '{kind}'")
+        self.engine.make_view(
+            "bad_lines", f"SELECT {FILE}, {REASON}, {TORN} AS line FROM {STORED} WHERE {KIND} = '{BAD}'"
+        )
+        columns = {FILE: words.text, "size_bytes": words.whole, "records": words.whole, "bad": words.whole}
+        self.engine.make_table("files", columns, [astuple(file) for file in self.latest(n_files)])
 
-    def _rows(self) -> DataFrame:
-        loads = [load for load, _ in self._entries.values()]
-        # Partitions of other loads are not even opened.
-        return self._spark.read.schema(_stored_schema()).parquet(self._records).where(F.col(_LOAD).isin(loads))
+    def latest(self, n_files: int | None) -> list[LoadedFile]:
+        """Return the files that came last, None: all of them."""
+        return [self.files[name] for name in islice(reversed(self.files), n_files)]
 
 
 def ignored(files: Iterable[StoredFile]) -> list[tuple[StoredFile, str]]:
@@ -218,20 +300,14 @@ def _why_ignored(file: StoredFile) -> str:
 
 
 def groups(files: Sequence[StoredFile], limit_bytes: int = _GROUP_BYTES) -> Iterator[list[StoredFile]]:
-    """Yield the files in groups of about this size, at least one in each."""
+    """Yield the files in groups of about this size and not too many, at least one in each."""
     group: list[StoredFile] = []
     size_bytes = 0
     for file in files:
-        if group and size_bytes + file.size_bytes > limit_bytes:
+        if group and (size_bytes + file.size_bytes > limit_bytes or len(group) == _GROUP_FILES):
             yield group
             group, size_bytes = [], 0
         group.append(file)
         size_bytes += file.size_bytes
     if group:
         yield group
-
-
-def _stored_schema() -> str:
-    """Return the columns of the Parquet files; of the partitions, too, so that nothing is guessed."""
-    columns = [f"`{field.name}` {field.dataType.simpleString()}" for field in wide_schema() if field.name != KIND]
-    return ", ".join([*columns, f"{FILE} string, {REASON} string, {KIND} string, {DAY} date, {_LOAD} string"])

@@ -1,175 +1,16 @@
-"""What limits, in one line: the limit with the largest part of the time, its evidence and what to do about it. Pure.
-
-In go the tables `moments`, `reading`, `backends`, `hot_keys` and `blockers` of one slot; out come the rows of `limits`
-and a `LimitVerdict`. The time is that from the first batch to the last. It is divided by what there was at each moment:
-
-- a worker was free and nothing waited for it: the *source* had nothing more. Where it had more, that was not read, the
-  *publisher* was waited for, or the *leader* was busy;
-- a worker was free, and a batch waited for another one's commit, or all had a batch and late rows were being applied:
-  a *dependency*;
-- all had a batch, and most of them waited for commits: *commit*;
-- all had a batch and executed: the *target*, by what its sessions waited for (pg_stat_activity). Sessions that wait to
-  flush WAL count as *commit*, those that wait for the daemon as *leader* if its processor was full, else as the way.
-"""
+"""What limits a slot by its apply log: the rule of `parapply.limits`, with rows and batches as evidence. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from parapply import limits
+from parapply.limits import is_flush
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-Rows = list[dict[str, Any]]
-
-#: WAL that is not read yet and is no backlog: what is on its way.
-BEHIND_BYTES: Final = 1 << 20
-#: Part of a processor from which on the leader has no more to give: it shares the machine, and is seen once a second.
-_FULL: Final = 0.7
-_FLUSH: Final = ("IO:WALSync", "IO:WALWrite", "LWLock:WALWrite", "IPC:SyncRep", "IO:WalSync", "IO:WalWrite")
-
-_ADVICE: Final = {
-    ("source", ""): "nothing: more workers or other settings would not make it faster",
-    ("publisher", ""): (
-        "look at the publisher: one WAL sender decodes on one processor, and the network is between; if a backlog was "
-        "read as a stream, the log's catch_up_declined says why"
-    ),
-    ("leader", ""): (
-        "a processor of its own for the daemon, or a faster one; applylog.detail = 'batch' if it is 'transaction'; two "
-        "slots with half of the tables each"
-    ),
-    ("dependency", ""): (
-        "more workers do not help: spread the changes of the rows named below over more rows, or change them in fewer "
-        "transactions"
-    ),
-    ("dependency", "barrier"): "more workers do not help: docs/OPERATIONS.md says what runs alone, and why",
-    ("dependency", "table"): (
-        "give the table a key that the daemon can use, so that its rows can be told apart: see parapply check"
-    ),
-    ("commit", "flush"): (
-        "target.synchronous_commit = 'off' for the daemon's sessions, where it is on (what is not durable is never "
-        "confirmed); a faster disk for the target's WAL; larger batches"
-    ),
-    ("commit", "order"): (
-        "apply.commit_order = 'relaxed' if readers may see transactions out of order; larger batches; a shorter way to "
-        "the target"
-    ),
-    ("target", "CPU"): (
-        "more workers while the target has idle processors; fewer indexes and triggers on the busiest tables"
-    ),
-    ("target", "disk"): "more workers: they wait for the disk at the same time; more shared_buffers; a faster disk",
-    ("target", "locks"): "find the sessions that hold the locks on the target: parapply status names them",
-    ("target", "network"): "a shorter way between daemon and target; more workers wait at the same time",
-    ("target", ""): "more workers while the target has idle processors",
-}
-_WORDS: Final = {
-    "source": "The source: it had nothing more to apply",
-    "publisher": "The publisher: there was more to read, and it did not come faster",
-    "leader": "The daemon's leader: it had a processor for itself, and that was full",
-    "dependency": "Dependencies",
-    "commit": "Commits",
-    "target": "The target",
-}
-_DETAIL_WORDS: Final = {
-    ("commit", "flush"): "Commits: flushing the target's WAL",
-    ("commit", "order"): "Commits: one after the other, in source order",
-    ("target", "CPU"): "The target: all workers executed statements, on its processors",
-    ("target", "disk"): "The target: all workers executed statements, and waited for its disk",
-    ("target", "locks"): "The target: statements waited for locks of other sessions",
-    ("target", "network"): "The way to the target: its sessions waited for the next message",
-    ("target", ""): "The target: all workers executed statements",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class LimitVerdict:
-    """What limits one slot.
-
-    Attributes:
-        limit: source, publisher, leader, dependency, commit or target.
-        detail: which sort of it, or empty.
-        share: part of the time.
-        words: one sentence, with the number.
-        advice: what to do.
-        evidence: what it is concluded from, most important first.
-    """
-
-    limit: str
-    detail: str
-    share: float
-    words: str
-    advice: str
-    evidence: tuple[str, ...]
-
-
-def limits(moments: Rows, reading: Rows, backends: Rows, blockers: Rows) -> Rows:
-    """Return the rows of `limits` of one slot, the largest first, without the column `slot`."""
-    seconds = {row["state"]: row["seconds"] for row in moments}
-    found: dict[tuple[str, str], float] = {}
-
-    def add(limit: str, detail: str, by_s: float) -> None:
-        if by_s > 0:
-            found[limit, detail] = found.get((limit, detail), 0.0) + by_s
-
-    free_s = seconds.get("nothing", 0.0) + seconds.get("worker free", 0.0)
-    for limit, part_s in _of_free_workers(free_s, reading):
-        add(limit, "", part_s)
-    add("dependency", _dependency(blockers), seconds.get("dependency", 0.0) + seconds.get("late rows", 0.0))
-    flush = _share(backends, _is_flush)
-    commit_s = seconds.get("commit", 0.0)
-    add("commit", "flush" if flush > _HALF else "order", commit_s)
-    for limit, detail, share in _of_target(backends, reading):
-        add(limit, detail, seconds.get("executing", 0.0) * share)
-    total_s = sum(found.values())
-    return [
-        {"cause": limit, "detail": detail, "seconds": part_s, "share": part_s / total_s}
-        for (limit, detail), part_s in sorted(found.items(), key=lambda item: (-item[1], item[0]))
-    ]
-
-
-_HALF: Final = 0.5
-
-
-def _of_free_workers(free_s: float, reading: Rows) -> Iterable[tuple[str, float]]:
-    """Divide the seconds in which workers were free among source, publisher and leader."""
-    behind_s = min(free_s, reading[0]["behind_s"]) if reading else 0.0
-    yield "source", free_s - behind_s
-    if behind_s:
-        row = reading[0]
-        is_full = row["behind_cpu_s"] >= _FULL * row["behind_s"] or row["behind_publisher_s"] < row["behind_cpu_s"]
-        yield "leader" if is_full else "publisher", behind_s
-
-
-def _of_target(backends: Rows, reading: Rows) -> Iterable[tuple[str, str, float]]:
-    """Return what the time in which all workers executed was spent on: limit, detail, part."""
-    if not sum(row["samples"] for row in backends):
-        yield "target", "", 1.0
-        return
-    row = reading[0]
-    is_leader_full = row["leader_cpu_s"] >= _FULL * row["seconds"]
-    parts: dict[tuple[str, str], int] = {}
-    for one in backends:
-        limit = _sort_of(one["wait"])
-        if limit == ("target", "network") and is_leader_full:
-            limit = "leader", ""
-        parts[limit] = parts.get(limit, 0) + one["samples"]
-    all_samples = sum(parts.values())
-    for (limit_name, detail), samples in parts.items():
-        yield limit_name, detail, samples / all_samples
-
-
-def _is_flush(wait: str) -> bool:
-    return wait in _FLUSH
-
-
-def _sort_of(wait: str) -> tuple[str, str]:
-    if _is_flush(wait):
-        return "commit", "flush"
-    if wait == "client":
-        return "target", "network"
-    if wait == "CPU":
-        return "target", "CPU"
-    return "target", "disk" if wait.startswith("IO:") or wait == "LWLock:BufferIO" else "locks"
+    from parapply.limits import LimitVerdict, Rows
 
 
 class Shares(NamedTuple):
@@ -186,24 +27,10 @@ def shares_of(samples: Iterable[tuple[str, int]]) -> Shares:
     total = sum(number for _, number in found)
     if not total:
         return Shares(None, None, None)
-    flush = sum(number for wait, number in found if _is_flush(wait)) / total
+    flush = sum(number for wait, number in found if is_flush(wait)) / total
     client = sum(number for wait, number in found if wait == "client") / total
     cpu = sum(number for wait, number in found if wait == "CPU") / total
     return Shares(flush, flush + client, cpu)
-
-
-def _share(backends: Rows, belongs: Any) -> float:  # noqa: ANN401  a function of a text
-    samples = sum(row["samples"] for row in backends)
-    return sum(row["samples"] for row in backends if belongs(row["wait"])) / samples if samples else 0.0
-
-
-def _dependency(blockers: Rows) -> str:
-    """Return `barrier` or `table` where most of the longest waits were for one, else nothing."""
-    total_s = sum(row["wait_s"] for row in blockers)
-    for kind in ("barrier", "table"):
-        if total_s and sum(row["wait_s"] for row in blockers if row["kind"] == kind) > _HALF * total_s:
-            return kind
-    return ""
 
 
 def verdict(rows: Rows, tables: dict[str, Rows]) -> LimitVerdict | None:
@@ -215,18 +42,8 @@ def verdict(rows: Rows, tables: dict[str, Rows]) -> LimitVerdict | None:
     """
     if not rows:
         return None
-    first = rows[0]
-    limit, detail = first["cause"], first["detail"]
-    words = _DETAIL_WORDS.get((limit, detail), _WORDS[limit])
-    named = _named(tables) if limit == "dependency" else ""
-    return LimitVerdict(
-        limit=limit,
-        detail=detail,
-        share=first["share"],
-        words=f"{words}{f' on {named}' if named else ''}, {_percent(first['share'])} of the time.",
-        advice=_ADVICE.get((limit, detail)) or _ADVICE[limit, ""],
-        evidence=tuple(_evidence(rows, tables, limit)),
-    )
+    span, more = "time from the first batch to the last", _evidence(tables, rows[0]["cause"])
+    return limits.said(rows, tables["reading"], tables["backends"], span, _named(tables), more)
 
 
 def _named(tables: dict[str, Rows]) -> str:
@@ -234,13 +51,10 @@ def _named(tables: dict[str, Rows]) -> str:
     row = blockers[0] if blockers else dependencies[0] if dependencies else None
     if row is None:
         return ""
-    what = f"{row['kind']} {row['name']}".strip()
-    return f"{what} in {row['table']}" if row["table"] else what
+    return limits.named(row)
 
 
-def _evidence(rows: Rows, tables: dict[str, Rows], limit: str) -> Iterable[str]:
-    parts = [f"{' '.join((row['cause'], row['detail'])).strip()} {_percent(row['share'])}" for row in rows]
-    yield f"Of the time from the first batch to the last: {', '.join(parts)}."
+def _evidence(tables: dict[str, Rows], limit: str) -> Iterable[str]:
     if limit == "dependency":
         for row in tables["hot_keys"][:3]:
             yield f"Row {row['key']} of {row['table']} had to follow an earlier batch in {row['batches']:,} batches."
@@ -249,20 +63,5 @@ def _evidence(rows: Rows, tables: dict[str, Rows], limit: str) -> Iterable[str]:
                 f"Batch {row['seq']} (transaction {row['xid']}, {row['end_lsn']}) waited {row['wait_s']:.3f} s for "
                 f"batch {row['holder_seq']} (transaction {row['holder_xid']}, {row['holder_end_lsn']})."
             )
-    backends = tables["backends"]
-    samples = sum(row["samples"] for row in backends)
-    if samples and limit in ("commit", "target", "leader"):
-        most = ", ".join(f"{row['wait']} {_percent(row['samples'] / samples)}" for row in backends[:4])
-        yield f"Of {samples:,} samples of the workers' sessions on the target: {most}."
-    for row in tables["reading"]:
-        yield (
-            f"In {row['seconds']:.1f} s with work the leader took {row['leader_cpu_s']:.1f} s of CPU, waited "
-            f"{row['publisher_s']:.1f} s for the publisher, and had enough at hand for {row['paused_s']:.1f} s. "
-            f"{row['last_behind_bytes'] / 1e6:,.1f} MB were not read at the end."
-        )
     if not tables["reading"]:
         yield "The log is of an older version, or shorter than a second: what the target waited for is not known."
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:.0f}\N{NO-BREAK SPACE}%"

@@ -5,17 +5,16 @@ In go the rows of the store; out come views with the interval of each record, so
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F  # noqa: N812  as everyone imports it
+from parapply.errors import ReportRefused
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
-    from pyspark.sql import Column, DataFrame
-
+    from parapply.analysis.engine import Engine
     from parapply.analysis.store import Store
 
 #: Lengths of an interval that a person can read off an axis.
@@ -23,7 +22,12 @@ INTERVALS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7
 #: As many as a plot can show; what is longer has intervals of days.
 _MOST_INTERVALS: Final = 240
 
-_ROWS_OF: Final = "aggregate(map_values(rows), 0L, (sum, counts) -> sum + {})"
+_SLOT: Final = re.compile(r"[a-z0-9_]+")
+#: Files that are listed where not all days are looked at.
+_LATEST_FILES: Final = 1000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_ROWS_OF: Final = "aggregate(transform(map_values(rows), counts -> {}), 0L, (sum, one) -> sum + one)"
 _N_ROWS: Final = _ROWS_OF.format("coalesce(counts.insert, 0) + coalesce(counts.update, 0) + coalesce(counts.delete, 0)")
 _N_TRUNCATES: Final = _ROWS_OF.format("coalesce(counts.truncate, 0)")
 # 16/B374D848 is two numbers in hexadecimal, the first the high half.
@@ -31,7 +35,9 @@ _LSN_NUMBER: Final = (
     "CAST(conv(split_part({0}, '/', 1), 16, 10) AS bigint) * 4294967296"
     " + CAST(conv(split_part({0}, '/', 2), 16, 10) AS bigint)"
 )
-_N_CONFLICTS: Final = "size(conflicts) + aggregate(more_conflicts, 0L, (sum, one) -> sum + one.conflicts)"
+_N_CONFLICTS: Final = (
+    "size(conflicts) + aggregate(transform(more_conflicts, one -> one.conflicts), 0L, (sum, one) -> sum + one)"
+)
 # A transaction that is applied while it comes is given to a worker before its last byte is received. What it executes,
 # and what it waits for, until then is no part of the time from received to committed.
 _BEFORE: Final = "greatest(0, (unix_micros(received_at) - unix_micros(started_at)) / 1e6)"
@@ -44,22 +50,21 @@ _TIMED: Final = (
     "run",
     "unix_micros(received_at) AS received_us",
     f"{_START} AS start_us",
-    "CAST(depending_s * 1e6 AS bigint) AS depend_us",
-    f"least({_START} + CAST(execute_s * 1e6 AS bigint), unix_micros(committed_at)) AS done_us",
-    f"greatest({_START}, unix_micros(committed_at) - CAST(commit_s * 1e6 AS bigint)) AS turn_us",
+    "CAST(round(depending_s * 1e6) AS bigint) AS depend_us",
+    f"least({_START} + CAST(round(execute_s * 1e6) AS bigint), unix_micros(committed_at)) AS done_us",
+    f"greatest({_START}, unix_micros(committed_at) - CAST(round(commit_s * 1e6) AS bigint)) AS turn_us",
     "unix_micros(committed_at) AS end_us",
     "if(late_keys > 0, 1, 0) AS is_late",
 )
-#: What a record is, once; lines of before have no run, and their numbers begin again with each.
-_KEY: Final = ("slot", "run", "seq")
-#: Runs with a number that may be in the log twice.
+#: Runs with a number that may be in the log twice: slot, run and number are what a record is. Lines of before have no
+#: run, and their numbers begin again with each.
 _OVERLAPPING: Final = """
 SELECT DISTINCT slot, run
   FROM (SELECT slot, run, first, last, n,
                max(last) OVER (PARTITION BY slot, run ORDER BY first, last, file
                                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
           FROM (SELECT slot, run, file, min(seq) AS first, max(seq) AS last, count(*) AS n
-                  FROM all_{} WHERE run <> '' GROUP BY slot, run, file))
+                  FROM {} WHERE run <> '' GROUP BY slot, run, file))
  WHERE before >= first OR n > last - first + 1
 """
 
@@ -78,96 +83,129 @@ class Scope:
     since: datetime | None = None
     until: datetime | None = None
 
-    def is_within(self) -> Column:
-        """Return whether a row's commit is in the time that is covered."""
-        at = F.col("committed_at")
-        since = F.lit(True) if self.since is None else at >= F.lit(self.since)
-        return since if self.until is None else since & (at < F.lit(self.until))
+    def is_within(self, at: str = "committed_at") -> str:
+        """Return the condition that a row is in the time that is covered, by the time `at`."""
+        since = [f"unix_micros({at}) >= {_micros(self.since)}"] if self.since else []
+        until = [f"unix_micros({at}) < {_micros(self.until)}"] if self.until else []
+        return " AND ".join([*since, *until]) or "true"
 
-    def of(self, rows: DataFrame, at: str = "committed_at") -> DataFrame:
-        """Return the rows within, by the time `at`; by the day, too, so that other days are not read."""
-        if self.slot is not None:
-            rows = rows.where(F.col("slot") == self.slot)
-        if self.since is not None:
-            since = F.lit(self.since)
-            rows = rows.where((F.col(at) >= since) & (F.col("day") >= F.to_date(since)))
-        if self.until is not None:
-            until = F.lit(self.until)
-            rows = rows.where((F.col(at) < until) & (F.col("day") <= F.to_date(until)))
-        return rows
+    def condition(self, at: str = "committed_at") -> str:
+        """Return the condition that a row is within; by the day, too, so that other days are not read."""
+        since = [f"day >= DATE '{self.since.astimezone(UTC):%Y-%m-%d}'"] if self.since else []
+        until = [f"day <= DATE '{self.until.astimezone(UTC):%Y-%m-%d}'"] if self.until else []
+        return " AND ".join([self.of_slot(), self.is_within(at), *since, *until])
+
+    def of_slot(self) -> str:
+        """Return the condition that a row is of the slot."""
+        return "true" if self.slot is None else f"slot = '{self.slot}'"
+
+    def __post_init__(self) -> None:
+        """Refuse what is no slot's name.
+
+        Raises:
+            ReportRefused: it is none.
+        """
+        if self.slot is not None and not _SLOT.fullmatch(self.slot):
+            raise ReportRefused(
+                f"{self.slot!r} is no slot's name.", hint="they have lower-case letters, digits and underscores only"
+            )
 
 
-def _once(records: DataFrame, kind: str, scope: Scope) -> tuple[DataFrame, Counter[str]]:
-    """Return the records of a kind, each once, also where a file of the log is there twice; and how many are, by slot.
+def _micros(time: datetime) -> int:
+    return (time - _EPOCH) // _MICROSECOND
+
+
+def _once(engine: Engine, kind: str, scope: Scope) -> Counter[str]:
+    """Make the view ``once_KIND``: records of a kind, each once, also where a file of the log is there twice.
 
     As the files are written, no number is in two of them, and then nothing is done: numbers of one run may overlap in
     two files only for batches that committed in another order, or where one file is a copy.
+
+    Returns:
+        How many records were doubled, by slot.
     """
-    if scope.slot is not None:
-        records = records.where(F.col("slot") == scope.slot)
-    records.createOrReplaceTempView(f"all_{kind}")
-    session = records.sparkSession
-    overlapping = session.sql(_OVERLAPPING.format(kind))
-    pairs = [(row["slot"], row["run"]) for row in overlapping.collect()]
-    if not pairs:
-        return records, Counter()
-    runs = session.createDataFrame(pairs, "slot string, run string")
-    concerned = records.join(F.broadcast(runs), ["slot", "run"], "left_semi")
-    copies = concerned.groupBy("slot").agg((F.count("*") - F.countDistinct("run", "seq")).alias("n"))
-    doubled = Counter({row["slot"]: row["n"] for row in copies.collect() if row["n"]})
-    if not doubled:
-        return records, doubled
-    others = records.join(F.broadcast(runs), ["slot", "run"], "left_anti")
-    return others.unionByName(concerned.dropDuplicates(list(_KEY))), doubled
+    records = f"(SELECT * FROM all_{kind} WHERE {scope.of_slot()})"
+    overlapping = f"overlapping_{kind}"
+    pairs = engine.rows(_OVERLAPPING.format(records))
+    doubled: Counter[str] = Counter()
+    numbered = f"""
+        (SELECT *, 1 AS copy FROM {records} ANTI JOIN {overlapping} USING (slot, run)
+          UNION ALL
+         SELECT *, row_number() OVER (PARTITION BY slot, run, seq ORDER BY file) AS copy
+           FROM {records} SEMI JOIN {overlapping} USING (slot, run))"""
+    if pairs:
+        columns = {"slot": engine.words.text, "run": engine.words.text}
+        engine.make_table(overlapping, columns, [(row["slot"], row["run"]) for row in pairs])
+        copies = engine.rows(f"SELECT slot, count(*) AS n FROM {numbered} WHERE copy > 1 GROUP BY slot")
+        doubled.update({row["slot"]: row["n"] for row in copies})
+    engine.make_view(
+        f"once_{kind}", f"SELECT * FROM {numbered} WHERE copy = 1" if doubled else f"SELECT * FROM {records}"
+    )
+    return doubled
 
 
-def make_views(store: Store, scope: Scope) -> int:
+def make_views(store: Store, scope: Scope, *, is_cut: bool = False) -> int:
     """Make the views.
+
+    Args:
+        store: with the rows.
+        scope: of the figures.
+        is_cut: do not look at days before it, however many there are. What is missing just before it is not known then.
 
     Returns:
         Length of an interval in seconds; 0 where there is no batch within the scope.
     """
-    all_batches, doubled = _once(store.records("batch"), "batch", scope)
-    all_transactions, doubled_transactions = _once(store.records("transaction"), "transaction", scope)
-    batches = scope.of(all_batches)
-    (times,) = batches.agg(
-        F.min("committed_at").cast("double").alias("first"), F.max("committed_at").cast("double").alias("last")
-    ).collect()
+    engine = store.engine
+    if is_cut and scope.since is not None:
+        store.open(scope.since.astimezone(UTC).date(), _LATEST_FILES)
+    else:
+        store.open()
+    doubled = _once(engine, "batch", scope) + _once(engine, "transaction", scope)
+    within = scope.condition()
+    (times,) = engine.rows(
+        f"SELECT unix_micros(min(committed_at)) AS first, unix_micros(max(committed_at)) AS last"
+        f" FROM once_batch WHERE {within}"
+    )
     if times["first"] is None:
         return 0
-    interval_s = interval_of(times["last"] - times["first"])
-    at = f"timestamp_seconds(unix_seconds(committed_at) div {interval_s} * {interval_s})"
-    with_interval = (
-        batches.withColumn("at", F.expr(at))
-        .withColumn("n_rows", F.expr(_N_ROWS))
-        .withColumn("n_truncates", F.expr(_N_TRUNCATES))
-        .withColumn("end_lsn_number", F.expr(_LSN_NUMBER.format("end_lsn")))
-        .withColumn("oldest_s", F.expr("(unix_micros(committed_at) - unix_micros(commit_time_first)) / 1e6"))
-        .withColumn("executing_s", F.expr(_EXECUTING))
-        .withColumn("depending_s", F.expr(_DEPENDING))
-        .withColumn("n_conflicts", F.expr(_N_CONFLICTS))
-        .withColumn("delivery_s", F.expr("(unix_micros(received_at) - unix_micros(commit_time_last)) / 1e6"))
-    )
-    with_interval.createOrReplaceTempView("batches")
-    in_order = with_interval.where(F.col("committed_at") >= F.col("started_at"))
-    in_order.selectExpr(*_TIMED).createOrReplaceTempView("timed")
-    scope.of(all_transactions).createOrReplaceTempView("transactions")
-    numbered = all_batches if scope.slot is None else all_batches.where(F.col("slot") == scope.slot)
+    interval_s = interval_of((times["last"] - times["first"]) / 1e6)
+    more = ", ".join(f"{expression} AS {name}" for name, expression in _more(interval_s).items())
+    engine.make_view("batches", f"SELECT *, {more} FROM once_batch WHERE {within}")
+    engine.make_view("timed", f"SELECT {', '.join(_TIMED)} FROM batches WHERE committed_at >= started_at")
+    engine.make_view("transactions", f"SELECT * FROM once_transaction WHERE {within}")
     # Also what is outside of the scope's time: the record before the first one within is no gap.
-    numbered.where(F.col("run") != "").select(
-        "slot", "run", "seq", "committed_at", scope.is_within().alias("is_within"),
-        F.expr(_LSN_NUMBER.format("first_end_lsn")).alias("first_number"),
-        F.expr(_LSN_NUMBER.format("end_lsn")).alias("last_number"),
-    ).createOrReplaceTempView("numbered")  # fmt: skip
-    intervals = scope.of(store.records("interval"), "ended_at")
-    # One for about a second: few enough to compare all of them.
-    intervals.dropDuplicates(["slot", "run", "ended_at"]).createOrReplaceTempView("intervals")
-    doubled += doubled_transactions
-    counted = all_batches.sparkSession.createDataFrame(list(doubled.items()), "slot string, n bigint")
-    counted.createOrReplaceTempView("doubled")
-    store.bad_lines().createOrReplaceTempView("bad_lines")
-    store.file_rows().createOrReplaceTempView("files")
+    engine.make_view(
+        "numbered",
+        f"SELECT slot, run, seq, committed_at, {scope.is_within()} AS is_within,"
+        f" {'false' if is_cut else 'true'} AS is_whole,"
+        f" {_LSN_NUMBER.format('first_end_lsn')} AS first_number, {_LSN_NUMBER.format('end_lsn')} AS last_number"
+        f" FROM all_batch WHERE run <> '' AND {scope.of_slot()}",
+    )
+    # Of a file that is there twice each counts once. One for about a second: few enough to compare all of them.
+    engine.make_view(
+        "intervals",
+        "SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY slot, run, ended_at ORDER BY file) AS copy"
+        f" FROM all_interval WHERE {scope.condition('ended_at')}) WHERE copy = 1",
+    )
+    columns = {"slot": engine.words.text, "n": engine.words.whole}
+    engine.make_table("doubled", columns, list(doubled.items()))
     return interval_s
+
+
+def _more(interval_s: int) -> dict[str, str]:
+    """Return the columns that `batches` has besides those of the records."""
+    interval_us = interval_s * 1_000_000
+    return {
+        "at": f"timestamp_micros(unix_micros(committed_at) div {interval_us} * {interval_us})",
+        "n_rows": _N_ROWS,
+        "n_truncates": _N_TRUNCATES,
+        "end_lsn_number": _LSN_NUMBER.format("end_lsn"),
+        "oldest_s": "(unix_micros(committed_at) - unix_micros(commit_time_first)) / 1e6",
+        "executing_s": _EXECUTING,
+        "depending_s": _DEPENDING,
+        "n_conflicts": _N_CONFLICTS,
+        "delivery_s": "(unix_micros(received_at) - unix_micros(commit_time_last)) / 1e6",
+    }
 
 
 def interval_of(seconds: float) -> int:

@@ -1,4 +1,4 @@
-"""What if there were more workers? Replays what a log recorded on any number of them, in both commit orders.
+"""What would dependencies and commit order allow? Replays source transactions on any number of workers, in both orders.
 
 In: `Unit`s in source order, each with the time it took and the earlier units that had to come first. Out: a `WhatIf`.
 Pure, and without Spark: a unit is read once, and only the last `WINDOW` of them are kept. A dependency on an older one
@@ -8,7 +8,8 @@ The model is the daemon's: units are given out in source order, to any free work
 committed. Where only some rows of a unit depend, the others are executed first and those follow when the unit may
 commit (late keys). With the order kept a unit commits, and frees its worker, only after all earlier ones; relaxed it
 does so at once. The backlog is there from the beginning: neither the publisher nor the daemon nor the processors of the
-target are ever what is waited for. So the figures are what dependencies and order allow, no promise.
+target are ever what is waited for. So the figures are what dependencies and order allow, no promise: that is
+`prediction`.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Edge(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """What is applied by one worker at once: a batch, or a source transaction. Numbers ascend, gaps are fine."""
+    """What is applied by one worker at once: a source transaction. Numbers ascend, gaps are fine."""
 
     seq: int
     execute_s: float
@@ -112,7 +113,6 @@ def what_if(
     units: Iterable[Unit],
     workers: Sequence[int] = WORKERS,
     *,
-    commit_floor_s: float = 0.0,
     window: int = WINDOW,
 ) -> WhatIf:
     """Replay units on so many workers, in both orders.
@@ -120,16 +120,13 @@ def what_if(
     Args:
         units: in source order (ascending `seq`).
         workers: numbers to try.
-        commit_floor_s: what a COMMIT that has to wait for its turn takes at least, with the late rows that travel with
-            it (`units.commit_floor_s`), also where a unit sent it with its statements when it was recorded. For
-            batches; transactions share a COMMIT.
         window: units remembered.
 
     Raises:
         ValueError: the units are out of order.
     """
-    chains = [_Chain(order, commit_floor_s, window) for order in _ORDERS]
-    replays = [_Replay(order, commit_floor_s, window, n) for order in _ORDERS for n in workers]
+    chains = [_Chain(order, window) for order in _ORDERS]
+    replays = [_Replay(order, window, n) for order in _ORDERS for n in workers]
     everyone: list[_Replay] = [*chains, *replays]
     labels: dict[Label, Label] = {}
     places: dict[int, int] = {}
@@ -228,12 +225,11 @@ _Times = tuple[float, float, float, float, float]
 class _Replay:
     """One order with one number of workers. Each unit's commit time is kept in a ring."""
 
-    def __init__(self, order: Order, commit_floor_s: float, window: int, workers: int) -> None:
+    def __init__(self, order: Order, window: int, workers: int) -> None:
         self.order = order
         self.workers = workers
         self.latest_s = 0.0
         self._is_relaxed = order == "relaxed"
-        self._commit_floor_s = commit_floor_s
         self._window = window
         self._ends = [0.0] * window
         self._free = [0.0] * workers  # when each worker is free, ascending
@@ -253,10 +249,7 @@ class _Replay:
         done_s = start_s + execute_s
         if not self._is_relaxed:
             turn_s = self.latest_s
-        flight_s = late_s + commit_s
-        if late_s or turn_s > start_s:
-            flight_s = max(flight_s, self._commit_floor_s)
-        end_s = max(done_s, turn_s) + flight_s
+        end_s = max(done_s, turn_s) + late_s + commit_s
         if self.workers:
             insort(self._free, end_s)
         self._ends[place % self._window] = end_s
@@ -268,11 +261,9 @@ class _Replay:
         free = self._free
         start_s = max(free.pop(0), unit.release_s)
         end_s = start_s + unit.execute_s
-        commit_s = unit.commit_s
-        if not self._is_relaxed and self.latest_s > start_s:
-            commit_s = max(commit_s, self._commit_floor_s)
+        if not self._is_relaxed:
             end_s = max(end_s, self.latest_s)
-        end_s += commit_s
+        end_s += unit.commit_s
         insort(free, end_s)
         self._ends[place % self._window] = end_s
         if end_s > self.latest_s:  # noqa: PLR1730  a call less
@@ -324,8 +315,8 @@ class _Replay:
 class _Chain(_Replay):
     """As many workers as there is work for: then the last commit is the end of the longest chain of dependencies."""
 
-    def __init__(self, order: Order, commit_floor_s: float, window: int) -> None:
-        super().__init__(order, commit_floor_s, window, 0)
+    def __init__(self, order: Order, window: int) -> None:
+        super().__init__(order, window, 0)
         #: Of each unit in the ring: seconds of the chain that ends with it, by what tied its links.
         self._paths: list[dict[Label, float]] = [{}] * window
         self.longest: dict[Label, float] = {}
@@ -354,8 +345,6 @@ class _Chain(_Replay):
     def add_free(self, unit: Unit, place: int) -> None:
         """Do the same for a unit that depends on nothing."""
         end_s, commit_s = unit.release_s + unit.execute_s, unit.commit_s
-        if not self._is_relaxed and self.latest_s > unit.release_s:
-            commit_s = max(commit_s, self._commit_floor_s)
         path = _released(unit, end_s + commit_s)
         if not self._is_relaxed and end_s < self.latest_s:
             path = _longer(self.longest, COMMIT_ORDER, commit_s)

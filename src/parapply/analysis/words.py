@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from parapply.analysis.compute import Rows, Tables
+    from parapply.analysis.engine import Rows, Tables
 
 _PERIODS: Final = ((86_400, "days"), (3600, "hours"), (60, "minutes"))
 #: A part of the time that is worth a sentence.
@@ -62,6 +62,12 @@ def period(first: datetime, last: datetime) -> str:
     return f"{first:%Y-%m-%d %H:%M:%S} to {last:%Y-%m-%d %H:%M:%S} UTC ({duration((last - first).total_seconds())})"
 
 
+def span(since: datetime | None, until: datetime | None) -> str:
+    """Return a time that is asked for, in UTC."""
+    begin = f"{since:%Y-%m-%d %H:%M:%S}" if since else "the beginning"
+    return f"{begin} to {f'{until:%Y-%m-%d %H:%M:%S}' if until else 'the end'}"
+
+
 def in_short(tables: Tables) -> list[str]:
     """Return what the figures of one slot say, the most important first."""
     (summary,) = tables["summary"]
@@ -74,7 +80,7 @@ def in_short(tables: Tables) -> list[str]:
             _waits(tables["waits"], tables["dependencies"]),
             _parallelism(tables["parallelism"]),
             _repeats(summary["repeated_batches"], summary["batches"], summary["conflicts"]),
-            _more_workers(tables["what_if"], tables["reading"], tables["backends"], summary["workers"]),
+            _more_workers(tables["what_if"], tables["reading"], summary["workers"]),
         )
         if text
     ]
@@ -173,31 +179,33 @@ def _repeats(n_repeated: int, n_batches: int, n_conflicts: int) -> str:
     return f"{repeated}, and {conflicts.get(n_conflicts, f'{number(n_conflicts)} conflicts were recorded')}."
 
 
-def _more_workers(what_if: Rows, reading: Rows, backends: Rows, n_workers: int) -> str:
-    """Say what twice as many workers would bring, and the other commit order; what is not sure as a span."""
+def _more_workers(what_if: Rows, reading: Rows, n_workers: int) -> str:
+    """Say what twice as many workers would bring in each commit order, with the interval."""
     rows = {(row["commit_order"], row["workers"]): row for row in what_if if row["unit"] == "batch"}
     now = int(reading[0]["workers"]) if reading else n_workers
-    if not rows:
+    if ("preserve", now) not in rows or ("preserve", 2 * now) not in rows:
         return ""
-    samples = sum(row["samples"] for row in backends)
-    # More workers do not make a full processor faster, and it is not known how many the target has.
-    on_cpu = sum(row["samples"] for row in backends if row["wait"] == "CPU") / samples if samples else 1.0
-    texts = []
-    for order, order_words in (("preserve", "with the commit order kept"), ("relaxed", "with it relaxed")):
-        before, after = rows[order, now], rows[order, 2 * now]
-        gain = before["seconds"] / after["seconds"] - 1 if after["seconds"] else 0.0
-        if gain < _NO_GAIN:
-            limit = "the source is the limit" if after["limit"] == "source" else f"limit: {after['limit']}"
-            texts.append(f"{order_words} nothing ({limit})")
-        else:
-            least = gain * (1 - on_cpu)
-            span = f"{percent(least)} to {percent(gain)}" if gain - least > _NO_GAIN else percent(gain)
-            texts.append(f"{order_words} {span} more a second (limit then: {after['limit']})")
+    texts = [
+        f"{order_words} {_gain(rows[order, now], rows[order, 2 * now])}"
+        for order, order_words in (("preserve", "with the commit order kept"), ("relaxed", "with it relaxed"))
+    ]
     return (
-        f"The daemon has {number(now)} workers. By dependencies, commits and the publisher's rate, in the run until "
-        f"{what_if[0]['until']:%Y-%m-%d %H:%M}, {number(2 * now)} would bring: {'; '.join(texts)}. The larger figure "
-        "needs idle processors on the target."
+        f"The daemon has {number(now)} workers. By the run until {what_if[0]['until']:%Y-%m-%d %H:%M}, "
+        f"{number(2 * now)} would bring: {'; '.join(texts)}."
     )
+
+
+def _gain(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """Return by how much more is applied in a second, from when to when, and what limits then."""
+    limit = "the source is the limit" if after["limit"] == "source" else f"limit: {after['limit']}"
+    gain, least, most = (
+        max(0.0, before["seconds"] / after[name] - 1) if after[name] else 0.0
+        for name in ("seconds", "most_s", "least_s")
+    )
+    if gain < _NO_GAIN:
+        return f"nothing ({limit})" if most < _NOTABLE * 2 else f"nothing, at most {percent(most)} more ({limit})"
+    span = f" ({percent(least)} to {percent(most)})" if most - least > _NO_GAIN else ""
+    return f"{percent(gain)} more a second{span}, {limit}"
 
 
 def times(factor: float) -> str:

@@ -54,6 +54,7 @@ class Code(StrEnum):
     PUBLICATION_EMPTY = "publication_empty"
     PUBLICATION_OPERATIONS = "publication_operations"
     STATE_PUBLISHED = "state_published"
+    DDL_QUEUE = "ddl_queue"
     REPLICA_IDENTITY = "replica_identity"
     FILTER_OUTSIDE_IDENTITY = "filter_outside_identity"
     COLUMNS_OUTSIDE_IDENTITY = "columns_outside_identity"

@@ -130,6 +130,11 @@ KINDS: Final[Mapping[Code, Kind]] = {
         " still it is decoded and sent several times a second",
         "publish the other tables or schemas by name (docs/CONFLICTS.md, two-way replication)",
     ),
+    Code.DDL_QUEUE: Kind(
+        _S, _WARNING,
+        "commands that run on the publisher would not run on the target, whose tables then miss what they have made",
+        "`parapply init --ddl` makes and publishes the queue, ddl.apply = true has its commands run; or have neither",
+    ),
     Code.TARGET_READ_ONLY: Kind(_T, _REFUSED, "nothing can be applied there", "point target.dsn to the primary"),
     Code.TARGET_POOLER: Kind(
         _T, _REFUSED, "locks and settings must last as long as the session", "connect to the PostgreSQL server itself"

@@ -16,12 +16,13 @@ from parapply.check.findings import Code, Finding
 from parapply.check.server import Server, read_rows, read_server
 from parapply.check.shapes import TableShape, UserType, read_shapes, read_types
 from parapply.copy.published import PublishedTable, published_tables
-from parapply.errors import SourceRefused
+from parapply.errors import SourceRefused, TargetRefused
 from parapply.model import Column, Relation
 from parapply.plan.copy_starts import Name
 from parapply.source import refusals, slot
 from parapply.source.options import start_options, streaming_of
 from parapply.source.slot import SourceFacts, source_errors
+from parapply.wire.ddl_queue import QUEUE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -200,14 +201,16 @@ async def read_source(
     publications = [row for row in publications if row[0] in source.publications]
     operations = frozenset([word for _, *flags in publications for word, is_on in _operations(flags) if is_on])
     try:
-        tables = await published_tables(conn, source.publications)
-    except SourceRefused as error:
+        tables = await published_tables(conn, source.publications, config.mapping)
+    except (SourceRefused, TargetRefused) as error:
         findings.append(Finding(code=Code.PUBLICATION_REFUSED, found=str(error)))
     else:
         if not tables and publications:
             findings.append(Finding(code=Code.PUBLICATION_EMPTY, found="the publications have no table"))
     # What they hold is neither copied nor applied: `published_tables` and the stream leave it out.
-    findings += [_of_state(schema) for schema in sorted(facts.state_schemas & {each.name[0] for each in identities})]
+    names = {each.name for each in identities}
+    findings += [_of_state(schema) for schema in sorted(facts.state_schemas & {name[0] for name in names - {QUEUE}})]
+    findings += _of_queue(config, is_published=QUEUE in names)
     identities = [each for each in identities if each.name[0] not in facts.state_schemas]
     findings += _of_identities(identities)
     findings += _of_filters(filters, identities)
@@ -366,6 +369,14 @@ def _of_publications(rows: Sequence[tuple[Any, ...]], config: Config) -> Iterato
 
 def _operations(flags: Sequence[bool]) -> Iterator[tuple[str, bool]]:
     return zip(("insert", "update", "delete", "truncate"), flags, strict=True)
+
+
+def _of_queue(config: Config, *, is_published: bool) -> list[Finding]:
+    """Say that commands of the publisher are expected and cannot come, or come and are not run."""
+    if is_published == config.ddl.apply:
+        return []
+    found = "ddl.apply is on, and no publication has the table" if config.ddl.apply else "ddl.apply is off"
+    return [Finding(code=Code.DDL_QUEUE, object=".".join(QUEUE), found=f"{'.'.join(QUEUE)}: {found}")]
 
 
 def _of_state(schema: str) -> Finding:

@@ -51,7 +51,7 @@ async def read_tables(
     Raises:
         TargetLost: the connection broke.
     """
-    names = [relation_name(relation) for relation in source.relations]
+    names = [config.mapping.target_of(relation.full_name) for relation in source.relations]
     role = config.target.session_replication_role
     found = await facts.load_many(conn, names, role=role)
     there = [each for each in found.values() if isinstance(each, TableFacts)]
@@ -74,7 +74,7 @@ async def read_tables(
         if name in denied:
             findings.append(_denied(name, denied[name], sql.Identifier(conn.info.user).as_string(None), privileges))
         sent = {column.name for column in relation.columns}
-        findings += findings_of_shape(name, sent, source.shapes[name], shapes[name], target)
+        findings += findings_of_shape(name, sent, source.shapes[relation.full_name], shapes[name], target)
         plan = _plan(relation, target, config)
         if isinstance(plan, Finding):
             findings.append(plan)
@@ -84,16 +84,11 @@ async def read_tables(
         findings += _of_plan(plan, can_change=can_change, is_replica=role == "replica")
     if wanted.is_copy and not wanted.is_known:
         readable = [
-            table for table in source.tables
-            if isinstance(found.get(table.full_name), TableFacts) and table.full_name not in denied
+            here for here in [table.here() for table in source.tables]
+            if isinstance(found.get(here.full_name), TableFacts) and here.full_name not in denied
         ]  # fmt: skip
         findings += await _of_rows(conn, readable, wanted)
     return plans, findings
-
-
-def relation_name(relation: Relation) -> Name:
-    """Return schema and name."""
-    return relation.schema, relation.name
 
 
 def _missing(name: Name) -> Finding:
@@ -118,7 +113,7 @@ def _plan(relation: Relation, target: TableFacts, config: Config) -> TablePlan |
             is_relaxed=config.apply.commit_order == "relaxed",
         )  # fmt: skip
     except TargetRefused as error:
-        return Finding(code=Code.COLUMNS_REFUSED, object=quoted(*relation_name(relation)), found=str(error))
+        return Finding(code=Code.COLUMNS_REFUSED, object=quoted(target.schema, target.name), found=str(error))
 
 
 def _of_plan(plan: TablePlan, *, can_change: bool, is_replica: bool) -> Iterator[Finding]:
@@ -129,8 +124,7 @@ def _of_plan(plan: TablePlan, *, can_change: bool, is_replica: bool) -> Iterator
         can_change: updates or deletes can come; else how they would be applied does not matter.
         is_replica: triggers and rules act only if they are enabled for the replica role, or always.
     """
-    name = relation_name(plan.relation)
-    table = quoted(*name)
+    table = quoted(plan.facts.schema, plan.facts.name)
     if plan.refusal and can_change:
         yield Finding(code=Code.UPDATES_REFUSED, object=table, found=plan.refusal)
     if plan.lane is Lane.SERIAL and not plan.reason.startswith("serial: the configuration"):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from parapply.config import Config
+    from parapply.model import Until
 
 #: Exit status after Ctrl-C, as shells count it: 128 + SIGINT.
 _INTERRUPTED = 130
@@ -46,6 +47,25 @@ class _Lsn(click.ParamType[int]):
         if not 0 <= lsn < 1 << 64:
             self.fail(f"{value!r} is not an LSN like 16/B374D848", param, ctx)
         return lsn
+
+
+class _Until(click.ParamType["Until"]):
+    """An LSN, or a time with its offset from UTC."""
+
+    name = "lsn or time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Until:  # noqa: ANN401  click's
+        """Return where to end, or fail as a usage error."""
+        from parapply.model import Until, parse_time  # noqa: PLC0415
+
+        if isinstance(value, Until):
+            return value
+        if "/" in value:
+            return Until(lsn=_Lsn().convert(value, param, ctx))
+        try:
+            return Until(time_us=parse_time(value))
+        except ValueError as error:
+            self.fail(f"{error}; give an LSN like 16/B374D848 or a time like '2026-11-23 14:05:00+00'", param, ctx)
 
 
 def _print_version(ctx: click.Context, _param: click.Parameter, is_asked: bool) -> None:  # noqa: FBT001  click's
@@ -128,7 +148,11 @@ def _load(options: dict[str, Any], *not_needed: str) -> Config:
 _LATER = {
     "bench": ("parapply.cli.bench", "bench"),
     "conflicts": ("parapply.cli.conflicts", "conflicts"),
+    "cutover": ("parapply.cli.cutover", "cutover"),
+    "migrate": ("parapply.cli.migrate", "migrate"),
     "skip": ("parapply.cli.conflicts", "skip"),
+    "pause": ("parapply.cli.pause", "pause"),
+    "resume": ("parapply.cli.pause", "resume"),
     "top": ("parapply.cli.top", "top"),
     "report": ("parapply.analysis.command", "report"),
     "synth-log": ("parapply.analysis.synth_command", "synth_log"),
@@ -213,6 +237,8 @@ Examples:
   parapply init --config app.toml --copy --schema
   parapply init --config app.toml --copy --truncate --connections 8 --defer-indexes
   parapply init --config app.toml --despite table_missing
+  parapply init --config app.toml --ddl
+  parapply init --config app.toml --ddl=print | psql "$SOURCE"
 It looks first as `parapply check` does: what would be refused stops it before anything is made.
 A copy that was interrupted goes on with the same command.
 Passwords are better in PARAPPLY_SOURCE__DSN and PARAPPLY_TARGET__DSN, in a file that PARAPPLY_SOURCE__DSN_FILE
@@ -223,6 +249,13 @@ names, or in ~/.pgpass, than in a flag.""",
 @click.option("--schema", "brings_schema", is_flag=True, help="With --copy: make the tables first, with pg_dump.")
 @click.option("--pg-dump", metavar="FILE", help="The program for --schema.  [default: pg_dump]")
 @click.option("--despite", metavar="CODE", multiple=True, help="Go on with an arguable refusal; repeatable.")
+@click.option(
+    "--ddl",
+    type=click.Choice(["queue", "print"]),
+    is_flag=False,
+    flag_value="queue",
+    help="Make the queue of commands on the publisher, too; --ddl=print shows the SQL and makes nothing.",
+)
 @_copy_options
 def init(
     *,
@@ -230,6 +263,7 @@ def init(
     brings_schema: bool,
     pg_dump: str | None,
     despite: tuple[str, ...],
+    ddl: str | None,
     **options: Any,  # noqa: ANN401  click's
 ) -> None:
     """Check both ends; create the slot and the state schema; copy the rows if asked to."""
@@ -240,8 +274,11 @@ def init(
         config = _load(options)
         from parapply import init as beginning  # noqa: PLC0415
         from parapply.copy import command  # noqa: PLC0415
+    if ddl == "print":
+        beginning.print_queue(config)
+        return
     copy = command.CopyOptions(brings_schema=brings_schema, pg_dump=pg_dump, **how) if is_copy else None
-    beginning.init(config, copy, despite=despite)
+    beginning.init(config, copy, despite=despite, makes_queue=ddl == "queue")
 
 
 @cli.command(
@@ -279,18 +316,22 @@ def refresh(
 Examples:
   parapply run --config app.toml
   parapply run --config app.toml --set apply.workers=8
-  parapply run --config app.toml --until 16/B374D848""",
+  parapply run --config app.toml --until 16/B374D848
+  parapply run --config app.toml --set apply.delay_s=0 --until '2026-11-23 14:05:00+00'
+With a time it ends before the first transaction, in commit order, that committed later; commit times are those of
+the publisher's clock. A time that the target has passed is refused.""",
 )
 @_connection_options
-@click.option("--until", "until_lsn", type=_Lsn(), metavar="LSN", help="Stop once all up to LSN is durable.")
+@click.option("--until", type=_Until(), metavar="LSN|TIME", help="Stop once all up to there is durable.")
 @click.option("--takeover", is_flag=True, help="End another daemon's sessions on the target instead of waiting.")
-def run(*, until_lsn: int | None, takeover: bool, **options: Any) -> int:  # noqa: ANN401  click's options
+def run(*, until: Until | None, takeover: bool, **options: Any) -> int:  # noqa: ANN401  click's options
     """Run the daemon: SIGTERM or Ctrl-C drains, a second one aborts, SIGHUP reads the configuration again."""
     # Modules make many objects and no garbage: the daemon lets the collector in again, behind them.
     gc.disable()
     driver_versions.tell_own()
     config = _load(options)
     from parapply.errors import ConfigError  # noqa: PLC0415
+    from parapply.model import Until  # noqa: PLC0415
     from parapply.runtime import daemon  # noqa: PLC0415
 
     def load_again() -> Config:
@@ -300,7 +341,7 @@ def run(*, until_lsn: int | None, takeover: bool, **options: Any) -> int:  # noq
             raise ConfigError(f"--config: {path} is no regular file, so it cannot be read again")
         return _load(options)
 
-    return daemon.run(config, load_again, until_lsn, takeover=takeover)
+    return daemon.run(config, load_again, until or Until(), takeover=takeover)
 
 
 @cli.command(
@@ -407,6 +448,13 @@ Exit 0: all equal; 1: a table differs. The daemon must run; both sides stay in u
     "--max-keys", type=click.IntRange(min=1), default=100, show_default=True, help="Differing keys named for a table."
 )
 @click.option(
+    "--sampled",
+    "sampled_ranges",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Of each large table compare N ranges of about 10,000 rows, others each time.  [default: all]",
+)
+@click.option(
     "--max-pause",
     "max_pause_s",
     type=click.FloatRange(min=0.1),
@@ -431,6 +479,7 @@ def verify(
     tables: tuple[str, ...],
     connections: int,
     max_keys: int,
+    sampled_ranges: int | None,
     max_pause_s: float,
     prints_statements: bool,
     engine: Literal["postgres", "spark"],
@@ -451,6 +500,7 @@ def verify(
         tables=tables,
         connections=connections,
         max_keys=max_keys,
+        sampled_ranges=sampled_ranges or 0,
         max_pause_s=max_pause_s,
         prints_statements=prints_statements,
         engine=engine,
@@ -487,10 +537,11 @@ def sequences(
 ) -> int:
     """Copy sequence values, for the cut-over."""
     config = _load(options, "source.slot", "source.publications")
-    from parapply.copy import sequences as copying  # noqa: PLC0415
+    from parapply.copy.sequences import copy_sequences  # noqa: PLC0415
+    from parapply.sequences import SequenceOptions  # noqa: PLC0415
 
-    how = copying.SequenceOptions(ahead=ahead, is_exact=is_exact, is_dry=is_dry, as_json=as_json)
-    return copying.copy_sequences(config, how)
+    how = SequenceOptions(ahead=ahead, is_exact=is_exact, is_dry=is_dry)
+    return copy_sequences(config, how, as_json=as_json)
 
 
 @cli.command(

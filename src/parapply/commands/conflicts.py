@@ -27,7 +27,7 @@ from parapply.target.state import slots as state
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from parapply.config import Config
+    from parapply.config import Config, MappingConfig
     from parapply.conflict.listing import Filter
     from parapply.target.session.settings import Connection
 
@@ -55,10 +55,10 @@ def list_conflicts(config: Config, wanted: Filter, *, as_json: bool) -> None:
     elif not found:
         click.echo("no conflicts")
     else:
-        _print(found)
+        _print(found, config.mapping)
 
 
-def _print(found: list[dict[str, Any]]) -> None:
+def _print(found: list[dict[str, Any]], mapping: MappingConfig) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("id", "recorded", "type", "table", "key", "policy", "outcome", "end LSN", "xid"):
         # The type whole: several begin with the same word. What does not fit goes to the next line.
@@ -67,7 +67,7 @@ def _print(found: list[dict[str, Any]]) -> None:
         key = ", ".join(f"{name}={value}" for name, value in (one["key"] or {}).items())
         outcome = one["outcome"] + (", replayed" if one["replayed_at"] else "")
         shown = [one["conflict_id"], one["recorded_at"][:19], one["conflict_type"]]
-        shown += [f"{one['schema_name']}.{one['table_name']}", key, one["policy"], outcome]
+        shown += [mapping.shown((one["schema_name"], one["table_name"])), key, one["policy"], outcome]
         # As Text: names and values may hold what rich takes for markup.
         table.add_row(*(Text(printable(str(value))) for value in (*shown, one["remote_lsn"], one["remote_xid"])))
     Console(soft_wrap=True).print(table)
@@ -92,11 +92,12 @@ def show_conflicts(config: Config, wanted: Filter, *, as_json: bool) -> None:
         return
     _check_found(found, wanted)
     for one in found:
-        click.echo("\n".join(map(printable, _described(one))))
+        click.echo("\n".join(map(printable, _described(one, config.mapping))))
 
 
-def _described(one: dict[str, Any]) -> list[str]:
-    lines = [f"conflict {one['conflict_id']}: {one['conflict_type']} on {one['schema_name']}.{one['table_name']}"]
+def _described(one: dict[str, Any], mapping: MappingConfig) -> list[str]:
+    table = mapping.shown((one["schema_name"], one["table_name"]))
+    lines = [f"conflict {one['conflict_id']}: {one['conflict_type']} on {table}"]
     names = ("operation", "policy", "outcome", "attempts", "recorded_at", "replayed_at")
     lines += [f"  {name}: {one[name]}" for name in names]
     source = f"{one['remote_xid']}, change {one['change_no']}, committed {one['remote_commit_time']}"
@@ -142,7 +143,7 @@ async def _replay(config: Config, wanted: Filter, *, is_dry: bool, assume_yes: b
         found = await listing.read(conn, schema, slot_id, wanted, with_rows=True)
         _check_found(found, wanted)
         async with conn.transaction(force_rollback=True):
-            effects = await replay.replay(conn, schema, role, found)
+            effects = await replay.replay(conn, schema, role, found, config.mapping)
         if not as_json:
             for effect in effects:
                 click.echo("\n".join(map(printable, replay.as_lines(effect))))
@@ -157,7 +158,7 @@ async def _replay(config: Config, wanted: Filter, *, is_dry: bool, assume_yes: b
                     f'target: source.origin = "none" needs replication origins: {problem.text}', hint=problem.hint
                 )
             async with conn.transaction():
-                effects = await replay.replay(conn, schema, role, found)
+                effects = await replay.replay(conn, schema, role, found, config.mapping)
         if as_json:
             click.echo(json.dumps([msgspec.structs.asdict(effect) for effect in effects], indent=2))
         else:

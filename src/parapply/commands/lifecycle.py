@@ -19,6 +19,7 @@ from parapply.model import format_lsn, parse_lsn
 from parapply.plan.watermark import covers
 from parapply.source import slot
 from parapply.target.session import lease, origins, prepared, settings
+from parapply.target.state import migrations
 from parapply.target.state import slots as state
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ async def _drop(config: Config, *, assume_yes: bool) -> None:
         if await state.has_schema(ends.target, schema):
             found = await state.load(ends.target, schema, name, facts.system_identifier)
         if facts.slot is None and found is None:
+            if await _forget_migration(config, ends.target, facts):
+                return
             click.echo(f"slot {name!r}: neither slot nor state; nothing to do")
             return
         _check_own_and_idle(config, facts)
@@ -88,6 +91,18 @@ async def _drop(config: Config, *, assume_yes: bool) -> None:
             await _remove_state(ends.target, schema, found.slot_id, name)
 
 
+async def _forget_migration(config: Config, target: settings.Connection, facts: slot.SourceFacts) -> bool:
+    """Forget a migration that was ended before its copy had begun; say whether there was one."""
+    schema, name = config.target.state_schema, config.source.slot
+    migration = migrations.Migration(schema=schema, slot_name=name, system_identifier=facts.system_identifier)
+    if not await migrations.load(target, migration):
+        return False
+    await migrations.forget(target, migration)
+    click.echo(f"target: steps of the migration with slot {name!r} removed; what they have made stays")
+    await _drop_schema(target, schema)
+    return True
+
+
 async def _remove_state(target: settings.Connection, schema: str, slot_id: int, name: str) -> None:
     # Nothing else would ever end them: they hold locks and keep vacuum from its work (F34).
     held = [gid for gid, _ in (await prepared.pending(target, slot_id)).values()]
@@ -98,6 +113,10 @@ async def _remove_state(target: settings.Connection, schema: str, slot_id: int, 
     if left := await origins.drop_origins(target, slot_id):
         click.echo(f"target: replication origins of the slot are left: {left}")
     click.echo(f"target: state of slot {name!r} removed")
+    await _drop_schema(target, schema)
+
+
+async def _drop_schema(target: settings.Connection, schema: str) -> None:
     try:
         if await state.drop_schema(target, schema):
             click.echo(f"target: state schema {schema!r} dropped, no slot was left in it")
@@ -151,10 +170,11 @@ def wait(config: Config, lsn: int, timeout_s: float) -> None:
         TargetRefused: the target knows nothing of the slot.
         TargetLost: the connection broke.
     """
-    asyncio.run(_wait(config, lsn, timeout_s))
+    asyncio.run(applied(config, lsn, timeout_s))
 
 
-async def _wait(config: Config, lsn: int, timeout_s: float) -> None:
+async def applied(config: Config, lsn: int, timeout_s: float) -> None:
+    """Return when `wait` would; the arguments and errors are its own."""
     schema, name = config.target.state_schema, config.source.slot
     query = state.in_schema(
         "SELECT lowest_remote_lsn, state, updated_at::text FROM {s}.progress WHERE slot_name = $1", schema

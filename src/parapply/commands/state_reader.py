@@ -38,7 +38,7 @@ SELECT p.slot_name, p.lowest_remote_lsn, p.highest_remote_lsn, p.list_remote_lsn
        p.two_phase, p.reading, p.updated_at::text AS updated_at,
        GREATEST(EXTRACT(epoch FROM pg_catalog.clock_timestamp() - p.updated_at), 0)::float8 AS silent_s,
        s.slot_id, s.system_identifier, s.timeline, s.database_name, s.publications, s.host, s.pid, s.version,
-       s.started_at::text AS started_at, s.last_commit_time::text AS last_commit_time
+       s.limits, s.started_at::text AS started_at, s.last_commit_time::text AS last_commit_time
   FROM {s}.progress AS p JOIN {s}.slots AS s USING (slot_name) WHERE p.slot_name = $1"""
 
 _WORKERS = """
@@ -60,6 +60,12 @@ _PREPARED = """
 SELECT gid, source_xid, end_lsn::text AS end_lsn, owner, prepared_at::text AS prepared_at,
        EXTRACT(epoch FROM age)::float8 AS age_s
   FROM {s}.prepared WHERE slot_name = $1 ORDER BY prepared_at, gid"""
+
+
+#: Those of the publisher that came last.
+_COMMANDS = """
+SELECT number, commit_lsn::text AS commit_lsn, tag, source_role, outcome, reason, recorded_at::text AS recorded_at
+  FROM {s}.ddl WHERE slot_id = $1 ORDER BY ddl.commit_lsn DESC, number DESC LIMIT 5"""
 
 
 class StateReader:
@@ -96,11 +102,13 @@ class StateReader:
             A JSON document. Keys: the columns of `parapply.progress` (LSNs and times as text; `worker_count` for its
             `workers`; `lag_s` as of now, see `lag_s`), `is_daemon_connected`, `silent_s` (seconds since the state was
             last written), the daemon's
-            `host`, `pid`, `version`, `started_at`; `workers` (with `since_s`, seconds; empty while no
+            `host`, `pid`, `version`, `started_at`; `limits` (the fields of `limits.LimitVerdict` and `window_s`, None
+            where nothing is known of the present); `workers` (with `since_s`, seconds; empty while no
             daemon is connected), `tables` (with
             `counted_s`, `counted_at` in seconds since 1970), `copies`, lists with the
             columns of those tables; `prepared`, a list with those of `parapply.prepared` (`age_s`, seconds, for its
-            `age`); `conflicts`, a list of how many are kept by `type`, `table` and `outcome`, with the `latest`;
+            `age`); `ddl`, the last commands of the publisher, the latest first, with the columns of that table;
+            `conflicts`, a list of how many are kept by `type`, `table` and `outcome`, with the `latest`;
             `source`, an object whose `is_reachable` tells whether the other keys are there.
 
         Raises:
@@ -133,6 +141,7 @@ class StateReader:
             report["workers"] = await _records(conn, state.in_schema(_WORKERS, schema), [slot_id])
             report["tables"] = await _records(conn, state.in_schema(_TABLES, schema), [slot_id])
             report["copies"] = await _records(conn, state.in_schema(_COPIES, schema), [slot_id])
+            report["ddl"] = await _records(conn, state.in_schema(_COMMANDS, schema), [slot_id])
             report["prepared"] = await _records(conn, state.in_schema(_PREPARED, schema), [name])
         report["conflicts"] = await listing.count(conn, schema, slot_id)
         present = await lease.holders(conn, slot_id)
@@ -140,6 +149,8 @@ class StateReader:
         if not report["is_daemon_connected"]:
             # Rows of a daemon that was killed: none of these workers is there.
             report["workers"] = []
+        if not is_present(report):
+            report["limits"] = None
         return report
 
     async def _read_source(self, low_lsn: int) -> dict[str, Any]:

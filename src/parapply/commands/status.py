@@ -92,7 +92,7 @@ def render(report: dict[str, Any], width: int = 80, height: int = 0, notice: str
     """
     report = printable_tree(report)
     head: list[RenderableType] = [Text(notice, style="bold red")] if notice else []
-    head += [_facts(report), ""]
+    head += [_facts(report, with_evidence=not height), ""]
     if report["prepared"]:
         held = _grid("prepared here, source xid", "end lsn", "owner", "age")
         for one in report["prepared"]:
@@ -154,7 +154,7 @@ def _n_rows(table: dict[str, Any]) -> int:
     return int(table["inserts"] + table["updates"] + table["deletes"])
 
 
-def _facts(report: dict[str, Any]) -> Table:
+def _facts(report: dict[str, Any], *, with_evidence: bool) -> Table:
     grid = Table.grid(padding=(0, 2))
     reason = f" ({report['reason']})" if report["reason"] else ""
     _add(grid, "slot", f"{report['slot_name']} from database {report['database_name']}")
@@ -171,6 +171,11 @@ def _facts(report: dict[str, Any]) -> Table:
         _add(grid, "WAL kept", retained)
     two_phase = "" if report["two_phase"] == "disabled" else f", two-phase {report['two_phase']}"
     _add(grid, "commit order", f"{report['commit_order']}, {report['worker_count']} workers{two_phase}")
+    if limits := report["limits"]:
+        _add(grid, "what limits", limits["words"])
+        _add(grid, "what to do", limits["advice"])
+        if with_evidence:
+            _add(grid, "because", " ".join(limits["evidence"]))
     return grid
 
 
@@ -262,6 +267,12 @@ def _seldom(report: dict[str, Any]) -> list[RenderableType]:
             name = f"{copy['schema_name']}.{copy['table_name']}"
             so_far = "" if copy["rows"] is None else f"{copy['rows']:,}, {copy['size_bytes'] / 1e6:,.1f} MB"
             _add(shown, name, copy["state"], copy["start_lsn"], so_far, copy["reason"])
+        parts += [shown, ""]
+    if report["ddl"]:
+        shown = _grid("commands of the publisher", "number", "at", "what became of it")
+        for one in report["ddl"]:
+            became = f"{one['outcome'].replace('_', ' ')}{': ' if one['reason'] else ''}{one['reason']}"
+            _add(shown, one["tag"], one["number"], one["recorded_at"][:19], became)
         parts += [shown, ""]
     if report["conflicts"]:
         shown = _grid("conflicts kept", "type", "outcome", "latest", "count")

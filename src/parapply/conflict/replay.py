@@ -29,6 +29,7 @@ from parapply.vocabulary import ConflictOutcome
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from parapply.config import MappingConfig
     from parapply.plan.table import ColumnFacts, TableFacts
     from parapply.target.session.settings import Connection
 
@@ -46,7 +47,9 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""  # why nothing is done
 
 
-async def replay(conn: Connection, schema: str, role: str, conflicts: Sequence[_Row]) -> list[Effect]:
+async def replay(
+    conn: Connection, schema: str, role: str, conflicts: Sequence[_Row], mapping: MappingConfig
+) -> list[Effect]:
     """Apply conflicts in the order given, inside the open transaction, and mark them as replayed.
 
     Args:
@@ -54,6 +57,7 @@ async def replay(conn: Connection, schema: str, role: str, conflicts: Sequence[_
         schema: of the state.
         role: session_replication_role of the session.
         conflicts: as `listing.read` returns them, with rows.
+        mapping: which tables have another name here.
 
     Raises:
         TargetRefused: one cannot be applied; roll back.
@@ -64,7 +68,7 @@ async def replay(conn: Connection, schema: str, role: str, conflicts: Sequence[_
     for conflict in conflicts:
         _check(conflict)
         with target_errors(f"replaying conflict {conflict['conflict_id']}"):
-            effects.append(await _one(conn, role, conflict))
+            effects.append(await _one(conn, role, conflict, mapping))
             await _rows(conn, mark.as_string(None), [conflict["conflict_id"]])
     return effects
 
@@ -78,13 +82,14 @@ def _check(conflict: _Row) -> None:
         )
 
 
-async def _one(conn: Connection, role: str, conflict: _Row) -> Effect:
-    name = f"{conflict['schema_name']}.{conflict['table_name']}"
-    facts = await catalogue.load_facts(conn, conflict["schema_name"], conflict["table_name"], role=role)
+async def _one(conn: Connection, role: str, conflict: _Row, mapping: MappingConfig) -> Effect:
+    here = mapping.target_of((conflict["schema_name"], conflict["table_name"]))
+    name = ".".join(here)
+    facts = await catalogue.load_facts(conn, *here, role=role)
     if facts is None:
         raise TargetRefused(f"target table {name} does not exist", hint="create it, or drop the conflict")
     if conflict["operation"] == "truncate":
-        return await _truncate(conn, conflict, name)
+        return await _truncate(conn, conflict, name, mapping)
     key, row = conflict["key"] or {}, conflict["remote_row"] or {}
     if not facts.key_columns and conflict["replayed_at"] is not None:
         why = f"it was replayed at {conflict['replayed_at']}, and without a key its row cannot be told from others"
@@ -165,8 +170,10 @@ async def _update(conn: Connection, facts: TableFacts, row: _Row, where: str) ->
     return found[0][0] if found else None
 
 
-async def _truncate(conn: Connection, conflict: _Row, name: str) -> Effect:
-    tables = [one.split(".", 1) for one in str((conflict["key"] or {}).get("tables", name)).split(", ")]
+async def _truncate(conn: Connection, conflict: _Row, name: str, mapping: MappingConfig) -> Effect:
+    alone = f"{conflict['schema_name']}.{conflict['table_name']}"
+    listed = [one.split(".", 1) for one in str((conflict["key"] or {}).get("tables", alone)).split(", ")]
+    tables = [mapping.target_of((schema, table)) for schema, table in listed]
     names = ", ".join(f"{quote_identifier(schema)}.{quote_identifier(table)}" for schema, table in tables)
     await _rows(conn, f"TRUNCATE {names}", [])
     return Effect(conflict_id=conflict["conflict_id"], table=name, action="truncate", before=None, after=None)

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Self
 
 import click
+import msgspec
 
 from parapply.printable import printable
 
@@ -24,17 +25,36 @@ if TYPE_CHECKING:
 _MEGABYTE = 1e6
 #: Seconds between two lines where there is no terminal.
 _LINE_S = 10.0
+#: Seconds between two calls of a listener.
+_LISTENER_S = 1.0
 #: Tables named in such a line.
 _MOST_NAMES = 4
+
+
+class CopyProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a copy is."""
+
+    rows: int
+    size_bytes: int
+    share: float  # of the publisher's pages, from 0 to 1
+    bytes_per_s: float  # since the copy began
+    left_s: float | None  # about; None: not known yet
 
 
 class Bar:
     """Counts rows and bytes; the bar's length is the part of the publisher's pages that is done."""
 
     def __init__(
-        self, doing: str = "copying", *, has_bytes: bool = True, clock: Callable[[], float] = time.monotonic
+        self,
+        doing: str = "copying",
+        *,
+        has_bytes: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        listener: Callable[[CopyProgress], None] | None = None,
     ) -> None:
-        """Show nothing yet; without bytes only rows are shown."""
+        """Show nothing yet; without bytes only rows are shown; a listener is called about once a second."""
+        self._listener = listener
+        self._heard_s = 0.0
         self._doing = doing
         self._has_bytes = has_bytes
         self._clock = clock
@@ -100,12 +120,12 @@ class Bar:
             click.echo(line)
 
     def _show(self) -> None:
+        if self._listener is not None and self._clock() - self._heard_s >= _LISTENER_S:
+            self._heard_s = self._clock()
+            self._listener(self._figures())
         if self._progress is None and self._clock() - self._said_s < _LINE_S:
             return
-        # Rows of parts under way count as the pages they fill by the publisher's own estimate.
-        rows_per_page = self._estimated_rows / self._pages if self._pages else 0
-        under_way = (self.rows - self._rows_done) / rows_per_page if rows_per_page else 0
-        done = min(self._pages, self._pages_done + under_way)
+        done = self._done_pages()
         rate = self.size_bytes / _MEGABYTE / self.seconds
         figures = f"{self.rows:,} rows  {self.rows / self.seconds:,.0f} rows/s"
         if self._has_bytes:
@@ -120,6 +140,22 @@ class Bar:
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         now = f"; now {', '.join(names[:_MOST_NAMES])}{more}" if names else ""
         click.echo(f"{self._doing}: {share:.0%}, {figures.replace('  ', ', ')}{left}{now}", err=True)
+
+    def _done_pages(self) -> float:
+        # Rows of parts under way count as the pages they fill by the publisher's own estimate.
+        rows_per_page = self._estimated_rows / self._pages if self._pages else 0
+        under_way = (self.rows - self._rows_done) / rows_per_page if rows_per_page else 0
+        return min(self._pages, self._pages_done + under_way)
+
+    def _figures(self) -> CopyProgress:
+        share = self._done_pages() / self._pages if self._pages else 0.0
+        return CopyProgress(
+            rows=self.rows,
+            size_bytes=self.size_bytes,
+            share=share,
+            bytes_per_s=self.size_bytes / self.seconds,
+            left_s=self.seconds * (1 - share) / share if share else None,
+        )
 
     def summary(self) -> str:
         """Return the whole in one line."""

@@ -1,13 +1,14 @@
 """The copy of `parapply init --copy`, and `parapply refresh`: the hand-over from a copy to the stream.
 
 In: the configuration and options. Out: tables with the publisher's rows as of one LSN each, and a state that says so;
-the daemon adds what comes later. Both may be interrupted anywhere and begun again: what is complete stays, the rest is
-copied again from a later snapshot.
+the daemon adds what comes later. Both may be interrupted anywhere and begun again: what is complete stays, parts of a
+table are brought forward (`resume.py`), and the rest is copied from a later snapshot.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -19,16 +20,17 @@ from parapply.commands import lifecycle
 from parapply.copy import schema as schemas
 from parapply.copy import snapshot as snapshots
 from parapply.copy import tables as on_target
-from parapply.copy.bar import Bar
+from parapply.copy.bar import Bar, CopyProgress
 from parapply.copy.load import CopyLoad
 from parapply.copy.published import check_readable, published_tables
-from parapply.errors import ParapplyError, SourceRefused, TargetRefused
+from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRefused
 from parapply.model import format_lsn
 from parapply.source import late_tables, slot
 from parapply.target.session import lease, settings
 from parapply.target.state import copies
 from parapply.target.state import slots as state
 from parapply.vocabulary import CopyState
+from parapply.wire.ddl_queue import QUEUE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Sequence
@@ -53,7 +55,10 @@ class CopyOptions(msgspec.Struct, frozen=True, kw_only=True):
     defers_indexes: bool = False
     brings_schema: bool = False
     pg_dump: str | None = None
-    tables: tuple[str, ...] = ()  # schema.table; of `refresh`: copy these, empty: those that are not copied
+    max_bytes_per_s: int = 0  # of all connections together; 0: no limit
+    on_progress: Callable[[CopyProgress], None] | None = None  # called about once a second
+    tables: tuple[str, ...] = ()  # schema.table; of `refresh`: copy these, empty: those that are not copied, nor paused
+    resumes: bool = False  # they must be paused
 
 
 async def begin(
@@ -79,6 +84,11 @@ async def begin(
     """
     schema = config.target.state_schema
     dumped = b""
+    if options.brings_schema and any(table.target for table in tables):
+        raise ConfigError(
+            "--schema makes the tables by the publisher's names, and [mapping] says others",
+            hint="make the tables on the target by hand, or leave out --schema",
+        )
     if options.brings_schema:
         program = schemas.find_pg_dump(options.pg_dump)
         left_out = {schema, *facts.state_schemas}
@@ -123,33 +133,35 @@ async def _begin(
         await _load(config, options, ends, made.slot_id, tables, snapshot)
 
 
-async def go_on(config: Config, options: CopyOptions, ends: connect.Connections, found: state.SlotState) -> None:
-    """Copy what an interrupted copy has left.
+async def go_on(config: Config, options: CopyOptions, ends: connect.Connections, found: state.SlotState) -> bool:
+    """Copy what an interrupted copy has left, and say whether there was anything.
 
     Raises:
         SourceRefused, SourceLost, TargetRefused, TargetLost, LeaseHeld: as `begin`; the slot was begun without a copy.
     """
     name, schema = config.source.slot, config.target.state_schema
-    published = await published_tables(ends.source, config.source.publications)
+    published = await published_tables(ends.source, config.source.publications, config.mapping)
     known = await _known(config, ends, found.slot_id, published)
     if not known.is_listed:
         raise TargetRefused(
             f"slot {name!r} was begun without a copy and is applied up to {format_lsn(found.low_lsn)}",
             hint="`parapply refresh --table` copies single tables; to copy all of them `parapply drop` first",
         )
-    left = {row.name for row in known.tables if row.state != CopyState.COPIED}
+    _say_paused(known)
+    wanted = [row for row in known.tables if not row.is_paused]
+    left = {row.name for row in wanted if row.state != CopyState.COPIED}
     if not left:
-        click.echo(f"slot {name!r}: all {len(known.tables)} tables are copied; nothing to do")
-        return
+        click.echo(f"slot {name!r}: all {len(wanted)} tables are copied; nothing to do")
+        return False
     tables = [table for table in published if table.full_name in left]
-    click.echo(f"slot {name!r}: {len(known.tables) - len(left)} tables are copied, {len(left)} are left")
+    click.echo(f"slot {name!r}: {len(wanted) - len(left)} tables are copied, {len(left)} are left")
     begun = {row.name for row in known.tables if row.state == CopyState.COPYING}
     await check_readable(ends.source, tables)
     await _check_target(ends.target, tables, options, begun=begun)
     unpublished = sorted(left - {table.full_name for table in tables})
     await copies.forget(ends.target, schema, found.slot_id, unpublished)
     await _copy_later(config, options, ends, found, tables)
-    click.echo("next: parapply run")
+    return True
 
 
 def refresh(config: Config, options: CopyOptions) -> None:
@@ -164,23 +176,59 @@ def refresh(config: Config, options: CopyOptions) -> None:
     asyncio.run(_refresh(config, options))
 
 
+def pause(config: Config, tables: Sequence[str]) -> None:
+    """Take tables out of the stream until `resume` copies them again; return when the daemon applies nothing to them.
+
+    Raises:
+        SourceRefused, SourceLost, TargetRefused, TargetLost: a table is not published; an end is not as it must be.
+        LeaseHeld: another process copies.
+    """
+    asyncio.run(_pause(config, tables))
+
+
+async def _pause(config: Config, names: Sequence[str]) -> None:
+    schema = config.target.state_schema
+    async with connect.open_both(config, "pause") as ends:
+        found, known, published = await _slot_tables(config, ends)
+        tables = _named(names, published)
+        await lease.take_lease(ends.target, found.slot_id, 0, lock_class=copies.LOCK_CLASS)
+        await lease.fence(ends.target, found.slot_id, lambda _: None, lock_class=copies.LOCK_CLASS)
+        async with ends.target.transaction():
+            await copies.add(ends.target, schema, found.slot_id, _oids(tables), is_listed=known.is_listed)
+            await copies.pause(ends.target, schema, found.slot_id, [table.full_name for table in tables])
+        await _until_seen(config, ends, found.slot_id)
+        click.echo(f"paused: {_names([table.text for table in tables])}; `parapply resume` copies what is paused again")
+
+
+async def _slot_tables(
+    config: Config, ends: connect.Connections
+) -> tuple[state.SlotState, copies.Copies, list[PublishedTable]]:
+    """Return what is known of the slot and of its tables, and what is published.
+
+    Raises:
+        SourceRefused, SourceLost, TargetRefused, TargetLost: as `refresh`.
+    """
+    name = config.source.slot
+    facts = await slot.inspect(ends.source, name)
+    await slot.check_publications(ends.source, config.source.publications)
+    # An older state schema is refused here, and not when something is half done.
+    found = await connect.known_state(config, ends.target, facts.system_identifier)
+    if found is None:
+        raise TargetRefused(f"the target knows nothing of slot {name!r}", hint="run `parapply init --copy`")
+    if facts.slot is not None and facts.slot.is_two_phase:
+        raise SourceRefused(
+            f"slot {name!r} has two_phase: a transaction prepared before the copy and committed after it would be"
+            " neither in the copy nor in the stream",
+            hint="`parapply drop`, then `parapply init --copy`, during which two_phase is pending",
+        )
+    published = await _published(config, ends, facts)
+    return found, await _known(config, ends, found.slot_id, published), published
+
+
 async def _refresh(config: Config, options: CopyOptions) -> None:
-    name, schema = config.source.slot, config.target.state_schema
+    schema = config.target.state_schema
     async with connect.open_both(config, "refresh") as ends:
-        facts = await slot.inspect(ends.source, name)
-        await slot.check_publications(ends.source, config.source.publications)
-        # An older state schema is refused here, and not when something is half done.
-        found = await connect.known_state(config, ends.target, facts.system_identifier)
-        if found is None:
-            raise TargetRefused(f"the target knows nothing of slot {name!r}", hint="run `parapply init --copy`")
-        if facts.slot is not None and facts.slot.is_two_phase:
-            raise SourceRefused(
-                f"slot {name!r} has two_phase: a transaction prepared before the copy and committed after it would be"
-                " neither in the copy nor in the stream",
-                hint="`parapply drop`, then `parapply init --copy`, during which two_phase is pending",
-            )
-        published = await _published(config, ends, facts)
-        known = await _known(config, ends, found.slot_id, published)
+        found, known, published = await _slot_tables(config, ends)
         tables = _chosen(options, known, published)
         begun = {row.name for row in known.tables if row.state == CopyState.COPYING}
         await _check_target(ends.target, tables, options, begun=begun)
@@ -189,7 +237,7 @@ async def _refresh(config: Config, options: CopyOptions) -> None:
             await copies.forget(ends.target, schema, found.slot_id, gone)
             click.echo(f"no longer published, their rows stay: {_names([f'{one}.{two}' for one, two in gone])}")
         if not tables:
-            click.echo("all published tables are copied; nothing to do")
+            click.echo("all published tables are copied or paused; nothing to do")
             return
         await copies.add(ends.target, schema, found.slot_id, _oids(tables), is_listed=known.is_listed)
         await _copy_later(config, options, ends, found, tables)
@@ -200,23 +248,46 @@ def _chosen(options: CopyOptions, known: copies.Copies, published: Sequence[Publ
 
     Raises:
         SourceRefused: a named table is not published.
-        TargetRefused: which tables are new cannot be known.
+        TargetRefused: which tables are new cannot be known; or one to be resumed is not paused.
     """
+    paused = {row.name for row in known.tables if row.is_paused}
     if options.tables:
-        by_text = {table.text: table for table in published}
-        if missing := [text for text in options.tables if text not in by_text]:
-            raise SourceRefused(
-                f"not published: {', '.join(missing)}",
-                hint="ALTER PUBLICATION ... ADD TABLE first, and write schema.table",
+        named = _named(options.tables, published)
+        running = [table.text for table in named if options.resumes and table.full_name not in paused]
+        if running:
+            raise TargetRefused(
+                f"not paused: {_names(running)}",
+                hint="`parapply status` shows which are; `refresh --table` copies others",
             )
-        return [by_text[text] for text in dict.fromkeys(options.tables)]
+        return named
     if not known.is_listed:
         raise TargetRefused(
             "this slot was begun without a copy: which tables are new is not known",
             hint="name them with --table schema.table",
         )
-    copied = {(row.name, row.source_oid) for row in known.tables if row.state == CopyState.COPIED}
+    _say_paused(known)
+    copied = {(row.name, row.source_oid) for row in known.tables if row.state == CopyState.COPIED or row.is_paused}
     return [table for table in published if copied.isdisjoint({(table.full_name, one) for one in (table.oid, None)})]
+
+
+def _named(texts: Sequence[str], published: Sequence[PublishedTable]) -> list[PublishedTable]:
+    """Return published tables by ``schema.table``, each once.
+
+    Raises:
+        SourceRefused: one is not published.
+    """
+    by_text = {table.text: table for table in published}
+    if missing := [text for text in texts if text not in by_text]:
+        raise SourceRefused(
+            f"not published: {', '.join(missing)}",
+            hint="ALTER PUBLICATION ... ADD TABLE first, and write schema.table",
+        )
+    return [by_text[text] for text in dict.fromkeys(texts)]
+
+
+def _say_paused(known: copies.Copies) -> None:
+    if paused := [f"{row.schema_name}.{row.table_name}" for row in known.tables if row.is_paused]:
+        click.echo(f"paused, and left out until `parapply resume`: {_names(paused)}")
 
 
 async def _known(
@@ -266,9 +337,7 @@ async def _copy_later(
     before_lsn = (await slot.position(ends.source)).flush_lsn
     await copies.begin(ends.target, schema, slot_id, names, before_lsn)
     failpoints.probe(failpoints.COPY_STATE)
-    async with _patiently("waiting for the daemon to take note of the copy"):
-        while not await copies.is_seen(ends.target, schema, slot_id):  # noqa: ASYNC110  another process writes it
-            await asyncio.sleep(_POLL_S)
+    await _until_seen(config, ends, slot_id)
     dsn = config.source.dsn.get_secret_value()
     async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(dsn, None) as snapshot:
         told.cancel()
@@ -277,6 +346,13 @@ async def _copy_later(
             await _keep_marks(config, ends, slot_id)
         click.echo(f"{len(tables)} tables join the stream at {format_lsn(snapshot.lsn)}")
         await _load(config, options, ends, slot_id, tables, snapshot)
+
+
+async def _until_seen(config: Config, ends: connect.Connections, slot_id: int) -> None:
+    """Return when the daemon, if one runs, keeps to what was written, and has committed what it took before."""
+    async with _patiently("waiting for the daemon to take note of it"):
+        while not await copies.is_seen(ends.target, config.target.state_schema, slot_id):  # noqa: ASYNC110  another process writes it
+            await asyncio.sleep(_POLL_S)
 
 
 async def _load(  # noqa: PLR0913, PLR0917  all that is known by now
@@ -288,7 +364,8 @@ async def _load(  # noqa: PLR0913, PLR0917  all that is known by now
     snapshot: SourceSnapshot,
 ) -> None:
     failpoints.probe(failpoints.COPY_BEGUN)
-    with Bar() as bar:
+    await _check_unchanged(config, tables, snapshot)
+    with Bar(listener=options.on_progress) as bar:
         load = CopyLoad(
             config,
             slot_id,
@@ -296,6 +373,7 @@ async def _load(  # noqa: PLR0913, PLR0917  all that is known by now
             connections=options.connections,
             defers_indexes=options.defers_indexes,
             watcher=bar,
+            max_bytes_per_s=options.max_bytes_per_s,
         )
         try:
             await load.run(tables, snapshot)
@@ -306,6 +384,31 @@ async def _load(  # noqa: PLR0913, PLR0917  all that is known by now
     click.echo(f"copied {len(tables)} tables: {bar.summary()}")
 
 
+async def _check_unchanged(config: Config, tables: Sequence[PublishedTable], snapshot: SourceSnapshot) -> None:
+    """Refuse tables that changed while the snapshot was awaited, which may take as long as other transactions do.
+
+    A column that came in that time would be left out of the copy, and the stream does not bring what is before it.
+
+    Raises:
+        SourceRefused: one did.
+        SourceLost: the connection broke.
+    """
+    dsn, name = config.source.dsn.get_secret_value(), f"parapply copy {config.source.slot}"
+    async with await snapshots.open_reader(dsn, name, snapshot) as reader:
+        published = await published_tables(reader, config.source.publications, config.mapping)
+    now = {table.oid: _shape(table) for table in published}
+    if changed := [table.text for table in tables if now.get(table.oid) != _shape(table)]:
+        raise SourceRefused(
+            f"source: changed, or no longer published, while the snapshot was awaited: {', '.join(changed)}",
+            hint=f"run the same command again; {_IS_LEFT}",
+        )
+
+
+def _shape(table: PublishedTable) -> tuple[object, ...]:
+    leaves = frozenset((leaf.schema, leaf.name) for leaf in table.leaves)
+    return table.full_name, table.columns, table.types, table.modifiers, table.row_filter, table.key, leaves
+
+
 async def _published(config: Config, ends: connect.Connections, facts: slot.SourceFacts) -> list[PublishedTable]:
     """Return the tables to copy from; say which are left out although they are published.
 
@@ -314,14 +417,14 @@ async def _published(config: Config, ends: connect.Connections, facts: slot.Sour
         SourceLost: the connection broke.
     """
     _say_left_out(facts, await slot.published_tables(ends.source, config.source.publications))
-    tables = await published_tables(ends.source, config.source.publications)
+    tables = await published_tables(ends.source, config.source.publications, config.mapping)
     await check_readable(ends.source, tables)
     return tables
 
 
 def _say_left_out(facts: slot.SourceFacts, published: Collection[Name]) -> None:
     """Say whose progress is published and will not be brought over."""
-    for schema in sorted(facts.state_schemas.intersection([schema for schema, _ in published])):
+    for schema in sorted(facts.state_schemas.intersection([name[0] for name in published if name != QUEUE])):
         click.echo(
             f"source: schema {schema} holds the progress of a parapply that applies, or applied, there: it is"
             " published, and left out here; publish the other tables or schemas by name (docs/CONFLICTS.md, two-way"
@@ -344,17 +447,19 @@ async def _check_target(
         TargetRefused: tables or columns are missing, hold rows, or the role may not do what the copy needs.
         TargetLost: the connection broke.
     """
-    await on_target.check_columns(target, tables)
-    full = await on_target.not_empty(target, tables)
+    here = [table.here() for table in tables]
+    begun = {table.here().full_name for table in tables if table.full_name in begun}
+    await on_target.check_columns(target, here)
+    full = await on_target.not_empty(target, here)
     foreign = [table.text for table in full if table.full_name not in begun]
     if foreign and not options.truncates:
         raise TargetRefused(
             f"target: {_names(foreign)} hold rows already",
             hint="if target.dsn leads to the right database and these rows may go, --truncate deletes them",
         )
-    await on_target.check_access(target, tables, emptied=full)
+    await on_target.check_access(target, here, emptied=full)
     if options.defers_indexes:
-        await on_target.check_owned(target, tables)
+        await on_target.check_owned(target, here)
 
 
 _IS_LEFT = "tables that are complete stay, and the same command goes on with the others"

@@ -1,39 +1,52 @@
 """Tables copied at the same time over several connections: which one does which part, and when a table is complete.
 
 In: published tables, a snapshot of the publisher, the state's rows. Out: rows on the target, and each table noted as
-copied when its last part has committed. An interrupted table is copied again as a whole, because a part's commit says
-nothing of the others.
+copied when its last part has committed. The parts of a large table are noted, too, and `resume.py` brings those of an
+interrupted copy forward; a table of which that is not possible is copied again as a whole.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
+
+from psycopg import sql
 
 from parapply import failpoints
+from parapply.copy import resume
 from parapply.copy import snapshot as snapshots
 from parapply.copy import tables as on_target
 from parapply.copy.binary import is_binary
-from parapply.copy.parts import COPIED_PAGES, copy_in, copy_out, parts_of
+from parapply.copy.parts import COPIED_PAGES, copy_in, copy_out
 from parapply.copy.pump import pump
 from parapply.copy.queue import PartQueue
+from parapply.copy.rate import RateLimit
+from parapply.errors import SourceRefused
+from parapply.source import slot
 from parapply.target.session import lease, settings
-from parapply.target.state import copies
+from parapply.target.state import copies, copy_parts
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 
     from parapply.config import Config
+    from parapply.copy.leaves import Leaf
     from parapply.copy.parts import Part
     from parapply.copy.published import PublishedTable
     from parapply.copy.snapshot import SourceSnapshot
     from parapply.copy.tables import Deferrable
     from parapply.plan.copy_starts import Name
-    from parapply.source import slot
+    from parapply.target.state.copy_parts import CopiedPart
 
 #: Seconds between two notes of how far tables are, if none is complete before.
 _NOTE_S = 2.0
+
+#: Whether a relation's file is the one that the snapshot's catalogue names, and its name still means it.
+_SAME_FILE: Final = """
+SELECT c.relfilenode = pg_catalog.pg_relation_filenode(c.oid) AND c.oid = pg_catalog.to_regclass(%s)
+  FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE n.nspname = %s AND c.relname = %s"""
 
 
 class Watcher(Protocol):
@@ -55,14 +68,23 @@ class Watcher(Protocol):
 class _Table:
     """One table on its way. Written by the lanes, which are tasks of one loop."""
 
-    def __init__(self, published: PublishedTable, parts: list[Part], *, is_binary: bool) -> None:
+    def __init__(
+        self,
+        published: PublishedTable,
+        parts: list[Part],
+        kept: Sequence[CopiedPart],
+        *,
+        is_binary: bool,
+        is_noted: bool,
+    ) -> None:
         self.published = published
         self.parts = parts
         self.parts_left = len(parts)
         self.is_binary = is_binary
+        self.is_noted = is_noted  # each part
         # Handed on to the target, of parts under way too.
-        self.rows = 0
-        self.size_bytes = 0
+        self.rows = sum(part.rows for part in kept)
+        self.size_bytes = sum(part.size_bytes for part in kept)
         self.has_moved = False  # since that was last written down
 
 
@@ -78,6 +100,7 @@ class CopyLoad:
         connections: int,
         defers_indexes: bool,
         watcher: Watcher,
+        max_bytes_per_s: int = 0,
     ) -> None:
         """Keep what is needed; open nothing.
 
@@ -88,6 +111,7 @@ class CopyLoad:
             connections: on each side.
             defers_indexes: drop indexes that no constraint needs, and make them after the rows.
             watcher: called with all that is done.
+            max_bytes_per_s: of all connections together; 0: no limit.
         """
         self._config = config
         self._schema = config.target.state_schema
@@ -96,6 +120,7 @@ class CopyLoad:
         self._connections = connections
         self._defers_indexes = defers_indexes
         self._watcher = watcher
+        self._limit = RateLimit(max_bytes_per_s)
         # Statements that make a table's indexes again which this copy or an interrupted one has dropped.
         self._indexes: dict[tuple[str, str], list[str]] = {}
         self._complete: asyncio.Queue[_Table] = asyncio.Queue()
@@ -106,12 +131,25 @@ class CopyLoad:
         Raises:
             SourceRefused, SourceLost, TargetRefused, TargetLost: what is not complete is noted as being copied.
         """
-        await self._prepare([table for table in tables if table.leaves])
-        types = await on_target.column_types(self._control, tables)
+        of_here = await on_target.column_types(self._control, [table.here() for table in tables])
+        types = {table.full_name: of_here[table.here().full_name] for table in tables}
+        kept = await resume.Resumption(self._config, self._slot_id, self._control, types).run(tables, snapshot)
+        await self._prepare([table for table in tables if table.leaves], kept)
         under_way = []
         for published in tables:
-            parts = [part for leaf in published.leaves for part in parts_of(leaf, COPIED_PAGES)]
-            under_way.append(_Table(published, parts, is_binary=is_binary(published, types[published.full_name])))
+            done = kept.get(published.oid, [])
+            parts = [part for leaf in published.leaves for part in _left(leaf, done)]
+            of_target = types[published.full_name]
+            under_way.append(
+                _Table(
+                    published,
+                    parts,
+                    done,
+                    is_binary=is_binary(published, of_target),
+                    # One part is the table.
+                    is_noted=len(parts) + len(done) > 1 and resume.may_resume(published, of_target),
+                )
+            )
         by_name = {table.published.full_name: table for table in under_way}
         parts = [part for table in under_way for part in table.parts]
         queue = PartQueue({name: table.parts for name, table in by_name.items()})
@@ -128,13 +166,16 @@ class CopyLoad:
             # The others were ended because of the first one.
             raise errors.exceptions[0] from errors
 
-    async def _prepare(self, tables: Sequence[PublishedTable]) -> None:
+    async def _prepare(self, tables: Sequence[PublishedTable], kept: Collection[int]) -> None:
         known = await copies.load(self._control, self._schema, self._slot_id)
         self._indexes = {row.name: list(row.indexes) for row in known.tables if row.indexes}
         if self._defers_indexes:
-            for name, indexes in (await on_target.deferrable_indexes(self._control, tables)).items():
-                await self._drop_indexes(name, indexes)
-        await on_target.empty(self._control, await on_target.not_empty(self._control, tables))
+            found = await on_target.deferrable_indexes(self._control, [table.here() for table in tables])
+            for table in tables:
+                if indexes := found.get(table.here().full_name):
+                    await self._drop_indexes(table.full_name, indexes)
+        emptied = [table.here() for table in tables if table.oid not in kept]
+        await on_target.empty(self._control, await on_target.not_empty(self._control, emptied))
 
     async def _drop_indexes(self, name: Name, found: Sequence[Deferrable]) -> None:
         kept = self._indexes.get(name, [])
@@ -171,39 +212,77 @@ class CopyLoad:
             while (taken := queue.take(number)) is not None:
                 name, part = taken
                 table = tables[name]
-                n_rows = await self._copy(table, part, source, target)
+                n_rows = await self._copy(table, part, source, target, snapshot)
                 table.parts_left -= 1
                 self._watcher.part_done(part, n_rows)
                 if not table.parts_left:
                     await self._make_indexes(table.published, target)
                     self._complete.put_nowait(table)
 
-    async def _copy(self, table: _Table, part: Part, source: slot.Connection, target: settings.Connection) -> int:
+    async def _copy(
+        self, table: _Table, part: Part, source: slot.Connection, target: settings.Connection, snapshot: SourceSnapshot
+    ) -> int:
+        sizes = [0]
+
         def on_data(rows: int, size_bytes: int) -> None:
             table.rows += rows
             table.size_bytes += size_bytes
             table.has_moved = True
+            sizes[0] += size_bytes
             self._watcher.data(rows, size_bytes, table.published.text)
 
-        # COPY is a transaction of its own.
-        n_rows, _ = await pump(
-            source,
-            target,
-            copy_out(table.published, part, is_binary=table.is_binary),
-            copy_in(table.published, is_binary=table.is_binary),
-            relation=table.published.text,
-            on_data=on_data,
-        )
+        # What is noted of a part is in the transaction of its COPY, which ends only once the file is known to be the
+        # snapshot's.
+        async with target.transaction():
+            n_rows, _ = await pump(
+                source,
+                target,
+                copy_out(table.published, part, is_binary=table.is_binary),
+                copy_in(table.published, is_binary=table.is_binary),
+                relation=table.published.text,
+                on_data=on_data,
+                limit=self._limit,
+            )
+            await _check_file(source, part)
+            if table.is_noted:
+                await self._note_part(table.published, part, source, target, snapshot, n_rows, sizes[0])
         failpoints.probe(failpoints.COPY_PART_DONE)
         return n_rows
+
+    async def _note_part(  # noqa: PLR0913, PLR0917  what is noted
+        self,
+        table: PublishedTable,
+        part: Part,
+        source: slot.Connection,
+        target: settings.Connection,
+        snapshot: SourceSnapshot,
+        n_rows: int,
+        size_bytes: int,
+    ) -> None:
+        leaf = (part.schema, part.name)
+        fingerprint = await resume.fingerprint(source, self._config.source.publications, table, leaf)
+        if not fingerprint:
+            return
+        noted = copy_parts.CopiedPart(
+            source_oid=table.oid,
+            leaf_schema=part.schema,
+            leaf_name=part.name,
+            first_page=part.first_page,
+            end_page=part.end_page,
+            lsn=snapshot.lsn,
+            rows=n_rows,
+            size_bytes=size_bytes,
+            fingerprint=fingerprint,
+        )
+        await copy_parts.add(target, self._schema, self._slot_id, noted)
 
     async def _make_indexes(self, table: PublishedTable, target: settings.Connection) -> None:
         if not (indexes := self._indexes.get(table.full_name)):
             return
         # An index that is there needs no owner's right, and a note may name one that was never dropped, or is made
         # already.
-        found = await on_target.deferrable_indexes(target, [table])
-        there = {index.make for index in found.get(table.full_name, ())}
+        found = await on_target.deferrable_indexes(target, [table.here()])
+        there = {index.make for index in found.get(table.here().full_name, ())}
         missing = [make for make in indexes if make not in there]
         await on_target.run_all(target, missing, f"making the indexes of {table.text} again")
 
@@ -227,6 +306,7 @@ class CopyLoad:
                 self._schema,
                 self._slot_id,
                 published.full_name,
+                source_oid=published.oid,
                 n_rows=table.rows,
                 size_bytes=table.size_bytes,
                 is_durable=not n_left,
@@ -242,3 +322,32 @@ class CopyLoad:
             table.has_moved = False
         figures = {table.published.full_name: (table.rows, table.size_bytes) for table in moved}
         await copies.note_progress(self._control, self._schema, self._slot_id, figures)
+
+
+def _left(leaf: Leaf, done: Sequence[CopiedPart]) -> Iterator[Part]:
+    """Cut what is left of a relation into parts."""
+    own = [part for part in done if (part.leaf_schema, part.leaf_name) == (leaf.schema, leaf.name)]
+    return resume.left_of(leaf, own, COPIED_PAGES)
+
+
+async def _check_file(source: slot.Connection, part: Part) -> None:
+    """Refuse a part that was read from another file than the snapshot's: its rows lie elsewhere, or nowhere.
+
+    A table that is rewritten is empty for a snapshot from before, or its rows are in other pages (PostgreSQL manual,
+    "Caveats" of MVCC). From the COPY on the session holds a lock, so its file stays as it is.
+
+    Raises:
+        SourceRefused: it was rewritten, or is another relation now.
+        SourceLost: the connection broke.
+    """
+    relation = f"{part.schema}.{part.name}"
+    quoted = sql.Identifier(part.schema, part.name).as_string(None)
+    with slot.source_errors(f"looking for the file of {relation}"):
+        cursor = await source.execute(_SAME_FILE, [quoted, part.schema, part.name])
+        row = await cursor.fetchone()
+    # None: a foreign table, which has no file.
+    if row is None or row[0] is False:
+        raise SourceRefused(
+            f"source: {relation} was rewritten, or replaced, after the snapshot of this copy",
+            hint="run the same command again: it goes on with a new snapshot",
+        )

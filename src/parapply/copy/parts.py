@@ -55,9 +55,10 @@ def parts_of(leaf: Leaf, part_pages: int) -> Iterator[Part]:
         )
 
 
-def bounds(part: Part, column: str = "ctid") -> sql.Composed:
+def bounds(part: Part, column: str = "ctid", *, alias: str = "") -> sql.Composed:
     """Return the condition for the rows of a part, without WHERE; empty if it is all of the relation."""
-    name = sql.SQL("ctid") if column == "ctid" else sql.Identifier(column)
+    name: sql.Composable = sql.SQL("ctid") if column == "ctid" else sql.Identifier(column)
+    name = sql.SQL("{}.{}").format(sql.Identifier(alias), name) if alias else name
     terms = []
     if part.first_page:
         terms.append(sql.SQL("{} >= {}::pg_catalog.tid").format(name, sql.Literal(f"({part.first_page},0)")))
@@ -95,7 +96,7 @@ def copy_out(table: PublishedTable, part: Part, *, is_binary: bool = False) -> s
 def copy_in(table: PublishedTable, *, is_binary: bool = False) -> sql.Composed:
     """Return the COPY that takes such rows on the target; a partitioned table there routes them itself."""
     return sql.SQL("COPY {} ({}) FROM STDIN{}").format(
-        sql.Identifier(table.schema, table.name), column_list(table.columns), _FORMS[is_binary]
+        sql.Identifier(*(table.target or table.full_name)), column_list(table.columns), _FORMS[is_binary]
     )
 
 

@@ -15,7 +15,7 @@ import msgspec
 import psycopg
 
 from parapply.copy.leaves import Leaf, leaves_of
-from parapply.errors import SourceRefused
+from parapply.errors import SourceRefused, TargetRefused
 from parapply.source.slot import source_errors
 from parapply.state_mark import STATE_SCHEMAS_SQL
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import LiteralString
 
+    from parapply.config import MappingConfig
     from parapply.plan.copy_starts import Name
     from parapply.source.slot import Connection
 
@@ -42,6 +43,18 @@ class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
     row_filter: str  # SQL expression over them; empty: all rows
     key: tuple[str, ...]  # columns of the replica identity, or of the primary key; empty if there is none
     leaves: tuple[Leaf, ...]
+    target: tuple[str, str] | None = None  # schema and table on the target where they are others
+
+    def here(self) -> PublishedTable:
+        """Return it by its name on the target."""
+        if self.target is None:
+            return self
+        return msgspec.structs.replace(self, schema=self.target[0], name=self.target[1], target=None)
+
+    @property
+    def shown(self) -> str:
+        """Return ``schema.name`` for people, and the name on the target where it is another one."""
+        return self.text if self.target is None else f"{self.text} ({'.'.join(self.target)} on the target)"
 
     @property
     def full_name(self) -> Name:
@@ -54,10 +67,13 @@ class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.schema}.{self.name}"
 
 
-async def published_tables(conn: Connection, publications: Sequence[str]) -> list[PublishedTable]:
+async def published_tables(
+    conn: Connection, publications: Sequence[str], mapping: MappingConfig
+) -> list[PublishedTable]:
     """Return the tables of the publications, by name; without those of a parapply that applies there.
 
     Raises:
+        TargetRefused: two of them lead to one table of the target.
         SourceRefused: publications of one table list different columns, which the stream refuses, too.
         SourceLost: the connection broke.
     """
@@ -82,7 +98,22 @@ async def published_tables(conn: Connection, publications: Sequence[str]) -> lis
         oids = [oid for oid, *_ in found]
         columns, keys, leaves = await _columns(conn, oids), await _keys(conn, oids), await leaves_of(conn, oids)
     is_exact = conn.info.server_version >= _GENERATED_SINCE
-    return [_table(row, columns[row[0]], keys.get(row[0], ()), leaves[row[0]], is_exact=is_exact) for row in found]
+    tables = [_table(row, columns[row[0]], keys.get(row[0], ()), leaves[row[0]], is_exact=is_exact) for row in found]
+    return _mapped(tables, mapping)
+
+
+def _mapped(tables: Sequence[PublishedTable], mapping: MappingConfig) -> list[PublishedTable]:
+    """Return tables with their names on the target."""
+    found: dict[Name, PublishedTable] = {}
+    for table in tables:
+        here = mapping.target_of(table.full_name)
+        if here in found:
+            raise TargetRefused(
+                f"{found[here].text} and {table.text} are both published and lead to target table {'.'.join(here)}",
+                hint="correct [mapping]",
+            )
+        found[here] = table if here == table.full_name else msgspec.structs.replace(table, target=here)
+    return list(found.values())
 
 
 async def check_readable(conn: Connection, tables: Sequence[PublishedTable]) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from psycopg import sql
 
+    from parapply.copy.rate import RateLimit
     from parapply.source import slot
     from parapply.target.session import settings
 
@@ -42,6 +43,7 @@ async def pump(  # noqa: PLR0913  two ends
     *,
     relation: str,
     on_data: Callable[[int, int], None],
+    limit: RateLimit | None = None,
 ) -> tuple[int, int]:
     """Copy a part; on the target it is a transaction of its own.
 
@@ -52,6 +54,7 @@ async def pump(  # noqa: PLR0913  two ends
         into: COPY ... FROM STDIN for the same columns.
         relation: for messages.
         on_data: called with further rows and bytes, as they are handed on.
+        limit: waited for; None: there is none.
 
     Returns:
         Rows, as the publisher counts them, and bytes.
@@ -73,6 +76,8 @@ async def pump(  # noqa: PLR0913  two ends
                         size += len(data)
                     on_data(rows - told, len(data))
                     told = rows
+                    if limit is not None:
+                        await limit.take(len(data))
                 failpoints.probe(failpoints.COPY_PART)
     return n_rows, size
 

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
     from parapply.target.session.settings import Connection
 
-#: Not what belongs to a role or to replication: the target has its own.
-_OPTIONS = ("--schema-only", "--no-owner", "--no-privileges", "--no-publications", "--no-subscriptions", "--no-sync")
+#: Not what belongs to replication: the target has its own.
+_OPTIONS = ("--no-publications", "--no-subscriptions", "--no-sync")
+#: All of the schema, without what belongs to roles.
+_ALL = ("--schema-only", "--no-owner", "--no-privileges")
 #: The session that runs the script takes UTF-8.
 _ENCODING = "--encoding=UTF8"
 #: Lines of pg_dump's complaint that are shown: the first names the host and the port, or the table.
@@ -46,7 +48,8 @@ def find_pg_dump(path: str | None) -> str:
     if found is None:
         raise ConfigError(
             f"{path or 'pg_dump'}: no such program",
-            hint="install PostgreSQL's client programs of the publisher's version or newer, or name one with --pg-dump",
+            hint="install PostgreSQL's client programs of the publisher's version or newer, or name one with --pg-dump"
+            " (init) or its folder with --pg-bin (migrate)",
         )
     return found
 
@@ -74,13 +77,44 @@ def connection(dsn: str, environ: Mapping[str, str]) -> tuple[str, dict[str, str
     return conninfo.make_conninfo(**parameters), variables
 
 
-async def dump(program: str, source_dsn: str, *, without: Sequence[str]) -> bytes:
+async def check_version(program: str, source_version_num: int) -> None:
+    """Refuse a pg_dump that is older than the publisher, before it is needed.
+
+    Raises:
+        ConfigError: it is, or it does not tell its version.
+    """
+    process = await asyncio.create_subprocess_exec(
+        program, "--version", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    said, _ = await process.communicate()
+    found = re.search(rb"\(PostgreSQL\) (\d+)", said)
+    major = source_version_num // 10_000
+    if found is None or int(found[1]) < major:
+        is_what = f"is of version {int(found[1])}" if found else "does not tell its version"
+        raise ConfigError(
+            f"{program} {is_what}, the publisher is of version {major}",
+            hint="install PostgreSQL's client programs of the publisher's version or newer, and name their folder",
+        )
+
+
+def without_tables(tables: Sequence[tuple[str, str]]) -> list[str]:
+    """Return pg_dump's options that leave tables out, by schema and name as they are."""
+    return [f"--exclude-table={_pattern(schema)}.{_pattern(table)}" for schema, table in tables]
+
+
+def _pattern(name: str) -> str:
+    # In double quotes a pattern is taken as it is.
+    return '"' + name.replace('"', '""') + '"'
+
+
+async def dump(program: str, source_dsn: str, *, without: Sequence[str], options: Sequence[str] = _ALL) -> bytes:
     """Return the publisher's schema as a script of SQL, without psql's own commands.
 
     Args:
         program: pg_dump.
         source_dsn: of the publisher.
         without: names of schemas to leave out.
+        options: of pg_dump, which say how much of it.
 
     Raises:
         ConfigError: the DSN cannot be handed on.
@@ -90,9 +124,9 @@ async def dump(program: str, source_dsn: str, *, without: Sequence[str]) -> byte
     process = await asyncio.create_subprocess_exec(
         program,
         *_OPTIONS,
+        *options,
         _ENCODING,
-        # A pattern: in double quotes it is taken as it is.
-        *['--exclude-schema="' + name.replace('"', '""') + '"' for name in without],
+        *[f"--exclude-schema={_pattern(name)}" for name in without],
         f"--dbname={text}",
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -113,7 +147,9 @@ def _failed(said: str, code: int | None) -> SourceRefused:
     lines = [line.strip().removeprefix("pg_dump: ").removeprefix("error: ") for line in said.splitlines()]
     lines = [line for line in lines if line]
     if "version mismatch" in said:
-        hint = "pg_dump must be of the publisher's version or newer: name one with --pg-dump"
+        hint = (
+            "pg_dump must be of the publisher's version or newer: name one with --pg-dump, or its folder with --pg-bin"
+        )
     elif "permission denied" in said:
         hint = "pg_dump locks and reads every table of the database, published or not: GRANT SELECT on them"
     else:
@@ -130,15 +166,25 @@ async def make(target: Connection, script: bytes) -> None:
     """
     if not script:
         return
-    known = {str(name) for (name,) in await rows(target, sql.SQL("SELECT name FROM pg_catalog.pg_settings"))}
-    text = fitting(script.decode(), known)
+    text = fitting(script.decode(), await known_settings(target))
     try:
         with target_errors("making the schema"):
             await target.execute(text.encode())
             # The dump sets settings for its session.
             await target.execute("SET search_path = pg_catalog, pg_temp; SET row_security = off")
     except TargetRefused as error:
-        raise _refused(error, text) from error
+        raise refused(error, text) from error
+
+
+async def known_settings(target: Connection) -> frozenset[str]:
+    """Return the names of a server's settings.
+
+    Raises:
+        TargetRefused, TargetLost: they could not be read.
+    """
+    with target_errors("reading the settings"):
+        found = await rows(target, sql.SQL("SELECT name FROM pg_catalog.pg_settings"))
+    return frozenset([str(name) for (name,) in found])
 
 
 def fitting(script: str, known: Collection[str]) -> str:
@@ -156,13 +202,16 @@ def fitting(script: str, known: Collection[str]) -> str:
     return "\n".join(lines) + mark + rest
 
 
-def _refused(error: TargetRefused, script: str) -> TargetRefused:
-    """Return the error with the statement of the script that the server did not take, and what to do."""
+def refused(error: TargetRefused, script: str) -> TargetRefused:
+    """Return the error with the line of the script that the server did not take, and what to do."""
     cause = error.__cause__
     if not isinstance(cause, psycopg.Error):
         return error
     position = int(cause.diag.statement_position or 0)
     begin = script.rfind("\n", 0, max(0, position - 1)) + 1
+    if script.startswith(")", begin):
+        # What is wrong is in the line before: the server stumbles over its end.
+        begin = script.rfind("\n", 0, max(0, begin - 1)) + 1
     statement = script[begin:].partition("\n")[0].strip() if position else ""
     hint = error.hint
     if cause.sqlstate == _NO_PRIVILEGE:

@@ -12,7 +12,6 @@ Source: PostgreSQL manual, "CREATE_REPLICATION_SLOT", "SET TRANSACTION"; `snapbu
 
 from __future__ import annotations
 
-import re
 import secrets
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -20,15 +19,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from psycopg import sql
 
-from parapply.errors import ConfigError
 from parapply.model import parse_lsn
 from parapply.source import slot
+from parapply.source.options import check_slot_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-#: What PostgreSQL takes as the name of a slot.
-_SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 
 
 class SourceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,10 +48,7 @@ async def exported(dsn: str, slot_name: str | None) -> AsyncIterator[SourceSnaps
         SourceLost: the connection broke; the slot may exist.
     """
     name = slot_name or f"parapply_copy_{secrets.token_hex(6)}"
-    if not _SLOT_NAME.fullmatch(name):
-        raise ConfigError(
-            f"source.slot: {name!r} is not a slot name: lower case letters, digits and underscores, at most 63"
-        )
+    check_slot_name(name)
     conn = await slot.connect(dsn, application_name=f"parapply snapshot {name}", is_replication=True)
     async with conn:
         kind = "" if slot_name else "TEMPORARY "

@@ -53,6 +53,7 @@ class Parapply:
         slot: str,
         target_dbname: str = BANK,
         target_port: int | None = None,
+        source_dsn: str | None = None,
         settings: Sequence[str] = (),
         environment: Mapping[str, str] = _NO_VARIABLES,
     ) -> None:
@@ -63,6 +64,7 @@ class Parapply:
             slot: name of the slot; it also names the daemon's log.
             target_dbname: database on the subscriber.
             target_port: of something on 127.0.0.1 that forwards to the subscriber; its own port when `None`.
+            source_dsn: of the publisher, by another way than the stage's.
             settings: `key=value`, as for `--set`.
             environment: variables for every command, over those that they inherit.
         """
@@ -73,7 +75,7 @@ class Parapply:
         self._process: subprocess.Popen[bytes] | None = None
         target_dsn = make_conninfo(stage.target.dsn(target_dbname), port=target_port or stage.target.port)
         self._options = [
-            "--source", stage.source_dsn(), "--target", target_dsn,
+            "--source", source_dsn or stage.source_dsn(), "--target", target_dsn,
             "--slot", slot, "--publication", PUBLICATION,
         ]  # fmt: skip
         self._settings = [word for setting in settings for word in ("--set", setting)]

@@ -28,7 +28,7 @@ _TAIL_LINES = 5
 class DemoLoad:
     """One run of pgbench."""
 
-    def __init__(self, stage: Stage, script: Script, *, clients: int, limit: str) -> None:
+    def __init__(self, stage: Stage, script: Script, *, clients: int, limit: str, rate: int | None = None) -> None:
         """Start it.
 
         Args:
@@ -36,6 +36,7 @@ class DemoLoad:
             script: `tpcb-like` (three updates and an insert) or `simple-update` (one update and an insert).
             clients: connections.
             limit: `--time=S`, or `--transactions=N` for each client.
+            rate: transactions a second, of all clients together; as fast as they can where it is `None`.
 
         Raises:
             DemoError: there is no pgbench on this machine.
@@ -47,6 +48,7 @@ class DemoLoad:
         command = [
             str(stage.source.program("pgbench")), "--no-vacuum", "--protocol=prepared", f"--builtin={script}",
             f"--client={clients}", f"--jobs={threads}", limit,
+            *([f"--rate={rate}"] if rate else []),
         ]  # fmt: skip
         self._process: subprocess.Popen[bytes] = stage.start(command, env=env, output=self._log)
 

@@ -73,6 +73,7 @@ class Figures:
         self.changed: dict[str, None] = {}
         self.transactions: Counter[str] = Counter(dict.fromkeys(table.MODES, 0))
         self.batches: Counter[str] = Counter(dict.fromkeys(table.MODES, 0))
+        self.commands: Counter[str] = Counter(dict.fromkeys(table.COMMAND_OUTCOMES, 0))
         self.change_bytes = 0
         self.stages = Stages()
         self.retries: Counter[str] = Counter(dict.fromkeys(table.RETRY_REASONS, 0))
@@ -119,6 +120,7 @@ class Figures:
         values: Values = {
             table.TRANSACTIONS: _by_one(self.transactions),
             table.BATCHES: _by_one(self.batches),
+            table.COMMANDS: _by_one(self.commands),
             table.CHANGE_BYTES: {(): self.change_bytes},
             table.RETRIES: _by_one(self.retries),
             table.CONFLICTS: {key: float(n) for key, n in self.conflicts.items()},

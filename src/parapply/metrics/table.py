@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final, Literal, NamedTuple
 
 from parapply.vocabulary import (
+    CommandOutcome,
     ConflictOutcome,
     ConflictType,
     DaemonState,
@@ -41,6 +42,7 @@ WAL_STATUSES: Final = ("reserved", "extended", "unreserved", "lost")
 STAGES: Final = ("queued", "dependency", "execute", "turn", "commit")
 OPERATIONS: Final = ("insert", "update", "delete", "truncate")
 MODES: Final = tuple(Mode)
+COMMAND_OUTCOMES: Final = tuple(CommandOutcome)
 READINGS: Final = tuple(Reading)
 ENDS: Final = ("source", "target")
 #: Reasons of a retry besides the SQLSTATEs, which are an open set.
@@ -63,6 +65,9 @@ LAG_SECONDS: Final = Metric(
     "gauge",
     "Age of the oldest change of the publisher that is not on the target yet, 0 if there is none. While an end is away "
     "it grows with the clock.",
+)
+DELAY: Final = Metric(
+    "parapply_apply_delay_seconds", "gauge", "apply.delay_s: so much of parapply_lag_seconds is wanted."
 )
 LAG_BYTES: Final = Metric("parapply_lag_bytes", "gauge", "WAL of the publisher beyond the watermark, as last heard.")
 SLOT_RETAINED: Final = Metric(
@@ -111,6 +116,13 @@ BATCHES: Final = Metric(
     "parapply_batches_total", "counter", "Target transactions committed; mode as in parapply_transactions_total.",
     ("mode",),
 )  # fmt: skip
+COMMANDS: Final = Metric(
+    "parapply_ddl_total",
+    "counter",
+    "Commands of the publisher. outcome: applied (it has run on the target), left_out (it has not: parapply.ddl says "
+    "why).",
+    ("outcome",),
+)
 CHANGE_BYTES: Final = Metric(
     "parapply_change_bytes_total", "counter", "Bytes of the changes applied, as held in memory."
 )
@@ -187,7 +199,9 @@ READING: Final = Metric(
     ("reader",),
 )
 READING_PAUSED: Final = Metric(
-    "parapply_reading_paused", "gauge", "1 while nothing is read: memory or queue are full, or a copy is awaited."
+    "parapply_reading_paused",
+    "gauge",
+    "1 while nothing is read: memory or queue are full, a copy is awaited, or what comes next is not due.",
 )
 STREAMS: Final = Metric("parapply_streams_open", "gauge", "Transactions in progress on the publisher, as far as sent.")
 SPILL_BYTES: Final = Metric("parapply_spill_bytes", "gauge", "Bytes of them on disk.")
@@ -206,8 +220,8 @@ APPLYLOG_DROPPED: Final = Metric(
 
 METRICS: Final = (
     INFO, STATE, READY,
-    LAG_SECONDS, LAG_BYTES, SLOT_RETAINED, SLOT_SAFE, SLOT_WAL_STATUS, LSN,
-    ROWS, TABLE_TRANSACTIONS, TRANSACTIONS, BATCHES, CHANGE_BYTES,
+    LAG_SECONDS, DELAY, LAG_BYTES, SLOT_RETAINED, SLOT_SAFE, SLOT_WAL_STATUS, LSN,
+    ROWS, TABLE_TRANSACTIONS, TRANSACTIONS, BATCHES, COMMANDS, CHANGE_BYTES,
     BATCH_TRANSACTIONS, BATCH_CHANGES, BATCH_BYTES, BATCH_SECONDS,
     STAGE_SECONDS, WAITS, WAIT_SECONDS,
     RETRIES, CONFLICTS, TABLE_CONFLICTS, RECONNECTS,

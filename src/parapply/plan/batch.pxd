@@ -8,10 +8,15 @@ from parapply.wire.walk cimport tag_of
 cdef unsigned char _INSERT, _DELETE
 cdef Py_ssize_t _MAX_KNOWN
 
+cpdef bint has_few_changes(Py_ssize_t n_changes, Py_ssize_t n_tables)
+
 cdef class Limits:
     cdef public Py_ssize_t transactions
     cdef public Py_ssize_t changes
     cdef public Py_ssize_t size_bytes
+    cdef public Py_ssize_t most_transactions
+    cdef public Py_ssize_t most_changes
+    cdef public Py_ssize_t most_bytes
 
 cdef class Batch:
     cdef public object seq
@@ -23,6 +28,7 @@ cdef class Batch:
     cdef public bint is_barrier
     cdef public bint is_fence
     cdef public bint is_large
+    cdef public bint is_serial
     cdef public bint is_suspect
     cdef public bint has_truncate
     cdef public list truncates
@@ -42,6 +48,7 @@ cdef class Batch:
     cpdef add(self, Transaction transaction, object plans)
     @cython.locals(count="Py_ssize_t", transaction=Transaction)
     cpdef Py_ssize_t add_run(self, list transactions, Py_ssize_t at, object plans, Limits limits) except -1
+    @cython.locals(n_transactions="Py_ssize_t")
     cpdef bint is_full(self, Limits limits)
     @cython.locals(tag="unsigned long long", index="Py_ssize_t", segment=NetSegment)
     cdef bint _take_known(self, bytes frame) except -1

@@ -29,20 +29,32 @@ _relation_at = struct.Struct(">I").unpack_from
 _MAX_KNOWN: Final = 8
 _INSERT, _DELETE = INSERT, DELETE  # C numbers in the compiled twin
 
+#: Transactions of a serial batch at most: each is a round of the target's own, so larger ones save nothing.
+SERIAL_TRANSACTIONS: Final = 500
+
+#: Changes of each table, on average, below which a batch is thin.
+FEW_CHANGES: Final = 32
+#: A batch of more tables is not thin: each, with its indexes, takes places in the target's table of locks.
+MOST_THIN_TABLES: Final = 2048
 #: More changes than any batch holds.
 NO_THRESHOLD = 1 << 62
+
+
+def has_few_changes(n_changes: int, n_tables: int) -> bool:
+    """Tell whether a batch has few changes for each table: one of twice the size would take little longer."""
+    return n_tables <= MOST_THIN_TABLES and n_changes < FEW_CHANGES * n_tables
 
 
 class Limits:
     """When a batch is large enough to be closed; it may go beyond by its last transaction."""
 
-    __slots__ = ("changes", "size_bytes", "transactions")
+    __slots__ = ("changes", "most_bytes", "most_changes", "most_transactions", "size_bytes", "transactions")
 
     def __init__(self, transactions: int, changes: int, size_bytes: int) -> None:
-        """Keep them."""
-        self.transactions = transactions
-        self.changes = changes
-        self.size_bytes = size_bytes
+        """Keep them; those of a thin batch, `most_...`, are the same until they are raised."""
+        self.transactions = self.most_transactions = transactions
+        self.changes = self.most_changes = changes
+        self.size_bytes = self.most_bytes = size_bytes
 
 
 class Batch:
@@ -66,6 +78,7 @@ class Batch:
         "is_barrier",
         "is_fence",
         "is_large",
+        "is_serial",
         "is_suspect",
         "n_changes",
         "seq",
@@ -103,6 +116,9 @@ class Batch:
         self.has_foreign_keys = False
         #: One large transaction in pieces. Raw frames are not kept, so a failure replays the stream.
         self.is_large = False
+        #: Code on the target may see the order and the limits of its transactions: each is a target transaction of its
+        #: own, row by row, one after the other.
+        self.is_serial = False
         #: The set form would hide a contradiction, so apply it row by row at the head, at once.
         self.is_suspect = False
         self.has_truncate = False
@@ -148,7 +164,9 @@ class Batch:
             ProtocolError: a change cannot be read; neither batch nor plans are of use any more.
         """
         self._count(transaction)
-        if plans.may_be_serial and is_serial(transaction, plans):
+        if self.is_serial or (plans.may_be_serial and is_serial(transaction, plans)):
+            # The first says what the batch is: the leader adds no serial one to others.
+            self.is_serial = self.is_serial or len(self.transactions) == 1
             self.is_barrier = True
             self._forget()
             self.steps.append(OrderedStep(ordered_changes(transaction, plans)))
@@ -171,8 +189,7 @@ class Batch:
                         continue
                     take = self._taker(frame, plans)
                 if take(frame):
-                    self._by_relation[_relation_at(frame, RELATION_AT)[0]].add_by_itself(frame)
-                    self._forget_takers()
+                    self._add_by_itself(frame)
             if len(transaction.changes) > self.table_lock_threshold:
                 self._take_tables(transaction)
         except NotASet:
@@ -197,10 +214,13 @@ class Batch:
                     segment.delete(frame)
                     return True
                 if segment.update(frame):
-                    self._by_relation[_relation_at(frame, RELATION_AT)[0]].add_by_itself(frame)
-                    self._forget_takers()
+                    self._add_by_itself(frame)
                 return True
         return False
+
+    def _add_by_itself(self, frame: bytes) -> None:
+        if self._by_relation[_relation_at(frame, RELATION_AT)[0]].add_by_itself(frame):
+            self._forget_takers()
 
     def _note_known(self, frame: bytes, table: TableChanges) -> None:
         segment = table.segments[-1] if table.segments else None
@@ -238,6 +258,7 @@ class Batch:
             transaction = transactions[at]
             if (
                 transaction.relations
+                or transaction.has_ddl
                 or transaction.event is not None
                 or not (transaction.is_first and transaction.is_last)
             ):
@@ -250,12 +271,26 @@ class Batch:
 
     def is_full(self, limits: Limits) -> bool:
         """Tell whether nothing should be added any more."""
+        n_transactions = len(self.transactions)
+        if self.is_suspect or (self.is_serial and n_transactions >= SERIAL_TRANSACTIONS):
+            return True
+        if (
+            n_transactions < limits.transactions
+            and self.n_changes < limits.changes
+            and self.size_bytes < limits.size_bytes
+        ):
+            return False
         return (
-            self.is_suspect
-            or len(self.transactions) >= limits.transactions
-            or self.n_changes >= limits.changes
-            or self.size_bytes >= limits.size_bytes
+            n_transactions >= limits.most_transactions
+            or self.n_changes >= limits.most_changes
+            or self.size_bytes >= limits.most_bytes
+            or not self.is_thin
         )
+
+    @property
+    def is_thin(self) -> bool:
+        """Tell whether it has few changes for each of its tables."""
+        return has_few_changes(self.n_changes, len(self.table_changes))
 
     def _count(self, transaction: Transaction) -> None:
         if not self.transactions:

@@ -198,6 +198,7 @@ def _with_changes(whole: Transaction, changes: list[bytes | Relation], dropped_b
     part.relations = whole.relations
     part.is_first, part.is_last = whole.is_first, whole.is_last
     part.event = whole.event
+    part.has_ddl = whole.has_ddl
     part.size_bytes = max(0, whole.size_bytes - dropped_bytes)
     part.has_truncate = any(not isinstance(change, Relation) and change[KIND_AT] == TRUNCATE for change in changes)
     return part

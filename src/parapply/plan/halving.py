@@ -4,6 +4,10 @@
                                                                                                 │ failed
                             ALONE, the transaction whose statement failed ◄── failed ── ORDERED ◄┘
 
+Where code runs on the target each transaction is a target transaction of its own from the beginning:
+
+    EACH ── the first that fails ──► ALONE ──► EACH, those after it
+
 Parts come in source order, and each is committed before the next is tried, so a part that fails meets nothing of the
 others. What one conflict costs therefore grows with the logarithm of the batch and not with the batch.
 """
@@ -22,6 +26,7 @@ class Form(Enum):
 
     SETS = "sets"
     ORDERED = "ordered"  # row by row in source order, as one target transaction
+    EACH = "each"  # row by row, each source transaction a target transaction, one sent after the other
     ALONE = "alone"  # one source transaction, row by row: only here a conflict is one
 
 
@@ -62,6 +67,12 @@ class Halving:
     def committed(self) -> None:
         """Go on after the part, which has committed."""
         self.n_done, _ = self._parts.pop()
+
+    def passed(self, count: int) -> None:
+        """Go on after so many transactions of the part, which have committed; the others are still to come."""
+        self.n_done += count
+        if self.n_done == self._parts[-1][0]:
+            self._parts.pop()
 
     def failed(self) -> None:
         """Try less of the part, which is rolled back; what of it is to blame is not known."""

@@ -21,18 +21,21 @@ class Plans:
 
     `known` maps every announced relation to its plan; the leader writes it before the announcement is read here.
     `current` maps a publisher's OID to the plan of the relation last announced under it (trap T-71).
+    `gone` holds, by publisher's OID, why what was announced last cannot be applied any more: commands of the publisher
+    have changed or dropped its table. Such a table is announced again before its next change.
     `refused` holds announced relations that cannot be applied, and why. That is no error before a change of them comes:
     pgoutput announces a partition along with the root that it is published as, and the target may have no such
     partition.
     """
 
-    __slots__ = ("current", "known", "may_be_serial", "refused")
+    __slots__ = ("current", "gone", "known", "may_be_serial", "refused")
 
     def __init__(self) -> None:
         """Start with nothing announced."""
         self.known: dict[Relation, TablePlan] = {}
         self.current: dict[int, TablePlan] = {}
         self.refused: dict[Relation, ParapplyError] = {}
+        self.gone: dict[int, ParapplyError] = {}
         #: False only if the writer of `known` is sure that no table in it is serial; saves a check of each transaction.
         self.may_be_serial = True
 
@@ -47,6 +50,7 @@ class Plans:
         """Return plans that can move ahead without moving these."""
         ahead = Plans()
         ahead.known, ahead.refused, ahead.may_be_serial = self.known, self.refused, self.may_be_serial
+        ahead.gone = self.gone
         ahead.current = dict(self.current)
         return ahead
 
@@ -71,5 +75,7 @@ class Plans:
         if plan is None:
             # The last one first: an OID may have been announced several times.
             errors = [error for relation, error in self.refused.items() if relation.oid == oid]
+            if not errors and oid in self.gone:
+                raise self.gone[oid]
             raise errors[-1] if errors else ProtocolError(kind, offset, f"relation {oid} was never announced")
         return plan

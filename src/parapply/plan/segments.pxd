@@ -43,6 +43,7 @@ cdef class InsertSegment:
 cdef class RowSegment:
     cdef public object plan
     cdef public list frames
+    cdef public list moves
     cdef public list counts
 
     cpdef bint add(self, bytes frame) except -1

@@ -299,12 +299,14 @@ class InsertSegment:
 class RowSegment:
     """Change frames of one table, applied one by one in this order."""
 
-    __slots__ = ("counts", "frames", "plan")
+    __slots__ = ("counts", "frames", "moves", "plan")
 
     def __init__(self, plan: TablePlan) -> None:
         """Start empty."""
         self.plan = plan
         self.frames: list[bytes] = []
+        #: Where they are rows that move to other keys: each as it was (at least its key) and as it will be.
+        self.moves: list[tuple[Row, Row]] = []
         #: Inserts, updates, deletes taken.
         self.counts = [0, 0, 0]
 

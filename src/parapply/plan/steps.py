@@ -86,17 +86,18 @@ def check_plans(transaction: Transaction, plans: Plans) -> None:
 def is_serial(transaction: Transaction, plans: Plans) -> bool:
     """Tell whether a transaction touches a table where the target runs code: then all of it keeps source order.
 
-    The leader gives such a transaction a batch of its own.
+    The leader puts such transactions into batches in which each is a target transaction of its own.
 
     Raises:
         ProtocolError: a change names a relation that was never announced, or is malformed.
     """
     if not plans.may_be_serial:
         return False
-    # A view of the plans as the changes see them; the real ones move only when the changes are read.
-    ahead = plans.view()
+    # What is announced changes a view of the plans; the real ones move only when the changes are read.
+    ahead = plans
     for change in transaction.changes:
         if isinstance(change, Relation):
+            ahead = plans.view() if ahead is plans else ahead
             ahead.announce(change)
         else:
             touched = truncate_step(change, ahead).plans if change[KIND_AT] == TRUNCATE else (ahead.of(change),)

@@ -37,6 +37,8 @@ class TableChanges:
 
     __slots__ = (
         "_current",
+        "_key_of",
+        "_run",
         "contended",
         "is_whole_table",
         "key_form",
@@ -69,6 +71,8 @@ class TableChanges:
         self.contended: set[Key] | None = None
         #: Values of unique and foreign keys, read once when the batch is compared first; see `plan/values.py`.
         self.values: dict[object, set[Key] | None] = {}
+        #: Takes the next row that moves, if nothing comes before it.
+        self._run: RowSegment | None = None
         self._current: Segment = self._open(plan)
 
     @property
@@ -121,37 +125,63 @@ class TableChanges:
         """Return what takes frames of a kind until `use` or `add_by_itself` is called: saves the call of `add`."""
         return self._current.taker(kind)
 
-    def add_by_itself(self, frame: bytes) -> None:
+    def add_by_itself(self, frame: bytes) -> bool:
         """Apply a frame after what came before and before what follows (trap T-20); a run of them shares a segment.
+
+        Returns:
+            Whether what follows goes to another segment than what came before: takers are of no use any more.
 
         Raises:
             ProtocolError: the frame is malformed.
         """
-        if isinstance(self._current, NetSegment):
+        current = self._current
+        if isinstance(current, NetSegment):
             self._note_move(frame)
-        else:
-            # Without a key any row may be meant. Where updates are refused the statement layer says why.
-            self.is_whole_table = True
+            run = self._run
+            if run is not None and not current.net:
+                run.add(frame)
+                run.moves.append(self.moved_rows[-1])
+                return False
+            run = self._last_rows()
+            run.add(frame)
+            run.moves.append(self.moved_rows[-1])
+            # Made again for each of many moves it would cost more than they do.
+            self._current = self._open(self.plan) if current.net else self._append(current)
+            self._run = run
+            return True
+        # Without a key any row may be meant. Where updates are refused the statement layer says why.
+        self.is_whole_table = True
+        last = self._last_rows()
+        last.add(frame)
+        # Inserts into such a table are part of the net change of its rows.
+        self._current = last if self.plan.nets_whole_rows else self._open(self.plan)
+        return True
+
+    def _last_rows(self) -> RowSegment:
+        """Return the last segment if it takes rows one by one by the plan in force, or begin such a one."""
         self._drop_empty()
         last = self.segments[-1] if self.segments else None
         if not isinstance(last, RowSegment) or last.plan is not self.plan:
             last = RowSegment(self.plan)
             self.segments.append(last)
-        last.add(frame)
-        # Inserts into such a table are part of the net change of its rows.
-        self._current = last if self.plan.nets_whole_rows else self._open(self.plan)
+        return last
+
+    def _append(self, segment: Segment) -> Segment:
+        self.segments.append(segment)
+        return segment
 
     def _note_move(self, frame: bytes) -> None:
         old, row = read_update(frame, len(self.plan.columns))
         assert old is not None
         fill_key(row, old, self.plan)
-        key_of = key_reader(self.plan)
+        key_of = self._key_of
         self.moved_keys.add(key_of(old))
         self.moved_keys.add(key_of(row))
         self.moved_rows.append((old, row))
 
     def _open(self, plan: TablePlan) -> Segment:
         self._drop_empty()
+        self._run = None
         segment: Segment
         # Without columns a set of rows has no length (trap T-67).
         is_by_row = plan.lane is not Lane.SET or not plan.columns
@@ -161,6 +191,7 @@ class TableChanges:
             segment = RowSegment(plan)
         elif plan.key_positions:
             segment = NetSegment(plan)
+            self._key_of = key_reader(plan)
         else:
             segment = InsertSegment(plan)
         self.segments.append(segment)

@@ -26,7 +26,7 @@ from parapply.errors import (
     TargetRefused,
 )
 from parapply.metrics.figures import Figures
-from parapply.model import format_lsn
+from parapply.model import format_lsn, format_time
 from parapply.runtime.observe.applylog_writer import ApplyLogWriter
 from parapply.runtime.observe.gauges import Gauges
 from parapply.runtime.observe.health import Health
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from parapply.config import Config
+    from parapply.model import Until
 
 _T = TypeVar("_T")
 
@@ -61,7 +62,7 @@ _STARTING_DELAY_S = 1.0
 _FAREWELL_S = 1.0
 
 
-def run(config: Config, load: Callable[[], Config], until_lsn: int | None, *, takeover: bool) -> int:
+def run(config: Config, load: Callable[[], Config], until: Until, *, takeover: bool) -> int:
     """Run until stopped; return 0.
 
     SIGTERM and SIGINT drain, a second one aborts. Both leave the target consistent: what is not committed is rolled
@@ -70,7 +71,7 @@ def run(config: Config, load: Callable[[], Config], until_lsn: int | None, *, ta
     Args:
         config: to begin with.
         load: reads the layers of the configuration again, for SIGHUP; raises ConfigError.
-        until_lsn: end once all up to there is durable.
+        until: where to end.
         takeover: end another daemon's sessions on the target.
 
     Raises:
@@ -78,7 +79,7 @@ def run(config: Config, load: Callable[[], Config], until_lsn: int | None, *, ta
     """
     logs.configure(config.log.level, config.log.format)
     _calm_garbage_collector()
-    return asyncio.run(Leader(Reloader(config, load), until_lsn, takeover=takeover).run())
+    return asyncio.run(Leader(Reloader(config, load), until, takeover=takeover).run())
 
 
 def _calm_garbage_collector() -> None:
@@ -96,11 +97,11 @@ def _calm_garbage_collector() -> None:
 class Leader:
     """Owns the signals and the apply log; everything else belongs to an epoch."""
 
-    def __init__(self, reloader: Reloader, until_lsn: int | None, *, takeover: bool) -> None:
+    def __init__(self, reloader: Reloader, until: Until, *, takeover: bool) -> None:
         self._reloader = reloader
         #: Written between two epochs only.
         self._config = config = reloader.config
-        self._until_lsn = until_lsn
+        self._until = until
         self._opener = Connector(config, takeover=takeover)
         self._signals = Signals()
         self._delay_s = config.source.reconnect_min_s
@@ -123,7 +124,8 @@ class Leader:
             pid=os.getpid(),
             slot=config.source.slot,
             workers=config.apply.workers,
-            until_lsn=None if self._until_lsn is None else format_lsn(self._until_lsn),
+            until_lsn=None if self._until.lsn is None else format_lsn(self._until.lsn),
+            until_time=None if self._until.time_us is None else format_time(self._until.time_us),
         )
         applylog_writer = self._open_scribe()
         self._gauges = Gauges(config, applylog_writer)
@@ -237,9 +239,7 @@ class Leader:
             from parapply.runtime.epoch import Epoch  # noqa: PLC0415
 
             self._has_served = True
-            epoch = Epoch(
-                self._config, ends, applylog_writer, self._until_lsn, figures=self._figures, health=self._health
-            )
+            epoch = Epoch(self._config, ends, applylog_writer, self._until, figures=self._figures, health=self._health)
             self._look_for_progress(epoch.low_lsn)
             self._shown = ("", "")
             self._is_epoch_shown = True

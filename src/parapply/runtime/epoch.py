@@ -15,19 +15,23 @@ import msgspec
 
 from parapply import failpoints
 from parapply.config import FEWEST_WORKERS
-from parapply.errors import ApplyFailed, ParapplyError, SourceLost, SourceRefused, TargetLost
+from parapply.errors import ApplyFailed, ConfigError, ParapplyError, SourceLost, SourceRefused, TargetLost
 from parapply.logs import get_logger
-from parapply.model import format_lsn
+from parapply.model import format_lsn, format_time
 from parapply.plan.copy_starts import CopyStarts
+from parapply.runtime.apply.command_rules import command_rules
 from parapply.runtime.apply.conflicts import ConflictHandler
 from parapply.runtime.apply.deadlocks import StallCheck
 from parapply.runtime.apply.kit import WorkerKit
 from parapply.runtime.control.catch_up_watch import CatchUpWatch
 from parapply.runtime.control.progress import Progress
 from parapply.runtime.control.requests import Requests
+from parapply.runtime.control.sequence_carrier import SequenceCarrier
 from parapply.runtime.control.shown import Shown
 from parapply.runtime.intake.admission import Admission
 from parapply.runtime.intake.batcher import Batcher
+from parapply.runtime.intake.commands import CommandTransactions
+from parapply.runtime.intake.due import DueTimes
 from parapply.runtime.intake.intake import Intake
 from parapply.runtime.intake.reader import SlotReader
 from parapply.runtime.intake.room import Room
@@ -51,6 +55,7 @@ from parapply.source import slot
 from parapply.spill import Spill
 from parapply.target.catalogue.facts import privileges_for
 from parapply.target.sql.commands import CommandBuilder
+from parapply.target.state import slots as state
 from parapply.tasks import end_tasks
 from parapply.vocabulary import DaemonState, Reading
 from parapply.wire.assembler import Assembler
@@ -60,6 +65,7 @@ if TYPE_CHECKING:
 
     from parapply.config import ApplyConfig, Config
     from parapply.metrics.figures import Figures
+    from parapply.model import Until
     from parapply.runtime.observe.applylog_writer import ApplyLogWriter
     from parapply.runtime.observe.health import Health
     from parapply.runtime.pool.job import Job
@@ -87,7 +93,7 @@ class Epoch:
         config: Config,
         ends: Sessions,
         applylog_writer: ApplyLogWriter | None,
-        until_lsn: int | None,
+        until: Until,
         *,
         figures: Figures,
         health: Health,
@@ -96,6 +102,7 @@ class Epoch:
         self._figures = figures
         self._health = health
         self._config = config
+        self._until = until
         self._ends = ends
         self._applylog_writer = applylog_writer
         self._run = new_run()
@@ -123,20 +130,19 @@ class Epoch:
             rules=self._conflict_handler.rules,
             own_origins=ends.own_origins,
             privileges=privileges_for(ends.published, overwrites=self._conflict_handler.rules.overwrites),
+            mapping=config.mapping if config.mapping.tables or config.mapping.schemas else None,
         )
         piece_bytes = min(_PIECE_BYTES, config.apply.memory_limit_bytes // 4)
         two_phase = TwoPhase(ends.state.slot_id, ends.prepared, self._is_rolled_back)
         self._spill = Spill(config.apply.spill_dir, config.apply.spill_limit_bytes)
         streams = StreamBuffers(self._spill, self._stream_limits(piece_bytes))
-        reader = SlotReader(
-            ends.stream,
-            Assembler(
-                piece_bytes,
-                streaming_parallel=ends.streaming == "parallel",
-                start_lsn=ends.state.resume_lsn,
-                prepared_lsns=frozenset([end_lsn for _, end_lsn in ends.prepared.values()]),
-            ),
+        assembler = Assembler(
+            piece_bytes,
+            streaming_parallel=ends.streaming == "parallel",
+            start_lsn=ends.state.resume_lsn,
+            prepared_lsns=frozenset([end_lsn for _, end_lsn in ends.prepared.values()]),
         )
+        reader = SlotReader(ends.stream, assembler)
         self._batcher = Batcher(
             reader, self._tables, self._pool, config=self._apply_config(), state=ends.state, trace=self._trace()
         )
@@ -153,15 +159,20 @@ class Epoch:
         )
         starts.leave_out(ends.source_facts.state_schemas)
         admission = Admission(reader, self._batcher, self._tables, copied, two_phase, starts=starts, state=ends.state)
+        commands = CommandTransactions(
+            reader, self._batcher, admission, self._tables, self._pool, queue=lambda: assembler.queue, config=config.ddl
+        )
         kit = WorkerKit(
             pool=self._pool,
             builder=CommandBuilder(lambda: two_phase.n_pending > 0),
             tables=self._tables,
             conflict_handler=self._conflict_handler,
             two_phase=two_phase,
+            commands=command_rules(config, ends.state.slot_id, lambda: assembler.queue),
             tracks_commits=ends.tracks_commits,
             stops_on_error=config.apply.on_error == "stop",
             piece_bytes=piece_bytes,
+            times_commits=self._applylog_writer is not None,
         )
         self._worker_tasks = WorkerTasks(self._pool, ends.opener, kit, ends.control_pool, _scaling(config.apply))
         self._worker_tasks.add(ends.sessions)
@@ -181,19 +192,23 @@ class Epoch:
             receive_timeout_s=config.source.receive_timeout_s,
             # Relaxed, a record says what was committed when it was made, and nothing about what commits alongside it.
             is_apply_durable=config.target.synchronous_commit != "off" and not is_relaxed,
-            until_lsn=until_lsn,
+            until=until,
             on_serving=lambda: health.serving(self._shown_parts),
         )
+        delay_s = config.apply.delay_s
         self._intake = Intake(
             reader,
             Room(reader, self._batcher, self._pool, config.apply),
             admission,
-            SpecialTransactions(self._batcher, admission, streams, self._pool, piece_bytes=piece_bytes),
+            SpecialTransactions(self._batcher, admission, commands, streams, self._pool, piece_bytes=piece_bytes),
             self._batcher,
+            commands=commands,
+            due=DueTimes(delay_s, until.time_us, shown.source_time_us),
             tables=self._tables,
             pool=self._pool,
             on_keepalive=self._progress.keepalive,
             on_received=self._progress.received,
+            on_end=self._progress.ends_before,
         )
         watch = CatalogueWatch(self._tables, ends.control_pool, config.apply.catalogue_check_s)
         stall = StallCheck(self._pool, workers, ends.control_pool, two_phase, config.apply.stall_check_s)
@@ -220,7 +235,7 @@ class Epoch:
             tables=self._tables,
             conflict_handler=self._conflict_handler,
             foreign_waits=stall.foreign_waits,
-            note=_PAUSED.format(format_lsn(ends.whole_until_lsn)) if ends.whole_until_lsn else "",
+            note=_note(ends.whole_until_lsn, delay_s),
             figures=figures,
             intervals=self._intervals(reader, shown),
         )
@@ -251,6 +266,7 @@ class Epoch:
             copied=copied,
             awaits_two_phase=ends.awaits_two_phase,
             whole_until_lsn=ends.whole_until_lsn,
+            delay_s=delay_s,
         )
         self._parts: dict[str, Callable[[], Coroutine[None, None, None]]] = {
             "reader": ends.stream.run,
@@ -264,6 +280,8 @@ class Epoch:
             "requests": self._requests.run,
             "sessions": self._worker_tasks.run,
         }
+        if config.sequences.interval_s:
+            self._parts["sequences"] = SequenceCarrier(config).run
 
     @property
     def low_lsn(self) -> int:
@@ -271,11 +289,13 @@ class Epoch:
         return self._pool.watermark.low_lsn
 
     async def serve(self, signals: Signals) -> str:
-        """Apply until `until_lsn` is durable or a signal asks for an end; return why it ended.
+        """Apply until everything up to `until` is durable or a signal asks for an end; return why it ended.
 
         Raises:
+            ConfigError: the target has something already that is later than `until`.
             ParapplyError: an end was lost or refuses; the state on the target says why, if it could be written.
         """
+        await self._refuse_past()
         await self._conflict_handler.look(self.low_lsn, lambda _: False)
         tasks = {name: asyncio.create_task(run(), name=name) for name, run in self._parts.items()}
         # The task of the sessions ends when one of the workers has failed, which come and go.
@@ -311,6 +331,22 @@ class Epoch:
             self._health.detach()
             self._spill.close()
             self._conflict_handler.close()
+
+    async def _refuse_past(self) -> None:
+        """Refuse a time of `--until` that the target has passed: it would not be as it was then."""
+        until_us = self._until.time_us
+        if until_us is None:
+            return
+        async with self._ends.control_pool.session() as conn:
+            newest_us = await state.newest_commit_time_us(
+                conn, self._config.target.state_schema, self._ends.state.slot_id
+            )
+        if newest_us is not None and newest_us > until_us:
+            raise ConfigError(
+                f"--until {format_time(until_us)}: the target has applied a transaction already that committed at "
+                f"{format_time(newest_us)}",
+                hint="what is applied cannot be taken back; restore the target, or name a later time",
+            )
 
     async def _leave(self, error: BaseException, tasks: dict[str, asyncio.Task[None]], abort: asyncio.Event) -> None:
         """Save what can be saved after an error that is not the target's end."""
@@ -408,9 +444,7 @@ class Epoch:
             n_changes=job.counts.n_changes,
         )
 
-    def _intervals(self, reader: SlotReader, shown: Shown) -> Intervals | None:
-        if self._applylog_writer is None:
-            return None
+    def _intervals(self, reader: SlotReader, shown: Shown) -> Intervals:
         return Intervals(
             self._applylog_writer,
             self._config.source.slot,
@@ -446,6 +480,13 @@ class Epoch:
             return wanted_s
         self._log.info("settings_lowered", setting="source.status_interval_s", value=timeout_s / _TIMEOUT_PARTS)
         return timeout_s / _TIMEOUT_PARTS
+
+
+def _note(whole_until_lsn: int, delay_s: float) -> str:
+    """Return what people are shown as the reason while all goes well."""
+    notes = [_PAUSED.format(format_lsn(whole_until_lsn))] if whole_until_lsn else []
+    notes += [f"late on purpose: apply.delay_s = {delay_s:g}"] if delay_s else []
+    return "; ".join(notes)
 
 
 def _scaling(config: ApplyConfig) -> Scaling | None:

@@ -28,12 +28,12 @@ from parapply.model import format_lsn
 from parapply.runtime.tables.control_pool import ControlPool
 from parapply.runtime.tables.prefetch import CataloguePrefetch
 from parapply.runtime.worker_sessions import WorkerSessions
-from parapply.source import options, refusals, slot
+from parapply.source import failover, options, refusals, slot
 from parapply.source.catch_up import UNFINISHED, CatchUp, RangeLimits, range_options, why_stream
 from parapply.source.catch_up_stream import CatchUpStream
 from parapply.target.session import lease, origins, prepared, settings
 from parapply.target.session.session import WorkerSession
-from parapply.target.state import copies
+from parapply.target.state import copies, cutovers
 from parapply.target.state import slots as state
 from parapply.vocabulary import Reading
 
@@ -85,6 +85,7 @@ class Connector:
         self._own_pids: list[int] = []
         self._rules = Rules(config.conflict)
         self._is_told_of_origins = False
+        self._is_failover_told = False
         #: Ends whose server was logged as newer than what was tested.
         self._newer: set[str] = set()
         self._whole_until_lsn = 0
@@ -126,12 +127,13 @@ class Connector:
             # servers can give.
             tracks_commits = await origins.tracks_commits(control)
             self._check_tracking(tracks_commits=tracks_commits)
+            await self._check_ddl_role(control)
             connecting = begin(self._connect_stream(stack, first_look))
             source_facts, found, published = await self._recover(control, source, first_look, slot_id)
             pending = await self._prepared(control, slot_id)
             known = await copies.load(control, self._config.target.state_schema, slot_id)
             two_phase = self._config.source.two_phase and known.is_settled(found.low_lsn)
-            streaming = options.streaming_of(source_facts.server_version_num, self._config.source.streaming)
+            streaming = self._streaming(source_facts)
             if found.low_lsn >= self._whole_until_lsn:
                 self._whole_until_lsn = 0
             else:
@@ -198,6 +200,19 @@ class Connector:
                 hint="set track_commit_timestamp = on and restart the target server, or choose another policy",
             )
 
+    async def _check_ddl_role(self, control: settings.Connection) -> None:
+        """Refuse a role for commands of the publisher that this one may not take.
+
+        Raises:
+            TargetRefused: it may not, or there is no such role.
+            TargetLost: the connection broke.
+        """
+        ddl = self._config.ddl
+        if ddl.apply and ddl.role:
+            with settings.target_errors(f"ddl.role = {ddl.role!r}"):
+                async with control.transaction():
+                    await control.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(ddl.role)))
+
     def _check_origins(self, sessions: Sequence[WorkerSession]) -> None:
         """Refuse what needs origins that the workers do not have; say what else will not work.
 
@@ -240,7 +255,11 @@ class Connector:
             if found is None:
                 found = await connect.adopt(config, connect.Connections(source, control))
                 self._log.warning("slot_adopted", slot=config.source.slot, start_lsn=format_lsn(found.low_lsn))
+        # Before the lease, which the command holds that cuts over; and after it, which may have been awaited.
+        name = config.source.slot
+        await cutovers.check_may_apply(control, config.target.state_schema, found.slot_id, name)
         await self._own_the_slot(control, found.slot_id)
+        await cutovers.check_may_apply(control, config.target.state_schema, found.slot_id, name)
         failpoints.probe(failpoints.RECOVERY)
         return control, found.slot_id
 
@@ -263,7 +282,8 @@ class Connector:
     async def _published_tables(self, looking: asyncio.Task[_Look]) -> Sequence[tuple[str, str]]:
         # Shielded, because giving up the prefetch must not cancel the query itself.
         source, _ = await asyncio.shield(looking)
-        return await slot.published_tables_unless_locked(source, self._config.source.publications)
+        names = await slot.published_tables_unless_locked(source, self._config.source.publications)
+        return [self._config.mapping.target_of(name) for name in names]
 
     async def _recover(
         self, control: settings.Connection, source: slot.Connection, first_look: slot.SourceFacts, slot_id: int
@@ -280,6 +300,10 @@ class Connector:
         dsn = config.source.dsn.get_secret_value()
         known = await connect.known_position(control, found)
         await refusals.check(facts, dsn, name, known, two_phase=config.source.two_phase)
+        facts = await failover.ensure(dsn, facts, name, config.source.failover)
+        if config.source.failover == "auto" and not self._is_failover_told and (why := failover.unprotected(facts)):
+            self._is_failover_told = True
+            self._log.warning("failover_unprotected", slot=name, reason=why)
         return facts, found, await slot.check_publications(source, config.source.publications)
 
     async def _prepared(self, control: settings.Connection, slot_id: int) -> dict[int, tuple[str, int]]:
@@ -348,9 +372,15 @@ class Connector:
             self._log.warning("workers_reduced", workers=len(sessions), error=str(errors[0]))
         return sessions
 
+    def _streaming(self, facts: slot.SourceFacts) -> str:
+        """Return how transactions in progress come: not at all where none may be applied when it commits."""
+        config = self._config
+        found = options.streaming_of(facts.server_version_num, config.source.streaming)
+        return "off" if config.apply.delay_s else found
+
     async def _connect_stream(self, stack: AsyncExitStack, facts: slot.SourceFacts) -> CatchUpStream:
         source = self._config.source
-        streams = options.streaming_of(facts.server_version_num, source.streaming) != "off"
+        streams = self._streaming(facts) != "off"
         is_less = source.decoding_memory_bytes < facts.decoding_memory_bytes
         connection = await slot.connect(
             source.dsn.get_secret_value(),
@@ -384,6 +414,7 @@ class Connector:
             return options.start_replication_sql(source.slot, start_lsn, start)
 
         stream = await connecting
+        await stream.check_same(facts)
         reason = await self._catch_up(stream, facts, found, command, two_phase=two_phase)
         if reason:
             await stream.start(command(found.resume_lsn), reason)
@@ -403,6 +434,9 @@ class Connector:
         source = self._config.source
         if source.catch_up == "off":
             return "source.catch_up is off"
+        if self._config.apply.delay_s:
+            # What waits on purpose is no backlog, and a query that is not read would keep a transaction open for hours.
+            return "apply.delay_s holds changes back"
         limits = range_limits(self._config)
         last = self._last_reader
         # After an error of a range another connection has to stream, whatever there is to catch up.

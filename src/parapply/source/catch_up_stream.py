@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from parapply import failpoints
 from parapply.logs import get_logger
 from parapply.model import format_lsn
+from parapply.source.failover import check_same
 from parapply.source.ranges import WalRanges
 from parapply.source.stream import ReplicationStream
 from parapply.vocabulary import Reading
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from parapply.source.catch_up import CatchUp
-    from parapply.source.slot import Connection
+    from parapply.source.slot import Connection, SourceFacts
 
 
 class CatchUpStream:
@@ -116,6 +117,10 @@ class CatchUpStream:
     def refusal(self) -> str:
         """Return why the publisher refused a query of a range, for people; empty: it refused none."""
         return self._ranges.refusal if self._ranges is not None else ""
+
+    async def check_same(self, facts: SourceFacts) -> None:
+        """Make sure, before `start` and `catch_up`, that the connection leads to a server; as `failover.check_same`."""
+        await check_same(self._connection, facts)
 
     async def start(self, command: str, reason: str = "") -> None:
         """Send START_REPLICATION; errors as those of `ReplicationStream.start`.

@@ -147,12 +147,21 @@ def start_replication_sql(slot: str, start_lsn: int, options: Sequence[tuple[str
     Raises:
         ConfigError: no slot can have this name.
     """
+    check_slot_name(slot)
+    pairs = ", ".join(f"\"{name}\" '{value.replace(chr(39), chr(39) * 2)}'" for name, value in options)
+    return f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(start_lsn)} ({pairs})'
+
+
+def check_slot_name(slot: str) -> None:
+    """Refuse what PostgreSQL takes for no name of a slot; what passes needs no escapes anywhere.
+
+    Raises:
+        ConfigError: no slot can have this name.
+    """
     if not _SLOT_NAME.fullmatch(slot):
         raise ConfigError(
             f"source.slot: {slot!r} is not a slot name: lower case letters, digits and underscores, at most 63"
         )
-    pairs = ", ".join(f"\"{name}\" '{value.replace(chr(39), chr(39) * 2)}'" for name, value in options)
-    return f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(start_lsn)} ({pairs})'
 
 
 def connection_options() -> str:

@@ -131,10 +131,13 @@ class WalRanges:
         before = self._position
         assert before is not None, "ranges have begun"
         last = b""
+        n_messages = size_bytes = 0
 
         async def taken(frames: list[bytes], n_bytes: int) -> None:
-            nonlocal last
+            nonlocal last, n_messages, size_bytes
             last = frames[-1]
+            n_messages += len(frames)
+            size_bytes += n_bytes
             await take(frames, n_bytes)
             failpoints.probe(failpoints.RANGE_PART)
 
@@ -156,7 +159,10 @@ class WalRanges:
             end_lsn = catch_up.end_lsn_of(last) if last else before.copy_lsn
             return end_lsn, catch_up.IN_PROGRESS
         self.n_read += 1
-        return position.copy_lsn, catch_up.why_leave(position, self._plan.limits, before_lsn=before.copy_lsn)
+        message_bytes = size_bytes // max(n_messages, 1)
+        return position.copy_lsn, catch_up.why_leave(
+            position, self._plan.limits, before_lsn=before.copy_lsn, message_bytes=message_bytes
+        )
 
     async def leave(self) -> None:
         """Drop the copy; the connection is ready for the stream.

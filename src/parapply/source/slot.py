@@ -81,14 +81,16 @@ class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     decoding_memory_bytes: int  # logical_decoding_work_mem of this session
     flush_lsn: int
     slot: SlotFacts | None
+    synchronized_standby_slots: str = ""  # whose standbys a failover slot waits for; 17 and later
     state_schemas: frozenset[str] = frozenset()  # of parapplies that apply, or applied, to the publisher
 
 
 class SourcePosition(msgspec.Struct, frozen=True, kw_only=True):
     """What the publisher is asked all the time."""
 
+    clock_us: int  # microseconds since 2000-01-01 UTC; read before the LSNs
     flush_lsn: int  # end of its durable WAL
-    clock_us: int  # microseconds since 2000-01-01 UTC
+    insert_lsn: int  # end of all its WAL; on a standby of what it has replayed
     standby_names: str  # for which its commits wait; empty on a standby, where nothing commits
 
 
@@ -209,11 +211,14 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
                pg_catalog.pg_size_bytes(pg_catalog.current_setting('logical_decoding_work_mem')),
                CASE WHEN r THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END,
                (SELECT pg_catalog.to_jsonb(s) FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = $1),
+               COALESCE(pg_catalog.current_setting('synchronized_standby_slots', true), ''),
                ARRAY(SELECT schema_name::text FROM {STATE_SCHEMAS_SQL} AS own)
           FROM pg_catalog.pg_is_in_recovery() AS r"""  # noqa: S608 - a constant
     with source_errors("inspecting the publisher"):
         found = await _rows(conn, query, [slot_name])
-    ((identifier, timeline, database, wal_level, is_in_recovery, timeout_s, decoding_bytes, flush, slot, own),) = found
+    ((identifier, timeline, database, wal_level, is_standby, timeout_s, decoding_bytes, flush, slot, synced, own),) = (
+        found
+    )
     return SourceFacts(
         # The control file's number is unsigned, SQL's bigint is not.
         system_identifier=str(identifier & 0xFFFF_FFFF_FFFF_FFFF),
@@ -221,11 +226,12 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
         database=database,
         server_version_num=conn.info.server_version,
         wal_level=wal_level,
-        is_in_recovery=is_in_recovery,
+        is_in_recovery=is_standby,
         wal_sender_timeout_s=timeout_s,
         decoding_memory_bytes=decoding_bytes,
         flush_lsn=parse_lsn(flush) if flush else 0,
         slot=_slot_facts(slot) if slot else None,
+        synchronized_standby_slots=synced,
         state_schemas=frozenset(own),
     )
 
@@ -248,14 +254,18 @@ async def position(conn: Connection) -> SourcePosition:
         SourceLost: the connection broke.
     """
     query: LiteralString = """
-        SELECT CASE WHEN r THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END,
-               (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint,
+        SELECT (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint,
+               CASE WHEN r THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END,
+               CASE WHEN r THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_insert_lsn() END,
                CASE WHEN r THEN '' ELSE pg_catalog.current_setting('synchronous_standby_names') END
           FROM pg_catalog.pg_is_in_recovery() AS r"""
     with source_errors("reading the publisher's position"):
-        ((flush, unix_us, standby_names),) = await _rows(conn, query)
+        ((unix_us, flush, insert, standby_names),) = await _rows(conn, query)
     return SourcePosition(
-        flush_lsn=parse_lsn(flush) if flush else 0, clock_us=unix_us - POSTGRES_EPOCH_US, standby_names=standby_names
+        clock_us=unix_us - POSTGRES_EPOCH_US,
+        flush_lsn=parse_lsn(flush) if flush else 0,
+        insert_lsn=parse_lsn(insert) if insert else 0,
+        standby_names=standby_names,
     )
 
 

@@ -44,6 +44,9 @@ _KINDS: Final[dict[str, str]] = {WaitKind.FOREIGN_KEY: "parent"}
 _OTHER_LINES: Final = 5
 _FEW_TABLES: Final = 3
 _NOTICE_LINES: Final = 4
+_LIMIT_LINES: Final = 3
+#: Lines of a screen from which on what limits has more than one.
+_TALL: Final = 22
 #: Columns of a worker's line before what it waits for.
 _BEFORE_WAITS: Final = 28
 
@@ -58,7 +61,8 @@ def screen(history: ReadingHistory, width: int, height: int, order: str, notice:
         order: of the tables, as `ReadingHistory.tables` takes it.
         notice: something that must be seen, such as an end that does not answer.
     """
-    head = _head(history, width)
+    is_tall = not height or height >= _TALL
+    head = _head(history, width, _LIMIT_LINES if is_tall else int(not notice))
     if notice:
         # As long as it takes, within reason, because the cause of a lost connection is at the end.
         lines = Text(notice, style="bold red").wrap(Console(width=width), width)
@@ -84,7 +88,7 @@ def screen(history: ReadingHistory, width: int, height: int, order: str, notice:
     return Group(*parts, Text(), _tables(tables, width), *seldom)
 
 
-def _head(history: ReadingHistory, width: int) -> list[RenderableType]:
+def _head(history: ReadingHistory, width: int, limit_lines: int) -> list[RenderableType]:
     report = printable_tree(history.report)
     state = Text.assemble(("slot ", "dim"), (report["slot_name"], "bold"), "  ")
     if report["is_daemon_connected"]:
@@ -95,7 +99,16 @@ def _head(history: ReadingHistory, width: int) -> list[RenderableType]:
     if is_silent(report):
         state.append(f"  nothing heard for {duration(report['silent_s'])}", "bold red")
     state.no_wrap, state.overflow = True, "ellipsis"
-    return [state, _courses(history, max(8, _COURSE + width - 80)), _positions(report)]
+    lines: list[RenderableType] = [state, _courses(history, max(8, _COURSE + width - 80)), _positions(report)]
+    if limit_lines and (limits := report["limits"]):
+        said = Text.assemble((limits["words"].rstrip("."), "bold"), (": ", "dim"), limits["advice"])
+        # What to do is at the end, and evidence is shown by `parapply status`.
+        wrapped = said.wrap(Console(width=width), width)
+        if len(wrapped) > limit_lines:
+            wrapped[limit_lines - 1].append(" ...")
+            wrapped[limit_lines - 1].truncate(width, overflow="ellipsis")
+        lines += wrapped[:limit_lines]
+    return lines
 
 
 def _courses(history: ReadingHistory, room: int) -> Table:
@@ -190,7 +203,7 @@ def _seldom(report: dict[str, Any]) -> list[RenderableType]:
         lines.append(f"{len(left):,} tables are being copied")
     if left := [one for one in report["copies"] if one["state"] == CopyState.WAITING]:
         names = ", ".join([f"{one['schema_name']}.{one['table_name']}" for one in left])
-        lines.append(f"{len(left):,} tables not applied until `parapply refresh`: {names}")
+        lines.append(f"{len(left):,} tables not applied until `parapply refresh` or `resume`: {names}")
     return [Text(line, style="yellow", no_wrap=True, overflow="ellipsis") for line in lines]
 
 

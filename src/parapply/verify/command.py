@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -56,6 +57,7 @@ class VerifyOptions(msgspec.Struct, frozen=True, kw_only=True):
     tables: tuple[str, ...] = ()  # schema.table; empty: all published
     connections: int = 2  # on each side
     max_keys: int = 100  # named for each table
+    sampled_ranges: int = 0  # of each table whose key both sides sort alike; 0: all of it
     max_pause_s: float = 10.0  # that the daemon may pause for the publisher's snapshot
     prints_statements: bool = False
     engine: Literal["postgres", "spark"] = "postgres"
@@ -72,6 +74,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     target_rows: int
     found: tuple[Difference, ...]
     is_cut: bool  # there are more than were asked for
+    is_sampled: bool = False  # only some ranges were compared; the rows are those of them
     statements: tuple[str, ...] = ()
 
     @property
@@ -87,14 +90,15 @@ def verify(config: Config, options: VerifyOptions) -> int:
         SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be read; no daemon runs.
         ParapplyError: the publisher gave no snapshot in time.
     """
-    return asyncio.run(_verify(config, options))
+    return asyncio.run(compare(config, options))
 
 
-async def _verify(config: Config, options: VerifyOptions) -> int:
+async def compare(config: Config, options: VerifyOptions) -> int:
+    """Do what `verify` does, in a loop that runs; the arguments and errors are its own."""
     async with connect.open_both(config, "verify") as ends:
         await slot.check_publications(ends.source, config.source.publications)
-        tables = _chosen(options, await published_tables(ends.source, config.source.publications))
-        await on_target.check_columns(ends.target, tables)
+        tables = _chosen(options, await published_tables(ends.source, config.source.publications, config.mapping))
+        await on_target.check_columns(ends.target, [table.here() for table in tables])
     async with AsyncExitStack() as stack:
         both = _Both(config, options, stack)
         (taken,) = await stack.enter_async_context(
@@ -121,6 +125,7 @@ class _Both:
         self._stack = stack
         self._source: list[slot.Connection] = []
         self._source_snapshot = ""
+        self._seed = random.getrandbits(64)
         self._spark = None
         if options.engine == "spark":
             # Before anything pauses for it, because a cluster takes its time.
@@ -152,8 +157,8 @@ class _Both:
     async def compare(self, tables: Sequence[PublishedTable], taken: Snapshot) -> list[Verdict]:
         target = [await self._open_target(taken) for _ in range(self._options.connections)]
         ends: tuple[AnyEnd, AnyEnd] = VerifyEnd(self._source, is_source=True), VerifyEnd(target, is_source=False)
-        types = await on_target.column_types(target[0], tables)
-        compared = [await self._compared(target[0], table, types[table.full_name]) for table in tables]
+        types = await on_target.column_types(target[0], [table.here() for table in tables])
+        compared = [await self._compared(target[0], table, types[table.here().full_name]) for table in tables]
         if self._spark is not None:
             from parapply.verify.spark import SparkEnd  # noqa: PLC0415
 
@@ -165,7 +170,8 @@ class _Both:
             )
         verdicts = []
         with Bar("comparing", has_bytes=False) as bar:
-            parts = [part for end in ends for table in compared for part in end.parts(table)]
+            whole = [table for table in compared if not self._sample(table)]
+            parts = [part for end in ends for table in whole for part in end.parts(table)]
             bar.begin(len(parts), sum(max(1, part.pages) for part in parts), sum(p.estimated_rows for p in parts))
             for table in compared:
                 verdict = await self._table(table, *ends, bar)
@@ -185,8 +191,8 @@ class _Both:
         self, target: settings.Connection, table: PublishedTable, target_types: Mapping[str, int]
     ) -> Compared:
         query = sql.SQL("SELECT $1::regclass::oid::bigint")
-        name = sql.Identifier(table.schema, table.name).as_string(None)
-        with settings.target_errors(f"reading {table.text}"):
+        name = sql.Identifier(*table.here().full_name).as_string(None)
+        with settings.target_errors(f"reading {table.here().text}"):
             ((oid,),) = await settings.rows(target, query, [name])
             leaves = (await leaves_of(target, [oid]))[oid]
         rows = max(sum(leaf.estimated_rows for leaf in table.leaves), sum(leaf.estimated_rows for leaf in leaves))
@@ -196,39 +202,58 @@ class _Both:
             ranges = await ranges_of(self._source[0], table, type_name, ranges.count)
         return Compared(published=table, target_leaves=tuple(leaves), ranges=ranges)
 
+    def _sample(self, table: Compared) -> list[int]:
+        """Return the ranges that stand for a table; none if all of it is to be compared."""
+        n_ranges = len(table.ranges.bounds) + 1
+        if not table.ranges.bounds or not 0 < self._options.sampled_ranges < n_ranges:
+            return []
+        # The same ones while a table is asked about twice; others in the next run.
+        chosen = random.Random(f"{self._seed} {table.published.text}")  # noqa: S311  which rows to look at
+        return sorted(chosen.sample(range(n_ranges), self._options.sampled_ranges))
+
     async def _table(self, table: Compared, source: AnyEnd, target: AnyEnd, bar: Bar) -> Verdict:
         def on_part(part: Any, rows: int) -> None:  # noqa: ANN401  a Part
             bar.part_done(part, rows)
             bar.data(rows, 0, table.published.text)
 
-        here, there = await asyncio.gather(source.summary(table, on_part), target.summary(table, on_part))
-        left = differing_ranges(here, there)
+        source_rows = target_rows = 0
+        sample = self._sample(table)
+        if sample:
+            left = sample
+        else:
+            here, there = await asyncio.gather(source.summary(table, on_part), target.summary(table, on_part))
+            left = differing_ranges(here, there)
+            source_rows, target_rows = (sum(rows for rows, _ in one.values()) for one in (here, there))
         found: list[Difference] = []
         while left and len(found) <= self._options.max_keys:
             numbers, left = left[:_RANGES_AT_ONCE], left[_RANGES_AT_ONCE:]
             rows_here, rows_there = await asyncio.gather(source.rows(table, numbers), target.rows(table, numbers))
             found += differences(rows_here, rows_there)
+            if sample:
+                source_rows, target_rows = source_rows + len(rows_here), target_rows + len(rows_there)
         kept = found[: self._options.max_keys]
         texts: Sequence[str] = ()
         if kept and self._options.prints_statements:
             texts = await statements(self._source[0], table.published, kept)
         return Verdict(
             table=table.published,
-            source_rows=sum(rows for rows, _ in here.values()),
-            target_rows=sum(rows for rows, _ in there.values()),
+            source_rows=source_rows,
+            target_rows=target_rows,
             found=tuple(kept),
             is_cut=bool(left) or len(found) > len(kept),
+            is_sampled=bool(sample),
             statements=tuple(texts),
         )
 
 
 def _line(verdict: Verdict) -> str:
     if verdict.is_equal:
-        return f"{printable(verdict.table.text)}: equal, {verdict.source_rows:,} rows"
+        sampled = " of a sample" if verdict.is_sampled else ""
+        return f"{printable(verdict.table.shown)}: equal, {verdict.source_rows:,} rows{sampled}"
     rows = f"source {verdict.source_rows:,} rows, target {verdict.target_rows:,}"
     keys = f"{'more than ' if verdict.is_cut else ''}{len(verdict.found):,} keys differ"
     columns = verdict.table.key or verdict.table.columns
-    lines = [f"{printable(verdict.table.text)}: DIFFERENT, {rows}, {keys}"]
+    lines = [f"{printable(verdict.table.shown)}: DIFFERENT, {rows}, {keys}"]
     for one in verdict.found:
         many = f" ({one.count} rows)" if one.count > 1 else ""
         lines.append(f"  {one.kind:9} {printable(shown(columns, one.key))}{many}")
@@ -241,6 +266,8 @@ def _print(options: VerifyOptions, verdicts: Sequence[Verdict], taken: Snapshot)
         return
     different = sum(not verdict.is_equal for verdict in verdicts)
     said = f"{different} of {len(verdicts)} tables differ" if different else f"all {len(verdicts)} tables are equal"
+    if sampled := sum(verdict.is_sampled for verdict in verdicts):
+        said += f" (of {sampled} only a sample)"
     click.echo(f"{said} at {format_lsn(taken.at_lsn)} (the daemon stood still for {taken.pause_s * 1000:.0f} ms)")
 
 
@@ -253,7 +280,9 @@ def _document(verdicts: Sequence[Verdict], taken: Snapshot) -> dict[str, object]
             {
                 "schema_name": verdict.table.schema,
                 "table_name": verdict.table.name,
+                "target_name": verdict.table.here().text,
                 "is_equal": verdict.is_equal,
+                "is_sampled": verdict.is_sampled,
                 "source_rows": verdict.source_rows,
                 "target_rows": verdict.target_rows,
                 "key_columns": list(verdict.table.key),

@@ -76,7 +76,7 @@ def _matches(columns: Sequence[str], key: Key) -> sql.Composed:
 
 
 def _delete(table: PublishedTable, one: Difference) -> str:
-    relation = sql.Identifier(table.schema, table.name)
+    relation = sql.Identifier(*table.here().full_name)
     if table.key:
         query = sql.SQL("DELETE FROM {} WHERE {};").format(relation, _matches(table.key, one.key))
     else:
@@ -105,6 +105,6 @@ def _insert(table: PublishedTable, row: Sequence[str | None]) -> str:
     values = sql.SQL(", ").join([sql.Literal(value) for value in row])
     return (
         sql.SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE VALUES ({});")
-        .format(sql.Identifier(table.schema, table.name), columns, values)
+        .format(sql.Identifier(*table.here().full_name), columns, values)
         .as_string(None)
     )

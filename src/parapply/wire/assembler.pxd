@@ -6,7 +6,7 @@ from libc.string cimport memcpy
 from parapply.model cimport Transaction
 
 cdef unsigned char _BEGIN, _COMMIT, _TRUNCATE
-cdef Py_ssize_t _KIND_AT, _OVERHEAD_BYTES, _SEND_TIME_AT
+cdef Py_ssize_t _KIND_AT, _RELATION_AT, _BEHIND_OID, _OVERHEAD_BYTES, _SEND_TIME_AT
 cdef Py_ssize_t _BEGIN_LSN_AT, _BEGIN_TIME_AT, _BEGIN_XID_AT, _BEGIN_BYTES
 cdef Py_ssize_t _XID_AT, _BEHIND_XID
 cdef Py_ssize_t _COMMIT_FLAGS_AT, _COMMIT_LSN_AT, _COMMIT_END_AT, _COMMIT_BYTES
@@ -37,10 +37,12 @@ cdef class Assembler:
     cdef object _begin_prepare
     cdef bint _is_late
     cdef object _late_stream
+    cdef readonly object queue
+    cdef unsigned long long _queue_oid
 
     @cython.locals(
         done=list, current=Transaction, piece_bytes="Py_ssize_t", size_bytes="Py_ssize_t", frame=bytes,
-        kind="unsigned char",
+        kind="unsigned char", queue_oid="unsigned long long",
     )
     cpdef list push(self, object frames)
     @cython.locals(begun=Transaction)
@@ -55,6 +57,9 @@ cdef class Assembler:
     cdef Transaction _cut_chunk(self, Transaction chunk, list done)
     cdef Transaction _begun(self, Transaction begun)
     cdef Transaction _other(self, bytes frame, Transaction current, list done)
+    @cython.locals(bare=bytes)
+    cdef object _truncate(self, bytes frame, Transaction current)
+    cdef bytes _truncated(self, bytes frame)
     cdef object _relation(self, object message, Transaction current)
     cdef object _streamed(self, object message, bytes frame, list done)
     cdef Transaction _two_phase(self, object message, bytes frame, Transaction current, list done)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from parapply.errors import ProtocolError
 from parapply.model import FRAME_HEADER_BYTES, Relation, Transaction
 from parapply.wire.chunk import Chunk
+from parapply.wire.ddl_queue import QUEUE
 from parapply.wire.decode import decode
 from parapply.wire.messages import (
     Begin,
@@ -31,6 +32,7 @@ from parapply.wire.messages import (
     StreamPrepare,
     StreamStart,
     StreamStop,
+    Truncate,
     TypeMessage,
 )
 
@@ -46,6 +48,8 @@ OVERHEAD_BYTES = 400
 
 _OVERHEAD_BYTES = OVERHEAD_BYTES  # C numbers in the compiled twin, like all that follow
 _KIND_AT = FRAME_HEADER_BYTES
+_RELATION_AT = FRAME_HEADER_BYTES + 1
+_BEHIND_OID = FRAME_HEADER_BYTES + 5
 _ROW_CHANGES = b"IUD"
 _BEGIN, _COMMIT, _TRUNCATE = b"BCT"
 #: Offsets in a CopyData frame, and its length. (PostgreSQL manual, "Logical Replication Message Formats".)
@@ -104,6 +108,10 @@ class Assembler:
         self._is_late = False
         #: The same of a streamed one: its Stream Prepare.
         self._late_stream: StreamPrepare | None = None
+        #: The publisher's queue of commands as last announced, which goes no further; and its OID, 0: none. Read by
+        #: workers, too.
+        self.queue: Relation | None = None
+        self._queue_oid = 0
 
     @property
     def is_open(self) -> bool:
@@ -119,6 +127,7 @@ class Assembler:
         done: list[Transaction] = []
         current = self._open
         piece_bytes = self._piece_bytes
+        queue_oid = self._queue_oid
         for frame in frames:
             kind = frame[_KIND_AT] if len(frame) > _KIND_AT else 0
             if kind in _ROW_CHANGES:
@@ -126,6 +135,8 @@ class Assembler:
                     self._streamed_change(frame, done)
                     continue
                 current.changes.append(frame)
+                if queue_oid and len(frame) >= _BEHIND_OID and _unsigned(frame, _RELATION_AT, 4) == queue_oid:
+                    current.has_ddl = True
                 size_bytes = current.size_bytes = current.size_bytes + len(frame) + _OVERHEAD_BYTES
                 if size_bytes >= piece_bytes:
                     current = self._cut(current, done)
@@ -138,12 +149,10 @@ class Assembler:
                 if current is None:
                     self._streamed_change(frame, done)
                     continue
-                decode(frame[_KIND_AT:])
-                current.changes.append(frame)
-                current.size_bytes += len(frame) + _OVERHEAD_BYTES
-                current.has_truncate = True
+                self._truncate(frame, current)
             else:
                 current = self._other(frame, current, done)
+                queue_oid = self._queue_oid
         self._open = current
         return done
 
@@ -198,8 +207,12 @@ class Assembler:
         else:
             bare = frame[:_XID_AT] + frame[_BEHIND_XID:]
         if bare[_KIND_AT] == _TRUNCATE:
-            decode(bare[_KIND_AT:])
+            bare = self._truncated(bare)
+            if not bare:
+                return
             chunk.has_truncate = True
+        elif self._queue_oid and len(bare) >= _BEHIND_OID and _unsigned(bare, _RELATION_AT, 4) == self._queue_oid:
+            chunk.has_ddl = True
         chunk.changes.append(bare)
         chunk.size_bytes += len(bare) + _OVERHEAD_BYTES
         if chunk.size_bytes >= self._piece_bytes:
@@ -239,7 +252,35 @@ class Assembler:
             raise ProtocolError(chr(frame[FRAME_HEADER_BYTES]), 0, "this message was not asked for")
         return current
 
+    def _truncate(self, frame: bytes, current: Transaction) -> None:
+        bare = self._truncated(frame)
+        if bare:
+            current.changes.append(bare)
+            current.size_bytes += len(bare) + _OVERHEAD_BYTES
+            current.has_truncate = True
+
+    def _truncated(self, frame: bytes) -> bytes:
+        """Return a TRUNCATE without the queue of commands, which the target has not; empty if that was all.
+
+        Raises:
+            ProtocolError: it cannot be read.
+        """
+        message = decode(frame[_KIND_AT:])
+        assert isinstance(message, Truncate), "the first byte says so"
+        if self._queue_oid not in message.relation_oids:
+            return frame
+        left = [oid.to_bytes(4) for oid in message.relation_oids if oid != self._queue_oid]
+        # Int32 number of relations, Int8 flags, Int32 each.
+        flags = frame[_BEHIND_OID : _BEHIND_OID + 1]
+        return frame[: _KIND_AT + 1] + len(left).to_bytes(4) + flags + b"".join(left) if left else b""
+
     def _relation(self, message: RelationMessage, current: Transaction | None) -> None:
+        relation = message.relation
+        if relation.full_name == QUEUE:
+            self.queue, self._queue_oid = relation, relation.oid
+            return
+        if relation.oid == self._queue_oid:
+            self.queue, self._queue_oid = None, 0
         if self._chunk is not None:
             self._note_xid(self._chunk, message.xid or self._chunk.xid)
             _announce(self._chunk, message.relation)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fixtures.documents import ROOT
-from tests.fixtures.memory import memory_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 @pytest.fixture
 def scratch() -> Iterator[Path]:
     """A directory for temporary files that the account of the servers can enter; pytest's own it cannot."""
-    with tempfile.TemporaryDirectory(prefix="bench-test-", dir=memory_directory()) as name:
+    with tempfile.TemporaryDirectory(prefix="bench-test-") as name:
         Path(name).chmod(0o711)
         yield Path(name)
 
@@ -72,7 +71,8 @@ def test_a_quick_run_measures_everybody_and_leaves_files_only(scratch: Path, tmp
     assert ours["cpu_s"]["leader"] > ours["cpu_s"]["leader_stream"]
     assert set(ours["cpu_s"]) == {"leader", "leader_stream", "target", "walsender"}
     assert set(figures["built-in"]["cpu_s"]) == {"target", "walsender"}
-    assert figures["pg_recvlogical"]["cpu_s"].keys() == {"reader", "walsender"}
+    # Its walsender may come and go between two looks of a busy machine.
+    assert {"reader"} <= figures["pg_recvlogical"]["cpu_s"].keys() <= {"reader", "walsender"}
     # Its session holds the slot only while it decodes, which a look may miss in a backlog as small as this.
     assert "reader" in figures["read by query"]["cpu_s"]
     assert list(scratch.iterdir()) == [path for path in scratch.iterdir() if path.name.startswith("parapply-programs-")]

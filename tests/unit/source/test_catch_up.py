@@ -70,16 +70,19 @@ def test_a_range_is_never_empty() -> None:
 
 
 @pytest.mark.parametrize(
-    ("copy_mb", "restart_mb", "before_mb", "reason"),
-    [(1000, 990, 936, ""), (1996, 1990, 1900, "caught up"), (2001, 1990, 1900, "caught up"),
-     (1000, 990, 1000, "brought nothing on"), (1900, 800, 1836, "restarts 1100 MB before")],
+    ("copy_mb", "restart_mb", "before_mb", "message_bytes", "reason"),
+    [(1000, 990, 936, 700, ""), (1996, 1990, 1900, 9000, "caught up"), (2001, 1990, 1900, 90, "caught up"),
+     (1000, 990, 1000, 90, "brought nothing on"), (1900, 800, 1836, 90, "restarts 1100 MB before"),
+     (1000, 990, 936, 1400, "rows are large")],
 )  # fmt: skip
-def test_when_the_stream_takes_over(copy_mb: int, restart_mb: int, before_mb: int, reason: str) -> None:
-    """With little left, without progress, or with much to decode again."""
+def test_when_the_stream_takes_over(
+    copy_mb: int, restart_mb: int, before_mb: int, message_bytes: int, reason: str
+) -> None:
+    """With little left, without progress, with much to decode again, or with large rows."""
     position = RangePosition(
         copy_lsn=copy_mb * MB, restart_lsn=restart_mb * MB, slot_lsn=900 * MB, flush_lsn=2000 * MB, clock_us=0
     )
-    found = why_leave(position, LIMITS, before_lsn=before_mb * MB)
+    found = why_leave(position, LIMITS, before_lsn=before_mb * MB, message_bytes=message_bytes)
     assert reason in found
     assert bool(reason) == bool(found)
 

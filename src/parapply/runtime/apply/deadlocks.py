@@ -33,10 +33,14 @@ if TYPE_CHECKING:
     from parapply.runtime.tables.control_pool import ControlPool
 
 #: Not only the sessions that block the head, but also those that block them: a foreign session that blocks the head may
-#: itself wait for a later batch of ours, which waits for the head.
-_BLOCKERS = sql.SQL(
-    "WITH RECURSIVE chain (pid) AS (SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids($1::int))"
-    " UNION SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids(pid)) FROM chain) SELECT pid FROM chain"
+#: itself wait for a later batch of ours, which waits for the head. A session that makes a file longer or cleans a
+#: page holds a lock for that moment only, and waits for no other transaction then: to wait for it is work, no stall.
+BLOCKERS: Final = sql.SQL(
+    "WITH RECURSIVE chain (pid) AS (SELECT $1::int"
+    " UNION SELECT blocker.pid FROM chain"
+    " CROSS JOIN LATERAL pg_catalog.unnest(pg_catalog.pg_blocking_pids(chain.pid)) AS blocker (pid)"
+    " WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_locks AS wanted WHERE wanted.pid = chain.pid AND NOT wanted.granted"
+    " AND wanted.locktype IN ('extend', 'page'))) SELECT pid FROM chain WHERE pid <> $1::int"
 )
 
 #: A prepared transaction has no session, so above it is pid 0. Its locks have no pid, but all of them the virtual
@@ -126,7 +130,7 @@ class StallCheck:
         with settings.target_errors("asking who blocks a batch"):
             async with self._control_pool.session() as conn:
                 pid = holder.session.pipeline.backend_pid
-                found = [blocker for (blocker,) in await settings.rows(conn, _BLOCKERS, [pid])]
+                found = [blocker for (blocker,) in await settings.rows(conn, BLOCKERS, [pid])]
                 held = await settings.rows(conn, _PREPARED, [[pid, *found]]) if _NO_SESSION in found else []
         if job is None or job is not holder.job or holder.state not in AT_WORK:
             return

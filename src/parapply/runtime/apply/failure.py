@@ -113,7 +113,7 @@ def apply_failed(  # noqa: PLR0913  what the line is made of
     elif operation == "origin":
         reason = "the row was last written by another origin"
     elif failure.sqlstate:
-        reason = f"{_condition(failure.sqlstate)} ({failure.sqlstate})"
+        reason = f"{condition(failure.sqlstate)} ({failure.sqlstate})"
         violated = (stop.conflict.constraints if stop else ()) or (failure.constraint,)
         noun = "constraint" if len(violated) == 1 else "constraints"
         reason += f", {noun} {', '.join(violated)}" if violated[0] else ""
@@ -156,7 +156,7 @@ def _always_identity(command: Command) -> list[str]:
     return [one.name for position, one in columns if one.is_identity_always and position not in plan.key_positions]
 
 
-def _condition(sqlstate: str) -> str:
+def condition(sqlstate: str) -> str:
     """Return the name of an SQLSTATE like unique_violation; the server's own message may hold values."""
     try:
         name = psycopg.errors.lookup(sqlstate).__name__

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from parapply.runtime.pool.retry import Attempts
 
 if TYPE_CHECKING:
+    from parapply.runtime.apply.command_rules import CommandRules
     from parapply.runtime.apply.conflicts import ConflictHandler
     from parapply.runtime.pool.pool import WorkerPool
     from parapply.runtime.pool.two_phase import TwoPhase
@@ -25,9 +26,11 @@ class WorkerKit:
         tables: how each announced table is applied.
         conflict_handler: what is to be skipped, what is kept of conflicts.
         two_phase: what is prepared.
+        commands: of the publisher: which of them may run.
         tracks_commits: the target knows when rows were written and by which origin.
         stops_on_error: on_error is "stop".
         piece_bytes: bytes of changes of a streamed transaction that are applied at once.
+        times_commits: there is an apply log, which says what COMMIT takes.
     """
 
     pool: WorkerPool
@@ -35,9 +38,11 @@ class WorkerKit:
     tables: TablePlans
     conflict_handler: ConflictHandler
     two_phase: TwoPhase
+    commands: CommandRules
     tracks_commits: bool
     stops_on_error: bool
     piece_bytes: int
+    times_commits: bool = False
 
     def new_attempts(self) -> Attempts:
         """Return the count of a source transaction that was not tried at the head yet."""

@@ -13,11 +13,18 @@ from typing import TYPE_CHECKING, NoReturn
 
 from parapply.conflict.kinds import ConflictStop
 from parapply.errors import StatementFailed, TargetLost, TargetRefused
+from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.plan.steps import ordered_changes
 from parapply.runtime.apply.conflicts import source_of
+from parapply.runtime.apply.ddl import (
+    CommandFailed,
+    PiecesWithCommands,
+    SkippedCommands,
+    command_failed,
+    log_done,
+)
 from parapply.runtime.apply.failure import apply_failed
-from parapply.runtime.apply.pieces import Pieces
 from parapply.runtime.apply.repair import DataFailed, PieceRepair, RolledBack
 from parapply.wire.messages import Prepare, StreamPrepare
 
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncIterator
 
+    from parapply.errors import ApplyFailed
     from parapply.model import Transaction
     from parapply.runtime.apply.kit import WorkerKit
     from parapply.runtime.apply.repair import Repair
@@ -61,6 +69,9 @@ class LargeApply:
         self._pool = kit.pool
         self._conflict_handler = kit.conflict_handler
         self._end = end
+        #: It holds commands, and is sent again if it fails: with them even a small one comes here.
+        self._is_repeated = False
+        self._log = get_logger()
 
     async def apply(self, job: LargeJob) -> None:
         """Apply a large transaction as its pieces come, or skip it.
@@ -72,17 +83,20 @@ class LargeApply:
         """
         wanted = self._conflict_handler.skips.find(job.commit_lsn, 0)
         if wanted is not None:
-            await self._skip(_taken(job.pieces, self._pool), wanted)
+            await self._skip(_taken(job.pieces, self._pool), wanted, job.commit_lsn)
             return
         await self._session.begin()
-        pieces = self._pieces()
+        pieces = self._pieces(job.commit_lsn)
         try:
             last = await pieces.apply(job.pieces)
-        except (ConflictStop, DataFailed, TargetRefused, RolledBack) as stop:
+        except (ConflictStop, DataFailed, CommandFailed, TargetRefused, RolledBack) as stop:
             await self._session.rollback()
+            self._is_repeated = pieces.has_commands and not self._kit.stops_on_error
             await self._fail(stop, await self._rest(pieces.latest, job.pieces))
         else:
+            self._is_repeated = pieces.has_commands and not self._kit.stops_on_error
             await self._finish(last)
+            log_done(pieces.done, last)
 
     async def apply_kept(self, kept: AsyncIterator[Transaction], end: Transaction) -> None:
         """Apply a streamed transaction that has ended, or skip it.
@@ -97,25 +111,28 @@ class LargeApply:
         """
         wanted = self._conflict_handler.skips.find(end.commit_lsn, end.end_lsn)
         if wanted is not None:
-            await self._skip(kept, wanted)
+            await self._skip(kept, wanted, end.commit_lsn)
             return
         await self._session.begin()
-        pieces = self._pieces()
+        pieces = self._pieces(end.commit_lsn)
         try:
             async for piece in kept:
                 self._pool.held_bytes += piece.size_bytes
                 await pieces.add(piece)
             await pieces.settle()
-        except (ConflictStop, DataFailed, TargetRefused, RolledBack) as stop:
+        except (ConflictStop, DataFailed, CommandFailed, TargetRefused, RolledBack) as stop:
             await self._session.rollback()
+            self._is_repeated = pieces.has_commands and not self._kit.stops_on_error
             await self._fail(stop, end)
             return
         finally:
             await pieces.abandon()
+        self._is_repeated = pieces.has_commands and not self._kit.stops_on_error
         await self._finish(end)
+        log_done(pieces.done, end)
 
-    def _pieces(self) -> Pieces:
-        return Pieces(self._job, self._session, self._kit, self._repair)
+    def _pieces(self, commit_lsn: int) -> PiecesWithCommands:
+        return PiecesWithCommands(self._job, self._session, self._kit, self._repair, commit_lsn)
 
     async def _finish(self, last: Transaction) -> None:
         """Record and end the open transaction, unless it is to be skipped.
@@ -139,7 +156,9 @@ class LargeApply:
         else:
             self._conflict_handler.count(self._job, kept)
 
-    async def _fail(self, stop: ConflictStop | DataFailed | TargetRefused | RolledBack, last: Transaction) -> None:
+    async def _fail(
+        self, stop: ConflictStop | DataFailed | CommandFailed | TargetRefused | RolledBack, last: Transaction
+    ) -> None:
         """Raise what stopped it, with its end; or have it sent again to be skipped. It is rolled back.
 
         Returns only if it ends with a PREPARE that the publisher has rolled back: recorded, and nothing is prepared.
@@ -156,17 +175,23 @@ class LargeApply:
             raise stop
         if self._conflict_handler.skips.find(last.commit_lsn, last.end_lsn) is not None:
             await self._send_again(last)
+        if isinstance(stop, CommandFailed):
+            self._stop_at(command_failed(stop, last, is_retried=self._is_repeated))
         if isinstance(stop, ConflictStop):
             await self._conflict_handler.stopped(stop, source_of(last))
-            raise apply_failed(stop.failure, stop.command, last.xid, last.end_lsn, stop=stop)
-        raise apply_failed(stop.failure, stop.command, last.xid, last.end_lsn) from stop.failure
+        conflict = stop if isinstance(stop, ConflictStop) else None
+        error = apply_failed(
+            stop.failure, stop.command, last.xid, last.end_lsn, stop=conflict, is_retried=self._is_repeated
+        )
+        self._stop_at(error, stop.failure)
 
-    async def _skip(self, pieces: AsyncIterator[Transaction], wanted: int) -> None:
+    async def _skip(self, pieces: AsyncIterator[Transaction], wanted: int, commit_lsn: int) -> None:
         """Keep every change in the history and record the transaction as done.
 
         Args:
             pieces: all of them; announcements in them are resolved.
             wanted: as `Skips.find` gives it.
+            commit_lsn: of the transaction.
 
         Raises:
             TargetLost: the connection ended, or the history could not be written: it is sent again.
@@ -176,9 +201,11 @@ class LargeApply:
         current = dict(job.plans_before)
         last = self._end
         change_no = 1
+        commands = SkippedCommands(self._session, self._kit, commit_lsn)
         try:
             await self._session.begin()
-            async for piece in pieces:
+            async for whole in pieces:
+                piece = await commands.taken_from(whole, current)
                 plans = self._kit.tables.plans_from(current)
                 changes = ordered_changes(piece, plans)
                 source = source_of(self._end or piece)
@@ -187,7 +214,7 @@ class LargeApply:
                 )
                 change_no += len(changes)
                 current = dict(plans.current)
-                last = self._end or piece
+                last = self._end or whole
             assert last is not None, "a transaction has pieces"
             job.counts.n_transactions, job.counts.xids = 1, (last.xid,)
             if self._end is None:
@@ -197,6 +224,14 @@ class LargeApply:
         except StatementFailed as failure:
             raise TargetLost(f"target: a skipped transaction could not be kept: {failure.sqlstate}") from failure
         conflict_handler.skipped(wanted, last.xid)
+        commands.log(last)
+
+    def _stop_at(self, error: ApplyFailed, cause: Exception | None = None) -> NoReturn:
+        """Raise what it has failed with; with on_error = retry one with commands is sent again after a pause."""
+        if not self._is_repeated:
+            raise error from cause
+        self._log.error("batch_failed", worker=self._job.worker, error=str(error), hint=error.hint)
+        raise TargetLost(str(error), hint=error.hint) from cause
 
     async def _send_again(self, last: Transaction) -> NoReturn:
         await self._conflict_handler.learn(last)

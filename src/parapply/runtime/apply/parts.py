@@ -4,6 +4,9 @@ Everything earlier has committed, so most batches succeed as they are: only the 
 is tried in smaller parts (`plan/halving.py`), each a target transaction with a record of its own: a kill between two of
 them leaves whole source transactions committed, in order, and the state says which. A conflict is one, and an error of
 the data is reported, only where a single transaction fails row by row (`serial.py`, trap T-69).
+
+A batch of transactions for which code runs on the target (`Batch.is_serial`) is applied here from the beginning, each
+of them a target transaction.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from parapply.errors import StatementFailed, TargetRefused
+from parapply import failpoints
+from parapply.errors import ProtocolError, StatementFailed, TargetRefused
 from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.plan.batch import Batch
@@ -22,14 +26,14 @@ from parapply.plan.steps import is_serial, ordered_changes
 from parapply.runtime.apply.failure import FailureClass, classify
 from parapply.runtime.apply.serial import SerialApply
 from parapply.runtime.apply.sets import SetCommands, found_code
-from parapply.runtime.apply.transaction import record_of_run
+from parapply.runtime.apply.transaction import record_at_head, record_of_run
 from parapply.runtime.pool.job import Resume
 from parapply.runtime.pool.retry import TryLater
 from parapply.target.sql.commands import code_check
 from parapply.vocabulary import RetryReason, WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from parapply.model import Relation, Transaction
     from parapply.plan.plans import Plans
@@ -37,10 +41,14 @@ if TYPE_CHECKING:
     from parapply.runtime.apply.repair import Repair
     from parapply.runtime.apply.transaction import TargetTransaction
     from parapply.runtime.pool.job import SetJob
-    from parapply.target.sql.commands import Command
+    from parapply.target.session.session import Record
+    from parapply.target.sql.commands import Command, CommandBuilder
 
 #: Where more than this share of a batch is exact in source order only, its table does better row by row from the start.
 _MANY_IN_ORDER = 1 / 32
+#: Bytes and changes of a transaction above which a round trip for it alone is nothing beside its statements.
+_EACH_BYTES = 1024 * 1024
+_EACH_CHANGES = 64
 
 
 class PartApply:
@@ -72,6 +80,17 @@ class PartApply:
                 relations = [changes.plan.relation for changes in job.batch.table_changes]
                 self._kit.tables.count_retry(relations, was_predictable=True)
             self._begin(job, why, has_failed=job.batch.is_suspect)
+        return await self._apply(job, None)
+
+    async def apply_each(self, job: SetJob) -> bool:
+        """Apply a serial batch, whose turn it is; False if it was given back: it resumes where it was.
+
+        Raises:
+            ApplyFailed, TargetLost, TargetRefused, ProtocolError: as `apply`.
+        """
+        if job.resume is None:
+            halving = Halving(len(job.batch.transactions), form=Form.EACH)
+            job.resume = Resume(halving, dict(job.plans_before), self._kit.new_attempts())
         return await self._apply(job, None)
 
     async def repeat(self, job: SetJob, sets: SetCommands, failure: StatementFailed, *, was_at_head: bool) -> bool:
@@ -109,30 +128,39 @@ class PartApply:
     async def _apply(self, job: SetJob, sets: SetCommands | None) -> bool:
         resume = job.resume
         assert resume is not None, "it has begun"
-        self._target.show(WorkerState.RETRYING)
+        halving = resume.halving
+        if halving.part.form is not Form.EACH:
+            self._target.show(WorkerState.RETRYING)
         if self._pool.is_relaxed and self._pool.head is not job:
             self._pool.park(job)
             return False
         await self._pool.head_turn(job)
-        if not resume.is_told:
-            resume.is_told = True
-            end_lsn = format_lsn(job.batch.end_lsn)
-            self._log.warning("batch_retried", seq=job.batch.seq, worker=job.worker, end_lsn=end_lsn, reason=job.error)
-            if job.error == RetryReason.CODE:
-                await self._kit.tables.refresh_written(job.batch)
-        halving = resume.halving
+        if halving.part.form is not Form.EACH:
+            await self._tell(job, resume)
         while not halving.is_done:
-            self._target.show(WorkerState.RETRYING)
+            part = halving.part
+            self._target.show(WorkerState.EXECUTING if part.form is Form.EACH else WorkerState.RETRYING)
             try:
-                await self._part(job, resume, halving.part, sets)
+                await self._part(job, resume, part, sets)
             except TryLater as later:
                 self._pool.park(job)
                 self._kit.conflict_handler.later(later.delay_s, partial(self._pool.unpark, job))
                 return False
             sets = None  # of the whole batch
-        self._learn(job, resume)
+        if resume.is_told:
+            self._learn(job, resume)
         job.times.executed_s = job.times.turn_s = asyncio.get_running_loop().time()
         return True
+
+    async def _tell(self, job: SetJob, resume: Resume) -> None:
+        """Log once that a batch is repeated, and have the tables read again if that is why."""
+        if resume.is_told:
+            return
+        resume.is_told = True
+        end_lsn = format_lsn(job.batch.end_lsn)
+        self._log.warning("batch_retried", seq=job.batch.seq, worker=job.worker, end_lsn=end_lsn, reason=job.error)
+        if job.error == RetryReason.CODE:
+            await self._kit.tables.refresh_written(job.batch)
 
     async def _part(self, job: SetJob, resume: Resume, part: BatchPart, sets: SetCommands | None) -> None:
         """Commit a part, or have less of it tried next.
@@ -145,16 +173,44 @@ class PartApply:
         if part.form is Form.ALONE:
             resume.suspects = []
             resume.committed(await self._serial.apply(job, transactions[0], resume), self._kit.new_attempts())
-            resume.n_in_order += 1
+            if resume.is_told:
+                resume.n_in_order += 1
             return
-        for number, transaction in enumerate(transactions, part.start) if self._skips else ():
+        is_asked = self._skips and part.form is not Form.EACH
+        for number, transaction in enumerate(transactions, part.start) if is_asked else ():
             if self._is_wanted(transaction):
                 resume.halving.isolate(number)
                 return
-        if part.form is Form.ORDERED:
+        if part.form is Form.EACH:
+            await self._each(job, resume, transactions)
+        elif part.form is Form.ORDERED:
             await self._ordered(job, resume, part, transactions)
         else:
             await self._sets(job, resume, part, transactions, sets)
+
+    async def _each(self, job: SetJob, resume: Resume, transactions: Sequence[Transaction]) -> None:
+        """Commit transactions one by one, up to the first that fails or must be looked at by itself, which is noted."""
+        run = _Each(transactions, self._kit.tables.plans_from(resume.plans), self._kit.builder, self._is_wanted)
+        show = partial(self._target.show, WorkerState.EXECUTING)
+        n_committed, failure = await self._session.execute_each(run, on_sent=show)
+        if n_committed:
+            # Only the first one may have announced anything.
+            resume.plans = dict(run.plans.current)
+            resume.halving.passed(n_committed)
+        if failure is not None:
+            await self._session.rollback()
+            commands = run.commands_of(n_committed)
+            job.attempts += 1
+            job.error = failure.sqlstate or RetryReason.ROW_COUNT
+            await self._tell(job, resume)
+            if 0 <= failure.statement < len(commands):
+                plan = commands[failure.statement].plan
+                if plan.facts.triggers and not failure.sqlstate:
+                    self._kit.builder.vetoed(plan)
+                else:
+                    self._kit.tables.count_retry([plan.relation])
+        if failure is not None or not n_committed:
+            resume.halving.isolate(resume.halving.n_done)
 
     async def _sets(
         self,
@@ -289,3 +345,60 @@ class PartApply:
             n_in_order=resume.n_in_order,
             attempts=job.attempts,
         )
+
+
+class _Each:
+    """Transactions with their records and commands, made as they are asked for, up to one that must be alone.
+
+    That is one that is to be skipped, that cannot be applied, or whose row counts the server cannot check; so is one
+    that announces tables, unless it is the first: what is in force after those committed is then always known.
+    """
+
+    def __init__(
+        self,
+        transactions: Sequence[Transaction],
+        plans: Plans,
+        builder: CommandBuilder,
+        is_wanted: Callable[[Transaction], bool],
+    ) -> None:
+        """Make nothing yet.
+
+        Args:
+            transactions: in source order, at least one.
+            plans: in force before the first.
+            builder: makes the commands.
+            is_wanted: tells whether a transaction is to be skipped.
+        """
+        self.plans = plans
+        self._transactions = transactions
+        self._builder = builder
+        self._is_wanted = is_wanted
+        self._made: list[list[Command]] = []
+
+    def __iter__(self) -> Iterator[tuple[Record, list[Command]]]:
+        if failpoints.is_armed(failpoints.DML_SENT, failpoints.BEFORE_COMMIT):
+            return  # no such place is passed here
+        for number, transaction in enumerate(self._transactions):
+            if number and transaction.relations:
+                return
+            commands = self._commands(transaction)
+            if commands is None:
+                return
+            self._made.append(commands)
+            yield record_at_head(transaction), commands
+
+    def commands_of(self, number: int) -> list[Command]:
+        """Return the commands of a transaction that was asked for."""
+        return self._made[number]
+
+    def _commands(self, transaction: Transaction) -> list[Command] | None:
+        if transaction.size_bytes > _EACH_BYTES or len(transaction.changes) > _EACH_CHANGES:
+            return None
+        if self._is_wanted(transaction):
+            return None
+        try:
+            commands = self._builder.in_order(ordered_changes(transaction, self.plans), asks_first=False)
+        except (TargetRefused, ProtocolError):
+            return None  # met again alone, when what comes before it has committed
+        # PostgreSQL counts no rows for a statement where rules act.
+        return None if any(command.plan.facts.rules for command in commands) else commands

@@ -233,6 +233,8 @@ class StreamApply:
 
     async def _piece(self, changes: list[bytes | Relation], size_bytes: int, pieces: Pieces) -> None:
         piece = piece_of(self._stream.xid, changes, size_bytes)
+        if self._stream.has_ddl:
+            raise _GiveWay("a command of the publisher is among its changes")
         if piece.has_truncate:
             raise _GiveWay("TRUNCATE would lock the table until the commit")
         try:
@@ -284,7 +286,8 @@ class StreamApply:
     async def _resolved(self) -> AsyncIterator[Transaction]:
         """Give everything that was kept; what is announced in it is known by then."""
         async for piece in self._stream.pieces(self._kit.piece_bytes):
-            await self._tables.resolve_streamed(piece.relations)
+            if not piece.has_ddl:
+                await self._tables.resolve_streamed(piece.relations)
             yield piece
 
     def _pieces(self) -> Pieces:

@@ -7,7 +7,7 @@ its own: `parts.py` with `serial.py`, `large.py`, `streamed.py`, `outcome.py`.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from parapply.errors import StatementFailed, TargetRefused
 from parapply.plan.downgrade import Level
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from parapply.runtime.apply.kit import WorkerKit
     from parapply.runtime.pool.job import Job
     from parapply.target.session.session import WorkerSession
+
+#: One of so many batches whose statements and COMMIT are sent at once has its COMMIT timed for the apply log.
+_TIMED_EACH: Final = 16
 
 
 class Worker:
@@ -91,6 +94,8 @@ class Worker:
     async def _apply(self, job: Job) -> bool:
         """Apply a job until it is committed; False if it was given back, or is not to be committed now."""
         match job:
+            case SetJob() if job.batch.is_serial and job.prepare is None:
+                return await self._parts.apply_each(job)
             case SetJob():
                 return await self._apply_sets(job)
             case LargeJob():
@@ -135,9 +140,12 @@ class Worker:
         has_turn = self._pool.may_commit(job)
         if has_turn and sets.fit_one_flight:
             target.show(WorkerState.COMMITTING)
-            await self.session.execute_and_commit(record, sets.all)
+            is_timed = self._kit.times_commits and job.batch.seq % _TIMED_EACH == 0
+            await self.session.execute_and_commit(record, sets.all, is_commit_timed=is_timed)
             times.executed_s = times.turn_s = self._clock()
             job.is_one_flight = True
+            if is_timed:
+                job.flight_commit_s = times.executed_s - self.session.pipeline.before_last_s
             return CommitTurn.COMMIT
         await target.execute(job, record, sets.all if has_turn else sets.first)
         times.executed_s = self._clock()

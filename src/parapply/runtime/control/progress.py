@@ -25,6 +25,7 @@ from parapply.vocabulary import Reading
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from parapply.model import Until
     from parapply.runtime.control.shown import Shown
     from parapply.runtime.intake.batcher import Batcher
     from parapply.runtime.intake.reader import SlotReader
@@ -45,7 +46,10 @@ _STUCK_REQUESTS = 10
 _STUCK_S = 3.0
 #: Seconds between questions for the publisher's position while `--until` is not reached.
 _ASK_S = 0.05
-#: The same while WAL of the publisher is on its way that may hold nothing for us.
+#: A transaction takes its commit time before it writes its commit record: microseconds that this may take on a machine
+#: that is busy. Until then a time is not over.
+_COMMITTING_US = 1_000_000
+#: Seconds between questions while WAL of the publisher is on its way that may hold nothing for us.
 _ASK_IDLE_S = 1.0
 
 
@@ -67,7 +71,7 @@ class Progress:
         status_interval_s: float,
         receive_timeout_s: float,
         is_apply_durable: bool,
-        until_lsn: int | None,
+        until: Until,
         on_serving: Callable[[], None],
     ) -> None:
         """Start with what the target's state says.
@@ -86,7 +90,7 @@ class Progress:
             receive_timeout_s: silence of a streaming publisher after which it counts as gone.
             is_apply_durable: the workers' commits are durable when they are acknowledged, and their records in the
                 state say that everything up to the watermark is committed.
-            until_lsn: `run` returns when everything up to here is durable.
+            until: `run` returns when everything up to there is durable.
             on_serving: called once, after the first report to the publisher.
         """
         self._control = control
@@ -101,12 +105,17 @@ class Progress:
         self._status_interval_s = status_interval_s
         self._receive_timeout_s = receive_timeout_s
         self._is_apply_durable = is_apply_durable
-        self._until_lsn = until_lsn
+        self._until_lsn = until.lsn
+        self._until_time_us = until.time_us
+        #: Intake has met its last transaction; what it holds beyond is never taken.
+        self._has_ended = False
         self._on_serving = on_serving
         loop = asyncio.get_running_loop()
         self._clock = loop.time
         self._wake = asyncio.Event()
         self._news = asyncio.Event()
+        #: Met by `committed`, for `report_at_once` to raise.
+        self._stream_error: SourceLost | None = None
         self._reported_received_lsn = 0
         #: Everything up to here is durable on the target, and recorded there as such or in its record rows.
         self.durable_lsn = pool.watermark.low_lsn
@@ -144,6 +153,7 @@ class Progress:
             elif self._is_waited_for:
                 await self._flush()
             self._report_if_due()
+            self._look_for_time()
             if self._until_lsn is not None and covers(self.durable_lsn, self._until_lsn):
                 return
             self._check_silence()
@@ -159,8 +169,10 @@ class Progress:
         """
         while True:
             await self._news.wait()
-            self._news.clear()
-            self.report()
+            if self._stream_error is not None:
+                raise self._stream_error
+            if self._news.is_set():  # not if `committed` has reported it since
+                self.report()
 
     def finish(self, shown: DaemonState, reason: str) -> None:
         """Make `run` write and report a last time, and return.
@@ -184,6 +196,21 @@ class Progress:
             return
         self._wake.set()
 
+    def ends_before(self, commit_lsn: int) -> None:
+        """Take the commit LSN of the first transaction after `--until`; as `Intake` calls `on_end`."""
+        # What ends up to there is all that ends before it does, and a commit record is longer than what `covers` adds.
+        self._has_ended = True
+        self._until_lsn = self._idle_lsn = commit_lsn
+        self._wake.set()
+
+    def _look_for_time(self) -> None:
+        """Set where to end if the publisher's clock has passed the time, and nothing later has come to say so."""
+        clock_us = self._shown.source_clock_us
+        if self._until_time_us is None or self._until_lsn is not None or clock_us is None:
+            return
+        if clock_us > self._until_time_us + _COMMITTING_US:
+            self._until_lsn = self._shown.source_insert_lsn
+
     def received(self) -> None:
         """Note that what has come is in the batcher's hands."""
         if self._stream.is_synchronous and self._batcher.received_lsn > self._reported_received_lsn:
@@ -193,8 +220,6 @@ class Progress:
         """Record a commit that the target has acknowledged."""
         self._last_commit_time_us = job.batch.commit_time_us
         is_waited_for = self._stream.is_synchronous
-        if is_waited_for:
-            self._news.set()
         if self._is_apply_durable:
             self.durable_lsn = max(self.durable_lsn, self._pool.watermark.low_lsn)
             self._is_reply_due = True
@@ -203,6 +228,17 @@ class Progress:
                 self._wake.set()
         elif is_waited_for or self._pool.is_idle:
             self._wake.set()
+        if is_waited_for:
+            self._report_visible()
+
+    def _report_visible(self) -> None:
+        """Report from the worker's task: a turn of the event loop is a good part of what a single client waits for."""
+        try:
+            self.report()
+        except SourceLost as error:
+            # Not the worker's to raise.
+            self._stream_error = error
+            self._news.set()
 
     async def advance(self) -> None:
         """Write the watermark durably, then tell the publisher.
@@ -257,6 +293,7 @@ class Progress:
             SourceLost: the stream ended.
         """
         self._is_reply_due = False
+        self._news.clear()
         self._reported_s = self._clock()
         # What is reported while ranges are read is not sent; a stream counts as a standby after its first report.
         is_sent = self._stream.reading is Reading.STREAM
@@ -270,7 +307,7 @@ class Progress:
 
     def _settle(self) -> None:
         """Move the watermark to the publisher's position when nothing is open (trap T-8)."""
-        if self._pool.is_idle and self._batcher.holds_nothing:
+        if self._pool.is_idle and (self._has_ended or self._batcher.holds_nothing):
             self._pool.watermark.reached(self._idle_lsn)
 
     def _advance_is_due(self) -> bool:

@@ -32,6 +32,8 @@ _LOOK_S = 1.0
 _POLL_S = 0.2
 #: Seconds between questions for the publisher's position while a wanted LSN is not reached.
 _ASK_S = 0.05
+#: Seconds of apply.delay_s from which no command can wait for what has just been committed on the publisher.
+_LONGEST_DELAY_S = 30.0
 #: Seconds to pause for a command that has not named an LSN.
 _STAND_S = 60.0
 
@@ -53,6 +55,7 @@ class Requests:
         copied: Copied,
         awaits_two_phase: bool,
         whole_until_lsn: int,
+        delay_s: float,
     ) -> None:
         """Start with nothing checked."""
         self._config = config
@@ -66,6 +69,7 @@ class Requests:
         self._copied = copied
         self._awaits_two_phase = awaits_two_phase
         self._whole_until_lsn = whole_until_lsn
+        self._delay_s = delay_s
         self._first_exact_lsn = batcher.taken_lsn
         self._listener: Connection | None = None
         #: Where the stream was when the newest change of what is copied came into force; None: the copy command knows
@@ -178,6 +182,11 @@ class Requests:
             raise SourceLost("what could not be kept on disk is applied: the stream starts again, with streaming")
 
     async def _serve(self, request: SnapshotRequest) -> None:
+        if self._delay_s >= _LONGEST_DELAY_S and (request.stands or request.lsn is not None):
+            await self._refuse(
+                request, f"changes are held back for {self._delay_s:g} s: set apply.delay_s = 0 and reload the daemon"
+            )
+            return
         # A table that is published and not applied may not have come in the stream yet.
         await self._copied.look(is_due=True)
         try:

@@ -10,15 +10,25 @@ from parapply.vocabulary import DaemonState
 class Shown:
     """Written by the monitor, `state` also by progress when the epoch ends; read by progress, gauges and health."""
 
-    __slots__ = ("lag_s", "looked_s", "source_lsn", "state")
+    __slots__ = ("_clock", "lag_s", "looked_s", "source_clock_us", "source_insert_lsn", "source_lsn", "state")
 
     def __init__(self) -> None:
         """Start before the monitor's first check."""
         #: Where the publisher is; None: not checked yet.
         self.source_lsn: int | None = None
+        #: Its clock at that moment, microseconds since 2000-01-01 UTC, and the end of all WAL that it had written then.
+        self.source_clock_us: int | None = None
+        self.source_insert_lsn = 0
         #: How far the target is behind; None: not checked yet.
         self.lag_s: float | None = None
         #: When the monitor last checked, by the event loop's clock.
-        self.looked_s = asyncio.get_running_loop().time()
+        self._clock = asyncio.get_running_loop().time
+        self.looked_s = self._clock()
         #: State and reason.
         self.state = (DaemonState.RUNNING, "")
+
+    def source_time_us(self) -> int | None:
+        """Return the publisher's time, or a little less, in microseconds since 2000-01-01 UTC; None: not known yet."""
+        if self.source_clock_us is None:
+            return None
+        return self.source_clock_us + int((self._clock() - self.looked_s) * 1e6)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from parapply.runtime.tables.copied import Copied
     from parapply.runtime.tables.plans import TablePlans
     from parapply.target.state.slots import SlotState
+    from parapply.wire.ddl_queue import MadeTable
 
 
 class Admission:
@@ -78,6 +79,7 @@ class Admission:
         return (
             transaction.event is None
             and not transaction.relations
+            and not transaction.has_ddl
             and transaction.is_first
             and transaction.is_last
             and not self._may_be_done(transaction)
@@ -111,21 +113,51 @@ class Admission:
         """Tell whether a message is a PREPARE that the publisher has rolled back since; raises SourceLost."""
         return await self._two_phase.is_rolled_back(message)
 
-    async def look_up(self, relations: Sequence[Relation]) -> None:
+    async def look_up(self, relations: Sequence[Relation], *, was_in_progress: bool = False) -> None:
         """Have plans ready for what a transaction announces, before it is read.
 
         The open batch takes new tables, too, if nothing needs to be waited for: a thousand of them would else be a
         thousand small batches. A target that has nothing to do gets what there is: so a backlog's first rows come soon.
 
+        What is in force already is announced again with every range of WAL, and a root with each of its partitions. It
+        needs no query: whether the target's table has changed, too, is for the watch to find out, soon.
+
+        Args:
+            relations: in their order.
+            was_in_progress: they were announced some time ago, while their transaction was: they are read again.
+
         Raises:
             TargetLost: the connection ended.
         """
-        if self._copied.is_settled(relations) and self._tables.resolve_new(relations):
-            self._batcher.close_if_idle()
-        else:
+        others = relations if was_in_progress else self._not_in_force(relations)
+        if not self._copied.is_settled(relations) or not self._tables.resolve_new(others):
             self._batcher.close_open()
-            await self._resolve(relations)
+            await self._resolve(others)
+            await self._settle(relations)
             self._batcher.plans_changed()
+        elif others:
+            self._batcher.close_if_idle()
+        for relation in relations:
+            self.starts.announce(relation)
+
+    async def note_made(self, tables: Sequence[MadeTable]) -> None:
+        """Note that tables are applied which a command is about to make, as far as the stream has all of their rows.
+
+        Raises:
+            TargetRefused, TargetLost: it could not be noted.
+        """
+        await self._copied.note_made(tables)
+
+    async def settle_made(self, relations: Sequence[Relation]) -> None:
+        """Settle from where on relations are applied that a transaction announces which may make their tables itself.
+
+        Raises:
+            SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
+        """
+        self._batcher.close_open()
+        self._reader.waits_for = "what is known of a new table"
+        await self._copied.settle(relations, may_be_missing=True)
+        self._reader.waits_for = ""
         for relation in relations:
             self.starts.announce(relation)
 
@@ -136,13 +168,24 @@ class Admission:
             TargetLost: the connection ended.
         """
         await self._resolve(relations)
+        await self._settle(relations)
         self._batcher.announce(relations)
         for relation in relations:
             self.starts.announce(relation)
 
+    def _not_in_force(self, relations: Sequence[Relation]) -> list[Relation]:
+        """Return what is to be planned, and have the watch look at the others."""
+        found = [relation for relation in relations if not self._tables.is_in_force(relation)]
+        if len(found) < len(relations):
+            self._tables.is_in_doubt.set()
+        return found
+
     async def _resolve(self, relations: Sequence[Relation]) -> None:
         self._reader.waits_for = "the target's catalogue"
         await self._tables.resolve(relations)
+        self._reader.waits_for = ""
+
+    async def _settle(self, relations: Sequence[Relation]) -> None:
         self._reader.waits_for = "what is known of a new table"
         await self._copied.settle(relations)
         self._reader.waits_for = ""

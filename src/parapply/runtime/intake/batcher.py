@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 _PIECES = 2
 
 
+#: Transactions without code on the target that may follow one with code in its batch, and changes of each.
+_BETWEEN = 16
+
+
 class Batcher:
     """Written by intake's task; requests, and the worker pool's callback, may close the open batch."""
 
@@ -65,6 +69,8 @@ class Batcher:
         self._clock = asyncio.get_running_loop().time
         self._seq = 0
         self._open: SetJob | None = None
+        #: Transactions without code on the target since the last one with code.
+        self._n_between = 0
         self._large: LargeJob | None = None
         #: Made when a batch needs it: copied at every announcement, thousands of tables would take seconds.
         self._plans_now: dict[int, TablePlan] | None = None
@@ -152,22 +158,37 @@ class Batcher:
         return at
 
     def add_whole(self, transaction: Transaction) -> None:
-        """Add one whole transaction, to a batch of its own if it must be.
+        """Add one whole transaction, to another batch if it is not for the open one.
 
         Raises:
             ProtocolError: a change cannot be read.
         """
         event = transaction.event
         self.received(transaction)
-        if isinstance(event, Prepare) or is_serial(transaction, self._tables.plans):
+        if isinstance(event, Prepare):
             self.close_open()
             job = self._add(transaction)
-            if isinstance(event, Prepare):
-                job.prepare = event
-                job.batch.is_barrier = True
+            job.prepare = event
+            job.batch.is_barrier = True
             self._close()
-        elif self._add(transaction).batch.is_full(self._limits):
+            return
+        if not self._fits(transaction):
             self._close()
+        if self._add(transaction).batch.is_full(self._limits):
+            self._close()
+
+    def _fits(self, transaction: Transaction) -> bool:
+        """Tell whether a transaction may join the open batch: those where code runs are with their like.
+
+        A few others between them are taken along, row by row like these: a batch of so few is worth no barrier.
+        """
+        is_first = self._open is None
+        is_in_serial = self._open is not None and self._open.batch.is_serial
+        if is_serial(transaction, self._tables.plans):
+            self._n_between = 0
+            return is_first or is_in_serial
+        self._n_between += 1
+        return not is_in_serial or (self._n_between <= _BETWEEN and len(transaction.changes) <= _BETWEEN)
 
     def _add(self, transaction: Transaction) -> SetJob:
         job = self._open
@@ -186,8 +207,13 @@ class Batcher:
             self.plans_changed()
         return job
 
-    async def add_piece(self, piece: Transaction) -> None:
-        """Hand a piece of a large transaction to its worker; waits while enough of them wait there."""
+    async def add_piece(self, piece: Transaction, *, announces: bool = True) -> None:
+        """Hand a piece of a large transaction to its worker; waits while enough of them wait there.
+
+        Args:
+            piece: the next one.
+            announces: put its relations in force; else its worker looks them up.
+        """
         if piece.is_first:
             self.close_open()
             job = self._large = LargeJob(self.new_batch(), self.plans_now, asyncio.Queue(_PIECES), piece.commit_lsn)
@@ -199,7 +225,8 @@ class Batcher:
                 self._trace.alone(job, piece)
         assert self._large is not None, "the pieces of a transaction come one after the other"
         job = self._large
-        self.announce(piece.relations)
+        if announces:
+            self.announce(piece.relations)
         self._pool.held_bytes += piece.size_bytes
         await job.pieces.put(piece)
         if piece.is_last:

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 #: In a backlog a read that empties the socket is followed by a pause: a walsender sends every message by itself, and to
 #: wake up a reader for each took it half as much CPU again.
-_COLLECT_S: Final = 0.004
+COLLECT_S: Final = 0.004
 #: The same without a backlog while a batch is under way; with the order kept nothing overtakes it.
 _BUSY_COLLECT_S: Final = 0.001
 #: Without a backlog, seconds that a batch waits for the one under way: longer than small ones take to commit on a busy
 #: machine, where a second one alongside it would only take its processor.
-_BEHIND_S: Final = 0.01
+BEHIND_S: Final = 0.01
 #: Changes with which it does not wait.
-_WORTH_A_WORKER: Final = 200
+WORTH_A_WORKER: Final = 200
 
 
 class BatchClosing:
@@ -46,7 +46,7 @@ class BatchClosing:
         self._loop = asyncio.get_running_loop()
         self._backlog_us = config.backlog_threshold_s * 1e6
         # Longer than a read pause; otherwise every pause would look like the end of the backlog.
-        self._linger_s = config.linger_s + _COLLECT_S
+        self._linger_s = config.linger_s + COLLECT_S
         self._timer: asyncio.TimerHandle | None = None
         self._is_backlog = False
         self._heard_s = 0.0
@@ -59,7 +59,7 @@ class BatchClosing:
     def pause_s(self) -> float:
         """Return how long not to read after everything at hand was read; 0 where a worker could apply it at once."""
         if self._is_backlog:
-            return _COLLECT_S
+            return COLLECT_S
         return 0.0 if self._pool.is_idle or self._pool.is_relaxed else _BUSY_COLLECT_S
 
     def look(self, n_changes: int, heard_s: float) -> None:
@@ -75,10 +75,10 @@ class BatchClosing:
         if self._is_backlog:
             if self._timer is None:
                 self._timer = self._loop.call_later(self._linger_s, self._lingered, heard_s)
-        elif self._pool.is_relaxed or self._pool.is_idle or n_changes >= _WORTH_A_WORKER:
+        elif self._pool.is_relaxed or self._pool.is_idle or n_changes >= WORTH_A_WORKER:
             self._close()
         elif self._timer is None:
-            self._timer = self._loop.call_later(_BEHIND_S, self._waited)
+            self._timer = self._loop.call_later(BEHIND_S, self._waited)
 
     def disarm(self) -> None:
         """Drop the timer: the batch is closed, or reading has ended."""

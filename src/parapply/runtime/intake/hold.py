@@ -7,6 +7,7 @@ worker has to be stopped, in either commit order: intake takes nothing later, an
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -47,6 +48,13 @@ class Hold:
         # A piece without an LSN belongs to a transaction in progress, which counts only when its end comes.
         lsn, commit_lsn = self._lsn, transaction.commit_lsn
         return lsn is not None and transaction.is_first and commit_lsn > 0 and commit_lsn >= lsn
+
+    async def wait_for_change(self, limit_s: float) -> None:
+        """Return when it was closed, moved or opened, or after some seconds."""
+        self._moved.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._moved.wait()
 
     async def wait(self, transaction: Transaction) -> None:
         """Return when the transaction may pass."""

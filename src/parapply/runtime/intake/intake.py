@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Final
 
 from parapply.errors import TargetRefused
 from parapply.plan.steps import check_plans
@@ -14,12 +15,17 @@ if TYPE_CHECKING:
     from parapply.model import Transaction
     from parapply.runtime.intake.admission import Admission
     from parapply.runtime.intake.batcher import Batcher
+    from parapply.runtime.intake.commands import CommandTransactions
+    from parapply.runtime.intake.due import DueTimes
     from parapply.runtime.intake.reader import SlotReader
     from parapply.runtime.intake.room import Room
     from parapply.runtime.intake.special import SpecialTransactions
     from parapply.runtime.pool.pool import WorkerPool
     from parapply.runtime.tables.plans import TablePlans
     from parapply.wire.frames import Keepalive
+
+#: Seconds between two looks at the publisher's clock, which may be set, while a transaction is not due.
+_LOOK_S: Final = 1.0
 
 
 class Intake:
@@ -33,10 +39,13 @@ class Intake:
         special: SpecialTransactions,
         batcher: Batcher,
         *,
+        commands: CommandTransactions,
+        due: DueTimes,
         tables: TablePlans,
         pool: WorkerPool,
         on_keepalive: Callable[[Keepalive], None],
         on_received: Callable[[], None],
+        on_end: Callable[[int], None],
     ) -> None:
         """Keep the parts, in the order in which a transaction passes them.
 
@@ -46,20 +55,27 @@ class Intake:
             admission: what may enter.
             special: takes what does not simply come whole.
             batcher: of the open batch.
+            commands: takes what holds commands of the publisher.
+            due: when transactions may enter.
             tables: for plans.
             pool: gets the batches.
             on_keepalive: called with every keep-alive, after what came before it was taken.
             on_received: called after every read, when what came is in the batcher's hands.
+            on_end: called with the commit LSN of the first transaction that never enters; everything before it is in
+                the worker pool's hands, and nothing more is read.
         """
         self._reader = reader
         self._room = room
         self._admission = admission
         self._special = special
+        self._commands = commands
         self._batcher = batcher
+        self._due = due
         self._tables = tables
         self._pool = pool
         self._on_keepalive = on_keepalive
         self._on_received = on_received
+        self._on_end = on_end
 
     async def run(self) -> None:
         """Read until cancelled.
@@ -75,7 +91,7 @@ class Intake:
             while True:
                 transactions = await reader.read()
                 batcher.is_taking = True
-                await self._take_all(transactions)
+                await self._take_due(transactions)
                 # A change may be a gigabyte, and the next read may come late.
                 del transactions
                 batcher.is_taking = False
@@ -97,9 +113,42 @@ class Intake:
     def worker_changed(self) -> None:
         """Note that a worker is idle or a batch has committed; called by the worker pool."""
         self._room.changed()
+        self._commands.pool_changed()
         if self._pool.is_idle:
             self._reader.end_pause()
         self._batcher.close_if_due()
+
+    async def _take_due(self, transactions: list[Transaction]) -> None:
+        """Take transactions as soon as each is due."""
+        due = self._due
+        if not due.is_limited:
+            await self._take_all(transactions)
+            return
+        at = 0
+        while at < len(transactions):
+            end = due.first_not_due(transactions, at)
+            if end > at:
+                await self._take_all(transactions[at:end])
+                at = end
+            else:
+                await self._wait_until_due(transactions[at])
+
+    async def _wait_until_due(self, transaction: Transaction) -> None:
+        """Read no more until a transaction is due; what was taken before it goes to the workers."""
+        hold, reader = self._admission.hold, self._reader
+        self._batcher.close_open()
+        reader.stop()
+        while (left_s := self._due.left_s(transaction)) > 0:
+            if hold.holds(transaction):
+                await self._admission.wait_at_hold(transaction)
+                continue
+            if left_s == math.inf:
+                reader.waits_for = "the end: what comes next is later than --until"
+                self._on_end(transaction.commit_lsn)
+            else:
+                reader.waits_for = "apply.delay_s"
+            await hold.wait_for_change(min(left_s, _LOOK_S))
+        reader.waits_for = ""
 
     async def _take_all(self, transactions: list[Transaction]) -> None:
         admission, room = self._admission, self._room
@@ -134,14 +183,18 @@ class Intake:
         return at
 
     async def _take(self, transaction: Transaction) -> None:
-        if transaction.event is not None and not isinstance(transaction.event, BeginPrepare | Prepare):
+        was_in_progress = transaction.event is not None and not isinstance(transaction.event, BeginPrepare | Prepare)
+        if was_in_progress:
             whole = await self._special.take(transaction)
             if whole is None:
                 return
             transaction = whole
+        if self._commands.takes(transaction):
+            await self._commands.take(transaction)
+            return
         event = transaction.event
         if transaction.relations:
-            await self._admission.look_up(transaction.relations)
+            await self._admission.look_up(transaction.relations, was_in_progress=was_in_progress)
         if self._admission.is_done(transaction):
             self._batcher.announce(transaction.relations)
             if isinstance(event, Prepare) and self._admission.is_prepared(event):

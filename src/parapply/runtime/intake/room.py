@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from parapply.runtime.pool.pool import WorkerPool
 
 #: Batches closed ahead of the workers: enough that none waits for the leader, few enough to stay small.
-_AHEAD = 2
+AHEAD = 2
 #: Batches that may wait for others while independent ones pass them.
 _BLOCKED = 128
 
@@ -50,7 +50,7 @@ class Room:
             return False
         # Relaxed, batches that wait do not hold up independent ones, up to a number that is still compared fast.
         n_blocked = min(self._pool.n_blocked, _BLOCKED) if self._pool.is_relaxed else 0
-        return len(self._pool) - n_blocked < max(self._fewest_workers, self._pool.n_workers) + _AHEAD
+        return len(self._pool) - n_blocked < max(self._fewest_workers, self._pool.n_workers) + AHEAD
 
     async def wait(self) -> None:
         """Return when more may be taken; reading is stopped until then."""

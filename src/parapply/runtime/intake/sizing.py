@@ -4,14 +4,14 @@ Larger sets are cheaper for each row, as long as rows of neighbouring keys share
 are held for, what is repeated if it fails, and what the target has left to do when the backlog ends.
 
 A batch over many tables has few rows for each of its statements, and these are what takes long: half as large it would
-have nearly as many. So it may take longer.
+have nearly as many. So it may grow to what is configured at once, and says nothing about the size of others.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from parapply.plan.batch import Limits
+from parapply.plan.batch import Limits, has_few_changes
 from parapply.vocabulary import Mode
 
 if TYPE_CHECKING:
@@ -26,43 +26,60 @@ _SMALLEST_PART: Final = 8
 #: Seconds of execution below which a full batch may be twice as large, and above which it is halved.
 _QUICK_S: Final = 0.08
 _SLOW_S: Final = 0.5
-#: Changes of each table, on average, below which both are so many times as long.
-_FEW_CHANGES: Final = 8
-_PATIENCE: Final = 4
 
 
 class BatchSizing:
     """Written by the epoch at each commit; intake reads `limits`, which is always the same object."""
 
-    def __init__(self, most: Limits) -> None:
-        """Begin with the first size, or with the configured one where that is smaller."""
-        self._most = most
+    def __init__(self, most: Limits, scale: float = 1.0) -> None:
+        """Begin with the first size, or with the configured one where that is smaller.
+
+        Args:
+            most: as configured.
+            scale: the first size is so many times the usual one; for a run that is not begun.
+        """
+        #: As configured.
+        self.most = most
         self.limits = Limits(
             min(_FIRST_TRANSACTIONS, most.transactions),
             min(_FIRST_CHANGES, most.changes),
             min(_FIRST_BYTES, most.size_bytes),
         )
         limits = self.limits
+        limits.most_transactions, limits.most_changes = most.transactions, most.changes
+        limits.most_bytes = most.size_bytes
         self._least = Limits(
             max(1, limits.transactions // _SMALLEST_PART),
             max(1, limits.changes // _SMALLEST_PART),
             max(1, limits.size_bytes // _SMALLEST_PART),
         )
+        if scale != 1.0:
+            self._scale(scale)
 
     def committed(self, job: Job) -> None:
         """Learn from a batch that was applied as sets at its first attempt and was as large as it might be."""
-        if job.mode is not Mode.SET or job.attempts > 1 or not job.batch.is_full(self.limits):
+        batch = job.batch
+        if job.mode is not Mode.SET or job.attempts > 1 or batch.is_serial or not batch.is_full(self.limits):
             return
-        took_s = job.times.execute_s
-        if job.batch.n_changes < _FEW_CHANGES * len(job.batch.table_changes):
-            took_s /= _PATIENCE
-        if took_s < _QUICK_S:
-            self._scale(2, 1)
-        elif took_s > _SLOW_S:
-            self._scale(1, 2)
+        self.learn(batch.n_changes, len(batch.table_changes), job.times.execute_s)
 
-    def _scale(self, times: int, divided_by: int) -> None:
+    def learn(self, n_changes: int, n_tables: int, took_s: float) -> None:
+        """Learn from such a batch.
+
+        Args:
+            n_changes: in it.
+            n_tables: that they are of.
+            took_s: from its start until its statements had succeeded.
+        """
+        if has_few_changes(n_changes, n_tables):
+            return
+        if took_s < _QUICK_S:
+            self._scale(2)
+        elif took_s > _SLOW_S:
+            self._scale(0.5)
+
+    def _scale(self, by: float) -> None:
         for name in ("transactions", "changes", "size_bytes"):
-            wanted = getattr(self.limits, name) * times // divided_by
-            bounded = max(getattr(self._least, name), min(getattr(self._most, name), wanted))
+            wanted = int(getattr(self.limits, name) * by)
+            bounded = max(getattr(self._least, name), min(getattr(self.most, name), wanted))
             setattr(self.limits, name, bounded)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parapply.plan.batch import Batch
+from parapply.runtime.intake.commands import check_not_prepared
 from parapply.runtime.pool.job import OutcomeJob, StreamJob
 from parapply.runtime.pool.pool import give_way
 from parapply.runtime.pool.streams import piece_of
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from parapply.model import Transaction
     from parapply.runtime.intake.admission import Admission
     from parapply.runtime.intake.batcher import Batcher
+    from parapply.runtime.intake.commands import CommandTransactions
     from parapply.runtime.pool.job import Job
     from parapply.runtime.pool.pool import WorkerPool
     from parapply.runtime.pool.streams import StreamBuffer, StreamBuffers
@@ -36,20 +38,29 @@ if TYPE_CHECKING:
 class SpecialTransactions:
     """Used by intake only."""
 
-    def __init__(
-        self, batcher: Batcher, admission: Admission, streams: StreamBuffers, pool: WorkerPool, *, piece_bytes: int
+    def __init__(  # noqa: PLR0913  one place makes it
+        self,
+        batcher: Batcher,
+        admission: Admission,
+        commands: CommandTransactions,
+        streams: StreamBuffers,
+        pool: WorkerPool,
+        *,
+        piece_bytes: int,
     ) -> None:
         """Start with nothing in progress.
 
         Args:
             batcher: numbers their batches, and hands them over.
             admission: what may enter.
+            commands: of the publisher, in a streamed transaction.
             streams: transactions in progress.
             pool: that applies.
             piece_bytes: a streamed transaction of less is taken like any other.
         """
         self._batcher = batcher
         self._admission = admission
+        self._commands = commands
         self._streams = streams
         self._pool = pool
         self._piece_bytes = piece_bytes
@@ -108,7 +119,12 @@ class SpecialTransactions:
             return await _whole(self._streams.take(event), event, message)
         self._batcher.close_open()
         self._batcher.received(event)
-        await self._admission.announce(stream.relations)
+        has_commands = stream.has_ddl and not is_done
+        if has_commands:
+            check_not_prepared(message)
+            await self._commands.before(stream.relations)
+        else:
+            await self._admission.announce(stream.relations)
         if not is_done and self._admission.is_apart(stream.relations, event.commit_lsn):
             if (follower := self._pool.follower_of(stream)) is not None:
                 # Its locks would hold up the copy that it waits for.
@@ -131,6 +147,8 @@ class SpecialTransactions:
         job.prepare = message if isinstance(message, StreamPrepare) else None
         job.batch.is_large = True
         self._submit_alone(job, event)
+        if has_commands:
+            await self._commands.after(stream.relations)
         return None
 
     def _decide(self, event: Transaction, message: CommitPrepared | RollbackPrepared | Prepare | StreamPrepare) -> None:
@@ -154,7 +172,7 @@ class SpecialTransactions:
 async def _whole(stream: StreamBuffer, event: Transaction, message: StreamCommit | StreamPrepare) -> Transaction:
     """Return what fits into memory as if it had come whole."""
     changes = [change for block in stream.blocks for change in await stream.read(block)]
-    whole = piece_of(event.xid, changes, stream.size_bytes)
+    whole = piece_of(event.xid, changes, stream.size_bytes, has_ddl=stream.has_ddl)
     stream.close()
     whole.commit_lsn, whole.end_lsn = event.commit_lsn, event.end_lsn
     whole.commit_time_us, whole.send_time_us = event.commit_time_us, event.send_time_us

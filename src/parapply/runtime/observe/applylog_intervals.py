@@ -1,16 +1,18 @@
-"""What daemon and sessions did in each second with work, as records of the apply log: what limits shows there."""
+"""What daemon and sessions did in each second: what limits shows there, now and in the apply log."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from psycopg import sql
 
 from parapply.applylog import utc_text
 from parapply.applylog_schema import BackendSample, IntervalRecord
+from parapply.runtime.observe import limiting, machine
+from parapply.runtime.observe.limiting import Limiting, Look
 from parapply.target.session import settings
 from parapply.vocabulary import WorkerState
 
@@ -34,12 +36,24 @@ _ACTIVITY: Final = sql.SQL(
 _WAITS: Final = (WorkerState.IDLE, WorkerState.WAITING, WorkerState.STREAMING)
 
 
+class _Cpu(NamedTuple):
+    """Processor seconds so far."""
+
+    busy_s: float  # of everything on the machine
+    sessions_s: dict[int, float]  # of each session's process
+
+    def since(self, before: _Cpu) -> tuple[float, float]:
+        """Return those of the machine and those of all sessions since another time; one that has come counts whole."""
+        sessions_s = sum([taken_s - before.sessions_s.get(pid, 0.0) for pid, taken_s in self.sessions_s.items()])
+        return self.busy_s - before.busy_s, sessions_s
+
+
 class Intervals:
     """Used by the monitor alone; reads the others' fields."""
 
     def __init__(  # noqa: PLR0913  one place makes it
         self,
-        writer: ApplyLogWriter,
+        writer: ApplyLogWriter | None,
         slot: str,
         run: str,
         control_pool: ControlPool,
@@ -50,7 +64,7 @@ class Intervals:
         workers: Sequence[Worker],
         shown: Shown,
     ) -> None:
-        """Begin the first interval."""
+        """Begin the first interval; those with work are written where there is an apply log."""
         self._writer = writer
         self._slot = slot
         self._run = run
@@ -60,27 +74,39 @@ class Intervals:
         self._pool = pool
         self._workers = workers
         self._shown = shown
+        self.limiting = Limiting()
         self._clock = asyncio.get_running_loop().time
+        #: Whether the target runs on this machine; None: not known yet.
+        self._is_near: bool | None = None
+        self._order = "relaxed" if pool.is_relaxed else "preserve"
         self._applied = 0
         self._begun = self._now()
+        self._cpu_then = self._cpu()
 
     def _now(self) -> tuple[float, float, float, float]:
         return self._clock(), time.thread_time(), self._reader.waited_s, self._reader.paused_s
 
     async def take(self) -> None:
-        """End the interval, and write it unless nothing was done in it.
+        """End the interval, take notice of it, and write it unless nothing was done in it.
 
         Raises:
             TargetLost, TargetRefused: the target could not be asked.
         """
         begun, self._begun = self._begun, self._now()
+        before_cpu, self._cpu_then = self._cpu_then, self._cpu()
         length_s, cpu_s, waited_s, paused_s = (now - before for now, before in zip(self._begun, begun, strict=True))
         # Not the watermark: keep-alives move it, too.
         applied, self._applied = self._applied, sum([worker.transactions for worker in self._workers])
         had_work = not self._pool.is_idle or applied != self._applied
-        if not had_work:
-            return
         behind_bytes = max(0, (self._shown.source_lsn or 0) - self._batcher.received_lsn)
+        state, waits = limiting.state_of(self._pool, self._workers), limiting.waits_of(self._pool, self._workers)
+        backends = await self._sampled() if had_work else ()
+        sampled = tuple([(one.wait, one.samples) for one in backends])
+        self.limiting.add(Look(state, length_s, cpu_s, waited_s, paused_s, behind_bytes, sampled, waits))
+        if not had_work or self._writer is None:
+            return
+        busy_s, sessions_s = self._cpu_then.since(before_cpu) if self._cpu_then and before_cpu else (0.0, 0.0)
+        most = self._batcher.sizing.most
         record = IntervalRecord(
             slot=self._slot,
             run=self._run,
@@ -91,9 +117,25 @@ class Intervals:
             publisher_s=round(waited_s, 6),
             paused_s=round(paused_s, 6),
             behind_bytes=behind_bytes,
-            backends=await self._sampled(),
+            backends=backends,
+            commit_order=self._order,
+            max_batch_transactions=most.transactions,
+            max_batch_changes=most.changes,
+            max_batch_bytes=most.size_bytes,
+            processors=machine.processors() if self._cpu_then else 0,
+            busy_cpu_s=round(busy_s, 6),
+            sessions_cpu_s=round(sessions_s, 6),
         )
         self._writer.write([record])
+
+    def _cpu(self) -> _Cpu | None:
+        """Return what was taken of the target's processors; None where they are not this machine's."""
+        pids = {worker.session.pipeline.backend_pid: worker.session.pipeline for worker in self._workers}
+        if self._is_near is None and pids:
+            pid, pipeline = next(iter(pids.items()))
+            self._is_near = pipeline.is_near and machine.is_postgres(pid)
+        busy_s = machine.busy_s() if self._is_near else None
+        return None if busy_s is None else _Cpu(busy_s, {pid: machine.taken_s(pid) for pid in pids})
 
     async def _sampled(self) -> tuple[BackendSample, ...]:
         pids = [worker.session.pipeline.backend_pid for worker in self._workers if worker.state not in _WAITS]

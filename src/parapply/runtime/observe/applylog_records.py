@@ -41,6 +41,7 @@ def batch_record(job: Job, slot: str, run: str, unix_minus_loop_s: float, readin
     wait = job.waited_for
     times = job.times
     is_one_flight = isinstance(job, SetJob) and job.is_one_flight
+    flight_commit_s = job.flight_commit_s if isinstance(job, SetJob) else 0.0
     return BatchRecord(
         slot=slot,
         seq=batch.seq,
@@ -69,7 +70,9 @@ def batch_record(job: Job, slot: str, run: str, unix_minus_loop_s: float, readin
         waited_for=WaitedFor(seq=wait.seq, table=wait.table, kind=wait.kind, name=wait.name) if wait else None,
         retry_reason=job.error,
         reading=reading.value,
+        commands=tuple(job.counts.commands),
         is_one_flight=is_one_flight,
+        flight_commit_s=round(flight_commit_s, 6),
         conflicts=tuple([conflict for _, conflict in job.conflicts]),
         more_conflicts=tuple([_counted(conflict, number) for conflict, number in job.more_conflicts.items()]),
     )

@@ -104,6 +104,7 @@ class Gauges:
             table.STATE: {(name,): float(name == state) for name in table.STATES},
             table.READY: {(): float(is_ready)},
             table.QUEUE_LIMIT: {(): config.apply.memory_limit_bytes},
+            table.DELAY: {(): config.apply.delay_s},
             table.SPILL_LIMIT: {(): config.apply.spill_limit_bytes},
             table.LSN: {},
         }

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from parapply.runtime.pool.job import SetJob
 from parapply.target.state.display import TableCounts
-from parapply.vocabulary import Mode, RetryReason
+from parapply.vocabulary import CommandOutcome, Mode, RetryReason
 
 if TYPE_CHECKING:
     from parapply.metrics.figures import Figures
@@ -24,6 +24,8 @@ def count(figures: Figures, job: Job) -> None:
     else:
         figures.transactions[job.mode] += job.counts.n_transactions
     figures.batches[job.mode] += 1
+    figures.commands[CommandOutcome.APPLIED] += len(job.counts.commands)
+    figures.commands[CommandOutcome.LEFT_OUT] += job.counts.n_left_out
     figures.change_bytes += job.counts.size_bytes
     figures.batch_transactions.observe(job.counts.n_transactions)
     figures.batch_changes.observe(job.counts.n_changes)

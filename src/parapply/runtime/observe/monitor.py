@@ -76,12 +76,12 @@ class Monitor:
         foreign_waits: Mapping[int, str],
         figures: Figures,
         note: str,
-        intervals: Intervals | None = None,
+        intervals: Intervals,
     ) -> None:
         """Keep the parts to show.
 
         `foreign_waits` says what a worker waits for on the target, by its number; `note` what people shall see as the
-        reason while all goes well. `intervals` gets its turn after each check, where there is an apply log.
+        reason while all goes well. `intervals` gets its turn after each check.
         """
         self._source = source
         self._control_pool = control_pool
@@ -128,15 +128,15 @@ class Monitor:
             except SourceLost:
                 await asyncio.sleep(_LEAVE_S)
                 raise
-            self._shown.source_lsn = position.flush_lsn
+            self._shown.source_lsn, self._shown.source_insert_lsn = position.flush_lsn, position.insert_lsn
+            self._shown.source_clock_us = position.clock_us
             self._shown.lag_s = self._lag_s(position.flush_lsn, position.clock_us)
             self._shown.looked_s = self._clock()
             trouble = self._conflict_handler.trouble
             note = self._note or self._worker_tasks.reason
             self._shown.state = (DaemonState.RETRYING, trouble) if trouble else (DaemonState.RUNNING, note)
             await self.show()
-            if self._intervals is not None:
-                await self._intervals.take()
+            await self._intervals.take()
             await asyncio.sleep(_INTERVAL_S)
 
     def _look_for_waiting(self, standby_names: str) -> None:
@@ -174,8 +174,7 @@ class Monitor:
             TargetLost, TargetRefused: it could not be written.
         """
         await self.show()
-        if self._intervals is not None:
-            await self._intervals.take()
+        await self._intervals.take()
         async with self._control_pool.session() as conn:
             await display.forget_workers(conn, self._schema, self._slot_id)
 
@@ -191,6 +190,7 @@ class Monitor:
         idle = WorkerState.IDLE
         rows = [self._row(worker, next(blocked, None) if worker.state is idle else None) for worker in self._workers]
         tables = self._tables.take_rows()
+        limits = self._intervals.limiting.take()
         async with self._control_pool.session() as conn:
             await state.write_workers(conn, self._schema, self._slot_id, rows)
             numbers = {row.worker for row in rows}
@@ -199,6 +199,8 @@ class Monitor:
             self._shown_workers = numbers
             if tables:
                 await state.write_tables(conn, self._schema, self._slot_id, tables)
+            if limits:
+                await display.write_limits(conn, self._schema, self._slot_id, limits)
             counts = take_counts(self._figures)
             if counts:
                 await display.write_counts(conn, self._schema, self._slot_id, counts)

@@ -34,7 +34,7 @@ NOTHING_COUNTED = Counted({}, 0, 0)
 class JobCounts:
     """Written by intake when a batch is closed, or by the worker piece by piece; read when it is committed."""
 
-    __slots__ = ("n_changes", "n_transactions", "rows", "size_bytes", "xids")
+    __slots__ = ("commands", "n_changes", "n_left_out", "n_transactions", "rows", "size_bytes", "xids")
 
     def __init__(self) -> None:
         """Start with nothing."""
@@ -46,6 +46,9 @@ class JobCounts:
         self.size_bytes = 0
         #: The first of them, at most as many as a record lists.
         self.xids: tuple[int, ...] = ()
+        #: Tags of the publisher's commands that have run, in order; and how many were left out.
+        self.commands: list[str] = []
+        self.n_left_out = 0
 
     def count_batch(self, batch: Batch) -> None:
         """Count what a closed batch holds."""

@@ -186,7 +186,7 @@ class _Job:
 class SetJob(_Job):
     """Transactions that came whole: applied as sets, or row by row at the head if that fails."""
 
-    __slots__ = ("is_one_flight", "plans_before", "prepare", "resume")
+    __slots__ = ("flight_commit_s", "is_one_flight", "plans_before", "prepare", "resume")
 
     def __init__(self, batch: Batch, plans_before: dict[int, TablePlan]) -> None:
         """Start with an open batch.
@@ -202,6 +202,8 @@ class SetJob(_Job):
         self.prepare: Prepare | None = None
         #: Written by its worker: executed and committed at once.
         self.is_one_flight = False
+        #: Written by its worker: seconds of COMMIT then; 0.0 where they were not taken.
+        self.flight_commit_s = 0.0
         #: Written by its worker, once it is repeated at the head: the worker may leave it, and the next one that has it
         #: continues there.
         self.resume: Resume | None = None

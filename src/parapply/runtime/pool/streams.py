@@ -57,6 +57,8 @@ class StreamBuffer:
         self.announced: list[tuple[tuple[int, int], Relation]] = []
         #: Place of the first change of each subtransaction, in order: (number of the block, index in it).
         self.subs: dict[int, tuple[int, int]] = {}
+        #: Commands of the publisher's queue are among its changes, or were and were rolled back.
+        self.has_ddl = False
         self.size_bytes = 0
         #: Those of `size_bytes` that are in memory only.
         self.memory_bytes = 0
@@ -125,10 +127,10 @@ class StreamBuffer:
             changes += await self.read(block)
             size_bytes += block.size_bytes
             if size_bytes >= piece_bytes:
-                yield self._kept(piece_of(self.xid, changes, size_bytes))
+                yield self._kept(piece_of(self.xid, changes, size_bytes, has_ddl=self.has_ddl))
                 changes, size_bytes = [], 0
         if changes:
-            yield self._kept(piece_of(self.xid, changes, size_bytes))
+            yield self._kept(piece_of(self.xid, changes, size_bytes, has_ddl=self.has_ddl))
 
     def _kept(self, piece: Transaction) -> Transaction:
         return piece if self.kept is None else self.kept(piece)
@@ -147,11 +149,12 @@ def _cut_block(block: Block, n_changes: int) -> Block:
     return block._replace(runs=tuple([run for run in block.runs if run[0] < n_changes]), n_changes=n_changes)
 
 
-def piece_of(xid: int, changes: list[bytes | Relation], size_bytes: int) -> Transaction:
+def piece_of(xid: int, changes: list[bytes | Relation], size_bytes: int, *, has_ddl: bool = False) -> Transaction:
     """Return changes as the planner takes them."""
     piece = Transaction(xid, 0, 0)
     piece.changes = changes
     piece.size_bytes = size_bytes
+    piece.has_ddl = has_ddl
     piece.relations = [change for change in changes if isinstance(change, Relation)]
     piece.has_truncate = any(change[KIND_AT] == TRUNCATE for change in changes if not isinstance(change, Relation))
     return piece
@@ -199,6 +202,7 @@ class StreamBuffers:
         for index, xid in chunk.runs:
             if xid != chunk.xid:
                 stream.subs.setdefault(xid, (len(stream.blocks), index))
+        stream.has_ddl = stream.has_ddl or piece.has_ddl
         if piece.relations:
             number = len(stream.blocks)
             changes = enumerate(piece.changes)
@@ -215,7 +219,7 @@ class StreamBuffers:
 
     def is_worth_a_worker(self, stream: StreamBuffer) -> bool:
         """Tell whether a worker should follow it, and none does yet."""
-        is_alone = not stream.is_followed and not stream.why_spilled and stream.failure is None
+        is_alone = not (stream.is_followed or stream.why_spilled or stream.has_ddl) and stream.failure is None
         return is_alone and stream.size_bytes >= self._limits.start_bytes
 
     def follow(self, stream: StreamBuffer) -> None:

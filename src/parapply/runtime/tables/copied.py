@@ -18,6 +18,7 @@ from parapply.source.slot import state_schemas
 from parapply.target.session import settings
 from parapply.target.state import copies
 from parapply.vocabulary import CopyState
+from parapply.wire.ddl_queue import QUEUE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from parapply.runtime.tables.plans import TablePlans
     from parapply.source.slot import Connection
     from parapply.target.state.copies import Copies, CopyRow
+    from parapply.wire.ddl_queue import MadeTable
 
 #: Seconds between two checks for tables that are published and have not come in the stream.
 _LOOK_S = 60.0
@@ -82,6 +84,7 @@ class Copied:
             low_lsn: the stream is read from here on.
         """
         self._publications = config.source.publications
+        self._mapping = config.mapping
         self._schema = config.target.state_schema
         self._slot_id = slot_id
         self._source = source
@@ -128,7 +131,7 @@ class Copied:
             await self._marks()
             oids = [row.source_oid for row in self.known.tables if row.source_oid is not None]
             found = await late_tables.uncovered(self._source, self._publications, oids)
-            for oid, name in [one for one in found if not self._starts.leaves_out(one[1][0])][:_TABLES]:
+            for oid, name in [one for one in found if not self._is_left_out(one[1])][:_TABLES]:
                 # A table that will join from its first row on has no rows, or they are on their way.
                 if reason := await self._why_not_whole(oid):
                     await self._note(name, oid, reason)
@@ -139,8 +142,12 @@ class Copied:
         """Tell whether `settle` has nothing to do."""
         return all(self._is_settled(relation) for relation in relations)
 
-    async def settle(self, relations: Sequence[Relation]) -> None:
+    async def settle(self, relations: Sequence[Relation], *, may_be_missing: bool = False) -> None:
         """Settle from where on relations are applied that are announced now, before their first change is read.
+
+        Args:
+            relations: announced.
+            may_be_missing: a command in the same transaction may make a table that the target does not have.
 
         Raises:
             SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
@@ -150,9 +157,31 @@ class Copied:
         async with self._lock:
             for relation in relations:
                 if not self._is_settled(relation):
-                    await self._settle(relation)
+                    await self._settle(relation, may_be_missing=may_be_missing)
                     await self._read()
         self._tell()
+
+    async def note_made(self, tables: Sequence[MadeTable]) -> None:
+        """Note that tables are applied which a command is about to make, as far as the stream has all of their rows.
+
+        Raises:
+            TargetRefused, TargetLost: it could not be noted.
+        """
+        if not self.known.is_listed:
+            return
+        async with self._lock:
+            for table in tables:
+                name = table.schema, table.name
+                is_whole = not set(self._publications).isdisjoint(table.publications)
+                if is_whole and self._row(table.oid) is None:
+                    if self._namesake(name) is not None:
+                        await self._rename({table.oid: name})
+                    await self._note(name, table.oid, "")
+                    self._log.info("table_joined", relation=f"{table.schema}.{table.name}")
+            await self._read()
+
+    def _is_left_out(self, name: Name) -> bool:
+        return name == QUEUE or self._starts.leaves_out(name[0])
 
     def _know(self, known: Copies) -> None:
         self.known = known
@@ -176,7 +205,7 @@ class Copied:
         # One in the schema of our own progress may belong to another parapply, made since the publisher was read.
         return self._starts.leaves_out(name[0]) or (not self.known.is_listed and name[0] != self._schema)
 
-    async def _settle(self, relation: Relation) -> None:
+    async def _settle(self, relation: Relation, *, may_be_missing: bool) -> None:
         name, oid = relation.full_name, relation.oid
         if name[0] == self._schema and name[0] in (schemas := await state_schemas(self._source)):
             self._log.info("state_left_out", schemas=sorted(schemas))
@@ -194,18 +223,21 @@ class Copied:
         if not self.known.is_listed:
             return
         if namesake is not None:
-            await self._rename({})
-        reason = await self._why_not_whole(oid) or await self._why_not_here(name)
+            await self._rename({oid: name})
+        reason = await self._why_not_whole(oid) or await self._why_not_here(name, may_be_missing=may_be_missing)
         await self._note(name, oid, reason)
         if not reason:
             self._log.info("table_joined", relation=relation.qualified_name)
 
     async def _rename(self, names: dict[int, Name]) -> None:
-        """Note the names that tables have on the publisher now; of one that is gone, what the stream says."""
+        """Note the names that tables have on the publisher now; of some, what the stream says.
+
+        What is gone gives its name to a table that the stream says has it.
+        """
         oids = [row.source_oid for row in self.known.tables if row.source_oid is not None]
         names |= await late_tables.names(self._source, oids)
         known = {row.source_oid: row.name for row in self.known.tables}
-        changed = {oid: name for oid, name in names.items() if known[oid] != name}
+        changed = {oid: name for oid, name in names.items() if known.get(oid) != name}
         async with self._control_pool.session() as conn:
             await copies.rename(conn, self._schema, self._slot_id, changed)
 
@@ -222,17 +254,18 @@ class Copied:
                 await copies.keep_marks(conn, self._schema, self._slot_id, list(found))
         return found
 
-    async def _why_not_here(self, name: Name) -> str:
-        """Return why a table cannot begin empty on the target; empty: it can."""
+    async def _why_not_here(self, name: Name, *, may_be_missing: bool) -> str:
+        """Return why a table of the publisher cannot begin empty on the target; empty: it can."""
         there = sql.SQL(
             "SELECT EXISTS (SELECT FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n"
             " ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p'))"
         )
+        name = self._mapping.target_of(name)
         has_rows = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(sql.Identifier(*name))
         async with self._control_pool.session() as conn:
             with settings.target_errors("looking for a new table"):
                 if not (await settings.rows(conn, there, list(name)))[0][0]:
-                    return "the target does not have it"
+                    return "" if may_be_missing else "the target does not have it"
             try:
                 with settings.target_errors("looking into a new table"):
                     is_full = (await settings.rows(conn, has_rows))[0][0]
@@ -259,7 +292,9 @@ class Copied:
         waiting = {row.name: row.reason for row in self.known.tables if row.state == CopyState.WAITING}
         self._tables.show_waiting(frozenset(waiting))
         for name in self._warnings.due(waiting, self._clock()):
-            self._log.warning("table_waits", relation=".".join(name), reason=waiting[name], hint=_HINT)
+            reason = waiting[name]
+            hint = None if reason == copies.PAUSED else _HINT
+            self._log.warning("table_waits", relation=".".join(name), reason=reason, hint=hint)
 
 
 def _ignore() -> None:

@@ -22,13 +22,14 @@ from parapply.target.state.slots import TableRow
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from parapply.config import TableConfig
+    from parapply.config import MappingConfig, TableConfig
     from parapply.conflict.rules import Rules
     from parapply.model import Relation
     from parapply.plan.batch import Batch
     from parapply.plan.table import TablePlan
     from parapply.runtime.tables.control_pool import ControlPool
     from parapply.runtime.tables.prefetch import AheadFacts, CataloguePrefetch
+    from parapply.target.catalogue.facts import Ask
     from parapply.target.session.settings import Connection
 
 
@@ -46,6 +47,7 @@ class TablePlans:
         rules: Rules | None = None,
         own_origins: tuple[int, ...] = (),
         privileges: Sequence[str] = facts.ROW_PRIVILEGES,
+        mapping: MappingConfig | None = None,
     ) -> None:
         """Start with nothing announced.
 
@@ -58,6 +60,7 @@ class TablePlans:
             rules: policies of conflicts; they may want rows read before they are changed.
             own_origins: replication origins of the workers.
             privileges: that every table must give.
+            mapping: which tables have another name on the target; None: none.
         """
         #: In force where intake reads. Batches and retries keep their own view of `current`.
         self.plans = Plans()
@@ -70,6 +73,9 @@ class TablePlans:
         self._rules = rules
         self._own_origins = own_origins
         self._privileges = privileges
+        self._mapping = mapping
+        #: By name on the target, the publisher's of the table that is applied to it; where there is a mapping.
+        self._sources: dict[tuple[str, str], tuple[str, str]] = {}
         #: As the catalogue has it; `plans` holds what trust in prediction leaves of it.
         self._planned: dict[Relation, TablePlan] = {}
         #: Names and publisher's OIDs of what was ever planned.
@@ -92,6 +98,11 @@ class TablePlans:
     def in_force(self) -> dict[Relation, int]:
         """Return the relations in force where intake reads, each with the OID of its target table."""
         return {plan.relation: plan.facts.oid for plan in self.plans.current.values()}
+
+    def is_in_force(self, relation: Relation) -> bool:
+        """Tell whether intake reads changes of a relation by the plan of just this announcement."""
+        current = self.plans.current.get(relation.oid)
+        return current is not None and current.relation == relation and relation not in self.plans.refused
 
     def take_changed(self) -> bool:
         """Tell whether a plan has changed since the last call: later batches must not run alongside earlier ones.
@@ -133,13 +144,13 @@ class TablePlans:
         names: set[tuple[str, str] | int] = set()
         for relation in relations:
             both: set[tuple[str, str] | int] = {relation.oid, relation.full_name}
-            plan = self._match_ahead(relation, self._ahead.ready(relation.schema, relation.name))
+            plan = self._match_ahead(relation, self._ahead.ready(*self._target_of(relation)))
             if plan is None or not (both.isdisjoint(self._names) and both.isdisjoint(names)):
                 return False
             names |= both
             plans[relation] = plan
         for relation, plan in plans.items():
-            self._ahead.forget(relation.schema, relation.name)
+            self._ahead.forget(*self._target_of(relation))
             self.plans.refused.pop(relation, None)
             self._put(relation, plan)
         return True
@@ -162,6 +173,46 @@ class TablePlans:
                 continue
             self.plans.refused.pop(relation, None)
             self._put(relation, plan)
+
+    async def resolve_inside(self, relations: Iterable[Relation], ask: Ask) -> None:
+        """Find the target tables of relations as an open target transaction has them; this puts nothing in force.
+
+        For commands of the publisher that this transaction has run: nothing else is in flight, and if it is rolled back
+        everything is read again before it is used.
+
+        Args:
+            relations: announced after a command, or used after it.
+            ask: queries the session of that transaction.
+
+        Raises:
+            StatementFailed, TargetLost: as `ask`.
+        """
+        for relation in relations:
+            try:
+                found = await facts.load_facts_inside(
+                    ask, *self._target_of(relation), role=self.role, privileges=self._privileges
+                )
+                plan = self._match(relation, self._there(relation, found))
+            except TargetRefused as error:
+                self.plans.refused[relation] = error
+                continue
+            self.plans.refused.pop(relation, None)
+            self._put(relation, plan)
+
+    async def read_all_again(self) -> None:
+        """Read the catalogue again for every relation in force: commands of the publisher have changed the target.
+
+        One that cannot be applied any more is put out of force, because its next change is announced first.
+
+        Raises:
+            TargetLost: the connection ended.
+        """
+        self._ahead.forget_all()
+        relations = [plan.relation for plan in self.plans.current.values()]
+        for at in range(0, len(relations), _GROUP):
+            for relation, error in (await self.reread(relations[at : at + _GROUP])).items():
+                self.plans.current.pop(relation.oid, None)
+                self.plans.gone[relation.oid] = error
 
     def _put(self, relation: Relation, plan: TablePlan) -> None:
         """Keep a plan; an equal one stays the same object, so that statements and open segments stay valid."""
@@ -221,14 +272,15 @@ class TablePlans:
             TargetLost: the connection ended.
         """
         async with self._control_pool.session() as conn:
-            many = await facts.load_many(conn, [relation.full_name for relation in relations], role=self.role)
+            names = {relation: self._target_of(relation) for relation in relations}
+            many = await facts.load_many(conn, list(names.values()), role=self.role)
             tables = {name: found for name, found in many.items() if isinstance(found, TableFacts)}
             denied = await facts.access_problems(conn, list(tables.values()), self._privileges)
         refused = {}
         for relation in relations:
-            found = tables.get(relation.full_name)
+            found = tables.get(names[relation])
             try:
-                if found is None or relation.full_name in denied:
+                if found is None or names[relation] in denied:
                     await self.refresh([relation])  # says what is wrong, or finds that it no longer is
                 else:
                     self._put(relation, self._match(relation, found))
@@ -247,7 +299,7 @@ class TablePlans:
 
     async def _plan_ahead(self, relation: Relation) -> TablePlan | None:
         """Return the plan by what was read while the stream started, if that fits."""
-        return self._match_ahead(relation, await self._ahead.take(relation.schema, relation.name))
+        return self._match_ahead(relation, await self._ahead.take(*self._target_of(relation)))
 
     def _match_ahead(self, relation: Relation, found: AheadFacts | None) -> TablePlan | None:
         if found is None:
@@ -271,9 +323,12 @@ class TablePlans:
         return self._match(relation, found)
 
     def _match(self, relation: Relation, found: TableFacts) -> TablePlan:
+        self._check_alone(relation)
         setting = self._config.get(relation.qualified_name)
         parallel = setting.parallel if setting else "auto"
         plan = match.match(relation, found, parallel=parallel, is_relaxed=self._is_relaxed)
+        if (found.schema, found.name) != relation.full_name:
+            plan = replace(plan, reason=f"{plan.reason}; on the target {found.schema}.{found.name}")
         if self._rules is None:
             return plan
         before_update, before_delete = self._rules.checks_origin(relation.qualified_name)
@@ -287,20 +342,40 @@ class TablePlans:
             reason=f"{plan.reason}; who wrote a row last is looked at before it is changed",
         )
 
-    async def _facts(self, conn: Connection, relation: Relation) -> TableFacts:
-        found = await facts.load_facts(conn, relation.schema, relation.name, role=self.role)
-        if found is None:
+    def _target_of(self, relation: Relation) -> tuple[str, str]:
+        return relation.full_name if self._mapping is None else self._mapping.target_of(relation.full_name)
+
+    def _check_alone(self, relation: Relation) -> None:
+        """Refuse a second table of the publisher for one of the target: what depends on what could not be told."""
+        if self._mapping is None:
+            return
+        name = self._target_of(relation)
+        other = self._sources.setdefault(name, relation.full_name)
+        if other != relation.full_name:
             raise TargetRefused(
-                f"target table {relation.qualified_name} does not exist",
-                hint="create it as on the publisher and start again, or take it out of the publication",
+                f"{'.'.join(other)} and {relation.qualified_name} are both applied to target table {'.'.join(name)}",
+                hint="correct [mapping]; after a rename on the publisher restart the daemon",
             )
-        return found
+
+    async def _facts(self, conn: Connection, relation: Relation) -> TableFacts:
+        found = await facts.load_facts(conn, *self._target_of(relation), role=self.role)
+        return self._there(relation, found)
+
+    def _there(self, relation: Relation, found: TableFacts | None) -> TableFacts:
+        if found is not None:
+            return found
+        name = self._target_of(relation)
+        published = "" if name == relation.full_name else f", to which {relation.qualified_name} is mapped,"
+        raise TargetRefused(
+            f"target table {'.'.join(name)}{published} does not exist",
+            hint="create it as on the publisher and start again, or take it out of the publication",
+        )
 
     def plans_from(self, current: Mapping[int, TablePlan]) -> Plans:
         """Return plans for reading changes again from an earlier point, with what was refreshed since."""
         plans = Plans()
         known = plans.known = self.plans.known
-        plans.refused = self.plans.refused
+        plans.refused, plans.gone = self.plans.refused, self.plans.gone
         plans.may_be_serial = self.plans.may_be_serial
         plans.current = {oid: known.get(plan.relation, plan) for oid, plan in current.items()}
         return plans
@@ -387,6 +462,8 @@ def _trusted(plan: TablePlan, trust: Downgrades) -> TablePlan:
     return replace(plan, lane=lane, is_table_exclusive=True, reason=reason)
 
 
+#: Relations read again at once.
+_GROUP = 250
 #: Shown as the lane of a table that is not applied.
 _WAITING = "waiting"
 _OFTEN = "because its batches had to be repeated often"

@@ -111,6 +111,11 @@ class CataloguePrefetch:
         """Drop what was read about a table that is announced now: it serves once."""
         self._found.pop((schema, name), None)
 
+    def forget_all(self) -> None:
+        """Drop everything that was read: commands of the publisher have changed the tables."""
+        self._found.clear()
+        self._queue.clear()
+
     async def _wait_for(self, table: tuple[str, str]) -> None:
         if self._is_read(table) or self._is_slow:
             return
@@ -180,7 +185,7 @@ class CataloguePrefetch:
             denied = await facts.access_problems(conn, tables)
         for table in tables:
             name = table.schema, table.name
-            if table.oid in before and name in self._queue and name not in denied:
+            if table.oid in before and name in self._queue and name not in denied:  # not forgotten since
                 self._found[name] = AheadFacts(facts=table, fingerprint=before[table.oid], valid_s=now_s)
         await self._note_progress(group)
 

@@ -6,7 +6,7 @@ Must never change anything and never guess: what the catalogue does not say is U
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import psycopg
 from psycopg import sql
@@ -19,10 +19,13 @@ from parapply.target.catalogue.query import ACCESS_SQL, FACTS_SQL, MANY_FACTS_SQ
 from parapply.target.session.settings import target_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
 #: What a publication of everything needs. TRUNCATE is asked for when one comes, as the built-in subscription does.
 ROW_PRIVILEGES: Final = ("INSERT", "UPDATE", "DELETE", "SELECT")
+
+#: Runs a query with parameters in text format, and returns its rows.
+Ask: TypeAlias = "Callable[[str, Sequence[bytes]], Awaitable[list[tuple[Any, ...]]]]"
 
 _TABLE_KINDS: Final = frozenset({"r", "p"})
 _KIND_NAMES: Final = {
@@ -63,6 +66,31 @@ async def load_facts(conn: psycopg.AsyncConnection[Any], schema: str, name: str,
     with target_errors(f"reading the catalogue of {schema}.{name}"):
         found = await _rows(conn, FACTS_SQL, (schema, name, role))
     return _table(schema, name, found[0]) if found else None
+
+
+async def load_facts_inside(
+    ask: Ask, schema: str, name: str, *, role: str, privileges: Sequence[str]
+) -> TableFacts | None:
+    """Return what `load_facts` would return to a session inside its open transaction, and check access.
+
+    Args:
+        ask: runs a query in that session.
+        schema: as announced.
+        name: as announced.
+        role: as of `load_facts`.
+        privileges: as of `check_table_access`.
+
+    Raises:
+        TargetRefused: as `load_facts` and `check_table_access`.
+        StatementFailed, TargetLost: as `ask`.
+    """
+    found = await ask(FACTS_SQL, [schema.encode(), name.encode(), role.encode()])
+    if not found:
+        return None
+    table = _table(schema, name, found[0])
+    access = await ask(ACCESS_SQL, [b"{%d}" % table.oid, b"{%s}" % ",".join(privileges).encode()])
+    _check_access(table, access[0] if access else None)
+    return table
 
 
 async def load_many(

@@ -12,15 +12,16 @@ import contextlib
 import os
 import socket
 import threading
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import psycopg
 from psycopg import pq
+from psycopg.adapt import Transformer
 
 from parapply.errors import StatementFailed, TargetLost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 #: Bounds of one flight: statements and bytes sent before their results are taken. Larger flights make libpq move its
 #: buffers quadratically and let both sides block on full sockets. A statement of more bytes is a flight of its own, and
@@ -28,8 +29,11 @@ if TYPE_CHECKING:
 FLIGHT_STATEMENTS = 512
 FLIGHT_BYTES = 8 * 1024 * 1024
 #: Statements that stay prepared in one session. Each takes some 26 kB of the server's memory: two for each of ten
-#: thousand tables would be half a gigabyte for each worker. Others are prepared for each execution: 38 us, and not 13.
+#: thousand tables would be half a gigabyte for each worker. Others are sent whole each time: 38 us, and not 13. So is
+#: each at its first use: to prepare it costs 40 us more than that, which a statement used once would not bring back.
 NAMED_STATEMENTS = 4096
+#: Names that are remembered for that.
+USED_ONCE: Final = 4 * NAMED_STATEMENTS
 
 #: As the row count that a statement must report: it is not to be checked, code on the target may change it.
 ANY_COUNT: Final = -1
@@ -42,7 +46,7 @@ def _nothing() -> None:
 
 
 class Prepared(Protocol):
-    """A statement that is prepared on first use, under a name that stands for its text; see `NAMED_STATEMENTS`."""
+    """A statement that is prepared on its second use, under a name that stands for its text; see `NAMED_STATEMENTS`."""
 
     @property
     def name(self) -> bytes: ...  # noqa: D102
@@ -83,6 +87,8 @@ class Pipeline:
         self._loop = asyncio.get_running_loop()
         self._fd = self._pg.socket
         self._names: set[bytes] = set()
+        #: Names of statements that were sent whole, once; see `NAMED_STATEMENTS`.
+        self._used_once: set[bytes] = set()
         self._waiter: asyncio.Future[None] | None = None
         self._lost: TargetLost | None = None
         #: Done as soon as the connection is unusable, also while nothing runs on it; the result says why.
@@ -91,6 +97,8 @@ class Pipeline:
         # Held by a thread while it uses the connection.
         self._in_thread = threading.Lock()
         self.backend_pid = self._pg.backend_pid
+        #: When the result before the last one had come, by the event loop's clock; of the last run that asked for it.
+        self.before_last_s = 0.0
         self._pg.nonblocking = 1
         self._pg.enter_pipeline_mode()
         # The reader stays registered: a connection that dies while idle is noticed at once.
@@ -101,14 +109,30 @@ class Pipeline:
         """Tell whether the connection is unusable."""
         return self._lost is not None
 
+    @property
+    def is_near(self) -> bool:
+        """Tell whether the server is reached by this machine's own address."""
+        with socket.socket(fileno=os.dup(self._fd)) as view:
+            if view.family == socket.AF_UNIX:
+                return True
+            with contextlib.suppress(OSError):
+                return bool(view.getpeername()[0] == view.getsockname()[0])
+            return False
+
     async def run(
-        self, statements: Sequence[Statement], *, on_sent: Callable[[], None] = _nothing
+        self,
+        statements: Sequence[Statement],
+        *,
+        on_sent: Callable[[], None] = _nothing,
+        is_last_timed: bool = False,
     ) -> list[StatementResult]:
         """Execute statements in order and return one outcome each.
 
         Args:
             statements: to execute.
             on_sent: called after each flight has left, before its results are read; a failpoint's place.
+            is_last_timed: have the server send all results but the last one before it begins with that, which costs
+                both a system call; `before_last_s` says when they came.
 
         Raises:
             StatementFailed: one failed; those after it were not executed. The transaction must be rolled back.
@@ -117,8 +141,57 @@ class Pipeline:
         outcomes: list[StatementResult] = []
         start = 0
         while start < len(statements):
-            start = await self._flight(statements, start, outcomes, on_sent)
+            start = await self._flight(statements, start, outcomes, on_sent, is_last_timed=is_last_timed)
         return outcomes
+
+    async def run_ahead(
+        self, flights: Iterable[Sequence[Statement]], *, on_sent: Callable[[], None] = _nothing
+    ) -> tuple[list[StatementResult], StatementFailed | None]:
+        """Execute flights of statements in order, each sent before the results of the one before are taken.
+
+        Nothing runs after a failure, in no later flight either: the server skips all up to the one synchronisation,
+        which is sent at the end.
+
+        Args:
+            flights: within the bounds of one flight each; the next one is asked for when the server has work to do.
+            on_sent: as of `run`.
+
+        Returns:
+            The results of what was executed, and the failure, if there was one; its index counts over all flights.
+
+        Raises:
+            TargetLost: as `run`.
+        """
+        if self._lost is not None:
+            raise self._lost
+        outcomes: list[StatementResult] = []
+        failure: StatementFailed | None = None
+        index = 0
+        ahead: list[bytes | None] = []
+        is_empty = True
+        try:
+            for flight in flights:
+                is_empty = False
+                expected: list[bytes | None] = []
+                for statement in flight:
+                    _send(self._pg, self._prepare(statement, expected), statement)
+                self._pg.send_flush_request()
+                self._flush()
+                on_sent()
+                index, failure = await self._take(ahead, index, outcomes, failure)
+                ahead = expected
+                if failure is not None:
+                    break
+            if is_empty:
+                return outcomes, None
+            self._pg.pipeline_sync()
+        except psycopg.Error as error:
+            raise self._lose(error) from error
+        self._flush()
+        _, failure = await self._take(ahead, index, outcomes, failure)
+        await self._sync()
+        self._check_connection(failure)
+        return outcomes, failure
 
     async def fetch(self, statement: Statement) -> list[tuple[bytes | None, ...]]:
         """Execute one statement and return its rows, values in text format.
@@ -126,24 +199,40 @@ class Pipeline:
         Raises:
             StatementFailed, TargetLost: as `run`.
         """
-        results: list[pq.abc.PGresult] = []
-        await self._flight([statement], 0, [], _nothing, results)
-        result = results[-1]
+        result = await self._result(statement)
         return [
             tuple([result.get_value(row, column) for column in range(result.nfields)]) for row in range(result.ntuples)
         ]
 
-    async def _flight(
+    async def load(self, statement: Statement) -> list[tuple[Any, ...]]:
+        """Execute one statement and return its rows as Python objects, as a cursor of psycopg would.
+
+        Raises:
+            StatementFailed, TargetLost: as `run`.
+        """
+        result = await self._result(statement)
+        loader = Transformer(self._connection)
+        loader.set_pgresult(result)
+        return loader.load_rows(0, result.ntuples, tuple)
+
+    async def _result(self, statement: Statement) -> pq.abc.PGresult:
+        results: list[pq.abc.PGresult] = []
+        await self._flight([statement], 0, [], _nothing, results)
+        return results[-1]
+
+    async def _flight(  # noqa: PLR0913  one for each thing that differs
         self,
         statements: Sequence[Statement],
         start: int,
         outcomes: list[StatementResult],
         on_sent: Callable[[], None],
         results: list[pq.abc.PGresult] | None = None,
+        *,
+        is_last_timed: bool = False,
     ) -> int:
         if self._lost is not None:
             raise self._lost
-        pg, names = self._pg, self._names
+        pg = self._pg
         expected: list[bytes | None] = []
         size = 0
         end = start
@@ -153,15 +242,9 @@ class Pipeline:
                 size_bytes = sum([len(value) for value in statement.parameters if value is not None])
                 if size_bytes > FLIGHT_BYTES and end > start:
                     break
-                name = statement.prepared.name
-                if name not in names:
-                    if len(names) >= NAMED_STATEMENTS:
-                        name = b""
-                    pg.send_prepare(name, statement.prepared.text)
-                    if name:  # the unnamed statement is another one each time
-                        names.add(name)
-                    expected.append(name)
-                expected.append(None)
+                name = self._prepare(statement, expected)
+                if is_last_timed and end == len(statements) - 1:
+                    pg.send_flush_request()
                 end += 1
                 size += size_bytes
                 if size_bytes > FLIGHT_BYTES:
@@ -175,6 +258,35 @@ class Pipeline:
         on_sent()
         await self._results(expected, start, outcomes, results)
         return end
+
+    def _prepare(self, statement: Statement, expected: list[bytes | None]) -> bytes:
+        """Return the name under which a statement is to be executed, b"" to send it whole; note what comes of it.
+
+        Raises:
+            psycopg.Error: the connection is of no use any more.
+        """
+        name, names = statement.prepared.name, self._names
+        if name not in names:
+            if self._is_worth_a_name(name):
+                self._pg.send_prepare(name, statement.prepared.text)
+                names.add(name)
+                expected.append(name)
+            else:
+                name = b""
+        expected.append(None)
+        return name
+
+    def _is_worth_a_name(self, name: bytes) -> bool:
+        """Tell whether a statement that is not prepared should be: at its second use, while there is room."""
+        if not name or len(self._names) >= NAMED_STATEMENTS:
+            return False
+        if name in self._used_once:
+            self._used_once.discard(name)
+            return True
+        if len(self._used_once) >= USED_ONCE:
+            self._used_once.clear()
+        self._used_once.add(name)
+        return False
 
     async def _send_large(self, name: bytes, statement: Statement) -> None:
         """Send a statement by a thread, which waits for the socket without the interpreter lock.
@@ -236,8 +348,26 @@ class Pipeline:
         results: list[pq.abc.PGresult] | None,
     ) -> None:
         """Take one result per expected entry and the sync; a failure is raised after the sync, when all is read."""
-        failure: StatementFailed | None = None
-        index = start
+        _, failure = await self._take(expected, start, outcomes, None, results)
+        await self._sync()
+        self._check_connection(failure)
+        if failure is not None:
+            raise failure
+
+    def _check_connection(self, failure: StatementFailed | None) -> None:
+        """Raise TargetLost if a failure is one of the connection."""
+        if failure is not None and _is_connection_error(failure.sqlstate):
+            raise self._lose(failure) from failure
+
+    async def _take(
+        self,
+        expected: Sequence[bytes | None],
+        index: int,
+        outcomes: list[StatementResult],
+        failure: StatementFailed | None,
+        results: list[pq.abc.PGresult] | None = None,
+    ) -> tuple[int, StatementFailed | None]:
+        """Take one result per expected entry; return the index of the next statement, and the first failure."""
         for prepared_name in expected:
             result = await self._next_result()
             if result.status in _OK:
@@ -251,30 +381,35 @@ class Pipeline:
                 index += 1
             elif failure is not None:
                 self._names.discard(prepared_name)
-        await self._sync()
-        if failure is not None:
-            if _is_connection_error(failure.sqlstate):
-                raise self._lose(failure) from failure
-            raise failure
+        return index, failure
 
     async def _next_result(self) -> pq.abc.PGresult:
-        result = await self._get()
+        self.before_last_s = self._loop.time()
+        # Most results have come with the one before: a coroutine for each would take longer than to take it.
+        if self._pg.is_busy():
+            await self._arrival()
+        result = self._libpq_result()
         if result is None:
             # libpq tells once that the connection broke, in the result of whatever ran, and has nothing for the rest.
             raise self._lose(RuntimeError(self._pg.get_error_message()))
-        # In pipeline mode a null pointer follows the results of each statement.
-        while await self._get() is not None:
-            pass
-        return result
+        while True:
+            if self._pg.is_busy():
+                await self._arrival()
+            # In pipeline mode a null pointer follows the results of each statement.
+            if self._libpq_result() is None:
+                return result
 
     async def _sync(self) -> None:
-        result = await self._get()
+        if self._pg.is_busy():
+            await self._arrival()
+        result = self._libpq_result()
         if result is None:
             raise self._lose(RuntimeError(self._pg.get_error_message()))
         if result.status != pq.ExecStatus.PIPELINE_SYNC:
             raise self._lose(RuntimeError("the pipeline lost its synchronisation"))
 
-    async def _get(self) -> pq.abc.PGresult | None:
+    async def _arrival(self) -> None:
+        """Wait until the next result has come whole, or is known never to come."""
         while self._pg.is_busy():
             if self._lost is not None:
                 raise self._lost
@@ -283,6 +418,8 @@ class Pipeline:
                 await self._waiter
             finally:
                 self._waiter = None
+
+    def _libpq_result(self) -> pq.abc.PGresult | None:
         try:
             return self._pg.get_result()
         except psycopg.Error as error:
@@ -328,6 +465,7 @@ class Pipeline:
     def forget_statements(self) -> None:
         """Prepare every statement anew from now on, under the same names, after the server forgot them too."""
         self._names.clear()
+        self._used_once.clear()
 
     def cancel(self) -> None:
         """Ask the server to stop the running statement; it then fails with SQLSTATE 57014."""
@@ -347,7 +485,10 @@ class Pipeline:
 def _send(pg: pq.abc.PGconn, name: bytes, statement: Statement) -> None:
     parameters = statement.parameters
     formats = [1] * len(parameters) if statement.is_binary else None
-    pg.send_query_prepared(name, parameters, formats)
+    if name:
+        pg.send_query_prepared(name, parameters, formats)
+    else:
+        pg.send_query_params(statement.prepared.text, parameters, param_formats=formats)
 
 
 def _rows(result: pq.abc.PGresult) -> int:

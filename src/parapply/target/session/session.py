@@ -8,9 +8,11 @@ pool's.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import psycopg
+from psycopg import sql
 
 from parapply import failpoints
 from parapply.driver import Session
@@ -23,7 +25,7 @@ from parapply.target.sql.statements import Sql, counted
 from parapply.target.state import slots as state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from parapply.target.sql.commands import Command
 
@@ -82,8 +84,15 @@ _STAMP: Final = Sql(
 #: The record's key was there already: somebody else applied this, or an answer was lost. Only the state can tell.
 _ALREADY_RECORDED = "23505"
 _DIVISION_BY_ZERO = "22012"
+_NO_SCHEMA = "3F000"
 
 _NO_ORIGIN: Final = OriginProblem("no replication origin was asked for", "")
+
+#: Statements of a transaction before the first of its commands.
+_BEFORE: Final = 2
+#: A flight of whole transactions ends with the one that has this statement: large enough that the server is never out
+#: of work, small enough that it never waits for the first.
+EACH_STATEMENTS: Final = 64
 
 _int8 = struct.Struct(">q").pack
 
@@ -105,6 +114,8 @@ class WorkerSession:
         #: Why what is written here looks as if it were written by a session of this server; None if it does not.
         self.origin_problem = origin_problem
         self._stamps = options.tracks_commits and not origin_problem
+        version = connection.info.server_version
+        self._pinning = settings.pinning("worker", version, options.role, options.synchronous_commit).encode()
         self.pipeline = Pipeline(connection)
         #: Whether the open transaction has the savepoint of its last piece.
         self._has_savepoint = False
@@ -160,18 +171,25 @@ class WorkerSession:
         await self._run_checked(statements, commands, before=2)
         failpoints.probe(failpoints.DML_SENT)
 
-    async def execute_and_commit(self, record: Record, commands: Sequence[Command]) -> None:
+    async def execute_and_commit(
+        self, record: Record, commands: Sequence[Command], *, is_commit_timed: bool = False
+    ) -> None:
         """Do what `execute` and `commit` do in one flight; the server checks the counts before it commits.
 
         Spares a round trip, and the leader a look, for each transaction; only for sets whose counts are known, and when
         nothing needs to be waited for before the commit.
+
+        Args:
+            record: of the transaction.
+            commands: of it.
+            is_commit_timed: `pipeline.before_last_s` is when the server began with COMMIT.
 
         Raises:
             StatementFailed: as both.
             TargetLost: as both: whether it committed is in doubt.
         """
         failpoints.probe(failpoints.BEFORE_STATE)
-        await self._commit_with([_BEGIN, self._first(record)], commands)
+        await self._commit_with([_BEGIN, self._first(record)], commands, is_commit_timed=is_commit_timed)
 
     async def execute_late_and_commit(self, commands: Sequence[Command]) -> None:
         """Do what `execute_late` and `commit` do in one flight, as `execute_and_commit` does.
@@ -183,10 +201,73 @@ class WorkerSession:
         """
         await self._commit_with([], commands)
 
-    async def _commit_with(self, first: Sequence[Statement], commands: Sequence[Command]) -> None:
+    async def execute_each(
+        self, transactions: Iterable[tuple[Record, Sequence[Command]]], *, on_sent: Callable[[], None] = _nothing
+    ) -> tuple[int, StatementFailed | None]:
+        """Do what `execute_and_commit` does for one transaction after the other, without waiting between them.
+
+        A transaction begins when the one before has committed, and not at all if that fails: the server executes
+        nothing more then. The caller rolls back.
+
+        Args:
+            transactions: each with its record; asked for while the server executes those before. What their commands
+                must find has to be something that the server can check (`can_check`), and no more than a flight holds.
+            on_sent: called after each flight has left.
+
+        Returns:
+            How many have committed, and why the next one has not; its `statement` is the index in the commands of that
+            transaction, -1 for its record or COMMIT.
+
+        Raises:
+            TargetLost: as `execute_and_commit`.
+        """
+        failpoints.probe(failpoints.BEFORE_STATE)
+        ends: list[int] = []  # of each transaction sent, the index of its COMMIT
+
+        def sent() -> None:
+            on_sent()
+            _commit_sent()
+
+        outcomes, failure = await self.pipeline.run_ahead(self._flights(transactions, ends), on_sent=sent)
+        n_committed = bisect_left(ends, len(outcomes))
+        failpoints.probe(failpoints.COMMITTED)
+        if any(outcomes[at].tag != b"COMMIT" for at in ends[:n_committed]):
+            raise TargetLost("target: the server rolled back instead of committing; the state is read again")
+        if failure is None:
+            return n_committed, None
+        first = ends[n_committed - 1] + 1 if n_committed else 0
+        at = failure.statement - first - _BEFORE
+        if at == -1 and failure.sqlstate == _ALREADY_RECORDED:
+            raise _recorded_already() from failure
+        if failure.sqlstate == _DIVISION_BY_ZERO:
+            # As in `_commit_with`.
+            failure = StatementFailed("another number of rows than expected")
+        failure.statement = at if at >= 0 and first + _BEFORE + at < ends[n_committed] else -1
+        return n_committed, failure
+
+    def _flights(
+        self, transactions: Iterable[tuple[Record, Sequence[Command]]], ends: list[int]
+    ) -> Iterator[list[Statement]]:
+        flight: list[Statement] = []
+        n_sent = 0
+        for record, commands in transactions:
+            flight += [_BEGIN, self._first(record), *map(self._checked, commands), _COMMIT]
+            ends.append(n_sent + len(flight) - 1)
+            if len(flight) >= EACH_STATEMENTS:
+                n_sent += len(flight)
+                yield flight
+                flight = []
+        if flight:
+            yield flight
+
+    async def _commit_with(
+        self, first: Sequence[Statement], commands: Sequence[Command], *, is_commit_timed: bool = False
+    ) -> None:
         statements = [*first, *[self._checked(command) for command in commands], _COMMIT]
         try:
-            outcomes = await self._run(statements, before=len(first), on_sent=_commit_sent)
+            outcomes = await self._run(
+                statements, before=len(first), on_sent=_commit_sent, is_last_timed=is_commit_timed
+            )
         except StatementFailed as failure:
             if failure.statement == len(commands):
                 failure.statement = -1
@@ -202,10 +283,14 @@ class WorkerSession:
             raise StatementFailed("the server rolled back instead of committing")
 
     def _checked(self, command: Command) -> Statement:
+        """Return a statement that fails unless it finds as many rows as its command must."""
+        if command.expected == ANY_COUNT:
+            return command
         prepared = self._counted.get(command.prepared.name)
         if prepared is None:
             prepared = self._counted[command.prepared.name] = counted(command.prepared)
-        return Statement(prepared, [*command.parameters, _int8(command.expected)], is_binary=True)
+        expected = _int8(command.expected) if command.is_binary else b"%d" % command.expected
+        return Statement(prepared, [*command.parameters, expected], is_binary=command.is_binary)
 
     async def execute_late(self, commands: Sequence[Command]) -> None:
         """Execute more commands of the open transaction, and check their counts.
@@ -285,6 +370,50 @@ class WorkerSession:
         except StatementFailed as failure:
             failure.statement = -1
             raise
+
+    async def ask(self, text: str, parameters: Sequence[bytes]) -> list[tuple[Any, ...]]:
+        """Execute a query in the open transaction and return its rows as Python objects.
+
+        Raises:
+            StatementFailed, TargetLost: as `execute`; its index is -1.
+        """
+        query = Sql(name=b"", text=text.encode(), n_parameters=len(parameters), is_set=False, positions=())
+        try:
+            return await self.pipeline.load(Statement(query, parameters))
+        except StatementFailed as failure:
+            failure.statement = -1
+            raise
+
+    async def run_command(self, values: Mapping[str, str], role: str, schema: str, command: str) -> bytes:
+        """Run one command in the open transaction behind a savepoint, under settings and a role; return its tag.
+
+        A server takes one command only in this form. Whatever it has left of settings and role is taken back.
+
+        Args:
+            values: of settings, for the command.
+            role: that runs it; empty: the session's own.
+            schema: that names without one must go to; empty: any.
+            command: one.
+
+        Raises:
+            StatementFailed: `statement` is 0 where it was the command that failed; the caller goes back with
+                `undo_piece`.
+            TargetLost: the connection ended.
+        """
+        before = [_RELEASE, _SAVEPOINT] if self._has_savepoint else [_SAVEPOINT]
+        self._has_savepoint = True
+        calls = ", ".join([f"pg_catalog.set_config(${2 * n + 1}, ${2 * n + 2}, true)" for n in range(len(values))])
+        texts = [text.encode() for pair in values.items() for text in pair]
+        setting = Sql(name=b"", text=f"SELECT {calls}".encode(), n_parameters=len(texts), is_set=False, positions=())
+        before.append(Statement(setting, texts))
+        if role:
+            before.append(_plain(b"", sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(role)).as_bytes(None)))
+        await self.run(before)
+        ((found,),) = await self.ask("SELECT pg_catalog.current_schema()", [])
+        if schema and found != schema:
+            raise StatementFailed(f"schema {schema} is not there, or may not be used", sqlstate=_NO_SCHEMA)
+        after = [_plain(b"", b"RESET ROLE"), _plain(b"", self._pinning)]
+        return (await self._run([_plain(b"", command.encode()), *after], before=0))[0].tag
 
     async def run(self, statements: Sequence[Statement]) -> None:
         """Execute statements of the open transaction that belong to none of its changes.
@@ -468,18 +597,25 @@ class WorkerSession:
                 raise StatementFailed(f"{outcome.rows} rows where {command.expected} are expected", statement=index)
 
     async def _run(
-        self, statements: Sequence[Statement], before: int, *, on_sent: Callable[[], None] = _nothing
+        self,
+        statements: Sequence[Statement],
+        before: int,
+        *,
+        on_sent: Callable[[], None] = _nothing,
+        is_last_timed: bool = False,
     ) -> list[StatementResult]:
         """Run statements; a failure counts from the one at `before`, and what stands just before that is the record."""
         try:
-            return await self.pipeline.run(statements, on_sent=on_sent)
+            return await self.pipeline.run(statements, on_sent=on_sent, is_last_timed=is_last_timed)
         except StatementFailed as failure:
             failure.statement -= before
             if failure.statement == -1 and failure.sqlstate == _ALREADY_RECORDED:
-                raise TargetLost(
-                    "target: this transaction is recorded as applied already; the state is read again"
-                ) from failure
+                raise _recorded_already() from failure
             raise
+
+
+def _recorded_already() -> TargetLost:
+    return TargetLost("target: this transaction is recorded as applied already; the state is read again")
 
 
 def _commit_sent() -> None:

@@ -30,6 +30,7 @@ from parapply.plan.table_changes import (
 )
 from parapply.target.session.pipeline import ANY_COUNT, Statement
 from parapply.target.sql.conditions import table_name
+from parapply.target.sql.moves import can_move, runs_of_moves
 from parapply.target.sql.statements import CHECK_LATER, CHECK_NOW, Sql, Statements, acting_code, truncate
 from parapply.target.sql.whole_rows import net_rows
 from parapply.wire.rows import (
@@ -69,6 +70,8 @@ _oid = struct.Struct(">I").pack
 
 #: Bytes of rows in one set statement at most: far below the gigabyte that one parameter may have (trap T-45).
 SET_BYTES: Final = 32 * 1024 * 1024
+#: Rows that get other keys, below which each by itself costs no more than a set.
+_FEW_MOVES: Final = 4
 
 
 class Command(Statement):
@@ -129,6 +132,8 @@ class CommandBuilder:
         # By identity: hashing a plan's facts for every batch would cost more than its statements. Each entry keeps
         # its plan alive, so an identity cannot come back for another.
         self._statements: dict[int, Statements] = {}
+        #: Target tables with a trigger that seems to leave rows out.
+        self._vetoed: set[int] = set()
 
     def of_steps(self, steps: Sequence[Step], size_bytes: int) -> list[Command]:
         """Return the commands of a batch's steps, in order.
@@ -151,8 +156,15 @@ class CommandBuilder:
                 commands += self._truncate(step)
         return commands
 
-    def in_order(self, changes: Sequence[tuple[TablePlan, bytes] | TruncateStep]) -> list[Command]:
+    def in_order(
+        self, changes: Sequence[tuple[TablePlan, bytes] | TruncateStep], *, asks_first: bool = True
+    ) -> list[Command]:
         """Return the commands of changes one by one, in source order.
+
+        Args:
+            changes: of whole transactions.
+            asks_first: where a trigger may veto a change it is asked by itself whether the row is there (trap T-43).
+                False: the change itself must find it, so that a veto is a wrong count, but for tables of `vetoed`.
 
         Raises:
             ProtocolError, TargetRefused: as `of_steps`.
@@ -162,8 +174,12 @@ class CommandBuilder:
             if isinstance(change, TruncateStep):
                 commands += self._truncate(change)
             else:
-                self._row(*change, commands)
+                self._row(*change, commands, asks_first=asks_first)
         return commands
+
+    def vetoed(self, plan: TablePlan) -> None:
+        """Note that a trigger may have vetoed a change of a table: from now on it is asked first."""
+        self._vetoed.add(plan.facts.oid)
 
     def of_late_keys(self, steps: Sequence[Step], size_bytes: int) -> list[Command]:
         """Return the commands that `of_steps` left out: those of keys which an earlier batch held.
@@ -242,7 +258,10 @@ class CommandBuilder:
                 self._deletes(segment, _without(effects, NET_REPLACE), size_bytes, out)
 
     def _rows(self, segment: RowSegment, size_bytes: int, out: list[Command]) -> None:
-        """Add what applies changes in order: their net change if rows are found by all their columns, else each."""
+        """Add what applies changes in order: as sets of rows where these are the same, else each."""
+        if segment.moves and size_bytes <= SET_BYTES and can_move(segment.plan):
+            self._moves(segment, out)
+            return
         may_net = segment.plan.nets_whole_rows and size_bytes <= SET_BYTES and not self._has_prepared()
         net = net_rows(segment) if may_net else None
         if net is None:
@@ -258,6 +277,20 @@ class CommandBuilder:
         if net.inserts:
             insert = partial(statements.set_insert, _all(segment.plan))
             out += _sets(statements, insert, net.inserts, size_bytes, "insert")
+
+    def _moves(self, segment: RowSegment, out: list[Command]) -> None:
+        """Add what gives rows other keys, in runs in which no move touches a key of another: any order is right."""
+        plan = segment.plan
+        statements = self._of(plan)
+        for start, end in runs_of_moves(segment):
+            if end - start < _FEW_MOVES:
+                for frame in segment.frames[start:end]:
+                    self._row(plan, frame, out)
+                continue
+            for present, pairs in _by_present(segment.moves[start:end]).items():
+                olds, news = [old for old, _ in pairs], [row for _, row in pairs]
+                arrays = _both_columns(statements, partial(statements.set_move, present), news, olds)
+                out.append(Command(*arrays, expected=len(pairs), operation="update", plan=plan))
 
     def _inserts(self, segment: InsertSegment, size_bytes: int, out: list[Command]) -> None:
         statements = self._of(segment.plan)
@@ -296,10 +329,12 @@ class CommandBuilder:
         if inserted := by_effect[NET_INSERT - 1] + by_effect[NET_REPLACE - 1]:
             out += _sets(statements, partial(statements.set_insert, _all(plan)), inserted, size_bytes, "insert")
 
-    def _row(self, plan: TablePlan, frame: bytes, out: list[Command]) -> None:
+    def _row(self, plan: TablePlan, frame: bytes, out: list[Command], *, asks_first: bool = True) -> None:
         kind = frame[KIND_AT]
         statements = self._of(plan)
-        expected = ANY_COUNT if plan.facts.triggers else 1
+        # An insert that is vetoed is no conflict, and needs no row to be there.
+        asks_first = asks_first or kind == INSERT or plan.facts.oid in self._vetoed
+        expected = ANY_COUNT if plan.facts.triggers and asks_first else 1
         if kind == DELETE and any(foreign.is_enforced and foreign.is_cascading for foreign in plan.foreign_keys):
             # In source order a parent's delete may have taken the row along on the target, too (trap T-25).
             expected = ANY_COUNT
@@ -330,7 +365,7 @@ class CommandBuilder:
             foreign = statements.row_foreign()
             values = [_text(found[position], frame) for position in foreign.old_positions]
             out.append(Command(foreign, values, expected=0, operation="origin", plan=plan))
-        if plan.facts.triggers:
+        if plan.facts.triggers and asks_first:
             # A trigger may veto the change (trap T-43): whether the row is there is asked for by itself. An update of
             # nothing but ALWAYS identity columns asks as well whether they have the new value already (trap T-50).
             identity = tuple([position for position in present if plan.columns[position].is_identity_always])
@@ -403,23 +438,40 @@ def _sets(
 def _whole(statements: Statements, build: Callable[[], Sql], group: Group) -> Command:
     """Return the statement that changes a group's rows, which are found by all their columns."""
     plan = statements.plan
-    prepared = build()
-    parameters = _whole_columns(prepared, group, len(plan.columns))
-    if None in parameters:
-        # As in `_sets`.
-        pairs = zip((*prepared.positions, *prepared.old_positions), parameters, strict=True)
-        statements.send_as_text([position for position, array in pairs if array is None])
-        prepared = build()
-        parameters = _whole_columns(prepared, group, len(plan.columns))
+    prepared, parameters = _both_columns(statements, build, group.news, group.olds)
     numbers = [_array(_INT4, [_length(number) for number in each]) for each in (group.lows, group.highs)]
     operation: Operation = "update" if group.present else "delete"
     return Command(prepared, [*parameters, *numbers], expected=group.n_rows, operation=operation, plan=plan)
 
 
-def _whole_columns(prepared: Sql, group: Group, n_columns: int) -> list[bytes | None]:
+def _both_columns(
+    statements: Statements, build: Callable[[], Sql], news: list[Row], olds: list[Row]
+) -> tuple[Sql, list[bytes | None]]:
+    """Return a statement that takes new and old rows, and its arrays of both."""
+    prepared = build()
+    parameters = _columns(prepared, news, olds, len(statements.plan.columns))
+    if None in parameters:
+        # As in `_sets`.
+        pairs = zip((*prepared.positions, *prepared.old_positions), parameters, strict=True)
+        statements.send_as_text([position for position, array in pairs if array is None])
+        prepared = build()
+        parameters = _columns(prepared, news, olds, len(statements.plan.columns))
+    return prepared, parameters
+
+
+def _columns(prepared: Sql, news: list[Row], olds: list[Row], n_columns: int) -> list[bytes | None]:
     n_new = len(prepared.positions)
-    news = columns_of(group.news, prepared.positions, prepared.type_oids[:n_new], n_columns) if n_new else []
-    return news + columns_of(group.olds, prepared.old_positions, prepared.type_oids[n_new:], n_columns)
+    arrays = columns_of(news, prepared.positions, prepared.type_oids[:n_new], n_columns) if n_new else []
+    return arrays + columns_of(olds, prepared.old_positions, prepared.type_oids[n_new:], n_columns)
+
+
+def _by_present(moves: list[tuple[Row, Row]]) -> dict[tuple[int, ...], list[tuple[Row, Row]]]:
+    """Group rows by the columns of the new one that have a value, as `_by_columns` does."""
+    groups: dict[tuple[int, ...], list[tuple[Row, Row]]] = {}
+    for move in moves:
+        present = tuple([position for position, value in enumerate(move[1]) if value is not UNCHANGED])
+        groups.setdefault(present, []).append(move)
+    return groups
 
 
 def _by_columns(rows: list[KeptRow], segment: NetSegment) -> dict[tuple[int, ...], list[KeptRow]]:

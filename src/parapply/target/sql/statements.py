@@ -116,6 +116,20 @@ class Statements:
         self._check_updates(needs_key=True)
         return self._cached("set_delete", (), self._build_set_delete)
 
+    def set_move(self, present: tuple[int, ...]) -> Sql:
+        """Return the update of many rows that get other keys; of none may the new key be the old or new one of another.
+
+        After the arrays of the new rows come those of the old keys.
+
+        Raises:
+            TargetRefused: the plan allows no updates.
+            ValueError: the plan has no key, or an ALWAYS identity column, which SQL cannot set.
+        """
+        self._check_updates(needs_key=True)
+        if any(column.is_identity_always for column in self.plan.columns):
+            raise ValueError(f"{self._table}: rows with an ALWAYS identity column move one by one")
+        return self._cached("set_move", present, lambda: self._build_set_move(present))
+
     def whole_update(self, present: tuple[int, ...], nulls: tuple[int, ...]) -> Sql:
         """Return the update of many rows that are found by all their columns, NULL in `nulls` and nowhere else.
 
@@ -267,6 +281,16 @@ class Statements:
             positions,
             type_oids=self._type_oids(positions),
         )
+
+    def _build_set_move(self, present: tuple[int, ...]) -> Sql:
+        keys = self.plan.key_positions
+        arrays = [*self._arrays(present), *self._arrays(keys, first=len(present) + 1)]
+        names = [*[f"c{position}" for position in present], *[f"o{position}" for position in keys]]
+        assignments = ", ".join(f"{self._names[position]} = {self._element(position)}" for position in present)
+        found = " AND ".join(column_equals(self._column(position), f"v.o{position}") for position in keys)
+        text = f"UPDATE {self._only} AS t SET {assignments} FROM unnest({', '.join(arrays)}) AS v({', '.join(names)})"
+        text += f" WHERE {found} AND {self._unaltered(present)}"
+        return _sql(text, present, keys, type_oids=(*self._type_oids(present), *self._type_oids(keys)))
 
     def _build_set_delete(self) -> Sql:
         keys = self.plan.key_positions
@@ -481,14 +505,14 @@ def acting_code(role: str, *, is_partitioned: bool) -> Sql:
 
 
 def counted(prepared: Sql) -> Sql:
-    """Return a set form that fails unless it finds as many rows as its last parameter, a binary int8, says.
+    """Return a statement that fails unless it finds as many rows as its last parameter, an int8, says.
 
     So that COMMIT can be sent behind it without waiting for its answer: in a pipeline nothing runs behind an error. It
     fails with 22012 (division by zero), like a division of the user's; and costs some tenths of a microsecond a row.
     (PostgreSQL manual, "Data-Modifying Statements in WITH".)
 
     Args:
-        prepared: a set form.
+        prepared: a set form, or a row form other than TRUNCATE; a table with rules refuses it (0A000).
     """
     # A SELECT stands where nothing can be set; its rows are those found.
     returning = b"" if prepared.text.startswith((b"SELECT ", b"WITH ")) else b" RETURNING 1"

@@ -7,7 +7,7 @@ times have different LSNs; nothing else tells them apart. (PostgreSQL keeps the 
 
 | state   | meaning                                                    | a change of the table                       |
 |---------|------------------------------------------------------------|---------------------------------------------|
-| waiting | published, not copied, no copy of it is running            | is skipped: a later copy will hold it       |
+| waiting | published, not copied, no copy of it is running; or paused | is skipped: a later copy will hold it       |
 | copying | a copy as of start_lsn is running                          | before start_lsn skipped, else it must wait |
 | copied  | its rows as of start_lsn are here                          | before start_lsn skipped, else applied      |
 
@@ -20,7 +20,7 @@ In: a control session, the schema's name, a slot_id. Out: rows of `parapply.copi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from psycopg import sql
@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 LOCK_CLASS = lease.LOCK_CLASS + 1
 
 
+#: Why a table waits that `parapply pause` has taken out of the stream.
+PAUSED: Final = "paused: `parapply resume` copies it again"
+
+
 class CopyRow(msgspec.Struct, frozen=True, kw_only=True):
     """One table."""
 
@@ -60,6 +64,11 @@ class CopyRow(msgspec.Struct, frozen=True, kw_only=True):
         """Return schema and table."""
         return self.schema_name, self.table_name
 
+    @property
+    def is_paused(self) -> bool:
+        """Tell whether `parapply pause` has taken it out of the stream, and no `resume` has begun."""
+        return self.state == CopyState.WAITING and self.reason == PAUSED
+
 
 class Copies(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the tables of a slot."""
@@ -74,8 +83,9 @@ class Copies(msgspec.Struct, frozen=True, kw_only=True):
         Before, two-phase commit must not begin: of a transaction prepared before a table's start and committed after it
         the PREPARE would be left out, and the copy would not hold it either.
         """
-        # A late table gets nothing, prepared or not, and no refresh brings it once two-phase commit has begun.
-        rows = [row for row in self.tables if row.state != CopyState.WAITING or not row.reason]
+        # A late table gets nothing, prepared or not, and no refresh brings it once two-phase commit has begun. One that
+        # is paused will be copied.
+        rows = [row for row in self.tables if row.state != CopyState.WAITING or not row.reason or row.is_paused]
         return all(row.state == CopyState.COPIED and (row.start_lsn or 0) <= low_lsn for row in rows)
 
     def starts(self, low_lsn: int) -> dict[Known, Start]:
@@ -196,32 +206,54 @@ async def begin(conn: Connection, schema: str, slot_id: int, names: Sequence[Nam
             await notify(conn, slot_id)
 
 
+async def pause(conn: Connection, schema: str, slot_id: int, names: Sequence[Name]) -> None:
+    """Take tables that have a row out of the stream; the copy lock must be held. `is_seen` tells when none is applied.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    query = in_schema(
+        "UPDATE {s}.copies AS c SET state = 'waiting', start_lsn = NULL, rows = NULL, size_bytes = NULL, reason = $4,"
+        " is_seen = false, started_at = NULL, finished_at = NULL"
+        " FROM unnest($2::text[], $3::text[]) AS n(schema_name, table_name)"
+        " WHERE c.slot_id = $1::int AND c.schema_name = n.schema_name AND c.table_name = n.table_name",
+        schema,
+    )
+    with target_errors("noting what is paused"):
+        async with conn.transaction():
+            await rows(conn, query, [slot_id, *_columns(names), PAUSED])
+            await notify(conn, slot_id)
+
+
 async def is_seen(conn: Connection, schema: str, slot_id: int) -> bool:
-    """Tell whether the daemon, if one runs, keeps to what `begin` has written last.
+    """Tell whether the daemon, if one runs, keeps to what `begin` or `pause` has written last.
 
     Raises:
         TargetRefused, TargetLost: it could not be read.
     """
     query = in_schema(
-        "SELECT pg_catalog.bool_and(is_seen) FROM {s}.copies WHERE slot_id = $1::int AND state = 'copying'", schema
+        "SELECT pg_catalog.bool_and(is_seen) FROM {s}.copies"
+        " WHERE slot_id = $1::int AND (state = 'copying' OR state = 'waiting' AND reason = $2)",
+        schema,
     )
     with target_errors("looking whether the daemon knows of the copy"):
-        ((has_seen,),) = await rows(conn, query, [slot_id])
+        ((has_seen,),) = await rows(conn, query, [slot_id, PAUSED])
     # In this order, because a daemon that comes after the check reads what was written before it.
     return has_seen is not False or not await lease.holders(conn, slot_id)
 
 
 async def tell_seen(conn: Connection, schema: str, slot_id: int, known: Copies) -> None:
-    """Tell the copy command that the daemon keeps to what it has read.
+    """Tell the command that copies or pauses that the daemon keeps to what it has read.
 
     Raises:
         TargetRefused, TargetLost: it could not be written.
     """
-    under_way = [row for row in known.tables if row.state == CopyState.COPYING]
+    under_way = [row for row in known.tables if row.state == CopyState.COPYING or row.is_paused]
     query = in_schema(
         "UPDATE {s}.copies AS c SET is_seen = true FROM unnest($2::text[], $3::text[], $4::pg_lsn[])"
         " AS n(schema_name, table_name, start_lsn) WHERE c.slot_id = $1::int AND c.schema_name = n.schema_name"
-        " AND c.table_name = n.table_name AND c.start_lsn = n.start_lsn AND c.state = 'copying' AND NOT c.is_seen",
+        " AND c.table_name = n.table_name AND c.start_lsn IS NOT DISTINCT FROM n.start_lsn"
+        " AND c.state <> 'copied' AND NOT c.is_seen",
         schema,
     )
     starts = [lsn_text(row.start_lsn) for row in under_way]
@@ -268,7 +300,15 @@ async def note_progress(conn: Connection, schema: str, slot_id: int, figures: Ma
 
 
 async def finish(  # noqa: PLR0913  the columns of a row
-    conn: Connection, schema: str, slot_id: int, name: Name, *, n_rows: int, size_bytes: int, is_durable: bool
+    conn: Connection,
+    schema: str,
+    slot_id: int,
+    name: Name,
+    *,
+    source_oid: int,
+    n_rows: int,
+    size_bytes: int,
+    is_durable: bool,
 ) -> None:
     """Note that all rows of a table are committed and its indexes are made.
 
@@ -281,11 +321,12 @@ async def finish(  # noqa: PLR0913  the columns of a row
     query = in_schema(
         "WITH noted AS (UPDATE {s}.copies SET state = 'copied', rows = $4::bigint, size_bytes = $5::bigint,"
         " indexes = '{{}}', finished_at = pg_catalog.clock_timestamp()"
-        " WHERE slot_id = $1::int AND schema_name = $2 AND table_name = $3)"
+        " WHERE slot_id = $1::int AND schema_name = $2 AND table_name = $3),"
+        " whole AS (DELETE FROM {s}.copy_parts WHERE slot_id = $1::int AND source_oid = $8::bigint)"
         " SELECT pg_catalog.pg_notify($6, ''), pg_catalog.set_config('synchronous_commit', $7, true)",
         schema,
     )
-    values = [slot_id, *name, n_rows, size_bytes, channel(slot_id), "on" if is_durable else "off"]
+    values = [slot_id, *name, n_rows, size_bytes, channel(slot_id), "on" if is_durable else "off", source_oid]
     with target_errors("noting what is copied"):
         await rows(conn, query, values)
 

@@ -108,7 +108,7 @@ async def write_daemon(conn: Connection, schema: str, slot_id: int, daemon: Daem
         " t AS (DELETE FROM {s}.tables WHERE slot_id = $1::int)"
         " UPDATE {s}.slots SET timeline = $2::int, publications = $3::text[], commit_order = $4, workers = $5::int,"
         " host = $6, pid = $7::int, version = $8, two_phase = $9, state = 'starting',"
-        " started_at = pg_catalog.clock_timestamp(),"
+        " started_at = pg_catalog.clock_timestamp(), limits = NULL,"
         " reason = '', updated_at = pg_catalog.clock_timestamp() WHERE slot_id = $1::int RETURNING 1",
         schema,
     )
@@ -148,6 +148,17 @@ async def write_workers(conn: Connection, schema: str, slot_id: int, workers: Se
         for w in workers
     ]
     await _write_all(conn, query, values, "writing what the workers do")
+
+
+async def write_limits(conn: Connection, schema: str, slot_id: int, limits: str) -> None:
+    """Show what limits now, in JSON.
+
+    Raises:
+        TargetRefused: a privilege is missing.
+        TargetLost: the connection broke.
+    """
+    query = in_schema("UPDATE {s}.slots SET limits = $2::jsonb WHERE slot_id = $1::int", schema)
+    await _write_all(conn, query, [(slot_id, limits)], "writing what limits")
 
 
 async def forget_workers(conn: Connection, schema: str, slot_id: int, *, but: Sequence[int] = ()) -> None:

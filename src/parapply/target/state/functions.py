@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from psycopg import sql
 
+from parapply.target.state.commands import COLUMNS_WITHOUT_COMMANDS
 from parapply.target.state.conflict_tables import CONFLICT_COLUMNS_WITHOUT_VALUES
 
 #: Seconds between two checks of the progress.
@@ -52,13 +53,15 @@ def functions(schema: str) -> sql.Composed:
     name = sql.Identifier(schema)
     body = sql.SQL(_BODY).format(s=name, poll=sql.Literal(_POLL_S)).as_string(None)
     columns = sql.SQL(", ").join(map(sql.Identifier, CONFLICT_COLUMNS_WITHOUT_VALUES))
+    of_ddl = sql.SQL(", ").join([sql.Identifier(one) for one in COLUMNS_WITHOUT_COMMANDS])
     return sql.SQL(
         "CREATE OR REPLACE FUNCTION {s}.wait_for(lsn pg_lsn, timeout_s double precision DEFAULT 30,"
         " slot text DEFAULT NULL) RETURNS boolean LANGUAGE plpgsql VOLATILE"
         " SET search_path = pg_catalog, pg_temp AS {body};"
         "COMMENT ON FUNCTION {s}.wait_for IS {comment};"
         "GRANT USAGE ON SCHEMA {s} TO pg_monitor; GRANT SELECT ON ALL TABLES IN SCHEMA {s} TO pg_monitor;"
-        # The one table with row values, so it is readable only by those who are granted it.
+        # The tables with values, so they are readable only by those who are granted it.
         "REVOKE SELECT ON {s}.conflicts FROM pg_monitor;"
         "GRANT SELECT ({columns}) ON {s}.conflicts TO pg_monitor;"
-    ).format(s=name, body=sql.Literal(body), comment=sql.Literal(_COMMENT), columns=columns)
+        "REVOKE SELECT ON {s}.ddl FROM pg_monitor; GRANT SELECT ({of_ddl}) ON {s}.ddl TO pg_monitor;"
+    ).format(s=name, body=sql.Literal(body), comment=sql.Literal(_COMMENT), columns=columns, of_ddl=of_ddl)

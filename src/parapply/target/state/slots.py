@@ -9,14 +9,14 @@ Source: traps T-1 to T-16; PostgreSQL manual, "Asynchronous Commit".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from psycopg import sql
 
 from parapply import failpoints
 from parapply.errors import SourceRefused, TargetRefused
-from parapply.model import format_lsn, parse_lsn
+from parapply.model import POSTGRES_EPOCH_US, format_lsn, parse_lsn
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state.display import (
     DaemonRow,
@@ -185,6 +185,26 @@ async def load(conn: Connection, schema: str, slot_name: str, system_identifier:
     return _slot_state(slot_name, found) if found else None
 
 
+async def newest_commit_time_us(conn: Connection, schema: str, slot_id: int) -> int | None:
+    """Return the commit time of the last transaction applied, on the publisher's clock; None if none is recorded.
+
+    Microseconds since 2000-01-01 UTC. The daemon must not be applying.
+
+    Raises:
+        TargetRefused: the state may not be read.
+        TargetLost: the connection broke.
+    """
+    query = in_schema(
+        "SELECT (EXTRACT(epoch FROM pg_catalog.max(t.at)) * 1000000)::bigint FROM ("
+        "SELECT last_commit_time FROM {s}.slots WHERE slot_id = $1::int UNION ALL"
+        " SELECT commit_time FROM {s}.applied WHERE slot_id = $1::int) AS t (at)",
+        schema,
+    )
+    with target_errors("reading the state"):
+        ((unix_us,),) = await rows(conn, query, [slot_id])
+    return None if unix_us is None else int(unix_us) - POSTGRES_EPOCH_US
+
+
 async def find_slot(conn: Connection, schema: str, slot_name: str) -> int:
     """Return the id of a slot's state.
 
@@ -334,8 +354,17 @@ async def drop_slot_state(conn: Connection, schema: str, slot_id: int) -> None:
 
 
 def _removals(schema: str) -> list[sql.Composed]:
-    shown = ("conflicts", "skips", "snapshots", "marks", "copies", "tables", "workers")
+    shown = ("cutovers", "conflicts", "skips", "snapshots", "marks", "copies", "copy_parts", "ddl", "tables", "workers")
     return [
-        sql.SQL("DELETE FROM {} WHERE slot_id = $1::int").format(sql.Identifier(schema, table))
-        for table in (*shown, "undecided", "committed_prepared", "applied", "slots")
+        *[in_schema(_OF_MIGRATION.replace("TABLE", table), schema) for table in ("migration_items", "migrations")],
+        *[
+            sql.SQL("DELETE FROM {} WHERE slot_id = $1::int").format(sql.Identifier(schema, table))
+            for table in (*shown, "undecided", "committed_prepared", "applied", "slots")
+        ],
     ]
+
+
+_OF_MIGRATION: Final = (
+    "DELETE FROM {s}.TABLE WHERE (slot_name, system_identifier) IN"
+    " (SELECT slot_name, system_identifier FROM {s}.slots WHERE slot_id = $1::int)"
+)

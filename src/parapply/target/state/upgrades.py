@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from parapply.target.state.commands import COMMANDS
 from parapply.target.state.conflict_tables import CONFLICTS
 
 
@@ -166,5 +167,79 @@ _READING = Upgrade(
     "",
 )
 
+# By the slot's name, because a migration's first steps come before there is a slot.
+_MIGRATIONS = Upgrade(
+    10,
+    """
+CREATE TABLE {s}.migrations (
+    slot_name text NOT NULL,
+    system_identifier text NOT NULL,
+    step text NOT NULL,
+    state text NOT NULL CHECK (state IN ('running', 'failed', 'done')),
+    done bigint NOT NULL DEFAULT 0,
+    total bigint NOT NULL DEFAULT 0,
+    unit text NOT NULL DEFAULT '',
+    detail text NOT NULL DEFAULT '',
+    options text NOT NULL DEFAULT '',
+    started_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    finished_at timestamptz,
+    PRIMARY KEY (slot_name, system_identifier, step));
+CREATE TABLE {s}.migration_items (
+    slot_name text NOT NULL,
+    system_identifier text NOT NULL,
+    item text NOT NULL,
+    finished_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    PRIMARY KEY (slot_name, system_identifier, item));
+""",
+    "DROP TABLE {s}.migration_items, {s}.migrations;",
+)
+
+#: What limits now, as the daemon sees it: JSON, for people.
+_LIMITS = Upgrade(11, "ALTER TABLE {s}.slots ADD COLUMN limits jsonb;", "")
+
+_COMMANDS = Upgrade(12, COMMANDS, "DROP TABLE {s}.ddl;")
+
+_COPY_PARTS = Upgrade(
+    13,
+    """
+CREATE TABLE {s}.copy_parts (
+    slot_id int NOT NULL REFERENCES {s}.slots,
+    source_oid bigint NOT NULL,
+    leaf_schema text NOT NULL,
+    leaf_name text NOT NULL,
+    first_page bigint NOT NULL,
+    end_page bigint,
+    lsn pg_lsn NOT NULL,
+    rows bigint NOT NULL,
+    size_bytes bigint NOT NULL,
+    fingerprint text NOT NULL,
+    PRIMARY KEY (slot_id, source_oid, leaf_schema, leaf_name, first_page));
+""",
+    "DROP TABLE {s}.copy_parts;",
+)
+
+_CUTOVERS = Upgrade(
+    14,
+    """
+CREATE TABLE {s}.cutovers (
+    slot_id int PRIMARY KEY REFERENCES {s}.slots,
+    step text NOT NULL,
+    reverse_slot text NOT NULL,
+    made_slot bool NOT NULL,
+    made_publication bool NOT NULL,
+    fence text NOT NULL,
+    opens text NOT NULL,
+    fence_lsn pg_lsn,
+    takeover_lsn pg_lsn,
+    begun_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    fenced_at timestamptz,
+    opened_at timestamptz);
+""",
+    "DROP TABLE {s}.cutovers;",
+)
+
 #: In the order of their versions, without gaps.
-UPGRADES: Final = (_TWO_PHASE, _COPIES, _CONFLICTS, _COUNTS, _LATE_TABLES, _COMMENTS, _IN_DOUBT, _READING)
+UPGRADES: Final = (
+    _TWO_PHASE, _COPIES, _CONFLICTS, _COUNTS, _LATE_TABLES, _COMMENTS, _IN_DOUBT, _READING, _MIGRATIONS, _LIMITS,
+    _COMMANDS, _COPY_PARTS, _CUTOVERS,
+)  # fmt: skip

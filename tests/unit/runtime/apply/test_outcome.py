@@ -19,6 +19,7 @@ from parapply.vocabulary import Mode
 from parapply.wire.messages import RollbackPrepared
 
 if TYPE_CHECKING:
+    from parapply.runtime.apply.command_rules import CommandRules
     from parapply.runtime.pool.two_phase import TwoPhase
     from parapply.runtime.tables.control_pool import ControlPool
     from parapply.runtime.tables.plans import TablePlans
@@ -65,6 +66,7 @@ async def test_what_was_repaired_is_shown_no_longer() -> None:
         tables=cast("TablePlans", None),
         conflict_handler=handler,
         two_phase=cast("TwoPhase", two_phase),
+        commands=cast("CommandRules", None),
         tracks_commits=False,
         stops_on_error=False,
         piece_bytes=1,

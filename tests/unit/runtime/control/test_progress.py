@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from parapply.errors import SourceLost
+from parapply.model import Until
 from parapply.plan.watermark import Watermark
 from parapply.runtime.control import progress as module
 from parapply.runtime.control.progress import Progress
@@ -69,7 +70,7 @@ class _Lab:
             status_interval_s=60,
             receive_timeout_s=60,
             is_apply_durable=is_apply_durable,
-            until_lsn=None,
+            until=Until(),
             on_serving=lambda: None,
         )
 
@@ -202,11 +203,11 @@ async def test_who_waits_is_told_at_once_what_is_visible_and_what_is_durable(
         lab.progress.received()
         await told(400, _AT_LSN, _AT_LSN)
         lab.commit(200)
+        # Not at the next turn of the event loop: a single client waits for every one of them.
+        assert lab.stream.reports[-1] == (400, 200 if is_apply_durable else _AT_LSN, 200)
         if is_apply_durable:
-            await told(400, 200, 200)
             assert flushing.empty()
             return
-        await told(400, _AT_LSN, 200)
         assert await flushing.get() == 200
         lab.commit(300)
         await told(400, _AT_LSN, 300)
@@ -217,6 +218,25 @@ async def test_who_waits_is_told_at_once_what_is_visible_and_what_is_durable(
         await told(400, 300, 300)
 
     await _while_running(lab, work)
+
+
+async def test_a_stream_that_ends_at_a_report_of_a_commit_is_no_error_of_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its task goes on and the batch counts as committed; the task of the reports ends with the error."""
+    lab = _Lab(is_apply_durable=True)
+    lab.stream.is_synchronous = True
+    reporting = asyncio.create_task(lab.progress.report_at_once(), name="reports")
+
+    def send_status(*_: int, reply_requested: bool) -> None:
+        assert not reply_requested
+        raise SourceLost("the stream ended.")
+
+    monkeypatch.setattr(lab.stream, "send_status", send_status)
+    lab.commit(200)
+    assert lab.progress.durable_lsn == 200
+    with pytest.raises(SourceLost):
+        await reporting
 
 
 async def test_reports_wait_for_their_time_where_no_commit_waits(monkeypatch: pytest.MonkeyPatch) -> None:

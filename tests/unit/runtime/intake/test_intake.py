@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from parapply.config import ApplyConfig
+from parapply.config import ApplyConfig, DdlConfig
 from parapply.errors import ProtocolError
 from parapply.plan.copy_starts import CopyStarts
 from parapply.plan.plans import Plans
 from parapply.runtime.intake import closing
 from parapply.runtime.intake.admission import Admission
 from parapply.runtime.intake.batcher import Batcher
+from parapply.runtime.intake.commands import CommandTransactions
+from parapply.runtime.intake.due import DueTimes
 from parapply.runtime.intake.intake import Intake
 from parapply.runtime.intake.reader import SlotReader
 from parapply.runtime.intake.room import Room
@@ -91,12 +93,18 @@ class _Tables:
         #: Held by a test while the catalogue is to be slow.
         self.catalogue = asyncio.Lock()
         self.is_read_ahead = False
+        #: As the table was announced before.
+        self.is_announced = False
+        self.is_in_doubt = asyncio.Event()
+
+    def is_in_force(self, _relation: object) -> bool:
+        return self.is_announced
 
     def take_changed(self) -> bool:
         return False
 
     def resolve_new(self, relations: Sequence[object]) -> bool:
-        return self.is_read_ahead and all(relation in self.plans.known for relation in relations)
+        return (self.is_read_ahead or not relations) and all(relation in self.plans.known for relation in relations)
 
     async def resolve(self, relations: Sequence[object]) -> None:
         assert all(relation in self.plans.known for relation in relations)
@@ -145,6 +153,9 @@ class _Lab:
             starts=CopyStarts(),
             state=state,
         )
+        commands = CommandTransactions(
+            self.reader, self.batcher, admission, tables, self.pool, queue=lambda: None, config=DdlConfig()
+        )
         streams = StreamBuffers(Spill(None, 1 << 20), StreamLimits(1 << 20, 1 << 20, 1 << 20))
         #: Each keep-alive's LSN, and whether everything read was in the pool's hands then.
         self.keepalives: list[tuple[int, bool]] = []
@@ -152,12 +163,15 @@ class _Lab:
             self.reader,
             Room(self.reader, self.batcher, self.pool, limits),
             admission,
-            SpecialTransactions(self.batcher, admission, streams, self.pool, piece_bytes=piece_bytes),
+            SpecialTransactions(self.batcher, admission, commands, streams, self.pool, piece_bytes=piece_bytes),
             self.batcher,
+            commands=commands,
+            due=DueTimes(0, None, lambda: None),
             tables=tables,
             pool=self.pool,
             on_keepalive=lambda one: self.keepalives.append((one.end_lsn, self.batcher.holds_nothing)),
             on_received=lambda: None,
+            on_end=lambda _: None,
         )
         self.lsn = 0x1000
 
@@ -241,7 +255,7 @@ async def test_behind_a_batch_under_way_transactions_join_until_it_has_committed
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They could not commit before it, and one commit is cheaper than two: also where another worker is idle."""
-    monkeypatch.setattr(closing, "_BEHIND_S", 3600.0)
+    monkeypatch.setattr(closing, "BEHIND_S", 3600.0)
     lab = _Lab()
     async with lab.running():
         first, second = asyncio.create_task(lab.take()), asyncio.create_task(lab.take())
@@ -264,7 +278,7 @@ async def test_nobody_waits_behind_a_batch_for_long(
     monkeypatch: pytest.MonkeyPatch, behind_s: float, n_rows: int, order: str
 ) -> None:
     """After a moment, with rows enough for a worker of its own, or in any order, a batch leaves beside another."""
-    monkeypatch.setattr(closing, "_BEHIND_S", behind_s)
+    monkeypatch.setattr(closing, "BEHIND_S", behind_s)
     lab = _Lab(order=order)
     async with lab.running():
         workers = [asyncio.create_task(lab.take()) for _ in range(2)]
@@ -388,6 +402,19 @@ async def test_a_new_table_ends_the_open_batch_only_if_the_catalogue_must_be_ask
         assert [len(job.batch.transactions) for job in jobs] == sizes
         assert isinstance(jobs[0], SetJob)
         assert jobs[0].plans_before is before
+
+
+async def test_what_is_announced_again_as_it_is_ends_no_batch_and_asks_nothing() -> None:
+    """Each range of WAL announces all again; whether the target has changed, too, the watch finds out, soon."""
+    lab = _Lab()
+    lab.tables.is_announced = True
+    async with lab.running():
+        await lab.tables.catalogue.acquire()  # for ever
+        news = lab.transaction(announced(), build.insert(row("1"), oid=OID), late_us=LATE_US)
+        await lab.read(*lab.transaction(late_us=LATE_US), *news, *lab.transaction(late_us=LATE_US))
+        job = await lab.take()
+        assert len(job.batch.transactions) == 3
+        assert lab.tables.is_in_doubt.is_set()
 
 
 async def test_what_a_transaction_announced_that_is_left_out_is_known_to_retries() -> None:

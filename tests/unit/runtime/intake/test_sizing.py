@@ -51,14 +51,30 @@ def test_batches_that_take_long_are_halved_to_an_eighth_of_the_first_size() -> N
     assert sizes(sizing.limits) == (312, 625, 512 * 1024)
 
 
-@pytest.mark.parametrize(("n_tables", "part"), [(100, 0.5), (1_000, 1.0), (5_000, 1.0)])
-def test_batches_over_many_tables_may_take_longer(n_tables: int, part: float) -> None:
+@pytest.mark.parametrize("took_s", [0.01, 9.0])
+@pytest.mark.parametrize(("n_tables", "is_thin"), [(100, False), (1_000, True)])
+def test_thin_batches_may_be_as_large_as_configured_and_say_nothing(
+    took_s: float, n_tables: int, *, is_thin: bool
+) -> None:
     """What takes long is a statement for each table, and half the batch would have nearly as many."""
     sizing = BatchSizing(Limits(20_000, 20_000, 8 * 1024 * 1024))
-    job = job_of(sizing.limits, took_s=1.0)
-    job.batch.table_changes = [TableChanges(PLAIN.plan(0))] * n_tables
+    limits = sizing.limits
+    before = sizes(limits)
+    job = job_of(limits, took_s=took_s)
+    batch = job.batch
+    batch.table_changes = [TableChanges(PLAIN.plan(0))] * n_tables
+    batch.size_bytes = limits.size_bytes
+    assert batch.is_thin is is_thin
+    assert batch.is_full(limits) is not is_thin
     sizing.committed(job)
-    assert sizes(sizing.limits) == (2_500 * part, 5_000 * part, 4 * 1024 * 1024 * part)
+    assert (sizes(limits) == before) is is_thin
+    for limit, most in (("n_changes", 20_000), ("size_bytes", 8 * 1024 * 1024)):
+        was = getattr(batch, limit)
+        setattr(batch, limit, most)
+        assert batch.is_full(limits)
+        setattr(batch, limit, was)
+    batch.is_suspect = True
+    assert batch.is_full(limits)
 
 
 def test_small_limits_are_kept_as_configured() -> None:

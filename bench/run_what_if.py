@@ -1,0 +1,120 @@
+"""`python -m bench.run_what_if`: how near the report's predictions come to runs with other numbers of workers.
+
+In go kinds of target; out comes an exit code. Only the file stays, and the logs where they are asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+from rich.table import Table
+
+from bench.disk import slow_disk
+from bench.options import FAST
+from bench.output import Output
+from bench.report import machine_facts
+from bench.servers import make_stage, versions
+from bench.what_if import FROM_WORKERS, GOOD, KINDS, measure
+from bench.workloads import WORKLOADS
+from parapply.demo.interrupts import Interrupts
+from parapply.errors import ParapplyError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bench.what_if import Cell
+
+_GOOD_PART: Final = 0.9
+_NOT_GOOD: Final = 1
+_DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
+
+
+@click.command()
+@click.option(
+    "--target", "names", multiple=True, type=click.Choice(list(KINDS)), default=list(KINDS), show_default=True,
+    help="What the target is slow with; repeatable.",
+)  # fmt: skip
+@click.option("--rounds", type=click.IntRange(min=1), default=1, show_default=True, help="Turns of each cell.")
+@click.option(
+    "--part", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="Of each load."
+)
+@click.option("--keep-logs", "keep", type=_DIRECTORY, metavar="DIR", help="Have the apply logs there.")
+@click.option("--out", "directory", type=_DIRECTORY, metavar="DIR", help="For the file.  [default: bench/results]")
+@click.option("--no-save", "is_unsaved", is_flag=True, help="Write no file.")
+def main(  # noqa: PLR0913  one for each option
+    names: tuple[str, ...], rounds: int, part: float, keep: Path | None, directory: Path | None, *, is_unsaved: bool
+) -> None:
+    """Run the daemon with 2, 4, 8 and 16 workers, and compare with what the log of 4 says about them.
+
+    The exit code is 0 if nine of ten cells are within 15 %, else 1.
+    """
+    try:
+        sys.exit(_run(names, rounds, part, Output(directory=directory, is_saved=not is_unsaved), keep))
+    except ParapplyError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _run(names: Sequence[str], rounds: int, part: float, output: Output, keep: Path | None) -> int:
+    output.prepare()
+    at = datetime.now(UTC)
+    machine = machine_facts(os.getloadavg()[0])
+    facts: dict[str, str | float] = dict(machine)
+    cells: list[Cell] = []
+    for name in names:
+        kind = KINDS[name].shortened(part)
+        with (
+            Interrupts() as interrupts,
+            slow_disk() if kind.disk != FAST else nullcontext() as disk,
+            make_stage(interrupts, kind.options, disk, is_local=WORKLOADS[kind.workload].is_local) as stage,
+        ):
+            facts |= versions(stage)
+            output.say(f"{name}: {kind.text}")
+            if disk is not None:
+                disk.check(stage.target.pid)
+            cells += measure(stage, kind, rounds=rounds, disk=disk, say=output.say, keep=keep)
+    n_good = sum(cell.is_good for cell in cells)
+    output.console.print(_table(cells))
+    output.say(
+        f"{n_good} of {len(cells)} cells within {GOOD:.0%}; the interval holds "
+        f"{sum(cell.is_within for cell in cells)} of them."
+    )
+    content = {
+        "benchmark": "what-if",
+        "measured_at": at.isoformat(timespec="seconds"),
+        "machine": facts,
+        "from_workers": FROM_WORKERS,
+        "rounds": rounds,
+        "kinds": {name: KINDS[name].text for name in names},
+        "cells": [cell.document() for cell in cells],
+        "good": n_good,
+    }
+    output.save(f"whatif-{at:%Y%m%dT%H%M%SZ}", content)
+    return 0 if n_good >= _GOOD_PART * len(cells) else _NOT_GOOD
+
+
+def _table(cells: Sequence[Cell]) -> Table:
+    table = Table(title=f"Predicted from the log of {FROM_WORKERS} workers")
+    for heading in ("target", "order", "workers", "measured", "predicted", "interval", "error", "limit"):
+        table.add_column(heading)
+    for cell in cells:
+        table.add_row(
+            cell.kind,
+            cell.order,
+            str(cell.workers),
+            f"{cell.measured_s:.2f} s",
+            f"{cell.predicted_s:.2f} s",
+            f"{cell.least_s:.2f} to {cell.most_s:.2f}",
+            f"{cell.error:+.0%}{'' if cell.is_good else ' !'}",
+            cell.limit,
+        )
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""How good the what-if is: the same stream with 2, 4, 8 and 16 workers, and what the log of 4 says about the others.
+
+In go a stage for each kind of target; out come cells: measured and predicted seconds, from the first batch's start to
+the last commit, as the records have both.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+from bench.catchup import prepare
+from bench.compare import is_equal
+from bench.options import FAST, Disk, Options
+from bench.workloads import LARGE_ROWS, WORKLOADS
+from parapply.analysis.logged import recorded_of
+from parapply.analysis.prediction import ORDERS, Prediction, predict
+from parapply.applylog_schema import Record, read_record
+from parapply.demo.command import Parapply
+from parapply.demo.errors import DemoError
+from parapply.demo.load import DemoLoad
+from parapply.demo.race import create_slot, drain_with_parapply, drop_target, make_target
+from parapply.demo.stage import BANK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from bench.disk import SlowDisk
+    from bench.options import Order, Sync
+    from parapply.demo.stage import Stage
+
+_SLOT: Final = "backlog"
+_TURN: Final = "turn"
+_MESSAGE: Final = "SELECT pg_logical_emit_message(true, 'parapply bench', '')"
+_TIMEOUT_S: Final = 120
+#: Of the daemon whose log predicts, and of all.
+FROM_WORKERS: Final = 4
+WORKERS: Final = (2, 4, 8, 16)
+#: Which error is small enough.
+GOOD: Final = 0.15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A target, by what it is slow with.
+
+    Attributes:
+        name: for the command line and files.
+        text: for people.
+        workload: of `WORKLOADS`.
+        transactions: of the backlog; of a live load those of a second.
+        scale: of the tables.
+        live_s: seconds of a load that is there as it is applied; 0: a backlog.
+        disk: of the subscriber.
+        sync: synchronous_commit of the daemon's sessions.
+        settings: `key=value` for the daemon.
+    """
+
+    name: str
+    text: str
+    workload: str = "simple-update"
+    transactions: int
+    scale: int = 10
+    live_s: int = 0
+    disk: Disk = FAST
+    sync: Sync = "off"
+    settings: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> Options:
+        """What its servers are filled by."""
+        return Options(transactions=self.transactions, scale=self.scale, large_rows=LARGE_ROWS, systems=("parapply",))
+
+    def shortened(self, part: float) -> Kind:
+        """Return it with a part of its load."""
+        if self.live_s:
+            return replace(self, live_s=max(1, round(self.live_s * part)))
+        return replace(self, transactions=max(1, round(self.transactions * part)))
+
+
+KINDS: Final = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            name="slow-reads", text="each read of a page 150 us longer, 32 MB of shared buffers", transactions=40_000,
+            disk=Disk(read_us=150),
+        ),
+        Kind(
+            name="slow-flushes", text="each flush 8 ms longer, synchronous_commit on, batches of 100",
+            transactions=30_000, scale=1, disk=Disk(sync_us=8_000), sync="on",
+            settings=("apply.max_batch_transactions=100",),
+        ),
+        Kind(name="processors", text="inserts into a table with six indexes", workload="indexes", transactions=250_000),
+        Kind(name="live", text="500 transactions a second as they come", transactions=500, live_s=8),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One kind of target, order and number of workers.
+
+    Attributes:
+        measured_s: median of the rounds.
+        rounds_s: of each.
+        predicted_s: from a log of `FROM_WORKERS`, median of the rounds.
+        least_s: of the interval, as what follows.
+        most_s: as the page shows it.
+        limit: what the prediction names.
+    """
+
+    kind: str
+    order: Order
+    workers: int
+    measured_s: float
+    rounds_s: tuple[float, ...]
+    predicted_s: float
+    least_s: float
+    most_s: float
+    limit: str
+
+    @property
+    def error(self) -> float:
+        """Part by which the prediction is too long."""
+        return self.predicted_s / self.measured_s - 1
+
+    @property
+    def is_good(self) -> bool:
+        """Tell whether the error is small enough."""
+        return abs(self.error) <= GOOD
+
+    @property
+    def is_within(self) -> bool:
+        """Tell whether the interval holds what was measured."""
+        return self.least_s <= self.measured_s <= self.most_s
+
+    def document(self) -> dict[str, Any]:
+        """Return it for a file."""
+        return {**asdict(self), "error": self.error, "is_good": self.is_good, "is_within": self.is_within}
+
+
+def measure(  # noqa: PLR0913  one caller
+    stage: Stage,
+    kind: Kind,
+    *,
+    rounds: int,
+    disk: SlowDisk | None,
+    say: Callable[[str], None],
+    keep: Path | None = None,
+) -> list[Cell]:
+    """Apply the same stream with each number of workers in both orders, and compare.
+
+    Args:
+        stage: with the kind's disk.
+        kind: of target.
+        rounds: turns of each.
+        disk: of the subscriber.
+        say: gets a line for each turn.
+        keep: a directory that gets the apply logs; None: they go with the stage.
+
+    Raises:
+        DemoError: a server or the daemon failed, or tables differ.
+    """
+    options = kind.options
+    source = _Live(stage, kind) if kind.live_s else _Backlog(stage, kind)
+    source.prepare(options)
+    logs: dict[tuple[Order, int], list[list[Record]]] = defaultdict(list)
+    slowed = disk.slowed if disk is not None else None
+    for number in range(rounds):
+        for order in ORDERS:
+            # What drifts on the machine meets few and many workers alike.
+            for workers in WORKERS if number % 2 == 0 else reversed(WORKERS):
+                directory = (keep or stage.directory) / f"whatif-{kind.name}-{order}-{workers}-{number}"
+                directory.mkdir(parents=True)
+                settings = [
+                    *WORKLOADS[kind.workload].settings, *kind.settings, f"target.synchronous_commit={kind.sync}",
+                    f"applylog.directory={directory}", f"apply.workers={workers}", f"apply.commit_order={order}",
+                ]  # fmt: skip
+                source.apply(settings, slowed)
+                records = _records(directory)
+                logs[order, workers].append(records)
+                say(f"{kind.name:13} {order:9} {workers:3} workers  {_measured_s(records):6.2f} s")
+    source.end()
+    return [cell for order in ORDERS for cell in _cells(kind, order, logs)]
+
+
+def _cells(kind: Kind, order: Order, logs: dict[tuple[Order, int], list[list[Record]]]) -> list[Cell]:
+    predictions = [predicted(records) for records in logs[order, FROM_WORKERS]]
+    cells = []
+    for workers in WORKERS:
+        rounds_s = tuple(_measured_s(records) for records in logs[order, workers])
+        found = [one.of(order, workers) for one in predictions]
+        cells.append(
+            Cell(
+                kind=kind.name, order=order, workers=workers, measured_s=median(rounds_s), rounds_s=rounds_s,
+                predicted_s=median(one.seconds for one in found), least_s=median(one.least_s for one in found),
+                most_s=median(one.most_s for one in found), limit=found[0].limit,
+            )
+        )  # fmt: skip
+    return cells
+
+
+def predicted(records: list[Record]) -> Prediction:
+    """Return what the log of one run says."""
+    return predict(*recorded_of(records), WORKERS)
+
+
+def _measured_s(records: list[Record]) -> float:
+    recorded, _ = recorded_of(records)
+    return max(one.committed_s for one in recorded) - min(one.started_s for one in recorded)
+
+
+def _records(directory: Path) -> list[Record]:
+    return [read_record(line) for file in sorted(directory.iterdir()) for line in file.read_bytes().splitlines()]
+
+
+class _Backlog:
+    """The same backlog for each turn, from a copy of the slot into a copy of the tables."""
+
+    def __init__(self, stage: Stage, kind: Kind) -> None:
+        self._stage = stage
+        self._kind = kind
+        self._end_lsn = ""
+
+    def prepare(self, options: Options) -> None:
+        self._end_lsn = prepare(self._stage, WORKLOADS[self._kind.workload], options).end_lsn
+
+    def apply(self, settings: list[str], slowed: Callable[[Disk], Any] | None) -> None:
+        stage = self._stage
+        stage.source.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [_SLOT, _TURN], dbname=BANK)
+        make_target(stage, _TURN)
+        with slowed(self._kind.disk) if slowed else nullcontext():
+            # With relaxed order the last transaction may be there before others are.
+            drain_with_parapply(
+                stage, slot=_TURN, dbname=_TURN, settings=settings, then=lambda daemon: _wait(daemon, self._end_lsn)
+            )
+        if not is_equal(stage, _TURN):
+            raise DemoError("The tables differ.")
+        drop_target(stage, _TURN)
+
+    def end(self) -> None:
+        """Do nothing: the stage takes it all."""
+
+
+class _Live:
+    """One slot and one set of tables for all turns; a load for each."""
+
+    def __init__(self, stage: Stage, kind: Kind) -> None:
+        self._stage = stage
+        self._kind = kind
+
+    def prepare(self, options: Options) -> None:
+        stage = self._stage
+        stage.fill_bank(options.scale)
+        create_slot(stage, _TURN)
+        make_target(stage, _TURN)
+        Parapply(stage, slot=_TURN, target_dbname=_TURN).call("init")
+
+    def apply(self, settings: list[str], slowed: Callable[[Disk], Any] | None) -> None:
+        stage, kind = self._stage, self._kind
+        daemon = Parapply(stage, slot=_TURN, target_dbname=_TURN, settings=settings)
+        with slowed(kind.disk) if slowed else nullcontext():
+            daemon.start()
+            self._wait(daemon)
+            DemoLoad(stage, "simple-update", clients=4, limit=f"--time={kind.live_s}", rate=kind.transactions).wait()
+            self._wait(daemon)
+            daemon.stop()
+
+    def _wait(self, daemon: Parapply) -> None:
+        """Return when what is committed by now is on the subscriber."""
+        ((lsn,),) = self._stage.source.execute(_MESSAGE, dbname=BANK)
+        daemon.check()
+        _wait(daemon, str(lsn))
+
+    def end(self) -> None:
+        if not is_equal(self._stage, _TURN):
+            raise DemoError("The tables differ.")
+
+
+def _wait(daemon: Parapply, lsn: str) -> None:
+    daemon.call("wait", "--lsn", lsn, "--timeout", str(_TIMEOUT_S))

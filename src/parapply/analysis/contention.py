@@ -1,0 +1,244 @@
+"""How much longer a statement takes because others run beside it: learned from a log, told for any number of them.
+
+In: for each batch the seconds it executed with one, two ... batches executing at a time. Out: a `Contention`, which
+divides a batch's work into a part that needs a processor and one that only waits (disk, network), and has so many
+processors. Pure.
+
+A batch takes turns: it needs a processor, and it waits for something that is there for all at a time. How many of n
+batches then need one is the "machine repairman" of queueing theory, and known exactly.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from math import inf, log, sqrt
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+#: Batches that execute at a time: as many as there may be workers.
+MOST: Final = 64
+#: Numbers of processors that are tried where it is not known. inf: nothing is ever waited for.
+_TRIED: Final = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, inf)
+#: Twice the logarithm by which a number of processors may be less likely than the likeliest: 95 of 100 true ones are.
+_PLAUSIBLE: Final = 3.84
+#: Neighbouring batches share what slows them down, so that so many of them count as one in that comparison.
+_ALIKE: Final = 4
+_STEPS: Final = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contention:
+    """What batches that execute at a time wait for.
+
+    Attributes:
+        cpu_share: part of a batch's execution by itself that needs a processor.
+        processors: that serve it; less than there are where other processes need them for each batch, too.
+    """
+
+    cpu_share: float
+    processors: float
+
+    def slowdowns(self, most: int = MOST) -> list[float]:
+        """Return how many times as long a batch takes with 0, 1, 2 ... of them executing."""
+        return [1.0, *[self._slowdown(n) for n in range(1, most + 1)]]
+
+    def _slowdown(self, n: int) -> float:
+        if self.processors == inf or not self.cpu_share:
+            return 1.0
+        work, wait = self.cpu_share, 1.0 - self.cpu_share
+        by_itself = wait + work / min(1.0, self.processors)
+        if not wait:
+            return n / min(n, self.processors) * work / by_itself
+        # Likelihoods that 0, 1, 2 ... need a processor, as multiples of that for 0.
+        likely, total, busy = 1.0, 1.0, 0.0
+        for j in range(1, n + 1):
+            served = min(float(j), self.processors)
+            likely *= (n - j + 1) * work / (wait * served)
+            total += likely
+            busy += served * likely
+        return n * work * total / (busy * by_itself)
+
+
+class Executed(NamedTuple):
+    """One batch's execution."""
+
+    changes: int
+    seconds_by_n: dict[int, float]  # by how many batches executed then, this one included
+
+
+def beside(spans: Sequence[tuple[float, float]]) -> list[dict[int, float]]:
+    """Return for each span (begin, end) its seconds by the number of spans at the time."""
+    points = sorted(
+        [(begin_s, 1, index) for index, (begin_s, end_s) in enumerate(spans) if end_s > begin_s]
+        + [(end_s, 0, index) for index, (begin_s, end_s) in enumerate(spans) if end_s > begin_s]
+    )
+    found: list[defaultdict[int, float]] = [defaultdict(float) for _ in spans]
+    now: set[int] = set()
+    before_s = 0.0
+    for at_s, is_begin, index in points:
+        if at_s > before_s:
+            n = len(now)
+            for one in now:
+                found[one][n] += at_s - before_s
+        before_s = at_s
+        if is_begin:
+            now.add(index)
+        else:
+            now.discard(index)
+    return [dict(one) for one in found]
+
+
+def alone_s(executed: Executed, slowdowns: Sequence[float]) -> float:
+    """Return how long a batch would have taken by itself."""
+    return sum([seconds / slowdowns[n] for n, seconds in executed.seconds_by_n.items()])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processors:
+    """What is known of the processors that the statements use.
+
+    Attributes:
+        number: of the target's machine; 0: not known.
+        sessions_s: processor seconds of the workers' sessions while batches executed; None: not counted.
+        sessions: processors that the sessions took in the seconds that were counted, on average.
+        leader: the same of the daemon's leader.
+        others: the same of everything else on the machine.
+        cpu_share: part of the samples of executing sessions that were on a processor; None: no samples.
+    """
+
+    number: int = 0
+    sessions_s: float | None = None
+    sessions: float = 0.0
+    leader: float = 0.0
+    others: float = 0.0
+    cpu_share: float | None = None
+
+    @property
+    def served(self) -> tuple[float, float, float]:
+        """Return how many processors the sessions can have: if others give way, as a mean, if others do not.
+
+        The leader works for each batch. What others do may belong to it, or to nothing here; they share fairly, but it
+        is not known with how many.
+        """
+        part = self.sessions / (self.sessions + self.leader) if self.sessions else 1.0
+        most = self.number * part
+        least = min(most, max(self.number - self.others, self.sessions + self.leader) * part)
+        return most, sqrt(most * least), least
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """What a log says about contention.
+
+    Attributes:
+        best: as it is taken for.
+        least: the least contention that the log does not rule out.
+        most: the most.
+        is_known: the processors are known, and what the sessions took of them.
+    """
+
+    best: Contention
+    least: Contention
+    most: Contention
+    is_known: bool
+
+
+def learn(executed: Sequence[Executed], known: Processors) -> Learned:
+    """Return what batches waited for that executed at a time.
+
+    Where the target's processors are counted, that tells all. Elsewhere the number is the one with which batches took
+    most nearly the same time for each change by themselves, whatever ran beside them.
+    """
+    by_n: defaultdict[int, float] = defaultdict(float)
+    for each in executed:
+        for n, seconds in each.seconds_by_n.items():
+            by_n[n] += seconds
+    total_s = sum(by_n.values())
+    if known.number and known.sessions_s is not None and total_s:
+        least, best, most = (
+            Contention(cpu_share=_measured_share(by_n, processors, known.sessions_s), processors=processors)
+            for processors in known.served
+        )
+        return Learned(best=best, least=least, most=most, is_known=True)
+    tried = (float(known.number),) if known.number else _TRIED
+    found = []
+    for processors in tried:
+        share = 1.0 if known.cpu_share is None else known.cpu_share
+        if known.cpu_share is not None and processors < inf:
+            share = _sampled_share(by_n, processors, total_s * (1.0 - known.cpu_share))
+        one = Contention(cpu_share=share, processors=processors)
+        found.append((_unlikely(executed, one), one))
+    if not found or not total_s:
+        nothing = Contention(cpu_share=0.0, processors=inf)
+        return Learned(best=nothing, least=nothing, most=nothing, is_known=False)
+    least_unlikely = min(value for value, _ in found)
+    plausible = [one for value, one in found if value - least_unlikely <= _PLAUSIBLE]
+    most, least = plausible[0], plausible[-1]
+    return Learned(best=plausible[len(plausible) // 2], least=least, most=most, is_known=False)
+
+
+def _measured_share(by_n: Mapping[int, float], processors: float, sessions_s: float) -> float:
+    """Return the part with which the batches' work by themselves would take the processor seconds that it took."""
+    return _first(lambda share: share * _work_s(by_n, share, processors) >= sessions_s)
+
+
+def _sampled_share(by_n: Mapping[int, float], processors: float, waited_s: float) -> float:
+    """Return the part with which what is no processor time would be what the samples say."""
+    return _first(lambda share: (1.0 - share) * _work_s(by_n, share, processors) <= waited_s)
+
+
+def _first(is_enough: Callable[[float], bool]) -> float:
+    low, high = 0.0, 1.0
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        if is_enough(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _work_s(seconds_by_n: Mapping[int, float], share: float, processors: float) -> float:
+    slowdowns = Contention(cpu_share=share, processors=processors).slowdowns(max(seconds_by_n, default=0))
+    return sum([seconds / slowdowns[n] for n, seconds in seconds_by_n.items()])
+
+
+def _unlikely(executed: Sequence[Executed], contention: Contention) -> float:
+    """Return how badly the batches' seconds by themselves fit one line of their changes; less is likelier."""
+    slowdowns = contention.slowdowns(max([n for one in executed for n in one.seconds_by_n], default=0))
+    line = fit([(one.changes, alone_s(one, slowdowns)) for one in executed if one.changes])
+    return len(executed) / _ALIKE * log(max(line.error, 1e-9))
+
+
+class Line(NamedTuple):
+    """Seconds of a batch: so many for itself, so many for each change."""
+
+    batch_s: float
+    change_s: float
+    error: float  # mean square of the relative errors, each weighed by its changes
+
+    def seconds(self, changes: int) -> float:
+        """Return what a batch of so many changes takes."""
+        return self.batch_s + self.change_s * changes
+
+
+def fit(points: Sequence[tuple[int, float]]) -> Line:
+    """Return the line through batches (changes, seconds) that is nearest to them in seconds a change."""
+    total = sum([changes for changes, _ in points])
+    if not total:
+        return Line(0.0, 0.0, 0.0)
+    # y = b + a x with x = 1 / changes, weighed by changes.
+    mean_x = len(points) / total
+    mean_y = sum([seconds for _, seconds in points]) / total
+    spread = sum([changes * (1 / changes - mean_x) ** 2 for changes, _ in points])
+    slope = 0.0
+    if spread > 1e-12 * total:
+        both = sum([changes * (1 / changes - mean_x) * (s / changes - mean_y) for changes, s in points])
+        # Neither a batch nor a change takes less than nothing.
+        slope = min(max(0.0, both / spread), mean_y / mean_x)
+    change_s = mean_y - slope * mean_x
+    square = sum([changes * (s / changes - change_s - slope / changes) ** 2 for changes, s in points]) / total
+    return Line(slope, change_s, square / mean_y**2 if mean_y else 0.0)

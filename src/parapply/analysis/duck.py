@@ -1,0 +1,236 @@
+"""DuckDB as the report's engine: in this process, on this machine, within the memory that it is given.
+
+In go queries in Spark's SQL, and local paths; out come rows and Parquet files as `spark` writes them. Lines that DuckDB
+cannot read are looked for only where there is one: by this process, line by line.
+"""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import tempfile
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import duckdb
+import msgspec
+
+from parapply.analysis import schema
+from parapply.analysis.duck_sql import in_duckdb
+from parapply.analysis.engine import LINES, STORED, Rows
+from parapply.analysis.local import LocalStorage
+from parapply.analysis.schema import DAY, FILE, KIND, LOAD, TORN
+from parapply.applylog_schema import RECORDS
+from parapply.errors import ReportFailed, ReportRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from datetime import date
+
+    from parapply.analysis.storage import Storage, StoredFile
+
+#: Rows that are fetched at once.
+_FETCHED: Final = 4096
+_PATTERN_SIGNS: Final = str.maketrans({"[": "[[]", "*": "[*]", "?": "[?]"})
+#: What DuckDB says of a line, not of the machine.
+_OF_A_LINE: Final = (duckdb.InvalidInputException, duckdb.ConversionException)
+
+
+class DuckEngine:
+    """A session of its own; see `engine.Engine` for what each function does.
+
+    Args:
+        memory: at most, for example ``2g``; what is larger goes to a folder for temporary files.
+        cores: None takes all.
+    """
+
+    words = schema.DUCK
+
+    def __init__(self, memory: str, cores: int | None) -> None:
+        self.storage: Storage = LocalStorage()
+        self._scratch = Path(tempfile.mkdtemp(prefix="parapply-report-"))
+        self._files: dict[str, str] = {}
+        settings: dict[str, Any] = {
+            "memory_limit": f"{memory.upper()}B",
+            "temp_directory": str(self._scratch / "spilled"),
+            "preserve_insertion_order": "false",
+            "autoinstall_known_extensions": "false",
+            "autoload_known_extensions": "false",
+            **({"threads": cores} if cores else {}),
+        }
+        self._session = duckdb.connect(config=settings)
+        self._session.execute("SET TimeZone = 'UTC'")
+
+    def close(self) -> None:
+        """End the session and remove what it has spilled."""
+        self._session.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """As `Engine.errors`."""
+        try:
+            yield
+        except PermissionError as error:
+            raise ReportRefused(
+                f"The report cannot go on: {error.filename}: {error.strerror}.",
+                hint="run it as a user who may read the log's folders and files, and write into --out",
+            ) from error
+        except (duckdb.Error, OSError) as error:
+            text = str(error).strip().splitlines()[0].rstrip(".")
+            raise ReportFailed(
+                f"DuckDB stopped: {text}.",
+                hint="run it again: what was converted is kept; for 'Out of Memory' see --memory, or --engine spark",
+            ) from error
+
+    def done(self) -> float | None:
+        """As `Engine.done`."""
+        return None
+
+    def rows(self, query: str, **arguments: Any) -> Rows:  # noqa: ANN401  values of SQL
+        """As `Engine.rows`."""
+        found = self._session.execute(in_duckdb(query), arguments or None)
+        names = [column[0] for column in found.description or ()]
+        return [dict(zip(names, map(_in_utc, row), strict=True)) for row in found.fetchall()]
+
+    def stream(self, query: str, **arguments: Any) -> Iterator[tuple[Any, ...]]:  # noqa: ANN401  values of SQL
+        """As `Engine.stream`."""
+        # With a session of its own, other queries may run between two rows.
+        with self._session.cursor() as cursor:
+            found = cursor.execute(in_duckdb(query), arguments or None)
+            while rows := found.fetchmany(_FETCHED):
+                for row in rows:
+                    yield tuple(_as_sequence(value) for value in row)
+
+    def make_view(self, name: str, query: str) -> None:
+        """As `Engine.make_view`."""
+        # Not a temporary one: cursors see it, too, and the whole database is in memory.
+        self._session.execute(f"CREATE OR REPLACE VIEW {name} AS {in_duckdb(query)}")
+
+    def make_table(self, name: str, columns: dict[str, str], rows: Sequence[Sequence[Any]]) -> None:
+        """As `Engine.make_table`."""
+        self._session.execute(f"CREATE OR REPLACE TABLE {name} ({_columns(columns)})")
+        values = [list(column) for column in zip(*rows, strict=True)]
+        if values:
+            unnested = ", ".join(f"unnest(CAST(? AS {type_}[]))" for type_ in columns.values())
+            self._session.execute(f"INSERT INTO {name} SELECT {unnested}", values)
+
+    def read_lines(self, files: Sequence[StoredFile], log: str) -> None:  # noqa: ARG002  named by their paths
+        """As `Engine.read_lines`."""
+        self._files = {file.path: file.name for file in files}
+        self._open_lines(self._files, ())
+
+    def write(self, query: str, folder: str, load: str) -> None:
+        """As `Engine.write`."""
+        target = Path(folder.removeprefix("file:"))
+        target.mkdir(parents=True, exist_ok=True)
+        copy = (
+            f"COPY ({in_duckdb(query)}) TO {_text(str(target))} (FORMAT parquet, COMPRESSION zstd,"
+            f" PARTITION_BY ({KIND}, {DAY}, {LOAD}), APPEND, FILENAME_PATTERN 'part-{{uuid}}')"
+        )
+        try:
+            self._session.execute(copy)
+        except _OF_A_LINE:
+            for part in self.storage.folders(f"{target}/{KIND}=*/{DAY}=*/{LOAD}={load}"):
+                self.storage.remove(part)
+            self._leave_torn_lines_out()
+            self._session.execute(copy)
+
+    def open_stored(self, folder: str, loads: Sequence[str], since: date | None = None) -> None:
+        """As `Engine.open_stored`."""
+        wanted, root = set(loads), Path(folder.removeprefix("file:"))
+        first = f"{DAY}={since or ''}"
+        paths = [
+            str(path)
+            for day in root.glob(f"{KIND}=*/{DAY}=*")
+            if day.name >= first
+            for part in day.iterdir()
+            if part.name.removeprefix(f"{LOAD}=") in wanted
+            for path in part.glob("*.parquet")
+        ]
+        columns = schema.stored_columns(self.words)
+        nothing = ", ".join(f'CAST(NULL AS {type_}) AS "{name}"' for name, type_ in columns.items())
+        query = f"SELECT {nothing} WHERE false"
+        if paths:
+            query += (
+                f" UNION ALL BY NAME SELECT * FROM read_parquet({_paths(paths)}, hive_partitioning = true,"
+                f" hive_types = {{'{KIND}': VARCHAR, '{DAY}': DATE, '{LOAD}': VARCHAR}}, union_by_name = true)"
+            )
+        self._session.execute(f"CREATE OR REPLACE VIEW {STORED} AS {query}")
+
+    def _open_lines(self, files: dict[str, str], torn: Sequence[tuple[str, str]]) -> None:
+        """Make the view of lines: path and name of each file, and name and text of lines that are not read there."""
+        text, columns = self.words.text, schema.wide_columns(self.words)
+        del columns[TORN]
+        self.make_table("line_files", {"path": text, FILE: text}, list(files.items()))
+        self.make_table("torn_lines", {FILE: text, TORN: text}, torn)
+        types = ", ".join(f"'{name}': {_text(type_)}" for name, type_ in columns.items())
+        query = f"SELECT CAST(NULL AS {text}) AS path, CAST(NULL AS {text}) AS {KIND} WHERE false"
+        if files:
+            query = (
+                f"SELECT * RENAME (filename AS path) FROM read_json({_paths(files)}, columns = {{{types}}},"
+                " format = 'newline_delimited', filename = true)"
+            )
+        self._session.execute(
+            f"CREATE OR REPLACE VIEW {LINES} AS SELECT * EXCLUDE (path) FROM ({query}) JOIN line_files USING (path)"
+            f" UNION ALL BY NAME SELECT * FROM torn_lines"
+        )
+
+    def _leave_torn_lines_out(self) -> None:
+        """Open the lines again, those that are no JSON of the records' types as texts."""
+        decoder = msgspec.json.Decoder(_any_record())
+        torn: list[tuple[str, str]] = []
+        files: dict[str, str] = {}
+        for number, (path, name) in enumerate(self._files.items()):
+            n_before = len(torn)
+            sifted = self._scratch / f"sifted-{number}.jsonl"
+            with (gzip.open if path.endswith(".gz") else open)(path, "rb") as lines, sifted.open("wb") as good:
+                for line in lines:
+                    if line.isspace():
+                        continue
+                    try:
+                        decoder.decode(line)
+                        good.write(line if line.endswith(b"\n") else line + b"\n")
+                    except (msgspec.MsgspecError, UnicodeDecodeError):
+                        torn.append((name, line.decode(errors="replace").rstrip("\r\n").replace("\0", "\ufffd")))
+            if len(torn) == n_before:
+                sifted.unlink()
+            files[path if len(torn) == n_before else str(sifted)] = name
+        self._open_lines(files, torn)
+
+
+def _any_record() -> type[msgspec.Struct]:
+    """Return a struct with the fields of every record, none of them required."""
+    fields: dict[str, Any] = {KIND: str}
+    for struct in RECORDS.values():
+        # Of two records with one name of a field the types are equal: `schema.wide_columns` sees to it.
+        fields |= {
+            field.name: datetime if schema.is_time(field.name) else field.type
+            for field in msgspec.structs.fields(struct)
+        }
+    return msgspec.defstruct("AnyRecord", [(name, type_ | None, None) for name, type_ in fields.items()])
+
+
+def _columns(columns: dict[str, str]) -> str:
+    return ", ".join(f'"{name}" {type_}' for name, type_ in columns.items())
+
+
+def _paths(paths: Iterable[str]) -> str:
+    """Return paths as a list; their signs are no patterns."""
+    return f"[{', '.join(_text(path.translate(_PATTERN_SIGNS)) for path in paths)}]"
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _in_utc(value: Any) -> Any:  # noqa: ANN401  of a row
+    return value.astimezone(UTC) if isinstance(value, datetime) else value
+
+
+def _as_sequence(value: Any) -> Any:  # noqa: ANN401  of a row
+    if isinstance(value, list):
+        return [_as_sequence(one) for one in value]
+    return tuple(value.values()) if isinstance(value, dict) else value

@@ -1,0 +1,78 @@
+"""What computes: DuckDB on this machine, or Spark anywhere, over the same queries.
+
+The queries are Spark's SQL. `duck_sql` says which part of it they keep to, and how it reads in DuckDB's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
+    from datetime import date
+
+    from parapply.analysis.schema import TypeWords
+    from parapply.analysis.storage import Storage, StoredFile
+
+#: View of the lines that `Engine.read_lines` has opened.
+LINES: Final = "lines"
+#: View of the rows that `Engine.open_stored` has opened.
+STORED: Final = "stored"
+
+#: A row by column; times are aware, in UTC.
+Rows = list[dict[str, Any]]
+#: All tables of a report by the name of the figure.
+Tables = dict[str, Rows]
+
+
+class Engine(Protocol):
+    """An engine with a session of its own: views and tables are seen by its queries only."""
+
+    storage: Storage
+    words: TypeWords
+
+    def errors(self) -> AbstractContextManager[None]:
+        """Turn what the engine raises within the block into `ReportFailed` and `ReportRefused`."""
+        ...
+
+    def done(self) -> float | None:
+        """Return how much of the query under way is done, from 0 to 1; None: not known."""
+        ...
+
+    def rows(self, query: str, **arguments: Any) -> Rows:  # noqa: ANN401  values of SQL
+        """Return all rows of a query; ``:name`` in it is an argument's value."""
+        ...
+
+    def stream(self, query: str, **arguments: Any) -> Iterator[tuple[Any, ...]]:  # noqa: ANN401  values of SQL
+        """Yield the rows of a query a few at a time; what is a struct or an array in it is a sequence."""
+        ...
+
+    def make_view(self, name: str, query: str) -> None:
+        """Make a view, or replace it."""
+        ...
+
+    def make_table(self, name: str, columns: dict[str, str], rows: Sequence[Sequence[Any]]) -> None:
+        """Make a small table, or replace it; types of columns by `words`."""
+        ...
+
+    def read_lines(self, files: Sequence[StoredFile], log: str) -> None:
+        """Open files of the log as the view `LINES`: columns of `schema.wide_columns`, and the name of the file."""
+        ...
+
+    def write(self, query: str, folder: str, load: str) -> None:
+        """Write rows as Parquet below a folder, by kind of record, day and load.
+
+        Args:
+            query: of the columns of `schema.stored_columns` but for the load.
+            folder: more rows than these may be in it.
+            load: no other rows have it.
+        """
+        ...
+
+    def open_stored(self, folder: str, loads: Sequence[str], since: date | None = None) -> None:
+        """Open what `write` has written of these loads, from a day on, as the view `STORED`: `schema.stored_columns`.
+
+        Days before are not even looked at.
+        """
+        ...

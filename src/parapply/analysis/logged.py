@@ -1,0 +1,67 @@
+"""Records of the apply log as what `prediction` takes; for logs that fit in memory."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from parapply.analysis.prediction import Recorded, Second
+from parapply.applylog_schema import BatchRecord, IntervalRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from parapply.applylog_schema import Record
+
+
+def recorded_of(records: Iterable[Record]) -> tuple[list[Recorded], list[Second]]:
+    """Return the batches of one run in source order, and its intervals; transactions are passed over."""
+    batches = [_recorded(one) for one in records if isinstance(one, BatchRecord)]
+    seconds = [_second(one) for one in records if isinstance(one, IntervalRecord)]
+    return sorted(batches), sorted(seconds)
+
+
+def _recorded(one: BatchRecord) -> Recorded:
+    counts = [each.insert + each.update + each.delete + each.truncate for each in one.rows.values()]
+    return Recorded(
+        seq=one.seq,
+        transactions=one.n_transactions,
+        changes=sum(counts),
+        size_bytes=one.size_bytes,
+        tables=len(one.rows),
+        received_s=_seconds(one.received_at),
+        started_s=_seconds(one.started_at),
+        committed_s=_seconds(one.committed_at),
+        due_s=_seconds(one.commit_time_last),
+        execute_s=one.execute_s,
+        commit_s=one.commit_s,
+        late_rows=one.late_keys,
+        holder_seq=one.waited_for.seq if one.waited_for else -1,
+        waits=one.wait_dependency_s > 0,
+        is_one_flight=one.is_one_flight,
+        flight_commit_s=one.flight_commit_s,
+    )
+
+
+def _second(one: IntervalRecord) -> Second:
+    samples = {each.wait: each.samples for each in one.backends}
+    return Second(
+        ended_s=_seconds(one.ended_at),
+        length_s=one.length_s,
+        workers=one.workers,
+        leader_cpu_s=one.leader_cpu_s,
+        paused_s=one.paused_s,
+        samples=sum(samples.values()),
+        on_cpu=samples.get("CPU", 0),
+        order=one.commit_order,
+        max_transactions=one.max_batch_transactions,
+        max_changes=one.max_batch_changes,
+        max_bytes=one.max_batch_bytes,
+        processors=one.processors,
+        busy_s=one.busy_cpu_s,
+        sessions_s=one.sessions_cpu_s,
+    )
+
+
+def _seconds(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()

@@ -1,0 +1,109 @@
+"""The figure `what_if` of batches: predictions from the latest run of each slot that says enough.
+
+In go an engine with the views; out come rows. At most `BATCHES` batches of a slot are held, whatever the log's size:
+those of the last so many numbers of the run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from parapply.analysis.prediction import Recorded, Second, predict
+from parapply.errors import ReportRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.analysis.engine import Engine, Rows
+
+#: Batches of a slot that are played; a second or so for each thousand.
+BATCHES: Final = 3_000
+#: Batches from which on a run says enough; where none has so many, the longest is taken.
+_ENOUGH: Final = 50
+
+RUNS: Final = """
+SELECT slot, run, count(*) AS n, max(seq) AS last_seq, max(committed_at) AS until
+  FROM batches GROUP BY slot, run ORDER BY slot, until DESC, run
+"""
+# The fields of `Recorded`.
+_BATCHES: Final = """
+SELECT seq, n_transactions, greatest(1, n_rows + n_truncates) AS changes, size_bytes, size(map_keys(rows)) AS tables,
+       unix_micros(received_at) / 1e6 AS received_s, unix_micros(started_at) / 1e6 AS started_s,
+       unix_micros(committed_at) / 1e6 AS committed_s, unix_micros(commit_time_last) / 1e6 AS due_s, execute_s,
+       commit_s, late_keys, coalesce(waited_for.seq, -1) AS holder_seq, wait_dependency_s > 0 AS waits, is_one_flight,
+       flight_commit_s
+  FROM batches WHERE slot = :slot AND run = :run AND seq > :after_seq ORDER BY seq
+"""
+# The fields of `Second`.
+_INTERVALS: Final = """
+SELECT unix_micros(ended_at) / 1e6 AS ended_s, length_s, workers, leader_cpu_s, paused_s,
+       aggregate(transform(backends, one -> one.samples), 0L, (sum, one) -> sum + one) AS samples,
+       aggregate(transform(backends, one -> if(one.wait = 'CPU', one.samples, 0)), 0L, (sum, one) -> sum + one)
+         AS on_cpu, commit_order, max_batch_transactions, max_batch_changes, max_batch_bytes, processors, busy_cpu_s,
+       sessions_cpu_s
+  FROM intervals WHERE slot = :slot AND run = :run ORDER BY ended_s
+"""
+
+
+def predicted(engine: Engine, workers: Sequence[int], flush_shares: dict[str, float | None]) -> Rows:
+    """Return the rows of `what_if` whose unit is `batch`.
+
+    Args:
+        engine: with the views of `views.make_views`.
+        workers: numbers to predict, besides those that the daemon has and twice as many.
+        flush_shares: by slot the part of the sessions' samples in which WAL was flushed or the way took its time.
+
+    Raises:
+        ReportRefused: a log has the same records twice.
+    """
+    rows: Rows = []
+    for run in _chosen(engine.rows(RUNS)):
+        recorded, seconds = read(engine, run["slot"], run["run"], run["last_seq"] - BATCHES)
+        begun_s = recorded[0].received_s
+        seconds = [one for one in seconds if one.ended_s > begun_s]
+        now = max((one.workers for one in seconds), default=4)
+        try:
+            prediction = predict(
+                recorded, seconds, sorted({*workers, now, 2 * now}), flush_share=flush_shares.get(run["slot"])
+            )
+        except ValueError as error:
+            raise ReportRefused(
+                f"Batches of slot {run['slot']} are in the log twice: {error}.",
+                hint="leave copies of the same files out; --what-if 0 counts them twice",
+            ) from error
+        one_worker_s = {one.order: one.seconds for one in prediction.predicted if one.workers == 1}
+        rows += [
+            {
+                "slot": run["slot"],
+                "unit": "batch",
+                "commit_order": one.order,
+                "workers": one.workers,
+                "seconds": one.seconds,
+                "least_s": one.least_s,
+                "most_s": one.most_s,
+                "speed_up": one_worker_s[one.order] / one.seconds if one.seconds else 1.0,
+                "limit": one.limit,
+                "units": len(recorded),
+                "until": run["until"],
+            }
+            for one in prediction.predicted
+        ]
+    return rows
+
+
+def read(engine: Engine, slot: str, run: str, after_seq: int = 0) -> tuple[list[Recorded], list[Second]]:
+    """Return the batches of a run after a number, and all its intervals."""
+    found: dict[str, Any] = {"slot": slot, "run": run}
+    recorded = [Recorded(*row) for row in engine.stream(_BATCHES, **found, after_seq=after_seq)]
+    return recorded, [Second(*row) for row in engine.stream(_INTERVALS, **found)]
+
+
+def _chosen(runs: Rows) -> Rows:
+    """Return one run of each slot: the latest with enough batches, else the one with most."""
+    by_slot: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        by_slot.setdefault(run["slot"], []).append(run)
+    return [
+        next((run for run in found if run["n"] >= _ENOUGH), max(found, key=lambda run: run["n"]))
+        for found in by_slot.values()
+    ]

@@ -1,0 +1,425 @@
+"""What other numbers of workers would do, from the batches of a log: what was slow is learned, then played through.
+
+In: `Recorded` batches of one run in source order, and its `Second`s. Out: a `Predicted` for each order and number of
+workers, with an interval. Pure, without Spark; the caller says how many batches it can hold.
+
+What is learned: what a batch and a change take by themselves, and how much longer beside others (`contention`); what a
+COMMIT takes, and a late row; when the stream could have been read, had nothing held it up. What is played: the daemon's
+rules (`simulation`). The run itself is played, too: by what that is off, every prediction is put right.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from math import log2
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from parapply import config
+from parapply.analysis.contention import Executed, Learned, Processors, alone_s, beside, fit, learn
+from parapply.analysis.simulation import Load, Order, Plant, Played, Stretch, play
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+ORDERS: Final[tuple[Order, ...]] = ("preserve", "relaxed")
+#: Parts that a recorded batch is cut into at most: so finely batches are formed again.
+_CUT: Final = 16
+#: Seconds that the way from the publisher takes at most: more is waiting.
+_LONGEST_WAY_S: Final = 1.0
+#: What no prediction is nearer than, and by how much it is less sure with each doubling of the workers.
+_LEAST_ERROR: Final = 0.05
+_ERROR_EACH: Final = 0.05
+#: Largest factor by which a prediction is put right.
+_MOST_RIGHT: Final = 1.5
+#: How many times as much twice the workers must do for them to be what limits.
+_WORTH: Final = 1.25
+#: Part of a processor from which on the leader has no more to give.
+_FULL: Final = 0.7
+#: Flushes that a COMMIT waits for on average where another one is always under way: half of that, and its own.
+_FLUSHES: Final = 1.5
+#: COMMITs that take so many times as long as most met something else.
+_ODD: Final = 10
+#: So many batches of one size were as large as they may be.
+_SEVERAL: Final = 3
+
+
+class Recorded(NamedTuple):
+    """A batch's record; seconds are of one clock, but `due_s`."""
+
+    seq: int
+    transactions: int
+    changes: int
+    size_bytes: int
+    tables: int
+    received_s: float
+    started_s: float
+    committed_s: float
+    due_s: float  # its last transaction's commit, by the publisher's clock
+    execute_s: float
+    commit_s: float
+    late_rows: int = 0
+    holder_seq: int = -1  # the batch that it, or its late rows, waited for last
+    waits: bool = False  # as a whole
+    is_one_flight: bool = False
+    flight_commit_s: float = 0.0
+
+
+class Second(NamedTuple):
+    """An interval's record."""
+
+    ended_s: float
+    length_s: float
+    workers: int
+    leader_cpu_s: float
+    paused_s: float
+    samples: int = 0  # of executing sessions
+    on_cpu: int = 0  # of these
+    order: str = ""
+    max_transactions: int = 0
+    max_changes: int = 0
+    max_bytes: int = 0
+    processors: int = 0
+    busy_s: float = 0.0
+    sessions_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """One commit order with one number of workers.
+
+    Attributes:
+        order: of the commits.
+        workers: of the daemon.
+        seconds: from the first start to the last commit.
+        least_s: the shortest time that the log does not rule out.
+        most_s: the longest.
+        delay_s: mean over the transactions, from when they could be read to their commit.
+        batches: formed.
+        limit: source, publisher, leader, dependencies, commits, processors, workers.
+    """
+
+    order: Order
+    workers: int
+    seconds: float
+    least_s: float
+    most_s: float
+    delay_s: float
+    batches: int
+    limit: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What a log says.
+
+    Attributes:
+        order: that the daemon had.
+        workers: that it had.
+        measured_s: of the batches, from the first start to the last commit.
+        played_s: the same in simulated time, not put right.
+        predicted: for each order and number.
+        learned: about contention.
+        plant: as the daemon was.
+    """
+
+    order: Order
+    workers: int
+    measured_s: float
+    played_s: float
+    predicted: tuple[Predicted, ...]
+    learned: Learned
+    plant: Plant
+
+    def of(self, order: Order, workers: int) -> Predicted:
+        """Return one of them.
+
+        Raises:
+            KeyError: it was not asked for.
+        """
+        for one in self.predicted:
+            if (one.order, one.workers) == (order, workers):
+                return one
+        raise KeyError((order, workers))
+
+
+def predict(  # noqa: PLR0913  what a log does not say is asked for
+    recorded: Sequence[Recorded],
+    seconds: Sequence[Second],
+    workers: Sequence[int],
+    *,
+    order: Order | None = None,
+    flush_share: float | None = None,
+    processors: int = 0,
+) -> Prediction:
+    """Return what so many workers would do with the batches of a log.
+
+    Args:
+        recorded: of one run, in source order, at least one.
+        seconds: of the same run, in order; of an old log none.
+        workers: numbers to predict.
+        order: that the daemon had; None: as the log says, else preserve.
+        flush_share: of a flight of statements and COMMIT, the part that a COMMIT by itself would take, where the log
+            measured none.
+        processors: of the target, where the log does not say.
+
+    Raises:
+        ValueError: there is no batch, or the batches are out of order.
+    """
+    for before, after in pairwise(recorded):
+        if after.seq <= before.seq:
+            raise ValueError(f"batch {after.seq} comes after batch {before.seq}")
+    had_order: Order = order or ("relaxed" if any(one.order == "relaxed" for one in seconds) else "preserve")
+    had_workers = max((one.workers for one in seconds), default=0) or _most_at_a_time(recorded)
+    commit_s, late_row_s = _commits(recorded, flush_share)
+    spans = [(one.started_s, one.started_s + one.execute_s - _in_flight_s(one, commit_s)) for one in recorded]
+    executed = [
+        Executed(max(1, one.changes - one.late_rows), by_n) for one, by_n in zip(recorded, beside(spans), strict=True)
+    ]
+    learned = learn(executed, _processors(seconds, spans, processors))
+    # With relaxed order COMMITs met a flush that was under way, and waited for the next one.
+    flush_s = commit_s / _FLUSHES if had_order == "relaxed" else commit_s
+    feed = _feed(recorded, seconds)
+    most = 2 * max([*workers, had_workers])
+
+    def plays(contention_name: str) -> Callable[[Order, int], Played]:
+        slowdowns = getattr(learned, contention_name).slowdowns(most)
+        works_s = [alone_s(one, slowdowns) if one.seconds_by_n else 0.0 for one in executed]
+        line = fit([(one.changes, work_s) for one, work_s in zip(executed, works_s, strict=True)])
+        load = Load(_parts(recorded, works_s, line.seconds, feed))
+        plant = replace(base, batch_s=line.batch_s, change_s=line.change_s, slowdowns=slowdowns)
+        if contention_name == "best":
+            found.append(plant)
+        known: dict[tuple[Order, int], Played] = {}
+
+        def one(order: Order, n_workers: int) -> Played:
+            key = (order, n_workers)
+            if key not in known:
+                known[key] = play(load, replace(plant, order=order, workers=n_workers))
+            return known[key]
+
+        return one
+
+    limits = _limits(recorded, seconds)
+    found: list[Plant] = []
+    base = Plant(
+        workers=had_workers, order=had_order, limits=limits, scale=_scale(recorded, limits, had_workers), batch_s=0.0,
+        change_s=0.0, late_row_s=late_row_s, commit_s=flush_s, slowdowns=(1.0,),
+    )  # fmt: skip
+    best = plays("best")
+    others = [plays(name) for name in ("least", "most") if getattr(learned, name) != learned.best]
+    measured_s = max(one.committed_s for one in recorded) - min(one.started_s for one in recorded)
+    played = best(had_order, had_workers)
+    right = min(max(measured_s / played.seconds, 1 / _MOST_RIGHT), _MOST_RIGHT) if played.seconds else 1.0
+    error = abs(right - 1) / 2 + _LEAST_ERROR
+    source_s = feed.until_s
+    leader = feed.leader
+    predicted = []
+    for each in ORDERS:
+        fewest_s = measured_s * _MOST_RIGHT * had_workers * 1e3
+        for n_workers in sorted(workers):
+            one = best(each, n_workers)
+            spans_s = [one.seconds * right]
+            for other in others:
+                base_s = other(had_order, had_workers).seconds
+                spans_s.append(other(each, n_workers).seconds * (measured_s / base_s if base_s else 1.0))
+            # Workers that are not needed stay idle.
+            seconds_s = fewest_s = min(spans_s[0], fewest_s)
+            part = error + _ERROR_EACH * abs(log2(n_workers / had_workers))
+            is_fed = seconds_s <= source_s * (1 + _LEAST_ERROR)
+            least_s = max(min(spans_s) * (1 - part), min(source_s, seconds_s))
+            predicted.append(
+                Predicted(
+                    order=each, workers=n_workers, seconds=seconds_s, least_s=min(least_s, seconds_s),
+                    most_s=max(seconds_s, seconds_s if is_fed else max(spans_s) * (1 + part)), delay_s=one.delay_s,
+                    batches=one.batches, limit=leader if is_fed else _limit(one, found[0], n_workers, leader),
+                )
+            )  # fmt: skip
+    return Prediction(
+        order=had_order, workers=had_workers, measured_s=measured_s, played_s=played.seconds,
+        predicted=tuple(predicted), learned=learned, plant=found[0],
+    )  # fmt: skip
+
+
+def _most_at_a_time(recorded: Sequence[Recorded]) -> int:
+    by_n = beside([(one.started_s, one.committed_s) for one in recorded])
+    return max([n for one in by_n for n in one], default=1)
+
+
+def _commits(recorded: Sequence[Recorded], flush_share: float | None) -> tuple[float, float]:
+    """Return what a COMMIT takes, and what a late row does."""
+    alone = [one.commit_s for one in recorded if not one.is_one_flight and not one.late_rows]
+    late = [one for one in recorded if not one.is_one_flight and one.late_rows]
+    in_flight = [one.flight_commit_s for one in recorded if one.flight_commit_s]
+    if alone:
+        commit_s = _usual(alone)
+    elif in_flight:
+        commit_s = _usual(in_flight)
+    elif late:
+        commit_s = sorted(one.commit_s for one in late)[len(late) // 10]
+    else:
+        commit_s = _usual([one.execute_s for one in recorded]) * (flush_share or 0.0)
+    late_s = sum([one.commit_s - commit_s for one in late])
+    return commit_s, max(0.0, late_s / sum([one.late_rows for one in late])) if late else 0.0
+
+
+def _usual(values: Sequence[float]) -> float:
+    """Return the mean of what is not odd."""
+    most = median(values) * _ODD
+    return fmean([value for value in values if value <= most])
+
+
+def _in_flight_s(one: Recorded, commit_s: float) -> float:
+    """Return the part of `execute_s` that is the COMMIT's."""
+    return min(one.flight_commit_s or commit_s, one.execute_s) if one.is_one_flight else 0.0
+
+
+def _processors(seconds: Sequence[Second], spans: Sequence[tuple[float, float]], number: int) -> Processors:
+    counted = [one for one in seconds if one.processors]
+    busy_s = sum([one.busy_s for one in counted])
+    samples = sum([one.samples for one in seconds])
+    cpu_share = sum([one.on_cpu for one in seconds]) / samples if samples else None
+    executed_s = _executed_s(spans, counted)
+    if not busy_s or not executed_s:
+        return Processors(number=number, cpu_share=cpu_share)
+    sessions_s = sum([one.sessions_s for one in counted])
+    leader_s = sum([one.leader_cpu_s for one in counted])
+    length_s = sum([one.length_s for one in counted])
+    return Processors(
+        number=max(one.processors for one in counted),
+        # Not every moment of a run is in an interval.
+        sessions_s=sessions_s * sum([end_s - begin_s for begin_s, end_s in spans]) / executed_s,
+        sessions=sessions_s / length_s,
+        leader=leader_s / length_s,
+        others=max(0.0, busy_s - sessions_s - leader_s) / length_s,
+        cpu_share=cpu_share,
+    )
+
+
+def _executed_s(spans: Sequence[tuple[float, float]], seconds: Sequence[Second]) -> float:
+    """Return for how long batches executed within intervals, all of them together."""
+    begins_s = sorted(begin_s for begin_s, _ in spans)
+    ends_s = sorted(end_s for _, end_s in spans)
+    begun_s, ended_s = [0.0, *accumulate(begins_s)], [0.0, *accumulate(ends_s)]
+
+    def until(at_s: float) -> float:
+        n_begun, n_ended = bisect_right(begins_s, at_s), bisect_right(ends_s, at_s)
+        return ended_s[n_ended] - begun_s[n_begun] + (n_begun - n_ended) * at_s
+
+    return sum([until(one.ended_s) - until(one.ended_s - one.length_s) for one in seconds])
+
+
+def _limits(recorded: Sequence[Recorded], seconds: Sequence[Second]) -> tuple[int, int, int]:
+    """Return a batch's transactions, changes and bytes at most."""
+    for one in seconds:
+        if one.max_transactions:
+            return one.max_transactions, one.max_changes, one.max_bytes
+    largest = max(one.transactions for one in recorded)
+    is_full = largest > 1 and sum(one.transactions == largest for one in recorded) >= _SEVERAL
+    usual = config.MAX_BATCH_TRANSACTIONS
+    return largest if is_full and largest < usual else usual, config.MAX_BATCH_CHANGES, config.MAX_BATCH_BYTES
+
+
+def _scale(recorded: Sequence[Recorded], limits: tuple[int, int, int], workers: int) -> float:
+    """Return by what the first size of a batch is to be multiplied where the beginning of the run is not there."""
+    if recorded[0].seq <= 1:
+        return 1.0
+    first = min(2_500, limits[0])
+    largest = max(one.transactions for one in recorded[: workers + 2])
+    return max(0.125, min(8.0, 2.0 ** round(log2(max(largest, 1) / first))))
+
+
+class _Feed(NamedTuple):
+    """When the batches could be read."""
+
+    releases_s: list[float]  # of the last transaction of each, ascending, from 0
+    dues_s: list[float]  # the same, by the publisher's commit alone
+    until_s: float  # the last
+    leader: str  # what limits the reading
+
+
+def _feed(recorded: Sequence[Recorded], seconds: Sequence[Second]) -> _Feed:
+    """Return when the batches could be read if reading never had to be paused."""
+    way_s = min([one.received_s - one.due_s for one in recorded])
+    way_s = way_s if way_s <= _LONGEST_WAY_S else 0.0
+    ends_s = [one.ended_s for one in seconds]
+    sums_s = [0.0]
+    for one in seconds:
+        sums_s.append(sums_s[-1] + min(one.paused_s, one.length_s))
+
+    def unpaused_s(at_s: float) -> float:
+        index = bisect_right(ends_s, at_s)
+        paused_s = sums_s[index]
+        if index < len(seconds):
+            now = seconds[index]
+            begun_s = now.ended_s - now.length_s
+            if at_s > begun_s and now.length_s:
+                paused_s += min(now.paused_s, now.length_s) * (at_s - begun_s) / now.length_s
+        return at_s - paused_s
+
+    changes = sum([one.changes for one in recorded])
+    cpu_s = sum([one.leader_cpu_s for one in seconds]) / max(changes, 1)
+    begun_s = max(unpaused_s(recorded[0].received_s), recorded[0].due_s + way_s)
+    releases_s: list[float] = []
+    before_s, by_leader_s = 0.0, 0.0
+    for batch in recorded:
+        there_s = max(unpaused_s(batch.received_s), batch.due_s + way_s) - begun_s
+        by_leader_s += cpu_s * batch.changes
+        before_s = max(before_s, there_s, before_s + (cpu_s * batch.changes if releases_s else 0.0))
+        releases_s.append(before_s)
+    dues_s = [one.due_s + way_s - begun_s for one in recorded]
+    is_backlog = dues_s[-1] < releases_s[-1] / 2
+    is_full = by_leader_s >= _FULL * releases_s[-1]
+    what = ("leader" if is_full else "publisher") if is_backlog else "source"
+    return _Feed(releases_s, dues_s, releases_s[-1], what)
+
+
+def _parts(
+    recorded: Sequence[Recorded], works_s: Sequence[float], usual_s: Callable[[int], float], feed: _Feed
+) -> list[Stretch]:
+    """Return the batches cut into parts, each with what it takes more than others, and what it follows."""
+    parts: list[Stretch] = []
+    last_part: dict[int, int] = {}
+    before_s = 0.0
+    for one, work_s, there_s, due_s in zip(recorded, works_s, feed.releases_s, feed.dues_s, strict=True):
+        usual = usual_s(max(1, one.changes - one.late_rows))
+        weight = work_s / usual if usual else 1.0
+        n = max(1, min(_CUT, one.transactions))
+        holder = last_part.get(one.holder_seq, -1)
+        # Rows that each batch holds are held by each part of one, too.
+        is_close = holder >= 0 and one.seq - one.holder_seq <= 2
+        for index in range(n):
+            begin, end = index / n, (index + 1) / n
+            parts.append(
+                Stretch(
+                    transactions=int(one.transactions * end) - int(one.transactions * begin),
+                    changes=max(1, int(one.changes * end) - int(one.changes * begin)),
+                    size_bytes=int(one.size_bytes * end) - int(one.size_bytes * begin),
+                    release_s=before_s + (there_s - before_s) * end,
+                    due_s=due_s,
+                    weight=weight,
+                    tables=one.tables,
+                    late_rows=one.late_rows,
+                    holder=holder if index == 0 else len(parts) - 1 if is_close else -1,
+                    waits=one.waits and not one.late_rows,
+                )
+            )
+        last_part[one.seq] = len(parts) - 1
+        before_s = there_s
+    return parts
+
+
+def _limit(one: Played, plant: Plant, workers: int, leader: str) -> str:
+    """Return what most of the time went to."""
+    most = max(one.idle_s, one.blocked_s, one.turn_s, one.executing_s)
+    if most == one.idle_s:
+        return leader
+    if most == one.blocked_s:
+        return "dependencies"
+    if most == one.turn_s:
+        return "commits"
+    # Twice as many that execute would do so much more.
+    gain = 2 * plant.slowdowns[workers] / plant.slowdowns[2 * workers]
+    return "workers" if gain > _WORTH else "processors"

@@ -1,0 +1,278 @@
+"""Sections of the page that name who it was: slow batches and transactions, who waited for whom, workers' lanes."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from parapply.analysis import plots, words
+from parapply.analysis.plots import Plot, bar_height
+from parapply.analysis.section import Section
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from parapply.analysis.engine import Rows, Tables
+
+_LANE_STATES: Final = (
+    ("executing", "execute_s", plots.BLUE),
+    ("commit turn", "wait_turn_s", plots.ORANGE),
+    ("committing", "commit_s", plots.GREEN),
+)
+_LISTED: Final = 20
+
+
+def slow_batches(tables: Tables) -> Section:
+    """The batches that took longest."""
+    return Section(
+        title="Slowest batches",
+        lead="From received to committed, and the part that took longest of it. A batch has its transactions' LSNs.",
+        header=("took", "mostly", "of it", "batch", "worker", "transactions", "rows", "first xid", "end LSN", "tables",
+                "committed (UTC)"),
+        rows=[
+            (
+                words.duration(row["total_s"]), row["stage"], words.duration(row["stage_s"]), str(row["seq"]),
+                str(row["worker"]), words.number(row["transactions"]), words.number(row["row_changes"]),
+                _xid(row["xid"]), row["end_lsn"], row["tables"], _time(row["at"]),
+            )
+            for row in tables["slow_batches"]
+        ],
+    )  # fmt: skip
+
+
+def slow_transactions(tables: Tables) -> Section:
+    """The source transactions that took longest."""
+    rows = tables["slow_transactions"]
+    return Section(
+        title="Slowest transactions",
+        lead="From the publisher's commit to the target's, by two clocks." if rows else "",
+        header=("took", "until read", "xid", "commit LSN", "rows", "tables", "batch", "worker", "committed (UTC)"),
+        rows=[
+            (
+                words.duration(row["total_s"]), words.duration(row["delivery_s"]), str(row["xid"]), row["commit_lsn"],
+                words.number(row["row_changes"]), row["tables"], str(row["batch_seq"]), str(row["worker"]),
+                _time(row["at"]),
+            )
+            for row in rows
+        ],
+    )  # fmt: skip
+
+
+def blockers(tables: Tables) -> Section:
+    """Pairs of batches of which one waited for the other."""
+    return Section(
+        title="Who waited for whom",
+        lead="The longest waits of one batch for another." if tables["blockers"] else "",
+        header=("waited", "batch", "xid", "end LSN", "for batch", "its xid", "its end LSN", "because of",
+                "committed (UTC)"),
+        rows=[
+            (
+                words.duration(row["wait_s"]), str(row["seq"]), _xid(row["xid"]), row["end_lsn"],
+                str(row["holder_seq"]), _xid(row["holder_xid"]), row["holder_end_lsn"], words.key_words(row),
+                _time(row["at"]),
+            )
+            for row in tables["blockers"]
+        ],
+    )  # fmt: skip
+
+
+def chain(tables: Tables) -> Section:
+    """The batches before the one that waited longest, link by link."""
+    rows = tables["chain"]
+    return Section(
+        title="The chain to the longest wait",
+        lead=(
+            "The batch that waited longest, the one that it waited for, the one that this waited for: a row each."
+            if rows
+            else ""
+        ),
+        header=("batch", "first xid", "end LSN", "transactions", "worker", "executed", "committed in", "waited for",
+                "because of", "committed (UTC)"),
+        rows=[
+            (
+                str(row["seq"]), _xid(row["xid"]), row["end_lsn"], words.number(row["transactions"]),
+                str(row["worker"]), words.duration(row["execute_s"]), words.duration(row["commit_s"]),
+                "" if row["holder_seq"] is None else f"batch {row['holder_seq']}",
+                "" if row["holder_seq"] is None else words.key_words(row), _time(row["at"]),
+            )
+            for row in rows
+        ],
+    )  # fmt: skip
+
+
+def days(tables: Tables) -> Section:
+    """The days of the whole log."""
+    rows = tables["days"]
+    return Section(
+        title="Days",
+        lead="Of the whole log, the latest first. Delays are of oldest transactions." if len(rows) > 1 else "",
+        header=("day (UTC)", "transactions", "rows", "size", "delay, half", "delay, 99 %", "longest", "executed",
+                "repeated", "conflicts"),
+        rows=[
+            (
+                row["day"], words.number(row["transactions"]), words.number(row["row_changes"]),
+                words.size(row["size_bytes"]), words.duration(row["oldest_p50_s"]),
+                words.duration(row["oldest_p99_s"]), words.duration(row["oldest_max_s"]),
+                words.duration(row["execute_s"]), words.number(row["repeated_batches"]),
+                words.number(row["conflicts"]),
+            )
+            for row in rows[::-1]
+        ] if len(rows) > 1 else [],
+    )  # fmt: skip
+
+
+def compared(tables: Tables, span: str) -> Section:
+    """The same figures of another span of time."""
+    rows = tables["comparison"]
+    return Section(
+        title="Compared",
+        lead=f"Then: {span} UTC. Now: the time of this report." if rows else "",
+        header=("what", "then", "now", "change"),
+        rows=[
+            (
+                row["what"],
+                _value(row["then"], row["unit"]),
+                _value(row["now"], row["unit"]),
+                "" if row["change"] is None else f"{row['change']:+.0%}".replace("%", "\N{NO-BREAK SPACE}%"),
+            )
+            for row in rows
+        ],
+    )
+
+
+def _value(value: float | None, unit: str) -> str:
+    if value is None:
+        return "none"
+    return {"s": words.duration, "share": words.percent, "number": words.number}[unit](value)
+
+
+def hot_keys(tables: Tables) -> Section:
+    """Rows that many batches waited for."""
+    rows = tables["hot_keys"][:_LISTED]
+    return Section(
+        title="Rows that batches waited for",
+        lead=(
+            "By a hash that does not tell the key, and is another one after each connection; of the first four late "
+            "rows of each batch."
+            if rows
+            else ""
+        ),
+        header=("table", "row", "batches", "run"),
+        rows=[(row["table"], row["key"], words.number(row["batches"]), row["run"]) for row in rows],
+    )
+
+
+def lanes(tables: Tables, interval_s: int) -> Section:
+    """Who did what when: workers over the whole time, and the latest batches one by one."""
+    found = [_busy(tables["workers"], tables["runs"], plots.timeline(tables["over_time"], interval_s), interval_s)]
+    rows = tables["lanes"]
+    if rows:
+        found.append(_latest(rows, tables["runs"]))
+    n_runs = len(tables["runs"])
+    return Section(
+        title="Lanes",
+        lead=(
+            "Each worker over time. "
+            + (
+                f"A dotted line is where the daemon connected again ({words.number(n_runs)} times in all)."
+                if n_runs > 1
+                else "The daemon connected once."
+            )
+        ),
+        plots=found,
+    )
+
+
+def _busy(workers: Rows, runs: Rows, times: list[datetime], interval_s: int) -> Plot:
+    numbers = sorted({row["worker"] for row in workers})
+    shares = {
+        (row["worker"], row["at"]): (row["execute_s"] + row["wait_turn_s"] + row["commit_s"]) / interval_s
+        for row in workers
+    }
+    return Plot(
+        title="How busy each worker was",
+        caption="Part of each interval; a batch counts where it was committed, so a long one may be above 100 %.",
+        data=[
+            {
+                "type": "heatmap",
+                "x": [plots.moment(at) for at in times],
+                "y": [f"worker {number}" for number in numbers],
+                "z": [[round(100 * shares.get((number, at), 0.0), 1) for at in times] for number in numbers],
+                "zmin": 0,
+                "zmax": 100,
+                "colorscale": [[0, "rgba(127,140,155,0.12)"], [1, plots.BLUE]],
+                "colorbar": {"ticksuffix": " %", "thickness": 10},
+                "hovertemplate": "%{y}, %{x}: %{z} %<extra></extra>",
+            }
+        ],
+        layout={"yaxis": {"autorange": "reversed"}, "shapes": _restarts(runs), "showlegend": False},
+        height=bar_height(len(numbers)),
+    )
+
+
+def _latest(rows: Rows, runs: Rows) -> Plot:
+    first_at = rows[0]["first_at"]
+    labels = [f"worker {number}" for number in sorted({row["worker"] for row in rows})]
+    traces: list[dict[str, Any]] = []
+    for name, column, color in _LANE_STATES:
+        begin_s = [_begin_s(row, column) for row in rows]
+        traces.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": name,
+                "y": [f"worker {row['worker']}" for row in rows],
+                # On an axis of times the length of a bar is milliseconds.
+                "base": [
+                    plots.moment(row["first_at"] + timedelta(seconds=at)) for row, at in zip(rows, begin_s, strict=True)
+                ],
+                "x": [round(row[column] * 1000, 3) for row in rows],
+                "text": [f"batch {row['seq']}, {words.number(row['transactions'])} transactions" for row in rows],
+                "textposition": "none",
+                "hovertemplate": f"{name}: %{{text}}<extra></extra>",
+                "marker": {"color": color},
+            }
+        )
+    later = [row for row in runs if row["first_at"] > first_at]
+    return Plot(
+        title="The latest batches",
+        caption=f"The latest {words.number(len(rows))}, one by one. Drag to look closer, double-click to go back.",
+        data=traces,
+        layout={
+            "barmode": "overlay",
+            "xaxis": {"type": "date"},
+            "yaxis": {"categoryorder": "array", "categoryarray": labels, "autorange": "reversed"},
+            "shapes": _lines(later),
+        },
+        height=bar_height(len(labels)),
+    )
+
+
+def _begin_s(row: dict[str, Any], column: str) -> float:
+    """Return when a state of a batch began, in seconds after its start."""
+    whole_s = (row["at"] - row["first_at"]).total_seconds()
+    if column == "execute_s":
+        return 0.0
+    commit_s = min(row["commit_s"], whole_s)
+    return float(whole_s - commit_s - (row["wait_turn_s"] if column == "wait_turn_s" else 0.0))
+
+
+def _restarts(runs: Rows) -> list[dict[str, Any]]:
+    return _lines(runs[1:])
+
+
+def _lines(runs: Rows) -> list[dict[str, Any]]:
+    """Return a dotted line where each run begins, of the latest hundred."""
+    line = {"color": plots.RED, "width": 1, "dash": "dot"}
+    return [
+        {"type": "line", "xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1, "line": line}
+        for at in [plots.moment(row["first_at"]) for row in runs[-100:]]
+    ]
+
+
+def _xid(xid: int | None) -> str:
+    return "" if xid is None else str(xid)
+
+
+def _time(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M:%S.%f}"[:-3]

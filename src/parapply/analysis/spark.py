@@ -1,0 +1,118 @@
+"""Spark as the report's engine: a session on this machine or on a cluster, and files by Hadoop's names."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812  as everyone imports it
+
+from parapply.analysis import schema
+from parapply.analysis.engine import LINES, STORED, Rows
+from parapply.analysis.hadoop import HadoopStorage
+from parapply.analysis.schema import DAY, FILE, KIND, LOAD, TORN
+from parapply.errors import ReportFailed, ReportRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from datetime import date
+
+    from pyspark.sql import SparkSession
+
+    from parapply.analysis.storage import Storage, StoredFile
+
+_JSON_OPTIONS: Final = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": TORN}
+_DENIED: Final = "Permission denied"
+_REASON: Final = re.compile(r"^(?:[\w.$]+(?:Exception|Error): |\[[A-Z_.]+\] )+")
+
+
+class SparkEngine:
+    """A session that ends with its owner; see `engine.Engine` for what each function does."""
+
+    words = schema.SPARK
+
+    def __init__(self, session: SparkSession) -> None:
+        self.session = session
+        self.storage: Storage = HadoopStorage(session)
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """As `Engine.errors`."""
+        try:
+            yield
+        except (PySparkException, Py4JError) as error:
+            reason = reason_of(error)
+            if _DENIED in reason:
+                raise ReportRefused(
+                    f"The report cannot go on: {reason}.",
+                    hint="run it as a user who may read the log's folders and files, and write into --out",
+                ) from error
+            raise ReportFailed(
+                f"Spark stopped: {reason}.",
+                hint="run it again: what was converted is kept; for 'Java heap space' see --memory",
+            ) from error
+
+    def done(self) -> float | None:
+        """As `Engine.done`."""
+        tracker = self.session.sparkContext.statusTracker()
+        stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+        total = sum(stage.numTasks for stage in stages if stage)
+        return sum(stage.numCompletedTasks for stage in stages if stage) / total if total else None
+
+    def rows(self, query: str, **arguments: Any) -> Rows:  # noqa: ANN401  values of SQL
+        """As `Engine.rows`."""
+        found = self.session.sql(query, args=arguments).collect()
+        return [{name: _in_utc(value) for name, value in row.asDict().items()} for row in found]
+
+    def stream(self, query: str, **arguments: Any) -> Iterator[tuple[Any, ...]]:  # noqa: ANN401  values of SQL
+        """As `Engine.stream`."""
+        yield from self.session.sql(query, args=arguments).toLocalIterator()
+
+    def make_view(self, name: str, query: str) -> None:
+        """As `Engine.make_view`."""
+        self.session.sql(query).createOrReplaceTempView(name)
+
+    def make_table(self, name: str, columns: dict[str, str], rows: Sequence[Sequence[Any]]) -> None:
+        """As `Engine.make_table`."""
+        self.session.createDataFrame([tuple(row) for row in rows], _columns(columns)).createOrReplaceTempView(name)
+
+    def read_lines(self, files: Sequence[StoredFile], log: str) -> None:
+        """As `Engine.read_lines`."""
+        reader = self.session.read.schema(_columns(schema.wide_columns(self.words))).options(**_JSON_OPTIONS)
+        root = self.storage.raw_path(log).rstrip("/") + "/"
+        # file:/logs/x, file:///logs/x or hdfs://host:8020/logs/x: the path begins after scheme and host.
+        raw_path = F.regexp_replace(F.col("_metadata.file_path"), "^[A-Za-z0-9+.-]+:(//[^/]*)?", "")
+        name = F.substring(raw_path, len(root) + 1, 4096)
+        reader.json([file.path for file in files]).withColumn(FILE, name).createOrReplaceTempView(LINES)
+
+    def write(self, query: str, folder: str, load: str) -> None:  # noqa: ARG002  Spark leaves nothing of what fails
+        """As `Engine.write`."""
+        self.session.sql(query).write.mode("append").partitionBy(KIND, DAY, LOAD).parquet(folder)
+
+    def open_stored(self, folder: str, loads: Sequence[str], since: date | None = None) -> None:
+        """As `Engine.open_stored`."""
+        rows = self.session.read.schema(_columns(schema.stored_columns(self.words))).parquet(folder)
+        # Partitions of other loads are not even opened.
+        rows = rows.where(F.col(LOAD).isin(list(loads)))
+        (rows if since is None else rows.where(F.col(DAY) >= F.lit(since))).createOrReplaceTempView(STORED)
+
+
+def reason_of(error: Any) -> str:  # noqa: ANN401  of PySpark or of py4j
+    """Return the line of a Java error that says what happened, without names of classes."""
+    java = getattr(error, "java_exception", None)
+    text = str(java.toString()) if java is not None else str(error)
+    line = next((one.strip() for one in text.splitlines() if one.strip()), type(error).__name__)
+    return _REASON.sub("", line).rstrip(".")
+
+
+def _columns(columns: dict[str, str]) -> str:
+    return ", ".join(f"`{name}` {type_}" for name, type_ in columns.items())
+
+
+def _in_utc(value: Any) -> Any:  # noqa: ANN401  of a row
+    # PySpark gives local times without an offset.
+    return value.astimezone(UTC) if isinstance(value, datetime) else value

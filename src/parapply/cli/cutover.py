@@ -1,0 +1,110 @@
+"""`parapply cutover`: options of the command."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from parapply.cli.main import _connection_options as connection_options
+from parapply.cli.main import _load as load
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  parapply cutover --config app.toml --print-reverse > back.toml
+  parapply cutover --config app.toml --reverse back.toml --dry-run
+  parapply cutover --config app.toml --reverse back.toml --verify whole
+  parapply cutover --config app.toml --reverse back.toml --undo
+  parapply cutover --config app.toml --reverse back.toml --back
+The daemon runs. Writers are kept from the source, the target gets all that they have committed, and is compared; then
+the target takes the writes, and the source follows it with the daemon of --reverse. Killed, or refused in the middle:
+the same command goes on, or --undo takes it back. Exit 1: not in time, a table differs, or a write came after the
+fence.""",
+)
+@connection_options
+@click.option(
+    "--reverse",
+    "reverse_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Configuration of the way back: from the target to the source.",
+)
+@click.option("--back", "is_back", is_flag=True, help="The other way round: the stream of --reverse runs, and ends.")
+@click.option("--undo", "is_undo", is_flag=True, help="Take a cut-over back that has not let writers in.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Only look, and tell the steps.")
+@click.option("--print-reverse", "prints_reverse", is_flag=True, help="Print a file for --reverse; without passwords.")
+@click.option(
+    "--verify",
+    type=click.Choice(["none", "sampled", "whole"]),
+    default="sampled",
+    show_default=True,
+    help="Compare both sides while no client writes.",
+)
+@click.option(
+    "--keep-role", "keep_roles", metavar="ROLE", multiple=True, help="Leave its sessions on the source; repeatable."
+)
+@click.option(
+    "--fence-command",
+    metavar="COMMAND",
+    default="",
+    help="Keeps writers away (PARAPPLY_FENCE=on) and lets them in (off), instead of the database's setting.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=1),
+    default=60,
+    show_default=True,
+    metavar="S",
+    help="From the fence until the target has everything; then all is taken back.",
+)
+@click.option("--no-sequences", is_flag=True, help="Leave the sequences as they are.")
+def cutover(  # noqa: PLR0913  options
+    *,
+    reverse_path: Path | None,
+    is_back: bool,
+    is_undo: bool,
+    is_dry: bool,
+    prints_reverse: bool,
+    verify: Literal["none", "sampled", "whole"],
+    keep_roles: tuple[str, ...],
+    fence_command: str,
+    timeout_s: float,
+    no_sequences: bool,
+    **options: Any,  # noqa: ANN401  click's
+) -> int:
+    """Have the target take over, with a way back."""
+    if prints_reverse and (reverse_path or is_back or is_undo or is_dry):
+        raise click.UsageError("--print-reverse goes with the options of a connection only")
+    if is_undo and is_dry:
+        raise click.UsageError("--undo has no --dry-run")
+    if not prints_reverse and reverse_path is None:
+        raise click.UsageError("--reverse FILE is missing; --print-reverse prints one")
+    config = load(options)
+    from parapply.config import load_config  # noqa: PLC0415
+    from parapply.cutover import command, look  # noqa: PLC0415
+
+    if reverse_path is None:
+        return command.print_reverse(config)
+    # Of itself only: a variable or flag that names one end would name the wrong one there.
+    other = load_config(reverse_path, (), {}, {})
+    forward, reverse = (other, config) if is_back else (config, other)
+    again = ["parapply", "cutover", "--config", str(options["config_path"] or "...")]
+    again += ["--reverse", str(reverse_path), *([] if is_back else ["--back"])]
+    run = options["config_path"] or "..." if is_back else reverse_path
+    how = look.CutoverOptions(
+        verify=verify,
+        keep_roles=keep_roles,
+        fence_command=fence_command,
+        timeout_s=timeout_s,
+        with_sequences=not no_sequences,
+        is_dry=is_dry,
+        hint=f"now: parapply run --config {shlex.quote(str(run))}  (the old source follows; its slot keeps WAL)\n"
+        f"to go back: {shlex.join(again)}\n"
+        f"not to go back: parapply drop --config {shlex.quote(str(run))}",
+    )
+    return command.undo(forward, reverse, how) if is_undo else command.cutover(forward, reverse, how)

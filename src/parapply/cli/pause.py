@@ -1,0 +1,40 @@
+"""The commands `parapply pause` and `parapply resume`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from parapply.cli.main import _connection_options as connection_options
+from parapply.cli.main import _load as load
+
+_EPILOG = """\b
+Examples:
+  parapply pause public.orders --config app.toml
+  parapply resume public.orders --config app.toml
+While a table is paused its changes are left out, and the slot keeps nothing for it: resume empties the target's table
+and copies all of its rows again. All other tables go on; no snapshot or verify is taken in the meantime."""
+
+
+@click.command(epilog=_EPILOG)
+@connection_options
+@click.argument("tables", metavar="SCHEMA.TABLE...", nargs=-1, required=True)
+def pause(*, tables: tuple[str, ...], **options: Any) -> None:  # noqa: ANN401  click's options
+    """Take tables out of the stream, until `parapply resume` copies them again."""
+    config = load(options)
+    from parapply.copy import command  # noqa: PLC0415
+
+    command.pause(config, tables)
+
+
+@click.command(epilog=_EPILOG)
+@connection_options
+@click.option("--connections", type=click.IntRange(1, 64), default=4, show_default=True, help="On each side.")
+@click.argument("tables", metavar="SCHEMA.TABLE...", nargs=-1, required=True)
+def resume(*, tables: tuple[str, ...], connections: int, **options: Any) -> None:  # noqa: ANN401  click's options
+    """Copy tables again that are paused, and join them to the stream."""
+    config = load(options)
+    from parapply.copy import command  # noqa: PLC0415
+
+    command.refresh(config, command.CopyOptions(connections=connections, truncates=True, tables=tables, resumes=True))

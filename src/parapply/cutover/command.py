@@ -1,0 +1,557 @@
+"""`parapply cutover`: the target takes over from the source, step by step, and the source follows it from there on.
+
+In: the configuration of the stream that runs, that of the way back, and options. Out: a line for each step. Every step
+is noted on the target before it begins (`target/state/cutovers.py`), and may be done again from its beginning: what was
+killed goes on with the same command. What fails before the daemon is stopped is taken back by itself.
+
+| step      | what it does                                                                              | undone by |
+|-----------|-------------------------------------------------------------------------------------------|-----------|
+| preparing | publication and slot of the way back on the target, state schema on the source            | dropped   |
+| fencing   | no client writes to the source                                                            | lifted    |
+| draining  | the daemon applies all that was committed there                                           |           |
+| comparing | `parapply verify`, if wanted                                                              |           |
+| sequences | `parapply sequences`                                                                      |           |
+| stopping  | the daemon is stopped, and none may start; nothing was committed after the fence          | allowed   |
+| turning   | the stream of the way back begins here                                                    | dropped   |
+| opening   | what kept writers from the target, if it was a fenced source itself, is lifted            | no more   |
+| ending    | the slot on the source is dropped                                                         |           |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final
+
+import click
+from psycopg import sql
+
+from parapply import connect, failpoints
+from parapply.commands import lifecycle
+from parapply.copy import sequences
+from parapply.copy.published import published_tables
+from parapply.cutover import fence, late, way_back
+from parapply.cutover.look import CutoverLook, CutoverOptions
+from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRefused
+from parapply.logs import redact_text
+from parapply.model import format_lsn
+from parapply.plan.watermark import covers
+from parapply.printable import printable
+from parapply.sequences import SequenceOptions
+from parapply.source import slot
+from parapply.source.slot import source_errors
+from parapply.target.session import lease
+from parapply.target.session.settings import rows, target_errors
+from parapply.target.state import cutovers
+from parapply.target.state import slots as state
+from parapply.verify import command as verifying
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from parapply.config import Config
+
+#: First key of the lock that one cut-over command at a time holds: "cuto" in ASCII.
+_LOCK_CLASS: Final = 0x6375746F
+_INCOMPLETE: Final = 1
+#: Of each table, of about 10,000 rows each: what both sides read in a few hundredths of a second.
+_SAMPLED_RANGES: Final = 2
+#: What each step does, for people.
+_WORDS: Final = {
+    "preparing": "the way back is prepared",
+    "fencing": "the source is fenced",
+    "draining": "the target has everything",
+    "comparing": "both sides are compared",
+    "sequences": "sequences are brought",
+    "stopping": "the daemon is stopped",
+    "turning": "the way back begins",
+    "opening": "the target is opened",
+    "ending": "the old stream is removed",
+}
+
+
+def cutover(forward: Config, reverse: Config, options: CutoverOptions) -> int:
+    """Cut over, or go on with it, and return the exit code: 1 if transactions came after the fence.
+
+    Args:
+        forward: the stream that runs; its target takes over.
+        reverse: the way back: its source is that target, its target the old source.
+        options: how.
+
+    Raises:
+        ConfigError: the two do not belong together.
+        SourceRefused, SourceLost, TargetRefused, TargetLost, LeaseHeld: an end refuses, or is not there.
+        ParapplyError: not ready in time, or a table differs.
+    """
+    return asyncio.run(_with(forward, reverse, options, _Cutover.run))
+
+
+def undo(forward: Config, reverse: Config, options: CutoverOptions) -> int:
+    """Take a cut-over back that has not let writers in; arguments and errors as `cutover`."""
+    return asyncio.run(_with(forward, reverse, options, _Cutover.undo))
+
+
+def print_reverse(forward: Config) -> int:
+    """Print a configuration of the way back, as far as it follows from that of the stream that runs.
+
+    Raises:
+        TargetLost, TargetRefused: the target, whose version it follows, cannot be reached.
+    """
+
+    async def version_num() -> int:
+        async with await connect.open_target(forward, "cutover") as conn:
+            return conn.info.server_version
+
+    click.echo(way_back.config_text(forward, asyncio.run(version_num())), nl=False)
+    return 0
+
+
+async def _with(
+    forward: Config, reverse: Config, options: CutoverOptions, act: Callable[[_Cutover], Awaitable[int]]
+) -> int:
+    if forward.mapping.tables or forward.mapping.schemas or reverse.mapping.tables or reverse.mapping.schemas:
+        raise ConfigError(
+            "mapping: the way back goes to tables of the same names", hint="cut over by hand (docs/OPERATIONS.md, 9.3)"
+        )
+    async with AsyncExitStack() as stack:
+        ahead = await stack.enter_async_context(connect.open_both(forward, "cutover"))
+        back = await stack.enter_async_context(connect.open_both(reverse, "cutover"))
+        facts = await slot.inspect(ahead.source, forward.source.slot)
+        await _check_pair(ahead, back)
+        found = await connect.known_state(forward, ahead.target, facts.system_identifier)
+        if found is None:
+            raise TargetRefused(
+                f"the target knows nothing of slot {forward.source.slot!r}", hint="run `parapply init` first"
+            )
+        await _lock(ahead.target, found.slot_id)
+        row = await cutovers.read(ahead.target, forward.target.state_schema, found.slot_id)
+        return await act(_Cutover(forward, reverse, options, ahead, back, found.slot_id, row))
+
+
+async def _check_pair(ahead: connect.Connections, back: connect.Connections) -> None:
+    """Refuse a way back that leads elsewhere."""
+    query = sql.SQL(
+        "SELECT (SELECT system_identifier FROM pg_catalog.pg_control_system()), pg_catalog.current_database(),"
+        " pg_catalog.current_setting('port')"
+    )
+
+    async def place(conn: slot.Connection, *, is_source: bool) -> tuple[object, ...]:
+        with source_errors("asking who it is") if is_source else target_errors("asking who it is"):
+            return (await rows(conn, query))[0]
+
+    for here, there, what in (
+        (await place(ahead.target, is_source=False), await place(back.source, is_source=True), "source"),
+        (await place(ahead.source, is_source=True), await place(back.target, is_source=False), "target"),
+    ):
+        if here != there:
+            other = "target" if what == "source" else "source"
+            raise ConfigError(
+                f"{what}.dsn of the way back leads to the database {there[1]!r} of the cluster {there[0]}, port"
+                f" {there[2]}, and {other}.dsn of the stream that runs to {here[1]!r} of {here[0]}, port {here[2]}",
+                hint="see `parapply cutover --print-reverse`; with --back both files stay in their places",
+            )
+
+
+async def _lock(conn: slot.Connection, slot_id: int) -> None:
+    with target_errors("looking for another cut-over"):
+        query = sql.SQL("SELECT pg_catalog.pg_try_advisory_lock($1::int, $2::int)")
+        ((is_taken,),) = await rows(conn, query, [_LOCK_CLASS, slot_id])
+    if not is_taken:
+        raise TargetRefused("another cut-over command of this slot runs", hint="wait for its end")
+
+
+class _Cutover:
+    """One call of the command."""
+
+    def __init__(  # noqa: PLR0913, PLR0917  one place makes it
+        self,
+        forward: Config,
+        reverse: Config,
+        options: CutoverOptions,
+        ahead: connect.Connections,
+        back: connect.Connections,
+        slot_id: int,
+        row: cutovers.Cutover | None,
+    ) -> None:
+        self._forward = forward
+        self._reverse = reverse
+        self._options = options
+        self._ahead = ahead
+        self._back = back
+        self._slot_id = slot_id
+        self._schema = forward.target.state_schema
+        self._row = row
+        self._look = CutoverLook(forward, reverse, options, ahead, back, slot_id)
+        self._began_s = time.monotonic()
+        self._deadline_s = self._began_s + options.timeout_s
+        #: By this call: the daemon was stopped; writers were let in.
+        self._has_stopped = False
+        self._has_opened = False
+
+    async def run(self) -> int:
+        """Do what is left to do."""
+        row = self._row
+        if row is not None and row.is_done:
+            click.echo(f"slot {self._forward.source.slot!r} was cut over already; nothing to do")
+            self._say_end()
+            return 0
+        if row is not None and row.step == cutovers.UNDOING:
+            raise TargetRefused(
+                "the last cut-over is being taken back, and that is not finished", hint="the same command with --undo"
+            )
+        if row is not None and row.reverse_slot != self._reverse.source.slot:
+            raise ConfigError(
+                f"the cut-over was begun with slot {row.reverse_slot!r} for the way back, not"
+                f" {self._reverse.source.slot!r}",
+                hint="name the same --reverse, or take it back with --undo",
+            )
+        if row is None or row.step == "preparing":
+            await self._check()
+        else:
+            self._say_where(row)
+        if self._options.is_dry:
+            click.echo("nothing was changed (--dry-run)")
+            return 0
+        try:
+            return await self._steps()
+        except ParapplyError:
+            await self._failed()
+            raise
+        except asyncio.CancelledError:
+            if self._row is not None:
+                self._say_where(self._row)
+            raise
+
+    async def _steps(self) -> int:
+        row = self._row
+        if row is None:
+            await self._prepare()
+        elif row.step == "preparing":
+            await self._prepare_rest()
+        if self._index < cutovers.STEPS.index("opening"):
+            # Whatever was done before: a fence that stands is put up again, and what it keeps out is looked at again.
+            await self._fence()
+            if self._index < cutovers.STEPS.index("stopping"):
+                await self._drain()
+                await self._compare()
+                await self._sequences()
+            await self._stop()
+            await self._turn()
+        if self._index <= cutovers.STEPS.index("opening"):
+            await self._open()
+        return await self._end()
+
+    @property
+    def _index(self) -> int:
+        return self._row.index if self._row is not None else 0
+
+    async def _enter(self, step: str, *, fence_lsn: int | None = None, takeover_lsn: int | None = None) -> None:
+        """Note a step; a failpoint follows it, so that a test ends the command inside each."""
+        target = self._ahead.target
+        await cutovers.enter(target, self._schema, self._slot_id, step, fence_lsn=fence_lsn, takeover_lsn=takeover_lsn)
+        self._row = await cutovers.read(target, self._schema, self._slot_id)
+        self._began_s = time.monotonic()
+        failpoints.probe(f"cutover_{step}")
+
+    def _say(self, step: str, what: str) -> None:
+        number = cutovers.STEPS.index(step) + 1
+        elapsed_s = time.monotonic() - self._began_s
+        click.echo(printable(f"{number}/{len(_WORDS)} {step}: {what} ({elapsed_s:.3f} s)"))
+
+    def _say_where(self, row: cutovers.Cutover) -> None:
+        fenced = f"; clients cannot write since {row.fenced_s:.1f} s" if row.fenced_s and row.gap_s is None else ""
+        place = f"step {row.index + 1} of {len(_WORDS)}, {row.step}: {_WORDS.get(row.step, '')}"
+        click.echo(f"a cut-over is under way, at {place}{fenced}")
+
+    # What is looked at before anything is made.
+
+    async def _check(self) -> None:
+        """Look at everything that can be, print it, and refuse.
+
+        Raises:
+            SourceRefused, TargetRefused: what would fail; all but the last are printed already.
+        """
+        forward = self._forward
+        tables = await published_tables(self._ahead.source, forward.source.publications, forward.mapping)
+        refused = await self._look.refusals(tables)
+        if self._options.is_dry:
+            self._say_plan(len(tables))
+        if refused:
+            *others, last = refused
+            for error in others:
+                click.echo(f"parapply: {redact_text(error.line())}", err=True)
+            raise last
+        if self._options.with_sequences and self._options.is_dry:
+            how = SequenceOptions(is_dry=True)
+            if await sequences.bring(forward, how):
+                raise TargetRefused("sequences could not be set; see above", hint="make them on the target")
+
+    def _say_plan(self, n_tables: int) -> None:
+        slot_name, back = self._forward.source.slot, self._reverse.source.slot
+        how = "by --fence-command" if self._options.fence_command else "default_transaction_read_only of its database"
+        kept = f", but those of {', '.join(self._options.keep_roles)}" if self._options.keep_roles else ""
+        lines = {
+            "preparing": f"publication {self._reverse.source.publications[0]!r} and slot {back!r} on the target, for"
+            f" {n_tables} tables",
+            "fencing": how + ("" if self._options.fence_command else f"; its sessions end{kept}"),
+            "draining": f"the daemon applies what is left of slot {slot_name!r}, within {self._options.timeout_s:g} s",
+            "comparing": self._options.verify,
+            "sequences": "brought" if self._options.with_sequences else "left out",
+            "stopping": f"the daemon of slot {slot_name!r} ends, and no other may start",
+            "turning": f"slot {back!r} sends what is committed on the target from there on",
+            "opening": "writers may be let in on the target; from here on the way back is --back",
+            "ending": f"slot {slot_name!r} is dropped on the source",
+        }
+        for number, (step, text) in enumerate(lines.items(), 1):
+            click.echo(printable(f"{number}/{len(lines)} {step}: {text}"))
+
+    # The steps.
+
+    async def _facts(self) -> slot.SourceFacts:
+        return await slot.inspect(self._ahead.source, self._forward.source.slot)
+
+    async def _prepare(self) -> None:
+        reverse, back = self._reverse, self._back
+        facts = await slot.inspect(back.source, reverse.source.slot)
+        missing = await way_back.missing_publications(back.source, reverse.source.publications)
+        new = cutovers.Cutover(
+            step="preparing",
+            reverse_slot=reverse.source.slot,
+            made_slot=facts.slot is None,
+            made_publication=bool(missing),
+            fence=fence.COMMAND if self._options.fence_command else fence.DATABASE,
+            opens=await self._look.what_to_open(),
+            fence_lsn=None,
+            takeover_lsn=None,
+            fenced_s=None,
+            gap_s=None,
+        )
+        # Before anything is made: what is noted as to be made is dropped by --undo.
+        await cutovers.begin(self._ahead.target, self._schema, self._slot_id, new)
+        self._row = new
+        failpoints.probe("cutover_preparing")
+        await self._prepare_rest()
+
+    async def _prepare_rest(self) -> None:
+        reverse, back = self._reverse, self._back
+        tables = await published_tables(self._ahead.source, self._forward.source.publications, self._forward.mapping)
+        if await way_back.missing_publications(back.source, reverse.source.publications):
+            await way_back.make_publication(self._ahead.target, reverse, tables)
+        await way_back.check_covers(back.source, reverse, tables)
+        facts = await slot.inspect(back.source, reverse.source.slot)
+        if facts.slot is None:
+            await slot.create_slot(back.source, reverse.source.slot, two_phase=reverse.source.two_phase)
+        refused = await self._look.findings_of_back()
+        if refused:
+            raise refused[-1]
+        await state.ensure_schema(back.target, reverse.target.state_schema)
+        self._say("preparing", f"slot {reverse.source.slot!r} on the target, {len(tables)} tables")
+
+    async def _fence(self) -> None:
+        options, source = self._options, self._ahead.source
+        self._deadline_s = time.monotonic() + options.timeout_s
+        if self._index < cutovers.STEPS.index("stopping"):
+            await self._enter("fencing")
+        if options.fence_command:
+            await fence.run_command(options.fence_command, source, is_on=True)
+            self._say("fencing", "by --fence-command")
+            return
+        n_ended = await fence.end_writers(source, options.keep_roles, self._deadline_s)
+        self._say("fencing", f"the source's database {source.info.dbname!r} is read only, {n_ended} sessions ended")
+
+    async def _drain(self) -> None:
+        lsn = await fence.last_lsn(self._ahead.source, self._deadline_s)
+        await self._enter("draining", fence_lsn=lsn)
+        await lifecycle.applied(self._forward, lsn, max(0.0, self._deadline_s - time.monotonic()))
+        self._say("draining", f"the target has everything up to {format_lsn(lsn)}")
+
+    async def _compare(self) -> None:
+        await self._enter("comparing")
+        if self._options.verify == "none":
+            self._say("comparing", "left out (--verify none)")
+            return
+        how = verifying.VerifyOptions(sampled_ranges=_SAMPLED_RANGES if self._options.verify == "sampled" else 0)
+        if await verifying.compare(self._forward, how):
+            raise ParapplyError("source and target differ; see above", hint="mend the target (`parapply verify`)")
+        self._say("comparing", f"equal ({self._options.verify})")
+
+    async def _sequences(self) -> None:
+        await self._enter("sequences")
+        if not self._options.with_sequences:
+            self._say("sequences", "left out (--no-sequences)")
+            return
+        if await sequences.bring(self._forward, SequenceOptions()):
+            raise ParapplyError(
+                "a sequence is missing on the target, or could not be set; see above",
+                hint="make it there, or give --no-sequences and set them yourself",
+            )
+        self._say("sequences", "brought")
+
+    async def _stop(self) -> None:
+        """Stop the daemon for good, and make sure that it has applied all there is."""
+        name, ahead = self._forward.source.slot, self._ahead
+        await self._enter("stopping")
+        await lease.take_lease(ahead.target, self._slot_id, self._forward.target.lease_wait_s, takeover=True)
+        await lease.fence(ahead.target, self._slot_id, lambda _sessions: None)
+        self._has_stopped = True
+        found = await state.load(ahead.target, self._schema, name, (await self._facts()).system_identifier)
+        fence_lsn = self._row.fence_lsn if self._row is not None else None
+        if found is None or fence_lsn is None or not covers(found.low_lsn, fence_lsn):
+            await self._back_to_draining()
+            raise TargetRefused(
+                f"the target no longer has everything up to {format_lsn(fence_lsn or 0)}",
+                hint="start the daemon, and give the same command again",
+            )
+        await late.wait_until_unread(ahead.source, name, time.monotonic() + self._forward.target.lease_wait_s)
+        if n_late := await late.count(ahead.source, self._forward, found.low_lsn):
+            await self._back_to_draining()
+            raise SourceRefused(
+                f"{n_late} transactions were committed on the source after the fence: a session writes in spite of it",
+                hint="end it, start the daemon, and give the same command again; --undo lets all writers in again",
+            )
+        self._say("stopping", "the daemon is stopped, and nothing was committed after the fence")
+
+    async def _back_to_draining(self) -> None:
+        """Let a daemon start again. The way back then begins later: what that one applies must not be sent back."""
+        if self._row is not None and self._row.takeover_lsn is not None:
+            await self._drop_state_of_back()
+        await cutovers.enter(self._ahead.target, self._schema, self._slot_id, "draining")
+        self._row = await cutovers.read(self._ahead.target, self._schema, self._slot_id)
+
+    async def _turn(self) -> None:
+        reverse, back = self._reverse, self._back
+        assert self._row is not None
+        if self._row.takeover_lsn is None:
+            old_id, _ = await way_back.stale_state(back, reverse)
+            if old_id is not None:
+                await way_back.drop_state(back, reverse, old_id)
+            await self._enter("turning", takeover_lsn=await fence.mark(back.source))
+        assert self._row.takeover_lsn is not None
+        await way_back.make_state(back, reverse, self._row.takeover_lsn)
+        self._say(
+            "turning", f"slot {reverse.source.slot!r} sends what commits after {format_lsn(self._row.takeover_lsn)}"
+        )
+
+    async def _open(self) -> None:
+        assert self._row is not None
+        await self._enter("opening")
+        await self._lift(self._row.opens, self._back.source)
+        await self._enter("ending")
+        self._has_opened = True
+        gap_s = self._row.gap_s
+        self._say("opening", f"the target takes over; no client could write for {gap_s or 0.0:.3f} s")
+
+    async def _lift(self, kind: str, conn: slot.Connection) -> None:
+        if kind == fence.COMMAND:
+            if not self._options.fence_command:
+                raise ConfigError("the fence was a command's, which has to lift it: --fence-command")
+            await fence.run_command(self._options.fence_command, conn, is_on=False)
+        elif kind == fence.DATABASE:
+            await fence.lift_fence(conn)
+
+    async def _end(self) -> int:
+        name, ahead = self._forward.source.slot, self._ahead
+        facts = await self._facts()
+        if facts.slot is not None:
+            found = await state.load(ahead.target, self._schema, name, facts.system_identifier)
+            is_known = self._has_opened or await self._is_old_source_still()
+            if not is_known:
+                click.echo(
+                    "parapply: the way back runs already, so whether a session wrote on the source after the target"
+                    " took over is not known. Hint: `parapply verify` with the configuration of the way back",
+                    err=True,
+                )
+            if (
+                is_known
+                and found is not None
+                and (n_late := await late.count(ahead.source, self._forward, found.low_lsn))
+            ):
+                click.echo(
+                    f"parapply: {n_late} transactions were committed on the source after the target took over; they are"
+                    f" on the source only. Hint: slot {name!r} is left, and has them; bring them by hand, and then"
+                    " `parapply drop`",
+                    err=True,
+                )
+                return _INCOMPLETE
+            await slot.drop_slot(ahead.source, name)
+        await self._enter("done")
+        self._say_end()
+        return 0
+
+    async def _is_old_source_still(self) -> bool:
+        """Tell whether the way back has written nothing there yet: what its slot holds would look like a late write."""
+        found = await self._state_of_back()
+        return found is not None and self._row is not None and found.low_lsn == self._row.takeover_lsn
+
+    def _say_end(self) -> None:
+        click.echo(self._options.hint)
+
+    # What goes wrong.
+
+    async def _failed(self) -> None:
+        """Take everything back if the daemon was not stopped yet; else say where it is."""
+        row = self._row
+        if row is None:
+            return
+        if self._index < cutovers.STEPS.index("stopping") and not self._stays:
+            try:
+                await self._take_back()
+            except ParapplyError as error:
+                click.echo(f"parapply: taking it back failed, too: {redact_text(error.line())}", err=True)
+            else:
+                click.echo("everything was taken back: the source takes writes as before")
+                return
+        click.echo("the same command goes on" + ("" if row.is_open else "; --undo takes it back"), err=True)
+
+    @property
+    def _stays(self) -> bool:
+        """Tell whether a step after the stop went back to draining: the daemon is gone, and the operator decides."""
+        return self._row is not None and self._row.step == "draining" and self._has_stopped
+
+    async def undo(self) -> int:
+        """Take everything back.
+
+        Raises:
+            TargetRefused: writers were let in.
+        """
+        row = self._row
+        if row is None:
+            click.echo(f"no cut-over of slot {self._forward.source.slot!r} is under way; nothing to undo")
+            return 0
+        if row.is_open:
+            raise TargetRefused(
+                "the target has taken over, and clients may have written there: it cannot be undone",
+                hint="`parapply cutover --back` goes back with all that was written since",
+            )
+        await self._take_back()
+        click.echo("undone: the source takes writes as before; if the daemon was stopped, start it (`parapply run`)")
+        return 0
+
+    async def _state_of_back(self) -> state.SlotState | None:
+        reverse, back = self._reverse, self._back
+        facts = await slot.inspect(back.source, reverse.source.slot)
+        schema = reverse.target.state_schema
+        return await state.load(back.target, schema, reverse.source.slot, facts.system_identifier)
+
+    async def _drop_state_of_back(self) -> None:
+        found = await self._state_of_back()
+        if found is not None:
+            await way_back.drop_state(self._back, self._reverse, found.slot_id)
+
+    async def _take_back(self) -> None:
+        row, reverse, back = self._row, self._reverse, self._back
+        assert row is not None
+        await cutovers.enter(self._ahead.target, self._schema, self._slot_id, cutovers.UNDOING)
+        if row.fenced_s is not None:
+            # First: clients wait for it. What is written from now on comes through the slot that runs.
+            await self._lift(row.fence, self._ahead.source)
+        if row.takeover_lsn is not None:
+            await self._drop_state_of_back()
+        if row.made_slot and (await slot.read_slot(back.source, reverse.source.slot)) is not None:
+            await slot.drop_slot(back.source, reverse.source.slot)
+        if row.made_publication:
+            await way_back.drop_publication(self._ahead.target, reverse)
+        if await state.has_schema(back.target, reverse.target.state_schema):
+            await state.drop_schema(back.target, reverse.target.state_schema)
+        await cutovers.forget(self._ahead.target, self._schema, self._slot_id)

@@ -1,0 +1,301 @@
+"""The fence: new sessions of a database are read only, and its old ones end; or a command of the operator's does it.
+
+A session may still say `SET default_transaction_read_only = off`. The fence is for applications that do not. That none
+of them wrote is not assumed: the slot is asked for transactions after the fence (`late.py`).
+
+In: a plain session on the server that is fenced. Source: PostgreSQL manual, "ALTER DATABASE", "pg_stat_activity",
+"Server Signaling Functions", "Predefined Roles".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from asyncio.subprocess import DEVNULL
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import psycopg
+from psycopg import conninfo, sql
+
+from parapply.errors import ParapplyError, SourceRefused
+from parapply.model import parse_lsn
+from parapply.source.slot import source_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from parapply.source.slot import Connection
+
+DATABASE: Final = "database"
+COMMAND: Final = "command"
+
+#: Seconds between two looks at sessions that end.
+_POLL_S: Final = 0.01
+
+# Without walsenders, which write nothing, and without parapply's own sessions. A role sees of other roles' sessions the
+# process, the role and the name, and not when they began.
+_SESSIONS: Final = """
+SELECT a.pid, a.usename::text, a.backend_start,
+       CASE WHEN me.rolsuper THEN true WHEN r.rolsuper THEN false
+            ELSE pg_catalog.pg_has_role(a.usesysid, 'USAGE') OR pg_catalog.pg_has_role('pg_signal_backend', 'USAGE') END
+  FROM pg_catalog.pg_stat_activity AS a
+  JOIN pg_catalog.pg_roles AS r ON r.oid = a.usesysid
+  JOIN pg_catalog.pg_roles AS me ON me.rolname = CURRENT_USER
+ WHERE a.datname = pg_catalog.current_database() AND a.pid <> pg_catalog.pg_backend_pid()
+   AND a.usename <> ALL ($1::name[]) AND NOT pg_catalog.starts_with(a.application_name, 'parapply ')
+   AND a.pid NOT IN (SELECT pid FROM pg_catalog.pg_stat_replication)
+ ORDER BY 1"""
+
+# A transaction that has written holds the lock on its own number, which every role may see.
+_WRITING: Final = """
+SELECT a.pid, a.usename::text
+  FROM pg_catalog.pg_locks AS l JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid
+ WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
+   AND a.datname = pg_catalog.current_database() AND a.pid <> pg_catalog.pg_backend_pid()
+ ORDER BY 1"""
+
+_PREPARED: Final = (
+    "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database() ORDER BY prepared"
+)
+
+
+class _Session(msgspec.Struct, frozen=True):
+    """A session that would be ended."""
+
+    pid: int
+    role: str
+    began_at: datetime | None  # None where this role may not see it
+    may_be_ended: bool
+
+    def began_after(self, time: datetime) -> bool:
+        return self.began_at is not None and self.began_at > time
+
+    def __str__(self) -> str:
+        return f"process {self.pid} (role {self.role})"
+
+
+def few(texts: Sequence[str]) -> str:
+    """Return the first of them and how many there are more."""
+    most = 5
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
+
+
+async def _rows(conn: Connection, query: str, params: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+    async with psycopg.AsyncRawCursor(conn) as cursor:
+        await cursor.execute(query.encode(), params)
+        return await cursor.fetchall()
+
+
+async def _sessions(conn: Connection, kept_roles: Collection[str]) -> list[_Session]:
+    with source_errors("reading the sessions"):
+        return [_Session(*row) for row in await _rows(conn, _SESSIONS, [list(kept_roles)])]
+
+
+async def prepared(conn: Connection) -> list[str]:
+    """Return the names of prepared transactions of the database, which can be committed by any session later.
+
+    Raises:
+        SourceLost: the connection broke.
+    """
+    with source_errors("reading the prepared transactions"):
+        return [str(gid) for (gid,) in await _rows(conn, _PREPARED)]
+
+
+async def refusals_of_owner(conn: Connection) -> list[SourceRefused]:
+    """Tell why this role could not change the database's setting.
+
+    Raises:
+        SourceLost: the connection broke.
+    """
+    query = (
+        "SELECT CURRENT_USER::text, pg_catalog.pg_get_userbyid(datdba)::text, datname::text,"
+        " pg_catalog.pg_has_role(datdba, 'USAGE')"
+        " FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()"
+    )
+    with source_errors("looking whether the database can be fenced"):
+        ((role, owner, database, is_owner),) = await _rows(conn, query)
+    if is_owner:
+        return []
+    owned, quoted = (sql.Identifier(name).as_string(None) for name in (owner, role))
+    return [
+        SourceRefused(
+            f"the role {role!r} may not fence the database {database!r}, which {owner!r} owns",
+            hint=f"GRANT {owned} TO {quoted} for the time of the cut-over, or give a command of yours: --fence-command",
+        )
+    ]
+
+
+async def refusals(conn: Connection, kept_roles: Collection[str]) -> list[SourceRefused]:
+    """Tell why this role could not fence the database, or the fence would not hold; nothing is changed.
+
+    Raises:
+        SourceLost: the connection broke.
+    """
+    # A setting of a role wins over one of the database.
+    exempt = """
+        SELECT DISTINCT pg_catalog.pg_get_userbyid(s.setrole)::text
+          FROM pg_catalog.pg_db_role_setting AS s, pg_catalog.unnest(s.setconfig) AS one
+         WHERE s.setrole <> 0 AND s.setrole <> (SELECT oid FROM pg_catalog.pg_roles WHERE rolname = CURRENT_USER)
+           AND pg_catalog.starts_with(one, 'default_transaction_read_only=') AND NOT one LIKE '%=on'
+           AND s.setdatabase IN (0, (SELECT oid FROM pg_catalog.pg_database
+                                      WHERE datname = pg_catalog.current_database()))"""
+    with source_errors("looking whether the database can be fenced"):
+        exempted = sorted({str(name) for (name,) in await _rows(conn, exempt)} - set(kept_roles))
+        ((role,),) = await _rows(conn, "SELECT CURRENT_USER::text")
+    found = await refusals_of_owner(conn)
+    held = [str(one) for one in await _sessions(conn, kept_roles) if not one.may_be_ended]
+    if held:
+        quoted = sql.Identifier(role).as_string(None)
+        found.append(
+            SourceRefused(
+                f"source: the role {role!r} may not end {few(held)}",
+                hint=f"GRANT pg_signal_backend TO {quoted} (a superuser's sessions only a superuser can end), end them"
+                " yourself, or leave a role that writes nothing with --keep-role",
+            )
+        )
+    if exempted:
+        found.append(
+            SourceRefused(
+                f"source: default_transaction_read_only of the database does not hold for {few(exempted)}, which have a"
+                " setting of their own",
+                hint="ALTER ROLE ... RESET default_transaction_read_only, or --keep-role if it writes nothing",
+            )
+        )
+    return found
+
+
+async def is_up(conn: Connection) -> bool:
+    """Tell whether new sessions of the database are read only.
+
+    Raises:
+        SourceLost: the connection broke.
+    """
+    query = """
+        SELECT EXISTS (SELECT FROM pg_catalog.pg_db_role_setting AS s JOIN pg_catalog.pg_database AS d
+                ON d.oid = s.setdatabase, pg_catalog.unnest(s.setconfig) AS one
+         WHERE s.setrole = 0 AND d.datname = pg_catalog.current_database()
+           AND one = 'default_transaction_read_only=on')"""
+    with source_errors("looking whether the database is fenced"):
+        ((found,),) = await _rows(conn, query)
+    return bool(found)
+
+
+async def end_writers(conn: Connection, kept_roles: Collection[str], deadline_s: float) -> int:
+    """Make new sessions of the database read only, end the old ones, and return how many ended.
+
+    Args:
+        conn: a role that owns the database.
+        kept_roles: whose sessions stay.
+        deadline_s: by time.monotonic().
+
+    Raises:
+        SourceRefused: a privilege is missing.
+        SourceLost: the connection broke.
+        ParapplyError: a session has not ended in time.
+    """
+    await _set_read_only(conn, is_on=True)
+    with source_errors("reading the clock"):
+        ((fenced_at,),) = await _rows(conn, "SELECT pg_catalog.clock_timestamp()")
+    n_ended = 0
+    # Twice: one that was starting while the fence came up shows itself a moment later, with the old setting.
+    for _ in range(2):
+        old = {one.pid: one for one in await _sessions(conn, kept_roles) if not one.began_after(fenced_at)}
+        for one in old.values():
+            with source_errors(f"ending {one}"):
+                await _rows(conn, "SELECT pg_catalog.pg_terminate_backend($1::int)", [one.pid])
+        n_ended += len(old)
+        while old:
+            there = {one.pid for one in await _sessions(conn, kept_roles)}
+            old = {pid: one for pid, one in old.items() if pid in there}
+            if old and time.monotonic() >= deadline_s:
+                named = few([str(one) for one in old.values()])
+                raise ParapplyError(f"source: {named} did not end in time", hint="see pg_stat_activity there")
+            await asyncio.sleep(_POLL_S if old else 0)
+    return n_ended
+
+
+async def lift_fence(conn: Connection) -> None:
+    """Let new sessions of the database write again.
+
+    Raises:
+        SourceRefused, SourceLost: it could not be changed.
+    """
+    await _set_read_only(conn, is_on=False)
+
+
+async def _set_read_only(conn: Connection, *, is_on: bool) -> None:
+    name = sql.Identifier(conn.info.dbname)
+    query = sql.SQL(
+        "ALTER DATABASE {} SET default_transaction_read_only = on"
+        if is_on
+        else "ALTER DATABASE {} RESET default_transaction_read_only"
+    )
+    with source_errors("fencing the database" if is_on else "lifting the fence of the database"):
+        await conn.execute(query.format(name))
+
+
+async def run_command(command: str, conn: Connection, *, is_on: bool) -> None:
+    """Run the operator's command; its output goes to standard error.
+
+    It finds `PARAPPLY_FENCE`, on or off, and `PARAPPLY_FENCE_DSN`, which database of which server is meant.
+
+    Raises:
+        ParapplyError: it failed.
+    """
+    info = conn.info
+    place = conninfo.make_conninfo(host=info.host, port=info.port, dbname=info.dbname)
+    environ = {**os.environ, "PARAPPLY_FENCE": "on" if is_on else "off", "PARAPPLY_FENCE_DSN": place}
+    process = await asyncio.create_subprocess_exec("/bin/sh", "-c", command, env=environ, stdin=DEVNULL, stdout=2)
+    status = await process.wait()
+    if status:
+        raise ParapplyError(
+            f"--fence-command ended with {status}, with PARAPPLY_FENCE={environ['PARAPPLY_FENCE']}",
+            hint="its own output tells why",
+        )
+
+
+async def last_lsn(conn: Connection, deadline_s: float) -> int:
+    """Wait until no transaction of the database has written and not ended; return an LSN after all of them.
+
+    Raises:
+        SourceRefused: a transaction is prepared.
+        SourceLost: the connection broke.
+        ParapplyError: one has not ended in time.
+    """
+    while True:
+        with source_errors("reading the transactions in progress"):
+            writing = await _rows(conn, _WRITING)
+        if not writing:
+            break
+        if time.monotonic() >= deadline_s:
+            texts = [f"process {pid} (role {role})" for pid, role in writing]
+            raise ParapplyError(
+                f"source: transactions that write have not ended in time: {few(texts)}",
+                hint="they are of roles that were kept, or the fence does not keep them out; end them",
+            )
+        await asyncio.sleep(_POLL_S)
+    if held := await prepared(conn):
+        raise SourceRefused(
+            f"source: {len(held)} transactions are prepared, which any session can commit later: {few(held)}",
+            hint="COMMIT PREPARED or ROLLBACK PREPARED them",
+        )
+    return await mark(conn)
+
+
+async def mark(conn: Connection) -> int:
+    """Commit an empty transaction durably, and return an LSN between everything committed before it and all later.
+
+    Raises:
+        SourceRefused, SourceLost: it could not be written.
+    """
+    # Its own commit lies after the LSN that it returns; the flush takes all earlier commits to disk with it.
+    query = "SELECT pg_catalog.pg_logical_emit_message(true, 'parapply', 'cut-over')::text"
+    with source_errors("marking the end of the source's writes"):
+        async with conn.transaction():
+            await conn.execute("SET LOCAL synchronous_commit = local")
+            ((lsn,),) = await _rows(conn, query)
+    return parse_lsn(lsn)

@@ -1,0 +1,77 @@
+"""Transactions of the source that the target has not applied: asked of the slot itself, once no daemon reads it.
+
+In: a plain session on the source. Out: how many there are. The slot stays where it is.
+
+Source: PostgreSQL manual, "Replication Management Functions"; "Logical Replication Message Formats", Begin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+
+from parapply.errors import SlotBusy
+from parapply.source import slot
+from parapply.source.options import start_options
+from parapply.source.slot import source_errors
+
+if TYPE_CHECKING:
+    from parapply.config import Config
+    from parapply.source.slot import Connection
+
+#: Seconds between two looks at a slot that is about to be left.
+_POLL_S: Final = 0.01
+#: Seconds until the process that sends the stream is ended: a daemon that is stopped (SIGSTOP) holds it.
+_PATIENCE_S: Final = 3.0
+
+# The message Begin: its type, then the LSN of the commit record. Transactions without a change of a published table
+# send none.
+_BEGINS: Final = """
+SELECT pg_catalog.substr(data, 2, 8)
+  FROM pg_catalog.pg_logical_slot_peek_binary_changes($1::name, NULL, NULL, VARIADIC $2::text[])
+ WHERE pg_catalog.get_byte(data, 0) = 66"""
+
+
+async def wait_until_unread(source: Connection, slot_name: str, deadline_s: float) -> None:
+    """Return once no process reads the slot.
+
+    Raises:
+        SlotBusy: one still does.
+        SourceRefused, SourceLost: as `slot.read_slot`; the process could not be ended.
+    """
+    patience_s = time.monotonic() + _PATIENCE_S
+    while (found := await slot.read_slot(source, slot_name)) and found.active_pid is not None:
+        now_s = time.monotonic()
+        if now_s >= deadline_s:
+            raise SlotBusy(f"slot {slot_name!r} is in use by process {found.active_pid}", hint="stop its reader")
+        if now_s >= patience_s:
+            with source_errors("ending the sender of the slot"):
+                await source.execute(f"SELECT pg_catalog.pg_terminate_backend({found.active_pid:d})".encode())
+            patience_s = now_s + _PATIENCE_S
+        await asyncio.sleep(_POLL_S)
+
+
+async def count(source: Connection, config: Config, low_lsn: int) -> int:
+    """Return how many transactions with published changes have committed on the source and are not on the target.
+
+    Args:
+        source: of the configuration.
+        config: slot, publications and options of the stream.
+        low_lsn: the target's watermark, with nothing recorded above it.
+
+    Raises:
+        SlotBusy: a process reads the slot.
+        SourceRefused, SourceLost: it could not be read.
+    """
+    version, wanted = source.info.server_version, config.source
+    found = start_options(version, wanted.publications, wanted.origin, two_phase=wanted.two_phase)
+    words = [word for pair in found for word in pair]
+    with source_errors("reading what came after the fence"):
+        async with psycopg.AsyncRawCursor(source) as cursor:
+            await cursor.execute(_BEGINS, [config.source.slot, words])
+            commits = [int.from_bytes(bytes(data)) for (data,) in await cursor.fetchall()]
+    # What ends at the watermark has its commit record before it.
+    return sum(commit_lsn >= low_lsn for commit_lsn in commits)

@@ -1,0 +1,300 @@
+"""What would keep a cut-over from its end: looked at before anything is made.
+
+In: sessions of both configurations. Out: errors, not raised; warnings and notes are printed. Nothing is changed, but an
+older state schema on the source is brought up to this version.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal
+
+import click
+import msgspec
+from psycopg import sql
+
+from parapply.check.findings import Code, Finding, Severity
+from parapply.check.kinds import KINDS
+from parapply.check.look import CheckOptions, look_at
+from parapply.cutover import fence, way_back
+from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRefused
+from parapply.printable import printable
+from parapply.source import refusals, slot
+from parapply.source.slot import source_errors
+from parapply.target.session import lease, prepared
+from parapply.target.session.settings import rows
+from parapply.target.state import copies
+from parapply.target.state import slots as state
+from parapply.vocabulary import CopyState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.config import Config
+    from parapply.connect import Connections
+    from parapply.copy.published import PublishedTable
+
+#: What has no meaning while the way back is still to be made.
+_OF_MAKING: Final = frozenset({Code.PUBLICATION_MISSING, Code.PUBLICATION_EMPTY, Code.SLOT_ADOPTED})
+#: What the stream does not bring.
+_NOT_THERE: Final = frozenset({Code.NOT_REPLICATED, Code.TABLE_UNPUBLISHED, Code.LARGE_OBJECTS})
+_OF_ORIGINS: Final = frozenset({Code.ORIGINS_MISSING, Code.ORIGINS_EXHAUSTED})
+
+
+class CutoverOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How to cut over."""
+
+    verify: Literal["none", "sampled", "whole"] = "sampled"
+    keep_roles: tuple[str, ...] = ()  # whose sessions on the source stay
+    fence_command: str = ""  # instead of the database's own setting
+    timeout_s: float = 60.0  # from the fence until the target has everything
+    with_sequences: bool = True
+    is_dry: bool = False
+    hint: str = ""  # how the command is called again
+
+
+class CutoverLook:
+    """Looks at both streams; keeps nothing."""
+
+    def __init__(  # noqa: PLR0913, PLR0917  one place makes it
+        self,
+        forward: Config,
+        reverse: Config,
+        options: CutoverOptions,
+        ahead: Connections,
+        back: Connections,
+        slot_id: int,
+    ) -> None:
+        """Look at nothing yet; the sessions are those of the stream that runs, and those of the way back."""
+        self._forward = forward
+        self._reverse = reverse
+        self._options = options
+        self._ahead = ahead
+        self._back = back
+        self._slot_id = slot_id
+        self._tables: Sequence[PublishedTable] = ()
+        self._told: set[str] = set()
+
+    async def refusals(self, tables: Sequence[PublishedTable]) -> list[ParapplyError]:
+        """Return all that would be refused.
+
+        Args:
+            tables: that the stream publishes.
+
+        Raises:
+            SourceLost, TargetLost: a connection broke, or tables are locked.
+        """
+        self._tables = tables
+        return [*await self._of_stream(), *await self._of_fence(), *await self._of_back()]
+
+    def _warn(self, text: str) -> None:
+        """Print a warning, once."""
+        if text not in self._told:
+            self._told.add(text)
+            click.echo(printable(f"warning: {text}"))
+
+    async def _of_stream(self) -> list[ParapplyError]:
+        """Tell why the stream that runs cannot be brought to its end."""
+        forward, ahead, schema = self._forward, self._ahead, self._forward.target.state_schema
+        facts = await slot.inspect(ahead.source, forward.source.slot)
+        found: list[ParapplyError] = []
+        if not any(holder.is_leader for holder in await lease.holders(ahead.target, self._slot_id)):
+            found.append(
+                TargetRefused(f"no daemon applies slot {forward.source.slot!r}", hint="start `parapply run`, and wait")
+            )
+        known = await state.load(ahead.target, schema, forward.source.slot, facts.system_identifier)
+        copied = await copies.load(ahead.target, schema, self._slot_id)
+        low_lsn = known.low_lsn if known is not None else 0
+        # One that is dropped since, or no more published, is of no concern.
+        names = {each for table in self._tables for each in (table.full_name, *_leaves(table))}
+        lacking = [
+            ".".join(row.name)
+            for row in copied.tables
+            if row.name in names and (row.state != CopyState.COPIED or (row.start_lsn or 0) > low_lsn)
+        ]
+        if lacking:
+            found.append(
+                TargetRefused(
+                    f"the target does not have all of {fence.few(lacking)}: not copied, paused, or only now copied",
+                    hint="see `parapply status`; `parapply refresh` or `parapply resume` copies them",
+                )
+            )
+        if unlisted := await self._not_applied(copied):
+            found.append(
+                TargetRefused(
+                    f"the target gets nothing of {fence.few(unlisted)}: published, with rows, and never copied",
+                    hint="`parapply refresh` copies them",
+                )
+            )
+        if forward.apply.delay_s > self._options.timeout_s:
+            found.append(
+                ConfigError(
+                    f"apply.delay_s is {forward.apply.delay_s:g}: the target would not be there within --timeout",
+                    hint="set it to 0, and have the daemon read its configuration again (SIGHUP)",
+                )
+            )
+        if held := await fence.prepared(ahead.source):
+            found.append(
+                SourceRefused(
+                    f"source: {len(held)} transactions are prepared: {fence.few(held)}",
+                    hint="COMMIT PREPARED or ROLLBACK PREPARED them first",
+                )
+            )
+        if await prepared.pending(ahead.target, self._slot_id):
+            found.append(TargetRefused("transactions are prepared on the target", hint="end them on the source"))
+        if left := [table.text for table in self._tables if table.row_filter]:
+            self._warn(f"{fence.few(left)}: a row filter leaves rows out, which the target does not have")
+        report = await look_at(ahead, forward, CheckOptions(), facts, known)
+        for each in report.findings:
+            if each.code in _NOT_THERE:
+                self._warn(f"{each.code.value}: {each.found}: the target does not have that")
+        return found
+
+    async def _not_applied(self, copied: copies.Copies) -> list[str]:
+        """Return the published tables that hold rows and that the daemon has never heard of: no change came yet."""
+        if not copied.is_listed:
+            return []
+        names, oids = {row.name for row in copied.tables}, {row.source_oid for row in copied.tables}
+        found = []
+        for table in self._tables:
+            if table.oid in oids or names & {table.full_name, *_leaves(table)}:
+                continue
+            with source_errors(f"reading {table.text}"):
+                query = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(sql.Identifier(table.schema, table.name))
+                ((has_rows,),) = await rows(self._ahead.source, query)
+            if has_rows:
+                found.append(table.text)
+        return found
+
+    async def _of_fence(self) -> list[ParapplyError]:
+        source = self._ahead.source
+        found: list[ParapplyError] = []
+        if not self._options.fence_command:
+            found += await fence.refusals(source, self._options.keep_roles)
+        # Neither heeds default_transaction_read_only.
+        with source_errors("looking who applies to the source"):
+            subscriptions = await rows(
+                source,
+                sql.SQL(
+                    "SELECT subname::text FROM pg_catalog.pg_subscription WHERE subenabled AND subdbid ="
+                    " (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())"
+                ),
+            )
+            daemons = await rows(
+                source,
+                sql.SQL(
+                    "SELECT pid FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND classid::int8 = $1::int8"
+                    " AND objsubid = 2 AND granted AND objid::int8 % 2 = 0 AND database ="
+                    " (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())"
+                ),
+                [lease.LOCK_CLASS],
+            )
+        if subscriptions:
+            names = fence.few([str(name) for (name,) in subscriptions])
+            found.append(
+                SourceRefused(f"source: the subscriptions {names} write to it", hint="ALTER SUBSCRIPTION ... DISABLE")
+            )
+        if daemons:
+            pids = fence.few([str(pid) for (pid,) in daemons])
+            found.append(
+                SourceRefused(f"source: another parapply applies to it (process {pids} there)", hint="stop it first")
+            )
+        return found
+
+    async def _of_back(self) -> list[ParapplyError]:
+        """Tell why the way back cannot be made, without making it."""
+        reverse, back = self._reverse, self._back
+        found: list[ParapplyError] = []
+        try:
+            opens = await self.what_to_open()
+            if opens == fence.COMMAND and not self._options.fence_command:
+                found.append(
+                    ConfigError(
+                        "the target was fenced by a command, which has to open it again", hint="--fence-command"
+                    )
+                )
+            if opens == fence.DATABASE:
+                found += await fence.refusals_of_owner(back.source)
+        except TargetRefused as error:
+            found.append(error)
+        found += await self._of_slot()
+        missing = await way_back.missing_publications(back.source, reverse.source.publications)
+        if not missing:
+            try:
+                await way_back.check_covers(back.source, reverse, self._tables)
+            except SourceRefused as error:
+                found.append(error)
+        elif len(reverse.source.publications) > 1:
+            found.append(
+                SourceRefused(f"no publications {', '.join(missing)} on the target", hint="make them, or name one")
+            )
+        if without := await way_back.without_identity(self._ahead, self._tables):
+            found.append(
+                SourceRefused(
+                    f"a publication of the target would break UPDATE and DELETE there: {fence.few(without)} have no"
+                    " replica identity",
+                    hint="make their primary keys, or ALTER TABLE ... REPLICA IDENTITY FULL, on the target",
+                )
+            )
+        found += await self.findings_of_back()
+        return found
+
+    async def _of_slot(self) -> list[ParapplyError]:
+        """Tell why a slot that is there cannot be that of the way back."""
+        name = self._reverse.source.slot
+        facts = await slot.inspect(self._back.source, name)
+        if facts.slot is None:
+            return []
+        found: list[ParapplyError] = []
+        try:
+            refusals.check_slot(facts, name, None, two_phase=self._reverse.source.two_phase)
+        except SourceRefused as error:
+            found.append(error)
+        if facts.slot.active_pid is not None:
+            found.append(SourceRefused(f"the slot {name!r} of the way back is in use", hint="stop its reader"))
+        return found
+
+    async def findings_of_back(self) -> list[ParapplyError]:
+        """Return what `parapply check` would refuse of the way back; its warnings are printed.
+
+        Raises:
+            SourceLost, TargetLost: a connection broke, or tables are locked.
+        """
+        reverse, back = self._reverse, self._back
+        facts = await slot.inspect(back.source, reverse.source.slot)
+        report = await look_at(back, reverse, CheckOptions(), facts, None)
+        needs_origins = reverse.source.origin == "none"
+        found: list[ParapplyError] = []
+        for each in report.findings:
+            severity = KINDS[each.code].severity
+            is_refused = severity is Severity.REFUSED or (needs_origins and each.code in _OF_ORIGINS)
+            if each.code in _OF_MAKING:
+                continue
+            if is_refused:
+                fix = f"; here: {each.fix}" if each.fix else ""
+                found.append(_error_of(each, f"{KINDS[each.code].advice}{fix}"))
+            elif severity is Severity.WARNING:
+                self._warn(f"the way back, {each.code.value}: {each.found}")
+        return found
+
+    async def what_to_open(self) -> str:
+        """Return what keeps writers from the target: it may have been the source of an earlier cut-over.
+
+        Raises:
+            TargetRefused: the slot of the way back is applied already.
+            SourceRefused, SourceLost, TargetLost: as `way_back.stale_state`.
+        """
+        _, before = await way_back.stale_state(self._back, self._reverse)
+        if before != fence.COMMAND and await fence.is_up(self._back.source):
+            return fence.DATABASE
+        return before if before == fence.COMMAND else ""
+
+
+def _leaves(table: PublishedTable) -> list[tuple[str, str]]:
+    return [(leaf.schema, leaf.name) for leaf in table.leaves]
+
+
+def _error_of(finding: Finding, hint: str) -> ParapplyError:
+    # The way back's source is the target of the stream that runs.
+    is_source = KINDS[finding.code].end.value == "source"
+    error = TargetRefused if is_source else SourceRefused
+    return error(f"the way back, {finding.code.value}: {finding.found}", hint=hint)

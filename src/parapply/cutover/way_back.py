@@ -1,0 +1,245 @@
+"""The way back: publication and slot on the target, state on the old source, and the configuration of its daemon.
+
+The slot is made before the fence, because that waits for every transaction in progress on the target. The stream begins
+later: at a mark that is written once no daemon applies to the target, and before writers are let in. So it brings all
+that clients write there and nothing that came from the source, whatever the version of the server and whether or not
+replication origins are to be had.
+
+In: sessions of the reverse configuration, whose source is the target that takes over.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg import conninfo, sql
+
+from parapply import connect
+from parapply.cutover.fence import few
+from parapply.errors import SourceRefused, TargetRefused
+from parapply.source import refusals, slot
+from parapply.source.slot import source_errors
+from parapply.target.session import lease, origins, prepared
+from parapply.target.session.settings import rows, target_errors
+from parapply.target.state import cutovers
+from parapply.target.state import slots as state
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.config import Config
+    from parapply.connect import Connections
+    from parapply.copy.published import PublishedTable
+    from parapply.target.session.settings import Connection
+
+#: server_version_num of the first publisher that can leave out what a subscriber wrote.
+ORIGIN_SINCE: Final = 160000
+_OPERATIONS: Final = frozenset({"insert", "update", "delete", "truncate"})
+
+_WITHOUT_IDENTITY: Final = """
+SELECT DISTINCT w.schema_name || '.' || w.table_name
+  FROM unnest($1::text[], $2::text[]) AS w(schema_name, table_name)
+  JOIN pg_catalog.pg_namespace AS n ON n.nspname = w.schema_name
+  JOIN pg_catalog.pg_class AS named ON named.relnamespace = n.oid AND named.relname = w.table_name
+  LEFT JOIN LATERAL pg_catalog.pg_partition_tree(named.oid) AS p ON p.isleaf
+  JOIN pg_catalog.pg_class AS c ON c.oid = COALESCE(p.relid, named.oid) AND c.relkind = 'r'
+ WHERE c.relreplident = 'n' OR (c.relreplident = 'd' AND NOT EXISTS (
+       SELECT FROM pg_catalog.pg_index AS i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indisvalid))
+ ORDER BY 1"""
+
+
+def publication_sql(config: Config, tables: Sequence[PublishedTable]) -> sql.Composed:
+    """Return the statement that makes the publication of the way back.
+
+    Args:
+        config: of the way back; its first publication.
+        tables: that are published today, under the same names on the target.
+    """
+    named = sql.SQL(", ").join([sql.Identifier(table.schema, table.name) for table in tables])
+    # Where today's publication names a root, its partitions may differ between both ends.
+    return sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true)").format(
+        sql.Identifier(config.source.publications[0]), named
+    )
+
+
+async def missing_publications(conn: slot.Connection, names: Sequence[str]) -> list[str]:
+    """Return the publications that are not on a server.
+
+    Raises:
+        SourceLost: the connection broke.
+    """
+    with source_errors("reading the publications"):
+        async with psycopg.AsyncRawCursor(conn) as cursor:
+            await cursor.execute(
+                "SELECT one FROM pg_catalog.unnest($1::text[]) AS one"
+                " WHERE one NOT IN (SELECT pubname FROM pg_catalog.pg_publication)",
+                [list(names)],
+            )
+            return [str(name) for (name,) in await cursor.fetchall()]
+
+
+async def without_identity(ends: Connections, tables: Sequence[PublishedTable]) -> list[str]:
+    """Return the tables whose UPDATE and DELETE a publication would break on the target, and does not on the source.
+
+    Args:
+        ends: of the stream that runs.
+        tables: that it publishes.
+
+    Raises:
+        SourceLost, TargetLost: a connection broke.
+    """
+    names = [[table.schema for table in tables], [table.name for table in tables]]
+    with target_errors("reading the replica identities"):
+        there = await rows(ends.target, sql.SQL(_WITHOUT_IDENTITY), names)
+    with source_errors("reading the replica identities"):
+        here = await rows(ends.source, sql.SQL(_WITHOUT_IDENTITY), names)
+    return [str(name) for (name,) in there if (name,) not in here]
+
+
+async def check_covers(conn: slot.Connection, config: Config, tables: Sequence[PublishedTable]) -> None:
+    """Refuse publications of the way back that leave out a table or an operation: the way back would lose rows.
+
+    Raises:
+        SourceRefused: they do.
+        SourceLost: the connection broke.
+    """
+    operations = await slot.check_publications(conn, config.source.publications)
+    if left_out := _OPERATIONS - operations:
+        raise SourceRefused(
+            f"the publication of the way back leaves out {', '.join(sorted(left_out))}",
+            hint="ALTER PUBLICATION ... SET (publish = 'insert, update, delete, truncate') on the target",
+        )
+    there = set(await slot.published_tables(conn, config.source.publications))
+    leaves = {table: {(leaf.schema, leaf.name) for leaf in table.leaves} for table in tables}
+    missing = [table.text for table in tables if table.full_name not in there and not leaves[table] <= there]
+    if missing:
+        raise SourceRefused(
+            f"the publication of the way back leaves out {few(missing)}",
+            hint=f"ALTER PUBLICATION {config.source.publications[0]} ADD TABLE ... on the target",
+        )
+
+
+async def make_publication(conn: Connection, config: Config, tables: Sequence[PublishedTable]) -> None:
+    """Make the publication, with the role of the daemon that applies there.
+
+    Raises:
+        TargetRefused: the role does not own the tables; the hint has the statement.
+        TargetLost: the connection broke.
+    """
+    statement = publication_sql(config, tables)
+    try:
+        with target_errors("making the publication of the way back"):
+            await conn.execute(statement)
+    except TargetRefused as error:
+        raise TargetRefused(
+            str(error), hint=f"let the owner of the tables run it there: {statement.as_string(None)}"
+        ) from error
+
+
+async def drop_publication(conn: Connection, config: Config) -> None:
+    """Drop it, if it is there.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be dropped.
+    """
+    with target_errors("dropping the publication of the way back"):
+        name = sql.Identifier(config.source.publications[0])
+        await conn.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(name))
+
+
+async def stale_state(ends: Connections, config: Config) -> tuple[int | None, str]:
+    """Return the id of what an earlier cut-over left of the slot on the old source, and what it used as its fence.
+
+    Returns:
+        None and empty if there is nothing.
+
+    Raises:
+        TargetRefused: a daemon applies the slot, or did, and no cut-over has ended that.
+        SourceRefused, SourceLost, TargetLost: as `state.load`.
+    """
+    schema, name = config.target.state_schema, config.source.slot
+    if not await state.has_schema(ends.target, schema):
+        return None, ""
+    await state.ensure_schema(ends.target, schema)
+    facts = await slot.inspect(ends.source, name)
+    found = await state.load(ends.target, schema, name, facts.system_identifier)
+    if found is None:
+        return None, ""
+    before = await cutovers.read(ends.target, schema, found.slot_id)
+    if before is None or not before.is_done:
+        raise TargetRefused(
+            f"slot {name!r} of the way back is applied on the old source already",
+            hint="end it with `parapply drop`, or give the way back another slot",
+        )
+    return found.slot_id, before.fence
+
+
+async def make_state(ends: Connections, config: Config, takeover_lsn: int) -> None:
+    """Write the state of the way back on the old source: everything that commits after an LSN is to be applied.
+
+    Raises:
+        SourceRefused, SourceLost: the slot cannot be read.
+        TargetRefused, TargetLost: it could not be written.
+    """
+    schema, name = config.target.state_schema, config.source.slot
+    facts = await slot.inspect(ends.source, name)
+    refusals.check_slot(facts, name, None, two_phase=config.source.two_phase)
+    if await state.load(ends.target, schema, name, facts.system_identifier) is not None:
+        return
+    await state.create(ends.target, schema, connect.new_slot(config, facts, takeover_lsn))
+
+
+async def drop_state(ends: Connections, config: Config, slot_id: int) -> None:
+    """Remove the state of a slot on the old source, with its origins.
+
+    Raises:
+        LeaseHeld: a daemon applies it.
+        TargetRefused, TargetLost: it could not be removed.
+    """
+    await lease.take_lease(ends.target, slot_id, 0)
+    held = [gid for gid, _ in (await prepared.pending(ends.target, slot_id)).values()]
+    if held:
+        raise TargetRefused(
+            f"transactions are prepared on the old source: {few(held)}", hint="`parapply drop` rolls them back"
+        )
+    await state.drop_slot_state(ends.target, config.target.state_schema, slot_id)
+    await origins.drop_origins(ends.target, slot_id)
+
+
+def config_text(forward: Config, version_num: int) -> str:
+    """Return a configuration file for the way back, as TOML; passwords are left out.
+
+    Args:
+        forward: of the stream that runs.
+        version_num: of the target, as server_version_num; 0 if it is not known.
+    """
+    name = f"{forward.source.slot}_back"
+    values: dict[str, dict[str, Any]] = {
+        "source": {
+            "dsn": _without_password(forward.target.dsn.get_secret_value()),
+            "slot": name,
+            "publications": [name],
+            "origin": "none" if version_num >= ORIGIN_SINCE else "any",
+        },
+        "target": {
+            "dsn": _without_password(forward.source.dsn.get_secret_value()),
+            "state_schema": forward.target.state_schema,
+            "session_replication_role": forward.target.session_replication_role,
+        },
+        "apply": {"workers": forward.apply.workers, "commit_order": forward.apply.commit_order},
+    }
+    head = [
+        f"# The way back of slot {forward.source.slot}: from the target to the source.",
+        "# Look at both roles: source.dsn's needs REPLICATION, target.dsn's writes to the tables of the old source.",
+        "# Passwords belong into ~/.pgpass.",
+    ]
+    for section, pairs in values.items():
+        head += ["", f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in pairs.items())]
+    return "\n".join(head) + "\n"
+
+
+def _without_password(dsn: str) -> str:
+    parts: dict[str, Any] = {key: value for key, value in conninfo.conninfo_to_dict(dsn).items() if key != "password"}
+    return conninfo.make_conninfo(**parts)

@@ -1,0 +1,482 @@
+"""`parapply migrate`: all steps of a migration up to the cut-over, each done once, in their order.
+
+In: the configuration and options. Out: a target that follows. What is done is noted on the target with each step, so a
+command that was killed goes on with the same command: steps that are done are left out, the step that was under way
+goes on within itself.
+
+Foreign keys come after the rows of all tables are of one moment. A copy that was interrupted has tables of several;
+then the stream is applied first, up to an LSN after the last of them, and the daemon ends there. So no foreign key is
+checked against a state that the publisher never had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import click
+import msgspec
+
+from parapply import connect, failpoints
+from parapply import init as beginning
+from parapply.copy import command as copying
+from parapply.copy import schema as schemas
+from parapply.copy.published import published_tables
+from parapply.copy.rate import RateLimit
+from parapply.copy.sequences import copy_sequences
+from parapply.errors import ConfigError, LeaseHeld, ParapplyError, TargetRefused
+from parapply.logs import redact_text
+from parapply.migrate import follow, later, look, rest, roles
+from parapply.migrate.options import Choice, check_patterns
+from parapply.migrate.show import Screen
+from parapply.migrate.steps import MigrationStep
+from parapply.model import format_lsn, parse_lsn
+from parapply.sequences import SequenceOptions
+from parapply.source import slot
+from parapply.target.session import settings
+from parapply.target.state import copies, migrations
+from parapply.target.state import slots as state
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from parapply.config import Config
+    from parapply.copy.published import PublishedTable
+    from parapply.migrate.options import MigrateOptions
+    from parapply.migrate.script import Item, Script
+
+#: Seconds to wait for the session of a command that was killed.
+_LOCK_WAIT_S: Final = 30.0
+_POLL_S: Final = 0.2
+_INCOMPLETE: Final = 1
+
+
+def migrate(config: Config, options: MigrateOptions) -> int:
+    """Run the steps that are left, and return the exit code.
+
+    Raises:
+        ParapplyError: a step has failed; the same command goes on with it.
+    """
+    check_patterns([*options.choice.include, *options.choice.exclude])
+    if config.mapping.tables or config.mapping.schemas:
+        raise ConfigError(
+            "migrate makes the tables by the publisher's names, and [mapping] says others",
+            hint="leave out [mapping], or make the tables by hand, then `parapply init --copy` and `parapply run`",
+        )
+    screen = Screen(as_json=options.as_json)
+    with screen.shown():
+        return asyncio.run(_Run(config, options, screen).run())
+
+
+def show(config: Config, *, as_json: bool) -> int:
+    """Print the steps and how far each is; run none.
+
+    Raises:
+        SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
+    """
+    return asyncio.run(_show(config, as_json=as_json))
+
+
+async def _show(config: Config, *, as_json: bool) -> int:
+    async with connect.open_both(config, "migrate") as ends:
+        facts = await slot.inspect(ends.source, config.source.slot)
+        known = await migrations.load(ends.target, _of(config, facts))
+    if as_json:
+        click.echo(msgspec.json.encode([known[step] for step in MigrationStep if step in known]).decode())
+        return 0
+    for step in MigrationStep:
+        row = known.get(step)
+        if row is None:
+            click.echo(f"{step.value}: not begun")
+            continue
+        took = f" in {row.seconds:.1f} s" if row.seconds is not None else f" since {row.started_at}"
+        figures = f", {row.done:,} of {row.total:,} {row.unit}" if row.unit else ""
+        click.echo(f"{step.value}: {row.state}{took}{figures}{f': {row.detail}' if row.detail else ''}")
+    return 0
+
+
+def _of(config: Config, facts: slot.SourceFacts) -> migrations.Migration:
+    return migrations.Migration(
+        schema=config.target.state_schema,
+        slot_name=config.source.slot,
+        system_identifier=facts.system_identifier,
+    )
+
+
+class _Run:
+    """One command."""
+
+    def __init__(self, config: Config, options: MigrateOptions, screen: Screen) -> None:
+        self._config = config
+        self._options = options
+        self._screen = screen
+        self._choice = options.choice
+        self._dsn = config.source.dsn.get_secret_value()
+        self._limit: RateLimit | None = None
+        self._code = 0
+        self._does: dict[MigrationStep, Callable[[], Awaitable[str]]] = {
+            MigrationStep.ROLES: self._roles,
+            MigrationStep.SCHEMA: self._schema,
+            MigrationStep.COPY: self._copy,
+            MigrationStep.INDEXES: self._indexes,
+            MigrationStep.CATCH_UP: self._catch_up,
+            MigrationStep.CONSTRAINTS: self._constraints,
+            MigrationStep.LARGE_OBJECTS: self._large_objects,
+            MigrationStep.UNLOGGED: self._unlogged,
+            MigrationStep.SEQUENCES: self._sequences,
+            MigrationStep.ANALYZE: self._analyze,
+            MigrationStep.VIEWS: self._views,
+            MigrationStep.FOLLOW: self._follow,
+        }
+
+    async def run(self) -> int:
+        self._limit = RateLimit(self._options.max_bytes_per_s)
+        async with connect.open_both(self._config, "migrate") as ends:
+            self._ends = ends
+            self._facts = await slot.inspect(ends.source, self._config.source.slot)
+            self._migration = _of(self._config, self._facts)
+            await self._lock()
+            known = await migrations.load(ends.target, self._migration)
+            await self._keep_choice(known.get(MigrationStep.CHECK))
+            if (
+                MigrationStep.CHECK not in known
+                or self._options.only is MigrationStep.CHECK
+                or self._options.first is MigrationStep.CHECK
+            ):
+                await self._check(is_first=MigrationStep.CHECK not in known)
+            else:
+                # Its tables must be those of this version before a step writes there.
+                await state.ensure_schema(ends.target, self._config.target.state_schema)
+            for step in self._wanted(known):
+                await self._do(step)
+        return self._code
+
+    async def _lock(self) -> None:
+        waits_s = 0.0
+        while not await migrations.try_lock(self._ends.target, self._migration):
+            if waits_s >= _LOCK_WAIT_S:
+                raise LeaseHeld(
+                    f"another `parapply migrate` works on slot {self._config.source.slot!r}",
+                    hint="wait for its end; of a command that was killed the server ends the session after a moment",
+                )
+            waits_s += _POLL_S
+            await asyncio.sleep(_POLL_S)
+
+    async def _keep_choice(self, row: migrations.StepRow | None) -> None:
+        """Go on with the tables and objects that the migration was begun with.
+
+        Raises:
+            ConfigError: others are asked for now.
+        """
+        if row is None or not row.options:
+            return
+        kept = msgspec.json.decode(row.options.encode(), type=Choice)
+        if self._choice not in {Choice(), kept}:
+            raise ConfigError(
+                "the migration was begun with other options: "
+                + (_words(kept) or "none of --include, --exclude and such"),
+                hint="leave these options out, and it goes on; or `parapply drop`, empty the target and begin again",
+            )
+        self._choice = kept
+
+    def _wanted(self, known: dict[str, migrations.StepRow]) -> list[MigrationStep]:
+        options = self._options
+        if options.only is not None:
+            return [] if options.only is MigrationStep.CHECK else [options.only]
+        steps = [step for step in self._does if step is not MigrationStep.ROLES or options.has_roles]
+        if options.last is not None:
+            order = list(MigrationStep)
+            steps = [step for step in steps if order.index(step) <= order.index(options.last)]
+        if options.first is not None:
+            return steps[steps.index(options.first) :] if options.first in steps else steps
+        done = {step for step, row in known.items() if row.state == "done"}
+        # The last one is never over: the daemon may be gone.
+        return [step for step in steps if step not in done or step is MigrationStep.FOLLOW]
+
+    async def _do(self, step: MigrationStep) -> None:
+        target = self._ends.target
+        await migrations.begin(target, self._migration, step)
+        failpoints.probe(failpoints.MIGRATE_BEGUN)
+        self._screen.said(step, "begun")
+        try:
+            detail = await self._does[step]()
+        except ParapplyError as error:
+            if not target.closed:
+                try:
+                    await migrations.end(target, self._migration, step, redact_text(str(error)), is_done=False)
+                except ParapplyError:
+                    # The first error is the news, and a step without an end is one that was interrupted.
+                    self._screen.said(step, "failed, which could not be noted")
+            raise
+        failpoints.probe(failpoints.MIGRATE_DONE)
+        await migrations.end(target, self._migration, step, detail, is_done=True)
+        self._screen.said(step, "done", detail)
+
+    # -- before anything is made
+
+    async def _check(self, *, is_first: bool) -> None:
+        """Look at both ends; note the choice only if nothing is refused."""
+        program = self._pg_dump()
+        await schemas.check_version(program, self._facts.server_version_num)
+        copy = self._copy_options()
+        if is_first:
+            copy = msgspec.structs.replace(copy, brings_schema=True)
+        known = await connect.known_state(self._config, self._ends.target, self._facts.system_identifier)
+        if known is None:
+            tables = await beginning.look_first(self._config, copy, self._ends, self._facts, self._options.despite)
+        else:
+            tables = await published_tables(self._ends.source, self._config.source.publications, self._config.mapping)
+        sight = await self._see(tables)
+        refused = await look.refusals(self._ends, sight, self._choice, has_roles=self._options.has_roles)
+        _raise_all(refused)
+        if sight.settings:
+            click.echo(
+                f"not brought over: settings of the database (ALTER DATABASE ... SET): {', '.join(sight.settings)}"
+            )
+        await state.ensure_schema(self._ends.target, self._config.target.state_schema)
+        kept = msgspec.json.encode(self._choice).decode()
+        await migrations.begin(self._ends.target, self._migration, MigrationStep.CHECK, kept)
+        detail = f"{len(tables):,} tables, {len(sight.left_out):,} left out"
+        await migrations.end(self._ends.target, self._migration, MigrationStep.CHECK, detail, is_done=True)
+        self._screen.said(MigrationStep.CHECK, "done", detail)
+
+    async def _see(self, tables: Sequence[PublishedTable]) -> look.Sight:
+        return await look.see(self._ends.source, self._choice, tables, self._own_schemas())
+
+    async def _sight(self) -> look.Sight:
+        return await self._see(
+            await published_tables(self._ends.source, self._config.source.publications, self._config.mapping)
+        )
+
+    def _own_schemas(self) -> list[str]:
+        return sorted({self._config.target.state_schema, *self._facts.state_schemas})
+
+    def _pg_dump(self) -> str:
+        folder = self._options.pg_bin
+        return schemas.find_pg_dump(None if folder is None else str(folder / "pg_dump"))
+
+    async def _dump(self, section: str) -> bytes:
+        choice, sight = self._choice, await self._sight()
+        program = self._pg_dump()
+        await schemas.check_version(program, self._facts.server_version_num)
+        return await schemas.dump(
+            program,
+            self._dsn,
+            without=self._own_schemas(),
+            options=[
+                f"--section={section}",
+                *([] if choice.has_owners else ["--no-owner"]),
+                *([] if choice.has_privileges else ["--no-privileges"]),
+                *([] if choice.has_tablespaces else ["--no-tablespaces"]),
+                *schemas.without_tables(sight.left_out),
+            ],
+        )
+
+    # -- the steps; each returns what it has done in a few words
+
+    async def _roles(self) -> str:
+        made = await roles.bring(self._ends)
+        for text, names in (
+            ("without a password, set one before they log in", made.without_password),
+            ("without what only a superuser gives", made.without_attributes),
+        ):
+            if names:
+                click.echo(f"roles: {text}: {', '.join(names)}", err=True)
+        return f"{len(made.made)} roles made"
+
+    async def _schema(self) -> str:
+        # Again: days may lie between the check and this, and a table without a publication would come without rows.
+        _raise_all(list(look.of_tables(await self._sight())))
+        script = await self._dump("pre-data")
+        target = self._ends.target
+        with settings.target_errors("making the schema"):
+            # Noted in the same transaction: the schema cannot be made twice.
+            async with target.transaction():
+                if _SCHEMA_ITEM in await migrations.items(target, self._migration):
+                    return "was made"
+                await schemas.make(target, script)
+                await migrations.add_item(target, self._migration, _SCHEMA_ITEM)
+        return f"{len(script):,} bytes of SQL"
+
+    def _copy_options(self) -> copying.CopyOptions:
+        return copying.CopyOptions(
+            connections=self._options.jobs,
+            truncates=self._options.truncates,
+            max_bytes_per_s=self._options.max_bytes_per_s,
+            on_progress=self._screen.copying(MigrationStep.COPY),
+        )
+
+    async def _copy(self) -> str:
+        config, ends = self._config, self._ends
+        found = await connect.known_state(config, ends.target, self._facts.system_identifier)
+        if found is None:
+            tables = await published_tables(ends.source, config.source.publications, config.mapping)
+            facts = await slot.inspect(ends.source, config.source.slot)
+            await copying.begin(config, self._copy_options(), ends, facts, tables)
+        else:
+            await copying.go_on(config, self._copy_options(), ends, found)
+        known = await copies.load(ends.target, config.target.state_schema, (await self._state()).slot_id)
+        n_rows = sum(row.rows or 0 for row in known.tables)
+        size_bytes = sum(row.size_bytes or 0 for row in known.tables)
+        return f"{len(known.tables):,} tables, {n_rows:,} rows, {size_bytes:,} bytes"
+
+    async def _state(self) -> state.SlotState:
+        found = await connect.known_state(self._config, self._ends.target, self._facts.system_identifier)
+        if found is None:
+            raise TargetRefused(
+                f"the target knows nothing of slot {self._config.source.slot!r}", hint="`parapply migrate --from copy`"
+            )
+        return found
+
+    async def _indexes(self) -> str:
+        return await self._later(MigrationStep.INDEXES, lambda script: script.before_foreign_keys)
+
+    async def _constraints(self) -> str:
+        found = await self._state()
+        known = await copies.load(self._ends.target, self._config.target.state_schema, found.slot_id)
+        if not known.is_settled(found.low_lsn):
+            raise TargetRefused(
+                "target: the tables' rows are of different moments, so foreign keys cannot be checked",
+                hint=f"`parapply migrate --only {MigrationStep.CATCH_UP}` first",
+            )
+        return await self._later(MigrationStep.CONSTRAINTS, lambda script: script.from_foreign_keys)
+
+    async def _later(self, step: MigrationStep, choose: Callable[[Script], Sequence[Item]]) -> str:
+        script = later.read(await self._dump("post-data"))
+        items = choose(script)
+        done = await migrations.items(self._ends.target, self._migration)
+        left = [item for item in items if item.digest not in done]
+        target = self._ends.target
+        await migrations.note(target, self._migration, step, len(items) - len(left), len(items), "statements")
+        with self._screen.counting(step, len(left), "statements") as counter:
+            try:
+                await later.Later(self._config, self._migration, script, counter).run(left, self._options.jobs)
+            finally:
+                n_done = len(items) - len(left) + counter.done
+                if not target.closed:
+                    await migrations.note(target, self._migration, step, n_done, len(items), "statements")
+        return f"{len(left):,} statements" + (f", {len(items) - len(left):,} before" if len(left) < len(items) else "")
+
+    async def _catch_up(self) -> str:
+        found = await self._state()
+        schema = self._config.target.state_schema
+        known = await copies.load(self._ends.target, schema, found.slot_id)
+        if left := [row.name for row in known.tables if row.state != "copied" and not row.reason]:
+            raise TargetRefused(
+                f"target: not copied yet: {look.few(left)}", hint=f"`parapply migrate --from {MigrationStep.COPY}`"
+            )
+        if known.is_settled(found.low_lsn):
+            return "nothing to do: all rows are of one moment"
+        with slot.source_errors("writing a message"):
+            cursor = await self._ends.source.execute(
+                "SELECT pg_catalog.pg_logical_emit_message(true, 'parapply migrate', '')"
+            )
+            row = await cursor.fetchone()
+        assert row is not None
+        lsn = parse_lsn(str(row[0]))
+        daemon = await follow.daemon_of(self._options, self._ends.target, found.slot_id, "--until", format_lsn(lsn))
+        with self._screen.counting(MigrationStep.CATCH_UP, 1, "bytes of WAL") as counter:
+            await follow.reach(self._config, self._ends.target, found.slot_id, daemon, lsn, counter)
+        await daemon.end()
+        return f"applied up to {format_lsn(lsn)}"
+
+    async def _large_objects(self) -> str:
+        if self._choice.large_objects != "copy" and self._options.only is not MigrationStep.LARGE_OBJECTS:
+            return "left out" if self._choice.large_objects == "skip" else "none"
+        assert self._limit is not None
+        choice = self._choice
+        with self._screen.counting(
+            MigrationStep.LARGE_OBJECTS, (await self._sight()).n_large_objects, "objects"
+        ) as counter:
+            n_objects = await rest.large_objects(
+                self._ends,
+                counter,
+                self._limit,
+                has_owners=choice.has_owners,
+                has_privileges=choice.has_privileges,
+            )
+        return f"{n_objects:,} as they are now: later changes do not follow"
+
+    async def _unlogged(self) -> str:
+        if self._choice.unlogged != "copy" and self._options.only is not MigrationStep.UNLOGGED:
+            return "left out" if self._choice.unlogged == "skip" else "no rows"
+        assert self._limit is not None
+        names = (await self._sight()).unlogged
+        with self._screen.counting(MigrationStep.UNLOGGED, len(names), "tables") as counter:
+            n_tables = await rest.unlogged(self._ends, names, counter, self._limit)
+        return f"{n_tables:,} tables as they are now: later changes do not follow"
+
+    async def _sequences(self) -> str:
+        code = await asyncio.to_thread(copy_sequences, self._config, SequenceOptions(), as_json=False)
+        if code:
+            self._code = _INCOMPLETE
+            return "some could not be set: see `parapply sequences`"
+        return "as they are now: the cut-over sets them again"
+
+    async def _analyze(self) -> str:
+        sight = await self._sight()
+        tables = [
+            table.full_name
+            for table in await published_tables(
+                self._ends.source, self._config.source.publications, self._config.mapping
+            )
+        ]
+        names = list(dict.fromkeys([*tables, *sight.unlogged]))
+        with self._screen.counting(MigrationStep.ANALYZE, len(names), "tables") as counter:
+            skipped = await rest.analyze(self._config, counter, self._options.jobs, names)
+        for text in skipped:
+            click.echo(f"analyze: {text}", err=True)
+        return f"{len(names):,} tables" + (f", {len(skipped)} left out by the target: see above" if skipped else "")
+
+    async def _views(self) -> str:
+        views = (await self._sight()).views
+        with self._screen.counting(MigrationStep.VIEWS, len(views), "views") as counter:
+            await rest.refresh_views(self._config, counter, views)
+        return f"{len(views):,} materialized views"
+
+    async def _follow(self) -> str:
+        config, options, target = self._config, self._options, self._ends.target
+        found = await self._state()
+        daemon = await follow.daemon_of(options, target, found.slot_id)
+        click.echo(
+            "follow: a daemon runs already"
+            if daemon.pid is None
+            else f"follow: daemon started, process {daemon.pid}, log {options.daemon_log}"
+        )
+        with self._screen.counting(MigrationStep.FOLLOW, 0, "") as counter:
+            lag_s = await follow.small_lag(config, target, found.slot_id, daemon, options.max_lag_s, counter)
+            self._screen.said(
+                MigrationStep.FOLLOW,
+                "ready",
+                f"lag {lag_s:.1f} s; next: parapply verify, then parapply cutover (docs/OPERATIONS.md, 9.3)",
+            )
+            if not options.is_waiting:
+                return f"lag {lag_s:.1f} s; the daemon runs"
+            ending = await follow.until_it_ends(config, target, found.slot_id, daemon, counter)
+        return f"the daemon has ended: {ending}"
+
+
+def _raise_all(errors: Sequence[ParapplyError]) -> None:
+    """Print all but the last error, and raise that one; do nothing without any."""
+    if not errors:
+        return
+    *others, last = errors
+    for error in others:
+        click.echo(f"parapply: {redact_text(error.line())}", err=True)
+    raise last
+
+
+#: Named in the state as the schema that is made before the rows.
+_SCHEMA_ITEM: Final = "schema before the rows"
+
+
+def _words(choice: Choice) -> str:
+    words = [f"--include {one}" for one in choice.include] + [f"--exclude {one}" for one in choice.exclude]
+    words += [
+        *([] if choice.has_owners else ["--no-owner"]),
+        *([] if choice.has_privileges else ["--no-privileges"]),
+        *([] if choice.has_tablespaces else ["--no-tablespaces"]),
+        *([] if choice.large_objects == "refuse" else [f"--large-objects {choice.large_objects}"]),
+        *([] if choice.unlogged == "refuse" else [f"--unlogged {choice.unlogged}"]),
+    ]
+    return " ".join(words)

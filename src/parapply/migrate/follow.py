@@ -1,0 +1,193 @@
+"""The daemon of a migration: a process of its own, which outlives this command.
+
+In: the arguments of `parapply run`. Out: everything up to an LSN applied, or the lag small. A daemon that runs already
+is used; where the command is killed the daemon continues, and the next command finds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Final
+
+from parapply.errors import ParapplyError, TargetRefused
+from parapply.model import format_lsn, parse_lsn
+from parapply.plan.watermark import covers
+from parapply.target.session import lease
+from parapply.target.session.settings import rows, target_errors
+from parapply.target.state.schema import in_schema
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from parapply.config import Config
+    from parapply.migrate.options import MigrateOptions
+    from parapply.migrate.show import Counter
+    from parapply.target.session.settings import Connection
+
+_POLL_S: Final = 0.1
+#: Bytes of the daemon's log that are read for its last word.
+_TAIL_BYTES: Final = 4096
+#: Seconds within which a daemon that runs has written its progress: it does so about once a second.
+_FRESH_S: Final = 3.0
+#: Looks in a row at which the lag is small.
+_LOOKS: Final = 2
+
+
+class Daemon:
+    """A daemon that was started here, or one that was there."""
+
+    def __init__(self, process: subprocess.Popen[bytes] | None, log: Path | None) -> None:
+        """Keep it; None: another command or service has started it."""
+        self._process = process
+        self._log = log
+
+    @property
+    def pid(self) -> int | None:
+        """Return its number; None: it is not ours."""
+        return self._process.pid if self._process else None
+
+    def check(self) -> None:
+        """Do nothing if it runs.
+
+        Raises:
+            ParapplyError: it has ended by itself.
+        """
+        if self._process is not None and self._process.poll():
+            raise ParapplyError(
+                f"the daemon has ended with {self._process.returncode}: {self._last_word()}",
+                hint=f"its log is {self._log}; mend what it says and run the same command",
+            )
+
+    async def end(self) -> None:
+        """Return when it has come to its end, at once if it was not started here.
+
+        Raises:
+            ParapplyError: it has failed.
+        """
+        while self._process is not None and self._process.poll() is None:  # noqa: ASYNC110  another process ends
+            await asyncio.sleep(_POLL_S)
+        self.check()
+
+    def _last_word(self) -> str:
+        if self._log is None:
+            return "it has left no log"
+        with self._log.open("rb") as file:
+            file.seek(max(0, self._log.stat().st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+        ours = [line for line in lines if line.startswith("parapply: ")]
+        return (ours or lines or ["nothing"])[-1].removeprefix("parapply: ")
+
+
+async def daemon_of(options: MigrateOptions, target: Connection, slot_id: int, *more: str) -> Daemon:
+    """Return the daemon of a slot; start one if none runs.
+
+    Args:
+        options: how to run it.
+        target: session on the target.
+        slot_id: of the state.
+        more: arguments of `parapply run`.
+
+    Raises:
+        TargetLost: the connection broke.
+        TargetRefused: the log cannot be written.
+    """
+    if await lease.holders(target, slot_id):
+        return Daemon(None, None)
+    log = options.daemon_log
+    assert log is not None
+    try:
+        file = log.open("ab")
+    except OSError as error:
+        raise TargetRefused(
+            f"the daemon's log {log}: {error.strerror}", hint="name another with --daemon-log"
+        ) from error
+    with file:
+        # Not asyncio's: that would end it with this command.
+        process = subprocess.Popen(  # noqa: ASYNC220, S603  it returns at once; this program
+            [sys.executable, "-m", "parapply", "run", *options.run_arguments, *more],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=dict(options.run_environ),
+            # Ctrl-C on the terminal ends this command, not the stream.
+            start_new_session=True,
+        )
+    return Daemon(process, log)
+
+
+async def reach(  # noqa: PLR0913, PLR0917  whose, where to
+    config: Config, target: Connection, slot_id: int, daemon: Daemon, lsn: int, counter: Counter
+) -> None:
+    """Return when the target shows everything up to an LSN.
+
+    Raises:
+        ParapplyError: the daemon has ended before.
+        TargetRefused, TargetLost: the progress cannot be read.
+    """
+    first_lsn: int | None = None
+    while True:
+        low_lsn, *_ = await _progress(config, target, slot_id)
+        first_lsn = low_lsn if first_lsn is None else first_lsn
+        counter.total = max(1, lsn - first_lsn)
+        counter.set(max(0, min(low_lsn, lsn) - first_lsn), f"at {format_lsn(low_lsn)}")
+        if covers(low_lsn, lsn):
+            return
+        daemon.check()
+        await asyncio.sleep(_POLL_S)
+
+
+async def small_lag(  # noqa: PLR0913, PLR0917  whose, how small
+    config: Config, target: Connection, slot_id: int, daemon: Daemon, max_lag_s: float, counter: Counter
+) -> float:
+    """Return the lag in seconds once it is small.
+
+    Raises:
+        ParapplyError: the daemon has ended before.
+        TargetRefused, TargetLost: the progress cannot be read.
+    """
+    n_looks = 0
+    while True:
+        low_lsn, lag_s, state, reason, seconds = await _progress(config, target, slot_id)
+        if daemon.pid is None and not await lease.holders(target, slot_id):
+            raise ParapplyError(f"the daemon has ended: {reason or state}", hint="see its log, then run this again")
+        daemon.check()
+        is_small = state == "running" and seconds < _FRESH_S and lag_s is not None and lag_s <= max_lag_s
+        n_looks = n_looks + 1 if is_small else 0
+        counter.set(0, f"lag {'not known yet' if lag_s is None else f'{lag_s:.1f} s'}, at {format_lsn(low_lsn)}")
+        if n_looks >= _LOOKS and lag_s is not None:
+            return float(lag_s)
+        await asyncio.sleep(_POLL_S)
+
+
+async def until_it_ends(config: Config, target: Connection, slot_id: int, daemon: Daemon, counter: Counter) -> str:
+    """Show the lag until the daemon has ended, as a cut-over ends it, and return its last state.
+
+    Raises:
+        ParapplyError: it has ended by itself.
+        TargetRefused, TargetLost: the progress cannot be read.
+    """
+    while await lease.holders(target, slot_id):
+        low_lsn, lag_s, state, *_ = await _progress(config, target, slot_id)
+        counter.set(0, f"{state}, lag {lag_s or 0:.1f} s, at {format_lsn(low_lsn)}")
+        await asyncio.sleep(_POLL_S * 10)
+    await asyncio.sleep(0)
+    daemon.check()
+    _, _, state, reason, _ = await _progress(config, target, slot_id)
+    return f"{state} ({reason})" if reason else state
+
+
+async def _progress(config: Config, target: Connection, slot_id: int) -> tuple[int, float | None, str, str, float]:
+    query = in_schema(
+        "SELECT p.lowest_remote_lsn::text, p.lag_s, p.state, p.reason,"
+        " EXTRACT(epoch FROM pg_catalog.clock_timestamp() - p.updated_at)::float8"
+        " FROM {s}.progress AS p JOIN {s}.slots AS s USING (slot_name) WHERE s.slot_id = $1::int",
+        config.target.state_schema,
+    )
+    with target_errors("reading the progress"):
+        found = await rows(target, query, [slot_id])
+    if not found:
+        raise TargetRefused("the state of the slot is no longer on the target", hint="was `parapply drop` run?")
+    ((low, lag_s, state, reason, seconds),) = found
+    return parse_lsn(low), lag_s, str(state), str(reason), float(seconds)

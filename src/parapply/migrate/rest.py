@@ -1,0 +1,215 @@
+"""What the stream does not bring: large objects, rows of unlogged tables, statistics, materialized views.
+
+In: sessions on both ends. Out: done on the target. Each may be done again at any time, and then holds what the
+publisher holds at that moment: the last time after the writers have stopped.
+
+Source: PostgreSQL manual, "Large Objects", "ANALYZE", "REFRESH MATERIALIZED VIEW".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from psycopg import sql
+
+from parapply.check.server import read_rows
+from parapply.connect import open_target
+from parapply.copy.pump import pump
+from parapply.source.slot import source_errors
+from parapply.target.session.settings import rows, target_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    import psycopg
+
+    from parapply.config import Config
+    from parapply.connect import Connections
+    from parapply.copy.rate import RateLimit
+    from parapply.migrate.show import Counter
+    from parapply.plan.copy_starts import Name
+    from parapply.target.session.settings import Connection
+
+#: Bytes of a large object that are read at once.
+_CHUNK_BYTES: Final = 1024 * 1024
+#: Objects of which the first bytes are read by one query.
+_AT_ONCE: Final = 16
+
+
+async def large_objects(
+    ends: Connections, counter: Counter, limit: RateLimit, *, has_owners: bool, has_privileges: bool
+) -> int:
+    """Copy all large objects, under their numbers, and return how many; those that only the target has go.
+
+    Raises:
+        SourceRefused, SourceLost, TargetRefused, TargetLost: those that are complete stay.
+    """
+    listed = (
+        "SELECT oid::bigint, pg_catalog.pg_get_userbyid(lomowner) FROM pg_catalog.pg_largeobject_metadata ORDER BY 1"
+    )
+    with source_errors("reading the large objects"):
+        found = await read_rows(ends.source, listed)
+    with target_errors("reading the large objects"):
+        there = {oid for (oid,) in await rows(ends.target, _THERE)}
+        for oid in sorted(there - {oid for oid, _ in found}):
+            await rows(ends.target, sql.SQL("SELECT pg_catalog.lo_unlink($1::oid)"), [oid])
+    counter.total = len(found)
+    first = "SELECT oid::bigint, pg_catalog.lo_get(oid, 0, $2::int) FROM unnest($1::oid[]) AS w(oid)"
+    for start in range(0, len(found), _AT_ONCE):
+        some = dict(found[start : start + _AT_ONCE])
+        with source_errors("reading large objects"):
+            begun = await read_rows(ends.source, first, [list(some), _CHUNK_BYTES])
+        for oid, data in begun:
+            await _object(ends, oid, bytes(data), limit, is_there=oid in there)
+            if has_owners:
+                await _statement(ends.target, "ALTER LARGE OBJECT {} OWNER TO {}", oid, some[oid])
+            if has_privileges:
+                await _grants(ends, oid)
+            counter.add(f"large object {oid}", len(data))
+    return len(found)
+
+
+_THERE: Final = sql.SQL("SELECT oid::bigint FROM pg_catalog.pg_largeobject_metadata")
+
+
+async def _object(ends: Connections, oid: int, data: bytes, limit: RateLimit, *, is_there: bool) -> None:
+    with target_errors(f"writing large object {oid}"):
+        # In one transaction: an object is there whole, or as it was.
+        async with ends.target.transaction():
+            if is_there:
+                await rows(ends.target, sql.SQL("SELECT pg_catalog.lo_unlink($1::oid)"), [oid])
+            await rows(ends.target, sql.SQL("SELECT pg_catalog.lo_create($1::oid)"), [oid])
+            offset = 0
+            while data:
+                put = sql.SQL("SELECT pg_catalog.lo_put($1::oid, $2::bigint, $3::bytea)")
+                await rows(ends.target, put, [oid, offset, data])
+                await limit.take(len(data))
+                offset += len(data)
+                if len(data) < _CHUNK_BYTES:
+                    break
+                with source_errors(f"reading large object {oid}"):
+                    more = "SELECT pg_catalog.lo_get($1::oid, $2::bigint, $3::int)"
+                    ((data,),) = await read_rows(ends.source, more, [oid, offset, _CHUNK_BYTES])
+
+
+async def _grants(ends: Connections, oid: int) -> None:
+    query = """
+        SELECT CASE a.grantee WHEN 0 THEN NULL ELSE pg_catalog.pg_get_userbyid(a.grantee) END, a.privilege_type,
+               a.is_grantable FROM pg_catalog.pg_largeobject_metadata AS m
+         CROSS JOIN LATERAL pg_catalog.aclexplode(m.lomacl) AS a WHERE m.oid = $1::oid AND a.grantee <> m.lomowner"""
+    with source_errors("reading the privileges of a large object"):
+        found = await read_rows(ends.source, query, [oid])
+    for grantee, privilege, is_grantable in found:
+        to = sql.SQL("PUBLIC") if grantee is None else sql.Identifier(grantee)
+        with target_errors(f"granting on large object {oid}"):
+            await rows(
+                ends.target,
+                sql.SQL("GRANT {} ON LARGE OBJECT {} TO {}{}").format(
+                    sql.SQL(privilege), sql.Literal(oid), to, sql.SQL(" WITH GRANT OPTION" if is_grantable else "")
+                ),
+            )
+
+
+async def _statement(target: Connection, text: str, oid: int, role: str) -> None:
+    with target_errors(f"giving large object {oid} to its owner"):
+        await rows(target, sql.SQL(text).format(sql.Literal(oid), sql.Identifier(role)))
+
+
+async def unlogged(ends: Connections, names: Sequence[Name], counter: Counter, limit: RateLimit) -> int:
+    """Copy the rows of unlogged tables in the place of those that are there, and return how many tables.
+
+    Raises:
+        SourceRefused, SourceLost, TargetRefused, TargetLost: tables that are complete stay.
+    """
+    counter.total = len(names)
+    columns = """
+        SELECT COALESCE(array_agg(a.attname::text ORDER BY a.attnum), '{}') FROM pg_catalog.pg_attribute AS a
+         WHERE a.attrelid = (SELECT c.oid FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n
+                             ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2)
+           AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''"""
+    for name in names:
+        text = ".".join(name)
+        counter.begin(text)
+        with source_errors(f"reading the columns of {text}"):
+            ((listed,),) = await read_rows(ends.source, columns, list(name))
+        table, some = sql.Identifier(*name), sql.SQL(", ").join(map(sql.Identifier, listed))
+        sizes: list[int] = []
+        with target_errors(f"copying into {text}"):
+            async with ends.target.transaction():
+                await rows(ends.target, sql.SQL("DELETE FROM ONLY {}").format(table))
+                await pump(
+                    ends.source,
+                    ends.target,
+                    sql.SQL("COPY {} ({}) TO STDOUT").format(table, some),
+                    sql.SQL("COPY {} ({}) FROM STDIN").format(table, some),
+                    relation=text,
+                    on_data=lambda _, size, sizes=sizes: sizes.append(size),  # type: ignore[misc]
+                    limit=limit,
+                )
+        counter.add(text, sum(sizes))
+    return len(names)
+
+
+async def analyze(config: Config, counter: Counter, connections: int, tables: Sequence[Name]) -> list[str]:
+    """Collect statistics of tables, and return the names of those that the role may not analyze.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be done.
+    """
+    skipped: list[str] = []
+
+    async def one(conn: Connection, name: Name) -> None:
+        with target_errors(f"collecting statistics of {'.'.join(name)}"):
+            await rows(conn, sql.SQL("ANALYZE {}").format(sql.Identifier(*name)))
+
+    def on_notice(notice: psycopg.errors.Diagnostic) -> None:
+        # The server skips what the role does not own, with a warning only.
+        if notice.severity_nonlocalized == "WARNING":
+            skipped.append(notice.message_primary or "")
+
+    await _each(config, counter, connections, tables, one, on_notice)
+    return skipped
+
+
+async def refresh_views(config: Config, counter: Counter, views: Sequence[Name]) -> None:
+    """Refresh materialized views, one after the other: one may read another.
+
+    Raises:
+        TargetRefused, TargetLost: those that are refreshed stay so.
+    """
+
+    async def one(conn: Connection, name: Name) -> None:
+        with target_errors(f"refreshing {'.'.join(name)}"):
+            await rows(conn, sql.SQL("REFRESH MATERIALIZED VIEW {}").format(sql.Identifier(*name)))
+
+    await _each(config, counter, 1, views, one)
+
+
+async def _each(  # noqa: PLR0913, PLR0917  what, where, how
+    config: Config,
+    counter: Counter,
+    connections: int,
+    names: Sequence[Name],
+    do: Callable[[Connection, Name], Awaitable[None]],
+    on_notice: Callable[[Any], None] | None = None,
+) -> None:
+    left = deque(names)
+
+    async def lane() -> None:
+        async with await open_target(config, "migrate") as conn:
+            if on_notice is not None:
+                conn.add_notice_handler(on_notice)
+            while left:
+                name = left.popleft()
+                counter.begin(".".join(name))
+                await do(conn, name)
+                counter.add(".".join(name))
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for number in range(1, min(connections, len(names)) + 1):
+                group.create_task(lane(), name=f"each-{number}")
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from errors

@@ -1,0 +1,181 @@
+"""What pg_dump writes for the time after the rows, cut into statements that can run by themselves. Pure.
+
+In: a script of `pg_dump --section=post-data`. Out: its head, and items in the script's order, which is that of their
+dependencies. The cut is at semicolons that stand in no quotes and no parentheses, never at a line's form: a comment on
+an index may hold any text, the form of a dump's own lines included, and what it holds must not be run.
+
+Source: PostgreSQL manual, "Lexical Structure"; `pg_backup_archiver.c`, _printTocEntry, for what comes before a header.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+class ItemGroup(Enum):
+    """How an item may run."""
+
+    BUILD = auto()  # an index, or a constraint that has one: beside others of its kind
+    FOREIGN_KEY = auto()  # beside others of its kind
+    SERIAL = auto()  # in the script's order
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True):
+    """An object's definition with what belongs to it, such as its comment."""
+
+    title: str  # for people
+    text: str
+    group: ItemGroup
+
+    @property
+    def digest(self) -> str:
+        """Return what names it in the state."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:32]
+
+
+class Script(msgspec.Struct, frozen=True, kw_only=True):
+    """A script cut up."""
+
+    head: str  # settings of the session
+    items: tuple[Item, ...]
+
+    @property
+    def before_foreign_keys(self) -> tuple[Item, ...]:
+        """Return what can be made while the tables' rows are of different moments."""
+        return self.items[: self._first_foreign_key]
+
+    @property
+    def from_foreign_keys(self) -> tuple[Item, ...]:
+        """Return the foreign keys, which compare rows of two tables, and what follows them."""
+        return self.items[self._first_foreign_key :]
+
+    @property
+    def _first_foreign_key(self) -> int:
+        found = (number for number, item in enumerate(self.items) if item.group is ItemGroup.FOREIGN_KEY)
+        return next(found, len(self.items))
+
+
+def runs(items: Sequence[Item]) -> Iterator[list[Item]]:
+    """Yield items that may run beside each other, in order; a serial one by itself."""
+    together: list[Item] = []
+    for item in items:
+        if together and (item.group is ItemGroup.SERIAL or item.group is not together[-1].group):
+            yield together
+            together = []
+        together.append(item)
+    if together:
+        yield together
+
+
+def parse(text: str) -> Script:
+    """Cut a script up.
+
+    Raises:
+        ValueError: it ends within a statement.
+    """
+    head = ""
+    found: list[_Open] = []
+    settings: dict[str, str] = {}
+    for one in _statements(text):
+        if one.skeleton.startswith("SET default_"):
+            # It comes before the header of what it is for, and holds until the next one.
+            settings[one.skeleton.split(" ", 2)[1]] = one.text
+        elif not found and not one.title:
+            head += one.text + ";\n"
+        elif one.skeleton.startswith("REFRESH MATERIALIZED VIEW"):
+            # A step of its own does that, when there is something to show.
+            found.append(_Open(one.title, [], []))
+        elif found and (not one.title or _BELONGS.match(one.skeleton)):
+            found[-1].statements.append(one)
+        else:
+            found.append(_Open(one.title, list(settings.values()), [one]))
+    items = [
+        Item(
+            title=one.title,
+            text=";\n".join([*one.settings, *[each.text for each in one.statements]]) + ";\n",
+            group=_group(one.statements[0].skeleton),
+        )
+        for one in found
+        if one.statements
+    ]
+    return Script(head=head, items=tuple(items))
+
+
+class _Statement(msgspec.Struct, frozen=True):
+    title: str  # from the dump's comment before it; empty: the statement goes on with what came before
+    text: str
+    skeleton: str  # with one space between words, and without what stands in quotes
+
+
+class _Open(msgspec.Struct, frozen=True):
+    title: str
+    settings: list[str]
+    statements: list[_Statement]
+
+
+#: Words are tokens, so that a dollar sign or an E within a name begins no quotes.
+_TOKEN = re.compile(
+    r"""(?P<comment>--[^\n]*|/\*.*?\*/)
+      | (?P<escapes>[eE]'(?:[^'\\]|\\.|'')*')
+      | (?P<word>[A-Za-z_\x80-\U0010ffff][\w$]*)
+      | (?P<string>'(?:[^']|'')*')
+      | (?P<name>"(?:[^"]|"")*")
+      | (?P<dollars>\$(?P<tag>(?:[A-Za-z_\x80-\U0010ffff]\w*)?)\$.*?\$(?P=tag)\$)
+      | (?P<space>\s+)
+      | (?P<other>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+#: As `_TOKEN`, for a database whose plain strings have escapes.
+_OLD_STRING = re.compile(r"'(?:[^'\\]|\\.|'')*'", re.DOTALL)
+#: What stands for a token in a skeleton.
+_SHOWN = {"space": " ", "string": "''", "escapes": "''", "dollars": "''", "name": '"n"'}
+_HEADER = re.compile(r"-- Name: (?P<name>.*); Type: (?P<type>[A-Z ]+); Schema: ")
+_BELONGS = re.compile(r"COMMENT ON |SECURITY LABEL ")
+_BUILD = re.compile(
+    r"CREATE (UNIQUE )?INDEX |ALTER TABLE (ONLY )?\S+ ADD CONSTRAINT \S+ (PRIMARY KEY|UNIQUE|EXCLUDE)\b"
+)
+_FOREIGN_KEY = re.compile(r"ALTER TABLE (ONLY )?\S+ ADD CONSTRAINT \S+ FOREIGN KEY\b")
+
+
+def _group(skeleton: str) -> ItemGroup:
+    if _FOREIGN_KEY.match(skeleton):
+        return ItemGroup.FOREIGN_KEY
+    return ItemGroup.BUILD if _BUILD.match(skeleton) else ItemGroup.SERIAL
+
+
+def _statements(text: str) -> Iterator[_Statement]:
+    has_escapes = "\nSET standard_conforming_strings = off;" in text.partition("\n-- Name: ")[0]
+    position = depth = 0
+    title = ""
+    parts: list[str] = []
+    skeleton: list[str] = []
+    while position < len(text):
+        found = _TOKEN.match(text, position)
+        assert found is not None
+        kind, piece = found.lastgroup, found[0]
+        if has_escapes and kind == "string" and (old := _OLD_STRING.match(text, position)):
+            piece = old[0]
+        position += len(piece)
+        if kind == "comment":
+            if not parts and (header := _HEADER.match(piece)):
+                title = f"{header['type'].lower()} {header['name']}"
+            continue
+        if kind == "other" and piece in "'\"":
+            raise ValueError("a quote that does not end")
+        depth += {"(": 1, ")": -1}.get(piece, 0)
+        if piece == ";" and not depth:
+            yield _Statement(title, "".join(parts).strip(), "".join(skeleton).strip())
+            title, parts, skeleton = "", [], []
+        elif parts or kind != "space":
+            parts.append(piece)
+            skeleton.append(_SHOWN.get(kind or "", piece))
+    if parts:
+        raise ValueError("a statement that does not end")

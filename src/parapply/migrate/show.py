@@ -1,0 +1,181 @@
+"""How far a migration is: a bar on a terminal, lines without one, or a JSON document a line.
+
+Lines of progress go to standard error, as the copy's do; what is done is said on standard output. With JSON the
+documents alone are on standard output, and all lines on standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from parapply.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.progress import Progress, TaskID
+
+    from parapply.copy.bar import CopyProgress
+    from parapply.migrate.steps import MigrationStep
+
+#: Seconds between two lines where there is no terminal, and between two documents.
+_LINE_S = 10.0
+_DOCUMENT_S = 1.0
+_MEGABYTE = 1e6
+
+
+class Screen:
+    """What is shown of all steps."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        """Show nothing yet."""
+        self._json: TextIO | None = sys.stdout if as_json else None
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Keep standard output for documents, if there are any, until the block ends."""
+        if self._json is None:
+            yield
+            return
+        with redirect_stdout(sys.stderr):
+            yield
+
+    def said(self, step: MigrationStep, state: str, text: str = "", **more: Any) -> None:  # noqa: ANN401  what JSON can hold
+        """Say what became of a step."""
+        if self._json is not None:
+            document = {"step": step.value, "state": state, **({"text": text} if text else {}), **more}
+            self._json.write(json.dumps(document) + "\n")
+            self._json.flush()
+        else:
+            click.echo(f"{step.value}: {state}{f': {printable(text)}' if text else ''}")
+
+    def copying(self, step: MigrationStep) -> Callable[[CopyProgress], None] | None:
+        """Return what tells of a copy in documents; None: its own bar does."""
+        if self._json is None:
+            return None
+
+        def tell(now: CopyProgress) -> None:
+            self.said(
+                step,
+                "running",
+                rows=now.rows,
+                size_bytes=now.size_bytes,
+                share=round(now.share, 4),
+                bytes_per_s=round(now.bytes_per_s),
+                left_s=None if now.left_s is None else round(now.left_s, 1),
+            )
+
+        return tell
+
+    @contextmanager
+    def counting(self, step: MigrationStep, total: int, unit: str) -> Iterator[Counter]:
+        """Count what a step does, until the block ends."""
+        counter = Counter(self, step, total, unit, is_json=self._json is not None)
+        try:
+            yield counter
+        finally:
+            counter.end()
+
+
+class Counter:
+    """How far one step is. Written by the tasks of one loop."""
+
+    def __init__(self, screen: Screen, step: MigrationStep, total: int, unit: str, *, is_json: bool) -> None:
+        """Begin to show."""
+        self._screen = screen
+        self._step = step
+        self._is_json = is_json
+        self.total = total
+        self.unit = unit
+        self.done = 0
+        self.size_bytes = 0
+        self._names: dict[str, None] = {}
+        self._began_s = self._said_s = time.monotonic()
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        if total and not is_json and sys.stderr.isatty():
+            self._bar = _bar()
+            self._task = self._bar.add_task(step.value, total=total, figures="")
+            self._bar.start()
+
+    def end(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def begin(self, name: str) -> None:
+        """Name what is under way."""
+        self._names[name] = None
+        self._show()
+
+    def add(self, name: str, size_bytes: int = 0, *, n: int = 1) -> None:
+        """Count something that is done."""
+        self._names.pop(name, None)
+        self.done += n
+        self.size_bytes += size_bytes
+        self._show()
+
+    def set(self, done: int, name: str) -> None:
+        """Say how much is done of what has a measure of its own."""
+        self.done = done
+        self._names = {name: None} if name else {}
+        self._show()
+
+    def _show(self) -> None:
+        now_s = time.monotonic()
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self.done, figures=self._figures(now_s))
+            return
+        if now_s - self._said_s < (_DOCUMENT_S if self._is_json else _LINE_S):
+            return
+        self._said_s = now_s
+        left_s = self._left_s(now_s)
+        if self._is_json:
+            figures: dict[str, Any] = {
+                "done": self.done,
+                "total": self.total,
+                "unit": self.unit,
+                "size_bytes": self.size_bytes,
+            }
+            self._screen.said(
+                self._step, "running", **figures, left_s=left_s and round(left_s, 1), now=list(self._names)
+            )
+            return
+        left = "" if left_s is None else f", about {left_s:.0f} s left"
+        share = f"{self.done / self.total:.0%}, " if self.total else ""
+        click.echo(f"{self._step.value}: {share}{self._figures(now_s)}{left}", err=True)
+
+    def _left_s(self, now_s: float) -> float | None:
+        return (now_s - self._began_s) * (self.total - self.done) / self.done if self.done and self.total else None
+
+    def _figures(self, now_s: float) -> str:
+        seconds = max(1e-6, now_s - self._began_s)
+        size = ""
+        if self.size_bytes:
+            megabytes = self.size_bytes / _MEGABYTE
+            size = f"  {megabytes:,.0f} MB  {megabytes / seconds:,.0f} MB/s"
+        names = "; ".join([printable(name) for name in list(self._names)[:2]])
+        of = f" of {self.total:,}" if self.total else ""
+        return f"{self.done:,}{of} {self.unit}{size}{f'  {names}' if names else ''}"
+
+
+def _bar() -> Progress:
+    from rich.console import Console  # noqa: PLC0415  a tenth of a second, not needed without a terminal
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[figures]}", markup=False),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )

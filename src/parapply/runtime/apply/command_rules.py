@@ -1,0 +1,39 @@
+"""Which commands of the publisher may run on the target, and where it is noted that they have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from parapply.target.sql.statements import Sql
+from parapply.target.state.commands import command_sql
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from parapply.config import Config, DdlConfig
+    from parapply.model import Relation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandRules:
+    """What may run, and where it is noted; made by the epoch.
+
+    Attributes:
+        config: what is allowed.
+        note: the statement of `target/state/commands.py`.
+        slot_id: of the state.
+        queue: returns the publisher's queue as last announced.
+    """
+
+    config: DdlConfig
+    note: Sql
+    slot_id: int
+    queue: Callable[[], Relation | None]
+
+
+def command_rules(config: Config, slot_id: int, queue: Callable[[], Relation | None]) -> CommandRules:
+    """Return the rules of an epoch, as `CommandRules` has them."""
+    text = command_sql(config.target.state_schema).encode()
+    note = Sql(name=b"ddl", text=text, n_parameters=8, is_set=False, positions=())
+    return CommandRules(config=config.ddl, note=note, slot_id=slot_id, queue=queue)

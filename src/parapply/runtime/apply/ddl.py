@@ -1,0 +1,335 @@
+"""Commands of the publisher, run on the target in their place: between the rows before and the rows after them.
+
+Their transaction is applied in pieces at the head, with everything earlier committed and nothing later begun. Rows and
+commands are one target transaction. After a command the tables of later rows are looked up inside that transaction,
+because no other session sees what the command has done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+from parapply.errors import ApplyFailed, StatementFailed, TargetLost
+from parapply.logs import get_logger
+from parapply.model import Relation, Transaction, format_lsn
+from parapply.runtime.apply.failure import FailureClass, classify, condition
+from parapply.runtime.apply.pieces import Pieces
+from parapply.runtime.pool.retry import Attempts
+from parapply.target.session.pipeline import Statement
+from parapply.vocabulary import CommandOutcome
+from parapply.wire.ddl_queue import names_queue, read_command
+from parapply.wire.rows import KIND_AT, RELATION_AT, TRUNCATE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from parapply.plan.table import TablePlan
+    from parapply.runtime.apply.command_rules import CommandRules
+    from parapply.runtime.apply.kit import WorkerKit
+    from parapply.runtime.apply.repair import PieceRepair
+    from parapply.runtime.pool.job import LargeJob, StreamJob
+    from parapply.target.session.session import WorkerSession
+    from parapply.wire.ddl_queue import QueuedCommand
+
+_relation_at = struct.Struct(">I").unpack_from
+
+#: Settings of the publisher's session under which a command runs here, too: they decide what its names and literals
+#: mean.
+_TAKEN: Final = (
+    "search_path",
+    "DateStyle",
+    "IntervalStyle",
+    "TimeZone",
+    "standard_conforming_strings",
+    "xmloption",
+    "check_function_bodies",
+)
+#: What workers are pinned to for their own statements, and what would make checks of a command slow.
+_PLANNER: Final = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin")
+#: Classes of errors whose message names objects and holds no value: syntax and access rules, schemas, dependent
+#: objects, features, objects in use.
+_NAMING: Final = frozenset({"42", "3F", "2B", "0A", "55"})
+#: A command whose tag is another one once it has run.
+_MADE_AND_FILLED: Final = ("CREATE MATERIALIZED VIEW", "SELECT")
+_SKIPPED: Final = "its transaction is skipped"
+_LEFT_OUT_HINT: Final = "the target is as it was; run the command there by hand if its tables are replicated"
+
+
+class CommandFailed(Exception):
+    """A command cannot run here, or must not; it is undone."""
+
+    def __init__(self, command: QueuedCommand, reason: str, hint: str) -> None:
+        """Keep it for the report, which needs the end of the transaction."""
+        super().__init__(reason)
+        self.command = command
+        self.reason = reason
+        self.hint = hint
+
+
+class PiecesWithCommands(Pieces):
+    """Applies the pieces of one transaction in which commands may be, at the head."""
+
+    def __init__(
+        self, job: LargeJob | StreamJob, session: WorkerSession, kit: WorkerKit, repair: PieceRepair, commit_lsn: int
+    ) -> None:
+        """Apply nothing yet; see `Pieces`. The commit LSN is that of the transaction."""
+        super().__init__(job, session, kit, repair)
+        self._commit_lsn = commit_lsn
+        self._rules = kit.commands
+        #: Whether a command has run; from then on tables are looked up in this transaction.
+        self._has_run = False
+        #: Looked up since the last command.
+        self._fresh: set[Relation] = set()
+        #: Whether a piece with commands has come.
+        self.has_commands = False
+        #: What became of each command, with the reason where it was left out.
+        self.done: list[tuple[QueuedCommand, str]] = []
+
+    async def add(self, piece: Transaction) -> None:
+        """Apply a piece: its rows as `Pieces` does, each command when everything before it is executed.
+
+        Raises:
+            CommandFailed: a command cannot run.
+            ConflictStop, DataFailed, RolledBack, TargetLost, TargetRefused, ProtocolError: as `Pieces.add`.
+        """
+        if not (piece.has_ddl or self._has_run):
+            await super().add(piece)
+            return
+        self.has_commands = True
+        self._pool.held_bytes -= piece.size_bytes
+        self._job.counts.n_transactions, self._job.counts.xids = 1, (piece.xid,)
+        self._job.counts.size_bytes += piece.size_bytes
+        for part in parts_of(piece, self._rules.queue()):
+            if isinstance(part, bytes):
+                await self.settle()
+                await self._command(part)
+            else:
+                await self._look_up(part)
+                await super().add(part)
+
+    async def _look_up(self, part: Transaction) -> None:
+        """Have a plan for every relation of some changes, as the open transaction has the tables."""
+        if not self._has_run:
+            await self._tables.resolve_streamed(part.relations)
+            return
+        await self.settle()
+        used = dict.fromkeys(part.relations)
+        announced = {relation.oid for relation in part.relations}
+        for change in part.changes:
+            if not isinstance(change, Relation) and change[KIND_AT] != TRUNCATE:
+                oid = _relation_at(change, RELATION_AT)[0]
+                plan = self.current.get(oid)
+                if plan is not None and oid not in announced:
+                    used[plan.relation] = None
+        left = [relation for relation in used if relation not in self._fresh]
+        try:
+            await self._tables.resolve_inside(left, self._session.ask)
+        except StatementFailed as failure:
+            raise TargetLost(f"target: tables could not be looked up after a command: {failure.sqlstate}") from failure
+        self._fresh.update(left)
+
+    async def _command(self, frame: bytes) -> None:
+        queue = self._rules.queue()
+        assert queue is not None, "its changes come after its announcement"
+        command = read_command(frame, queue)
+        if command is None:
+            return
+        reason = self._why_not(command)
+        if not reason:
+            await self._run(command)
+            self._has_run = True
+            self._fresh.clear()
+        await note(self._session, self._rules, command, self._commit_lsn, reason)
+        self.done.append((command, reason))
+        if reason:
+            self._job.counts.n_left_out += 1
+        else:
+            self._job.counts.commands.append(command.tag)
+
+    def _why_not(self, command: QueuedCommand) -> str:
+        """Return why a command is left out; empty: it runs.
+
+        Raises:
+            CommandFailed: it must not run, and without it nothing may go on.
+        """
+        config = self._rules.config
+        if not config.apply:
+            return "ddl.apply is off"
+        if command.number in config.skip:
+            return "ddl.skip names it"
+        if command.tag not in config.tags:
+            raise CommandFailed(
+                command,
+                f"ddl.tags does not allow {command.tag}",
+                f"add {command.tag!r} to ddl.tags; or run the command here by hand, and set ddl.skip = "
+                f"[{command.number}]",
+            )
+        return ""
+
+    async def _run(self, command: QueuedCommand) -> None:
+        attempts = Attempts(stops_on_error=True)
+        role = self._rules.config.role
+        tag: bytes | None = None
+        while tag is None:
+            try:
+                tag = await self._session.run_command(_settings(command), role, command.schema, command.command)
+            except StatementFailed as failure:
+                await self._session.undo_piece()
+                self._job.attempts += 1
+                if classify(failure) is not FailureClass.AGAIN:
+                    raise CommandFailed(command, _reason(failure), _hint(command)) from failure
+                await asyncio.sleep(attempts.again_s())
+        said = tag.decode().rstrip("0123456789 ")
+        if said != command.tag and (command.tag, said) != _MADE_AND_FILLED:
+            raise CommandFailed(command, f"the target took it for {said}", _hint(command))
+        # Text that is prepared may have other types now (trap T-48).
+        await self._session.forget_statements()
+
+
+async def note(
+    session: WorkerSession, rules: CommandRules, command: QueuedCommand, commit_lsn: int, reason: str
+) -> None:
+    """Note inside the open transaction that a command has run; with a reason, that it was left out.
+
+    Raises:
+        TargetLost: it could not be noted, or the connection ended.
+    """
+    texts = (
+        str(rules.slot_id),
+        format_lsn(commit_lsn),
+        str(command.number),
+        command.tag,
+        command.command,
+        command.role_name,
+        (CommandOutcome.LEFT_OUT if reason else CommandOutcome.APPLIED).value,
+        reason,
+    )
+    try:
+        await session.run([Statement(rules.note, [text.encode() for text in texts])])
+    except StatementFailed as failure:
+        raise TargetLost(f"target: a command could not be noted: {failure.sqlstate}") from failure
+
+
+def log_done(done: Iterable[tuple[QueuedCommand, str]], end: Transaction) -> None:
+    """Log what became of commands whose transaction has committed."""
+    log = get_logger()
+    xid, end_lsn = end.xid, format_lsn(end.end_lsn)
+    for command, reason in done:
+        tag, number = command.tag, command.number
+        if reason:
+            hint = _LEFT_OUT_HINT
+            log.warning("ddl_left_out", tag=tag, number=number, xid=xid, end_lsn=end_lsn, reason=reason, hint=hint)
+        else:
+            log.info("ddl_applied", tag=tag, number=number, xid=xid, end_lsn=end_lsn)
+
+
+def command_failed(stop: CommandFailed, end: Transaction, *, is_retried: bool) -> ApplyFailed:
+    """Return the error the operator reads: tag, number in the queue, what the server says, xid and end LSN."""
+    command = stop.command
+    end_lsn = format_lsn(end.end_lsn)
+    goes_on = "; the daemon tries again by itself" if is_retried else "; then start the daemon again"
+    return ApplyFailed(
+        f"ddl: command {command.number} of the publisher's queue, {command.tag}: {stop.reason}; transaction {end.xid}, "
+        f"end LSN {end_lsn}.",
+        hint=stop.hint + goes_on,
+    )
+
+
+def parts_of(piece: Transaction, queue: Relation | None) -> Iterator[Transaction | bytes]:
+    """Give the changes of a piece in order: the frame of each command, and what is between two of them as a piece."""
+
+    def is_of_queue(change: bytes | Relation) -> bool:
+        return queue is not None and not isinstance(change, Relation) and names_queue(change, queue)
+
+    for is_command, changes in groupby(piece.changes, key=is_of_queue):
+        if is_command:
+            for frame in changes:
+                assert isinstance(frame, bytes), "a relation is no command"
+                yield frame
+            continue
+        part = Transaction(piece.xid, piece.commit_lsn, piece.commit_time_us)
+        part.changes = list(changes)
+        part.relations = [change for change in part.changes if isinstance(change, Relation)]
+        part.has_truncate = any(
+            change[KIND_AT] == TRUNCATE for change in part.changes if not isinstance(change, Relation)
+        )
+        # A part of a transaction, even if it has no other.
+        part.is_first = part.is_last = False
+        yield part
+
+
+class SkippedCommands:
+    """Takes out of a skipped transaction its commands, and what cannot be kept because its table is not here."""
+
+    def __init__(self, session: WorkerSession, kit: WorkerKit, commit_lsn: int) -> None:
+        """Start with nothing taken; the commit LSN is that of the transaction."""
+        self._session = session
+        self._rules = kit.commands
+        self._tables = kit.tables
+        self._commit_lsn = commit_lsn
+        self._done: list[tuple[QueuedCommand, str]] = []
+        self._n_lost = 0
+
+    async def taken_from(self, piece: Transaction, current: Mapping[int, TablePlan]) -> Transaction:
+        """Return a piece without its commands, each noted as left out.
+
+        Args:
+            piece: the next one.
+            current: plans in force before it.
+
+        Raises:
+            TargetLost: the connection ended, or a command could not be noted.
+            ProtocolError: a command cannot be read.
+        """
+        queue = self._rules.queue()
+        if queue is None or not (piece.has_ddl or self._done):
+            return piece
+        await self._tables.resolve_streamed(piece.relations)
+        plans = self._tables.plans_from(current)
+        left = Transaction(piece.xid, piece.commit_lsn, piece.commit_time_us)
+        left.relations, left.is_first, left.is_last, left.size_bytes = piece.relations, False, False, piece.size_bytes
+        for change in piece.changes:
+            if isinstance(change, Relation):
+                plans.announce(change)
+                left.changes.append(change)
+            elif change[KIND_AT] != TRUNCATE and names_queue(change, queue):
+                if (command := read_command(change, queue)) is not None:
+                    await note(self._session, self._rules, command, self._commit_lsn, _SKIPPED)
+                    self._done.append((command, _SKIPPED))
+            elif change[KIND_AT] != TRUNCATE and _relation_at(change, RELATION_AT)[0] in plans.current:
+                left.changes.append(change)
+            else:
+                self._n_lost += 1
+        return left
+
+    def log(self, end: Transaction) -> None:
+        """Log what was taken out: the skip has committed."""
+        log_done(self._done, end)
+        if self._n_lost:
+            get_logger().warning("skip_not_whole", end_lsn=format_lsn(end.end_lsn), xid=end.xid, n_changes=self._n_lost)
+
+
+def _settings(command: QueuedCommand) -> dict[str, str]:
+    given: dict[str, str] = {name: command.settings[name] for name in _TAKEN if name in command.settings}
+    path = given.get("search_path", "")
+    # Temporary tables of this session never take a name's place.
+    return {**dict.fromkeys(_PLANNER, "on"), **given, "search_path": f"{path}, pg_temp" if path else "pg_temp"}
+
+
+def _reason(failure: StatementFailed) -> str:
+    """Say what the server said; its words only where they hold names, and no values."""
+    if not failure.sqlstate:
+        return str(failure)
+    words = f": {failure}" if failure.sqlstate[:2] in _NAMING else ""
+    constraint = f", constraint {failure.constraint}" if failure.constraint else ""
+    return f"{condition(failure.sqlstate)} ({failure.sqlstate}){constraint}{words}"
+
+
+def _hint(command: QueuedCommand) -> str:
+    return (
+        "correct the target so that the command can run there; or run it there by hand, as far as it is needed, and "
+        f"set ddl.skip = [{command.number}]"
+    )

@@ -1,0 +1,153 @@
+"""What intake does with a transaction in which the publisher has run commands that are to run on the target, too.
+
+Such a transaction goes to its worker in pieces, like a large one, and by itself: everything earlier has committed
+before it, and nothing later is even looked up before it has, because what is known of the target's tables is no longer
+true.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from parapply.errors import TargetRefused
+from parapply.model import Relation
+from parapply.wire.ddl_queue import names_queue, read_command
+from parapply.wire.messages import BeginPrepare, Prepare, StreamPrepare
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from parapply.config import DdlConfig
+    from parapply.model import Transaction
+    from parapply.runtime.intake.admission import Admission
+    from parapply.runtime.intake.batcher import Batcher
+    from parapply.runtime.intake.reader import SlotReader
+    from parapply.runtime.pool.pool import WorkerPool
+    from parapply.runtime.tables.plans import TablePlans
+
+
+class CommandTransactions:
+    """Used by intake's task; `pool_changed` is called by the worker pool's callback."""
+
+    def __init__(  # noqa: PLR0913  one place makes it
+        self,
+        reader: SlotReader,
+        batcher: Batcher,
+        admission: Admission,
+        tables: TablePlans,
+        pool: WorkerPool,
+        *,
+        queue: Callable[[], Relation | None],
+        config: DdlConfig,
+    ) -> None:
+        """Start inside no such transaction.
+
+        Args:
+            reader: waits while such a transaction is applied.
+            batcher: hands it over.
+            admission: what may enter.
+            tables: for plans.
+            pool: that applies.
+            queue: returns the publisher's queue as last announced.
+            config: which commands run here.
+        """
+        self._queue = queue
+        self._config = config
+        self._reader = reader
+        self._batcher = batcher
+        self._admission = admission
+        self._tables = tables
+        self._pool = pool
+        self._moved = asyncio.Event()
+        self._is_inside = False
+        #: Announced in the transaction, from its first piece with a command on.
+        self._relations: list[Relation] = []
+
+    def takes(self, transaction: Transaction) -> bool:
+        """Tell whether a transaction, or piece, is to be given to `take`."""
+        return transaction.has_ddl or self._is_inside
+
+    def pool_changed(self) -> None:
+        """Note that a batch may have committed."""
+        self._moved.set()
+
+    async def take(self, transaction: Transaction) -> None:
+        """Hand a transaction or piece over; after the last one, return when it has committed.
+
+        Raises:
+            TargetRefused: it ends with PREPARE.
+            SourceRefused, SourceLost, TargetLost: an end cannot be asked.
+        """
+        admission = self._admission
+        if admission.is_done(transaction):
+            await admission.announce(_last(transaction.relations))
+            return
+        check_not_prepared(transaction.event)
+        await self._note_made(transaction)
+        await self.before(transaction.relations)
+        self._relations += transaction.relations
+        if admission.starts.is_active:
+            transaction = await admission.without_skipped(transaction)
+        self._is_inside = True
+        await self._batcher.add_piece(transaction, announces=False)
+        if transaction.is_last:
+            relations, self._relations, self._is_inside = self._relations, [], False
+            await self.after(relations)
+
+    async def _note_made(self, transaction: Transaction) -> None:
+        """Have tables joined that commands make here, and that the publications have from their first row on.
+
+        A table that a command makes there only is a new one like any other: it may hold rows here.
+        """
+        queue = self._queue()
+        if queue is None or not self._config.apply:
+            return
+        for change in transaction.changes:
+            if not isinstance(change, Relation) and names_queue(change, queue):
+                command = read_command(change, queue)
+                if command is not None and command.number not in self._config.skip:
+                    await self._admission.note_made(command.made)
+
+    async def before(self, relations: Sequence[Relation]) -> None:
+        """Settle from where on tables are applied that commands of the same transaction may make.
+
+        Raises:
+            SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
+        """
+        await self._admission.settle_made(relations)
+
+    async def after(self, relations: Sequence[Relation]) -> None:
+        """Wait until the transaction has committed, read all tables again, and put its relations in force.
+
+        Raises:
+            SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
+        """
+        self._reader.stop()
+        self._reader.waits_for = "commands of the publisher"
+        while not self._pool.is_idle:
+            self._moved.clear()
+            await self._moved.wait()
+        await self._tables.read_all_again()
+        self._reader.waits_for = ""
+        await self._admission.announce(_last(relations))
+
+
+def check_not_prepared(event: object) -> None:
+    """Refuse commands in a prepared transaction: what they do could not be seen before its outcome.
+
+    The queue's trigger keeps the publisher from preparing one.
+
+    Raises:
+        TargetRefused: it ends with PREPARE.
+    """
+    if isinstance(event, BeginPrepare | Prepare | StreamPrepare):
+        raise TargetRefused(
+            "a prepared transaction of the publisher holds commands to be run here, which is not possible",
+            hint="the trigger of parapply.ddl_queue on the publisher was changed: run `parapply init --ddl` again",
+        )
+
+
+def _last(relations: Sequence[Relation]) -> list[Relation]:
+    """Return what was announced last of each table: a command may have made the one before untrue."""
+    return list({relation.oid: relation for relation in relations}.values())

@@ -1,0 +1,135 @@
+"""What limits, over the last minutes: the report's rule (`parapply.limits`) over what is seen once a second."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from parapply import limits
+from parapply.vocabulary import WorkerState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.plan.waits import Wait
+    from parapply.runtime.apply.worker import Worker
+    from parapply.runtime.pool.job import Job
+    from parapply.runtime.pool.pool import WorkerPool
+
+#: Seconds that are looked back on: long enough for a share to mean something, short enough to be the present.
+_WINDOW_S: Final = 120.0
+#: Seconds with which there is something to say.
+_ENOUGH_S: Final = 5.0
+#: Looks between two verdicts.
+_EVERY: Final = 5
+
+
+class Look(NamedTuple):
+    """What was seen at the end of about a second, and what had been done in it."""
+
+    state: str  # as `limits.state_of` names it
+    length_s: float
+    leader_cpu_s: float
+    publisher_s: float  # the reader waited for the publisher
+    paused_s: float  # reading was paused: enough was at hand
+    behind_bytes: int  # of the publisher's WAL, not read
+    backends: tuple[tuple[str, int], ...]  # what the workers' sessions waited for, and how many of them
+    waits: tuple[tuple[str, str, str], ...]  # kind, table and name of what batches waited for
+
+
+class Limiting:
+    """Written by the intervals; the monitor shows what it says."""
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self._looks: deque[Look] = deque()
+        self._length_s = 0.0
+        self._n_since = 0
+
+    def add(self, look: Look) -> None:
+        """Take notice of a second."""
+        self._looks.append(look)
+        self._length_s += look.length_s
+        self._n_since += 1
+        while self._length_s > _WINDOW_S and len(self._looks) > 1:
+            self._length_s -= self._looks.popleft().length_s
+
+    def take(self) -> str | None:
+        """Return the verdict as JSON if it is time for a new one: fields of `limits.LimitVerdict`, and `window_s`."""
+        if self._n_since < _EVERY or self._length_s < _ENOUGH_S:
+            return None
+        self._n_since = 0
+        said = self._said()
+        if said is None:
+            return None
+        fields: dict[str, Any] = {name: getattr(said, name) for name in said.__dataclass_fields__}
+        return msgspec.json.encode({**fields, "window_s": round(self._length_s, 1)}).decode()
+
+    def _said(self) -> limits.LimitVerdict | None:
+        looks = self._looks
+        states: dict[str, float] = {}
+        backends: Counter[str] = Counter()
+        waits: Counter[tuple[str, str, str]] = Counter()
+        for look in looks:
+            states[look.state] = states.get(look.state, 0.0) + look.length_s
+            backends.update(dict(look.backends))
+            waits.update(look.waits)
+        behind = [look for look in looks if look.behind_bytes > limits.BEHIND_BYTES]
+        reading = {
+            "seconds": self._length_s,
+            "leader_cpu_s": sum([look.leader_cpu_s for look in looks]),
+            "publisher_s": sum([look.publisher_s for look in looks]),
+            "paused_s": sum([look.paused_s for look in looks]),
+            "behind_s": sum([max(look.length_s - look.paused_s, 0.0) for look in behind]),
+            "behind_cpu_s": sum([look.leader_cpu_s for look in behind]),
+            "behind_publisher_s": sum([look.publisher_s for look in behind]),
+            "last_behind_bytes": looks[-1].behind_bytes,
+        }
+        moments = [{"state": state, "seconds": seconds} for state, seconds in states.items()]
+        samples = [{"wait": wait, "samples": n} for wait, n in backends.most_common()]
+        blockers = [
+            {"kind": kind, "table": table, "name": name, "wait_s": n} for (kind, table, name), n in waits.most_common()
+        ]
+        rows = limits.limits(moments, [reading], samples, blockers)
+        named = limits.named(blockers[0]) if blockers else ""
+        return limits.said(rows, [reading], samples, f"last {self._length_s:.0f} s", named)
+
+
+def state_of(pool: WorkerPool, workers: Sequence[Worker]) -> str:
+    """Return what there is now, as `limits.state_of` names it."""
+    held = [worker for worker in workers if worker.job is not None]
+    return limits.state_of(
+        workers=len(workers),
+        queued=max(0, len(pool) - len(held)),
+        blocked=pool.n_blocked,
+        held=len(held),
+        executing=sum([_is_executing(worker) for worker in held]),
+        late=len(_late(workers)),
+    )
+
+
+def waits_of(pool: WorkerPool, workers: Sequence[Worker]) -> tuple[tuple[str, str, str], ...]:
+    """Return kind, table and name of what batches wait for, or have waited for before their late rows: the last."""
+    found: list[Wait | None] = [waits[-1] for job in pool.waiting_jobs() if (waits := pool.waits_of(job))]
+    found += [job.waited_for for job in _late(workers)]
+    return tuple([(wait.kind.value, wait.table, wait.name) for wait in found if wait is not None])
+
+
+def _is_executing(worker: Worker) -> bool:
+    """Tell whether statements run that are not late: also those that were sent together with their COMMIT."""
+    if worker.job is None or worker.job.times.turn_s:
+        return False
+    is_in_flight = worker.state is WorkerState.COMMITTING and not worker.job.times.executed_s
+    return is_in_flight or worker.state in (WorkerState.EXECUTING, WorkerState.RETRYING)
+
+
+def _late(workers: Sequence[Worker]) -> list[Job]:
+    """Return the jobs whose late rows are being applied."""
+    at_work = [worker.job for worker in workers if worker.state in (WorkerState.EXECUTING, WorkerState.COMMITTING)]
+    return [
+        job
+        for job in at_work
+        if job is not None and job.times.turn_s and any(changes.late_keys for changes in job.batch.table_changes)
+    ]

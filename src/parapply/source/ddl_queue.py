@@ -1,0 +1,232 @@
+"""The queue of commands on the publisher: a table of the publications, and the function that puts a command into it.
+
+A row of the queue is proof that its command has run on the publisher, under the role that inserted the row: a trigger
+runs it, and no row comes to be without. So a role that may write to the queue can have nothing run on the target that
+it could not run on the publisher itself, and nothing needs a superuser or a SECURITY DEFINER function.
+
+In: an open plain session, or none for the text. Out: the objects, in one transaction.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from psycopg import sql
+
+from parapply.source.slot import source_errors
+from parapply.wire.ddl_queue import QUEUE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.source.slot import Connection
+
+#: Run again it brings an older one up to date. The names in it are those of `QUEUE`.
+_OBJECTS: Final = r"""
+CREATE SCHEMA IF NOT EXISTS parapply;
+CREATE TABLE IF NOT EXISTS parapply.ddl_queue (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    command text NOT NULL,
+    tag text NOT NULL,
+    role_name text NOT NULL,
+    first_schema text NOT NULL,
+    settings jsonb NOT NULL,
+    made jsonb NOT NULL,
+    ran_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
+    CONSTRAINT ddl_queue_id PRIMARY KEY (id));
+DO $own$ DECLARE
+    owner text;
+BEGIN
+    SELECT pg_catalog.pg_get_userbyid(relowner) INTO owner FROM pg_catalog.pg_class
+     WHERE oid = 'parapply.ddl_queue'::pg_catalog.regclass;
+    -- It was there before: its owner can disable the trigger, and write what never ran here.
+    IF owner <> CURRENT_USER THEN
+        RAISE 'the table parapply.ddl_queue belongs to the role %, which could have any command run on targets', owner
+            USING HINT = 'run this as that role, or drop the table';
+    END IF;
+END $own$;
+COMMENT ON TABLE parapply.ddl_queue IS
+    'Commands that ran here, for parapply to run on its targets. An INSERT runs the command; old rows may be deleted.';
+
+CREATE OR REPLACE FUNCTION parapply.run_queued_ddl() RETURNS trigger LANGUAGE plpgsql AS $run$
+DECLARE
+    path text := pg_catalog.current_setting('search_path');
+    schemas text[] := pg_catalog.current_schemas(false);
+    into_schema text := pg_catalog.current_schema();
+    probe refcursor;
+    several text;
+    plain text;
+    said text;
+    widths jsonb;
+    place regclass;
+    column_name name;
+    has_rows boolean;
+    tables oid[];
+BEGIN
+    -- No object of the caller's may take the place of one of the catalogue in what follows.
+    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    NEW.role_name := current_user;
+    NEW.first_schema := COALESCE(into_schema, '');
+    NEW.ran_at := now();
+    NEW.settings := jsonb_build_object(
+        'search_path', (SELECT COALESCE(string_agg(quote_ident(each), ', ' ORDER BY at), '')
+                          FROM unnest(schemas) WITH ORDINALITY AS one(each, at) WHERE each !~ '^pg_temp'),
+        'DateStyle', current_setting('DateStyle'), 'IntervalStyle', current_setting('IntervalStyle'),
+        'TimeZone', current_setting('TimeZone'), 'xmloption', current_setting('xmloption'),
+        'standard_conforming_strings', current_setting('standard_conforming_strings'),
+        'check_function_bodies', current_setting('check_function_bodies'));
+
+    -- The parser's own answer to what the command is, without running it: only a query can be opened, and the error of
+    -- any other command names it. Two known errors show what is around the name, whatever the server's language is.
+    BEGIN
+        OPEN probe FOR EXECUTE 'LISTEN a; LISTEN a';
+    EXCEPTION WHEN invalid_cursor_definition THEN several := SQLERRM;
+    END;
+    BEGIN
+        OPEN probe FOR EXECUTE 'LISTEN a';
+    EXCEPTION WHEN invalid_cursor_definition THEN plain := SQLERRM;
+    END;
+    PERFORM set_config('search_path', path, true);
+    BEGIN
+        OPEN probe FOR EXECUTE NEW.command;
+        CLOSE probe;
+    EXCEPTION WHEN invalid_cursor_definition THEN said := SQLERRM;
+    END;
+    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    IF said = several THEN
+        RAISE EXCEPTION 'parapply: one command at a time, and here are several or none' USING ERRCODE = '0A000';
+    END IF;
+    NEW.tag := COALESCE(substr(said, position('LISTEN' IN plain), length(said) - length(plain) + 6), 'SELECT');
+    IF NEW.tag !~ '^(ALTER|COMMENT|CREATE|DROP|GRANT|REVOKE|SECURITY LABEL)\M'
+       OR NEW.tag ~ '\m(DATABASE|PUBLICATION|ROLE|SUBSCRIPTION|SYSTEM|TABLESPACE)\M|TABLE AS' THEN
+        RAISE EXCEPTION 'parapply: % cannot be replicated as a command', NEW.tag USING ERRCODE = '0A000',
+            HINT = 'Changes of rows come to the target by themselves: CREATE TABLE first, then INSERT ... SELECT. What '
+                'belongs to a server as a whole is run on each.';
+    END IF;
+    IF NEW.tag IN ('ALTER TABLE', 'CREATE INDEX', 'DROP INDEX') AND NEW.command ~* '\mconcurrently\M' THEN
+        RAISE EXCEPTION 'parapply: % CONCURRENTLY cannot run inside a transaction', NEW.tag USING ERRCODE = '25001',
+            HINT = 'Run it here and on the target by hand.';
+    END IF;
+    -- The same name must mean the same table on the target, which has none of this session's.
+    IF EXISTS (SELECT FROM pg_class WHERE relnamespace = pg_my_temp_schema())
+       OR EXISTS (SELECT FROM pg_type WHERE typnamespace = pg_my_temp_schema())
+       OR EXISTS (SELECT FROM pg_proc WHERE pronamespace = pg_my_temp_schema()) THEN
+        RAISE EXCEPTION 'parapply: this session has temporary objects, which the target has not'
+            USING ERRCODE = '0A000', HINT = 'Use another session.';
+    END IF;
+
+    IF NEW.tag = 'ALTER TABLE' THEN
+        SELECT jsonb_object_agg(oid, relnatts) INTO widths FROM pg_class WHERE relkind = 'r' AND relpersistence = 'p';
+    END IF;
+    IF NEW.tag IN ('CREATE TABLE', 'CREATE SCHEMA') THEN
+        SELECT array_agg(oid) INTO tables FROM pg_class WHERE relkind IN ('r', 'p');
+    END IF;
+    PERFORM set_config('search_path', path, true);
+    EXECUTE NEW.command;
+    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+
+    IF EXISTS (SELECT FROM pg_class WHERE relnamespace = pg_my_temp_schema())
+       OR EXISTS (SELECT FROM pg_type WHERE typnamespace = pg_my_temp_schema())
+       OR EXISTS (SELECT FROM pg_proc WHERE pronamespace = pg_my_temp_schema()) THEN
+        RAISE EXCEPTION 'parapply: temporary objects are not replicated' USING ERRCODE = '0A000';
+    END IF;
+    -- New tables, and which publications have them from the first: then the stream has all of their rows, whatever
+    -- becomes of them before it is read.
+    SELECT COALESCE(jsonb_agg(jsonb_build_object('oid', c.oid::bigint, 'schema', n.nspname, 'name', c.relname,
+                                                 'publications', has.names)), '[]') INTO NEW.made
+      FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+     CROSS JOIN LATERAL (SELECT COALESCE(jsonb_agg(p.pubname), '[]') AS names FROM pg_publication AS p
+                          WHERE EXISTS (SELECT FROM pg_get_publication_tables(p.pubname) AS one
+                                         WHERE one.relid = c.oid)) AS has
+     WHERE NEW.tag IN ('CREATE TABLE', 'CREATE SCHEMA') AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
+       AND c.oid <> ALL (tables);
+    -- A new column's value in the rows that are there is not sent: each server works it out by itself.
+    FOR place, column_name IN
+        SELECT a.attrelid::regclass, a.attname
+          FROM jsonb_each_text(widths) AS width(relid, natts)
+          JOIN pg_attribute AS a ON a.attrelid = width.relid::oid AND a.attnum > width.natts::int
+          JOIN pg_type AS t ON t.oid = a.atttypid
+          LEFT JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+         CROSS JOIN LATERAL (SELECT COALESCE(d.adbin::text, t.typdefaultbin::text)) AS value(expression)
+         WHERE NOT a.attisdropped AND a.attgenerated = ''
+           AND (a.attidentity <> '' OR value.expression ~ '\{(SQLVALUEFUNCTION|NEXTVALUEEXPR)\M'
+                OR EXISTS (SELECT FROM regexp_matches(value.expression, ':(?:op)?funcid (\d+)', 'g') AS hit(groups)
+                             JOIN pg_proc AS p ON p.oid = hit.groups[1]::oid WHERE p.provolatile <> 'i'))
+    LOOP
+        EXECUTE format('SELECT EXISTS (SELECT FROM ONLY %s)', place) INTO has_rows;
+        IF has_rows THEN
+            RAISE EXCEPTION 'parapply: the rows of % would get other values of % on the target', place,
+                quote_ident(column_name) USING ERRCODE = '0A000',
+                HINT = 'Add the column without a default, then set the default, then UPDATE the rows.';
+        END IF;
+    END LOOP;
+    -- Keeps the transaction from being prepared: the target could not see what its commands do before its outcome.
+    PERFORM pg_notify('parapply_ddl', '');
+    PERFORM set_config('search_path', path, true);
+    RETURN NEW;
+END $run$;
+
+CREATE OR REPLACE TRIGGER run BEFORE INSERT ON parapply.ddl_queue
+    FOR EACH ROW EXECUTE FUNCTION parapply.run_queued_ddl();
+ALTER TABLE parapply.ddl_queue ENABLE ALWAYS TRIGGER run;
+
+CREATE OR REPLACE FUNCTION parapply.replicate_ddl(command text) RETURNS void LANGUAGE plpgsql AS $queue$
+BEGIN
+    INSERT INTO parapply.ddl_queue (command) VALUES ($1);
+END $queue$;
+COMMENT ON FUNCTION parapply.replicate_ddl IS
+    'Run one DDL command here, and on the targets of parapply in the same place among the changes of rows.';
+REVOKE ALL ON parapply.ddl_queue FROM PUBLIC;
+REVOKE ALL ON FUNCTION parapply.replicate_ddl, parapply.run_queued_ddl FROM PUBLIC;
+"""
+
+_PUBLISH: Final = """
+DO $publish$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_publication_tables
+                    WHERE pubname = ANY ({names}) AND schemaname = 'parapply' AND tablename = 'ddl_queue') THEN
+        ALTER PUBLICATION {first} ADD TABLE parapply.ddl_queue;
+    END IF;
+END $publish$;
+"""
+
+
+def install_sql(publications: Sequence[str]) -> str:
+    """Return all of it as one text, to be run in one transaction by a role that may make it.
+
+    Args:
+        publications: that the target is subscribed to; the first gets the queue unless one of them has it.
+    """
+    publish = sql.SQL(_PUBLISH).format(
+        names=sql.SQL("ARRAY[{}]").format(sql.SQL(", ").join([sql.Literal(name) for name in publications])),
+        first=sql.Identifier(publications[0]),
+    )
+    return _OBJECTS + publish.as_string(None)
+
+
+async def install(conn: Connection, publications: Sequence[str]) -> None:
+    """Make the queue and publish it; nothing is left of it where something is refused.
+
+    Raises:
+        SourceRefused: a privilege is missing.
+        SourceLost: the connection broke.
+    """
+    with source_errors(f"making {'.'.join(QUEUE)}"):
+        async with conn.transaction():
+            await conn.execute(install_sql(publications).encode())
+
+
+async def is_published(conn: Connection, publications: Sequence[str]) -> bool:
+    """Tell whether the queue is among the published tables.
+
+    Raises:
+        SourceLost: the connection broke.
+    """
+    query = (
+        "SELECT EXISTS (SELECT FROM pg_catalog.pg_publication_tables"
+        " WHERE pubname = ANY (%s) AND schemaname = %s AND tablename = %s)"
+    )
+    with source_errors("looking for the queue of commands"):
+        cursor = await conn.execute(query, [list(publications), *QUEUE])
+        found = await cursor.fetchone()
+    return bool(found and found[0])

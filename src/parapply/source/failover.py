@@ -1,0 +1,83 @@
+"""Failover slots (17 and later): standbys of the publisher keep a copy of the slot, so that a promotion leaves it.
+
+The server keeps a daemon from getting ahead of its standbys only where `synchronized_standby_slots` names them; a new
+primary that lacks what the target has is refused (`refusals.py`).
+
+Source: PostgreSQL manual, "Replication Slot Synchronization", "ALTER_REPLICATION_SLOT".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from parapply.errors import SourceLost
+from parapply.source import slot
+from parapply.source.options import check_slot_name
+
+if TYPE_CHECKING:
+    from parapply.source.slot import Connection, SourceFacts
+
+#: server_version_num of the first server with such slots.
+_SINCE: Final = 170000
+
+
+def unprotected(facts: SourceFacts) -> str:
+    """Return what may keep a slot from surviving a failover, for people; empty: nothing that can be seen here.
+
+    Args:
+        facts: the publisher, whose slot is to survive.
+    """
+    if facts.server_version_num < _SINCE:
+        return "failover slots need a publisher of PostgreSQL 17 or later"
+    if not facts.synchronized_standby_slots:
+        return (
+            "synchronized_standby_slots is empty on the publisher: the target may get ahead of a standby, which is then"
+            " refused after a failover"
+        )
+    return ""
+
+
+async def ensure(dsn: str, facts: SourceFacts, slot_name: str, wanted: str) -> SourceFacts:
+    """Make the slot a failover slot if that is wanted and possible and it is none; return the facts as they are then.
+
+    Args:
+        dsn: of the publisher.
+        facts: just read, and checked.
+        slot_name: of the slot.
+        wanted: `source.failover`.
+
+    Raises:
+        SlotBusy: a process reads the slot.
+        SourceRefused: the server does not take it.
+        SourceLost: the connection broke.
+    """
+    found = facts.slot
+    if wanted != "auto" or facts.server_version_num < _SINCE or found is None or found.is_failover:
+        return facts
+    check_slot_name(slot_name)
+    conn = await slot.connect(dsn, application_name=f"parapply failover {slot_name}", is_replication=True)
+    async with conn:
+        await check_same(conn, facts)
+        with slot.source_errors(f"making the slot {slot_name!r} a failover slot"):
+            await conn.execute(f'ALTER_REPLICATION_SLOT "{slot_name}" ( FAILOVER true )'.encode())
+    return msgspec.structs.replace(facts, slot=msgspec.structs.replace(found, is_failover=True))
+
+
+async def check_same(conn: Connection, facts: SourceFacts) -> None:
+    """Make sure that a replication connection leads to the server that was checked: of several hosts it may be another.
+
+    Raises:
+        SourceLost: it does not, as while a standby is promoted; or the connection broke.
+    """
+    with slot.source_errors("identifying the publisher"):
+        cursor = await conn.execute(b"IDENTIFY_SYSTEM")
+        row = await cursor.fetchone()
+    assert row is not None
+    identifier, timeline = str(row[0]), int(row[1])
+    if (identifier, timeline) != (facts.system_identifier, facts.timeline):
+        raise SourceLost(
+            f"two connections to the publisher lead to different servers: one is on timeline {facts.timeline}, the "
+            f"other on timeline {timeline}"
+        )

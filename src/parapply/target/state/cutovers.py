@@ -1,0 +1,170 @@
+"""Where a cut-over is: one row for each slot, on the target that takes over.
+
+In: a control session, the name of the state schema. Out: rows of `parapply.cutovers`. Every change of it is a
+synchronous commit of its own, before the work that it announces begins, so that a command that was killed is continued
+or undone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from parapply.errors import TargetRefused
+from parapply.model import parse_lsn
+from parapply.target.session.settings import rows, target_errors
+from parapply.target.state.schema import in_schema, lsn_text
+
+if TYPE_CHECKING:
+    from parapply.target.session.settings import Connection
+
+#: In their order. From `opening` on there is no way back but the other direction.
+STEPS: Final = (
+    "preparing", "fencing", "draining", "comparing", "sequences", "stopping", "turning", "opening", "ending", "done",
+)  # fmt: skip
+#: A cut-over that is being taken back.
+UNDOING: Final = "undoing"
+#: No daemon applies the slot from here on.
+_DAEMON_STOPS_AT: Final = STEPS.index("stopping")
+
+_COLUMNS: Final = (
+    "step, reverse_slot, made_slot, made_publication, fence, opens, fence_lsn::text, takeover_lsn::text,"
+    " EXTRACT(epoch FROM pg_catalog.clock_timestamp() - fenced_at)::float8,"
+    " EXTRACT(epoch FROM opened_at - fenced_at)::float8"
+)
+
+
+class Cutover(msgspec.Struct, frozen=True, kw_only=True):
+    """A cut-over that was begun."""
+
+    step: str  # that is under way: it is done again from its beginning
+    reverse_slot: str  # on the target, for the way back
+    made_slot: bool  # by this cut-over
+    made_publication: bool
+    fence: str  # of the source: database (its default_transaction_read_only) or command
+    opens: str  # what keeps writers from the target since it was a fenced source itself: database, command or empty
+    fence_lsn: int | None  # of the source; after the end of its last writer
+    takeover_lsn: int | None  # of the target; what commits after it is sent the way back
+    fenced_s: float | None  # since the fence
+    gap_s: float | None  # from the fence until the target was opened
+
+    @property
+    def index(self) -> int:
+        """Return the place of the step among all."""
+        return STEPS.index(self.step) if self.step in STEPS else 0
+
+    @property
+    def is_done(self) -> bool:
+        """Tell whether the target has taken over, and nothing is left to do."""
+        return self.step == STEPS[-1]
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether writers may have been let in, so that nothing can be undone."""
+        return self.index >= STEPS.index("opening")
+
+
+async def read(conn: Connection, schema: str, slot_id: int) -> Cutover | None:
+    """Return the cut-over of a slot, None if none was begun.
+
+    Raises:
+        TargetRefused, TargetLost: the state cannot be read.
+    """
+    query = in_schema(f"SELECT {_COLUMNS} FROM {{s}}.cutovers WHERE slot_id = $1::int", schema)  # noqa: S608  own text
+    with target_errors("reading the cut-over"):
+        found = await rows(conn, query, [slot_id])
+    if not found:
+        return None
+    step, reverse, made_slot, made_publication, fence, opens, fence_lsn, takeover_lsn, fenced_s, gap_s = found[0]
+    return Cutover(
+        step=step,
+        reverse_slot=reverse,
+        made_slot=made_slot,
+        made_publication=made_publication,
+        fence=fence,
+        opens=opens,
+        fence_lsn=parse_lsn(fence_lsn) if fence_lsn else None,
+        takeover_lsn=parse_lsn(takeover_lsn) if takeover_lsn else None,
+        fenced_s=fenced_s,
+        gap_s=gap_s,
+    )
+
+
+async def begin(conn: Connection, schema: str, slot_id: int, cutover: Cutover) -> None:
+    """Write the first row of a cut-over; one that is done is replaced.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    query = in_schema(
+        "INSERT INTO {s}.cutovers (slot_id, step, reverse_slot, made_slot, made_publication, fence, opens)"
+        " VALUES ($1::int, $2, $3, $4::bool, $5::bool, $6, $7)",
+        schema,
+    )
+    with target_errors("noting the cut-over"):
+        async with conn.transaction():
+            await rows(conn, in_schema("DELETE FROM {s}.cutovers WHERE slot_id = $1::int", schema), [slot_id])
+            values = [cutover.made_slot, cutover.made_publication, cutover.fence, cutover.opens]
+            await rows(conn, query, [slot_id, cutover.step, cutover.reverse_slot, *values])
+
+
+async def enter(  # noqa: PLR0913  what a step leaves
+    conn: Connection,
+    schema: str,
+    slot_id: int,
+    step: str,
+    *,
+    fence_lsn: int | None = None,
+    takeover_lsn: int | None = None,
+) -> None:
+    """Note the step that begins now; the times of the fence and of its end are taken with their steps.
+
+    Raises:
+        TargetRefused: the row is gone.
+        TargetLost: the connection broke; the step may be noted.
+    """
+    query = in_schema(
+        "UPDATE {s}.cutovers SET step = $2, fence_lsn = COALESCE($3::pg_lsn, fence_lsn),"
+        # Back to draining: what the daemon applies then must not be sent back, so the way back begins later.
+        " takeover_lsn = CASE $2 WHEN 'draining' THEN NULL ELSE COALESCE($4::pg_lsn, takeover_lsn) END,"
+        " fenced_at = CASE $2 WHEN 'fencing' THEN COALESCE(fenced_at, pg_catalog.clock_timestamp())"
+        " WHEN 'preparing' THEN NULL ELSE fenced_at END,"
+        " opened_at = CASE $2 WHEN 'ending' THEN pg_catalog.clock_timestamp() ELSE opened_at END"
+        " WHERE slot_id = $1::int RETURNING step",
+        schema,
+    )
+    with target_errors("noting the step of the cut-over"):
+        found = await rows(conn, query, [slot_id, step, lsn_text(fence_lsn), lsn_text(takeover_lsn)])
+    if not found:
+        raise TargetRefused(
+            "the cut-over is no longer noted on the target: it was undone, or the slot dropped",
+            hint="see `parapply status`; run one command at a time",
+        )
+
+
+async def forget(conn: Connection, schema: str, slot_id: int) -> None:
+    """Remove the row.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be removed.
+    """
+    with target_errors("forgetting the cut-over"):
+        await rows(conn, in_schema("DELETE FROM {s}.cutovers WHERE slot_id = $1::int", schema), [slot_id])
+
+
+async def check_may_apply(conn: Connection, schema: str, slot_id: int, slot_name: str) -> None:
+    """Refuse to apply a slot whose target has taken over, or is about to.
+
+    Raises:
+        TargetRefused: it has.
+        TargetLost: the connection broke.
+    """
+    found = await read(conn, schema, slot_id)
+    if found is None or found.index < _DAEMON_STOPS_AT:
+        return
+    what = "the target has taken over" if found.is_open else f"it is under way, at the step {found.step}"
+    raise TargetRefused(
+        f"slot {slot_name!r} was cut over: {what}",
+        hint="`parapply cutover` goes on with it, or takes it back (--undo, or --back once it is done)",
+    )

@@ -1,0 +1,171 @@
+"""How far a migration is: its steps, and the statements after the rows that are committed.
+
+In: a control session, the schema's name, which migration. Out: rows of `parapply.migrations` and
+`parapply.migration_items`. A migration is named by slot and publisher, because its first steps come before the slot.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from psycopg import sql
+
+from parapply.target.session.settings import rows, target_errors
+from parapply.target.state.schema import has_schema, in_schema
+
+if TYPE_CHECKING:
+    from parapply.target.session.settings import Connection
+
+
+class Migration(msgspec.Struct, frozen=True, kw_only=True):
+    """Which one."""
+
+    schema: str  # of the state
+    slot_name: str
+    system_identifier: str
+
+    @property
+    def key(self) -> list[object]:
+        """Return its columns."""
+        return [self.slot_name, self.system_identifier]
+
+
+class StepRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One step that was begun."""
+
+    step: str
+    state: str  # running, failed, done
+    done: int
+    total: int
+    unit: str
+    detail: str
+    options: str
+    started_at: str
+    finished_at: str | None
+    seconds: float | None  # that it took, once it has ended
+
+
+async def load(conn: Connection, migration: Migration) -> dict[str, StepRow]:
+    """Return the steps that were begun, by name; none where there is no state schema.
+
+    Raises:
+        TargetRefused, TargetLost: they could not be read.
+    """
+    if not await has_schema(conn, migration.schema):
+        return {}
+    query = in_schema(
+        "SELECT step, state, done, total, unit, detail, options, started_at::text, finished_at::text,"
+        " EXTRACT(epoch FROM finished_at - started_at)::float8 FROM {s}.migrations"
+        " WHERE slot_name = $1 AND system_identifier = $2 ORDER BY started_at",
+        migration.schema,
+    )
+    with target_errors("reading how far the migration is"):
+        found = await rows(conn, query, migration.key)
+    names = StepRow.__struct_fields__
+    return {row[0]: StepRow(**dict(zip(names, row, strict=True))) for row in found}
+
+
+async def begin(conn: Connection, migration: Migration, step: str, options: str = "") -> None:
+    """Note that a step begins, or begins again.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    query = in_schema(
+        "INSERT INTO {s}.migrations (slot_name, system_identifier, step, state, options)"
+        " VALUES ($1, $2, $3, 'running', $4) ON CONFLICT (slot_name, system_identifier, step) DO UPDATE"
+        " SET state = 'running', detail = '', finished_at = NULL, started_at = pg_catalog.clock_timestamp(),"
+        " options = EXCLUDED.options",
+        migration.schema,
+    )
+    with target_errors("noting a step of the migration"):
+        await rows(conn, query, [*migration.key, step, options])
+
+
+async def note(  # noqa: PLR0913, PLR0917  the columns of a row
+    conn: Connection, migration: Migration, step: str, done: int, total: int, unit: str
+) -> None:
+    """Note how far a step is.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    query = in_schema(
+        "UPDATE {s}.migrations SET done = $4::bigint, total = $5::bigint, unit = $6"
+        " WHERE slot_name = $1 AND system_identifier = $2 AND step = $3",
+        migration.schema,
+    )
+    with target_errors("noting how far the migration is"):
+        await rows(conn, query, [*migration.key, step, done, total, unit])
+
+
+async def end(conn: Connection, migration: Migration, step: str, detail: str, *, is_done: bool) -> None:
+    """Note that a step is done, or has failed.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    query = in_schema(
+        "UPDATE {s}.migrations SET state = $4, detail = $5, finished_at = pg_catalog.clock_timestamp()"
+        " WHERE slot_name = $1 AND system_identifier = $2 AND step = $3",
+        migration.schema,
+    )
+    with target_errors("noting a step of the migration"):
+        await rows(conn, query, [*migration.key, step, "done" if is_done else "failed", detail])
+
+
+async def items(conn: Connection, migration: Migration) -> frozenset[str]:
+    """Return the statements that are committed.
+
+    Raises:
+        TargetRefused, TargetLost: they could not be read.
+    """
+    query = in_schema(
+        "SELECT item FROM {s}.migration_items WHERE slot_name = $1 AND system_identifier = $2", migration.schema
+    )
+    with target_errors("reading which statements are done"):
+        return frozenset([item for (item,) in await rows(conn, query, migration.key)])
+
+
+async def add_item(conn: Connection, migration: Migration, item: str) -> None:
+    """Note a statement, in the transaction that runs it.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    query = in_schema(
+        "INSERT INTO {s}.migration_items (slot_name, system_identifier, item) VALUES ($1, $2, $3)", migration.schema
+    )
+    with target_errors("noting a statement that is done"):
+        await rows(conn, query, [*migration.key, item])
+
+
+async def forget(conn: Connection, migration: Migration) -> bool:
+    """Forget a migration that has not come as far as its slot; say whether there was one.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    gone = False
+    with target_errors("forgetting the migration"):
+        async with conn.transaction():
+            for table in ("migration_items", "migrations"):
+                query = in_schema(
+                    f"DELETE FROM {{s}}.{table} WHERE slot_name = $1 AND system_identifier = $2 RETURNING true",  # noqa: S608  ours
+                    migration.schema,
+                )
+                gone = bool(await rows(conn, query, migration.key)) or gone
+    return gone
+
+
+async def try_lock(conn: Connection, migration: Migration) -> bool:
+    """Take the lock under which one command at a time works on a migration; the session keeps it until it ends.
+
+    Raises:
+        TargetLost: the connection broke.
+    """
+    query = sql.SQL("SELECT pg_catalog.pg_try_advisory_lock(pg_catalog.hashtextextended($1, 7809632))")
+    with target_errors("taking the migration's lock"):
+        ((is_taken,),) = await rows(conn, query, [" ".join(["parapply migrate", *map(str, migration.key)])])
+    return bool(is_taken)

@@ -1,0 +1,84 @@
+"""The queue table of the publisher, and one command in it as the stream brings it. No I/O.
+
+An INSERT into the queue stands in the stream where its transaction has run the command; `source/ddl_queue.py` says how
+a row comes to be there, and that there is no other way. Its frames are never applied to a table of the target.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from parapply.errors import ProtocolError
+from parapply.model import FRAME_HEADER_BYTES
+from parapply.wire.decode import decode
+from parapply.wire.messages import Insert
+from parapply.wire.rows import INSERT, KIND_AT, RELATION_AT
+
+if TYPE_CHECKING:
+    from parapply.model import Relation
+
+#: Schema and table, on every publisher that has one.
+QUEUE: Final = ("parapply", "ddl_queue")
+
+_COLUMNS: Final = ("id", "tag", "command", "role_name", "first_schema", "settings", "made")
+
+_relation_at = struct.Struct(">I").unpack_from
+_read_settings = msgspec.json.Decoder(dict[str, str]).decode
+
+
+class MadeTable(msgspec.Struct, frozen=True, kw_only=True):
+    """A table that a command has made."""
+
+    oid: int  # of the publisher
+    schema: str
+    name: str
+    publications: tuple[str, ...]  # that had it from the first
+
+
+_read_made = msgspec.json.Decoder(tuple[MadeTable, ...]).decode
+
+
+class QueuedCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """A command that ran on the publisher."""
+
+    number: int  # of the row in the queue
+    tag: str  # as the publisher's parser has it, for example ALTER TABLE
+    command: str
+    role_name: str  # that ran it there
+    schema: str  # where new objects without a schema went; empty: nowhere
+    made: tuple[MadeTable, ...]
+    settings: dict[str, str]  # of the session that ran it, as far as they decide what the command means
+
+
+def names_queue(frame: bytes, queue: Relation) -> bool:
+    """Tell whether a row change, outside a stream block, is one of the queue."""
+    return frame[KIND_AT] in b"IUD" and bool(_relation_at(frame, RELATION_AT)[0] == queue.oid)
+
+
+def read_command(frame: bytes, queue: Relation) -> QueuedCommand | None:
+    """Return the command that a change of the queue brings; None if it brings none: a row was changed or removed.
+
+    Raises:
+        ProtocolError: the row is not as the queue's own trigger writes it.
+    """
+    if frame[KIND_AT] != INSERT:
+        return None
+    message = decode(frame[FRAME_HEADER_BYTES:])
+    assert isinstance(message, Insert), "the first byte says so"
+    values = dict(zip([column.name for column in queue.columns], message.new, strict=False))
+    try:
+        texts = {name: (values[name].value or b"").decode() for name in _COLUMNS}
+        return QueuedCommand(
+            number=int(texts["id"]),
+            tag=texts["tag"],
+            command=texts["command"],
+            role_name=texts["role_name"],
+            schema=texts["first_schema"],
+            settings=_read_settings(texts["settings"]),
+            made=_read_made(texts["made"]),
+        )
+    except (KeyError, ValueError, msgspec.DecodeError) as error:
+        raise ProtocolError("I", 1, f"a row of {'.'.join(QUEUE)} cannot be read: {type(error).__name__}") from error

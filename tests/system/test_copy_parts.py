@@ -1,0 +1,122 @@
+"""A copy that is killed within a large table goes on there: parts that are here are brought forward, exactly."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from parapply import failpoints
+from tests.fixtures.plain import FAST, check_equal
+from tests.fixtures.route import Route
+
+if TYPE_CHECKING:
+    from tests.fixtures.daemon import RunCommand, StartDaemon
+    from tests.fixtures.databases import Database
+
+_LARGE = 'CREATE TABLE large ("i d" int, at date, fill text NOT NULL, note text, PRIMARY KEY ("i d", at));'
+# A row a page: four parts.
+_ROWS = """
+ALTER TABLE large SET (fillfactor = 10, autovacuum_enabled = off);
+INSERT INTO large SELECT i, date '2026-01-01' + i % 3, repeat(md5(i::text), 25) FROM generate_series(1, 7000) AS i;
+CREATE PUBLICATION pub FOR TABLE large;
+"""
+#: Rows of parts that are here and of others: changed in place and elsewhere, with another key, deleted, and new where
+#: others were. Before it ends nothing of the second transaction counts.
+_CHANGES = """
+UPDATE large SET note = 'a' WHERE "i d" % 500 = {n};
+UPDATE large SET "i d" = "i d" + 100000 WHERE "i d" % 700 = {n};
+UPDATE large SET at = at + 1 WHERE "i d" % 900 = {n};
+DELETE FROM large WHERE "i d" % 300 = {n};
+VACUUM large;
+INSERT INTO large SELECT 200000 + {n} * 1000 + i, '2026-01-01', repeat('x', 700) FROM generate_series(1, 30) AS i;
+BEGIN; DELETE FROM large WHERE "i d" < 100; INSERT INTO large VALUES (-{n}, '2026-01-01', 'x'); ROLLBACK;
+"""
+
+
+@pytest.fixture
+def large(source_db: Database, target_db: Database) -> Route:
+    """A table of several parts."""
+    for database in (source_db, target_db):
+        database.execute(_LARGE)
+    source_db.execute(_ROWS)
+    return Route(source=source_db, target=target_db, settings=FAST)
+
+
+def _kill(route: Route, run_command: RunCommand, point: str) -> str:
+    killed = run_command(route, "init", "--copy", "--connections", "1", environ={"PARAPPLY_FAILPOINT": point})
+    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    return killed.stdout
+
+
+def _change(route: Route, number: int) -> None:
+    for text in _CHANGES.format(n=number).split(";\n"):
+        if text.strip():
+            route.source.execute(text)
+
+
+def test_parts_are_kept_and_brought_forward(large: Route, run_command: RunCommand, start_daemon: StartDaemon) -> None:
+    """Killed three times with writes in between, no part is copied twice, and the rows are the publisher's."""
+    _kill(large, run_command, f"{failpoints.COPY_PART_DONE}:kill:2")
+    _change(large, 1)
+    # Killed while what is here is brought forward.
+    _kill(large, run_command, f"{failpoints.COPY_PART}:kill:1")
+    _change(large, 2)
+    assert "public.large: 2 parts are here" in _kill(large, run_command, f"{failpoints.COPY_PART_DONE}:kill:1")
+    _change(large, 3)
+    done = run_command(large, "init", "--copy")
+    assert done.returncode == 0, done.stderr
+    assert "public.large: 3 parts are here" in done.stdout
+    assert large.target.rows("SELECT count(*) FROM parapply.copy_parts") == [(0,)]
+    # Nothing is written since: the copy alone makes them equal.
+    check_equal(large, "large")
+    daemon = start_daemon(large)
+    _change(large, 4)
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(large, "large")
+
+
+_OTHER = "its definition, its file or the publication is another"
+_UNPUBLISHED = """
+ALTER PUBLICATION pub DROP TABLE large;
+UPDATE large SET note = 'not sent' WHERE "i d" < 50;
+ALTER PUBLICATION pub ADD TABLE large;
+"""
+_DELETE = 'DELETE FROM large WHERE "i d" = 7'
+
+
+@pytest.mark.parametrize(
+    ("side", "what", "reason"),
+    [
+        pytest.param("source", "VACUUM FULL large", _OTHER, id="rewritten"),
+        pytest.param("source", _UNPUBLISHED, _OTHER, id="not-published-for-a-while"),
+        pytest.param("target", _DELETE, "the target's rows are not those that were copied", id="target-changed"),
+    ],
+)
+def test_what_cannot_be_brought_forward_is_copied_again(
+    large: Route, run_command: RunCommand, side: str, what: str, reason: str
+) -> None:
+    """Where a change may not be in the stream, or pages are others, the table is copied from its start."""
+    _kill(large, run_command, f"{failpoints.COPY_PART_DONE}:kill:2")
+    (large.source if side == "source" else large.target).execute(what)
+    done = run_command(large, "init", "--copy")
+    assert done.returncode == 0, done.stderr
+    assert f"public.large: copied from its start: {reason}" in done.stdout
+    check_equal(large, "large")
+
+
+def test_a_slot_that_has_moved_names_no_changes(
+    large: Route, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """A daemon that ran since has left the table's changes out, and the slot no longer sends them."""
+    _kill(large, run_command, f"{failpoints.COPY_PART_DONE}:kill:2")
+    _change(large, 1)
+    daemon = start_daemon(large)
+    daemon.wait_caught_up()
+    daemon.stop()
+    done = run_command(large, "init", "--copy")
+    assert done.returncode == 0, done.stderr
+    assert "public.large: copied from its start: the slot has moved past the copy" in done.stdout
+    check_equal(large, "large")

@@ -1,0 +1,394 @@
+"""Commands of the publisher: run on the target in their place between the rows, once, and only if they may."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import secrets
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from parapply.demo.errors import DemoError
+from parapply.source.ddl_queue import install_sql
+from tests.fixtures.pair import Pair, pair
+from tests.fixtures.streams import LITTLE_MEMORY, MANY_ROWS, SOME_ROWS, fill
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tests.fixtures.daemon import RunCommand, StartDaemon
+    from tests.fixtures.databases import Database
+
+__all__ = ["pair"]
+
+_TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text);"
+_ON: Mapping[str, str | float] = {"ddl.apply": "true"}
+_HISTORY = "SELECT number, tag, outcome FROM parapply.ddl ORDER BY commit_lsn, number"
+
+
+def _ddl(command: str) -> str:
+    return f"SELECT parapply.replicate_ddl($ddl${command}$ddl$)"
+
+
+def _own(target: Database) -> None:
+    """Let the daemon's role own what is in public: commands run as it, unless ddl.role names another."""
+    role = target.target_role
+    target.execute(
+        f"ALTER SCHEMA public OWNER TO {role};"
+        "DO $$ DECLARE one regclass; BEGIN FOR one IN SELECT oid FROM pg_class WHERE relkind IN ('r', 'p')"
+        f" AND relnamespace = 'public'::regnamespace LOOP EXECUTE format('ALTER TABLE %s OWNER TO {role}', one);"
+        " END LOOP; END $$"
+    )
+
+
+def _create(pair: Pair, tables: str = _TABLE, *, published: str = "ALL TABLES") -> None:
+    pair.create(tables, published=published)
+    pair.source.execute(install_sql(["pub"]))
+    _own(pair.target)
+
+
+def _refused(database: Database, text: str) -> str:
+    """Run a text that must be refused, and return what the server said."""
+    with pytest.raises(DemoError) as refused:
+        database.execute(text)
+    return str(refused.value)
+
+
+def test_rows_command_rows_in_one_transaction(pair: Pair, run_command: RunCommand) -> None:
+    """Rows before a command, the command, and rows that need it are one target transaction, in this order."""
+    _create(pair, _TABLE + "CREATE TABLE other (id int PRIMARY KEY, t int REFERENCES t)")
+    daemon = pair.start(settings=_ON)
+    pair.write("INSERT INTO t VALUES (1, 'a')")
+    xid = pair.write_one(
+        "INSERT INTO t VALUES (2, 'b')",
+        _ddl("ALTER TABLE t ADD n int DEFAULT 5"),
+        "INSERT INTO t VALUES (3, 'c', 6)",
+        "UPDATE t SET n = n + id",
+        _ddl("ALTER TABLE t DROP v"),
+        "INSERT INTO t VALUES (4, 99)",
+        _ddl("CREATE UNIQUE INDEX t_n ON t (n)"),
+        "INSERT INTO other VALUES (1, 4)",
+    )
+    pair.write("INSERT INTO t VALUES (5, 10)", "UPDATE t SET n = -n", "DELETE FROM other")
+    daemon.wait_caught_up()
+    pair.check_equal()
+    assert pair.target.rows(_HISTORY) == [
+        (1, "ALTER TABLE", "applied"),
+        (2, "ALTER TABLE", "applied"),
+        (3, "CREATE INDEX", "applied"),
+    ]
+    told = [(event["tag"], event["xid"]) for event in daemon.events_of("ddl_applied")]
+    assert told == [("ALTER TABLE", xid), ("ALTER TABLE", xid), ("CREATE INDEX", xid)]
+    daemon.stop()
+    assert [one["event"] for one in daemon.events if one["level"] in {"warning", "error"}] == ["slot_adopted"]
+    shown = json.loads(run_command(pair.route, "status", "--json").stdout)["ddl"]
+    assert [(one["number"], one["outcome"]) for one in shown] == [(3, "applied"), (2, "applied"), (1, "applied")]
+    assert "commands of the publisher" in run_command(pair.route, "status").stdout
+
+
+@pytest.mark.parametrize("way", ["large", "streamed", "followed"])
+def test_a_command_in_a_transaction_in_pieces(pair: Pair, way: str) -> None:
+    """A command amid rows that come in pieces, or while their transaction is in progress, has its place among them."""
+    settings = {**_ON, **LITTLE_MEMORY, "source.streaming": "off" if way == "large" else "on"}
+    if way != "large":
+        settings["source.decoding_memory_bytes"] = 65536
+    settings["apply.stream_start_bytes"] = 0 if way == "followed" else 1 << 30
+    n_rows = MANY_ROWS if way == "large" else SOME_ROWS
+    _create(pair)
+    daemon = pair.start(settings=settings)
+    pair.write_one(
+        fill("t", 0, n_rows).decode(),
+        "SAVEPOINT one",
+        _ddl("ALTER TABLE t ADD wrong int"),
+        "ROLLBACK TO one",
+        _ddl("ALTER TABLE t ADD n int"),
+        _ddl("CREATE TABLE made (id int PRIMARY KEY, v text)"),
+        fill("made", 0, n_rows).decode(),
+        "UPDATE t SET n = id",
+    )
+    pair.write("INSERT INTO made VALUES (-1, 'later')", "INSERT INTO t VALUES (-1, 'later', 1)")
+    daemon.wait_caught_up()
+    pair.check_equal()
+    assert [row[1:] for row in pair.target.rows(_HISTORY)] == [("ALTER TABLE", "applied"), ("CREATE TABLE", "applied")]
+    daemon.stop()
+
+
+def test_new_tables_from_their_first_row_on(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """After `init --copy` a table that a command makes is applied at once, made with its rows or before them."""
+    pair = Pair(source_db, target_db, start_daemon)
+    for database in (source_db, target_db):
+        database.execute(_TABLE + "INSERT INTO t VALUES (1, 'copied')" if database is source_db else _TABLE)
+    source_db.execute(
+        f"CREATE PUBLICATION pub FOR ALL TABLES; GRANT CREATE ON DATABASE {source_db.dbname} TO {source_db.source_role}"
+    )
+    _own(target_db)
+    done = run_command(pair.route, "init --ddl --copy")
+    assert done.returncode == 0, done.stderr
+    # Read when the publisher's catalogue says that it was rewritten since.
+    pair.write_one(_ddl("CREATE TABLE early (id int PRIMARY KEY, v int)"), "INSERT INTO early VALUES (1, 2)")
+    pair.write(_ddl("ALTER TABLE early ALTER v TYPE bigint"), "INSERT INTO early VALUES (2, 2::bigint ^ 40)")
+    daemon = pair.start(settings=_ON)
+    pair.write_one(_ddl("CREATE TABLE one (id int PRIMARY KEY)"), "INSERT INTO one VALUES (1), (2)")
+    pair.write(_ddl("CREATE TABLE two (id int PRIMARY KEY, v text)"), "INSERT INTO two VALUES (1, 'a')")
+    pair.write(_ddl("ALTER TABLE two RENAME TO three"), "INSERT INTO three VALUES (2, 'b')", _ddl("DROP TABLE one"))
+    pair.write("UPDATE three SET v = 'c' WHERE id = 1", "INSERT INTO t VALUES (2, 'later')")
+    pair.write(_ddl("CREATE TABLE one (w text PRIMARY KEY)"), "INSERT INTO one VALUES ('another table of this name')")
+    daemon.wait_caught_up()
+    pair.check_equal()
+    assert pair.target.rows("SELECT table_name FROM parapply.copies WHERE state <> 'copied'") == []
+    for command in ("verify", "refresh", "init --ddl"):
+        done = run_command(pair.route, command)
+        assert done.returncode == 0, done.stderr
+        assert "ddl_queue" not in done.stdout or command == "init --ddl"
+    daemon.stop()
+    assert [event for event in daemon.events if event["level"] in {"warning", "error"}] == []
+
+
+def test_a_command_that_fails(pair: Pair) -> None:
+    """It rolls its transaction back and stops the daemon with one line; named in ddl.skip, it is left out and told."""
+    _create(pair)
+    pair.target.execute("ALTER TABLE t ADD n int")
+    daemon = pair.start(settings=_ON)
+    pair.write_one("INSERT INTO t VALUES (1, 'a')", _ddl("ALTER TABLE t ADD n int"), "INSERT INTO t VALUES (2, 'b', 3)")
+    assert daemon.exit_code(30) == 5, daemon.log_tail()
+    (told,) = [line for line in daemon.lines if line.startswith("parapply: ")]
+    assert re.search(
+        r"ddl: command 1 of the publisher's queue, ALTER TABLE: duplicate_column \(42701\): column \"n\" of relation "
+        r"\"t\" already exists; transaction \d+, end LSN [0-9A-F]+/[0-9A-F]+\. Hint: .*ddl\.skip = \[1\]",
+        told,
+    ), told
+    assert pair.target.rows("SELECT id FROM t") == []
+    drained = pair.drain(settings={**_ON, "ddl.skip": "1"})
+    assert [event["reason"] for event in drained.events_of("ddl_left_out")] == ["ddl.skip names it"]
+    pair.check_equal()
+    assert pair.target.rows(_HISTORY) == [(1, "ALTER TABLE", "left_out")]
+
+
+def test_what_may_run_is_said_on_the_target(pair: Pair) -> None:
+    """Off, a command is left out and told; on, a tag that is not allowed stops the daemon, and nothing has run."""
+    _create(pair)
+    pair.write(_ddl("CREATE VIEW v1 AS SELECT id FROM t"), "INSERT INTO t VALUES (1, 'a')")
+    off = pair.drain()
+    assert [event["reason"] for event in off.events_of("ddl_left_out")] == ["ddl.apply is off"]
+    pair.write(_ddl("CREATE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 1'"), "INSERT INTO t VALUES (2, 'b')")
+    daemon = pair.start_only(settings=_ON)
+    assert daemon.exit_code(30) == 5, daemon.log_tail()
+    (told,) = [line for line in daemon.lines if line.startswith("parapply: ")]
+    assert "ddl.tags does not allow CREATE FUNCTION" in told
+    assert pair.target.rows("SELECT to_regclass('v1'), to_regproc('f'), (SELECT max(id) FROM t)") == [(None, None, 1)]
+    pair.drain(settings={**_ON, "ddl.tags": "CREATE FUNCTION"})
+    assert pair.target.rows("SELECT f(), (SELECT max(id) FROM t)") == [(1, 2)]
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("point", ["before_state", "commit_sent"])
+def test_killed_at_a_command(pair: Pair, point: str) -> None:
+    """Killed before or at the commit of its transaction, a command has run once, with its rows."""
+    _create(pair)
+    pair.write_one("INSERT INTO t VALUES (1, 'a')", _ddl("ALTER TABLE t ADD n int"), "INSERT INTO t VALUES (2, 'b', 3)")
+    killed = pair.start_only(settings=_ON, environ={"PARAPPLY_FAILPOINT": f"{point}:kill"})
+    assert killed.exit_code(30) == -9, killed.log_tail()
+    pair.write("INSERT INTO t VALUES (3, 'c', 4)")
+    pair.drain(settings=_ON)
+    pair.check_equal()
+    assert pair.target.rows(_HISTORY) == [(1, "ALTER TABLE", "applied")]
+
+
+@pytest.fixture
+def app_roles(pair: Pair) -> Iterator[tuple[str, str]]:
+    """A role of the publisher without rights, and one of the target that owns tables."""
+    token = secrets.token_hex(4)
+    app, owner = f"app_{token}", f"owner_{token}"
+    pair.source.execute(f"CREATE ROLE {app} LOGIN")
+    pair.target.execute(f"CREATE ROLE {owner}")
+    yield app, owner
+    for database, role in ((pair.source, app), (pair.target, owner)):
+        database.execute(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}")
+
+
+def test_whoever_may_not_run_ddl_on_the_publisher_can_run_nothing_on_the_target(
+    pair: Pair, app_roles: tuple[str, str]
+) -> None:
+    """A row of the queue comes only with its command, run by the role that inserts it, with that role's own rights."""
+    app, owner = app_roles
+    _create(pair)
+    pair.source.execute(f"CREATE SCHEMA mine; GRANT USAGE, CREATE ON SCHEMA mine TO {app}")
+
+    def refused(*texts: str) -> str:
+        return _refused(pair.source, "; ".join([f"SET ROLE {app}", *texts]))
+
+    assert "permission denied for schema parapply" in refused(_ddl("DROP TABLE t"))
+    # A grant lets it queue what it may do anyway, and no more: neither by the function nor by a row of its own.
+    pair.source.execute(
+        f"GRANT USAGE ON SCHEMA parapply TO {app}; GRANT INSERT ON parapply.ddl_queue TO {app};"
+        f"GRANT EXECUTE ON FUNCTION parapply.replicate_ddl TO {app}"
+    )
+    queued = (
+        "INSERT INTO parapply.ddl_queue (command, tag, role_name, first_schema, settings)"
+        " VALUES ('{}', '{}', '', '', '{{}}')"
+    )
+    assert "must be owner of table t" in refused(_ddl("DROP TABLE t"))
+    assert "must be owner of table t" in refused(queued.format("DROP TABLE t", "DROP TABLE"))
+    assert "permission denied to set parameter" in refused(
+        "SET session_replication_role = replica", queued.format("DROP TABLE t", "DROP TABLE")
+    )
+    assert "permission denied" in refused("UPDATE parapply.ddl_queue SET command = 'DROP TABLE t'")
+    assert "must be owner" in refused("ALTER TABLE parapply.ddl_queue DISABLE TRIGGER run")
+    # Neither several commands, nor one that is something else, nor a name that means another table there.
+    assert "several" in refused(_ddl("CREATE TABLE mine.a (); DROP TABLE t"))
+    assert "several" in refused(_ddl("-- nothing"))
+    for text, tag in (
+        ("SELECT 1", "SELECT"), ("DELETE FROM t", "DELETE"), ("DO $$ BEGIN END $$", "DO"), ("SET ROLE NONE", "SET"),
+        ("CREATE TABLE mine.a AS SELECT 1", "CREATE TABLE AS"), ("ALTER ROLE x LOGIN", "ALTER ROLE"),
+    ):  # fmt: skip
+        assert f"{tag} cannot be replicated" in refused(_ddl(text))
+    pair.source.execute(f"GRANT TEMP ON DATABASE {pair.source.dbname} TO {app}")
+    assert "temporary objects" in refused("CREATE TEMP TABLE t ()", _ddl("DROP TABLE t"))
+    assert "temporary objects" in refused(_ddl("CREATE TEMP TABLE x ()"))
+    assert pair.source.rows("SELECT count(*) FROM parapply.ddl_queue") == [(0,)]
+
+    # What it may do, it may queue, with less of a grant; here it runs as ddl.role, and as no more than that.
+    pair.source.execute(f"REVOKE INSERT ON parapply.ddl_queue FROM {app}")
+    pair.source.execute(f"GRANT INSERT (command) ON parapply.ddl_queue TO {app}")
+    assert "permission denied" in refused(queued.format("CREATE TABLE mine.a ()", "CREATE TABLE"))
+    pair.target.execute(f"CREATE SCHEMA mine AUTHORIZATION {owner}; GRANT {owner} TO {pair.target.target_role}")
+    pair.source.execute(f"SET ROLE {app}; SET search_path = mine; {_ddl('CREATE TABLE made (id int PRIMARY KEY)')}")
+    pair.drain(settings={**_ON, "ddl.role": owner})
+    assert pair.target.rows("SELECT relowner::regrole::text FROM pg_class WHERE oid = 'mine.made'::regclass") == [
+        (owner,)
+    ]
+    assert pair.source.rows("SELECT role_name, tag FROM parapply.ddl_queue") == [(app, "CREATE TABLE")]
+    pair.write(_ddl("ALTER TABLE t ADD n int"))
+    daemon = pair.start_only(settings={**_ON, "ddl.role": owner})
+    assert daemon.exit_code(30) == 5, daemon.log_tail()
+    assert "must be owner of table t" in daemon.log_tail()
+
+
+def test_what_would_differ_is_refused_on_the_publisher(pair: Pair) -> None:
+    """A new column whose value each server would work out by itself is refused where there are rows, with a way out."""
+    _create(pair, _TABLE + "CREATE TABLE empty (id int PRIMARY KEY)")
+    pair.write("INSERT INTO t VALUES (1, 'a')")
+    for column in (
+        "n timestamptz DEFAULT now()", "n date DEFAULT CURRENT_DATE", "n float8 DEFAULT 1 + random()", "n serial",
+        "n int GENERATED ALWAYS AS IDENTITY",
+    ):  # fmt: skip
+        assert "the rows of public.t would get other values of n" in _refused(
+            pair.source, _ddl(f"ALTER TABLE t ADD {column}")
+        )
+    assert "cannot run inside a transaction" in _refused(pair.source, _ddl("CREATE INDEX CONCURRENTLY i ON t (v)"))
+    pair.write(
+        _ddl("ALTER TABLE empty ADD n timestamptz DEFAULT now()"),
+        _ddl("ALTER TABLE t ADD k int DEFAULT 1 + 1, ADD n timestamptz"),
+        _ddl("ALTER TABLE t ALTER n SET DEFAULT now()"),
+        "UPDATE t SET n = now()",
+        "INSERT INTO empty VALUES (1)",
+        "INSERT INTO t VALUES (2, 'b')",
+    )
+    with (
+        pair.source.connect() as connection,
+        pytest.raises(Exception, match="has executed LISTEN, UNLISTEN, or NOTIFY"),
+    ):
+        connection.execute(f"BEGIN; {_ddl('ALTER TABLE t ADD z int')}; PREPARE TRANSACTION 'p'".encode())
+    pair.drain(settings=_ON)
+    pair.check_equal()
+
+
+@pytest.mark.parametrize("order", ["preserve", "relaxed"])
+def test_commands_amid_the_load_of_others(pair: Pair, order: str) -> None:
+    """Columns come and go, tables are made and renamed while others write: nothing waits for ever, nothing is lost."""
+    _create(pair, _TABLE + "CREATE TABLE other (id int PRIMARY KEY, v text)")
+    daemon = pair.start(workers=4, settings={**_ON, "apply.commit_order": order, "apply.max_batch_transactions": 5})
+    stop = threading.Event()
+
+    def write(table: str) -> int:
+        with pair.source.connect() as connection:
+            for number in itertools.count():
+                if stop.is_set():
+                    return number
+                connection.execute(f"INSERT INTO {table} (id, v) VALUES ({number}, 'row')".encode())
+                connection.execute(f"UPDATE {table} SET v = v || '!' WHERE id = {number // 2}".encode())
+        raise AssertionError("counting has no end")
+
+    with ThreadPoolExecutor(2) as pool:
+        writers = [pool.submit(write, table) for table in ("t", "other")]
+        try:
+            for number in range(3):
+                pair.write(
+                    _ddl(f"ALTER TABLE t ADD c{number} int DEFAULT {number}"),
+                    f"UPDATE t SET c{number} = id WHERE id % 7 = 0",
+                    _ddl(f"CREATE TABLE made{number} (id int PRIMARY KEY)"),
+                    f"INSERT INTO made{number} SELECT id FROM t",
+                    _ddl(f"ALTER TABLE t DROP c{number}"),
+                    _ddl(f"ALTER TABLE made{number} RENAME TO kept{number}"),
+                )
+        finally:
+            stop.set()
+        assert all(writer.result() > 0 for writer in writers)
+    daemon.wait_caught_up()
+    pair.check_equal()
+    daemon.stop()
+    assert len(daemon.events_of("source_connected")) == 1
+    assert len(daemon.events_of("ddl_applied")) == 12
+
+
+def test_tried_again_and_skipped(pair: Pair, run_command: RunCommand) -> None:
+    """With on_error = retry a command is tried until it succeeds; `skip` leaves its transaction out, and says so."""
+    _create(pair)
+    pair.target.execute("CREATE TABLE made (wrong int)")
+    daemon = pair.start(settings={**_ON, "apply.on_error": "retry", "source.reconnect_min_s": 0.05})
+    pair.write_one(_ddl("CREATE TABLE made (id int PRIMARY KEY)"), "INSERT INTO made VALUES (1)")
+    daemon.wait_for_event("batch_failed")
+    pair.target.execute("DROP TABLE made")
+    daemon.wait_caught_up()
+    assert pair.target.rows("SELECT id FROM made") == [(1,)]
+    pair.target.execute("DROP VIEW IF EXISTS seen; CREATE VIEW seen AS SELECT 1")
+    pair.write_one(
+        "INSERT INTO made VALUES (2)", _ddl("CREATE TABLE seen (id int PRIMARY KEY)"), "INSERT INTO seen VALUES (1)"
+    )
+    failed = daemon.wait_for_event("batch_failed", count=len(daemon.events_of("batch_failed")) + 1)
+    (end_lsn,) = re.findall(r"end LSN ([0-9A-F]+/[0-9A-F]+)", failed["error"])
+    done = run_command(pair.route, "skip", "--lsn", end_lsn)
+    assert done.returncode == 0, done.stderr
+    pair.write("INSERT INTO made VALUES (3)")
+    daemon.wait_caught_up()
+    assert pair.target.rows("SELECT id FROM made ORDER BY id") == [(1,), (3,)]
+    assert [event["reason"] for event in daemon.events_of("ddl_left_out")] == ["its transaction is skipped"]
+    assert pair.target.rows("SELECT table_name FROM parapply.conflicts WHERE conflict_type = 'skipped'") == [("made",)]
+    daemon.stop()
+
+
+def test_what_init_and_the_daemon_refuse(pair: Pair, run_command: RunCommand) -> None:
+    """Without the privileges to make the queue nothing is made; a role that may not be taken is named at the start."""
+    pair.create(_TABLE)
+    refused = run_command(pair.route, "init", "--ddl")
+    assert refused.returncode == 3
+    assert "making parapply.ddl_queue: permission denied for database" in refused.stderr
+    assert pair.source.rows("SELECT to_regnamespace('parapply')") == [(None,)]
+    printed = run_command(pair.route, "init", "--ddl=print")
+    assert printed.returncode == 0, printed.stderr
+    pair.source.execute(printed.stdout)
+    pair.source.execute(printed.stdout)
+    assert pair.source.rows("SELECT count(*) FROM parapply.ddl_queue") == [(0,)]
+    daemon = pair.start_only(settings={**_ON, "ddl.role": "no_such_role"})
+    assert daemon.exit_code(30) == 4, daemon.log_tail()
+    assert "ddl.role = 'no_such_role': role \"no_such_role\" does not exist" in daemon.log_tail()
+
+
+def test_a_queue_that_another_role_made_is_refused(source_db: Database) -> None:
+    """Its owner can disable the trigger, and so have commands run on the targets that it may not run here."""
+    role = f"sly_{source_db.dbname}"
+    source_db.execute(
+        f"CREATE PUBLICATION pub FOR ALL TABLES; CREATE ROLE {role}; CREATE SCHEMA parapply AUTHORIZATION {role};"
+        f" CREATE TABLE parapply.ddl_queue (id int); ALTER TABLE parapply.ddl_queue OWNER TO {role}"
+    )
+    try:
+        with pytest.raises(DemoError, match=f"belongs to the role {role}"):
+            source_db.execute(install_sql(["pub"]))
+    finally:
+        source_db.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")

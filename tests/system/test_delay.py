@@ -1,0 +1,114 @@
+"""A target that is late on purpose, and a run that ends at a time: which transactions are there, by commit time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fixtures.plain import commit_each, plain_route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.fixtures.daemon import RunCommand, StartDaemon
+    from tests.fixtures.databases import Database
+    from tests.fixtures.route import Route
+
+_WRONG_CONFIGURATION = 2
+_DELAY_S = 0.7
+#: Commit times of what the publisher itself got by replication: they need not rise.
+_TIMES = {1: "10:00", 2: "12:00", 3: "11:00", 4: "13:00"}
+
+
+@pytest.fixture
+def route(source_db: Database, target_db: Database, init_route: Callable[[Route], None]) -> Route:
+    """Plain tables and a slot."""
+    return plain_route(source_db, target_db, init_route)
+
+
+def _ids(database: Database) -> list[int]:
+    return [number for (number,) in database.rows("SELECT id FROM item ORDER BY id")]
+
+
+def _commit_at_times(source: Database) -> None:
+    """Commit an item for each of `_TIMES`, with its time."""
+    with source.connect() as connection:
+        connection.execute("SELECT pg_replication_origin_create(current_database())")
+        connection.execute("SELECT pg_replication_origin_session_setup(current_database())")
+        for number, time in _TIMES.items():
+            with connection.transaction():
+                connection.execute(f"INSERT INTO item VALUES ({number}, 0)".encode())
+                connection.execute(
+                    f"SELECT pg_replication_origin_xact_setup('0/{number:X}', '2026-01-02 {time}+00')".encode()
+                )
+        connection.execute("SELECT pg_replication_origin_session_reset()")
+    source.execute("SELECT pg_replication_origin_drop(current_database())")
+
+
+def test_each_transaction_waits_for_its_time(route: Route, start_daemon: StartDaemon) -> None:
+    """With apply.delay_s none is visible on the target before so many seconds after its commit on the publisher.
+
+    That is said where people look.
+    """
+    route.target.execute("ALTER TABLE item ADD at timestamptz DEFAULT clock_timestamp()")
+    daemon = start_daemon(route, settings={"apply.delay_s": _DELAY_S})
+    for number in range(1, 4):
+        commit_each(route.source, number, number)
+    daemon.wait_caught_up()
+    route.target.wait_until(f"SELECT reason = 'late on purpose: apply.delay_s = {_DELAY_S}' FROM parapply.progress")
+    daemon.stop()
+    applied = dict(route.target.rows("SELECT id, at FROM item"))
+    committed = dict(route.source.rows("SELECT id, pg_xact_commit_timestamp(xmin) FROM item"))
+    assert applied.keys() == {1, 2, 3}
+    assert all((applied[number] - committed[number]).total_seconds() >= _DELAY_S for number in committed)
+
+
+def test_what_is_held_back_stays_with_the_publisher(
+    route: Route, start_daemon: StartDaemon, run_command: RunCommand
+) -> None:
+    """What is not due is not on the target, whatever its size, and comes once the delay is taken away.
+
+    A snapshot of what is there needs no waiting; what needs what is still to come is refused.
+    """
+    commit_each(route.source, 1, 2)
+    start_daemon(route, "--until", route.end_of_source_lsn()).exit_code()
+    # Far more than is read at once; and one in progress that would be followed without a delay.
+    commit_each(route.source, 3, 5000)
+    route.source.execute("INSERT INTO evt SELECT generate_series(10001, 60000)")
+    daemon = start_daemon(route, settings={"apply.delay_s": 3600, "source.decoding_memory_bytes": 65536})
+    route.target.wait_until("SELECT reason LIKE 'late on purpose%' AND lag_bytes > 0 FROM parapply.progress")
+    taken = run_command(route, "snapshot", "--", "true")
+    assert taken.returncode == 0, taken.stderr
+    refused = run_command(route, "verify")
+    assert "apply.delay_s = 0" in refused.stderr
+    daemon.stop()
+    assert _ids(route.target) == [1, 2]
+    assert start_daemon(route, "--until", route.end_of_source_lsn()).exit_code() == 0
+    assert route.target.rows("SELECT count(*) FROM evt") == [(55000,)]
+
+
+def test_until_a_time(route: Route, start_daemon: StartDaemon) -> None:
+    """`run --until TIME` ends before the first transaction in commit order that is later, whatever follows it.
+
+    The next run goes on there; a time before that of the last one applied is refused: nothing can be taken back.
+    """
+    _commit_at_times(route.source)
+    for time, wanted in (("09:59", []), ("11:30", [1]), ("12:00", [1, 2, 3])):
+        daemon = start_daemon(route, "--until", f"2026-01-02 {time}:00+00")
+        assert daemon.exit_code() == 0, daemon.log_tail()
+        assert _ids(route.target) == wanted
+    daemon = start_daemon(route, "--until", "2026-01-02T10:30:00Z")
+    assert daemon.exit_code() == _WRONG_CONFIGURATION
+    assert "the target has applied a transaction already" in daemon.log_tail()
+    # Nothing later has come, and so the publisher's clock says that the time is over.
+    ((now,),) = route.source.rows("SELECT clock_timestamp()::text")
+    assert start_daemon(route, "--until", now).exit_code() == 0
+    assert _ids(route.target) == list(_TIMES)
+
+
+def test_a_time_without_an_offset_is_refused(route: Route, start_daemon: StartDaemon) -> None:
+    """The same words would be another moment on another machine."""
+    daemon = start_daemon(route, "--until", "2026-01-02 11:30")
+    assert daemon.exit_code() == _WRONG_CONFIGURATION
+    assert "has no offset from UTC" in daemon.log_tail()

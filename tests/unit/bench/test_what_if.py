@@ -1,0 +1,38 @@
+"""What the comparison of predictions with runs says of a cell, and what its command refuses."""
+
+from __future__ import annotations
+
+from click.testing import CliRunner
+
+from bench.run_what_if import main
+from bench.what_if import FROM_WORKERS, KINDS, WORKERS, Cell
+
+
+def _cell(measured_s: float, predicted_s: float) -> Cell:
+    return Cell(
+        kind="live", order="preserve", workers=8, measured_s=measured_s, rounds_s=(measured_s,),
+        predicted_s=predicted_s, least_s=0.9 * predicted_s, most_s=2 * predicted_s, limit="source",
+    )  # fmt: skip
+
+
+def test_a_cell_is_good_within_a_part_of_what_was_measured() -> None:
+    """A prediction may be too long or too short by 15 % of the measured time; the interval is judged by itself."""
+    assert [_cell(1.0, predicted_s).is_good for predicted_s in (0.84, 0.86, 1.14, 1.16)] == [False, True, True, False]
+    assert [_cell(measured_s, 1.0).is_within for measured_s in (0.89, 0.91, 1.99, 2.01)] == [False, True, True, False]
+    document = _cell(1.0, 1.5).document()
+    assert (document["error"], document["is_good"], document["is_within"]) == (0.5, False, False)
+
+
+def test_a_part_of_a_load_is_shorter_and_not_slower() -> None:
+    """Of a backlog there are fewer transactions, of a live load fewer seconds; never none."""
+    assert FROM_WORKERS in WORKERS
+    live, backlog = KINDS["live"], KINDS["slow-reads"]
+    assert (live.shortened(0.5).live_s, live.shortened(0.5).transactions) == (4, live.transactions)
+    assert backlog.shortened(0.1).transactions == backlog.transactions // 10
+    assert live.shortened(0.001).live_s == 1
+
+
+def test_what_is_not_there_is_refused_before_anything_starts() -> None:
+    """A target of another name, and rounds that measure nothing."""
+    for wrong in (["--target", "slow-network"], ["--rounds", "0"], ["--part", "0"]):
+        assert CliRunner().invoke(main, wrong).exit_code == 2
