@@ -25,9 +25,10 @@ from parapply.copy.load import CopyLoad
 from parapply.copy.published import check_readable, published_tables
 from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRefused
 from parapply.model import format_lsn
-from parapply.source import late_tables, slot
+from parapply.plan.watermark import covers
+from parapply.source import ddl_queue, late_tables, slot
 from parapply.target.session import lease, settings
-from parapply.target.state import copies
+from parapply.target.state import commands, copies
 from parapply.target.state import slots as state
 from parapply.vocabulary import CopyState
 from parapply.wire.ddl_queue import QUEUE
@@ -106,7 +107,8 @@ async def begin(
             async with ends.target.transaction():
                 adopted = await connect.adopt(config, ends)
                 await copies.add(ends.target, schema, adopted.slot_id, _oids(tables), is_listed=True)
-            await _copy_later(config, options, ends, adopted, tables)
+            have_run = await _until_commands(config, ends, adopted.slot_id)
+            await _copy_later(config, options, ends, adopted, tables, have_run)
         else:
             await _begin(config, options, ends, tables)
 
@@ -130,7 +132,8 @@ async def _begin(
             await _keep_marks(config, ends, made.slot_id)
         failpoints.probe(failpoints.COPY_STATE)
         click.echo(f"slot {config.source.slot!r}: starts at {format_lsn(snapshot.lsn)}, where the copy ends")
-        await _load(config, options, ends, made.slot_id, tables, snapshot)
+        # The stream begins with the snapshot: no command of before comes.
+        await _load(config, options, ends, made.slot_id, tables, snapshot, None)
 
 
 async def go_on(config: Config, options: CopyOptions, ends: connect.Connections, found: state.SlotState) -> bool:
@@ -157,10 +160,11 @@ async def go_on(config: Config, options: CopyOptions, ends: connect.Connections,
     click.echo(f"slot {name!r}: {len(wanted) - len(left)} tables are copied, {len(left)} are left")
     begun = {row.name for row in known.tables if row.state == CopyState.COPYING}
     await check_readable(ends.source, tables)
+    have_run = await _until_commands(config, ends, found.slot_id)
     await _check_target(ends.target, tables, options, begun=begun)
     unpublished = sorted(left - {table.full_name for table in tables})
     await copies.forget(ends.target, schema, found.slot_id, unpublished)
-    await _copy_later(config, options, ends, found, tables)
+    await _copy_later(config, options, ends, found, tables, have_run)
     return True
 
 
@@ -231,6 +235,7 @@ async def _refresh(config: Config, options: CopyOptions) -> None:
         found, known, published = await _slot_tables(config, ends)
         tables = _chosen(options, known, published)
         begun = {row.name for row in known.tables if row.state == CopyState.COPYING}
+        have_run = await _until_commands(config, ends, found.slot_id) if tables else None
         await _check_target(ends.target, tables, options, begun=begun)
         gone = sorted({row.name for row in known.tables} - {table.full_name for table in published})
         if gone:
@@ -240,7 +245,7 @@ async def _refresh(config: Config, options: CopyOptions) -> None:
             click.echo("all published tables are copied or paused; nothing to do")
             return
         await copies.add(ends.target, schema, found.slot_id, _oids(tables), is_listed=known.is_listed)
-        await _copy_later(config, options, ends, found, tables)
+        await _copy_later(config, options, ends, found, tables, have_run)
 
 
 def _chosen(options: CopyOptions, known: copies.Copies, published: Sequence[PublishedTable]) -> list[PublishedTable]:
@@ -316,12 +321,13 @@ def _oids(tables: Sequence[PublishedTable]) -> dict[Name, int]:
     return {table.full_name: table.oid for table in tables}
 
 
-async def _copy_later(
+async def _copy_later(  # noqa: PLR0913, PLR0917  all that is known by now
     config: Config,
     options: CopyOptions,
     ends: connect.Connections,
     found: state.SlotState,
     tables: Sequence[PublishedTable],
+    have_run: Collection[int] | None,
 ) -> None:
     """Copy from a snapshot of now, although the stream has begun before.
 
@@ -345,7 +351,38 @@ async def _copy_later(
         if not options.tables:
             await _keep_marks(config, ends, slot_id)
         click.echo(f"{len(tables)} tables join the stream at {format_lsn(snapshot.lsn)}")
-        await _load(config, options, ends, slot_id, tables, snapshot)
+        await _load(config, options, ends, slot_id, tables, snapshot, have_run)
+
+
+async def _until_commands(config: Config, ends: connect.Connections, slot_id: int) -> Collection[int] | None:
+    """Return when commands of the publisher that have run there have run here, too; a copy has what they did.
+
+    Returns:
+        Their numbers; None: no commands run here.
+
+    Raises:
+        TargetRefused: some are still to be run, and no daemon does it.
+        SourceRefused, SourceLost, TargetLost: an end cannot be asked.
+    """
+    if not (config.ddl.apply and await ddl_queue.is_published(ends.source, config.source.publications)):
+        return None
+    schema = config.target.state_schema
+    before = await ddl_queue.numbers(ends.source)
+    wanted_lsn = (await slot.position(ends.source)).insert_lsn
+    async with _patiently("waiting for the daemon to run commands of the publisher that came before the copy"):
+        while True:
+            noted, low_lsn = await commands.noted(ends.target, schema, slot_id)
+            # What is not noted by then is older than the slot.
+            if not (left := before - noted) or covers(low_lsn, wanted_lsn):
+                return before
+            if not await lease.holders(ends.target, slot_id):
+                raise TargetRefused(
+                    f"{len(left)} commands in the publisher's queue may still have to run here, and a copy has what"
+                    " they did: they would do it twice",
+                    hint="start the daemon, which runs them first, and run the same command again; rows of"
+                    " parapply.ddl_queue that are older than the slot can be deleted",
+                )
+            await asyncio.sleep(_POLL_S)
 
 
 async def _until_seen(config: Config, ends: connect.Connections, slot_id: int) -> None:
@@ -362,9 +399,10 @@ async def _load(  # noqa: PLR0913, PLR0917  all that is known by now
     slot_id: int,
     tables: Sequence[PublishedTable],
     snapshot: SourceSnapshot,
+    have_run: Collection[int] | None,
 ) -> None:
     failpoints.probe(failpoints.COPY_BEGUN)
-    await _check_unchanged(config, tables, snapshot)
+    await _check_unchanged(config, tables, snapshot, have_run)
     with Bar(listener=options.on_progress) as bar:
         load = CopyLoad(
             config,
@@ -384,18 +422,33 @@ async def _load(  # noqa: PLR0913, PLR0917  all that is known by now
     click.echo(f"copied {len(tables)} tables: {bar.summary()}")
 
 
-async def _check_unchanged(config: Config, tables: Sequence[PublishedTable], snapshot: SourceSnapshot) -> None:
+async def _check_unchanged(
+    config: Config, tables: Sequence[PublishedTable], snapshot: SourceSnapshot, have_run: Collection[int] | None
+) -> None:
     """Refuse tables that changed while the snapshot was awaited, which may take as long as other transactions do.
 
     A column that came in that time would be left out of the copy, and the stream does not bring what is before it.
+    A command that came in that time would run on rows that have what it did.
+
+    Args:
+        config: publications.
+        tables: as they were before.
+        snapshot: to be copied.
+        have_run: commands of the publisher that have run here, by number; None: none run here that the snapshot shows.
 
     Raises:
-        SourceRefused: one did.
+        SourceRefused: one did, or came.
         SourceLost: the connection broke.
     """
     dsn, name = config.source.dsn.get_secret_value(), f"parapply copy {config.source.slot}"
     async with await snapshots.open_reader(dsn, name, snapshot) as reader:
         published = await published_tables(reader, config.source.publications, config.mapping)
+        has_more = have_run is not None and not (await ddl_queue.numbers(reader)).issubset(have_run)
+    if has_more:
+        raise SourceRefused(
+            "source: a command that is to run here came while the snapshot was awaited",
+            hint=f"run the same command again; {_IS_LEFT}",
+        )
     now = {table.oid: _shape(table) for table in published}
     if changed := [table.text for table in tables if now.get(table.oid) != _shape(table)]:
         raise SourceRefused(

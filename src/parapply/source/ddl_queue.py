@@ -230,3 +230,15 @@ async def is_published(conn: Connection, publications: Sequence[str]) -> bool:
         cursor = await conn.execute(query, [list(publications), *QUEUE])
         found = await cursor.fetchone()
     return bool(found and found[0])
+
+
+async def numbers(conn: Connection) -> frozenset[int]:
+    """Return the numbers of all commands in the queue, as the session sees it.
+
+    Raises:
+        SourceRefused: the role may not read it.
+        SourceLost: the connection broke.
+    """
+    with source_errors("reading the queue of commands"):
+        cursor = await conn.execute("SELECT id FROM parapply.ddl_queue")
+        return frozenset([number for (number,) in await cursor.fetchall()])

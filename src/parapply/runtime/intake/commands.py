@@ -16,7 +16,7 @@ from parapply.wire.ddl_queue import names_queue, read_command
 from parapply.wire.messages import BeginPrepare, Prepare, StreamPrepare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from parapply.config import DdlConfig
     from parapply.model import Transaction
@@ -84,7 +84,7 @@ class CommandTransactions:
             await admission.announce(_last(transaction.relations))
             return
         check_not_prepared(transaction.event)
-        await self._note_made(transaction)
+        await self.note_made(transaction.changes)
         await self.before(transaction.relations)
         self._relations += transaction.relations
         if admission.starts.is_active:
@@ -95,15 +95,21 @@ class CommandTransactions:
             relations, self._relations, self._is_inside = self._relations, [], False
             await self.after(relations)
 
-    async def _note_made(self, transaction: Transaction) -> None:
+    async def note_made(self, changes: Iterable[bytes | Relation]) -> None:
         """Have tables joined that commands make here, and that the publications have from their first row on.
 
         A table that a command makes there only is a new one like any other: it may hold rows here.
+
+        Args:
+            changes: of a transaction that holds commands, before `before`.
+
+        Raises:
+            TargetRefused, TargetLost: it could not be noted.
         """
         queue = self._queue()
         if queue is None or not self._config.apply:
             return
-        for change in transaction.changes:
+        for change in changes:
             if not isinstance(change, Relation) and names_queue(change, queue):
                 command = read_command(change, queue)
                 if command is not None and command.number not in self._config.skip:

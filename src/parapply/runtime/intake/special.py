@@ -122,6 +122,8 @@ class SpecialTransactions:
         has_commands = stream.has_ddl and not is_done
         if has_commands:
             check_not_prepared(message)
+            for block in stream.blocks:
+                await self._commands.note_made(await stream.read(block))
             await self._commands.before(stream.relations)
         else:
             await self._admission.announce(stream.relations)

@@ -172,12 +172,18 @@ class Copied:
         async with self._lock:
             for table in tables:
                 name = table.schema, table.name
-                is_whole = not set(self._publications).isdisjoint(table.publications)
-                if is_whole and self._row(table.oid) is None:
+                row = self._row(table.oid)
+                if set(self._publications).isdisjoint(table.publications) or (row is not None and not row.is_late):
+                    continue
+                if row is not None:
+                    # `look` has found it before the stream came here.
+                    async with self._control_pool.session() as conn:
+                        await copies.join(conn, self._schema, self._slot_id, table.oid)
+                else:
                     if self._namesake(name) is not None:
                         await self._rename({table.oid: name})
                     await self._note(name, table.oid, "")
-                    self._log.info("table_joined", relation=f"{table.schema}.{table.name}")
+                self._log.info("table_joined", relation=f"{table.schema}.{table.name}")
             await self._read()
 
     def _is_left_out(self, name: Name) -> bool:

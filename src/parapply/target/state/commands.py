@@ -1,10 +1,16 @@
-"""The table `ddl` of the state: commands of the publisher, and what became of each. Text only."""
+"""The table `ddl` of the state: commands of the publisher, and what became of each."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
+
+from parapply.model import parse_lsn
+from parapply.target.session.settings import rows, target_errors
+
+if TYPE_CHECKING:
+    from parapply.target.session.settings import Connection
 
 COMMANDS: Final = """
 CREATE TABLE {s}.ddl (
@@ -44,3 +50,19 @@ def command_sql(schema: str) -> str:
         " VALUES ($1::int, $2::pg_lsn, $3::bigint, $4::text, $5::text, $6::text, $7::text, $8::text)"
     )
     return sql.SQL(text).format(s=sql.Identifier(schema)).as_string(None)
+
+
+async def noted(conn: Connection, schema: str, slot_id: int) -> tuple[frozenset[int], int]:
+    """Return the numbers of the commands that have come here, and the watermark.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be read.
+    """
+    text = (
+        "SELECT ARRAY(SELECT number FROM {s}.ddl WHERE slot_id = $1::int), lowest_remote_lsn::text"
+        " FROM {s}.progress JOIN {s}.slots USING (slot_name) WHERE slots.slot_id = $1::int"
+    )
+    query = sql.SQL(text).format(s=sql.Identifier(schema))
+    with target_errors("reading which commands have come"):
+        found = await rows(conn, query, [slot_id])
+    return (frozenset(found[0][0]), parse_lsn(found[0][1])) if found else (frozenset(), 0)

@@ -69,6 +69,11 @@ class CopyRow(msgspec.Struct, frozen=True, kw_only=True):
         """Tell whether `parapply pause` has taken it out of the stream, and no `resume` has begun."""
         return self.state == CopyState.WAITING and self.reason == PAUSED
 
+    @property
+    def is_late(self) -> bool:
+        """Tell whether it was published later, the stream seemed not to have all of its rows, and no copy was begun."""
+        return self.state == CopyState.WAITING and self.reason not in {"", PAUSED}
+
 
 class Copies(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the tables of a slot."""
@@ -364,6 +369,21 @@ async def settle(  # noqa: PLR0913, PLR0917  the columns of a row
     )
     with target_errors("noting a table that was published later"):
         await rows(conn, query, [slot_id, *name, source_oid, reason])
+
+
+async def join(conn: Connection, schema: str, slot_id: int, source_oid: int) -> None:
+    """Note of a table that waits that it is applied from its first row on, unless a copy of it has begun.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    query = in_schema(
+        "UPDATE {s}.copies SET state = 'copied', start_lsn = '0/0', reason = ''"
+        " WHERE slot_id = $1::int AND source_oid = $2::bigint AND state = 'waiting' AND reason NOT IN ('', $3)",
+        schema,
+    )
+    with target_errors("noting a table that a command makes"):
+        await rows(conn, query, [slot_id, source_oid, PAUSED])
 
 
 async def identify(conn: Connection, schema: str, slot_id: int, name: Name, source_oid: int) -> None:
