@@ -104,6 +104,8 @@ async def test_an_older_schema_is_brought_up_and_keeps_its_rows(target_db: Datab
         "SELECT relname, attname, atttypid::regtype::text FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid"
         " WHERE relnamespace = '{}'::regnamespace AND attnum > 0 AND relkind IN ('r', 'v') ORDER BY 1, 2"
     )
+    # A database that was a source until now publishes what is made in it.
+    target_db.execute("CREATE PUBLICATION everything FOR ALL TABLES")
     async with control(target_db.dsn) as conn:
         await state.ensure_schema(conn, "x")
         first = sql.SQL(state_schema._TABLES).format(s=sql.Identifier("old"), start=sql.Literal(7))
@@ -116,6 +118,11 @@ async def test_an_older_schema_is_brought_up_and_keeps_its_rows(target_db: Datab
     assert found.slot_id == slot_id
     assert target_db.rows(columns.format("old")) == target_db.rows(columns.format("x"))
     assert target_db.rows("SELECT version FROM old.schema_version") == [(state_schema.SCHEMA_VERSION,)]
+    without = (
+        "SELECT relname FROM pg_class AS c WHERE relnamespace = 'old'::regnamespace AND relkind = 'r' AND relreplident"
+        " <> 'f' AND NOT EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary)"
+    )
+    assert target_db.rows(without) == []
 
 
 def test_unlogged_state_and_newer_layout_are_refused(target_db: Database) -> None:

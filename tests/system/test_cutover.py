@@ -177,7 +177,11 @@ def ends(  # noqa: PLR0917  fixtures
 
 
 def test_there_and_back_under_a_writer(ends: Ends) -> None:
-    """No acknowledged write is lost or doubled, each way; the old side follows, and takes the writes again."""
+    """No acknowledged write is lost or doubled, each way; the old side follows, and takes the writes again.
+
+    A publication FOR ALL TABLES of the old side has the state that the way back writes there, too: no client's write.
+    """
+    ends.source.execute("DROP PUBLICATION pub; CREATE PUBLICATION pub FOR ALL TABLES")
     daemon = ends.start(ends.ahead)
     writer = Writer(ends.source)
     writer.wait_for(20)
@@ -254,7 +258,7 @@ def test_killed_at_each_step_it_goes_on_or_is_undone(ends: Ends) -> None:
 def test_what_fails_is_taken_back_by_itself(ends: Ends, tmp_path: Path) -> None:
     """A table that differs, or a target that does not keep up, ends the cut-over, and clients write as before.
 
-    With a command as the fence, it is called to let them in again.
+    With a command as the fence, it is called to let them in again. What goes on after a kill looks at all of it again.
     """
     daemon = ends.start(ends.ahead)
     ends.source.execute("INSERT INTO item VALUES (1, 1), (2, 2)")
@@ -266,6 +270,12 @@ def test_what_fails_is_taken_back_by_itself(ends: Ends, tmp_path: Path) -> None:
     assert "everything was taken back" in differs.stdout
     ends.check_nothing_left()
     ends.target.execute("UPDATE item SET v = 1 WHERE id = 1")
+    ends.run(killed_at="cutover_fencing")
+    ends.target.execute("ALTER PUBLICATION pub_back SET (publish = 'insert')")
+    later = ends.run()
+    assert "the publication of the way back leaves out delete, truncate, update" in later.stderr
+    assert "everything was taken back" in later.stdout
+    ends.check_nothing_left()
     said = tmp_path / "said"
     command = f'echo "$PARAPPLY_FENCE" >> {said}; test "$PARAPPLY_FENCE" = off'
     failed = ends.run("--fence-command", command)
@@ -331,6 +341,9 @@ def test_what_would_fail_is_refused_before_anything_is_made(
         assert line in refused.stderr, line
     ends.target.execute("ALTER TABLE item REPLICA IDENTITY DEFAULT; CREATE PUBLICATION pub_back FOR TABLE item")
     assert "the publication of the way back leaves out public.evt" in ends.run("--dry-run").stderr
+    for part in ("evt WHERE (n > 0)", "evt (n)"):
+        ends.target.execute(f"ALTER PUBLICATION pub_back SET TABLE item, {part}")
+        assert "has a row filter or a column list for public.evt" in ends.run("--dry-run").stderr
     ends.target.execute("DROP PUBLICATION pub_back")
     elsewhere = new_database(ends.target.server, "elsewhere")
     ends.write_file(Route(source=elsewhere, target=ends.source, source_dsn=elsewhere.source_role_dsn))

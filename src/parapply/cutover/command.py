@@ -206,14 +206,15 @@ class _Cutover:
                 f" {self._reverse.source.slot!r}",
                 hint="name the same --reverse, or take it back with --undo",
             )
-        if row is None or row.step == "preparing":
-            await self._check()
-        else:
+        if row is not None and row.step != "preparing":
             self._say_where(row)
-        if self._options.is_dry:
-            click.echo("nothing was changed (--dry-run)")
-            return 0
         try:
+            if row is None or row.index < cutovers.STEPS.index("stopping"):
+                # Also of one that goes on: it may have been killed long ago.
+                await self._check()
+            if self._options.is_dry:
+                click.echo("nothing was changed (--dry-run)")
+                return 0
             return await self._steps()
         except ParapplyError:
             await self._failed()

@@ -17,6 +17,8 @@ from parapply.errors import SlotBusy
 from parapply.source import slot
 from parapply.source.options import start_options
 from parapply.source.slot import source_errors
+from parapply.state_mark import STATE_SCHEMAS_SQL
+from parapply.wire.ddl_queue import QUEUE
 
 if TYPE_CHECKING:
     from parapply.config import Config
@@ -27,12 +29,19 @@ _POLL_S: Final = 0.01
 #: Seconds until the process that sends the stream is ended: a daemon that is stopped (SIGSTOP) holds it.
 _PATIENCE_S: Final = 3.0
 
-# The message Begin: its type, then the LSN of the commit record. Transactions without a change of a published table
-# send none.
-_BEGINS: Final = """
-SELECT pg_catalog.substr(data, 2, 8)
+# The messages Begin, with the LSN of the commit record, and Insert, Update, Delete, Truncate, with tables' OIDs.
+# Transactions without a change of a published table send none.
+_CHANGES: Final = """
+SELECT pg_catalog.get_byte(data, 0),
+       pg_catalog.substr(data, 2, CASE pg_catalog.get_byte(data, 0) WHEN 84 THEN pg_catalog.length(data) ELSE 8 END)
   FROM pg_catalog.pg_logical_slot_peek_binary_changes($1::name, NULL, NULL, VARIADIC $2::text[])
- WHERE pg_catalog.get_byte(data, 0) = 66"""
+ WHERE pg_catalog.get_byte(data, 0) IN (66, 73, 85, 68, 84)"""
+_BEGIN, _TRUNCATE = b"BT"
+# A publication FOR ALL TABLES has the state of the way back, too, which the cut-over itself writes there.
+_OWN: Final = f"""
+SELECT c.oid::bigint FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'p') AND n.nspname IN (SELECT schema_name FROM {STATE_SCHEMAS_SQL} AS own)
+   AND (n.nspname, c.relname) <> ($1::name, $2::name)"""  # noqa: S608  a constant
 
 
 async def wait_until_unread(source: Connection, slot_name: str, deadline_s: float) -> None:
@@ -71,7 +80,24 @@ async def count(source: Connection, config: Config, low_lsn: int) -> int:
     words = [word for pair in found for word in pair]
     with source_errors("reading what came after the fence"):
         async with psycopg.AsyncRawCursor(source) as cursor:
-            await cursor.execute(_BEGINS, [config.source.slot, words])
-            commits = [int.from_bytes(bytes(data)) for (data,) in await cursor.fetchall()]
-    # What ends at the watermark has its commit record before it.
-    return sum(commit_lsn >= low_lsn for commit_lsn in commits)
+            await cursor.execute(_CHANGES, [config.source.slot, words])
+            changes = await cursor.fetchall()
+            await cursor.execute(_OWN, list(QUEUE))
+            own = {oid for (oid,) in await cursor.fetchall()}
+    late: set[int] = set()
+    commit_lsn = 0
+    for kind, data in changes:
+        if kind == _BEGIN:
+            commit_lsn = int.from_bytes(bytes(data))
+        # What ends at the watermark has its commit record before it.
+        elif commit_lsn >= low_lsn and not own.issuperset(_tables(kind, bytes(data))):
+            late.add(commit_lsn)
+    return len(late)
+
+
+def _tables(kind: int, data: bytes) -> list[int]:
+    """Return the OIDs of the tables that a message changes: a Truncate has their number and its options before them."""
+    if kind != _TRUNCATE:
+        return [int.from_bytes(data[:4])]
+    count = int.from_bytes(data[:4])
+    return [int.from_bytes(data[start : start + 4]) for start in range(5, 5 + 4 * count, 4)]

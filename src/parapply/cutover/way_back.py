@@ -50,6 +50,13 @@ SELECT DISTINCT w.schema_name || '.' || w.table_name
  ORDER BY 1"""
 
 
+_IN_PART: Final = """
+SELECT DISTINCT n.nspname || '.' || c.relname
+  FROM pg_catalog.pg_publication AS p JOIN pg_catalog.pg_publication_rel AS r ON r.prpubid = p.oid
+  JOIN pg_catalog.pg_class AS c ON c.oid = r.prrelid JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE p.pubname = ANY ($1::text[]) AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL) ORDER BY 1"""
+
+
 def publication_sql(config: Config, tables: Sequence[PublishedTable]) -> sql.Composed:
     """Return the statement that makes the publication of the way back.
 
@@ -99,7 +106,7 @@ async def without_identity(ends: Connections, tables: Sequence[PublishedTable]) 
 
 
 async def check_covers(conn: slot.Connection, config: Config, tables: Sequence[PublishedTable]) -> None:
-    """Refuse publications of the way back that leave out a table or an operation: the way back would lose rows.
+    """Refuse publications of the way back that leave out a table, rows, columns or an operation: they would be lost.
 
     Raises:
         SourceRefused: they do.
@@ -118,6 +125,15 @@ async def check_covers(conn: slot.Connection, config: Config, tables: Sequence[P
         raise SourceRefused(
             f"the publication of the way back leaves out {few(missing)}",
             hint=f"ALTER PUBLICATION {config.source.publications[0]} ADD TABLE ... on the target",
+        )
+    with source_errors("reading the publications"):
+        async with psycopg.AsyncRawCursor(conn) as cursor:
+            await cursor.execute(_IN_PART, [list(config.source.publications)])
+            in_part = [str(name) for (name,) in await cursor.fetchall()]
+    if in_part:
+        raise SourceRefused(
+            f"the publication of the way back has a row filter or a column list for {few(in_part)}",
+            hint="name the tables there without them, on the target: what they leave out would be lost on the way back",
         )
 
 

@@ -16,6 +16,7 @@ from parapply.model import format_lsn, parse_lsn
 from parapply.plan.watermark import covers
 from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
+from parapply.target.state import cutovers
 from parapply.target.state.schema import in_schema
 
 if TYPE_CHECKING:
@@ -48,6 +49,11 @@ class Daemon:
         """Return its number; None: it is not ours."""
         return self._process.pid if self._process else None
 
+    @property
+    def is_running(self) -> bool:
+        """Tell whether it is ours and runs."""
+        return self._process is not None and self._process.poll() is None
+
     def check(self) -> None:
         """Do nothing if it runs.
 
@@ -66,7 +72,7 @@ class Daemon:
         Raises:
             ParapplyError: it has failed.
         """
-        while self._process is not None and self._process.poll() is None:  # noqa: ASYNC110  another process ends
+        while self.is_running:  # noqa: ASYNC110  another process ends
             await asyncio.sleep(_POLL_S)
         self.check()
 
@@ -168,11 +174,14 @@ async def until_it_ends(config: Config, target: Connection, slot_id: int, daemon
         ParapplyError: it has ended by itself.
         TargetRefused, TargetLost: the progress cannot be read.
     """
-    while await lease.holders(target, slot_id):
+    # One of ours that has lost its session comes back.
+    while daemon.is_running or await lease.holders(target, slot_id):
         low_lsn, lag_s, state, *_ = await _progress(config, target, slot_id)
         counter.set(0, f"{state}, lag {lag_s or 0:.1f} s, at {format_lsn(low_lsn)}")
         await asyncio.sleep(_POLL_S * 10)
-    await asyncio.sleep(0)
+    cutover = await cutovers.read(target, config.target.state_schema, slot_id)
+    if cutover is not None and cutover.stops_daemon:
+        return "by `parapply cutover`"
     daemon.check()
     _, _, state, reason, _ = await _progress(config, target, slot_id)
     return f"{state} ({reason})" if reason else state

@@ -60,6 +60,11 @@ class Cutover(msgspec.Struct, frozen=True, kw_only=True):
         return self.step == STEPS[-1]
 
     @property
+    def stops_daemon(self) -> bool:
+        """Tell whether no daemon may apply the slot any more."""
+        return self.index >= _DAEMON_STOPS_AT
+
+    @property
     def is_open(self) -> bool:
         """Tell whether writers may have been let in, so that nothing can be undone."""
         return self.index >= STEPS.index("opening")
@@ -161,7 +166,7 @@ async def check_may_apply(conn: Connection, schema: str, slot_id: int, slot_name
         TargetLost: the connection broke.
     """
     found = await read(conn, schema, slot_id)
-    if found is None or found.index < _DAEMON_STOPS_AT:
+    if found is None or not found.stops_daemon:
         return
     what = "the target has taken over" if found.is_open else f"it is under way, at the step {found.step}"
     raise TargetRefused(

@@ -204,6 +204,8 @@ async def _bring_up(conn: Connection, schema: str) -> None:
             return
         await conn.execute(sql.Composed([in_schema(upgrade.text, schema) for upgrade in missing]))
         await conn.execute(sql.Composed([*_comments(schema), functions(schema)]))
+        # It has no key, and a publication FOR ALL TABLES of a database that was a source until now takes it, too.
+        await conn.execute(sql.SQL("ALTER TABLE {s}.schema_version REPLICA IDENTITY FULL").format(s=name))
         await rows(conn, sql.SQL("UPDATE {s}.schema_version SET version = $1").format(s=name), [missing[-1].version])
 
 
