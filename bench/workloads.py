@@ -93,6 +93,11 @@ _ALL: Final = (
         transactions=100_000,
     ),
     Workload(
+        name="toast",
+        text="updates of rows whose long text stays as it is, and is not sent",
+        transactions=200_000,
+    ),
+    Workload(
         name="hot-rows",
         text="every other transaction updates one of ten counters, the others a random row",
         transactions=_MANY,

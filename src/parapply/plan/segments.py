@@ -69,6 +69,7 @@ class NetSegment:
 
     __slots__ = (
         "_found_at",
+        "_is_partial",
         "_key_of",
         "_n_columns",
         "_n_plain",
@@ -155,9 +156,13 @@ class NetSegment:
             NotASet: the row was deleted inside the batch.
             ProtocolError: the frame is malformed.
         """
-        is_partial = False
         kept: KeptRow = frame
-        key = self._simple_key(frame, _UPDATE) if cython.compiled else None
+        is_partial = False
+        key = None
+        if cython.compiled:
+            self._is_partial = False
+            key = self._simple_key(frame, _UPDATE)
+            is_partial = self._is_partial
         if key is None:
             old, row = read_update(frame, self._n_columns)
             is_partial = has_unchanged(row)
@@ -183,10 +188,7 @@ class NetSegment:
         if effect in (NET_DELETE, NET_ABSENT):
             raise NotASet
         if is_partial:
-            # An insert followed by an update with unchanged TOAST is the insert with both (trap T-41).
-            pairs = zip(values_of(before[1]), values_of(kept), strict=True)
-            kept = row = [was if now is UNCHANGED else now for was, now in pairs]
-            self.has_unchanged = self.has_unchanged or UNCHANGED in row
+            kept = self._filled(kept, before[1])
         self.net[key] = (effect, kept)
         return False
 
@@ -240,12 +242,30 @@ class NetSegment:
             self._wanted,
             self._n_plain,
             starts,  # type: ignore[name-defined]  # noqa: F821
+            cython.address(self._is_partial),
         ):
             return None
         if self._n_plain == 1:
             return value_from(frame, starts[0])  # type: ignore[name-defined, no-any-return]  # noqa: F821
         values = [value_from(frame, starts[self._found_at[index]]) for index in range(self._n_plain)]  # type: ignore[name-defined]  # noqa: F821
         return tuple(values)
+
+    def _filled(self, row: KeptRow, before: KeptRow) -> KeptRow:
+        """Return a new row that lacks values with those which the changes before it have left (trap T-41).
+
+        An insert followed by an update with unchanged TOAST is the insert with both.
+        """
+        filled: KeptRow
+        if cython.compiled and isinstance(row, bytes) and isinstance(before, bytes):
+            is_partial = False
+            filled = filled_frame(row, before, self._n_columns, cython.address(is_partial))  # type: ignore[name-defined]  # noqa: F821  walk.pxd
+        else:
+            pairs = zip(values_of(before), values_of(row), strict=True)
+            filled = [was if now is UNCHANGED else now for was, now in pairs]
+            is_partial = has_unchanged(filled)
+        if is_partial:
+            self.has_unchanged = True
+        return filled
 
     def _key(self, row: Row) -> Key:
         if len(self._plain) == 1:
@@ -285,7 +305,7 @@ class InsertSegment:
             NotASet: a value was not sent.
             ProtocolError: the frame is malformed.
         """
-        if cython.compiled and is_plain(frame, _INSERT, self._n_columns):  # type: ignore[name-defined]  # noqa: F821  walk.pxd
+        if cython.compiled and is_plain(frame, self._n_columns):  # type: ignore[name-defined]  # noqa: F821  walk.pxd
             self.rows.append(frame)
         else:
             self.rows.append(_whole(read_insert(frame, self._n_columns)))

@@ -2,7 +2,7 @@
 
 cimport cython
 from parapply.collector cimport untrack
-from parapply.wire.walk cimport frame_value, join_columns
+from parapply.wire.walk cimport frame_value, join_columns, split_by_columns
 
 cdef unsigned char _TEXT, _NULL, _UNCHANGED
 cdef Py_ssize_t _KIND_AT, _MARK_AT, _ROW_AT
@@ -28,6 +28,9 @@ cpdef list read_delete(bytes frame, Py_ssize_t n_columns)
 
 @cython.locals(values=list)
 cpdef list values_of(object row)
+
+@cython.locals(groups=dict)
+cpdef dict by_columns(list rows, Py_ssize_t n_columns)
 
 cpdef object value_at(object row, Py_ssize_t position)
 

@@ -11,10 +11,10 @@ worker.c); here such an insert is applied by no set and refused (`target/sql/com
 values (``ExtractReplicaIdentity`` in heapam.c).
 
 One bytes object is made a value, which is the cheapest way plain Python has to move it; no other object is made per
-column. The compiled twin makes none at all for most rows: there a row that holds nothing but text and NULLs stays the
-frame it came in (`KeptRow`), and is read where it lies (``walk.pxd``), once for its key and once for the parameters.
+column. The compiled twin makes none at all for most rows: there a row stays the frame it came in (`KeptRow`) if that
+holds no other, and is read where it lies (``walk.pxd``), once for its key and once for the parameters.
 The types of the compiled twin are in ``rows.pxd``; what differs between the twins stands in `read_row`, `values_of`,
-`value_at` and `columns_of`.
+`value_at`, `by_columns` and `columns_of`.
 """
 
 from __future__ import annotations
@@ -202,10 +202,10 @@ def read_delete(frame: bytes, n_columns: int) -> Row:
 
 
 def values_of(row: KeptRow) -> Row:
-    """Return the values of a row that a segment keeps; never UNCHANGED if it is a frame."""
+    """Return the values of a row that a segment keeps."""
     if cython.compiled and isinstance(row, bytes):
         values: Row = []
-        read_row(row, _ROW_AT, NULL, values)
+        read_row(row, _ROW_AT, UNCHANGED, values)
         return values
     return row  # type: ignore[return-value]  # the interpreted twin keeps values only
 
@@ -215,6 +215,21 @@ def value_at(row: KeptRow, position: int) -> Value:
     if cython.compiled and isinstance(row, bytes):
         return frame_value(row, position)  # type: ignore[name-defined, no-any-return]  # noqa: F821  walk.pxd
     return row[position]  # type: ignore[return-value]  # as above
+
+
+def by_columns(rows: list[KeptRow], n_columns: int) -> dict[tuple[int, ...], list[KeptRow]]:
+    """Group rows by the columns that have a value, and keep their order."""
+    if cython.compiled:
+        groups = split_by_columns(rows, n_columns)  # type: ignore[name-defined]  # noqa: F821  walk.pxd
+        return {
+            tuple([position for position, is_there in enumerate(found) if is_there]): group
+            for found, group in groups.items()
+        }
+    groups = {}
+    for row in rows:
+        present = tuple([position for position, value in enumerate(row) if value is not UNCHANGED])
+        groups.setdefault(present, []).append(row)
+    return groups
 
 
 def columns_of(

@@ -6,7 +6,7 @@
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 from parapply.wire.binary cimport binary_width, write_binary
 
 cdef enum:
@@ -32,10 +32,11 @@ cdef inline unsigned long long tag_of(bytes frame) noexcept:
 
 
 # Tell whether a frame is nothing but one row of so many columns, new for Insert and Update, old for Delete, all of them
-# text or NULL, and the wanted ones (ascending positions) text; `starts` gets where those begin, with their length.
+# text, NULL or, in an Update, unchanged, and the wanted ones (ascending positions) text; `starts` gets where those begin,
+# with their length, `is_partial` becomes true where a value is unchanged.
 cdef inline bint is_simple(
     bytes frame, unsigned char kind, Py_ssize_t n_columns, const Py_ssize_t *wanted, Py_ssize_t n_wanted,
-    Py_ssize_t *starts,
+    Py_ssize_t *starts, bint *is_partial,
 ) noexcept:
     cdef const unsigned char *data = <const unsigned char *> PyBytes_AS_STRING(frame)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(frame)
@@ -68,14 +69,16 @@ cdef inline bint is_simple(
             at += 4 + length
             if at > size:
                 return False
+        elif mark == c"u" and kind == c"U":
+            is_partial[0] = True
         elif mark != c"n":
             return False
     return at == size and found == n_wanted
 
 
-# The same where no value is wanted.
-cdef inline bint is_plain(bytes frame, unsigned char kind, Py_ssize_t n_columns) noexcept:
-    return is_simple(frame, kind, n_columns, NULL, 0, NULL)
+# The same for an Insert where no value is wanted.
+cdef inline bint is_plain(bytes frame, Py_ssize_t n_columns) noexcept:
+    return is_simple(frame, c"I", n_columns, NULL, 0, NULL, NULL)
 
 
 # Return the value that begins at an offset `is_simple` has given, with its length.
@@ -85,7 +88,106 @@ cdef inline bytes value_from(bytes frame, Py_ssize_t start):
     return PyBytes_FromStringAndSize(<const char *> data, 4 + length)
 
 
-# Return the value at a position of a simple frame: text with its length, or NULL as an array's element has it.
+# The offset after the column at an offset; -1 where it is cut, or nothing that a simple frame has.
+cdef inline Py_ssize_t _after(const unsigned char *data, Py_ssize_t at, Py_ssize_t size) noexcept:
+    cdef Py_ssize_t end
+    if at >= size:
+        return -1
+    if data[at] != c"t":
+        return at + 1 if data[at] == c"n" or data[at] == c"u" else -1
+    if at + 5 > size:
+        return -1
+    end = at + 5 + (<Py_ssize_t> data[at + 1] << 24 | data[at + 2] << 16 | data[at + 3] << 8 | data[at + 4])
+    return end if end <= size else -1
+
+
+# Return a simple frame with the values that it lacks taken from an earlier one of as many columns, as far as that has
+# them; `is_partial` becomes whether some are still missing. It is the frame itself where nothing is taken.
+cdef inline bytes filled_frame(bytes frame, bytes before, Py_ssize_t n_columns, bint *is_partial):
+    cdef const unsigned char *data = <const unsigned char *> PyBytes_AS_STRING(frame)
+    cdef const unsigned char *was = <const unsigned char *> PyBytes_AS_STRING(before)
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(frame)
+    cdef Py_ssize_t was_size = PyBytes_GET_SIZE(before)
+    cdef Py_ssize_t at = _WALK_ROW + 2
+    cdef Py_ssize_t was_at = _WALK_ROW + 2
+    cdef Py_ssize_t filled_size = at
+    cdef Py_ssize_t column, end, was_end
+    cdef bint is_taken = False
+    cdef bytes filled
+    cdef unsigned char *out
+    is_partial[0] = False
+    for column in range(n_columns):
+        end = _after(data, at, size)
+        was_end = _after(was, was_at, was_size)
+        if end < 0 or was_end < 0:
+            raise ValueError("not a simple row")
+        if data[at] != c"u":
+            filled_size += end - at
+        else:
+            filled_size += was_end - was_at
+            if was[was_at] == c"u":
+                is_partial[0] = True
+            else:
+                is_taken = True
+        at = end
+        was_at = was_end
+    if not is_taken:
+        return frame
+    filled = PyBytes_FromStringAndSize(NULL, filled_size)
+    out = <unsigned char *> PyBytes_AS_STRING(filled)
+    at = was_at = _WALK_ROW + 2
+    memcpy(out, data, at)
+    out += at
+    for column in range(n_columns):
+        end = _after(data, at, size)
+        was_end = _after(was, was_at, was_size)
+        if data[at] != c"u":
+            memcpy(out, data + at, end - at)
+            out += end - at
+        else:
+            memcpy(out, was + was_at, was_end - was_at)
+            out += was_end - was_at
+        at = end
+        was_at = was_end
+    return filled
+
+
+# Group rows, simple frames or lists of values, by the columns that have a value: a byte for each, 1 where it has.
+cdef inline dict split_by_columns(list rows, Py_ssize_t n_columns):
+    cdef dict groups = {}
+    cdef list group = None
+    cdef bytes columns = None
+    cdef unsigned char *found = <unsigned char *> PyMem_Malloc(n_columns + 1)
+    cdef const unsigned char *data
+    cdef Py_ssize_t column, at, size
+    if found == NULL:
+        raise MemoryError
+    try:
+        for row in rows:
+            if isinstance(row, bytes):
+                data = <const unsigned char *> PyBytes_AS_STRING(<bytes> row)
+                size = PyBytes_GET_SIZE(<bytes> row)
+                at = _WALK_ROW + 2
+                for column in range(n_columns):
+                    found[column] = at < size and data[at] != c"u"
+                    at = _after(data, at, size)
+                    if at < 0:
+                        raise ValueError("not a simple row")
+            else:
+                for column in range(n_columns):
+                    found[column] = (<list> row)[column] is not None
+            # Neighbours are mostly alike.
+            if columns is None or memcmp(found, PyBytes_AS_STRING(columns), n_columns):
+                columns = PyBytes_FromStringAndSize(<const char *> found, n_columns)
+                group = groups.setdefault(columns, [])
+            group.append(row)
+    finally:
+        PyMem_Free(found)
+    return groups
+
+
+# Return the value at a position of a simple frame: text with its length, or NULL as an array's element has it; None if it
+# is unchanged.
 cdef inline bytes frame_value(bytes frame, Py_ssize_t position):
     cdef const unsigned char *data = <const unsigned char *> PyBytes_AS_STRING(frame)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(frame)
@@ -97,9 +199,9 @@ cdef inline bytes frame_value(bytes frame, Py_ssize_t position):
             if column == position:
                 return frame[at + 1 : at + 5 + length]
             at += 5 + length
-        elif at < size and data[at] == c"n":
+        elif at < size and (data[at] == c"n" or data[at] == c"u"):
             if column == position:
-                return b"\xff\xff\xff\xff"
+                return b"\xff\xff\xff\xff" if data[at] == c"n" else None
             at += 1
         else:
             break
@@ -231,7 +333,7 @@ cdef inline int _add_sizes(
         if at < size and data[at] == c"t" and at + 5 <= size:
             length = _length_of(data + at + 1)
             at += 5 + length
-        elif at < size and data[at] == c"n":
+        elif at < size and (data[at] == c"n" or (data[at] == c"u" and output_of[column] < 0)):
             at += 1
         else:
             raise ValueError("not a simple row")

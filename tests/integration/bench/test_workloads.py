@@ -75,6 +75,11 @@ PROOFS = {
         "45 columns": "SELECT count(*) = 45 FROM pg_attribute WHERE attrelid = 'records'::regclass AND attnum > 0",
         "two were updated": f"SELECT sum(number_7 - id - 7) = {FEW} FROM records",
     },
+    "toast": {
+        "documents were read": f"SELECT sum(reads) = {FEW} FROM documents",
+        "their texts lie elsewhere": "SELECT pg_relation_size(reltoastrelid) > 2000 * 2500 FROM pg_class "
+        "WHERE oid = 'documents'::regclass",
+    },
     "queue": {
         # 200 for each client: 67 jobs came, 67 were begun, 66 went.
         "as many come as go": "SELECT count(*) = 102 FROM jobs",

@@ -16,12 +16,26 @@ from parapply.errors import ProtocolError
 from parapply.plan.keys import Order, key_order
 from parapply.plan.table_changes import NET_DELETE, NET_INSERT, NET_UPDATE, InsertSegment, NetSegment
 from parapply.target.catalogue.match import match
-from parapply.wire.rows import NULL, TEXT_OID, columns_of, read_delete, read_insert, read_update, value_at, values_of
+from parapply.wire.rows import (
+    NULL,
+    TEXT_OID,
+    UNCHANGED,
+    Value,
+    by_columns,
+    columns_of,
+    read_delete,
+    read_insert,
+    read_update,
+    value_at,
+    values_of,
+)
 from tests import build
 from tests.unit import plans
 from tests.unit.changes_model import KEYLESS, NUMERIC, PAIR, PLAIN
 
 if TYPE_CHECKING:
+    from types import EllipsisType
+
     from parapply.plan.table import TablePlan
     from parapply.wire.rows import KeptRow
 
@@ -31,9 +45,13 @@ TEXTS = st.one_of(st.none(), st.binary(max_size=9), st.sampled_from([b"t", b"n\0
 WORDS = st.binary(max_size=8).map(lambda word: word.replace(b"\0", b"\1"))
 
 
-def cells(*texts: bytes | None) -> bytes:
-    """Return a row of text values and NULLs."""
-    return build.row(*[build.null() if text is None else build.text(text) for text in texts])
+def cells(*texts: bytes | EllipsisType | None) -> bytes:
+    """Return a row of text values, NULLs, and values that are not sent: `...`."""
+    return build.row(*[_cell(text) for text in texts])
+
+
+def _cell(text: bytes | EllipsisType | None) -> bytes:
+    return build.null() if text is None else build.unchanged() if text is ... else build.text(text)
 
 
 def wire(text: bytes | None) -> bytes:
@@ -83,10 +101,54 @@ def test_columns_are_the_values_joined(
     assert columns_of(mixed, positions, (TEXT_OID,) * len(positions), 3) == expected
 
 
+GAPS = st.one_of(TEXTS, st.just(...))
+
+
+@given(st.lists(st.tuples(st.sampled_from("UUI"), st.integers(1, 4), GAPS, GAPS, st.booleans()), max_size=30))
+def test_what_an_update_does_not_send_stays_as_the_changes_before_have_left_it(
+    changes: list[tuple[str, int, bytes | EllipsisType | None, bytes | EllipsisType | None, bool]],
+) -> None:
+    """In any sequence each value is the last one sent, or absent, with an old row or not (trap T-41).
+
+    Rows are grouped by the columns that have a value, and a group's parameters are its values.
+    """
+    segment = NetSegment(PLAIN.plan(0))
+    expected: dict[bytes, list[Value]] = {}
+    for kind, number, first, second, is_old_sent in changes:
+        key = str(number).encode()
+        before = expected.get(key, [UNCHANGED] * 3)
+        if kind == "I" and key not in expected and first is not ... and second is not ...:
+            segment.insert(frame("I", key, first, second))
+        else:
+            row = cells(key, first, second)
+            old = build.Before(key=cells(key, None, None)) if is_old_sent else build.Before()
+            segment.update(build.xlog_data(build.update(row, **old)))
+        pairs = zip((key, first, second), before, strict=True)
+        expected[key] = [was if text is ... else wire(text) for text, was in pairs]
+    rows = kept(segment)
+    assert [values_of(row) for row in rows] == list(expected.values())
+    assert [[value_at(row, position) for position in range(3)] for row in rows] == list(expected.values())
+    assert segment.has_unchanged or all(UNCHANGED not in row for row in expected.values())
+    groups = by_columns(rows, 3)
+    for present, group in groups.items():
+        alike = [row for row in expected.values() if present == _present(row)]
+        assert [values_of(row) for row in group] == alike
+        header = struct.pack("!iiIii", 1, 1, TEXT_OID, len(group), 1)
+        joined = [header + b"".join([row[position] or b"" for row in alike]) for position in present]
+        assert columns_of(group, present, (TEXT_OID,) * len(present), 3) == joined
+    assert set(groups) == {_present(row) for row in expected.values()}
+
+
+def _present(row: list[Value]) -> tuple[int, ...]:
+    return tuple([position for position, value in enumerate(row) if value is not UNCHANGED])
+
+
 @given(st.sampled_from("IUD"), st.tuples(NUMBERS, TEXTS, TEXTS), st.data())
 def test_a_cut_frame_is_no_row(kind: str, texts: tuple[bytes, bytes | None, bytes | None], data: st.DataObject) -> None:
     """What the readers refuse, a segment refuses in the same words; nothing of it stays behind."""
     whole = frame(kind, *texts)
+    if kind == "U" and data.draw(st.booleans()):
+        whole = build.xlog_data(build.update(cells(*texts[:2], ...)))
     # Behind the mark: what is cut before does not reach a segment.
     cut = data.draw(st.one_of(st.integers(31, len(whole) - 1).map(lambda end: whole[:end]), st.just(whole + b"n")))
     read = {"I": read_insert, "U": read_update, "D": read_delete}[kind]

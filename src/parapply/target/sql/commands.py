@@ -40,6 +40,7 @@ from parapply.wire.rows import (
     KIND_AT,
     UNCHANGED,
     Row,
+    by_columns,
     columns_of,
     has_unchanged,
     read_delete,
@@ -480,11 +481,7 @@ def _by_columns(rows: list[KeptRow], segment: NetSegment) -> dict[tuple[int, ...
         return {}
     if not segment.has_unchanged:
         return {_all(segment.plan): rows}
-    groups: dict[tuple[int, ...], list[KeptRow]] = {}
-    for row in rows:
-        present = tuple([position for position, value in enumerate(values_of(row)) if value is not UNCHANGED])
-        groups.setdefault(present, []).append(row)
-    return groups
+    return by_columns(rows, len(segment.plan.columns))
 
 
 def _cut(rows: list[KeptRow], size_bytes: int) -> Iterator[list[KeptRow]]:
