@@ -106,6 +106,8 @@ REQUIRED = {
     "target.dsn": "--target",
 }
 
+#: As `ddl.role`: each command runs as the role of the name that it ran as on the publisher.
+SAME_ROLE: Final = "*"
 #: Command tags that run on the target: what makes and changes tables, and what they consist of. Not among them: code
 #: (functions, triggers, rules), privileges and owners, and what belongs to the server as a whole.
 DDL_TAGS: Final = (

@@ -45,6 +45,8 @@ RANGE_READ: Final = "range_read"  # K18: a range is read whole, the next not ask
 SLOT_MOVED: Final = "slot_moved"  # K19: the slot was moved between two ranges
 HANDED_OVER: Final = "handed_over"  # K20: the copy of the slot is dropped, the stream not started
 RECOVERY: Final = "recovery"  # K15: in the start-up's own recovery
+LATER_BEGUN: Final = "later_begun"  # a command that runs outside a transaction is noted as begun, not sent
+LATER_DONE: Final = "later_done"  # it has run, and is not noted as applied
 DRAIN: Final = "drain"  # K16: in an orderly shutdown
 
 #: Of `init --copy` and `refresh`, in their order; not passed by the daemon.
@@ -92,6 +94,8 @@ NAMES: Final = frozenset(
         HANDED_OVER,
         RECOVERY,
         DRAIN,
+        LATER_BEGUN,
+        LATER_DONE,
     }
 )
 ACTIONS: Final = frozenset({"kill", "exit", "hold", "raise-lost"})

@@ -7,7 +7,7 @@ on standard error, a line each. Nothing is made before the look at both ends is 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
@@ -22,6 +22,7 @@ from parapply.logs import redact_text
 from parapply.model import format_lsn
 from parapply.printable import printable
 from parapply.source import ddl_queue, failover, refusals, slot
+from parapply.source.ddl_automatic import Automatic
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -34,9 +35,18 @@ if TYPE_CHECKING:
 _MOST_TOLD: Final = 10
 
 
-def print_queue(config: Config) -> None:
-    """Print the SQL that makes the queue of commands on the publisher; connect nowhere."""
-    click.echo(ddl_queue.install_sql(config.source.publications))
+def print_queue(config: Config, *, inexact: Literal["refuse", "warn"] | None = None) -> None:
+    """Print the SQL that makes the queue of commands on the publisher; connect nowhere.
+
+    Args:
+        config: publications, and which commands run on the target.
+        inexact: what event triggers do about commands that cannot be recorded; None: none are made.
+    """
+    click.echo(ddl_queue.install_sql(config.source.publications, _automatic(config, inexact)))
+
+
+def _automatic(config: Config, inexact: Literal["refuse", "warn"] | None) -> Automatic | None:
+    return None if inexact is None else Automatic(tags=config.ddl.tags, inexact=inexact)
 
 
 def init(
@@ -45,6 +55,7 @@ def init(
     *,
     despite: Collection[str] = (),
     makes_queue: bool = False,
+    inexact: Literal["refuse", "warn"] | None = None,
 ) -> None:
     """Check both ends, make slot and state, copy if asked to, and say what was done.
 
@@ -56,6 +67,7 @@ def init(
         copy: how to copy the rows from before; None: not at all.
         despite: codes of arguable refusals to go on with.
         makes_queue: make the queue of commands on the publisher, too, before everything else.
+        inexact: with event triggers, and what they do about commands that cannot be recorded; None: without.
 
     Raises:
         ConfigError: a code in `despite` is not that of an arguable refusal.
@@ -68,18 +80,25 @@ def init(
         raise ConfigError(
             f"--despite {', '.join(wrong)}: init cannot go on with that; it can with {', '.join(sorted(arguable))}"
         )
-    asyncio.run(_init(config, copy, despite, makes_queue=makes_queue))
+    asyncio.run(_init(config, copy, despite, makes_queue=makes_queue, automatic=_automatic(config, inexact)))
 
 
 async def _init(
-    config: Config, copy: copying.CopyOptions | None, despite: Collection[str], *, makes_queue: bool
+    config: Config,
+    copy: copying.CopyOptions | None,
+    despite: Collection[str],
+    *,
+    makes_queue: bool,
+    automatic: Automatic | None,
 ) -> None:
     name = config.source.slot
     async with connect.open_both(config, "init") as ends:
         if makes_queue:
             await slot.check_publications(ends.source, config.source.publications)
-            await ddl_queue.install(ends.source, config.source.publications)
+            await ddl_queue.install(ends.source, config.source.publications, automatic)
             click.echo("source: parapply.ddl_queue: made, and published")
+            if automatic is not None:
+                click.echo(f"source: event triggers record {', '.join(automatic.tags)}; else they {automatic.inexact}")
         facts = await slot.inspect(ends.source, name)
         found = await connect.known_state(config, ends.target, facts.system_identifier)
         if found is not None:

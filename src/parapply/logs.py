@@ -66,6 +66,8 @@ EVENTS: Final = {
     "batch_committed": "debug: one target transaction is done",
     "ddl_applied": "info: a command of the publisher has run on the target, in its place in the stream; its tag",
     "ddl_left_out": "warning: a command of the publisher has not run on the target; why",
+    "ddl_awaited": "info: a command of the publisher that cannot run in a transaction will run after this one",
+    "ddl_failed": "warning: such a command has not run, and why; it is tried again, at the latest by the next start",
     "skip_not_whole": "warning: changes of a skipped transaction are not kept: the target does not have their tables",
     "stall_broken": "warning: a later batch that blocked the head was rolled back",
     "prepare_left_out": "info: a PREPARE that cannot be applied: the publisher has rolled it back, nothing is prepared",

@@ -17,6 +17,7 @@ from parapply.errors import TargetLost, TargetRefused
 from parapply.source.slot import source_errors
 from parapply.state_mark import STATE_SCHEMAS_SQL
 from parapply.target.session.settings import rows, target_errors
+from parapply.wire.ddl_queue import QUEUE
 
 if TYPE_CHECKING:
     from parapply.connect import Connections
@@ -78,8 +79,8 @@ async def _source_sequences(conn: slot.Connection) -> dict[tuple[str, str], tupl
         "SELECT n.nspname, c.relname, s.seqincrement FROM pg_catalog.pg_sequence AS s"
         " JOIN pg_catalog.pg_class AS c ON c.oid = s.seqrelid AND c.relpersistence <> 't'"
         " JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
-        " WHERE n.nspname NOT IN (SELECT schema_name FROM {} AS own) ORDER BY 1, 2"
-    ).format(sql.SQL(STATE_SCHEMAS_SQL))
+        " WHERE n.nspname NOT IN (SELECT schema_name FROM {} AS own UNION ALL SELECT {}) ORDER BY 1, 2"
+    ).format(sql.SQL(STATE_SCHEMAS_SQL), sql.Literal(QUEUE[0]))
     found: dict[tuple[str, str], tuple[int, Value]] = {}
     with source_errors("reading the sequences"):
         names = await (await conn.execute(listed)).fetchall()

@@ -107,6 +107,7 @@ class CommandOutcome(StrEnum):
 
     APPLIED = "applied"  # it has run
     LEFT_OUT = "left_out"  # it has not, and its transaction went on
+    PENDING = "pending"  # it cannot run in a transaction, and will run after its own
 
 
 class CopyState(StrEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import re
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from parapply.copy import schema as schemas
+from parapply.demo.binaries import find_binaries, find_program
 from parapply.demo.errors import DemoError
 from parapply.source.ddl_queue import install_sql
 from tests.fixtures.pair import Pair, pair
@@ -215,14 +218,15 @@ def test_killed_at_a_command(pair: Pair, point: str) -> None:
 
 @pytest.fixture
 def app_roles(pair: Pair) -> Iterator[tuple[str, str]]:
-    """A role of the publisher without rights, and one of the target that owns tables."""
+    """A role without rights, of the publisher and of the target, and one of the target that owns tables."""
     token = secrets.token_hex(4)
     app, owner = f"app_{token}", f"owner_{token}"
-    pair.source.execute(f"CREATE ROLE {app} LOGIN")
-    pair.target.execute(f"CREATE ROLE {owner}")
+    made = ((pair.source, app), (pair.target, owner), (pair.target, app))
+    for database, role in made:
+        database.execute(f"CREATE ROLE {role} LOGIN")
     yield app, owner
-    for database, role in ((pair.source, app), (pair.target, owner)):
-        database.execute(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}")
+    for database, role in made:
+        database.execute(f"SET parapply.record_ddl = 'off'; DROP OWNED BY {role} CASCADE; DROP ROLE {role}")
 
 
 def test_whoever_may_not_run_ddl_on_the_publisher_can_run_nothing_on_the_target(
@@ -294,7 +298,6 @@ def test_what_would_differ_is_refused_on_the_publisher(pair: Pair) -> None:
         assert "the rows of public.t would get other values of n" in _refused(
             pair.source, _ddl(f"ALTER TABLE t ADD {column}")
         )
-    assert "cannot run inside a transaction" in _refused(pair.source, _ddl("CREATE INDEX CONCURRENTLY i ON t (v)"))
     pair.write(
         _ddl("ALTER TABLE empty ADD n timestamptz DEFAULT now()"),
         _ddl("ALTER TABLE t ADD k int DEFAULT 1 + 1, ADD n timestamptz"),
@@ -405,3 +408,250 @@ def test_a_queue_that_another_role_made_is_refused(source_db: Database) -> None:
             source_db.execute(install_sql(["pub"]))
     finally:
         source_db.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def _type(database: Database, *texts: str) -> list[str]:
+    """Run texts in one session, each as a string of its own, and return the warnings and notices."""
+    told: list[str] = []
+    with database.connect() as connection:
+        connection.add_notice_handler(lambda notice: told.append(notice.message_primary or ""))
+        for text in texts:
+            connection.execute(text.encode())
+    return told
+
+
+def _not_recorded(database: Database, *texts: str) -> str:
+    """Run texts like `_type`, the last of which must be refused, and return what the server said."""
+    with database.connect() as connection:
+        for text in texts[:-1]:
+            connection.execute(text.encode())
+        with pytest.raises(Exception, match="parapply: this cannot be recorded") as refused:
+            connection.execute(texts[-1].encode())
+    return str(refused.value)
+
+
+@pytest.mark.crash
+def test_what_cannot_run_in_a_transaction_runs_after_it(pair: Pair, run_command: RunCommand) -> None:
+    """Killed anywhere an index is made once; an INVALID one is made again; what fails is told and left for later."""
+    _create(pair, _TABLE + 'CREATE TABLE "T 2" (id int PRIMARY KEY, v text)')
+    source, target = pair.source, pair.target
+    indexes = (
+        "SELECT c.relname, indisvalid FROM pg_index JOIN pg_class AS c ON c.oid = indexrelid"
+        " WHERE NOT indisprimary AND c.relnamespace = 'public'::regnamespace ORDER BY 1"
+    )
+    pair.write("INSERT INTO t VALUES (1, 'a')", """INSERT INTO "T 2" VALUES (1, 'a'), (2, 'a')""")
+    (warning,) = _type(source, _ddl("CREATE UNIQUE INDEX CONCURRENTLY t_v ON t (v);"))
+    assert "CREATE INDEX CONCURRENTLY has not run here" in warning
+    assert source.rows(indexes) == []
+    # Killed before it runs, after an INVALID one was left, and when it has run.
+    for point in ("later_begun", "later_begun", "later_done"):
+        killed = pair.start_only(settings=_ON, environ={"PARAPPLY_FAILPOINT": f"{point}:kill"})
+        assert killed.exit_code(30) == -9, killed.log_tail()
+        if not target.rows(indexes) and point == "later_begun":
+            target.execute("INSERT INTO t VALUES (-1, 'a')")
+            assert "could not create unique index" in _refused(target, "CREATE UNIQUE INDEX CONCURRENTLY t_v ON t (v)")
+            target.execute("DELETE FROM t WHERE id = -1")
+        assert [row[2] for row in target.rows(_HISTORY)] == ["pending"]
+        assert target.rows(indexes) == [("t_v", point == "later_done")]
+    oid = target.rows("SELECT 't_v'::regclass::oid::int")
+    daemon = pair.start(settings=_ON)
+    daemon.wait_for_event("ddl_applied")
+    assert target.rows("SELECT 't_v'::regclass::oid::int") == oid
+
+    # What holds commands comes after it; one that fails is left, and nothing waits for it.
+    build = 'INDEX {} "N" ON public."T 2" (id, (v || 1)) WHERE id > 0'
+    pair.write_one("INSERT INTO t VALUES (2, 'b')", _ddl(f"CREATE {build.format('CONCURRENTLY')}"))
+    source.execute(f"CREATE {build.format('')}")
+    pair.write(_ddl('ALTER INDEX "N" RENAME TO n2'), _ddl('CREATE UNIQUE INDEX CONCURRENTLY no ON "T 2" (v)'))
+    failed = daemon.wait_for_event("ddl_failed")
+    assert failed["reason"] == "unique_violation (23505), constraint no"
+    pair.write(_ddl("ALTER TABLE t ADD n int"), "INSERT INTO t VALUES (3, 'c', 4)")
+    daemon.wait_caught_up()
+    pair.check_equal()
+    assert target.rows(indexes) == [("n2", True), ("t_v", True)]
+    shown = json.loads(run_command(pair.route, "status", "--json").stdout)["ddl"][0]
+    assert (shown["number"], shown["outcome"], shown["reason"]) == (4, "pending", failed["reason"])
+    daemon.stop()
+    daemon = pair.start(settings={**_ON, "ddl.skip": "4"})
+    daemon.wait_for_event("ddl_left_out")
+    # Only what the role may do here, and only what can be found again.
+    for text, why in (
+        ("CREATE INDEX CONCURRENTLY ON t (v)", "cannot be told"),
+        ("CREATE INDEX CONCURRENTLY i ON t (no_such_column)", "does not exist"),
+        ("CREATE INDEX CONCURRENTLY i ON no_such_table (v)", "must be owner"),
+        ("ALTER TABLE p DETACH PARTITION q CONCURRENTLY", "cannot run inside a transaction"),
+        ("REINDEX TABLE CONCURRENTLY t", "REINDEX cannot be replicated"),
+        ("VACUUM t", "VACUUM cannot be replicated"),
+    ):
+        assert why in _refused(source, _ddl(text))
+    assert source.rows("SELECT to_regclass('parapply_probe')") == [(None,)]
+    source.execute("CREATE UNIQUE INDEX t_v ON t (v)")
+    pair.write(_ddl("DROP INDEX CONCURRENTLY t_v"))
+    daemon.wait_for_event("ddl_applied")
+    assert target.rows(indexes) == [("n2", True)]
+    daemon.stop()
+
+
+def test_what_people_type_is_recorded(  # noqa: PLR0915  one pair of servers for all of it
+    pair: Pair, app_roles: tuple[str, str], run_command: RunCommand
+) -> None:
+    """With event triggers a command has its place in the stream; what cannot be recorded exactly is refused."""
+    app, _ = app_roles
+    source = pair.source
+    pair.create(_TABLE + "CREATE SCHEMA mine; CREATE TABLE mine.t (id int PRIMARY KEY)")
+    _own(pair.target)
+    refused = run_command(pair.route, "init", "--ddl=automatic")
+    assert refused.returncode == 3
+    assert source.rows("SELECT to_regclass('parapply.ddl_queue')") == [(None,)]
+    source.execute(f"GRANT CREATE ON DATABASE {source.dbname} TO {source.source_role}")
+    refused = run_command(pair.route, "init", "--ddl=automatic")
+    assert "only a superuser may make event triggers" in refused.stderr, refused.stderr
+    assert refused.stderr.count("\n") == 1
+    printed = run_command(pair.route, "init", "--ddl=print-automatic")
+    for _ in range(2):
+        source.execute(printed.stdout)
+    source.execute(
+        f"SET parapply.record_ddl = 'off'; ALTER SCHEMA mine OWNER TO {app}; ALTER TABLE mine.t OWNER TO {app};"
+        f" GRANT TEMP ON DATABASE {source.dbname} TO {app}"
+    )
+    pair.target.execute(f"ALTER SCHEMA mine OWNER TO {app}; ALTER TABLE mine.t OWNER TO {app}")
+    # The target is a publisher with event triggers, too: what comes to it is not sent on, whatever sessions set.
+    pair.drain()
+    pair.target.execute("CREATE PUBLICATION pub FOR TABLE t")
+    with pytest.raises(DemoError, match="belongs to a role that is no superuser"):
+        pair.target.execute(printed.stdout)
+    pair.target.execute(
+        f"ALTER SCHEMA parapply OWNER TO CURRENT_USER; GRANT ALL ON SCHEMA parapply TO {pair.target.target_role};"
+        + printed.stdout
+    )
+    daemon = pair.start(settings={**_ON, "target.session_replication_role": "origin"})
+
+    # Each in its place; the names, literals and the schema mean there what they meant here.
+    told = _type(
+        source,
+        "ALTER TABLE t ADD n int DEFAULT 5;",
+        "INSERT INTO t VALUES (1, 'a')",
+        "/* said */ ALTER TABLE t DROP v -- done",
+        "BEGIN",
+        "CREATE SCHEMA other",
+        "SET LOCAL search_path = other, public",
+        "SET LOCAL DateStyle = 'German'",
+        "CREATE TABLE made (id int PRIMARY KEY, at date DEFAULT '1.2.2003')",
+        "INSERT INTO made VALUES (1)",
+        "SAVEPOINT one",
+        "DROP TABLE t",
+        "ROLLBACK TO one",
+        "COMMIT",
+        "CREATE TABLE parts (id int PRIMARY KEY, v serial) PARTITION BY RANGE (id)",
+        "CREATE TABLE part PARTITION OF parts FOR VALUES FROM (0) TO (9)",
+        "INSERT INTO parts VALUES (1)",
+        "ALTER SCHEMA other RENAME TO another",
+        "INSERT INTO another.made (id) VALUES (2)",
+        _ddl("ALTER TABLE t ADD once int"),
+        "CREATE INDEX CONCURRENTLY typed ON t (n)",
+    )
+    assert told == []
+    recorded = [
+        "ALTER TABLE", "ALTER TABLE", "CREATE SCHEMA", "CREATE TABLE", "CREATE TABLE", "CREATE TABLE", "ALTER SCHEMA",
+        "ALTER TABLE", "CREATE INDEX",
+    ]  # fmt: skip
+    tags = "SELECT tag FROM parapply.ddl_queue ORDER BY id"
+    assert [tag for (tag,) in source.rows(tags)] == recorded
+
+    # Nothing for the targets: temporary objects, nothing at all, what is said to be for here only, another tag.
+    told = _type(
+        source,
+        "CREATE TEMP TABLE t (x int)",
+        "ALTER TABLE t ADD y int",
+        "CREATE INDEX ON t (x)",
+        "DROP TABLE t",
+        "SELECT 1 AS x INTO TEMP t",
+        "DROP TABLE IF EXISTS no_such_table",
+        "CREATE TABLE IF NOT EXISTS public.t (other int)",
+        "DO $$ BEGIN CREATE TEMP TABLE u (); DROP TABLE u; END $$",
+        "CREATE FUNCTION f() RETURNS int LANGUAGE plpgsql AS 'BEGIN DROP TABLE public.t; RETURN 1; END'",
+        "CREATE EXTENSION vector",
+        "DROP EXTENSION vector",
+        "SET parapply.record_ddl = 'off'",
+        "CREATE INDEX here_only ON another.made (at)",
+    )
+    assert [text for text in told if text.startswith("parapply")] == [
+        f"parapply: {tag} is not recorded for the targets" for tag in ("CREATE FUNCTION", "CREATE EXTENSION")
+    ]
+    # What would not be the same there.
+    assert "several in a string" in _not_recorded(source, "ALTER TABLE t ADD a int; ALTER TABLE t ADD b int")
+    for text in ("DO $$ BEGIN ALTER TABLE t ADD a int; END $$", "SELECT f()"):
+        assert "inside a function" in _not_recorded(source, text)
+    assert "fills it" in _not_recorded(source, "CREATE TABLE filled AS SELECT 1 AS x")
+    assert "get other values of a" in _not_recorded(source, "ALTER TABLE t ADD a timestamptz DEFAULT now()")
+    assert "temporary object" in _not_recorded(source, "CREATE TEMP TABLE u ()", "CREATE TABLE b (LIKE u)")
+    assert "before the name" in _not_recorded(source, "CREATE INDEX CONCURRENTLY ON t (n)")
+    assert "Run it by itself" in _refused(source, _ddl("CREATE INDEX CONCURRENTLY another ON t (n)"))
+    assert source.rows("SELECT indexrelid::regclass::text FROM pg_index WHERE indrelid = 't'::regclass ORDER BY 1") == [
+        ("t_pkey",), ("typed",),
+    ]  # fmt: skip
+    assert "the role" in _not_recorded(source, f"SET ROLE {app}", "ALTER TABLE mine.t ADD a int")
+    assert source.rows(tags) == [(tag,) for tag in recorded]
+    daemon.wait_caught_up()
+    pair.check_equal()
+    pair.check_equal("another")
+    assert pair.target.rows("SELECT id, at::text FROM another.made ORDER BY id") == [
+        (1, "2003-02-01"), (2, "2003-02-01"),
+    ]  # fmt: skip
+    daemon.wait_for_event("ddl_applied", count=len(recorded))
+    daemon.stop()
+    assert [event for event in daemon.events if event["level"] in {"warning", "error"}] == []
+    assert (
+        pair.target.rows("SELECT indexrelid::regclass::text FROM pg_index WHERE indexrelid = 'typed'::regclass") != []
+    )
+    assert pair.target.rows("SELECT count(*) FROM parapply.ddl_queue") == [(0,)]
+    # A dump of the schema is without the triggers.
+    pg_dump = str(find_program("pg_dump", find_binaries()))
+    script = asyncio.run(schemas.dump(pg_dump, source.dsn, without=["parapply"]))
+    assert b"\nCREATE EVENT TRIGGER" not in script
+    assert b"\nCREATE TABLE public.t " in script
+
+    # A grant lets a role have recorded what it may do anyway. What decides its meaning cannot be changed by code of the
+    # role's that runs within it.
+    source.execute(f"GRANT INSERT (command) ON parapply.ddl_queue TO {app}")
+    _type(
+        source,
+        f"SET ROLE {app}",
+        "SET search_path = mine",
+        "CREATE FUNCTION sly() RETURNS int LANGUAGE plpgsql AS $$ BEGIN PERFORM"
+        " set_config('search_path', 'public', true), set_config('parapply.ddl_state', '{}', true); RETURN 1; END $$",
+        "INSERT INTO t VALUES (1)",
+        "CREATE INDEX by_sly ON t (id)",
+        "ALTER TABLE t ADD c int CHECK (sly() = c)",
+        "SET parapply.record_ddl = 'off'",
+        "CREATE DOMAIN mine.text AS pg_catalog.text CHECK (mine.sly() = 1)",
+    )
+    _type(source, f"SET ROLE {app}", "SET search_path = mine, pg_catalog", "ALTER TABLE t ADD d int DEFAULT 1")
+    assert "must be owner of table t" in _refused(source, f"SET ROLE {app}; ALTER TABLE public.t ADD sly int")
+    for text in ("SELECT parapply.ddl_ends()", "INSERT INTO parapply.ddl_running VALUES (1)",
+                 "INSERT INTO parapply.ddl_queue (command, tag) VALUES ('DROP TABLE public.t', 'DROP TABLE')",
+                 "CREATE EVENT TRIGGER e ON ddl_command_end EXECUTE FUNCTION parapply.ddl_ends()"):  # fmt: skip
+        assert "permission denied" in _refused(source, f"SET ROLE {app}; {text}")
+    assert [path for (path,) in source.rows(
+        f"SELECT settings ->> 'search_path' FROM parapply.ddl_queue WHERE role_name = '{app}' ORDER BY id"
+    )] == ["mine", "mine", "mine, pg_catalog"]  # fmt: skip
+    pair.target.execute("CREATE FUNCTION mine.sly() RETURNS int LANGUAGE sql AS 'SELECT 1'")
+    # The role of that name runs it there.
+    daemon = pair.start_only(settings={**_ON, "ddl.role": "*"})
+    assert daemon.exit_code(30) == 5, daemon.log_tail()
+    assert re.search(f'CREATE INDEX: insufficient_privilege.*permission denied to set role "{app}"', daemon.log_tail())
+    pair.target.execute(f"GRANT {app} TO {pair.target.target_role}")
+    pair.drain(settings={**_ON, "ddl.role": "*"})
+    pair.check_equal()
+    pair.check_equal("mine")
+    assert pair.target.rows("SELECT relowner::regrole::text FROM pg_class WHERE relname = 'by_sly'") == [(app,)]
+
+    # By configuration it is only warned of.
+    printed = run_command(pair.route, "init", "--ddl=print-automatic", "--ddl-inexact", "warn")
+    source.execute(printed.stdout)
+    (warning,) = _type(source, "DO $$ BEGIN CREATE INDEX warned_of ON t (id); END $$")
+    assert "not recorded for the targets: it runs inside a function" in warning
+    assert source.rows("SELECT to_regclass('warned_of') IS NULL") == [(False,)]
+    assert "warn; recorded: ALTER DOMAIN" in str(
+        source.rows("SELECT obj_description(oid) FROM pg_event_trigger WHERE evtname = 'parapply_ddl_4_end'")
+    )

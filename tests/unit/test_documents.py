@@ -170,10 +170,10 @@ def test_events_exist() -> None:
 def test_state_tables_exist() -> None:
     """Each `parapply.NAME` of a document is a table, view or function of the state schema, or a module.
 
-    Or what `init --ddl` makes on the publisher.
+    Or what `init --ddl` makes on the publisher, or the setting that its event triggers read.
     """
     have = set(re.findall(r"\{s\}\.(\w+)", _texts_of_code()))
-    have |= set(re.findall(r"(?:TABLE IF NOT EXISTS|REPLACE FUNCTION) parapply\.(\w+)", _texts_of_code()))
+    have |= set(re.findall(r"(?:TABLE IF NOT EXISTS|REPLACE FUNCTION|SET) parapply\.(\w+)", _texts_of_code()))
     named = {
         (page, name)
         for page, text in pages().items()

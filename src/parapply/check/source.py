@@ -453,8 +453,10 @@ def _of_others(
     rows: Sequence[tuple[Any, ...]], published: set[Name], states: frozenset[str], n_large: int
 ) -> Iterator[Finding]:
     by_kind: dict[str, list[str]] = {}
+    # What `init --ddl` has made besides the queue.
+    left_out = states | {QUEUE[0]} if QUEUE in published else states
     for kind, schema, name in rows:
-        if schema not in states and (schema, name) not in published:
+        if schema not in left_out and (schema, name) not in published:
             by_kind.setdefault(kind, []).append(quoted(schema, name))
     for kind, names in by_kind.items():
         codes = {"sequence": Code.SEQUENCES, "table": Code.TABLE_UNPUBLISHED}

@@ -239,6 +239,7 @@ Examples:
   parapply init --config app.toml --despite table_missing
   parapply init --config app.toml --ddl
   parapply init --config app.toml --ddl=print | psql "$SOURCE"
+  parapply init --config app.toml --ddl=print-automatic --ddl-inexact warn | psql "$SOURCE" -U postgres
 It looks first as `parapply check` does: what would be refused stops it before anything is made.
 A copy that was interrupted goes on with the same command.
 Passwords are better in PARAPPLY_SOURCE__DSN and PARAPPLY_TARGET__DSN, in a file that PARAPPLY_SOURCE__DSN_FILE
@@ -251,10 +252,16 @@ names, or in ~/.pgpass, than in a flag.""",
 @click.option("--despite", metavar="CODE", multiple=True, help="Go on with an arguable refusal; repeatable.")
 @click.option(
     "--ddl",
-    type=click.Choice(["queue", "print"]),
+    type=click.Choice(["queue", "automatic", "print", "print-automatic"]),
     is_flag=False,
     flag_value="queue",
-    help="Make the queue of commands on the publisher, too; --ddl=print shows the SQL and makes nothing.",
+    help="Make parapply.replicate_ddl and its queue on the publisher, too. automatic: and event triggers, which put"
+    " into it what is typed (a superuser makes them). print, print-automatic: show the SQL, make nothing.",
+)
+@click.option(
+    "--ddl-inexact",
+    type=click.Choice(["refuse", "warn"]),
+    help="With automatic: what is done about a command that cannot be recorded exactly.  [default: refuse]",
 )
 @_copy_options
 def init(
@@ -264,21 +271,26 @@ def init(
     pg_dump: str | None,
     despite: tuple[str, ...],
     ddl: str | None,
+    ddl_inexact: Literal["refuse", "warn"] | None,
     **options: Any,  # noqa: ANN401  click's
 ) -> None:
     """Check both ends; create the slot and the state schema; copy the rows if asked to."""
     how = {key: options.pop(key) for key in ("connections", "truncates", "defers_indexes")}
     if not is_copy and (brings_schema or pg_dump or how["truncates"] or how["defers_indexes"]):
         raise click.UsageError("--schema, --pg-dump, --truncate and --defer-indexes belong to --copy")
+    is_automatic = ddl is not None and ddl.endswith("automatic")
+    if ddl_inexact and not is_automatic:
+        raise click.UsageError("--ddl-inexact belongs to --ddl=automatic")
+    inexact = ddl_inexact or "refuse" if is_automatic else None
     with _light_start():
         config = _load(options)
         from parapply import init as beginning  # noqa: PLC0415
         from parapply.copy import command  # noqa: PLC0415
-    if ddl == "print":
-        beginning.print_queue(config)
+    if ddl is not None and ddl.startswith("print"):
+        beginning.print_queue(config, inexact=inexact)
         return
     copy = command.CopyOptions(brings_schema=brings_schema, pg_dump=pg_dump, **how) if is_copy else None
-    beginning.init(config, copy, despite=despite, makes_queue=ddl == "queue")
+    beginning.init(config, copy, despite=despite, makes_queue=ddl is not None, inexact=inexact)
 
 
 @cli.command(

@@ -62,10 +62,10 @@ SELECT gid, source_xid, end_lsn::text AS end_lsn, owner, prepared_at::text AS pr
   FROM {s}.prepared WHERE slot_name = $1 ORDER BY prepared_at, gid"""
 
 
-#: Those of the publisher that came last.
+#: Those of the publisher that are to run still, and those that came last.
 _COMMANDS = """
 SELECT number, commit_lsn::text AS commit_lsn, tag, source_role, outcome, reason, recorded_at::text AS recorded_at
-  FROM {s}.ddl WHERE slot_id = $1 ORDER BY ddl.commit_lsn DESC, number DESC LIMIT 5"""
+  FROM {s}.ddl WHERE slot_id = $1 ORDER BY outcome = 'pending' DESC, ddl.commit_lsn DESC, number DESC LIMIT 5"""
 
 
 class StateReader:

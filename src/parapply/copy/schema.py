@@ -138,6 +138,7 @@ async def dump(program: str, source_dsn: str, *, without: Sequence[str], options
         raise _failed(errors.decode(errors="replace"), process.returncode)
     # Commands of psql, by which newer versions keep it from running others.
     script = b"\n".join(line for line in script.split(b"\n") if not line.startswith((b"\\restrict", b"\\unrestrict")))
+    script = _OWN_TRIGGERS.sub(b"", script)
     # Every target has it, and a dump makes it only where the publisher's differs.
     return script.replace(b"\nCREATE SCHEMA public;\n", b"\nCREATE SCHEMA IF NOT EXISTS public;\n")
 
@@ -223,6 +224,10 @@ def refused(error: TargetRefused, script: str) -> TargetRefused:
     return TargetRefused(f"{error} in the dump's line: {statement}" if statement else str(error), hint=hint)
 
 
+#: Event triggers of `init --ddl=automatic`, whose functions are in a schema that is left out.
+_OWN_TRIGGERS = re.compile(
+    rb"^(CREATE|ALTER|COMMENT ON) EVENT TRIGGER parapply_ddl_\d_\w+ [^';]*('[^']*')?;$", re.MULTILINE
+)
 _SETTING = re.compile(r"SET (\w+) = ")
 _NO_PRIVILEGE = "42501"
 #: duplicate_table, duplicate_schema, duplicate_function, duplicate_object.

@@ -22,7 +22,7 @@ from parapply.source import refusals, slot
 from parapply.source.slot import source_errors
 from parapply.target.session import lease, prepared
 from parapply.target.session.settings import rows
-from parapply.target.state import copies
+from parapply.target.state import commands, copies
 from parapply.target.state import slots as state
 from parapply.vocabulary import CopyState
 
@@ -84,7 +84,7 @@ class CutoverLook:
             SourceLost, TargetLost: a connection broke, or tables are locked.
         """
         self._tables = tables
-        return [*await self._of_stream(), *await self._of_fence(), *await self._of_back()]
+        return [*await self._of_stream(), *await self._of_commands(), *await self._of_fence(), *await self._of_back()]
 
     def _warn(self, text: str) -> None:
         """Print a warning, once."""
@@ -164,6 +164,19 @@ class CutoverLook:
             if has_rows:
                 found.append(table.text)
         return found
+
+    async def _of_commands(self) -> list[ParapplyError]:
+        """Tell what the publisher has, and the target is still to make outside of the stream."""
+        pending = await commands.pending(self._ahead.target, self._forward.target.state_schema, self._slot_id)
+        if not pending:
+            return []
+        return [
+            TargetRefused(
+                f"{len(pending)} commands of the publisher are still to run on the target: CREATE or DROP INDEX"
+                " CONCURRENTLY",
+                hint="see `parapply status`: wait, or correct what is in their way",
+            )
+        ]
 
     async def _of_fence(self) -> list[ParapplyError]:
         source = self._ahead.source

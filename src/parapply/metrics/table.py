@@ -42,7 +42,7 @@ WAL_STATUSES: Final = ("reserved", "extended", "unreserved", "lost")
 STAGES: Final = ("queued", "dependency", "execute", "turn", "commit")
 OPERATIONS: Final = ("insert", "update", "delete", "truncate")
 MODES: Final = tuple(Mode)
-COMMAND_OUTCOMES: Final = tuple(CommandOutcome)
+COMMAND_OUTCOMES: Final = (CommandOutcome.APPLIED, CommandOutcome.LEFT_OUT)
 READINGS: Final = tuple(Reading)
 ENDS: Final = ("source", "target")
 #: Reasons of a retry besides the SQLSTATEs, which are an open set.

@@ -24,6 +24,7 @@ from parapply.runtime.apply.conflicts import ConflictHandler
 from parapply.runtime.apply.deadlocks import StallCheck
 from parapply.runtime.apply.kit import WorkerKit
 from parapply.runtime.control.catch_up_watch import CatchUpWatch
+from parapply.runtime.control.later_commands import LaterCommands
 from parapply.runtime.control.progress import Progress
 from parapply.runtime.control.requests import Requests
 from parapply.runtime.control.sequence_carrier import SequenceCarrier
@@ -159,8 +160,22 @@ class Epoch:
         )
         starts.leave_out(ends.source_facts.state_schemas)
         admission = Admission(reader, self._batcher, self._tables, copied, two_phase, starts=starts, state=ends.state)
+        later = LaterCommands(
+            config,
+            ends.state.slot_id,
+            ends.control_pool,
+            figures=figures,
+            on_change=self._tables.is_in_doubt.set,
+        )
         commands = CommandTransactions(
-            reader, self._batcher, admission, self._tables, self._pool, queue=lambda: assembler.queue, config=config.ddl
+            reader,
+            self._batcher,
+            admission,
+            self._tables,
+            self._pool,
+            queue=lambda: assembler.queue,
+            config=config.ddl,
+            later=later,
         )
         kit = WorkerKit(
             pool=self._pool,
@@ -279,6 +294,7 @@ class Epoch:
             "catalogue-watch": watch.run,
             "requests": self._requests.run,
             "sessions": self._worker_tasks.run,
+            "later-commands": later.run,
         }
         if config.sequences.interval_s:
             self._parts["sequences"] = SequenceCarrier(config).run

@@ -21,6 +21,7 @@ import msgspec
 from psycopg import sql
 
 from parapply import __version__, connect, failpoints
+from parapply.config import SAME_ROLE
 from parapply.conflict.rules import Rules
 from parapply.errors import ParapplyError, TargetLost, TargetRefused
 from parapply.logs import get_logger
@@ -208,7 +209,7 @@ class Connector:
             TargetLost: the connection broke.
         """
         ddl = self._config.ddl
-        if ddl.apply and ddl.role:
+        if ddl.apply and ddl.role and ddl.role != SAME_ROLE:
             with settings.target_errors(f"ddl.role = {ddl.role!r}"):
                 async with control.transaction():
                     await control.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(ddl.role)))

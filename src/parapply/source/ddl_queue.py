@@ -13,16 +13,44 @@ from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
+from parapply.source import ddl_automatic
 from parapply.source.slot import source_errors
 from parapply.wire.ddl_queue import QUEUE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from parapply.source.ddl_automatic import Automatic
     from parapply.source.slot import Connection
+
+_NAME: Final = r'(?:"(?:[^"]|"")+"|[[:alpha:]_][[:alnum:]_$]*)'
+
+#: Forms in which the index, and the table, can be told of a command that cannot run in a transaction; in groups. Others
+#: are refused. `later.py` has the same.
+CREATE_LATER: Final = (
+    r"^\s*create\s+(unique\s+)?index\s+concurrently\s+(if\s+not\s+exists\s+)?(NAME)\s+on\s+(?:only\s+)?"
+    r"(NAME(?:\s*\.\s*NAME)?)(.*)$"
+).replace("NAME", _NAME)
+DROP_LATER: Final = (
+    r"^\s*drop\s+index\s+concurrently\s+(if\s+exists\s+)?(NAME(?:\s*\.\s*NAME)?)\s*(?:restrict\s*)?;?\s*$"
+).replace("NAME", _NAME)
+
+#: New columns of `widths`' tables whose value each server would work out by itself.
+_COLUMNS: Final = r"""SELECT a.attrelid::regclass, a.attname
+          FROM jsonb_each_text(@widths@) AS width(relid, natts)
+          JOIN pg_attribute AS a ON a.attrelid = width.relid::oid AND a.attnum > width.natts::int
+          JOIN pg_type AS t ON t.oid = a.atttypid
+          LEFT JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+         CROSS JOIN LATERAL (SELECT COALESCE(d.adbin::text, t.typdefaultbin::text)) AS value(expression)
+         WHERE NOT a.attisdropped AND a.attgenerated = ''
+           AND (a.attidentity <> '' OR value.expression ~ '\{(SQLVALUEFUNCTION|NEXTVALUEEXPR)\M'
+                OR EXISTS (SELECT FROM regexp_matches(value.expression, ':(?:op)?funcid (\d+)', 'g') AS hit(groups)
+                             JOIN pg_proc AS p ON p.oid = hit.groups[1]::oid WHERE p.provolatile <> 'i'))"""
 
 #: Run again it brings an older one up to date. The names in it are those of `QUEUE`.
 _OBJECTS: Final = r"""
+-- Nothing of this is for the targets.
+SET parapply.record_ddl = 'off';
 CREATE SCHEMA IF NOT EXISTS parapply;
 CREATE TABLE IF NOT EXISTS parapply.ddl_queue (
     id bigint GENERATED ALWAYS AS IDENTITY,
@@ -45,26 +73,40 @@ BEGIN
             USING HINT = 'run this as that role, or drop the table';
     END IF;
 END $own$;
+ALTER TABLE parapply.ddl_queue ADD COLUMN IF NOT EXISTS later boolean NOT NULL DEFAULT false;
 COMMENT ON TABLE parapply.ddl_queue IS
     'Commands that ran here, for parapply to run on its targets. An INSERT runs the command; old rows may be deleted.';
 
 CREATE OR REPLACE FUNCTION parapply.run_queued_ddl() RETURNS trigger LANGUAGE plpgsql AS $run$
+-- Types by their whole names: this is compiled under the caller's search_path, where one of his could be another.
 DECLARE
-    path text := pg_catalog.current_setting('search_path');
-    schemas text[] := pg_catalog.current_schemas(false);
-    into_schema text := pg_catalog.current_schema();
-    probe refcursor;
-    several text;
-    plain text;
-    said text;
-    widths jsonb;
-    place regclass;
-    column_name name;
+    path pg_catalog.text := pg_catalog.current_setting('search_path');
+    schemas pg_catalog.text[] := pg_catalog.current_schemas(false);
+    into_schema pg_catalog.text := pg_catalog.current_schema();
+    recording pg_catalog.text := pg_catalog.current_setting('parapply.record_ddl', true);
+    form pg_catalog.text[];
+    nsp pg_catalog.name;
+    probe pg_catalog.refcursor;
+    several pg_catalog.text;
+    plain pg_catalog.text;
+    said pg_catalog.text;
+    widths pg_catalog.jsonb;
+    place pg_catalog.regclass;
+    column_name pg_catalog.name;
     has_rows boolean;
-    tables oid[];
+    tables pg_catalog.oid[];
 BEGIN
     -- No object of the caller's may take the place of one of the catalogue in what follows.
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    IF NEW.tag IS NOT NULL AND current_user = (SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = TG_RELID) THEN
+        -- A row of the event trigger's, which is the owner's: its command has run.
+        NEW.ran_at := now();
+        PERFORM pg_notify('parapply_ddl', '');
+        PERFORM set_config('search_path', path, true);
+        RETURN NEW;
+    END IF;
+    PERFORM set_config('parapply.record_ddl', 'off', true);
+    NEW.later := false;
     NEW.role_name := current_user;
     NEW.first_schema := COALESCE(into_schema, '');
     NEW.ran_at := now();
@@ -103,16 +145,58 @@ BEGIN
             HINT = 'Changes of rows come to the target by themselves: CREATE TABLE first, then INSERT ... SELECT. What '
                 'belongs to a server as a whole is run on each.';
     END IF;
-    IF NEW.tag IN ('ALTER TABLE', 'CREATE INDEX', 'DROP INDEX') AND NEW.command ~* '\mconcurrently\M' THEN
-        RAISE EXCEPTION 'parapply: % CONCURRENTLY cannot run inside a transaction', NEW.tag USING ERRCODE = '25001',
-            HINT = 'Run it here and on the target by hand.';
-    END IF;
     -- The same name must mean the same table on the target, which has none of this session's.
     IF EXISTS (SELECT FROM pg_class WHERE relnamespace = pg_my_temp_schema())
        OR EXISTS (SELECT FROM pg_type WHERE typnamespace = pg_my_temp_schema())
        OR EXISTS (SELECT FROM pg_proc WHERE pronamespace = pg_my_temp_schema()) THEN
         RAISE EXCEPTION 'parapply: this session has temporary objects, which the target has not'
             USING ERRCODE = '0A000', HINT = 'Use another session.';
+    END IF;
+    IF NEW.tag IN ('ALTER TABLE', 'CREATE INDEX', 'DROP INDEX') AND NEW.command ~* '\mconcurrently\M' THEN
+        IF NEW.tag = 'ALTER TABLE' THEN
+            RAISE EXCEPTION 'parapply: % CONCURRENTLY cannot run inside a transaction', NEW.tag USING ERRCODE = '25001',
+                HINT = 'Without CONCURRENTLY it can.';
+        ELSIF EXISTS (SELECT FROM pg_event_trigger WHERE evtname = 'parapply_ddl_4_end' AND evtenabled <> 'D') THEN
+            RAISE EXCEPTION 'parapply: % CONCURRENTLY cannot run inside a transaction', NEW.tag USING ERRCODE = '25001',
+                HINT = 'Run it by itself: the event trigger records it.';
+        END IF;
+        form := regexp_match(NEW.command, CASE NEW.tag WHEN 'CREATE INDEX' THEN @create@ ELSE @drop@ END, 'i');
+        IF form IS NULL THEN
+            RAISE EXCEPTION 'parapply: what this command is about cannot be told' USING ERRCODE = '0A000',
+                HINT = 'Write CREATE [UNIQUE] INDEX CONCURRENTLY name ON table ..., or DROP INDEX CONCURRENTLY name.';
+        END IF;
+        said := form[CASE NEW.tag WHEN 'CREATE INDEX' THEN 4 ELSE 2 END];
+        PERFORM set_config('search_path', path, true);
+        place := pg_catalog.to_regclass(said);
+        PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+        -- It does not run here, so what the server would check is checked: the owner, and what the index consists of.
+        SELECT n.nspname INTO nsp FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+         WHERE c.oid = place AND pg_has_role(c.relowner, 'USAGE')
+           AND CASE NEW.tag WHEN 'CREATE INDEX' THEN c.relkind IN ('r', 'm') AND has_schema_privilege(n.oid, 'CREATE')
+                            ELSE c.relkind = 'i' END;
+        IF nsp IS NULL THEN
+            RAISE EXCEPTION 'parapply: must be owner of %', COALESCE(place::text, 'what it names, which is not here')
+                USING ERRCODE = '42501', HINT = 'DROP INDEX CONCURRENTLY is recorded before it is run here.';
+        END IF;
+        IF NEW.tag = 'CREATE INDEX' THEN
+            BEGIN
+                EXECUTE format('CREATE TABLE %I.parapply_probe (LIKE %s)', nsp, place);
+                PERFORM set_config('search_path', path, true);
+                EXECUTE pg_catalog.format('CREATE %sINDEX ON %I.parapply_probe%s', form[1], nsp,
+                                          pg_catalog.rtrim(form[5], E'; \t\r\n'));
+                RAISE EXCEPTION USING ERRCODE = 'PARAP';
+            EXCEPTION WHEN SQLSTATE 'PARAP' THEN
+                NULL;
+            END;
+        END IF;
+        NEW.later := true;
+        NEW.made := '[]';
+        RAISE WARNING 'parapply: % CONCURRENTLY has not run here: it cannot run inside a transaction', NEW.tag
+            USING HINT = 'It is recorded, and targets run it after this transaction. Run it here by itself.';
+        PERFORM pg_notify('parapply_ddl', '');
+        PERFORM set_config('parapply.record_ddl', COALESCE(recording, ''), true);
+        PERFORM set_config('search_path', path, true);
+        RETURN NEW;
     END IF;
 
     IF NEW.tag = 'ALTER TABLE' THEN
@@ -142,16 +226,7 @@ BEGIN
        AND c.oid <> ALL (tables);
     -- A new column's value in the rows that are there is not sent: each server works it out by itself.
     FOR place, column_name IN
-        SELECT a.attrelid::regclass, a.attname
-          FROM jsonb_each_text(widths) AS width(relid, natts)
-          JOIN pg_attribute AS a ON a.attrelid = width.relid::oid AND a.attnum > width.natts::int
-          JOIN pg_type AS t ON t.oid = a.atttypid
-          LEFT JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-         CROSS JOIN LATERAL (SELECT COALESCE(d.adbin::text, t.typdefaultbin::text)) AS value(expression)
-         WHERE NOT a.attisdropped AND a.attgenerated = ''
-           AND (a.attidentity <> '' OR value.expression ~ '\{(SQLVALUEFUNCTION|NEXTVALUEEXPR)\M'
-                OR EXISTS (SELECT FROM regexp_matches(value.expression, ':(?:op)?funcid (\d+)', 'g') AS hit(groups)
-                             JOIN pg_proc AS p ON p.oid = hit.groups[1]::oid WHERE p.provolatile <> 'i'))
+        @columns@
     LOOP
         EXECUTE format('SELECT EXISTS (SELECT FROM ONLY %s)', place) INTO has_rows;
         IF has_rows THEN
@@ -162,6 +237,7 @@ BEGIN
     END LOOP;
     -- Keeps the transaction from being prepared: the target could not see what its commands do before its outcome.
     PERFORM pg_notify('parapply_ddl', '');
+    PERFORM set_config('parapply.record_ddl', COALESCE(recording, ''), true);
     PERFORM set_config('search_path', path, true);
     RETURN NEW;
 END $run$;
@@ -191,21 +267,31 @@ END $publish$;
 """
 
 
-def install_sql(publications: Sequence[str]) -> str:
+def install_sql(publications: Sequence[str], automatic: Automatic | None = None) -> str:
     """Return all of it as one text, to be run in one transaction by a role that may make it.
 
     Args:
         publications: that the target is subscribed to; the first gets the queue unless one of them has it.
+        automatic: what the event triggers record; None: none is made, and those that are there stay.
     """
     publish = sql.SQL(_PUBLISH).format(
         names=sql.SQL("ARRAY[{}]").format(sql.SQL(", ").join([sql.Literal(name) for name in publications])),
         first=sql.Identifier(publications[0]),
     )
-    return _OBJECTS + publish.as_string(None)
+    forms = [("@create@", sql.Literal(CREATE_LATER)), ("@drop@", sql.Literal(DROP_LATER))]
+    literals = [(mark, literal.as_string(None)) for mark, literal in forms]
+    objects = _OBJECTS.replace("@columns@", _COLUMNS.replace("@widths@", "widths"))
+    for mark, literal in literals:
+        objects = objects.replace(mark, literal)
+    parts = [objects, publish.as_string(None)]
+    if automatic is not None:
+        columns = _COLUMNS.replace("@widths@", "state -> 'widths'")
+        parts.append(ddl_automatic.install_sql(automatic, columns, literals))
+    return "".join([*parts, "RESET parapply.record_ddl;\n"])
 
 
-async def install(conn: Connection, publications: Sequence[str]) -> None:
-    """Make the queue and publish it; nothing is left of it where something is refused.
+async def install(conn: Connection, publications: Sequence[str], automatic: Automatic | None = None) -> None:
+    """Make the queue and publish it, the arguments as for `install_sql`; all of it, or nothing.
 
     Raises:
         SourceRefused: a privilege is missing.
@@ -213,7 +299,7 @@ async def install(conn: Connection, publications: Sequence[str]) -> None:
     """
     with source_errors(f"making {'.'.join(QUEUE)}"):
         async with conn.transaction():
-            await conn.execute(install_sql(publications).encode())
+            await conn.execute(install_sql(publications, automatic).encode())
 
 
 async def is_published(conn: Connection, publications: Sequence[str]) -> bool:

@@ -123,8 +123,13 @@ _REFUSALS = {
 }
 
 
+_GRANT = "GRANT what is missing to the source's role: config/roles/publisher.sql does"
 #: What the role lacks is not REPLICATION then.
-_OBJECTS = ("for table", "for schema", "for sequence", "for view", "for function")
+_OBJECTS = {
+    "for table": _GRANT, "for schema": _GRANT, "for sequence": _GRANT, "for view": _GRANT, "for function": _GRANT,
+    "event trigger": "only a superuser may make event triggers: have one run what `init --ddl=print-automatic` prints"
+    "; without them `init --ddl` makes parapply.replicate_ddl",
+}  # fmt: skip
 
 
 def _source_error(doing: str, error: psycopg.Error) -> ConfigError | SourceRefused | SourceLost:
@@ -136,8 +141,8 @@ def _source_error(doing: str, error: psycopg.Error) -> ConfigError | SourceRefus
     text = f"source, {doing}: {primary}"
     if error.sqlstate == "55006":
         return SlotBusy(text, hint="another process reads the slot; after a broken connection the server notices later")
-    if error.sqlstate == "42501" and any(words in primary for words in _OBJECTS):
-        return SourceRefused(text, hint="GRANT what is missing to the source's role: config/roles/publisher.sql does")
+    if error.sqlstate == "42501" and (hint := next((hint for word, hint in _OBJECTS.items() if word in primary), "")):
+        return SourceRefused(text, hint=hint)
     if error.sqlstate in _REFUSALS:
         return SourceRefused(text, hint=_REFUSALS[error.sqlstate])
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):

@@ -6,6 +6,7 @@ a row comes to be there, and that there is no other way. Its frames are never ap
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import TYPE_CHECKING, Final
 
@@ -51,6 +52,35 @@ class QueuedCommand(msgspec.Struct, frozen=True, kw_only=True):
     schema: str  # where new objects without a schema went; empty: nowhere
     made: tuple[MadeTable, ...]
     settings: dict[str, str]  # of the session that ran it, as far as they decide what the command means
+    is_later: bool = False  # cannot run in a transaction, and is run after the one that it is in
+
+
+#: As `source/ddl_queue.py` has them for the publisher, which refuses others.
+_NAME: Final = r'(?:"(?:[^"]|"")+"|[^\W\d][\w$]*)'
+_CREATE: Final = re.compile(
+    rf"\s*create\s+(?:unique\s+)?index\s+concurrently\s+(?:if\s+not\s+exists\s+)?({_NAME})\s+on\s+(?:only\s+)?"
+    rf"({_NAME}(?:\s*\.\s*{_NAME})?)",
+    re.IGNORECASE,
+)
+_DROP: Final = re.compile(
+    rf"\s*drop\s+index\s+concurrently\s+(?:if\s+exists\s+)?({_NAME}(?:\s*\.\s*{_NAME})?)", re.IGNORECASE
+)
+
+
+def is_create_index(command: str) -> bool:
+    """Tell of a command that is run later whether it makes an index; else it drops one."""
+    return _CREATE.match(command) is not None
+
+
+def later_index(command: str) -> tuple[str, str]:
+    """Return the names in a command that is run later, as they stand there: of its index, and of the table.
+
+    The table's is empty where an index is dropped; both are where the command is none that the publisher records.
+    """
+    if found := _CREATE.match(command):
+        return found[1], found[2]
+    found = _DROP.match(command)
+    return (found[1] if found else ""), ""
 
 
 def names_queue(frame: bytes, queue: Relation) -> bool:
@@ -79,6 +109,8 @@ def read_command(frame: bytes, queue: Relation) -> QueuedCommand | None:
             schema=texts["first_schema"],
             settings=_read_settings(texts["settings"]),
             made=_read_made(texts["made"]),
+            # A queue of an older version does not have it.
+            is_later="later" in values and values["later"].value == b"t",
         )
     except (KeyError, ValueError, msgspec.DecodeError) as error:
         raise ProtocolError("I", 1, f"a row of {'.'.join(QUEUE)} cannot be read: {type(error).__name__}") from error

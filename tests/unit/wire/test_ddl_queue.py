@@ -9,7 +9,7 @@ import pytest
 from parapply.errors import ProtocolError
 from parapply.model import Relation
 from parapply.wire.assembler import Assembler
-from parapply.wire.ddl_queue import MadeTable, QueuedCommand, names_queue, read_command
+from parapply.wire.ddl_queue import MadeTable, QueuedCommand, is_create_index, later_index, names_queue, read_command
 from tests import build
 
 _OID, _OTHER = 2**31 + 7, 16384
@@ -126,3 +126,22 @@ def test_a_row_that_is_not_the_triggers(column: int) -> None:
     assert isinstance(frame, bytes)
     with pytest.raises(ProtocolError, match=r"a row of parapply\.ddl_queue cannot be read"):
         read_command(frame, _queue(assembler))
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        ("CREATE INDEX CONCURRENTLY i ON t (v)", ("i", "t")),
+        (
+            'create unique index concurrently if not exists "I ""x" on only s . "T"(v) where v > 1',
+            ('"I ""x"', 's . "T"'),
+        ),
+        ("CREATE INDEX CONCURRENTLY été ON only (v)", ("été", "only")),
+        ("DROP INDEX CONCURRENTLY IF EXISTS s.i;", ("s.i", "")),
+        ("DROP INDEX i", ("", "")),
+    ],
+)
+def test_the_index_of_a_command_that_runs_later(command: str, names: tuple[str, str]) -> None:
+    """It is named as the command has it, so that the server reads it."""
+    assert later_index(command) == names
+    assert is_create_index(command) == bool(names[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from parapply.config import SAME_ROLE
 from parapply.target.sql.statements import Sql
 from parapply.target.state.commands import command_sql
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from parapply.config import Config, DdlConfig
     from parapply.model import Relation
+    from parapply.wire.ddl_queue import QueuedCommand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +34,13 @@ class CommandRules:
     queue: Callable[[], Relation | None]
 
 
+def role_of(config: DdlConfig, command: QueuedCommand) -> str:
+    """Return the role that runs a command here; empty: the daemon's own."""
+    return command.role_name if config.role == SAME_ROLE else config.role
+
+
 def command_rules(config: Config, slot_id: int, queue: Callable[[], Relation | None]) -> CommandRules:
     """Return the rules of an epoch, as `CommandRules` has them."""
     text = command_sql(config.target.state_schema).encode()
-    note = Sql(name=b"ddl", text=text, n_parameters=8, is_set=False, positions=())
+    note = Sql(name=b"ddl", text=text, n_parameters=10, is_set=False, positions=())
     return CommandRules(config=config.ddl, note=note, slot_id=slot_id, queue=queue)

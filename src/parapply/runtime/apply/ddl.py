@@ -12,9 +12,12 @@ import struct
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from parapply.errors import ApplyFailed, StatementFailed, TargetLost
 from parapply.logs import get_logger
 from parapply.model import Relation, Transaction, format_lsn
+from parapply.runtime.apply.command_rules import role_of
 from parapply.runtime.apply.failure import FailureClass, classify, condition
 from parapply.runtime.apply.pieces import Pieces
 from parapply.runtime.pool.retry import Attempts
@@ -139,14 +142,15 @@ class PiecesWithCommands(Pieces):
             return
         reason = self._why_not(command)
         if not reason:
-            await self._run(command)
+            if not command.is_later:
+                await self._run(command)
             self._has_run = True
             self._fresh.clear()
         await note(self._session, self._rules, command, self._commit_lsn, reason)
         self.done.append((command, reason))
         if reason:
             self._job.counts.n_left_out += 1
-        else:
+        elif not command.is_later:
             self._job.counts.commands.append(command.tag)
 
     def _why_not(self, command: QueuedCommand) -> str:
@@ -171,16 +175,16 @@ class PiecesWithCommands(Pieces):
 
     async def _run(self, command: QueuedCommand) -> None:
         attempts = Attempts(stops_on_error=True)
-        role = self._rules.config.role
+        role = role_of(self._rules.config, command)
         tag: bytes | None = None
         while tag is None:
             try:
-                tag = await self._session.run_command(_settings(command), role, command.schema, command.command)
+                tag = await self._session.run_command(settings_of(command), role, command.schema, command.command)
             except StatementFailed as failure:
                 await self._session.undo_piece()
                 self._job.attempts += 1
                 if classify(failure) is not FailureClass.AGAIN:
-                    raise CommandFailed(command, _reason(failure), _hint(command)) from failure
+                    raise CommandFailed(command, reason_of(failure), _hint(command)) from failure
                 await asyncio.sleep(attempts.again_s())
         said = tag.decode().rstrip("0123456789 ")
         if said != command.tag and (command.tag, said) != _MADE_AND_FILLED:
@@ -192,11 +196,12 @@ class PiecesWithCommands(Pieces):
 async def note(
     session: WorkerSession, rules: CommandRules, command: QueuedCommand, commit_lsn: int, reason: str
 ) -> None:
-    """Note inside the open transaction that a command has run; with a reason, that it was left out.
+    """Note inside the open transaction that a command has run, or will run later; with a reason, that it is left out.
 
     Raises:
         TargetLost: it could not be noted, or the connection ended.
     """
+    outcome = CommandOutcome.PENDING if command.is_later else CommandOutcome.APPLIED
     texts = (
         str(rules.slot_id),
         format_lsn(commit_lsn),
@@ -204,8 +209,10 @@ async def note(
         command.tag,
         command.command,
         command.role_name,
-        (CommandOutcome.LEFT_OUT if reason else CommandOutcome.APPLIED).value,
+        (CommandOutcome.LEFT_OUT if reason else outcome).value,
         reason,
+        msgspec.json.encode(command.settings).decode(),
+        command.schema,
     )
     try:
         await session.run([Statement(rules.note, [text.encode() for text in texts])])
@@ -222,6 +229,8 @@ def log_done(done: Iterable[tuple[QueuedCommand, str]], end: Transaction) -> Non
         if reason:
             hint = _LEFT_OUT_HINT
             log.warning("ddl_left_out", tag=tag, number=number, xid=xid, end_lsn=end_lsn, reason=reason, hint=hint)
+        elif command.is_later:
+            log.info("ddl_awaited", tag=tag, number=number, xid=xid, end_lsn=end_lsn)
         else:
             log.info("ddl_applied", tag=tag, number=number, xid=xid, end_lsn=end_lsn)
 
@@ -312,14 +321,15 @@ class SkippedCommands:
             get_logger().warning("skip_not_whole", end_lsn=format_lsn(end.end_lsn), xid=end.xid, n_changes=self._n_lost)
 
 
-def _settings(command: QueuedCommand) -> dict[str, str]:
+def settings_of(command: QueuedCommand) -> dict[str, str]:
+    """Return the settings under which a command runs here, by name."""
     given: dict[str, str] = {name: command.settings[name] for name in _TAKEN if name in command.settings}
     path = given.get("search_path", "")
     # Temporary tables of this session never take a name's place.
     return {**dict.fromkeys(_PLANNER, "on"), **given, "search_path": f"{path}, pg_temp" if path else "pg_temp"}
 
 
-def _reason(failure: StatementFailed) -> str:
+def reason_of(failure: StatementFailed) -> str:
     """Say what the server said; its words only where they hold names, and no values."""
     if not failure.sqlstate:
         return str(failure)

@@ -8,7 +8,7 @@ true.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from parapply.errors import TargetRefused
 from parapply.model import Relation
@@ -27,6 +27,16 @@ if TYPE_CHECKING:
     from parapply.runtime.tables.plans import TablePlans
 
 
+class AfterTransactions(Protocol):
+    """Runs commands outside of transactions."""
+
+    def call(self) -> None:
+        """Note that a transaction with such a command has committed."""
+
+    async def settled(self) -> None:
+        """Return when none is under way."""
+
+
 class CommandTransactions:
     """Used by intake's task; `pool_changed` is called by the worker pool's callback."""
 
@@ -40,6 +50,7 @@ class CommandTransactions:
         *,
         queue: Callable[[], Relation | None],
         config: DdlConfig,
+        later: AfterTransactions,
     ) -> None:
         """Start inside no such transaction.
 
@@ -51,9 +62,12 @@ class CommandTransactions:
             pool: that applies.
             queue: returns the publisher's queue as last announced.
             config: which commands run here.
+            later: runs those that cannot run in a transaction.
         """
         self._queue = queue
         self._config = config
+        self._later = later
+        self._has_later = False
         self._reader = reader
         self._batcher = batcher
         self._admission = admission
@@ -114,13 +128,21 @@ class CommandTransactions:
                 command = read_command(change, queue)
                 if command is not None and command.number not in self._config.skip:
                     await self._admission.note_made(command.made)
+                    self._has_later = self._has_later or command.is_later
 
     async def before(self, relations: Sequence[Relation]) -> None:
         """Settle from where on tables are applied that commands of the same transaction may make.
 
+        Commands of before that run outside of transactions come first, too: this transaction's may need what they do.
+
         Raises:
             SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
         """
+        self._batcher.close_open()
+        self._reader.stop()
+        self._reader.waits_for = "a command that runs outside of transactions"
+        await self._later.settled()
+        self._reader.waits_for = ""
         await self._admission.settle_made(relations)
 
     async def after(self, relations: Sequence[Relation]) -> None:
@@ -134,6 +156,9 @@ class CommandTransactions:
         while not self._pool.is_idle:
             self._moved.clear()
             await self._moved.wait()
+        if self._has_later:
+            self._has_later = False
+            self._later.call()
         await self._tables.read_all_again()
         self._reader.waits_for = ""
         await self._admission.announce(_last(relations))

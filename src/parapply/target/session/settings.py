@@ -93,6 +93,11 @@ SETTINGS: tuple[Setting, ...] = (
         value="0",
         reason="a lookup through a GIN index (btree_gin, jsonb) must find every row, not some at random",
     ),
+    Setting(
+        name="parapply.record_ddl",
+        value="off",
+        reason="a target may be a publisher with event triggers of `init --ddl=automatic`: what came is not sent on",
+    ),
     Setting(name="jit", value="off", reason="compiling a statement of some milliseconds costs more than it"),
     Setting(
         name="client_connection_check_interval",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
 from psycopg import sql
 
-from parapply.model import parse_lsn
+from parapply.model import format_lsn, parse_lsn
 from parapply.target.session.settings import rows, target_errors
+from parapply.wire.ddl_queue import QueuedCommand
 
 if TYPE_CHECKING:
     from parapply.target.session.settings import Connection
+    from parapply.vocabulary import CommandOutcome
 
 COMMANDS: Final = """
 CREATE TABLE {s}.ddl (
@@ -26,6 +29,15 @@ CREATE TABLE {s}.ddl (
     PRIMARY KEY (slot_id, commit_lsn, number));
 """
 
+#: What is run after its transaction, and with which settings.
+LATER_COMMANDS: Final = """
+ALTER TABLE {s}.ddl DROP CONSTRAINT ddl_outcome_check,
+    ADD CONSTRAINT ddl_outcome_check CHECK (outcome IN ('applied', 'left_out', 'pending')),
+    ADD COLUMN settings jsonb NOT NULL DEFAULT '{{}}',
+    ADD COLUMN first_schema text NOT NULL DEFAULT '',
+    ADD COLUMN begun_at timestamptz;
+"""
+
 #: What monitoring roles may read of it: a command may hold values.
 COLUMNS_WITHOUT_COMMANDS: Final = (
     "slot_id",
@@ -36,18 +48,36 @@ COLUMNS_WITHOUT_COMMANDS: Final = (
     "outcome",
     "reason",
     "recorded_at",
+    "begun_at",
 )
+
+
+class CommandKey(NamedTuple):
+    """What names a command of a slot."""
+
+    slot_id: int
+    commit_lsn: int
+    number: int
+
+
+class PendingCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """A command that is run after the transaction in which it came."""
+
+    key: CommandKey
+    command: QueuedCommand
+    is_begun: bool  # what it makes was not there before, or what it drops was
 
 
 def command_sql(schema: str) -> str:
     """Return the INSERT that notes a command inside the target transaction that runs it, or leaves it out.
 
     Parameters, in text format: $1 slot_id, $2 commit LSN of the source transaction, $3 number of the queue's row, $4
-    tag, $5 command, $6 role that ran it on the publisher, $7 outcome, $8 reason.
+    tag, $5 command, $6 role that ran it on the publisher, $7 outcome, $8 reason, $9 settings as JSON, $10 schema.
     """
     text = (
-        "INSERT INTO {s}.ddl (slot_id, commit_lsn, number, tag, command, source_role, outcome, reason)"
-        " VALUES ($1::int, $2::pg_lsn, $3::bigint, $4::text, $5::text, $6::text, $7::text, $8::text)"
+        "INSERT INTO {s}.ddl (slot_id, commit_lsn, number, tag, command, source_role, outcome, reason, settings,"
+        " first_schema) VALUES ($1::int, $2::pg_lsn, $3::bigint, $4::text, $5::text, $6::text, $7::text, $8::text,"
+        " $9::jsonb, $10::text)"
     )
     return sql.SQL(text).format(s=sql.Identifier(schema)).as_string(None)
 
@@ -66,3 +96,58 @@ async def noted(conn: Connection, schema: str, slot_id: int) -> tuple[frozenset[
     with target_errors("reading which commands have come"):
         found = await rows(conn, query, [slot_id])
     return (frozenset(found[0][0]), parse_lsn(found[0][1])) if found else (frozenset(), 0)
+
+
+async def pending(conn: Connection, schema: str, slot_id: int) -> list[PendingCommand]:
+    """Return the commands that are to be run after their transactions, in their order.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be read.
+    """
+    text = (
+        "SELECT commit_lsn::text, number, tag, command, source_role, first_schema, settings, begun_at IS NOT NULL"
+        " FROM {s}.ddl WHERE slot_id = $1::int AND outcome = 'pending' ORDER BY ddl.commit_lsn, number"
+    )
+    with target_errors("reading which commands are pending"):
+        found = await rows(conn, sql.SQL(text).format(s=sql.Identifier(schema)), [slot_id])
+    return [
+        PendingCommand(
+            key=CommandKey(slot_id, parse_lsn(lsn), number),
+            command=QueuedCommand(
+                number=number, tag=tag, command=command, role_name=role, schema=first_schema, made=(),
+                settings=settings, is_later=True,
+            ),
+            is_begun=is_begun,
+        )
+        for lsn, number, tag, command, role, first_schema, settings, is_begun in found
+    ]  # fmt: skip
+
+
+async def begin(conn: Connection, schema: str, key: CommandKey) -> None:
+    """Note that a pending command is run from now on, and that nothing of what it does was there before.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    text = (
+        "UPDATE {s}.ddl SET begun_at = pg_catalog.clock_timestamp()"
+        " WHERE slot_id = $1::int AND commit_lsn = $2::pg_lsn AND number = $3::bigint"
+    )
+    with target_errors("noting that a command is run"):
+        values = [key.slot_id, format_lsn(key.commit_lsn), key.number]
+        await rows(conn, sql.SQL(text).format(s=sql.Identifier(schema)), values)
+
+
+async def finish(conn: Connection, schema: str, key: CommandKey, outcome: CommandOutcome, reason: str) -> None:
+    """Note what became of a pending command; one that is still pending can be run again.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    text = (
+        "UPDATE {s}.ddl SET outcome = $4, reason = $5, recorded_at = pg_catalog.clock_timestamp()"
+        " WHERE slot_id = $1::int AND commit_lsn = $2::pg_lsn AND number = $3::bigint"
+    )
+    with target_errors("noting what became of a command"):
+        values = [key.slot_id, format_lsn(key.commit_lsn), key.number, outcome.value, reason]
+        await rows(conn, sql.SQL(text).format(s=sql.Identifier(schema)), values)

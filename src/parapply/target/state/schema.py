@@ -151,10 +151,11 @@ async def ensure_schema(conn: Connection, schema: str) -> bool:
                 f"state schema {schema!r} has version {found}; this parapply knows version {SCHEMA_VERSION}",
                 hint="run the parapply that wrote it, or a newer one",
             )
+        # One is of the event triggers of `init --ddl=automatic`, where the target is a publisher, too.
         query = sql.SQL(
             "SELECT c.relname FROM pg_catalog.pg_class AS c WHERE c.relnamespace = (SELECT oid FROM"
             " pg_catalog.pg_namespace WHERE nspname = $1) AND c.relkind IN ('r', 'p') AND c.relpersistence <> 'p'"
-            " ORDER BY 1"
+            " AND c.relname <> 'ddl_running' ORDER BY 1"
         )
         unlogged = [str(name) for (name,) in await rows(conn, query, [schema])]
     if unlogged:

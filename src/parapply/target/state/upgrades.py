@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from parapply.target.state.commands import COMMANDS
+from parapply.target.state.commands import COMMANDS, LATER_COMMANDS
 from parapply.target.state.conflict_tables import CONFLICTS
 
 
@@ -238,8 +238,10 @@ CREATE TABLE {s}.cutovers (
     "DROP TABLE {s}.cutovers;",
 )
 
+_LATER_COMMANDS = Upgrade(15, LATER_COMMANDS, "")
+
 #: In the order of their versions, without gaps.
 UPGRADES: Final = (
     _TWO_PHASE, _COPIES, _CONFLICTS, _COUNTS, _LATE_TABLES, _COMMENTS, _IN_DOUBT, _READING, _MIGRATIONS, _LIMITS,
-    _COMMANDS, _COPY_PARTS, _CUTOVERS,
+    _COMMANDS, _COPY_PARTS, _CUTOVERS, _LATER_COMMANDS,
 )  # fmt: skip

@@ -112,6 +112,14 @@ class _Tables:
             pass
 
 
+class _Later:
+    def call(self) -> None:
+        """Nothing runs later."""
+
+    async def settled(self) -> None:
+        """Nothing is under way."""
+
+
 class _Copied:
     """No table is copied."""
 
@@ -154,7 +162,14 @@ class _Lab:
             state=state,
         )
         commands = CommandTransactions(
-            self.reader, self.batcher, admission, tables, self.pool, queue=lambda: None, config=DdlConfig()
+            self.reader,
+            self.batcher,
+            admission,
+            tables,
+            self.pool,
+            queue=lambda: None,
+            config=DdlConfig(),
+            later=_Later(),
         )
         streams = StreamBuffers(Spill(None, 1 << 20), StreamLimits(1 << 20, 1 << 20, 1 << 20))
         #: Each keep-alive's LSN, and whether everything read was in the pool's hands then.

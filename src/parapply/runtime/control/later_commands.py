@@ -1,0 +1,241 @@
+"""Commands of the publisher that cannot run in a transaction, run on the target after the one in which they came.
+
+They are noted with it (`parapply.ddl`, pending), and run one after the other in a session of their own while the stream
+goes on; only what holds commands waits for them. Each is noted as begun when no index of its name is there. So after a
+kill it is known what has become of it: an index that is valid is the command's, one that is INVALID is dropped and made
+again. A lock keeps the session of an earlier start, which may still be at work, and this one apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg import sql
+
+from parapply import failpoints
+from parapply.errors import ParapplyError, StatementFailed
+from parapply.logs import get_logger
+from parapply.model import format_lsn
+from parapply.runtime.apply.command_rules import role_of
+from parapply.runtime.apply.ddl import reason_of, settings_of
+from parapply.runtime.apply.failure import FailureClass, classify
+from parapply.target.session import lease, settings
+from parapply.target.state import commands
+from parapply.vocabulary import CommandOutcome
+from parapply.wire.ddl_queue import is_create_index, later_index
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from parapply.config import Config
+    from parapply.metrics.figures import Figures
+    from parapply.runtime.tables.control_pool import ControlPool
+    from parapply.target.session.settings import Connection
+    from parapply.target.state.commands import PendingCommand
+    from parapply.wire.ddl_queue import QueuedCommand
+
+#: Class of their lock: two after that of the apply locks.
+_LOCK_CLASS: Final = lease.LOCK_CLASS + 2
+#: Seconds to wait for it, and until the next try where something was in the way.
+_LOCK_S: Final = 5.0
+_AGAIN_S: Final = 10.0
+_DUPLICATE: Final = "42P07"
+_HINT: Final = (
+    "correct what is in the way, and start the daemon again, which tries again; or run it by hand, and set "
+    "ddl.skip = [{}]"
+)
+
+_CREATED: Final = """
+SELECT pg_catalog.format('%I.%I', n.nspname, c.relname), x.indisvalid AND x.indisready
+  FROM pg_catalog.pg_class AS t
+  JOIN pg_catalog.pg_class AS c ON c.relnamespace = t.relnamespace AND c.relname = (pg_catalog.parse_ident($1))[1]::name
+  JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+  JOIN pg_catalog.pg_index AS x ON x.indexrelid = c.oid
+ WHERE t.oid = pg_catalog.to_regclass($2)"""
+_DROPPED: Final = """
+SELECT pg_catalog.format('%I.%I', n.nspname, c.relname), x.indisvalid AND x.indisready
+  FROM pg_catalog.pg_class AS c
+  JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+  JOIN pg_catalog.pg_index AS x ON x.indexrelid = c.oid
+ WHERE c.oid = pg_catalog.to_regclass($1)"""
+
+
+class LaterCommands:
+    """Its task writes; intake calls and waits."""
+
+    def __init__(
+        self,
+        config: Config,
+        slot_id: int,
+        control_pool: ControlPool,
+        *,
+        figures: Figures,
+        on_change: Callable[[], None],
+    ) -> None:
+        """Start with what the state has still to be looked for.
+
+        Args:
+            config: what is allowed, and the target.
+            slot_id: of the state.
+            control_pool: for the state.
+            figures: count what was run.
+            on_change: called when the target's tables have changed.
+        """
+        self._config = config
+        self._slot_id = slot_id
+        self._control_pool = control_pool
+        self._figures = figures
+        self._on_change = on_change
+        self._called = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._log = get_logger()
+
+    def call(self) -> None:
+        """Note that a transaction with such a command has committed."""
+        self._settled.clear()
+        self._called.set()
+
+    async def settled(self) -> None:
+        """Return when none is under way; one that has failed may be left."""
+        await self._settled.wait()
+
+    async def run(self) -> None:
+        """Run what is pending, and what comes, until cancelled.
+
+        Raises:
+            TargetLost: the state cannot be read or written.
+        """
+        while True:
+            self._called.clear()
+            is_again = await self._run_all()
+            if not self._called.is_set():
+                self._settled.set()
+            try:
+                async with asyncio.timeout(_AGAIN_S if is_again else None):
+                    await self._called.wait()
+            except TimeoutError:
+                pass
+
+    async def _run_all(self) -> bool:
+        """Run what is pending; return whether something was only in the way."""
+        schema = self._config.target.state_schema
+        async with self._control_pool.session() as conn:
+            found = await commands.pending(conn, schema, self._slot_id)
+        is_again = False
+        for one in found:
+            reason = ""
+            if one.command.number in self._config.ddl.skip:
+                await self._note(one, CommandOutcome.LEFT_OUT, "ddl.skip names it")
+                continue
+            try:
+                await self._run(one)
+            except StatementFailed as failure:
+                is_again = is_again or classify(failure) is FailureClass.AGAIN
+                reason = reason_of(failure)
+            except psycopg.Error as error:
+                is_again, reason = True, type(error).__name__
+            except ParapplyError as error:
+                is_again, reason = True, error.line()
+            if reason:
+                await self._note(one, CommandOutcome.PENDING, reason)
+        return is_again
+
+    async def _run(self, one: PendingCommand) -> None:
+        """Run a command, unless it turns out to have run.
+
+        Raises:
+            StatementFailed: the server refuses it; nothing is left of it.
+            psycopg.Error, ParapplyError: what became of it is not known.
+        """
+        config, command = self._config, one.command
+        conn = await settings.connect_control(
+            config.target.dsn.get_secret_value(),
+            role=config.target.session_replication_role,
+            application_name=f"parapply ddl {config.source.slot}",
+        )
+        async with conn:
+            await lease.take_lease(conn, self._slot_id, _LOCK_S, lock_class=_LOCK_CLASS)
+            async with self._control_pool.session() as asking:
+                now = await commands.pending(asking, config.target.state_schema, self._slot_id)
+            if all(each.key != one.key for each in now):
+                return
+            await self._prepare(conn, command)
+            found = await _index(conn, command)
+            if one.is_begun and is_create_index(command.command) and found is not None and not found[1]:
+                await _drop(conn, found[0])
+                found = None
+            is_done = one.is_begun and (found is not None) == is_create_index(command.command)
+            if not is_done:
+                if not one.is_begun and (found is None) == is_create_index(command.command):
+                    await self._begin(one)
+                failpoints.probe(failpoints.LATER_BEGUN)
+                await self._execute(conn, command)
+            failpoints.probe(failpoints.LATER_DONE)
+        await self._note(one, CommandOutcome.APPLIED, "")
+
+    async def _prepare(self, conn: Connection, command: QueuedCommand) -> None:
+        """Have a session mean the same as the one on the publisher."""
+        for name, value in settings_of(command).items():
+            await settings.rows(conn, sql.SQL("SELECT pg_catalog.set_config($1, $2, false)"), [name, value])
+        if role := role_of(self._config.ddl, command):
+            try:
+                await conn.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
+            except psycopg.Error as error:
+                raise _failed(error) from error
+
+    async def _execute(self, conn: Connection, command: QueuedCommand) -> None:
+        try:
+            # In this form a server takes one command only.
+            async with conn.cursor(binary=True) as cursor:
+                await cursor.execute(command.command.encode())
+        except psycopg.Error as error:
+            failure = _failed(error)
+            if not failure.sqlstate or conn.closed:
+                raise
+            found = await _index(conn, command)
+            if is_create_index(command.command) and failure.sqlstate != _DUPLICATE and found and not found[1]:
+                await _drop(conn, found[0])
+            raise failure from error
+        found = await _index(conn, command)
+        if is_create_index(command.command) and not (found and found[1]):
+            raise StatementFailed("the index that is there is INVALID", sqlstate="")
+
+    async def _begin(self, one: PendingCommand) -> None:
+        async with self._control_pool.session() as conn:
+            await commands.begin(conn, self._config.target.state_schema, one.key)
+
+    async def _note(self, one: PendingCommand, outcome: CommandOutcome, reason: str) -> None:
+        async with self._control_pool.session() as conn:
+            await commands.finish(conn, self._config.target.state_schema, one.key, outcome, reason)
+        told: dict[str, Any] = {
+            "tag": one.command.tag, "number": one.command.number, "commit_lsn": format_lsn(one.key.commit_lsn),
+        }  # fmt: skip
+        if outcome is CommandOutcome.PENDING:
+            self._log.warning("ddl_failed", **told, reason=reason, hint=_HINT.format(one.command.number))
+            return
+        self._figures.commands[outcome] += 1
+        if outcome is CommandOutcome.LEFT_OUT:
+            self._log.warning("ddl_left_out", **told, reason=reason)
+        else:
+            self._log.info("ddl_applied", **told)
+            self._on_change()
+
+
+async def _index(conn: Connection, command: QueuedCommand) -> tuple[str, bool] | None:
+    """Return the index that a command is about as it is now, with whether it is valid; None if it is not there."""
+    index, table = later_index(command.command)
+    query, values = (_CREATED, [index, table]) if table else (_DROPPED, [index])
+    found = await settings.rows(conn, sql.SQL(query), values)
+    return (str(found[0][0]), bool(found[0][1])) if found else None
+
+
+async def _drop(conn: Connection, index: str) -> None:
+    """Drop an index, by its name as the server has quoted it."""
+    await conn.execute(f"DROP INDEX CONCURRENTLY {index}".encode())
+
+
+def _failed(error: psycopg.Error) -> StatementFailed:
+    constraint = error.diag.constraint_name or ""
+    return StatementFailed(settings.first_line(error), sqlstate=error.sqlstate or "", constraint=constraint)
