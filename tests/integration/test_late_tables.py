@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from parapply.source import slot
     from tests.fixtures.databases import Database
 
-pytestmark = pytest.mark.pg_majors(15, 16, 18)
+pytestmark = pytest.mark.pg_majors(15, 18)
 
 _BEFORE = """
 CREATE TABLE m (id int NOT NULL DEFAULT 1, p int NOT NULL DEFAULT 2, PRIMARY KEY (id, p)) PARTITION BY LIST (p);

@@ -87,6 +87,15 @@ async def test_the_server_says_when_it_begins_with_the_last_statement(target_db:
         assert pipeline.before_last_s < unlocked_s
 
 
+async def test_a_connection_that_broke_still_tells_where_its_server_is(target_db: Database) -> None:
+    """What the apply log asks of a worker's connection is no error when the server has just ended it."""
+    async with _pipeline(target_db.dsn) as pipeline:
+        target_db.execute(f"SELECT pg_terminate_backend({pipeline.backend_pid})")
+        await pipeline.lost
+        assert pipeline.is_lost
+        assert pipeline.is_near
+
+
 async def test_only_so_many_statements_stay_prepared(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """With thousands of tables they would fill the server's memory; those without a name do the same, every time.
 

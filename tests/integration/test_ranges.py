@@ -85,7 +85,7 @@ def _fill(database: Database, first: int, n_transactions: int) -> None:
 
 
 @BOTH
-@pytest.mark.pg_majors(15, 16, 18)
+@pytest.mark.pg_majors(15, 18)
 async def test_ranges_and_the_stream_after_them_give_the_frames_of_the_stream(
     source_db: Database, *, past_libpq: bool
 ) -> None:
@@ -212,7 +212,7 @@ async def test_a_row_larger_than_a_read_counts_whole(source_db: Database, *, pas
 
 
 @BOTH
-@pytest.mark.pg_majors(15, 16, 18)
+@pytest.mark.pg_majors(15, 18)
 async def test_a_refused_query_ends_the_connection(source_db: Database, *, past_libpq: bool) -> None:
     """Its error has dropped the copy, and may have left pgoutput's cache behind: no decoding follows in that session.
 

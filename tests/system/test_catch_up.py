@@ -81,7 +81,7 @@ def _stop_equal(pair: Pair, daemon: Daemon) -> None:
 
 
 @_EITHER_ORDER
-@pytest.mark.pg_majors(15, 16, 18)
+@pytest.mark.pg_majors(15, 18)
 def test_a_backlog_is_read_in_ranges_and_the_stream_goes_on(pair: Pair, order: str) -> None:
     """By a role with LOGIN and REPLICATION, in either order; what is committed in the meantime comes once, too."""
     pair.create(TABLES)
@@ -195,7 +195,7 @@ def test_a_network_cut_inside_a_range(
         _stop_equal(pair, daemon)
 
 
-@pytest.mark.pg_majors(15, 16, 18)
+@pytest.mark.pg_majors(15, 18)
 def test_a_transaction_in_progress_is_left_to_the_stream(pair: Pair) -> None:
     """At its Stream Start the ranges end with the last whole transaction, whether it commits or not, and it comes once.
 

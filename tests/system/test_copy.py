@@ -51,7 +51,7 @@ def test_the_hand_over_is_exact(
     bank: Route, run_command: RunCommand, start_daemon: StartDaemon, kills: Sequence[str]
 ) -> None:
     """Clients write from before the copy until after it; it is killed at any step and goes on: rows are equal."""
-    with BankLoad(bank.source, seed=1, pace_s=0.002) as load:
+    with BankLoad(bank.source, seed=1, pace_s=0.008) as load:
         load.wait_for_more(50)
         for point in kills:
             environ = {"PARAPPLY_FAILPOINT": f"{point}:kill"}

@@ -87,7 +87,7 @@ _TARGET = _TABLES.replace("v text, secret text", "v text, secret text DEFAULT 'n
 )
 
 
-@pytest.mark.pg_majors(15, 16, 18)
+@pytest.mark.pg_majors(15, 18)
 def test_what_is_published_is_copied(shapes: Route, run_command: RunCommand, start_daemon: StartDaemon) -> None:
     """Row filters, column lists, partitions and any names are copied as the stream sends them, then it goes on.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fixtures.gate import Gate, Gates, for_each, gate, in_every_mode, schemas_of
-from tests.fixtures.gated_case import FOUR_MODES, GatedCase, Mode
+from tests.fixtures.gated_case import GatedCase, Mode, modes_on
 from tests.system import dependency_cases as rows
 from tests.system import table_dependency_cases as tables
 from tests.system import unique_dependency_cases as unique
@@ -45,7 +45,7 @@ def gates(server_pool: ServerPool, request: pytest.FixtureRequest) -> Iterator[G
         # The embedded servers have neither ICU nor citext.
         setup = SETUP + (_ICU if major == 15 else "")
         source, target = server_pool.get("source", major), server_pool.get("target", major)
-        return Gate(source, target, FOUR_MODES, setup=setup, schemas=names)
+        return Gate(source, target, modes_on(major), setup=setup, schemas=names)
 
     with ExitStack() as stack:
         yield Gates(stack, make)

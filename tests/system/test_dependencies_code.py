@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fixtures.gate import Gate, Gates, for_each, gate, in_every_mode, schemas_of
-from tests.fixtures.gated_case import FOUR_MODES, GatedCase, Mode
+from tests.fixtures.gated_case import GatedCase, Mode, modes_on
 from tests.system import code_dependency_cases as cases
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def gates(server_pool: ServerPool, request: pytest.FixtureRequest) -> Iterator[G
 
     def make(major: int) -> Gate:
         source, target = server_pool.get("source", major), server_pool.get("target", major)
-        return Gate(source, target, FOUR_MODES, settings=cases.TRUSTED, schemas=names)
+        return Gate(source, target, modes_on(major), settings=cases.TRUSTED, schemas=names)
 
     with ExitStack() as stack:
         yield Gates(stack, make)

@@ -97,7 +97,7 @@ def test_f20_a_paused_daemon_commits_nothing_later(route: Route, start_daemon: S
 
     It commits nothing of what it held, and exits 4; rows without a key show it if it did.
     """
-    with BankReader(route.target) as reader, BankLoad(route.source, seed=24, pace_s=0.002) as load:
+    with BankReader(route.target) as reader, BankLoad(route.source, seed=24, pace_s=0.01) as load:
         first = start_daemon(route)
         first.wait_caught_up()
         with foreign_transaction(route.target, "SELECT FROM acct FOR UPDATE"):

@@ -71,7 +71,7 @@ def test_t11_t14_commits_in_doubt(
 
     The daemon, the same process all the time, reads from the target's state which of the two it was.
     """
-    with BankReader(bank.target) as reader, BankLoad(bank.source, seed=11, pace_s=0.01) as load:
+    with BankReader(bank.target) as reader, BankLoad(bank.source, seed=11) as load:
         daemon = start_daemon(bank, settings={"target.synchronous_commit": synchronous_commit})
         daemon.wait_for_event("source_connected")
         for number in range(_CUTS):

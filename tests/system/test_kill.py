@@ -85,7 +85,7 @@ def test_kill_at_a_named_point(route: Route, start_daemon: StartDaemon, point: s
     The process must have died by the signal, at the point: one that nobody passes would prove nothing.
     """
     failpoint = {"PARAPPLY_FAILPOINT": f"{point}:kill:{_PASSAGES.get(point, 1)}"}
-    with BankReader(route.target) as reader, BankLoad(route.source, seed=1, pace_s=0.005) as load:
+    with BankReader(route.target) as reader, BankLoad(route.source, seed=1) as load:
         for _ in range(_REPEATS.get(point, 1)):
             daemon = start_daemon(route, environ=failpoint)
             if point == failpoints.DRAIN:
@@ -109,7 +109,7 @@ def test_random_kills_under_load(route: Route, start_daemon: StartDaemon) -> Non
     """Killed 50 times at random moments and restarted at once each time: O1, O2 and O3 hold, during and afterwards."""
     chooser = random.Random(2)
     progress = set()
-    with BankReader(route.target) as reader, BankLoad(route.source, seed=2, pace_s=0.01) as load:
+    with BankReader(route.target) as reader, BankLoad(route.source, seed=2) as load:
         reader.wait_for_snapshot()
         for number in range(_KILLS):
             daemon = start_daemon(route)

@@ -47,7 +47,7 @@ def _waiting(route: Route) -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.pg_majors(15, 16, 18)
+@pytest.mark.pg_majors(15, 18)
 def test_partitions_made_later(
     source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
 ) -> None:

@@ -76,7 +76,7 @@ def test_f3_a_session_that_is_ended_under_load(bank: Route, start_daemon: StartD
     """F3, F15: each kind of session is ended twice under load; the daemon comes back by itself, exactly."""
     database = bank.source if end == "source" else bank.target
     ended: set[int] = set()
-    with BankReader(bank.target) as reader, BankLoad(bank.source, seed=31, pace_s=0.005) as load:
+    with BankReader(bank.target) as reader, BankLoad(bank.source, seed=31) as load:
         daemon = start_daemon(bank)
         for number in range(_LOSSES):
             daemon.wait_caught_up()
@@ -177,7 +177,7 @@ def test_f5_f8_both_servers_are_restarted_under_load(
     """F5, F8: fast and immediate restarts of either end and of both at once; the same daemon goes on, exactly."""
     source, target = own_servers("publisher"), own_servers("subscriber")
     route = _bank(create_database(source, "source"), create_database(target, "target"), init_route)
-    with BankReader(route.target) as reader, BankLoad(route.source, seed=32, pace_s=0.01) as load:
+    with BankReader(route.target) as reader, BankLoad(route.source, seed=32) as load:
         daemon = start_daemon(route)
         for servers, mode in (([target], "fast"), ([source], "fast"), ([source, target], "immediate")):
             daemon.wait_caught_up()
@@ -200,7 +200,7 @@ def test_f38_a_signal_drains_under_load(bank: Route, start_daemon: StartDaemon) 
 
     Nothing it drained is applied again by the next one.
     """
-    with BankReader(bank.target) as reader, BankLoad(bank.source, seed=38, pace_s=0.001) as load:
+    with BankReader(bank.target) as reader, BankLoad(bank.source, seed=38, pace_s=0.004) as load:
         for number in (signal.SIGTERM, signal.SIGINT):
             daemon = start_daemon(bank)
             daemon.wait_for_event("source_connected")

@@ -34,7 +34,7 @@ def test_a_forgetful_slot_sends_nothing_twice(
     create_bank(route.source, route.target)
     init_route(route)
     forgotten = 0
-    with BankReader(target_db) as reader, BankLoad(route.source, seed=4, pace_s=0.005) as load:
+    with BankReader(target_db) as reader, BankLoad(route.source, seed=4) as load:
         daemon = start_daemon(route)
         for crash in (server.crash, server.kill, server.crash):
             daemon.wait_caught_up()

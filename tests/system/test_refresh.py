@@ -39,7 +39,7 @@ def test_an_added_table_joins_under_load(
     """Rows of the new table from before, during and after its copy are there once, also if the copy is killed first."""
     daemon = start_daemon(route)
     daemon.wait_for_event("source_connected")
-    with BankLoad(route.source, seed=1, pace_s=0.002) as load:
+    with BankLoad(route.source, seed=1, pace_s=0.008) as load:
         load.wait_for_more(50)
         route.source.execute("ALTER PUBLICATION pub ADD TABLE evt")
         load.wait_for_more(50)
@@ -60,7 +60,7 @@ def test_an_added_table_joins_under_load(
 def test_a_table_is_copied_anew(route: Route, run_command: RunCommand, start_daemon: StartDaemon) -> None:
     """`--table` with `--truncate` replaces what a table holds while its changes go on: what differed is equal."""
     daemon = start_daemon(route)
-    with BankLoad(route.source, seed=2, pace_s=0.002) as load:
+    with BankLoad(route.source, seed=2, pace_s=0.008) as load:
         load.wait_for_more(50)
         route.target.execute("INSERT INTO xfer VALUES (-1, 1, 1, 1)")
         refused = run_command(route, "refresh", "--table", "public.xfer")
@@ -83,7 +83,7 @@ def test_a_paused_table_stands_still_until_it_is_resumed(
     """
     held = "SELECT count(*), max(id) FROM xfer"
     daemon = start_daemon(route)
-    with BankLoad(route.source, seed=3, pace_s=0.002) as load:
+    with BankLoad(route.source, seed=3, pace_s=0.008) as load:
         load.wait_for_more(50)
         paused = run_command(route, "pause", "public.xfer")
         assert paused.returncode == 0, paused.stderr

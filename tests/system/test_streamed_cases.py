@@ -54,7 +54,7 @@ def fan(fans: Fans, pg_major: int) -> Fan:
     return fans.get(pg_major)
 
 
-@pytest.mark.pg_majors(15, 16, 18)
+@pytest.mark.pg_majors(15, 18)
 @pytest.mark.parametrize("variant", EVERYWHERE, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_streamed_transaction_ends_as_on_the_source(fan: Fan, variant: Variant, name: str) -> None:

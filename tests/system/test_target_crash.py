@@ -82,7 +82,7 @@ def test_nothing_confirmed_is_lost(
     create_bank(route.source, route.target)
     lazy_server.execute("CHECKPOINT")
     init_route(route)
-    with BankReader(route.target) as reader, BankLoad(source_db, seed=3, pace_s=0.001) as load:
+    with BankReader(route.target) as reader, BankLoad(source_db, seed=3, pace_s=0.005) as load:
         daemon = start_daemon(route)
         for crash, before in (
             (lazy_server.crash, _nothing), (lazy_server.kill, _pile_up), (lazy_server.kill, _nothing),

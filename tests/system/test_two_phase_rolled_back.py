@@ -74,7 +74,7 @@ def _check(pair: Pair, daemon: Daemon, *, left_out: int) -> None:
     assert pair.target.rows("SELECT count(*) FROM parapply.conflicts") == [(0,)]
 
 
-@pytest.mark.pg_majors(15, 16, 18)
+@pytest.mark.pg_majors(15, 18)
 @pytest.mark.parametrize(
     "settings",
     [{"apply.workers": 1}, {"apply.stream_start_bytes": 0, "apply.commit_order": "relaxed"}],

@@ -41,6 +41,15 @@ ANY_COUNT: Final = -1
 _OK = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
 
 
+def _is_near(fd: int) -> bool:
+    with socket.socket(fileno=os.dup(fd)) as view:
+        if view.family == socket.AF_UNIX:
+            return True
+        with contextlib.suppress(OSError):
+            return bool(view.getpeername()[0] == view.getsockname()[0])
+        return False
+
+
 def _nothing() -> None:
     """Stand in where nobody listens."""
 
@@ -97,6 +106,8 @@ class Pipeline:
         # Held by a thread while it uses the connection.
         self._in_thread = threading.Lock()
         self.backend_pid = self._pg.backend_pid
+        #: Whether the server is reached by this machine's own address. Read now, as libpq closes a socket that broke.
+        self.is_near = _is_near(self._fd)
         #: When the result before the last one had come, by the event loop's clock; of the last run that asked for it.
         self.before_last_s = 0.0
         self._pg.nonblocking = 1
@@ -108,16 +119,6 @@ class Pipeline:
     def is_lost(self) -> bool:
         """Tell whether the connection is unusable."""
         return self._lost is not None
-
-    @property
-    def is_near(self) -> bool:
-        """Tell whether the server is reached by this machine's own address."""
-        with socket.socket(fileno=os.dup(self._fd)) as view:
-            if view.family == socket.AF_UNIX:
-                return True
-            with contextlib.suppress(OSError):
-                return bool(view.getpeername()[0] == view.getsockname()[0])
-            return False
 
     async def run(
         self,
@@ -337,7 +338,7 @@ class Pipeline:
             self._loop.remove_writer(self._fd)
 
     def _shut_down(self) -> None:
-        with socket.socket(fileno=os.dup(self._fd)) as view, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._fd)) as view:
             view.shutdown(socket.SHUT_RDWR)
 
     async def _results(
