@@ -66,6 +66,7 @@ def _run(names: Sequence[str], rounds: int, part: float, output: Output, keep: P
     machine = machine_facts(os.getloadavg()[0])
     facts: dict[str, str | float] = dict(machine)
     cells: list[Cell] = []
+    verdicts: dict[str, str] = {}
     for name in names:
         kind = KINDS[name].shortened(part)
         with (
@@ -77,7 +78,9 @@ def _run(names: Sequence[str], rounds: int, part: float, output: Output, keep: P
             output.say(f"{name}: {kind.text}")
             if disk is not None:
                 disk.check(stage.target.pid)
-            cells += measure(stage, kind, rounds=rounds, disk=disk, say=output.say, keep=keep)
+            found, verdicts[name] = measure(stage, kind, rounds=rounds, disk=disk, say=output.say, keep=keep)
+            output.say(f"{name}, from the log of {FROM_WORKERS}: {verdicts[name]}")
+            cells += found
     n_good = sum(cell.is_good for cell in cells)
     output.console.print(_table(cells))
     output.say(
@@ -93,6 +96,7 @@ def _run(names: Sequence[str], rounds: int, part: float, output: Output, keep: P
         "kinds": {name: KINDS[name].text for name in names},
         "cells": [cell.document() for cell in cells],
         "good": n_good,
+        "verdicts": verdicts,
     }
     output.save(f"whatif-{at:%Y%m%dT%H%M%SZ}", content)
     return 0 if n_good >= _GOOD_PART * len(cells) else _NOT_GOOD

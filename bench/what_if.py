@@ -7,7 +7,7 @@ the last commit, as the records have both.
 from __future__ import annotations
 
 from collections import defaultdict
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
@@ -16,8 +16,11 @@ from bench.catchup import prepare
 from bench.compare import is_equal
 from bench.options import FAST, Disk, Options
 from bench.workloads import LARGE_ROWS, WORKLOADS
+from parapply.analysis.duck import DuckEngine
+from parapply.analysis.job import ReportRequest, make_report
 from parapply.analysis.logged import recorded_of
 from parapply.analysis.prediction import ORDERS, Prediction, predict
+from parapply.analysis.progress import Silent
 from parapply.applylog_schema import Record, read_record
 from parapply.demo.command import Parapply
 from parapply.demo.errors import DemoError
@@ -86,12 +89,12 @@ KINDS: Final = {
     kind.name: kind
     for kind in (
         Kind(
-            name="slow-reads", text="each read of a page 150 us longer, 32 MB of shared buffers", transactions=40_000,
-            disk=Disk(read_us=150),
+            name="slow-reads", text="each read of a page 150 us longer, 32 MB of shared buffers, batches of 500",
+            transactions=40_000, disk=Disk(read_us=150), settings=("apply.max_batch_transactions=500",),
         ),
         Kind(
             name="slow-flushes", text="each flush 8 ms longer, synchronous_commit on, batches of 100",
-            transactions=30_000, scale=1, disk=Disk(sync_us=8_000), sync="on",
+            transactions=50_000, scale=1, disk=Disk(sync_us=8_000), sync="on",
             settings=("apply.max_batch_transactions=100",),
         ),
         Kind(name="processors", text="inserts into a table with six indexes", workload="indexes", transactions=250_000),
@@ -151,7 +154,7 @@ def measure(  # noqa: PLR0913  one caller
     disk: SlowDisk | None,
     say: Callable[[str], None],
     keep: Path | None = None,
-) -> list[Cell]:
+) -> tuple[list[Cell], str]:
     """Apply the same stream with each number of workers in both orders, and compare.
 
     Args:
@@ -162,6 +165,9 @@ def measure(  # noqa: PLR0913  one caller
         say: gets a line for each turn.
         keep: a directory that gets the apply logs; None: they go with the stage.
 
+    Returns:
+        The cells, and what limits by the report on the log of `FROM_WORKERS` with the order kept.
+
     Raises:
         DemoError: a server or the daemon failed, or tables differ.
     """
@@ -169,12 +175,13 @@ def measure(  # noqa: PLR0913  one caller
     source = _Live(stage, kind) if kind.live_s else _Backlog(stage, kind)
     source.prepare(options)
     logs: dict[tuple[Order, int], list[list[Record]]] = defaultdict(list)
+    folder = keep or stage.directory
     slowed = disk.slowed if disk is not None else None
     for number in range(rounds):
         for order in ORDERS:
             # What drifts on the machine meets few and many workers alike.
             for workers in WORKERS if number % 2 == 0 else reversed(WORKERS):
-                directory = (keep or stage.directory) / f"whatif-{kind.name}-{order}-{workers}-{number}"
+                directory = folder / f"whatif-{kind.name}-{order}-{workers}-{number}"
                 directory.mkdir(parents=True)
                 settings = [
                     *WORKLOADS[kind.workload].settings, *kind.settings, f"target.synchronous_commit={kind.sync}",
@@ -185,7 +192,14 @@ def measure(  # noqa: PLR0913  one caller
                 logs[order, workers].append(records)
                 say(f"{kind.name:13} {order:9} {workers:3} workers  {_measured_s(records):6.2f} s")
     source.end()
-    return [cell for order in ORDERS for cell in _cells(kind, order, logs)]
+    cells = [cell for order in ORDERS for cell in _cells(kind, order, logs)]
+    return cells, _verdict(folder / f"whatif-{kind.name}-{ORDERS[0]}-{FROM_WORKERS}-0", folder / f"report-{kind.name}")
+
+
+def _verdict(log: Path, out: Path) -> str:
+    with closing(DuckEngine("1g", None)) as engine:
+        request = ReportRequest(log=str(log), out=str(out), what_if_transactions=0)
+        return " ".join([said.words for said in make_report(engine, request, Silent()).verdicts.values()])
 
 
 def _cells(kind: Kind, order: Order, logs: dict[tuple[Order, int], list[list[Record]]]) -> list[Cell]:

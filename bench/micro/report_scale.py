@@ -4,7 +4,7 @@ In go numbers of records; for each a log is made by `parapply synth-log`, report
 own, and removed. Out come, for each, seconds of each run, what its processes hold in memory at most, and sizes on disk,
 printed and written as JSON. A second report over the same log reads no file: the difference is the conversion. With
 ``--kill-after`` a report is killed once so many loads are converted, all its processes at once, and the measured one
-goes on from there.
+goes on from there. With ``--grow`` it is one log: a run of a million records a day, each report reads what is new.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +36,10 @@ _RESULTS: Final = Path(__file__).parents[1] / "results"
 _LOOK_S: Final = 0.5
 _SAID: Final = "said"
 _COUNTED: Final = ("java", "python")
+#: Records of a day of a log that grows, and the day of all the times in it that `synth-log` makes.
+_DAY_RECORDS: Final = 1_000_000
+_MADE_DAY: Final = b"202611%02d"
+_TIME_DAY: Final = b'"2026-11-%02dT'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,16 +68,21 @@ class _Run:
 @click.option("--scratch", type=click.Path(path_type=Path, file_okay=False), help="Where logs and reports are made.")
 @click.option("--repeat/--no-repeat", "is_repeated", default=True, show_default=True, help="Report once more.")
 @click.option("--kill-after", type=click.IntRange(min=1), metavar="LOADS", help="Kill one report on the way before.")
+@click.option("--grow", "is_growing", is_flag=True, help="One log, of the first size, then of the next ...")
 @click.option("--log", type=click.Path(path_type=Path, exists=True), help="A log that is there, of that many records.")
 def main(*, sizes: tuple[int, ...], scratch: Path | None, **options: Any) -> None:  # noqa: ANN401  click's options
     """Measure the report at several sizes of the log."""
     machine = machine_facts(os.getloadavg()[0])
     figures = []
-    for size in sizes:
-        with tempfile.TemporaryDirectory(dir=scratch) as folder:
-            figures.append(_measure(Path(folder), size, options))
-        print(figures[-1], flush=True)
-    settings = {name: options[name] for name in ("engine", "memory", "cores", "detail")}
+    with ExitStack() as stack:
+        new_folder = partial(tempfile.TemporaryDirectory, dir=scratch)
+        folder = Path(stack.enter_context(new_folder()))
+        for size in sizes:
+            if not options["is_growing"]:
+                folder = Path(stack.enter_context(new_folder()))
+            figures.append(_measure(folder, size, options))
+            print(figures[-1], flush=True)
+    settings = {name: options[name] for name in ("engine", "memory", "cores", "detail", "is_growing")}
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     document = {"machine": {**machine, "load_after": os.getloadavg()[0]}, **settings, "figures": figures}
     print(write_result(_RESULTS / f"report-scale-{stamp}.json", document))
@@ -79,7 +90,9 @@ def main(*, sizes: tuple[int, ...], scratch: Path | None, **options: Any) -> Non
 
 def _measure(folder: Path, size: int, options: dict[str, Any]) -> dict[str, Any]:
     log, out = options["log"] or folder / "log", folder / "out"
-    if options["log"] is None:
+    if options["is_growing"]:
+        _grow(folder, log, size, options["detail"])
+    elif options["log"] is None:
         _run(folder, "synth-log", "--out", str(log), "--records", str(size), "--detail", options["detail"])
     report = ["report", str(log), "--out", str(out), *(
         word for name in ("engine", "memory", "cores") for word in (f"--{name}", str(options[name]))
@@ -103,6 +116,21 @@ def _measure(folder: Path, size: int, options: dict[str, Any]) -> dict[str, Any]
         "records_per_s": round(size / first.wall_s),
         "records_per_cpu_s": round(size / first.cpu_s),
     }
+
+
+def _grow(folder: Path, log: Path, size: int, detail: str) -> None:
+    """Add days to a log until it is large enough; each is the first one again, as a run of its own."""
+    made = folder / "made"
+    if not made.exists():
+        _run(folder, "synth-log", "--out", str(made), "--records", str(_DAY_RECORDS), "--detail", detail)
+        log.mkdir()
+    first_day, first_time = _MADE_DAY % 1, _TIME_DAY % 1
+    for day in range(1, size // _DAY_RECORDS + 1):
+        for path in made.iterdir():
+            target = log / path.name.replace(first_day.decode(), (_MADE_DAY % day).decode())
+            if not target.exists():
+                content = path.read_bytes().replace(first_time, _TIME_DAY % day)
+                target.write_bytes(content.replace(b'"run":"' + first_day, b'"run":"' + _MADE_DAY % day))
 
 
 def _start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:

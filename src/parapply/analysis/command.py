@@ -95,7 +95,7 @@ def _common_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--compare", metavar="SINCE..UNTIL", callback=_span, help="Another span of time next to it.",
         ),
         click.option(
-            "--what-if", "what_if_transactions", type=click.IntRange(min=0), default=200_000, show_default=True,
+            "--what-if", "what_if_transactions", type=click.IntRange(min=0), default=50_000, show_default=True,
             metavar="N", help="Transactions of a slot that are replayed with more workers at most; 0: none.",
         ),
         click.option("--json", "is_json", is_flag=True, help="Print one JSON object for programs."),

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Rows that are fetched at once.
 _FETCHED: Final = 4096
+#: Rows that are written at once.
+_WRITTEN: Final = 16_384
 _PATTERN_SIGNS: Final = str.maketrans({"[": "[[]", "*": "[*]", "?": "[?]"})
 #: What DuckDB says of a line, not of the machine.
 _OF_A_LINE: Final = (duckdb.InvalidInputException, duckdb.ConversionException)
@@ -56,6 +58,9 @@ class DuckEngine:
             "memory_limit": f"{memory.upper()}B",
             "temp_directory": str(self._scratch / "spilled"),
             "preserve_insertion_order": "false",
+            # Rows that wait to be written are beyond the limit: by default half a million for each processor.
+            "partitioned_write_flush_threshold": _WRITTEN,
+            "write_buffer_row_group_count": 1,
             "autoinstall_known_extensions": "false",
             "autoload_known_extensions": "false",
             **({"threads": cores} if cores else {}),

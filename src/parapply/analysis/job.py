@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from parapply.limits import LimitVerdict
 
 #: Transactions that are replayed at most: some seconds for each hundred thousand.
-WHAT_IF_TRANSACTIONS: Final = 200_000
+WHAT_IF_TRANSACTIONS: Final = 50_000
 #: Name of the page below the folder of the report.
 PAGE: Final = "report.html"
 _DENIED_HINT: Final = "run it as a user who may read the log's folders and files, and write into --out"

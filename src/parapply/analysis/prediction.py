@@ -18,7 +18,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from parapply import config
-from parapply.analysis.contention import Executed, Learned, Processors, alone_s, beside, fit, learn
+from parapply.analysis.contention import Executed, Learned, Line, Processors, alone_s, beside, fit, learn
 from parapply.analysis.simulation import Load, Order, Plant, Played, Stretch, play
 
 if TYPE_CHECKING:
@@ -168,12 +168,12 @@ def predict(  # noqa: PLR0913  what a log does not say is asked for
     Raises:
         ValueError: there is no batch, or the batches are out of order.
     """
-    for before, after in pairwise(recorded):
-        if after.seq <= before.seq:
-            raise ValueError(f"batch {after.seq} comes after batch {before.seq}")
+    _check_order(recorded)
     had_order: Order = order or ("relaxed" if any(one.order == "relaxed" for one in seconds) else "preserve")
     had_workers = max((one.workers for one in seconds), default=0) or _most_at_a_time(recorded)
-    commit_s, late_row_s = _commits(recorded, flush_share)
+    commit_s, late = _commits(recorded, flush_share)
+    turn_s = _turn_s(recorded, is_relaxed=had_order == "relaxed")
+    seen_from, late_pairs = _held(recorded)
     spans = [(one.started_s, one.started_s + one.execute_s - _in_flight_s(one, commit_s)) for one in recorded]
     executed = [
         Executed(max(1, one.changes - one.late_rows), by_n) for one, by_n in zip(recorded, beside(spans), strict=True)
@@ -188,7 +188,7 @@ def predict(  # noqa: PLR0913  what a log does not say is asked for
         slowdowns = getattr(learned, contention_name).slowdowns(most)
         works_s = [alone_s(one, slowdowns) if one.seconds_by_n else 0.0 for one in executed]
         line = fit([(one.changes, work_s) for one, work_s in zip(executed, works_s, strict=True)])
-        load = Load(_parts(recorded, works_s, line.seconds, feed))
+        load = Load(_parts(recorded, works_s, line.seconds, feed, seen_from))
         plant = replace(base, batch_s=line.batch_s, change_s=line.change_s, slowdowns=slowdowns)
         if contention_name == "best":
             found.append(plant)
@@ -206,7 +206,8 @@ def predict(  # noqa: PLR0913  what a log does not say is asked for
     found: list[Plant] = []
     base = Plant(
         workers=had_workers, order=had_order, limits=limits, scale=_scale(recorded, limits, had_workers), batch_s=0.0,
-        change_s=0.0, late_row_s=late_row_s, commit_s=flush_s, slowdowns=(1.0,),
+        change_s=0.0, late_batch_s=late.batch_s, late_row_s=late.change_s, late_pairs=late_pairs, commit_s=flush_s,
+        turn_s=turn_s, slowdowns=(1.0,),
     )  # fmt: skip
     best = plays("best")
     others = [plays(name) for name in ("least", "most") if getattr(learned, name) != learned.best]
@@ -218,17 +219,20 @@ def predict(  # noqa: PLR0913  what a log does not say is asked for
     leader = feed.leader
     predicted = []
     for each in ORDERS:
-        fewest_s = measured_s * _MOST_RIGHT * had_workers * 1e3
+        # Workers that apply as fast as the source gives: more of them are not played.
+        fewest_s, n_fed = measured_s * _MOST_RIGHT * had_workers * 1e3, 0
         for n_workers in sorted(workers):
-            one = best(each, n_workers)
+            n_played = n_fed or n_workers
+            one = best(each, n_played)
             spans_s = [one.seconds * right]
             for other in others:
                 base_s = other(had_order, had_workers).seconds
-                spans_s.append(other(each, n_workers).seconds * (measured_s / base_s if base_s else 1.0))
+                spans_s.append(other(each, n_played).seconds * (measured_s / base_s if base_s else 1.0))
             # Workers that are not needed stay idle.
             seconds_s = fewest_s = min(spans_s[0], fewest_s)
             part = error + _ERROR_EACH * abs(log2(n_workers / had_workers))
             is_fed = seconds_s <= source_s * (1 + _LEAST_ERROR)
+            n_fed = n_fed or (n_workers if max(spans_s) <= source_s * (1 + _LEAST_ERROR) else 0)
             least_s = max(min(spans_s) * (1 - part), min(source_s, seconds_s))
             predicted.append(
                 Predicted(
@@ -243,13 +247,19 @@ def predict(  # noqa: PLR0913  what a log does not say is asked for
     )  # fmt: skip
 
 
+def _check_order(recorded: Sequence[Recorded]) -> None:
+    for before, after in pairwise(recorded):
+        if after.seq <= before.seq:
+            raise ValueError(f"batch {after.seq} comes after batch {before.seq}")
+
+
 def _most_at_a_time(recorded: Sequence[Recorded]) -> int:
     by_n = beside([(one.started_s, one.committed_s) for one in recorded])
     return max([n for one in by_n for n in one], default=1)
 
 
-def _commits(recorded: Sequence[Recorded], flush_share: float | None) -> tuple[float, float]:
-    """Return what a COMMIT takes, and what a late row does."""
+def _commits(recorded: Sequence[Recorded], flush_share: float | None) -> tuple[float, Line]:
+    """Return what a COMMIT takes, and what late rows do besides."""
     alone = [one.commit_s for one in recorded if not one.is_one_flight and not one.late_rows]
     late = [one for one in recorded if not one.is_one_flight and one.late_rows]
     in_flight = [one.flight_commit_s for one in recorded if one.flight_commit_s]
@@ -261,8 +271,18 @@ def _commits(recorded: Sequence[Recorded], flush_share: float | None) -> tuple[f
         commit_s = sorted(one.commit_s for one in late)[len(late) // 10]
     else:
         commit_s = _usual([one.execute_s for one in recorded]) * (flush_share or 0.0)
-    late_s = sum([one.commit_s - commit_s for one in late])
-    return commit_s, max(0.0, late_s / sum([one.late_rows for one in late])) if late else 0.0
+    return commit_s, fit([(one.late_rows, max(0.0, one.commit_s - commit_s)) for one in late])
+
+
+def _turn_s(recorded: Sequence[Recorded], *, is_relaxed: bool) -> float:
+    """Return how long it takes from when a batch may commit until it does: the leader's work, and the way."""
+    found = []
+    for before, one in pairwise(recorded):
+        if not one.is_one_flight and not one.late_rows and one.seq == before.seq + 1:
+            executed_s = one.started_s + one.execute_s
+            may_s = executed_s if is_relaxed else max(executed_s, before.committed_s)
+            found.append(max(0.0, one.committed_s - one.commit_s - may_s))
+    return _usual(found) if found else 0.0
 
 
 def _usual(values: Sequence[float]) -> float:
@@ -376,14 +396,42 @@ def _feed(recorded: Sequence[Recorded], seconds: Sequence[Second]) -> _Feed:
     return _Feed(releases_s, dues_s, releases_s[-1], what)
 
 
+def _held(recorded: Sequence[Recorded]) -> tuple[list[int], float]:
+    """Return what the log tells of rows that a batch holds and a later one changes, too.
+
+    Returns:
+        For each batch the index of the first one that was under way beside it: what holds its rows is known from that
+        one on. And of all pairs of changes in two batches that were, the part that is of one row.
+    """
+    seen_from: list[int] = []
+    changes = [0, *accumulate([one.changes for one in recorded])]
+    first, pairs, late_rows = 0, 0, 0
+    for index, one in enumerate(recorded):
+        while first < index and recorded[first].committed_s <= one.received_s:
+            first += 1
+        seen_from.append(first)
+        if index > first and not one.waits:
+            pairs += one.changes * (changes[index] - changes[first])
+            late_rows += one.late_rows
+    return seen_from, late_rows / pairs if pairs else 0.0
+
+
 def _parts(
-    recorded: Sequence[Recorded], works_s: Sequence[float], usual_s: Callable[[int], float], feed: _Feed
+    recorded: Sequence[Recorded],
+    works_s: Sequence[float],
+    usual_s: Callable[[int], float],
+    feed: _Feed,
+    seen_from: Sequence[int],
 ) -> list[Stretch]:
     """Return the batches cut into parts, each with what it takes more than others, and what it follows."""
     parts: list[Stretch] = []
+    first_parts: list[int] = []
     last_part: dict[int, int] = {}
     before_s = 0.0
-    for one, work_s, there_s, due_s in zip(recorded, works_s, feed.releases_s, feed.dues_s, strict=True):
+    for one, work_s, there_s, due_s, seen in zip(
+        recorded, works_s, feed.releases_s, feed.dues_s, seen_from, strict=True
+    ):
+        first_parts.append(len(parts))
         usual = usual_s(max(1, one.changes - one.late_rows))
         weight = work_s / usual if usual else 1.0
         n = max(1, min(_CUT, one.transactions))
@@ -404,6 +452,7 @@ def _parts(
                     late_rows=one.late_rows,
                     holder=holder if index == 0 else len(parts) - 1 if is_close else -1,
                     waits=one.waits and not one.late_rows,
+                    seen_from=first_parts[seen],
                 )
             )
         last_part[one.seq] = len(parts) - 1
@@ -413,9 +462,10 @@ def _parts(
 
 def _limit(one: Played, plant: Plant, workers: int, leader: str) -> str:
     """Return what most of the time went to."""
-    most = max(one.idle_s, one.blocked_s, one.turn_s, one.executing_s)
-    if most == one.idle_s:
-        return leader
+    idle_s = one.idle_s + one.ended_s
+    most = max(idle_s, one.blocked_s, one.turn_s, one.executing_s)
+    if most == idle_s:
+        return leader if one.idle_s >= one.ended_s else "source"
     if most == one.blocked_s:
         return "dependencies"
     if most == one.turn_s:

@@ -11,7 +11,8 @@ _POINTS: Final = (
     ("start_us", -1, -1, 1, 1, 0),
     ("done_us", 0, 0, 0, -1, 0),
     ("turn_us", 0, 0, 0, 0, "is_late"),
-    ("end_us", 0, 0, -1, 0, "-is_late"),
+    ("late_us", 0, 0, 0, 0, "-is_late"),
+    ("end_us", 0, 0, -1, 0, 0),
 )
 _EVENTS: Final = ", ".join(
     f"struct({us} AS us, {queued} AS queued, {blocked} AS blocked, {held} AS held, {executing} AS executing,"

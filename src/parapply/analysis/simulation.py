@@ -16,6 +16,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
+from random import Random
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from parapply.plan.batch import FEW_CHANGES, MOST_THIN_TABLES, Limits
@@ -42,6 +43,7 @@ class Stretch(NamedTuple):
     late_rows: int = 0  # that have to follow the commit of what holds them
     holder: int = -1  # the place of the last part that holds them; -1: nothing is held
     waits: bool = False  # the whole has to follow
+    seen_from: int = 0  # the place of the first part whose rows are known to be held or not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +57,11 @@ class Plant:
         scale: of the first size of a batch, 1.0 at the beginning of a run.
         batch_s: a batch by itself takes so long, whatever it holds.
         change_s: and each change of it.
-        late_row_s: a late row, in the turn.
+        late_batch_s: in the turn of a batch with late rows.
+        late_row_s: and for each of them.
+        late_pairs: of all pairs of changes, the part that is of one row: what holds rows that the log does not tell.
         commit_s: a COMMIT with nothing beside it.
+        turn_s: from when a batch may commit until its COMMIT begins.
         slowdowns: how many times as long with 0, 1, 2 ... batches executing.
         backlog_s: what is read so late is part of a backlog.
         linger_s: that a batch of a backlog waits for more.
@@ -68,8 +73,11 @@ class Plant:
     scale: float = 1.0
     batch_s: float
     change_s: float
+    late_batch_s: float = 0.0
     late_row_s: float = 0.0
+    late_pairs: float = 0.0
     commit_s: float
+    turn_s: float = 0.0
     slowdowns: Sequence[float]
     backlog_s: float = 0.05
     linger_s: float = 0.002
@@ -83,7 +91,8 @@ class Played:
         seconds: from the first start to the last commit.
         delay_s: mean over the transactions, from when they could be read to their commit.
         batches: formed.
-        idle_s: a worker was free, and nothing closed waited for it.
+        idle_s: a worker was free, and nothing closed waited for it, though more was to come.
+        ended_s: the same after the last batch was closed.
         blocked_s: a worker was free, and every closed batch had to wait for another one's commit.
         turn_s: all had a batch, and most of them waited for commits.
         executing_s: all had a batch, and most of them executed.
@@ -93,6 +102,7 @@ class Played:
     delay_s: float
     batches: int
     idle_s: float
+    ended_s: float
     blocked_s: float
     turn_s: float
     executing_s: float
@@ -181,8 +191,14 @@ class _Simulation:
         self._sizing = BatchSizing(Limits(*plant.limits), plant.scale)
         self._linger_s = plant.linger_s + COLLECT_S
         releases_s = load.releases_s
-        #: Parts before which nothing comes for so long, and the end.
-        self._gaps = [at for at in range(1, len(load)) if releases_s[at] - releases_s[at - 1] >= self._linger_s]
+        #: Parts before which nothing comes for so long, and the end. A backlog has none: when its parts could be read
+        #: is known as a mean only.
+        self._gaps = [
+            at
+            for at in range(1, len(load))
+            if releases_s[at] - releases_s[at - 1] >= self._linger_s
+            and releases_s[at] - load.parts[at].due_s <= plant.backlog_s
+        ]
         self._gaps.append(len(load))
         self._now_s = 0.0
         self._next = 0  # part that is not in a closed batch yet
@@ -201,7 +217,9 @@ class _Simulation:
         self._committing: list[tuple[float, int]] = []  # heap of time, place
         self._flush_end_s = 0.0
         self._flush_is_wanted = False
-        self._spent = [0.0, 0.0, 0.0, 0.0]
+        self._spent = [0.0, 0.0, 0.0, 0.0, 0.0]
+        # Drawn alike in each play, so that a difference is one of the plants.
+        self._random = Random(0)  # noqa: S311  no secret
         self._delay_s = 0.0
 
     def run(self) -> Played:
@@ -209,17 +227,20 @@ class _Simulation:
         n_parts = len(self._load)
         while self._head < len(self._batches) or self._next < n_parts:
             self._intake()
-            self._start()
+            # Where one starts there may be room for the next, or a worker that waits for it.
+            while self._start():
+                self._intake()
             if first_s is None and self._n_held:
                 first_s = self._now_s
             self._advance()
         load = self._load
-        idle_s, blocked_s, turn_s, executing_s = self._spent
+        idle_s, blocked_s, turn_s, executing_s, ended_s = self._spent
         return Played(
             seconds=self._now_s - (first_s or 0.0),
             delay_s=self._delay_s / max(load.transactions[-1], 1),
             batches=len(self._batches),
             idle_s=idle_s,
+            ended_s=ended_s,
             blocked_s=blocked_s,
             turn_s=turn_s,
             executing_s=executing_s,
@@ -283,6 +304,8 @@ class _Simulation:
                     batch.holder = max(batch.holder, holder)
                     batch.waits = batch.waits or part.waits
                     batch.late_rows = max(batch.late_rows, min(part.late_rows, batch.changes))
+        if self._plant.late_pairs:
+            self._hold(batch)
         if batch.waits or (batch.late_rows and batch.late_rows == batch.changes):
             batch.late_rows = 0
             self._n_blocked += 1
@@ -294,8 +317,33 @@ class _Simulation:
             self._n_ready += 1
             heapq.heappush(self._ready, place)
 
-    def _start(self) -> None:
+    def _hold(self, batch: _Batch) -> None:
+        """Add late rows that batches hold which were not under way beside this one when the log was written."""
+        load, until = self._load, min(self._load.parts[batch.begin].seen_from, batch.begin)
+        holders = []
+        for place in range(self._head, len(self._batches) - 1):
+            other = self._batches[place]
+            if other.begin >= until:
+                break
+            if other.state != _COMMITTED:
+                holders.append((place, load.changes[min(other.end, until)] - load.changes[other.begin]))
+        expected = self._plant.late_pairs * batch.changes * sum([changes for _, changes in holders])
+        for _ in range(self._drawn(expected, batch.changes - batch.late_rows)):
+            (holder,) = self._random.choices(holders, [changes for _, changes in holders])
+            batch.late_rows += 1
+            batch.holder = max(batch.holder, holder[0])
+
+    def _drawn(self, expected: float, most: int) -> int:
+        """Return how many of rare events happen (Poisson): the times between them are exponential."""
+        number, at = 0, self._random.expovariate(1.0)
+        while at < expected and number < most:
+            number, at = number + 1, at + self._random.expovariate(1.0)
+        return number
+
+    def _start(self) -> bool:
+        """Give closed batches to free workers; return whether there was one."""
         load, plant = self._load, self._plant
+        n_held = self._n_held
         while self._ready and self._n_held < plant.workers:
             place = heapq.heappop(self._ready)
             self._n_ready -= 1
@@ -311,6 +359,7 @@ class _Simulation:
                 batch.late_rows = 0
             work_s = (plant.batch_s + plant.change_s * changes) * weight
             heapq.heappush(self._executing, (self._done_s + work_s, place))
+        return self._n_held > n_held
 
     def _advance(self) -> None:
         """Go on to the next thing that happens, and let it happen."""
@@ -339,7 +388,7 @@ class _Simulation:
 
     def _count(self, passed_s: float) -> None:
         if self._n_held < self._plant.workers:
-            state = 1 if self._n_blocked else 0
+            state = 1 if self._n_blocked else 0 if self._next < len(self._load) else 4
         else:
             state = 3 if 2 * self._n_executing >= self._n_held else 2
         self._spent[state] += passed_s
@@ -356,7 +405,8 @@ class _Simulation:
         if batch.state != _EXECUTED or not (batch.freed if self._is_relaxed else place == self._head):
             return
         batch.state = _COMMITTING
-        at_s = self._now_s + self._plant.late_row_s * batch.late_rows
+        late_s = self._plant.late_batch_s + self._plant.late_row_s * batch.late_rows if batch.late_rows else 0.0
+        at_s = self._now_s + self._plant.turn_s + late_s
         end_s = self._flushed_s(at_s) if self._is_relaxed else at_s + self._plant.commit_s
         heapq.heappush(self._committing, (end_s, place))
 

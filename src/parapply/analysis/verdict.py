@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from parapply import limits
@@ -38,12 +39,26 @@ def verdict(rows: Rows, tables: dict[str, Rows]) -> LimitVerdict | None:
 
     Args:
         rows: of `limits`.
-        tables: of the slot: `reading`, `backends`, `hot_keys`, `blockers`, `dependencies`.
+        tables: of the slot: `summary`, `reading`, `backends`, `hot_keys`, `blockers`, `dependencies`, `what_if`.
     """
     if not rows:
         return None
     span, more = "time from the first batch to the last", _evidence(tables, rows[0]["cause"])
-    return limits.said(rows, tables["reading"], tables["backends"], span, _named(tables), more)
+    found = limits.said(rows, tables["reading"], tables["backends"], span, _named(tables), more)
+    if found is None or found.limit == "source" or not _keeps_up(tables):
+        return found
+    return replace(
+        found, advice=f"nothing for throughput: the daemon keeps up with the source. For shorter delays: {found.advice}"
+    )
+
+
+def _keeps_up(tables: dict[str, Rows]) -> bool:
+    """Tell whether twice as many workers would apply no more, because the source has no more, by `what_if`."""
+    now = int((tables["reading"] or tables["summary"])[0]["workers"])
+    limit_names = {
+        row["limit"] for row in tables["what_if"] if row["unit"] == "batch" and row["workers"] in {now, 2 * now}
+    }
+    return limit_names == {"source"}
 
 
 def _named(tables: dict[str, Rows]) -> str:

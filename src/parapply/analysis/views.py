@@ -45,6 +45,8 @@ _EXECUTING: Final = f"greatest(0, execute_s - {_BEFORE})"
 _DEPENDING: Final = f"if({_BEFORE} > 0, 0, wait_dependency_s)"
 # Points of a batch in microseconds, none before the one before it.
 _START: Final = "unix_micros(started_at)"
+_USUAL_US: Final = "CAST(round(coalesce(usual_s, 0) * 1e6) AS bigint)"
+_TURN: Final = "unix_micros(committed_at) - CAST(round(commit_s * 1e6) AS bigint)"
 _TIMED: Final = (
     "slot",
     "run",
@@ -52,10 +54,16 @@ _TIMED: Final = (
     f"{_START} AS start_us",
     "CAST(round(depending_s * 1e6) AS bigint) AS depend_us",
     f"least({_START} + CAST(round(execute_s * 1e6) AS bigint), unix_micros(committed_at)) AS done_us",
-    f"greatest({_START}, unix_micros(committed_at) - CAST(round(commit_s * 1e6) AS bigint)) AS turn_us",
+    f"greatest({_START}, {_TURN}) AS turn_us",
+    f"greatest({_START}, {_TURN}, unix_micros(committed_at) - {_USUAL_US}) AS late_us",
     "unix_micros(committed_at) AS end_us",
     "if(late_keys > 0, 1, 0) AS is_late",
 )
+# What a COMMIT takes: the rest of a batch's turn goes to its late rows.
+_USUAL: Final = """
+SELECT slot AS usual_slot, percentile_approx(if(is_one_flight, flight_commit_s, commit_s), 0.5) AS usual_s
+  FROM batches WHERE (late_keys = 0 AND NOT is_one_flight) OR flight_commit_s > 0 GROUP BY slot
+"""
 #: Runs with a number that may be in the log twice: slot, run and number are what a record is. Lines of before have no
 #: run, and their numbers begin again with each.
 _OVERLAPPING: Final = """
@@ -171,7 +179,11 @@ def make_views(store: Store, scope: Scope, *, is_cut: bool = False) -> int:
     interval_s = interval_of((times["last"] - times["first"]) / 1e6)
     more = ", ".join(f"{expression} AS {name}" for name, expression in _more(interval_s).items())
     engine.make_view("batches", f"SELECT *, {more} FROM once_batch WHERE {within}")
-    engine.make_view("timed", f"SELECT {', '.join(_TIMED)} FROM batches WHERE committed_at >= started_at")
+    engine.make_view(
+        "timed",
+        f"SELECT {', '.join(_TIMED)} FROM batches LEFT JOIN ({_USUAL}) ON slot = usual_slot"
+        " WHERE committed_at >= started_at",
+    )
     engine.make_view("transactions", f"SELECT * FROM once_transaction WHERE {within}")
     # Also what is outside of the scope's time: the record before the first one within is no gap.
     engine.make_view(

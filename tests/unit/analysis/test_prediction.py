@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -140,6 +141,49 @@ def test_late_rows_follow_in_the_turn() -> None:
     # Nothing is in flight before a single worker's batch; sixteen are limited by a hundred times ten late rows.
     assert found.of("preserve", 1).seconds > 5
     assert found.of("preserve", 16).seconds > 1
+
+
+def test_more_batches_under_way_hold_more_rows() -> None:
+    """Of four batches at a time each second one had a row that another one held: of sixteen nearly all do."""
+    recorded = [
+        _batch(
+            seq + 1, seq // 4 * 0.1, 0.09, seq // 4 * 0.1 + 0.095 + seq % 4 * 1e-4, received_s=seq // 4 * 0.1 - 1e-3,
+            holder_seq=seq if seq % 2 else -1, late_rows=seq % 2, commit_s=0.01 if seq % 2 else 1e-4,
+        )
+        for seq in range(200)
+    ]  # fmt: skip
+    seconds = _seconds(5, 4, processors=8, busy_s=0.1, sessions_s=0.05)
+    found = predict(recorded, seconds, (4, 16))
+    # Nothing of the batches beside it that are later ones in the log: none, one, two and three others for each.
+    assert found.plant.late_pairs == pytest.approx(100 / (200 / 4 * (1 + 2 + 3) * _FULL**2), rel=0.05)
+    parts = [Stretch(transactions=50, changes=50, size_bytes=1, release_s=0.0, due_s=-9.0)] * 400
+    known = [part._replace(seen_from=0) for part in parts]
+    unknown = [part._replace(seen_from=place) for place, part in enumerate(parts)]
+    plant = replace(found.plant, order="relaxed", workers=16)
+    assert play(Load(unknown), plant).seconds > 1.1 * play(Load(known), plant).seconds
+    assert play(Load(unknown), plant) == play(Load(unknown), plant)
+
+
+def test_the_rest_of_a_backlog_is_given_out_at_once() -> None:
+    """Five batches for sixteen workers are as long as one, though the last is not full; nothing more is there then."""
+    parts = [Stretch(transactions=10, changes=10, size_bytes=1, release_s=0.0, due_s=-9.0)] * 45
+    plant = Plant(
+        workers=16, order="preserve", limits=(100, 100, 1000), batch_s=0.0, change_s=0.01, commit_s=0.001,
+        slowdowns=(1.0,),
+    )  # fmt: skip
+    played = play(Load(parts), plant)
+    assert played.batches == 5
+    assert played.seconds == pytest.approx(1.0, rel=0.05)
+    assert played.ended_s > 0.9
+    assert not played.idle_s
+
+
+def test_a_turn_costs_the_leader_time() -> None:
+    """Between two COMMITs 3 ms pass in the log, in which nothing is committed: so they do in a prediction."""
+    recorded = [_batch(seq + 1, max(0, seq - 3) * 0.01, 0.001, (seq + 1) * 0.01, commit_s=0.007) for seq in range(200)]
+    found = predict(recorded, _seconds(2, 4, processors=8, busy_s=0.1, sessions_s=0.05), (4, 16))
+    assert found.plant.turn_s == pytest.approx(0.003, rel=0.3)
+    assert found.of("preserve", 16).seconds == pytest.approx(2.0, rel=0.1)
 
 
 def test_a_daemon_that_keeps_up_gains_nothing() -> None:

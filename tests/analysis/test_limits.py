@@ -1,0 +1,126 @@
+"""A real daemon held up by one thing at a time: the verdict on its log names that thing."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from threading import Event
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from parapply.analysis.compute import compute
+from parapply.analysis.job import ReportRequest, convert
+from parapply.analysis.progress import Silent
+from parapply.analysis.store import Store
+from parapply.analysis.verdict import verdict
+from parapply.analysis.views import Scope, make_views
+from parapply.applylog_schema import IntervalRecord, read_record
+from tests.analysis.hand_log import batch, write
+from tests.fixtures.plain import WORKER_IS_BLOCKED, foreign_transaction, plain_route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from parapply.analysis.duck import DuckEngine
+    from parapply.limits import LimitVerdict
+    from tests.fixtures.daemon import StartDaemon
+    from tests.fixtures.databases import Database
+    from tests.fixtures.route import Route
+
+_TIMEOUT_S: Final = 30.0
+_LOOK_S: Final = 0.05
+#: Figures that the verdict is made from.
+_FIGURES: Final = ("summary", "moments", "reading", "backends", "hot_keys", "blockers", "dependencies")
+_EACH: Final = "DO $$ BEGIN FOR i IN 1..4 LOOP UPDATE item SET v = v + 1 WHERE id = {}; COMMIT; END LOOP; END $$"
+
+
+@pytest.fixture
+def route(source_db: Database, target_db: Database, init_route: Callable[[Route], None]) -> Route:
+    """Each source transaction is a batch, for two workers."""
+    return plain_route(source_db, target_db, init_route, apply__workers=2, apply__max_batch_transactions=1)
+
+
+def test_the_verdict_names_what_held_a_daemon_up(
+    engine: DuckEngine, route: Route, start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """Nothing to apply, a table that another session has locked, one row that every transaction changes."""
+    log = tmp_path / "log"
+    daemon = start_daemon(route, settings={"applylog.directory": str(log)})
+    bounds = []
+
+    def commit(statement: str) -> None:
+        route.source.execute(statement)
+        daemon.wait_caught_up()
+
+    commit("INSERT INTO item SELECT n, 0 FROM generate_series(0, 9) AS n")
+    bounds.append(datetime.now(UTC))
+    for _ in range(4):
+        commit("UPDATE item SET v = v + 1 WHERE id = 9")
+    bounds.append(datetime.now(UTC))
+    with foreign_transaction(route.target, "LOCK TABLE item IN SHARE ROW EXCLUSIVE MODE"):
+        route.source.execute(_EACH.format("i"))
+        _wait_for_blocked_seconds(route, log, since=bounds[-1])
+    daemon.wait_caught_up()
+    bounds.append(datetime.now(UTC))
+    with foreign_transaction(route.target, "SELECT FROM item WHERE id = 5 FOR UPDATE"):
+        route.source.execute(_EACH.format(5))
+        _wait_for_blocked_seconds(route, log, since=bounds[-1])
+    daemon.wait_caught_up()
+    daemon.stop()
+
+    convert(engine, ReportRequest(log=str(log), out=str(tmp_path / "out")), Silent())
+    said, found = [], None
+    for since, until in zip(bounds, [*bounds[1:], None], strict=True):
+        found = _verdict(engine, tmp_path / "out", Scope(since=since, until=until))
+        said.append((found.limit, found.detail))
+        assert found.share > 0.5, found
+    assert said == [("source", ""), ("target", "locks"), ("dependency", "")]
+    assert found
+    assert "key" in found.words
+    assert "public.item" in found.words
+
+
+def test_the_commit_of_late_rows_is_a_commit(engine: DuckEngine, tmp_path: Path) -> None:
+    """Half of the batches have a late row, and COMMIT takes 140 ms with and without: it limits, not the rows."""
+    batches = [
+        batch(
+            n, worker=1 + n % 4, received_at=n / 20, started_at=n / 20, committed_at=n / 20 + 0.2, queued_s=0.0,
+            execute_s=0.05, wait_turn_s=0.01, commit_s=0.14, late_keys=n % 2,
+        )
+        for n in range(1, 201)
+    ]  # fmt: skip
+    write(tmp_path / "log", "apply-1.jsonl", batches)
+    convert(engine, ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out")), Silent())
+    found = _verdict(engine, tmp_path / "out", Scope())
+    assert (found.limit, found.detail) == ("commit", "order")
+    assert found.share > 0.9
+
+
+def _verdict(engine: DuckEngine, out: Path, scope: Scope) -> LimitVerdict:
+    interval_s = make_views(Store(engine, str(out)), scope)
+    tables = compute(engine, interval_s, 0, lambda _: None, _FIGURES) | {"what_if": []}
+    found = verdict(tables["limits"], tables)
+    assert found
+    return found
+
+
+def _wait_for_blocked_seconds(route: Route, log: Path, since: datetime) -> None:
+    """Return when a worker is blocked, and two intervals of the log have seen its session wait for a lock."""
+    route.target.wait_until(WORKER_IS_BLOCKED)
+    deadline_s = time.monotonic() + _TIMEOUT_S
+    while _n_blocked(log, since) < 2:
+        assert time.monotonic() < deadline_s, "no interval saw the lock"
+        Event().wait(_LOOK_S)
+
+
+def _n_blocked(log: Path, since: datetime) -> int:
+    """Return how many whole lines of intervals have samples of locks since a time."""
+    lines = [line for path in log.iterdir() for line in path.read_bytes().splitlines(keepends=True)]
+    records = [read_record(line) for line in lines if line.endswith(b"\n")]
+    return sum(
+        datetime.fromisoformat(one.ended_at) > since and any(each.wait.startswith("Lock:") for each in one.backends)
+        for one in records
+        if isinstance(one, IntervalRecord)
+    )
