@@ -47,11 +47,11 @@ RECONNECT_MIN_S = 0.2
 RECONNECT_MAX_S = 30.0
 #: Seconds a starting daemon waits for the lease: an orderly predecessor drains in a few seconds.
 LEASE_WAIT_S = 30.0
-#: Target connections: half of the best gain measured comes with the second, little after the fourth.
-WORKERS = 4
-#: The same while their number finds itself: sixteen reads at a time are what a disk still answers faster than eight.
+#: Target connections at most while their number finds itself: sixteen reads at a time are what a disk still answers
+#: faster than eight.
 MAX_WORKERS = 16
-#: Connections when it begins to find itself, and the fewest.
+#: Connections when it begins to find itself, and the fewest: half of the best gain measured in memory comes with the
+#: second, little after the fourth.
 FIRST_WORKERS = 4
 FEWEST_WORKERS = 2
 #: Source transactions a target transaction at most. Batches begin smaller and grow while the target is quick with them
@@ -199,7 +199,7 @@ class TableConfig(_Section, frozen=True):
 class ApplyConfig(_Section, frozen=True):
     """How changes are applied."""
 
-    workers: int | Literal["auto"] = WORKERS
+    workers: int | Literal["auto"] = "auto"
     max_workers: Annotated[int, Meta(ge=FEWEST_WORKERS, le=WORKERS_LIMIT)] = MAX_WORKERS
     commit_order: Literal["preserve", "relaxed"] = "preserve"
     max_batch_transactions: Annotated[int, Meta(ge=1, le=1_000_000)] = MAX_BATCH_TRANSACTIONS

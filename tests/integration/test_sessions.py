@@ -352,17 +352,17 @@ async def test_a_refused_table_stays_so_while_it_is_looked_up_again(
 
 
 @pytest.mark.pg_majors(15, 18)
-async def test_published_tables_are_named_unless_one_is_locked(source_db: Database) -> None:
-    """A hint is not worth a wait for another session's lock."""
+async def test_tables_to_expect_are_named_without_a_lock(source_db: Database) -> None:
+    """A hint is not worth a wait for another session's lock; a partition is announced along with its root."""
     source_db.execute(
         "CREATE TABLE a (i int) PARTITION BY LIST (i); CREATE TABLE b PARTITION OF a DEFAULT; CREATE TABLE c (i int);"
-        "CREATE PUBLICATION p FOR TABLE a WITH (publish_via_partition_root)"
+        "CREATE SCHEMA s; CREATE TABLE s.d (i int); CREATE VIEW s.v AS SELECT 1; CREATE UNLOGGED TABLE s.u (i int);"
+        "CREATE PUBLICATION p FOR TABLE a WITH (publish_via_partition_root);"
+        "CREATE PUBLICATION q FOR TABLES IN SCHEMA s; CREATE PUBLICATION r FOR ALL TABLES"
     )
+    a, b, c, d = ("public", "a"), ("public", "b"), ("public", "c"), ("s", "d")
     async with await slot.connect(source_db.dsn, application_name="parapply test") as conn:
-        assert sorted(await slot.published_tables_unless_locked(conn, ["p"])) == [("public", "a"), ("public", "b")]
-        assert await slot.published_tables_unless_locked(conn, ["none"]) == ()
-        if conn.info.server_version >= 160000:  # before, the view locks nothing
-            with psycopg.connect(source_db.dsn) as other:
-                other.execute("LOCK TABLE a")
-                with pytest.raises(SourceLost, match="lock"):
-                    await slot.published_tables_unless_locked(conn, ["p"])
+        with psycopg.connect(source_db.dsn) as other:
+            other.execute("LOCK TABLE a, c")
+            for names, expected in ((["p"], [a, b]), (["p", "q"], [a, b, d]), (["r"], [a, b, c, d]), (["none"], [])):
+                assert sorted(await slot.tables_to_expect(conn, names)) == expected

@@ -263,7 +263,7 @@ def test_the_environment_is_read_only_through_load_config(monkeypatch: pytest.Mo
     """Config() alone reads no environment; load_config does, by default the process's."""
     monkeypatch.setenv("PARAPPLY_APPLY__WORKERS", "7")
     monkeypatch.setenv("SOURCE", "{}")
-    assert Config().apply.workers == 4
+    assert Config().apply.workers == "auto"
     assert load_config(None, (), GIVEN).apply.workers == 7
 
 

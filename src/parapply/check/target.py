@@ -156,13 +156,13 @@ def _of_two_phase(config: Config, source: Server, target: TargetSide) -> Iterato
 
 def _of_room(config: Config, server: Server) -> Iterator[Finding]:
     apply = config.apply
-    needed, free = apply.most_workers + _OTHER_SESSIONS, server.free_connections()
-    key = "apply.max_workers" if apply.workers == "auto" else "apply.workers"
+    # What comes later with "auto" makes do with what there is, and the daemon's log says so.
+    needed, free = apply.first_workers + _OTHER_SESSIONS, server.free_connections()
     if free < needed:
         role = sql.Identifier(server.role).as_string(None)
         yield Finding(
             code=Code.TARGET_CONNECTIONS, object=role,
-            found=f"{key} = {apply.most_workers} needs {needed} connections, and role {role} can open"
+            found=f"apply.workers = {apply.workers} needs {needed} connections, and role {role} can open"
             f" {max(free, 0)}",
         )  # fmt: skip
 
@@ -184,7 +184,7 @@ def _of_origins(config: Config, server: Server, n_origins: int, *, may_make_orig
         )  # fmt: skip
     name = "max_active_replication_origins"
     name = name if name in server.settings else "max_replication_slots"
-    most, needed = server.number(name), config.apply.most_workers
+    most, needed = server.number(name), config.apply.first_workers
     if most < n_origins + needed:
         yield Finding(
             code=Code.ORIGINS_EXHAUSTED, found=f"{n_origins} replication origins are there, {needed} more are needed,"

@@ -170,13 +170,19 @@ def _facts(report: dict[str, Any], *, with_evidence: bool) -> Table:
     if retained := _retained(report["source"]):
         _add(grid, "WAL kept", retained)
     two_phase = "" if report["two_phase"] == "disabled" else f", two-phase {report['two_phase']}"
-    _add(grid, "commit order", f"{report['commit_order']}, {report['worker_count']} workers{two_phase}")
+    _add(grid, "commit order", f"{report['commit_order']}, {_worker_count(report)} workers{two_phase}")
     if limits := report["limits"]:
         _add(grid, "what limits", limits["words"])
         _add(grid, "what to do", limits["advice"])
         if with_evidence:
             _add(grid, "because", " ".join(limits["evidence"]))
     return grid
+
+
+def _worker_count(report: dict[str, Any]) -> str:
+    """Return how many workers there are, and how many there may be where that is more."""
+    here, most = len(report["workers"]), report["worker_count"]
+    return f"{here} of up to {most}" if 0 < here < most else f"{most}"
 
 
 def _lag(report: dict[str, Any]) -> str:

@@ -50,6 +50,8 @@ class CopyStarts:
     def __init__(self) -> None:
         """Know of no copies: every change is applied."""
         self._tables: Mapping[Known, Start] = {}
+        #: How many known tables get no changes until they are copied.
+        self.n_waiting = 0
         self._others = _FROM_THE_START
         self._left_out: Collection[str] = ()
         self._names: dict[int, Name] = {}
@@ -69,14 +71,10 @@ class CopyStarts:
             return None
         return max([start.lsn or 0 for start in starts], default=0)
 
-    @property
-    def n_waiting(self) -> int:
-        """Return how many known tables get no changes until they are copied."""
-        return sum(start.lsn is None for start in self._tables.values())
-
     def update(self, tables: Mapping[Known, Start], *, is_listed: bool) -> None:
         """Take what is known of all tables; with `is_listed` a table not among them gets no changes."""
         self._tables = tables
+        self.n_waiting = sum(start.lsn is None for start in tables.values())
         self._others = _NEVER if is_listed else _FROM_THE_START
         starts = {oid: self._start(oid, name) for oid, name in self._names.items()}
         self._apart = {oid: start for oid, start in starts.items() if start.lsn != 0}

@@ -283,7 +283,7 @@ class Connector:
     async def _published_tables(self, looking: asyncio.Task[_Look]) -> Sequence[tuple[str, str]]:
         # Shielded, because giving up the prefetch must not cancel the query itself.
         source, _ = await asyncio.shield(looking)
-        names = await slot.published_tables_unless_locked(source, self._config.source.publications)
+        names = await slot.tables_to_expect(source, self._config.source.publications)
         return [self._config.mapping.target_of(name) for name in names]
 
     async def _recover(

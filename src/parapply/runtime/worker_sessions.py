@@ -6,10 +6,12 @@ late, so that a successor's fence waits for it, too (traps T-14, T-15).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from psycopg import sql
 
 from parapply.errors import TargetLost, TargetRefused
-from parapply.target.session import origins
+from parapply.target.session import origins, settings
 from parapply.target.session.session import SessionOptions, WorkerSession
 
 if TYPE_CHECKING:
@@ -20,6 +22,38 @@ if TYPE_CHECKING:
 
 #: A target that has no connection left for one more worker still serves fewer (F17).
 _TOO_MANY = ("too many", "remaining connection slots")
+
+#: Of `max_connections` this part is left to others by workers that come later: one in so many.
+_LEFT_TO_OTHERS: Final = 10
+#: Superusers, too, leave alone what is kept for them.
+_CONNECTIONS = sql.SQL(
+    "SELECT m.n - pg_catalog.current_setting('superuser_reserved_connections')::int"
+    " - COALESCE(pg_catalog.current_setting('reserved_connections', true)::int, 0)"
+    " - (SELECT pg_catalog.sum(numbackends)::int FROM pg_catalog.pg_stat_database), m.n"
+    " FROM (SELECT pg_catalog.current_setting('max_connections')::int) AS m (n)"
+)
+
+
+class ConnectionsLeft(NamedTuple):
+    """How many connections of the target workers that come later may take, and why it is no more."""
+
+    n_left: int
+    error: TargetRefused
+
+
+async def connections_left(conn: settings.Connection) -> ConnectionsLeft:
+    """Return what the target has left, less what others may want.
+
+    Raises:
+        TargetLost: the connection broke.
+    """
+    with settings.target_errors("counting the target's connections"):
+        ((free, most),) = await settings.rows(conn, _CONNECTIONS)
+    kept = -(-most // _LEFT_TO_OTHERS)
+    text = f"target: {max(free, 0)} of {most} connections are free, and {kept} are left to others"
+    return ConnectionsLeft(
+        max(free - kept, 0), TargetRefused(text, hint="raise max_connections, or lower apply.max_workers")
+    )
 
 
 class WorkerSessions:

@@ -16,6 +16,7 @@ from parapply.errors import ParapplyError
 from parapply.logs import get_logger
 from parapply.runtime.apply.worker import Worker
 from parapply.runtime.pool.scaling import LoadSample
+from parapply.runtime.worker_sessions import connections_left
 from parapply.target.session import settings
 from parapply.tasks import end_tasks
 from parapply.vocabulary import WorkerState
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 #: Seconds between two looks while there is something to apply, and while there is not.
 _LOOK_S: Final = 0.075
 _IDLE_LOOK_S: Final = 0.25
+#: Seconds until the target is asked again after no session waited for its disk: a question takes the leader as long as
+#: a good many changes.
+_ASK_AGAIN_S: Final = 0.3
 #: Seconds without a further attempt after the target had no session for one more worker.
 _REFUSED_S: Final = 30.0
 #: Of so many workers one may follow a transaction in progress; PostgreSQL's own default is two for a subscription.
@@ -72,7 +76,7 @@ class WorkerTasks:
         self._news = asyncio.Event()
         self._opening: asyncio.Task[list[WorkerSession | ParapplyError]] | None = None
         self._opening_numbers: list[int] = []
-        self._refused_until_s = 0.0
+        self._refused_until_s = self._ask_from_s = 0.0
         self._is_told_refused = False
         #: What workers that have left had committed.
         self._left_batches = self._left_changes = 0
@@ -160,7 +164,10 @@ class WorkerTasks:
         executing = [worker for worker in self.workers if worker.state in _EXECUTING]
         is_pressed = self._pool.is_pressed and 2 * len(executing) >= len(self.workers)
         may_grow = scaling.may_grow() and self._clock() >= self._refused_until_s
-        waiting = await self._waiting(executing) if is_pressed and may_grow else None
+        is_asked = is_pressed and may_grow and self._clock() >= self._ask_from_s
+        waiting = await self._waiting(executing) if is_asked else None
+        if waiting == 0.0:
+            self._ask_from_s = self._clock() + _ASK_AGAIN_S
         step = scaling.look(self._sample(is_pressed=is_pressed, waiting=waiting))
         if step is not None:
             self._step(scaling, step)
@@ -201,7 +208,11 @@ class WorkerTasks:
         self._opening.add_done_callback(lambda _: self._news.set())
 
     async def _open(self) -> list[WorkerSession | ParapplyError]:
-        return await asyncio.gather(*[self._sessions.open_one_more(number) for number in self._opening_numbers])
+        async with self._control_pool.session() as conn:
+            n_left, error = await connections_left(conn)
+        numbers = self._opening_numbers
+        opened = await asyncio.gather(*[self._sessions.open_one_more(number) for number in numbers[:n_left]])
+        return [*opened, *[error for _ in numbers[n_left:]]]
 
     def _take_opened(self, scaling: Scaling, opening: asyncio.Task[list[WorkerSession | ParapplyError]]) -> None:
         self._opening = None

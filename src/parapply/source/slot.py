@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import psycopg
-from psycopg import sql
 
 from parapply.driver import Session, dsn_problem, refusal_hint
 from parapply.errors import ConfigError, SlotBusy, SourceLost, SourceRefused
@@ -37,8 +36,6 @@ CONNECT_TIMEOUT_S = 10
 _HALF_OF_XIDS = 2**31
 #: What a publication may publish, in the order of the columns of pg_publication.
 _OPERATIONS = ("insert", "update", "delete", "truncate")
-#: How long a question for a hint waits for a locked table.
-_HINT_LOCK_TIMEOUT = "100ms"
 
 
 class SlotFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -383,33 +380,35 @@ async def published_tables(conn: Connection, names: Sequence[str]) -> tuple[tupl
         return tuple((str(schema), str(table)) for schema, table in await _rows(conn, query, [list(names)]))
 
 
-async def published_tables_unless_locked(conn: Connection, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+async def tables_to_expect(conn: Connection, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Return what `published_tables` does and the partitions below, in any order; for a hint only.
 
-    pgoutput announces a partition along with the root that it is published as.
-    Since version 16 the view locks every table; one that another session has locked ends the query, because a hint is
-    not worth a wait.
+    pgoutput announces a partition along with the root that it is published as. The view takes long for each table, and
+    locks it since version 16; this reads the catalogue.
 
     Raises:
-        SourceLost: the connection broke, or a table is locked.
+        SourceLost: the connection broke.
     """
-    # One message without parameters: its statements are one transaction, which the setting ends with.
-    query = sql.SQL(
-        "SELECT pg_catalog.set_config('lock_timeout', {timeout}, true);"
-        " WITH published AS ("
-        "SELECT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname = ANY ({names}))"
-        " SELECT schemaname, tablename FROM published UNION SELECT n.nspname, c.relname"
-        " FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
-        " JOIN pg_catalog.pg_class AS root ON root.oid = pg_catalog.pg_partition_root(c.oid)"
-        " JOIN pg_catalog.pg_namespace AS r ON r.oid = root.relnamespace"
-        " WHERE c.relispartition AND c.relkind IN ('r', 'p')"
-        " AND (r.nspname, root.relname) IN (SELECT schemaname, tablename FROM published)"
-    ).format(timeout=_HINT_LOCK_TIMEOUT, names=list(names))
+    query: LiteralString = """
+        WITH entry (relid, nspid) AS MATERIALIZED (
+            SELECT NULL::oid, NULL::oid FROM pg_catalog.pg_publication WHERE puballtables AND pubname = ANY ($1::text[])
+            UNION ALL SELECT r.prrelid, NULL FROM pg_catalog.pg_publication_rel AS r
+              JOIN pg_catalog.pg_publication AS p ON p.oid = r.prpubid WHERE p.pubname = ANY ($1::text[])
+            UNION ALL SELECT NULL, s.pnnspid FROM pg_catalog.pg_publication_namespace AS s
+              JOIN pg_catalog.pg_publication AS p ON p.oid = s.pnpubid WHERE p.pubname = ANY ($1::text[]))
+        SELECT n.nspname, c.relname
+          FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+         WHERE c.relkind IN ('r', 'p') AND pg_catalog.pg_relation_is_publishable(c.oid)
+           AND (EXISTS (SELECT FROM entry WHERE relid IS NULL AND nspid IS NULL)
+                OR c.oid IN (SELECT relid FROM entry WHERE relid IS NOT NULL)
+                OR n.oid IN (SELECT nspid FROM entry WHERE nspid IS NOT NULL)
+                OR c.relispartition AND EXISTS (
+                    SELECT FROM pg_catalog.pg_partition_ancestors(c.oid) AS a
+                      JOIN pg_catalog.pg_class AS above ON above.oid = a.relid
+                     WHERE above.oid IN (SELECT relid FROM entry WHERE relid IS NOT NULL)
+                        OR above.relnamespace IN (SELECT nspid FROM entry WHERE nspid IS NOT NULL)))"""
     with source_errors("reading the published tables"):
-        async with conn.cursor() as cursor:
-            await cursor.execute(query)
-            cursor.nextset()
-            return tuple([(str(schema), str(table)) for schema, table in await cursor.fetchall()])
+        return tuple([(str(schema), str(table)) for schema, table in await _rows(conn, query, [list(names)])])
 
 
 async def check_room(conn: Connection) -> None:

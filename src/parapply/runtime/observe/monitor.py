@@ -7,6 +7,8 @@ from collections import deque
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec.structs import replace
+
 from parapply.errors import SourceLost
 from parapply.logs import get_logger
 from parapply.runtime.apply.deadlocks import AT_WORK
@@ -94,8 +96,8 @@ class Monitor:
         self._shown = shown
         self._worker_tasks = worker_tasks
         self._workers = worker_tasks.workers
-        #: Numbers of those that are shown.
-        self._shown_workers: set[int] = set()
+        #: What is shown of each, by its number.
+        self._shown_workers: dict[int, tuple[WorkerRow, float]] = {}
         self._tables = tables
         self._conflict_handler = conflict_handler
         self._foreign_waits = foreign_waits
@@ -188,20 +190,27 @@ class Monitor:
         # One idle worker for each batch that waits: the others are idle because there is nothing else to do.
         blocked = iter([job for job in self._pool.waiting_jobs() if self._pool.waits_of(job)])
         idle = WorkerState.IDLE
-        rows = [self._row(worker, next(blocked, None) if worker.state is idle else None) for worker in self._workers]
+        rows = {
+            worker.number: (self._row(worker, next(blocked, None) if worker.state is idle else None), worker.since_s)
+            for worker in self._workers
+        }
+        changed = [self._dated(*row) for number, row in rows.items() if self._shown_workers.get(number) != row]
+        have_left = not self._shown_workers.keys() <= rows.keys()
         tables = self._tables.take_rows()
         limits = self._intervals.limiting.take()
+        counts = take_counts(self._figures)
+        if not (changed or have_left or tables or limits or counts):
+            return
         async with self._control_pool.session() as conn:
-            await state.write_workers(conn, self._schema, self._slot_id, rows)
-            numbers = {row.worker for row in rows}
-            if self._shown_workers - numbers:
-                await display.forget_workers(conn, self._schema, self._slot_id, but=sorted(numbers))
-            self._shown_workers = numbers
+            if changed:
+                await state.write_workers(conn, self._schema, self._slot_id, changed)
+            if have_left:
+                await display.forget_workers(conn, self._schema, self._slot_id, but=sorted(rows))
+            self._shown_workers = rows
             if tables:
                 await state.write_tables(conn, self._schema, self._slot_id, tables)
             if limits:
                 await display.write_limits(conn, self._schema, self._slot_id, limits)
-            counts = take_counts(self._figures)
             if counts:
                 await display.write_counts(conn, self._schema, self._slot_id, counts)
 
@@ -212,7 +221,6 @@ class Monitor:
 
     def _row(self, worker: Worker, blocked: Job | None) -> WorkerRow:
         job = worker.job
-        since_s = datetime.now(UTC).timestamp() - (self._clock() - worker.since_s)
         return WorkerRow(
             worker=worker.number,
             pid=worker.session.pipeline.backend_pid,
@@ -220,10 +228,13 @@ class Monitor:
             batch_seq=job.batch.seq if job else None,
             end_lsn=job.batch.end_lsn or None if job else None,
             waits_for=self._waits_for(worker, blocked),
-            since=datetime.fromtimestamp(since_s, UTC),
             transactions=worker.transactions,
             changes=worker.changes,
         )
+
+    def _dated(self, row: WorkerRow, since_s: float) -> WorkerRow:
+        unix_s = datetime.now(UTC).timestamp() - (self._clock() - since_s)
+        return replace(row, since=datetime.fromtimestamp(unix_s, UTC))
 
     def _waits_for(self, worker: Worker, blocked: Job | None) -> str | None:
         """Say what a worker waits for, or, of an idle one, what the batch waits for that it would take."""

@@ -122,13 +122,14 @@ class Copied:
             SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
         """
         now_s = self._clock()
-        if not self.known.is_listed or any(row.source_oid is None for row in self.known.tables):
-            return
         if not is_due and self._looked_s is not None and now_s - self._looked_s < _LOOK_S:
             return
-        self._looked_s = now_s
+        if not self.known.is_listed or any(row.source_oid is None for row in self.known.tables):
+            return
+        is_first, self._looked_s = self._looked_s is None, now_s
         async with self._lock:
-            await self._marks()
+            if is_first:
+                await self._marks()  # a state of an older version has them from now on
             oids = [row.source_oid for row in self.known.tables if row.source_oid is not None]
             found = await late_tables.uncovered(self._source, self._publications, oids)
             for oid, name in [one for one in found if not self._is_left_out(one[1])][:_TABLES]:
@@ -191,6 +192,8 @@ class Copied:
 
     def _know(self, known: Copies) -> None:
         self.known = known
+        self._is_under_way = known.is_under_way
+        self._waiting = {row.name: row.reason for row in known.tables if row.state == CopyState.WAITING}
         self._by_oid = {row.source_oid: row for row in known.tables if row.source_oid is not None}
         self._by_name = {row.name: row for row in known.tables}
 
@@ -285,6 +288,10 @@ class Copied:
 
     async def _read(self) -> None:
         async with self._control_pool.session() as conn:
+            if not self._is_under_way:
+                stamp = await copies.load_stamp(conn, self._schema, self._slot_id)
+                if stamp == self.known.stamp:
+                    return
             found = await copies.load(conn, self._schema, self._slot_id)
         before = self.known
         self._know(found)
@@ -295,7 +302,7 @@ class Copied:
             self.on_changed()
 
     def _tell(self) -> None:
-        waiting = {row.name: row.reason for row in self.known.tables if row.state == CopyState.WAITING}
+        waiting = self._waiting
         self._tables.show_waiting(frozenset(waiting))
         for name in self._warnings.due(waiting, self._clock()):
             reason = waiting[name]

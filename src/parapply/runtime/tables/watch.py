@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from parapply.logs import get_logger
-from parapply.target.catalogue.fingerprint import fingerprints
+from parapply.target.catalogue.fingerprint import change_counts, fingerprints
 from parapply.target.session import settings
 
 if TYPE_CHECKING:
@@ -19,23 +19,33 @@ if TYPE_CHECKING:
     from parapply.runtime.tables.control_pool import ControlPool
     from parapply.runtime.tables.plans import TablePlans
 
-#: Tables read again in one check: others wait for the same few sessions.
+#: Tables read again at once: others wait for the same few sessions.
 _TABLES = 250
-#: Part of the time that checks may take while no batch fails: with thousands of tables they are further apart.
+#: Part of the time that comparisons may take while no batch fails: with thousands of tables they are further apart.
 _SHARE = 0.01
-#: But never so many times further apart: one check may have taken long because the target was busy.
+#: But never so many times further apart: one comparison may have taken long because the target was busy.
 _MOST_TIMES = 20
+#: The same where nothing has been counted in the catalogue since the last one: it may be a session that counts nothing.
+_QUIET_SHARE = 0.001
+_QUIET_MOST_TIMES = 120
 #: Seconds between two checks at least, however many batches fail.
 _PAUSE_S = 0.5
 
 
-def pause_s(catalogue_check_s: float, took_s: float) -> float:
-    """Return the seconds to the next check while no batch fails, after one that took `took_s`."""
-    return max(catalogue_check_s, min(took_s / _SHARE, _MOST_TIMES * catalogue_check_s))
+def pause_s(catalogue_check_s: float, took_s: float, *, is_quiet: bool = False) -> float:
+    """Return the seconds to the next comparison while no batch fails, after one that took `took_s`.
+
+    Args:
+        catalogue_check_s: as configured.
+        took_s: for all tables.
+        is_quiet: the target has counted no change of its catalogue since then.
+    """
+    share, most_times = (_QUIET_SHARE, _QUIET_MOST_TIMES) if is_quiet else (_SHARE, _MOST_TIMES)
+    return max(catalogue_check_s, min(took_s / share, most_times * catalogue_check_s))
 
 
 class CatalogueWatch:
-    """`_seen` is written and read here only."""
+    """All fields are written and read here only."""
 
     def __init__(self, tables: TablePlans, control_pool: ControlPool, catalogue_check_s: float) -> None:
         """Start with nothing checked."""
@@ -45,6 +55,11 @@ class CatalogueWatch:
         self._log = get_logger()
         #: By relation: OID and fingerprint with which its plan was compared.
         self._seen: dict[Relation, tuple[int, str]] = {}
+        self._clock = asyncio.get_running_loop().time
+        #: When all tables were compared last, how long it took, and what the target had counted before.
+        self._compared_s = self._clock()
+        self._took_s = 0.0
+        self._counts = ""
 
     async def run(self) -> None:
         """Check from time to time until cancelled.
@@ -52,35 +67,43 @@ class CatalogueWatch:
         Raises:
             TargetLost: the connection ended.
         """
-        clock = asyncio.get_running_loop().time
         took_s = 0.0
         while True:
             await asyncio.sleep(max(took_s, min(_PAUSE_S, self._catalogue_check_s)))
             with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s(self._catalogue_check_s, took_s)):
+                async with asyncio.timeout(self._catalogue_check_s):
                     await self._tables.is_in_doubt.wait()
+            is_in_doubt = self._tables.is_in_doubt.is_set()
             self._tables.is_in_doubt.clear()
-            began_s = clock()
-            await self._look()
-            took_s = clock() - began_s
+            began_s = self._clock()
+            with settings.target_errors("looking for changes of the tables"):
+                await self._look(is_in_doubt=is_in_doubt)
+            took_s = self._clock() - began_s
 
-    async def _look(self) -> None:
+    async def _look(self, *, is_in_doubt: bool) -> None:
         planned = self._tables.in_force
         if not planned:
             return
-        with settings.target_errors("looking for changes of the tables"):
-            async with self._control_pool.session() as conn:
-                now = await fingerprints(conn, sorted(set(planned.values())))
+        began_s = self._clock()
+        async with self._control_pool.session() as conn:
+            # Where all are compared at each check there is nothing to save.
+            is_slow = self._took_s > _SHARE * self._catalogue_check_s
+            counts = await change_counts(conn) if is_slow else ""
+            is_quiet = counts == self._counts != ""
+            pause = pause_s(self._catalogue_check_s, self._took_s, is_quiet=is_quiet)
+            is_due = is_in_doubt or began_s - self._compared_s >= pause
+            if not is_due:
+                planned = {relation: oid for relation, oid in planned.items() if relation not in self._seen}
+            now = await fingerprints(conn, sorted(set(planned.values())))
+        if is_due:
+            self._compared_s, self._took_s, self._counts = began_s, self._clock() - began_s, counts
         self._seen.update(self._tables.take_fingerprints())
         # A new one that was planned by facts of its own is read again, too: it may have changed before this check.
         found = {relation: (oid, now.get(oid, "")) for relation, oid in planned.items()}
         changed = [relation for relation, print_ in found.items() if self._seen.get(relation) != print_]
-        if not changed:
-            return
-        if len(changed) > _TABLES:
-            self._tables.is_in_doubt.set()  # the others follow soon
-            del changed[_TABLES:]
-        for relation, error in (await self._tables.reread(changed)).items():
-            # Its next change meets the same error and reports it where the operator can act.
-            self._log.warning("table_unusable", relation=relation.qualified_name, error=error.line())
-        self._seen.update({relation: found[relation] for relation in changed})
+        for at in range(0, len(changed), _TABLES):
+            group = changed[at : at + _TABLES]
+            for relation, error in (await self._tables.reread(group)).items():
+                # Its next change meets the same error and reports it where the operator can act.
+                self._log.warning("table_unusable", relation=relation.qualified_name, error=error.line())
+            self._seen.update({relation: found[relation] for relation in group})

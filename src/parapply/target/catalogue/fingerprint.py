@@ -91,6 +91,35 @@ SELECT asked.relid::int8, pg_catalog.concat_ws(' ', s.items, asked.root, pg_cata
 FROM asked JOIN tied_sum s ON s.root = asked.root JOIN pg_catalog.pg_class c ON c.oid = asked.relid
 """
 
+# What a fingerprint is made of, by where its rows are counted. A backend tells its counts when it is idle, within ten
+# seconds at most. TRUNCATE and temporary tables count, too, and change no fingerprint.
+_COUNTS_SQL: Final = """
+SELECT pg_catalog.array_agg(pg_catalog.pg_stat_get_tuples_inserted(c.oid) + pg_catalog.pg_stat_get_tuples_updated(c.oid)
+  + pg_catalog.pg_stat_get_tuples_deleted(c.oid) ORDER BY c.oid)::text
+FROM unnest('{pg_class,pg_namespace,pg_attribute,pg_attrdef,pg_index,pg_inherits,pg_constraint,pg_trigger,pg_rewrite,
+  pg_policy,pg_authid,pg_auth_members}'::text[]) AS one (name)
+JOIN pg_catalog.pg_class AS c ON c.relname = one.name AND c.relnamespace = 'pg_catalog'::pg_catalog.regnamespace
+WHERE pg_catalog.current_setting('track_counts') = 'on'
+"""
+
+
+async def change_counts(conn: psycopg.AsyncConnection[Any]) -> str:
+    """Return a text that changes some seconds after the catalogues of `fingerprints` have changed; empty if none does.
+
+    It costs the same whatever the number of tables. A change by a session that does not count them is not seen.
+
+    Args:
+        conn: in autocommit mode.
+
+    Raises:
+        TargetLost: the connection broke.
+    """
+    with target_errors("looking for catalogue changes"):
+        async with psycopg.AsyncRawCursor(conn, row_factory=tuple_row) as cursor:
+            await cursor.execute(sql.SQL(_COUNTS_SQL), prepare=True)
+            ((counts,),) = await cursor.fetchall()
+    return counts or ""
+
 
 async def fingerprints(conn: psycopg.AsyncConnection[Any], oids: Sequence[int]) -> dict[int, str]:
     """Return a text for each table that changes when what `load_facts` or `check_table_access` says of it may have.
