@@ -1,14 +1,13 @@
 """Facts of published tables, read in groups while the stream starts: a first announcement needs no query of its own.
 
 The catalogue describes a group in little more time than one table. What was read is used for a first announcement
-only, and only if the table's fingerprint says that it still holds. Fingerprints read parts of the catalogue whole,
-however few tables they are of, so they are asked for at once.
+only, and only if the table's fingerprint says that it still holds. Where there are thousands of tables, a group that an
+announcement waits for comes first, and the others when there is time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -18,11 +17,11 @@ import msgspec
 from parapply.errors import ParapplyError
 from parapply.plan.table import TableFacts
 from parapply.target.catalogue import facts
-from parapply.target.catalogue.fingerprint import fingerprints
+from parapply.target.catalogue.fingerprint import fingerprints_of_few
 from parapply.tasks import end_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from parapply.runtime.tables.control_pool import ControlPool
 
@@ -41,6 +40,10 @@ _GROUP: Final = 200
 _MOST_TABLES: Final = 20_000
 #: The first group is what all wait for.
 _FIRST_GROUP: Final = 20
+#: Tables read without a rest, and how many times as long as a group took a rest is: a millisecond of the target's CPU
+#: for each of ten thousand tables is more than a start should take of it.
+_AT_ONCE: Final = 1000
+_REST: Final = 4
 
 
 class AheadFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,10 +81,12 @@ class CataloguePrefetch:
         self._has_begun = False
         #: A group takes longer than an announcement should wait.
         self._is_slow = False
-        #: Seconds for which what was read or compared holds, and when it was compared last.
+        #: Seconds for which what was read or compared holds.
         self._valid_s = _VALID_S
-        self._checked_s = -math.inf
         self._group_read = asyncio.Condition()
+        #: How many announcements wait for a group; the event ends a rest.
+        self._n_waiting = 0
+        self._is_wanted = asyncio.Event()
         self._clock = asyncio.get_running_loop().time
         self._reading = asyncio.create_task(self._read(names), name="facts-ahead")
 
@@ -122,33 +127,32 @@ class CataloguePrefetch:
         if table in self._queue:
             del self._queue[table]
             self._queue[table] = None
+        self._n_waiting += 1
+        self._is_wanted.set()
         try:
             async with asyncio.timeout(_PATIENCE_S), self._group_read:
                 await self._group_read.wait_for(lambda: self._is_read(table))
         except TimeoutError:
             self._is_slow = True
             self._queue.pop(table, None)
+        finally:
+            self._n_waiting -= 1
 
     def _is_read(self, table: tuple[str, str]) -> bool:
         return self._reading.done() or (self._has_begun and table not in self._queue)
 
     async def _check(self, table: tuple[str, str]) -> None:
-        """Compare a table with the catalogue, and with it others that wait for their announcement.
-
-        A group of them at first; all of them if more announcements come soon after.
-        """
+        """Compare a table with the catalogue, and with it others that wait for their announcement."""
         now_s = self._clock()
-        is_repeated = now_s - self._checked_s <= 2 * self._valid_s
         old = (one for one, found in self._found.items() if now_s - found.valid_s > self._valid_s and one != table)
-        group = {one: self._found.pop(one) for one in [table, *islice(old, None if is_repeated else _GROUP)]}
+        group = {one: self._found.pop(one) for one in [table, *islice(old, _GROUP - 1)]}
         with suppress(ParapplyError):  # each is read again when it is announced, where the error has a name
             async with self._control_pool.session() as conn:
-                current = await fingerprints(conn, [found.facts.oid for found in group.values()])
+                current = await fingerprints_of_few(conn, [found.facts.oid for found in group.values()])
             for one, found in group.items():
                 if current.get(found.facts.oid) == found.fingerprint:
                     self._found[one] = msgspec.structs.replace(found, valid_s=now_s)
-        self._checked_s = self._clock()
-        self._valid_s = max(_VALID_S, min(_LONG_VALID_S, (self._checked_s - now_s) / _SHARE))
+        self._valid_s = max(_VALID_S, min(_LONG_VALID_S, (self._clock() - now_s) / _SHARE))
 
     async def _read(self, names: Callable[[], Awaitable[Sequence[tuple[str, str]]]]) -> None:
         try:
@@ -158,11 +162,14 @@ class CataloguePrefetch:
                 async with self._control_pool.session() as conn:
                     await facts.load_many(conn, [("pg_catalog", "pg_class")], role=self._role)
                 return
-            first = self._next(_FIRST_GROUP)
-            await self._read_group(first, await self._before(first))
-            before = await self._before(list(self._queue))
+            await self._read_group(self._next(_FIRST_GROUP))
+            n_read = 0
             while self._queue:
-                await self._read_group(self._next(_GROUP), before)
+                began_s = self._clock()
+                await self._read_group(self._next(_GROUP))
+                n_read += _GROUP
+                if n_read >= _AT_ONCE:
+                    await self._rest(_REST * (self._clock() - began_s))
         except ParapplyError:
             return  # the next user of the session or the table meets this again, and can say what it was for
         finally:
@@ -171,15 +178,19 @@ class CataloguePrefetch:
     def _next(self, most: int) -> list[tuple[str, str]]:
         return list(islice(reversed(self._queue), most))
 
-    async def _before(self, group: Sequence[tuple[str, str]]) -> dict[int, str]:
-        """Return fingerprints by OID; whatever changes after this shows as another one."""
-        async with self._control_pool.session() as conn:
-            oids = await facts.table_oids(conn, group)
-            return await fingerprints(conn, list(oids.values()))
+    async def _rest(self, rest_s: float) -> None:
+        if not self._n_waiting:
+            self._is_wanted.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(rest_s):
+                    await self._is_wanted.wait()
 
-    async def _read_group(self, group: Sequence[tuple[str, str]], before: Mapping[int, str]) -> None:
+    async def _read_group(self, group: Sequence[tuple[str, str]]) -> None:
         now_s = self._clock()
         async with self._control_pool.session() as conn:
+            oids = await facts.table_oids(conn, group)
+            # Whatever changes after this shows as another fingerprint.
+            before = await fingerprints_of_few(conn, list(oids.values()))
             many = await facts.load_many(conn, group, role=self._role)
             tables = [one for one in many.values() if isinstance(one, TableFacts)]
             denied = await facts.access_problems(conn, tables)

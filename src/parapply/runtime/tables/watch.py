@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from parapply.logs import get_logger
-from parapply.target.catalogue.fingerprint import change_counts, fingerprints
+from parapply.target.catalogue.fingerprint import change_counts, fingerprints, fingerprints_of_few
 from parapply.target.session import settings
 
 if TYPE_CHECKING:
@@ -94,7 +94,9 @@ class CatalogueWatch:
             is_due = is_in_doubt or began_s - self._compared_s >= pause
             if not is_due:
                 planned = {relation: oid for relation, oid in planned.items() if relation not in self._seen}
-            now = await fingerprints(conn, sorted(set(planned.values())))
+            oids = sorted(set(planned.values()))
+            is_few = not is_due and len(oids) <= _TABLES
+            now = await (fingerprints_of_few if is_few else fingerprints)(conn, oids)
         if is_due:
             self._compared_s, self._took_s, self._counts = began_s, self._clock() - began_s, counts
         self._seen.update(self._tables.take_fingerprints())

@@ -14,6 +14,7 @@ from psycopg.rows import tuple_row
 
 from parapply.errors import TargetRefused
 from parapply.plan.table import ColumnFacts, TableFacts
+from parapply.target.catalogue.fingerprint import LOOKUPS
 from parapply.target.catalogue.key_facts import foreign_key_facts, indexed_equality, unique_facts
 from parapply.target.catalogue.query import ACCESS_SQL, FACTS_SQL, MANY_FACTS_SQL, OIDS_SQL
 from parapply.target.session.settings import target_errors
@@ -38,12 +39,6 @@ _KIND_NAMES: Final = {
     "c": "a composite type",
     "t": "a TOAST table",
 }
-#: For the query about many tables, which needs a few lookups in the catalogue's indexes for each of them. The planner
-#: does not know how few rows its parts have, and would read whole catalogues for every table.
-_LOOKUPS: Final = (
-    "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off;"
-    " SET LOCAL jit = off"
-)
 
 
 async def load_facts(conn: psycopg.AsyncConnection[Any], schema: str, name: str, *, role: str) -> TableFacts | None:
@@ -106,7 +101,7 @@ async def load_many(
     facts: dict[tuple[str, str], TableFacts | TargetRefused] = {}
     with target_errors("reading the catalogue of the published tables"):
         async with conn.transaction():
-            await conn.execute(_LOOKUPS)
+            await conn.execute(LOOKUPS)
             found = await _rows(conn, MANY_FACTS_SQL, ([name[0] for name in names], [name[1] for name in names], role))
     for number, *row in found:
         schema, name = names[number - 1]

@@ -27,15 +27,18 @@ WITH RECURSIVE asked(relid, root) AS (
   SELECT c.oid, coalesce(pg_catalog.pg_partition_root(c.oid), c.oid)::oid
   FROM pg_catalog.pg_class c WHERE c.oid = ANY ($1::oid[])
 ),
-reference AS MATERIALIZED (
-  SELECT DISTINCT coalesce(pg_catalog.pg_partition_root(k.conrelid), k.conrelid)::oid AS child,
-    coalesce(pg_catalog.pg_partition_root(k.confrelid), k.confrelid)::oid AS parent
-  FROM pg_catalog.pg_constraint k WHERE k.contype = 'f' AND k.conparentid = 0
+member(root, relid) AS (
+  SELECT DISTINCT root, root FROM asked
+  UNION ALL
+  SELECT m.root, i.inhrelid FROM member m
+  JOIN pg_catalog.pg_inherits i ON i.inhparent = m.relid
+  JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition
 ),
 tied(root, other) AS (
-  SELECT root, root FROM asked
+  SELECT DISTINCT root, root FROM asked
   UNION
-  SELECT r.child, r.parent FROM reference r WHERE r.child IN (SELECT root FROM asked)
+  SELECT m.root, coalesce(pg_catalog.pg_partition_root(k.confrelid), k.confrelid)::oid
+  FROM member m JOIN pg_catalog.pg_constraint k ON k.conrelid = m.relid AND k.contype = 'f' AND k.conparentid = 0
 ),
 tree(root, relid) AS (
   SELECT DISTINCT other, other FROM tied
@@ -102,6 +105,13 @@ JOIN pg_catalog.pg_class AS c ON c.relname = one.name AND c.relnamespace = 'pg_c
 WHERE pg_catalog.current_setting('track_counts') = 'on'
 """
 
+#: For a query about some of many tables, which needs a few lookups in the catalogue's indexes for each of them. The
+#: planner does not know how few rows its parts have, and would read whole catalogues.
+LOOKUPS: Final = (
+    "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off;"
+    " SET LOCAL jit = off"
+)
+
 
 async def change_counts(conn: psycopg.AsyncConnection[Any]) -> str:
     """Return a text that changes some seconds after the catalogues of `fingerprints` have changed; empty if none does.
@@ -119,6 +129,22 @@ async def change_counts(conn: psycopg.AsyncConnection[Any]) -> str:
             await cursor.execute(sql.SQL(_COUNTS_SQL), prepare=True)
             ((counts,),) = await cursor.fetchall()
     return counts or ""
+
+
+async def fingerprints_of_few(conn: psycopg.AsyncConnection[Any], oids: Sequence[int]) -> dict[int, str]:
+    """Return what `fingerprints` does by lookups for each table: cheaper for a few hundred of many, dearer for all.
+
+    Raises:
+        TargetLost: the connection broke.
+    """
+    if not oids:
+        return {}
+    with target_errors("looking for catalogue changes"):
+        async with conn.transaction(), psycopg.AsyncRawCursor(conn, row_factory=tuple_row) as cursor:
+            await cursor.execute(LOOKUPS)
+            # Another text, so that its plan is made with these settings.
+            await cursor.execute(sql.SQL(f"{_FINGERPRINT_SQL} -- of few"), (list(oids),), prepare=True)
+            return dict(await cursor.fetchall())
 
 
 async def fingerprints(conn: psycopg.AsyncConnection[Any], oids: Sequence[int]) -> dict[int, str]:

@@ -119,7 +119,7 @@ def test_a_disk_that_is_saturated_has_fewer_workers_again() -> None:
 
 
 def test_workers_that_nothing_needs_leave_after_a_minute() -> None:
-    """Without a backlog the number falls to the most that worked at once in a minute, and as many stay as it began with."""
+    """Without a backlog the number falls to the most that worked at once in a minute, or to what it began with."""
     target = Target(disk, waiting=0.9)
     target.run(1.0)
     target.run(60.0, is_pressed=False, n_busy=0)
