@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from parapply.target.catalogue.fingerprint import fingerprints
+from parapply.target.catalogue.fingerprint import change_counts, fingerprints, fingerprints_of_few
 from tests.integration.table_cases import Refused, Worker, worker_on
 
 if TYPE_CHECKING:
@@ -97,7 +97,9 @@ def _prints(worker: Worker, oids: list[int], role: str = "NONE") -> dict[int, st
             worker.dsn, autocommit=True, options="-c search_path=pg_catalog", row_factory=psycopg.rows.dict_row
         ) as conn:
             await conn.execute(f"SET ROLE {role}".encode())
-            return await fingerprints(conn, oids)
+            found = await fingerprints(conn, oids)
+            assert await fingerprints_of_few(conn, oids) == found
+            return found
 
     return asyncio.run(look())
 
@@ -148,6 +150,21 @@ def test_data_changes_nothing(worker: Worker) -> None:
             before = _prints(worker, oids)  # which index it was is a mark on the index
             continue
         assert _prints(worker, oids) == before, statement
+
+
+async def test_changes_of_the_catalogue_are_counted(target_db: Database) -> None:
+    """DDL changes the counts soon."""
+
+    async def count() -> str:
+        async with await psycopg.AsyncConnection.connect(target_db.dsn, autocommit=True) as conn:
+            return await change_counts(conn)
+
+    before = await count()
+    assert before
+    target_db.execute("CREATE TABLE t(id int PRIMARY KEY)")
+    async with asyncio.timeout(30):
+        while await count() == before:  # noqa: ASYNC110  the server signals nothing
+            await asyncio.sleep(0.05)
 
 
 def test_dropped_tables_are_missing(worker: Worker) -> None:

@@ -381,7 +381,7 @@ async def published_tables(conn: Connection, names: Sequence[str]) -> tuple[tupl
 
 
 async def tables_to_expect(conn: Connection, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return what `published_tables` does and the partitions below, in any order; for a hint only.
+    """Return what `published_tables` does and the partitions below, the oldest first; for a hint only.
 
     pgoutput announces a partition along with the root that it is published as. The view takes long for each table, and
     locks it since version 16; this reads the catalogue.
@@ -406,7 +406,8 @@ async def tables_to_expect(conn: Connection, names: Sequence[str]) -> tuple[tupl
                     SELECT FROM pg_catalog.pg_partition_ancestors(c.oid) AS a
                       JOIN pg_catalog.pg_class AS above ON above.oid = a.relid
                      WHERE above.oid IN (SELECT relid FROM entry WHERE relid IS NOT NULL)
-                        OR above.relnamespace IN (SELECT nspid FROM entry WHERE nspid IS NOT NULL)))"""
+                        OR above.relnamespace IN (SELECT nspid FROM entry WHERE nspid IS NOT NULL)))
+         ORDER BY c.oid"""
     with source_errors("reading the published tables"):
         return tuple([(str(schema), str(table)) for schema, table in await _rows(conn, query, [list(names)])])
 

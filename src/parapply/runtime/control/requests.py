@@ -94,13 +94,14 @@ class Requests:
         try:
             await self._listen()
             await self._refuse_old()
+            is_called = True
             while True:
-                await self._look()
+                await self._look(is_called=is_called)
                 await self._tell_copier()
                 await self._copied.look()
                 self._begin_two_phase()
                 self._stream_again()
-                await self._wait_for_call(_LOOK_S if self._unseen_from_lsn is None else _POLL_S / 10)
+                is_called = await self._wait_for_call(_LOOK_S if self._unseen_from_lsn is None else _POLL_S / 10)
         finally:
             self._admission.hold.open()
             for session in (*self._exports.values(), *([self._listener] if self._listener else [])):
@@ -122,11 +123,12 @@ class Requests:
         else:
             await requests.listen(self._listener, copies.channel(self._slot_id))
 
-    async def _wait_for_call(self, timeout_s: float) -> None:
+    async def _wait_for_call(self, timeout_s: float) -> bool:
+        """Wait, and tell whether a command may have called."""
         if self._listener is None:
             await asyncio.sleep(min(timeout_s, _POLL_S))
-        else:
-            await requests.wait_for_call(self._listener, timeout_s)
+            return True
+        return await requests.wait_for_call(self._listener, timeout_s)
 
     async def _refuse_old(self) -> None:
         """Refuse what an earlier connection of the daemon has left half done."""
@@ -136,8 +138,8 @@ class Requests:
             if request.state in ("standing", "go", "ready"):
                 await self._refuse(request, "the daemon has connected again since")
 
-    async def _look(self) -> None:
-        await self._copied.read()
+    async def _look(self, *, is_called: bool) -> None:
+        await self._copied.read(is_called=is_called)
         async with self._control_pool.session() as conn:
             asked = await requests.open_requests(conn, self._config.state_schema, self._slot_id)
         for request_id in [*self._exports]:

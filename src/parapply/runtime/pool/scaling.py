@@ -2,11 +2,11 @@
 
 The rule, in five sentences. While batches wait for a worker and at least half of the workers execute, the target is
 asked what their sessions wait for; if half of them wait for its disk twice in a row, the workers are doubled at once,
-because a session that waits takes no processor from the others. Otherwise, once a backlog is older than three seconds
-and whenever a window of some seconds was like that, the double number is tried for the next window, and kept if changes
-a second rose by a tenth. The half is tried in turn, and kept if changes a second fell by less than a twentieth. After a
-trial that failed the next one waits, each time twice as long. Workers that were not needed at any time of a minute
-leave.
+because a session that waits takes no processor from the others. Otherwise, whenever a window of some seconds was like
+that, the double number is tried for the next window, and kept if changes a second rose by a tenth. The half is tried in
+turn, and kept if changes a second fell by less than a twentieth. After a trial that failed the next one waits, each
+time twice as long. Workers that were not needed at any time of a minute leave, down to the first
+number.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ _LONG_WINDOW_S: Final = 15.0
 _BATCHES: Final = 2
 #: Part of a window in which batches must have waited for workers; one with less says nothing.
 _PRESSED: Final = 0.8
-#: Seconds that batches must have waited for workers before a number is tried: a trial costs sessions, and gains nothing
-#: in a backlog that is over sooner.
-_BACKLOG_S: Final = 3.0
 #: What more workers must gain, and fewer may lose.
 _GAIN: Final = 1.1
 _LOSS: Final = 0.95
@@ -74,8 +71,6 @@ class Scaling:
         self._n_samples = 0
         self._n_pressed = 0
         self._n_waiting = 0
-        #: Since when every window was pressed; None: the last one was not.
-        self._pressed_from_s: float | None = None
         self._trial: _Trial | None = None
         self._tries_more = True
         self._pause_s = _PAUSE_S
@@ -143,18 +138,15 @@ class Scaling:
             return None
         if self._n_pressed < _PRESSED * self._n_samples:
             # The backlog is over, or others than the workers hold it up; without it no trial can be judged.
-            self._begin = self._pressed_from_s = None
+            self._begin = None
             return self._back("the backlog ended during a trial") if self._trial else None
-        if self._pressed_from_s is None:
-            self._pressed_from_s = begin.now_s
         if sample.n_batches - begin.n_batches < _BATCHES * self.wanted and took_s < _LONG_WINDOW_S:
             return None
         self._begin = None
         changes_s = (sample.n_changes - begin.n_changes) / took_s
         if self._trial is not None:
             return self._end(self._trial, changes_s, sample.now_s)
-        may_try = sample.now_s >= max(self._next_trial_s, self._pressed_from_s + _BACKLOG_S)
-        return self._try(changes_s) if may_try else None
+        return self._try(changes_s) if sample.now_s >= self._next_trial_s else None
 
     def _try(self, changes_s: float) -> Step | None:
         fewer, more = max(self._least, self.wanted // 2), min(2 * self.wanted, self._most)

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 #: Seconds between two checks for tables that are published and have not come in the stream.
 _LOOK_S = 60.0
+#: Part of the time that reading the state may take while no command calls, and seconds to the next time at most.
+_READ_SHARE = 0.002
+_READ_S = 5.0
 #: Seconds between two warnings of one table that waits.
 _AGAIN_S = 86_400.0
 #: New tables checked in one go: each costs a query.
@@ -96,20 +99,28 @@ class Copied:
         self._lock = asyncio.Lock()
         self._clock = asyncio.get_running_loop().time
         self._looked_s: float | None = None
+        self._next_read_s = 0.0
         self._warnings = DailyWarnings()
         #: Called when the set of copied tables has changed; requests puts itself here.
         self.on_changed: Callable[[], None] = _ignore
         self._log = get_logger()
         starts.update(known.starts(low_lsn), is_listed=known.is_listed)
 
-    async def read(self) -> None:
+    async def read(self, *, is_called: bool = True) -> None:
         """Read the state again, and log the tables that wait: at once, and once a day.
+
+        Args:
+            is_called: a command has called; else, with thousands of tables, less often than this is called.
 
         Raises:
             TargetRefused, TargetLost: it could not be read.
         """
+        began_s = self._clock()
+        if not is_called and not self._is_under_way and began_s < self._next_read_s:
+            return
         async with self._lock:
             await self._read()
+        self._next_read_s = began_s + min((self._clock() - began_s) / _READ_SHARE, _READ_S)
         self._tell()
 
     async def look(self, *, is_due: bool = False) -> None:

@@ -8,8 +8,9 @@ announcement waits for comes first, and the others when there is time.
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -17,7 +18,7 @@ import msgspec
 from parapply.errors import ParapplyError
 from parapply.plan.table import TableFacts
 from parapply.target.catalogue import facts
-from parapply.target.catalogue.fingerprint import fingerprints_of_few
+from parapply.target.catalogue.fingerprint import fingerprints, fingerprints_of_few
 from parapply.tasks import end_tasks
 
 if TYPE_CHECKING:
@@ -76,13 +77,18 @@ class CataloguePrefetch:
         self._control_pool = control_pool
         self._role = role
         self._found: dict[tuple[str, str], AheadFacts] = {}
-        #: Still to be read, in this order from the end.
-        self._queue: dict[tuple[str, str], None] = {}
+        #: Still to be read; and all of them in the order in which they are read, each with its place.
+        self._queue: set[tuple[str, str]] = set()
+        self._order: list[tuple[str, str]] = []
+        self._places: dict[tuple[str, str], int] = {}
+        #: Where the next group begins, if an announcement waits for it.
+        self._wanted: tuple[str, str] | None = None
         self._has_begun = False
         #: A group takes longer than an announcement should wait.
         self._is_slow = False
-        #: Seconds for which what was read or compared holds.
+        #: Seconds for which what was read or compared holds, and when it was compared last.
         self._valid_s = _VALID_S
+        self._checked_s = -math.inf
         self._group_read = asyncio.Condition()
         #: How many announcements wait for a group; the event ends a rest.
         self._n_waiting = 0
@@ -124,9 +130,7 @@ class CataloguePrefetch:
     async def _wait_for(self, table: tuple[str, str]) -> None:
         if self._is_read(table) or self._is_slow:
             return
-        if table in self._queue:
-            del self._queue[table]
-            self._queue[table] = None
+        self._wanted = table if table in self._queue else self._wanted
         self._n_waiting += 1
         self._is_wanted.set()
         try:
@@ -134,7 +138,7 @@ class CataloguePrefetch:
                 await self._group_read.wait_for(lambda: self._is_read(table))
         except TimeoutError:
             self._is_slow = True
-            self._queue.pop(table, None)
+            self._queue.discard(table)
         finally:
             self._n_waiting -= 1
 
@@ -142,22 +146,30 @@ class CataloguePrefetch:
         return self._reading.done() or (self._has_begun and table not in self._queue)
 
     async def _check(self, table: tuple[str, str]) -> None:
-        """Compare a table with the catalogue, and with it others that wait for their announcement."""
+        """Compare a table with the catalogue, and with it others that wait for their announcement.
+
+        It alone at first; all of them if more announcements come soon after.
+        """
         now_s = self._clock()
+        is_repeated = now_s - self._checked_s <= 2 * self._valid_s
         old = (one for one, found in self._found.items() if now_s - found.valid_s > self._valid_s and one != table)
-        group = {one: self._found.pop(one) for one in [table, *islice(old, _GROUP - 1)]}
+        group = {one: self._found.pop(one) for one in [table, *(old if is_repeated else ())]}
+        compare = fingerprints if len(group) > _GROUP else fingerprints_of_few
         with suppress(ParapplyError):  # each is read again when it is announced, where the error has a name
             async with self._control_pool.session() as conn:
-                current = await fingerprints_of_few(conn, [found.facts.oid for found in group.values()])
+                current = await compare(conn, [found.facts.oid for found in group.values()])
             for one, found in group.items():
                 if current.get(found.facts.oid) == found.fingerprint:
                     self._found[one] = msgspec.structs.replace(found, valid_s=now_s)
-        self._valid_s = max(_VALID_S, min(_LONG_VALID_S, (self._clock() - now_s) / _SHARE))
+        self._checked_s = self._clock()
+        self._valid_s = max(_VALID_S, min(_LONG_VALID_S, (self._checked_s - now_s) / _SHARE))
 
     async def _read(self, names: Callable[[], Awaitable[Sequence[tuple[str, str]]]]) -> None:
         try:
             published = await names()
-            self._queue = dict.fromkeys(reversed(published[:_MOST_TABLES]))
+            self._order = list(dict.fromkeys(published[:_MOST_TABLES]))
+            self._places = {table: place for place, table in enumerate(self._order)}
+            self._queue = set(self._order)
             if not self._queue:
                 async with self._control_pool.session() as conn:
                     await facts.load_many(conn, [("pg_catalog", "pg_class")], role=self._role)
@@ -176,7 +188,11 @@ class CataloguePrefetch:
             await self._note_progress(list(self._queue))
 
     def _next(self, most: int) -> list[tuple[str, str]]:
-        return list(islice(reversed(self._queue), most))
+        """Return a group: what an announcement waits for and those after it, which often come next; then the first."""
+        wanted, self._wanted = self._wanted, None
+        place = self._places[wanted] if wanted in self._queue else 0
+        order = chain(islice(self._order, place, None), islice(self._order, place))
+        return list(islice((one for one in order if one in self._queue), most))
 
     async def _rest(self, rest_s: float) -> None:
         if not self._n_waiting:
@@ -201,8 +217,7 @@ class CataloguePrefetch:
         await self._note_progress(group)
 
     async def _note_progress(self, group: Iterable[tuple[str, str]]) -> None:
-        for table in group:
-            self._queue.pop(table, None)
+        self._queue.difference_update(group)
         self._has_begun, self._is_slow = True, False
         async with self._group_read:
             self._group_read.notify_all()

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from weakref import WeakKeyDictionary
 
 import msgspec
 import psycopg
-from psycopg import conninfo, sql
+from psycopg import conninfo, generators, pq, sql
 
 from parapply.driver import Session, dsn_problem, refusal_hint
 from parapply.errors import ConfigError, TargetLost, TargetRefused
@@ -22,8 +23,13 @@ from parapply.errors import ConfigError, TargetLost, TargetRefused
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from psycopg.pq.abc import PGresult
+
 Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
 Kind: TypeAlias = Literal["worker", "control"]
+
+#: What `run_prepared` has prepared, by session.
+_prepared: WeakKeyDictionary[Connection, set[bytes]] = WeakKeyDictionary()
 
 #: Seconds to wait for a TCP connection to the target; libpq would wait for the kernel, which is minutes.
 CONNECT_TIMEOUT_S = 10
@@ -236,6 +242,39 @@ async def rows(conn: Connection, query: sql.Composed | sql.SQL, params: Sequence
     async with psycopg.AsyncRawCursor(conn) as cursor:
         await cursor.execute(query, params)
         return await cursor.fetchall() if cursor.description else []
+
+
+async def run_prepared(conn: Connection, name: bytes, query: sql.Composed, params: Sequence[bytes]) -> int:
+    """Do what `rows` does, for a statement that is run often, and return how many rows there are.
+
+    Past psycopg's cursors, which take the leader twice as long as this.
+
+    Args:
+        conn: prepares it once.
+        name: of the statement, always the same.
+        query: with `$1` style parameters.
+        params: as text.
+    """
+    names = _prepared.setdefault(conn, set())
+    async with conn.lock:
+        if name not in names:
+            conn.pgconn.send_prepare(name, query.as_bytes(conn))
+            _check(await conn.wait(generators.execute(conn.pgconn)))
+            names.add(name)
+        conn.pgconn.send_query_prepared(name, params)
+        return _check(await conn.wait(generators.execute(conn.pgconn)))
+
+
+def _check(results: Sequence[PGresult]) -> int:
+    """Return the rows of the only result.
+
+    Raises:
+        psycopg.Error: it is an error.
+    """
+    (result,) = results
+    if result.status not in {pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK}:
+        raise psycopg.errors.error_from_result(result)
+    return result.ntuples
 
 
 def client_conninfo(dsn: str, application_name: str, *, kind: Kind = "control") -> str:

@@ -170,12 +170,14 @@ async def listen(conn: Connection, channel: str) -> None:
         await conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
 
 
-async def wait_for_call(conn: Connection, timeout_s: float) -> None:
-    """Return after a notification on a channel that the session listens to, or when the time is over.
+async def wait_for_call(conn: Connection, timeout_s: float) -> bool:
+    """Return after a notification on a channel that the session listens to, or, False, when the time is over.
 
     Raises:
         TargetLost: the connection broke.
     """
+    is_called = False
     with target_errors("listening"):
         async for _ in conn.notifies(timeout=timeout_s, stop_after=1):
-            pass
+            is_called = True
+    return is_called

@@ -7,6 +7,7 @@ Must never create an unlogged table: a crash would empty it while the rows it sp
 from __future__ import annotations
 
 import secrets
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from psycopg import sql
@@ -251,6 +252,7 @@ async def drop_schema(conn: Connection, schema: str) -> bool:
             return True
 
 
+@lru_cache(maxsize=256)
 def in_schema(text: str, schema: str) -> sql.Composed:
     """Put the quoted name of the state schema where the text says {s}."""
     return sql.SQL(text).format(s=sql.Identifier(schema))

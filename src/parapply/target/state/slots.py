@@ -17,7 +17,7 @@ from psycopg import sql
 from parapply import failpoints
 from parapply.errors import SourceRefused, TargetRefused
 from parapply.model import POSTGRES_EPOCH_US, format_lsn, parse_lsn
-from parapply.target.session.settings import rows, target_errors
+from parapply.target.session.settings import rows, run_prepared, target_errors
 from parapply.target.state.display import (
     DaemonRow,
     TableRow,
@@ -271,8 +271,9 @@ async def advance(conn: Connection, schema: str, slot_id: int, progress: SlotPro
 
     When this returns, everything that committed on this cluster before the call is durable, whatever
     synchronous_commit it used: WAL is one sequence, flushed in order, and this commit waits for the flush of its
-    own record, which lies after theirs (T-1). So `low_lsn` may be reported to the publisher; and because an idle
-    keep-alive's LSN is persisted here before it is reported, a slot ahead of the watermark always means a gap (T-8).
+    own record, which lies after theirs (T-1): a control session is pinned to synchronous_commit = on. So `low_lsn` may
+    be reported to the publisher; and because an idle keep-alive's LSN is persisted here before it is reported, a slot
+    ahead of the watermark always means a gap (T-8).
 
     The watermark never goes backwards. Only the control session writes this row: workers updating it would wait
     for each other against the commit order (T-16).
@@ -299,10 +300,12 @@ async def advance(conn: Connection, schema: str, slot_id: int, progress: SlotPro
     values += [lsn_text(progress.confirmed_flush_lsn), lsn_text(progress.source_lsn), progress.last_commit_time_us]
     values += [progress.lag_s, progress.state, progress.reason, progress.reading]
     with target_errors("advancing the watermark"):
-        async with conn.transaction():
-            await conn.execute("SET LOCAL synchronous_commit = on")
+        if failpoints.is_armed(failpoints.PRUNING):
+            async with conn.transaction():
+                found = await rows(conn, query, values)
+                failpoints.probe(failpoints.PRUNING)
+        else:
             found = await rows(conn, query, values)
-            failpoints.probe(failpoints.PRUNING)
     if not found:
         raise gone(slot_id)
     return parse_lsn(found[0][0])
@@ -320,9 +323,10 @@ async def flush(conn: Connection, schema: str, slot_id: int, low_lsn: int, high_
         " highest_lsn = GREATEST(highest_lsn, $2::pg_lsn, $3::pg_lsn) WHERE slot_id = $1::int RETURNING slot_id",
         schema,
     )
+    params = [b"%d" % slot_id, format_lsn(low_lsn).encode(), format_lsn(high_lsn).encode()]
     with target_errors("advancing the watermark"):
-        found = await rows(conn, query, [slot_id, format_lsn(low_lsn), format_lsn(high_lsn)])
-    if not found:
+        n_found = await run_prepared(conn, b"parapply_flush", query, params)
+    if not n_found:
         raise gone(slot_id)
 
 
