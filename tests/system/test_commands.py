@@ -191,7 +191,7 @@ def test_progress_shows_the_three_metrics(route: Route, start_daemon: StartDaemo
     commit_each(route.source, 1, 100)
     daemon.wait_caught_up()
     # In one look: an idle publisher, too, writes WAL now and then.
-    at_rest = "(running,0,0,t,t,preserve,4,0)"
+    at_rest = "(running,0,0,t,t,preserve,16,0)"
     route.target.wait_until(f"SELECT p::text = '{at_rest}' FROM ({query.strip()}) AS p")
     with foreign_transaction(route.target, "LOCK TABLE item"):
         commit_each(route.source, 101, 200)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from parapply.config import Config
 
+#: Tables shown where there is no end of lines: of more, those with the most rows. `--json` has all.
+_MOST_TABLES = 1000
 #: Seconds between two looks of --watch.
 _REFRESH_S = 1.0
 
@@ -87,7 +89,8 @@ def render(report: dict[str, Any], width: int = 80, height: int = 0, notice: str
     Args:
         report: what is shown.
         width: columns of the terminal; they matter only with a height.
-        height: lines of the terminal: workers, tables and reasons are left out as far as they do not fit; 0: none is.
+        height: lines of the terminal: workers, tables and reasons are left out as far as they do not fit; 0: none is,
+            up to a thousand tables.
         notice: something that must be seen first, such as an end that does not answer.
     """
     report = printable_tree(report)
@@ -101,7 +104,7 @@ def render(report: dict[str, Any], width: int = 80, height: int = 0, notice: str
     head += _seldom(report)
     workers, tables = report["workers"], report["tables"]
     if not height:
-        return Group(*head, *_body(workers, tables, len(workers), len(tables)), *_reasons(tables))
+        return Group(*head, *_body(workers, tables, len(workers), min(len(tables), _MOST_TABLES)), *_reasons(tables))
     n_head = len(Console(width=width).render_lines(Group(*head), pad=False))
     body = _body(workers, tables, *_shares(len(workers), len(tables), height - n_head))
     for part in body:
@@ -141,13 +144,13 @@ def _body(
         shown = sorted(busiest, key=lambda one: one["worker"])
         parts += [_workers(shown), *_more(len(workers) - n_workers), ""]
     if tables:
-        largest = sorted(tables, key=_n_rows, reverse=True)[:n_tables]
-        parts += [_tables([one for one in tables if one in largest]), *_more(len(tables) - n_tables)]
+        largest = {id(one) for one in sorted(tables, key=_n_rows, reverse=True)[:n_tables]}
+        parts += [_tables([one for one in tables if id(one) in largest]), *_more(len(tables) - n_tables)]
     return parts
 
 
 def _more(n: int) -> list[RenderableType]:
-    return [Text(f"and {n} more", style="dim")] if n else []
+    return [Text(f"and {n} more", style="dim")] if n > 0 else []
 
 
 def _n_rows(table: dict[str, Any]) -> int:
@@ -251,10 +254,10 @@ def _reasons(tables: list[dict[str, Any]]) -> list[RenderableType]:
     """Return why tables are applied as they are, a line each, as far as there is something to tell."""
     telling = [one for one in tables if one["reason"] and not _is_plain(one)]
     parts: list[RenderableType] = ["", Text("why", style="bold")] if telling else []
-    for one in telling:
+    for one in telling[:_MOST_TABLES]:
         reason = f"{one['schema_name']}.{one['table_name']}: {one['reason']}"
         parts.append(Padding(Text(reason), (0, 0, 0, 2)))
-    return parts
+    return parts + _more(len(telling) - _MOST_TABLES)
 
 
 def _is_plain(table: dict[str, Any]) -> bool:

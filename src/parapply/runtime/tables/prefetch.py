@@ -34,7 +34,7 @@ _VALID_S = 1.0
 _LONG_VALID_S: Final = 10.0
 _SHARE: Final = 0.1
 #: Seconds for which an announcement waits for a group; it waits in vain if another session has locked a table.
-_PATIENCE_S = 2.0
+_PATIENCE_S = 5.0
 #: Tables read at once: an announcement may wait for two groups, and the leader does nothing else while it takes one in.
 _GROUP: Final = 200
 #: Of more tables the others are read when they are announced: what is kept of one takes some kilobytes.
@@ -111,6 +111,7 @@ class CataloguePrefetch:
         found = self._found.get(table)
         if found is not None and self._clock() - found.valid_s > self._valid_s:
             await self._check(table)
+        self._queue.discard(table)
         return self._found.pop(table, None)
 
     def ready(self, schema: str, name: str) -> AheadFacts | None:
