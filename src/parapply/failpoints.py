@@ -45,8 +45,6 @@ RANGE_READ: Final = "range_read"  # K18: a range is read whole, the next not ask
 SLOT_MOVED: Final = "slot_moved"  # K19: the slot was moved between two ranges
 HANDED_OVER: Final = "handed_over"  # K20: the copy of the slot is dropped, the stream not started
 RECOVERY: Final = "recovery"  # K15: in the start-up's own recovery
-LATER_BEGUN: Final = "later_begun"  # a command that runs outside a transaction is noted as begun, not sent
-LATER_DONE: Final = "later_done"  # it has run, and is not noted as applied
 DRAIN: Final = "drain"  # K16: in an orderly shutdown
 
 #: Of `init --copy` and `refresh`, in their order; not passed by the daemon.
@@ -59,6 +57,11 @@ COPY_TABLE_DONE: Final = "copy_table_done"  # a table noted as copied
 COPY_DONE: Final = "copy_done"  # all tables noted
 
 COPY_NAMES: Final = (COPY_SLOT, COPY_STATE, COPY_BEGUN, COPY_PART, COPY_PART_DONE, COPY_TABLE_DONE, COPY_DONE)
+#: Of commands of the publisher that run outside of transactions; other loads have none.
+LATER_BEGUN: Final = "later_begun"  # one is noted as begun, not sent
+LATER_DONE: Final = "later_done"  # it has run, and is not noted as applied
+
+LATER_NAMES: Final = (LATER_BEGUN, LATER_DONE)
 #: Of `migrate`.
 MIGRATE_BEGUN: Final = "migrate_begun"  # a step is noted as begun, nothing of it is done
 MIGRATE_ITEM: Final = "migrate_item"  # a statement after the rows is committed and noted with it
@@ -94,8 +97,6 @@ NAMES: Final = frozenset(
         HANDED_OVER,
         RECOVERY,
         DRAIN,
-        LATER_BEGUN,
-        LATER_DONE,
     }
 )
 ACTIONS: Final = frozenset({"kill", "exit", "hold", "raise-lost"})
@@ -156,7 +157,7 @@ def probe(name: str) -> None:
 def _parse(text: str, directory: str) -> _Point:
     name, _, rest = text.partition(":")
     action, _, count = rest.partition(":")
-    known = {*NAMES, *COPY_NAMES, *MIGRATE_NAMES, *CUTOVER_NAMES}
+    known = {*NAMES, *COPY_NAMES, *MIGRATE_NAMES, *CUTOVER_NAMES, *LATER_NAMES}
     if name not in known:
         raise ConfigError(f"{_VARIABLE}: unknown point {name!r}; known are {', '.join(sorted(known))}")
     if action not in ACTIONS:

@@ -84,7 +84,7 @@ def test_raise_lost_names_the_side(name: str, lost: type[Exception]) -> None:
 def test_unarmed_points_do_nothing() -> None:
     """With no variable set every point is passed."""
     failpoints.arm({})
-    for name in (*failpoints.NAMES, *failpoints.COPY_NAMES, *failpoints.MIGRATE_NAMES):
+    for name in (*failpoints.NAMES, *failpoints.COPY_NAMES, *failpoints.MIGRATE_NAMES, *failpoints.LATER_NAMES):
         failpoints.probe(name)
 
 
@@ -105,4 +105,4 @@ def test_every_constant_is_a_known_name() -> None:
     """Each name the module defines can be armed."""
     constants = {value for key, value in vars(failpoints).items() if key.isupper() and isinstance(value, str)}
     names = {name for name in constants if not name.startswith("PARAPPLY")}
-    assert names == {*failpoints.NAMES, *failpoints.COPY_NAMES, *failpoints.MIGRATE_NAMES}
+    assert names == {*failpoints.NAMES, *failpoints.COPY_NAMES, *failpoints.MIGRATE_NAMES, *failpoints.LATER_NAMES}
