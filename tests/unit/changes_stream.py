@@ -6,7 +6,8 @@ stream and shrinks well.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hypothesis import strategies as st
 
@@ -43,19 +44,22 @@ def ops(draw: st.DrawFn, specs: Sequence[Spec] = SPECS, kinds: Sequence[str] = K
     """Return lists of wishes for a few of these tables and keys: changes that never meet prove nothing."""
     tables = draw(st.lists(st.integers(0, len(specs) - 1), min_size=1, max_size=3), label="tables")
     n_keys = draw(st.integers(1, 4), label="keys")
-    one = st.builds(
-        Op,
-        kind=st.sampled_from(kinds),
-        table=st.sampled_from(tables),
-        key=st.integers(0, n_keys - 1),
-        other_key=st.integers(0, n_keys),
-        form=st.integers(0, 2),
-        value=st.sampled_from([None, b"", b"v", b"w"]),
-        is_b_unchanged=st.booleans(),
-        is_key_unchanged=st.booleans(),
-        is_old_sent=st.booleans(),
-    )
-    return draw(st.lists(one, min_size=draw(st.integers(0, 20)), max_size=40), label="wishes")
+    values = [None, b"", b"v", b"w"]
+    one = one_of_all(kinds, tables, range(n_keys), range(n_keys + 1), range(3), values, *[[False, True]] * 3)
+    return [Op(*parts) for parts in draw(st.lists(one, min_size=draw(st.integers(0, 20)), max_size=40), label="wishes")]
+
+
+def one_of_all(*parts: Sequence[object]) -> st.SearchStrategy[tuple[Any, ...]]:
+    """Return one of each part by a single draw, each combination as likely: draws cost more than what is tested."""
+
+    def combination(number: int) -> tuple[object, ...]:
+        chosen: list[object] = []
+        for part in reversed(parts):
+            number, at = divmod(number, len(part))
+            chosen.append(part[at])
+        return tuple(reversed(chosen))
+
+    return st.integers(0, prod(map(len, parts)) - 1).map(combination)
 
 
 class Publisher:
