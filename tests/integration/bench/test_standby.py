@@ -16,7 +16,7 @@ _OPTIONS = StandbyOptions(
         Standby(system=System(name="ours", settings=("apply.workers=2",)), sync="off"),
         Standby(system=System(name="built-in", sync="on"), sync="on"),
     ),
-    clients=(2,),
+    clients=(1,),
     seconds=1,
     warm_up_s=1,
     rounds=1,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import psutil
 import psycopg
@@ -27,7 +28,9 @@ from parapply.source.options import start_options
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from bench.filling import Backlog
     from bench.options import Alone
+    from parapply.demo.cluster import Setting
 
 # For those that throw dice: fewer would leave a kind of change out at times.
 MANY, FEW = 3000, 400
@@ -146,22 +149,49 @@ PROOFS = {
 pytestmark = pytest.mark.slow
 
 
+#: Those that the bulk statement is tried with, so that the subscriber has their tables, too.
+BULK = ("simple-update", "bulk", "foreign-keys")
+
+
+class Loaded(NamedTuple):
+    """The two servers with a load between the marks, and what the benchmark says of it. The slot `check` holds it."""
+
+    stage: Stage
+    name: str
+    backlog: Backlog
+
+
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Stage]:
     """Two servers of version 18, as the benchmark has them."""
-    with Stage(Interrupts(), name="bench-test", settings={"fsync": "off"}) as stage:
+    # What a machine that fails would need is not tested, and nothing lives long enough for a vacuum.
+    settings: dict[str, Setting] = {"fsync": "off", "full_page_writes": "off", "autovacuum": "off"}
+    with Stage(Interrupts(), name="bench-test", settings=settings) as stage:
         yield stage
 
 
-@pytest.fixture
-def empty_stage(stage: Stage) -> Iterator[Stage]:
-    """The two servers without a workload, before and after."""
-    yield stage
+@pytest.fixture(scope="module")
+def loaded(stage: Stage, request: pytest.FixtureRequest) -> Iterator[Loaded]:
+    """A workload's tables and load, made once for all tests of it; the servers are without a workload before and after.
+
+    The subscriber has its tables where a test looks at them.
+    """
+    name: str = request.param
+    workload = WORKLOADS[name]
+    fill(stage if name in BULK or workload.builtin else _without_subscriber(stage), workload, scale=1)
+    create_slot(stage, "check")
+    yield Loaded(stage, name, load(stage, workload, options(name)))
     stage.source.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
     for server in (stage.source, stage.target):
         server.execute(f"DROP DATABASE IF EXISTS {BANK} WITH (FORCE)")
     for dbname in ("turn", bulk.TEMPLATE):
         stage.target.execute(f"DROP DATABASE IF EXISTS {dbname} WITH (FORCE)")
+
+
+def _without_subscriber(stage: Stage) -> Stage:
+    """Return the stage with a subscriber that does nothing: to make the same tables twice is half of the work."""
+    nothing = SimpleNamespace(execute=lambda *_, **__: [], run=lambda *_, **__: None)
+    return cast("Stage", SimpleNamespace(source=stage.source, target=nothing))
 
 
 def options(name: str) -> Options:
@@ -170,29 +200,25 @@ def options(name: str) -> Options:
     return Options(transactions=transactions, large_rows=LARGE_ROWS, scale=1, clients=2)
 
 
-@pytest.mark.parametrize("name", PROOFS)
-def test_a_load_is_what_it_says(empty_stage: Stage, name: str) -> None:
+@pytest.mark.parametrize("loaded", PROOFS, indirect=True)
+def test_a_load_is_what_it_says(loaded: Loaded) -> None:
     """Every transaction is one that changes rows, they are counted right, and each kind of change promised is there."""
-    workload = WORKLOADS[name]
-    fill(empty_stage, workload, scale=1)
-    create_slot(empty_stage, "check")
-    backlog = load(empty_stage, workload, options(name))
-    ((commits, changes),) = empty_stage.source.execute(MESSAGES, dbname=BANK)
+    ((commits, changes),) = loaded.stage.source.execute(MESSAGES, dbname=BANK)
     # The two marks beside the load.
-    assert (commits, changes) == (backlog.transactions + 2, backlog.changes + 2)
-    for what, query in PROOFS[name].items():
-        assert empty_stage.source.execute(query, dbname=BANK) == [(True,)], what
+    assert (commits, changes) == (loaded.backlog.transactions + 2, loaded.backlog.changes + 2)
+    for what, query in PROOFS[loaded.name].items():
+        assert loaded.stage.source.execute(query, dbname=BANK) == [(True,)], what
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="needs two cores")
 @pytest.mark.parametrize("alone", ALONE)
-def test_a_server_alone_has_the_first_core(empty_stage: Stage, alone: Alone) -> None:
+def test_a_server_alone_has_the_first_core(stage: Stage, alone: Alone) -> None:
     """Its old and new processes are there, and nothing else is: neither the other server nor what is started by us."""
     every = os.sched_getaffinity(0)
     first = {min(every)}
-    source, target = empty_stage.source, empty_stage.target
+    source, target = stage.source, stage.target
     server, other = (source, target) if alone == "publisher" else (target, source)
-    with placed(empty_stage, alone):
+    with placed(stage, alone):
         assert os.sched_getaffinity(0) == every - first
         for one, cores in ((server, first), (other, every - first)):
             with psycopg.connect(one.dsn("postgres")) as session:
@@ -218,26 +244,25 @@ def test_without_pglogical_one_line_says_what_to_install(stage: Stage) -> None:
     assert stage.source.execute("SHOW shared_preload_libraries") == [("",)]
 
 
-def test_the_query_reads_what_the_slot_holds(empty_stage: Stage) -> None:
+@pytest.mark.parametrize("loaded", ["inserts"], indirect=True)
+def test_the_query_reads_what_the_slot_holds(loaded: Loaded) -> None:
     """What counts as read by query is every message of the backlog, Begin and Commit too; the slot still holds them."""
-    fill(empty_stage, WORKLOADS["inserts"], scale=1)
-    create_slot(empty_stage, "check")
-    load(empty_stage, WORKLOADS["inserts"], options("inserts"))
     query = query_sql("check", start_options(180000, [PUBLICATION], "any"))
-    with psycopg.connect(empty_stage.source.dsn(BANK)) as reader, reader.cursor().copy(query) as copy:
+    with psycopg.connect(loaded.stage.source.dsn(BANK)) as reader, reader.cursor().copy(query) as copy:
         copy.set_types(["pg_lsn", "xid", "bytea"])
         kinds = Counter(chr(data[0]) for _, _, data in copy.rows())
     # One relation message for the marks, and one for the events.
     assert kinds == {"B": FEW + 2, "I": FEW + 2, "C": FEW + 2, "R": 2}
-    assert empty_stage.source.execute(MESSAGES, dbname=BANK) == [(FEW + 2, FEW + 2)]
+    assert loaded.stage.source.execute(MESSAGES, dbname=BANK) == [(FEW + 2, FEW + 2)]
 
 
-def test_the_session_that_reads_a_copy_is_found(empty_stage: Stage) -> None:
+@pytest.mark.parametrize("loaded", ["inserts"], indirect=True)
+def test_the_session_that_reads_a_copy_is_found(loaded: Loaded) -> None:
     """In ranges of WAL no session has the slot itself; the daemon's CPU counts from the copy on."""
-    fill(empty_stage, WORKLOADS["inserts"], scale=1)
-    create_slot(empty_stage, "turn")
-    session = empty_stage.source.dsn(BANK) + " application_name=turn replication=database"
-    with psycopg.connect(session, autocommit=True) as reader, Observer(empty_stage, "turn") as observer:
+    stage = loaded.stage
+    create_slot(stage, "turn")
+    session = stage.source.dsn(BANK) + " application_name=turn replication=database"
+    with psycopg.connect(session, autocommit=True) as reader, Observer(stage, "turn") as observer:
         observer.look(os.getpid(), is_over=True)
         assert "leader_stream" not in observer.usage()
         reader.execute("SELECT pg_copy_logical_replication_slot('turn', 'copy', true)")
@@ -245,16 +270,14 @@ def test_the_session_that_reads_a_copy_is_found(empty_stage: Stage) -> None:
         assert {"leader_stream", "walsender"} <= set(observer.usage())
 
 
-@pytest.mark.parametrize("name", ["simple-update", "bulk", "foreign-keys"])
-def test_bulk_statements_come_to_the_same(empty_stage: Stage, name: str) -> None:
+@pytest.mark.parametrize("loaded", BULK, indirect=True)
+def test_bulk_statements_come_to_the_same(loaded: Loaded) -> None:
     """One DELETE, UPDATE and INSERT a table make what the backlog makes, also of a table without a primary key."""
-    workload = WORKLOADS[name]
-    fill(empty_stage, workload, scale=1)
-    load(empty_stage, workload, options(name))
-    bulk.make_template(empty_stage)
-    make_target(empty_stage, "turn", template=bulk.TEMPLATE)
-    with Observer(empty_stage, "turn") as observer:
-        assert bulk.apply_changes(empty_stage, "turn", "off", observer) > 0
+    stage = loaded.stage
+    bulk.make_template(stage)
+    make_target(stage, "turn", template=bulk.TEMPLATE)
+    with Observer(stage, "turn") as observer:
+        assert bulk.apply_changes(stage, "turn", "off", observer) > 0
         assert observer.usage()["target"].peak_bytes > 0
-    assert is_equal(empty_stage, "turn")
-    drop_target(empty_stage, "turn")
+    assert is_equal(stage, "turn")
+    drop_target(stage, "turn")
