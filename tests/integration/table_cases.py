@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -75,18 +75,28 @@ class Worker:
         self._owner = owner
         self.dsn = dsn
         self._prepared: set[bytes] = set()
+        # A session that was just opened knows nothing of the catalogue, which is most of what its first query costs.
+        self._looking = asyncio.Runner()
+        self._looker: psycopg.AsyncConnection | None = None
 
     def facts(self, name: str, schema: str = "public", *, role: str = "replica") -> TableFacts:
         """Read a table that must exist."""
 
         async def load() -> TableFacts | None:
-            options = "-c search_path=pg_catalog"  # as pinned
-            async with await psycopg.AsyncConnection.connect(self.dsn, autocommit=True, options=options) as conn:
-                return await load_facts(conn, schema, name, role=role)
+            if self._looker is None:
+                options = "-c search_path=pg_catalog"  # as pinned
+                self._looker = await psycopg.AsyncConnection.connect(self.dsn, autocommit=True, options=options)
+            return await load_facts(self._looker, schema, name, role=role)
 
-        facts = asyncio.run(load())
+        facts = self._looking.run(load())
         assert facts is not None
         return facts
+
+    def close(self) -> None:
+        """Close what `facts` has opened."""
+        if self._looker is not None:
+            self._looking.run(self._looker.close())
+        self._looking.close()
 
     def statements(
         self, name: str, schema: str = "public", *, identity: str = "d", binary_types: frozenset[int] = frozenset()
@@ -166,7 +176,8 @@ def worker_on(database: Database) -> Iterator[Worker]:
         for session in (connection, owner):
             session.execute(settings.pinning("worker", session.info.server_version, "replica", "off").encode())
         owner.execute("SET search_path = public; SET session_replication_role = origin")
-        yield Worker(connection, owner, database.dsn)
+        with closing(Worker(connection, owner, database.dsn)) as worker:
+            yield worker
 
 
 def relation_of(facts: TableFacts, *, identity: str = "d", keys: Sequence[str] | None = None) -> Relation:

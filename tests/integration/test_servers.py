@@ -24,10 +24,23 @@ from parapply.demo.postmaster import processes_in
 from tests.fixtures.databases import create_database, drop_database
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from parapply.demo.cluster import Setting
     from tests.fixtures.databases import Database
-    from tests.fixtures.servers import NewDatabase, OwnServers, ServerOf
+    from tests.fixtures.servers import NewDatabase, OwnServers, ServerOf, ServerPool
 
 every_major = pytest.mark.pg_majors(15, 16, 18)
+_NAME = r"it's a \ % {} name"
+
+
+@pytest.fixture(scope="module")
+def server(server_pool: ServerPool, pg_major: int) -> Iterator[PgServer]:
+    """A server that tests of this module change and start again, and leave running."""
+    settings: dict[str, Setting] = {"cluster_name": _NAME, "track_commit_timestamp": True}
+    made = server_pool.new("own", pg_major, settings, unix_socket=True)
+    yield made
+    made.cleanup()
 
 
 @every_major
@@ -117,23 +130,23 @@ def test_kept_server_outlives_its_context(own_servers: OwnServers) -> None:
 
 
 @pytest.mark.crash
-def test_failed_start_shows_the_log(own_servers: OwnServers) -> None:
-    """A server that cannot start says so at once, with what it wrote to its log."""
-    server = own_servers()
+def test_failed_start_shows_the_log(server: PgServer) -> None:
+    """A server that cannot start says so at once, with what it wrote to its log; it starts when that is mended."""
     server.stop()
     server.configure({"max_connections": "many"})
     with pytest.raises(DemoError, match=r"max_connections") as failure:
         server.start()
     assert failure.value.exit_code == 2
     assert not server.is_running()
+    server.configure({"max_connections": 50})
+    server.start()
+    assert server.execute("SHOW max_connections") == [("50",)]
 
 
 @pytest.mark.crash
-def test_settings_are_quoted_and_applied(own_servers: OwnServers) -> None:
+def test_settings_are_quoted_and_applied(server: PgServer) -> None:
     """A setting reaches the server as given, whatever is in it; the Unix socket works when asked for."""
-    name = r"it's a \ % {} name"
-    server = own_servers(settings={"cluster_name": name, "track_commit_timestamp": True}, unix_socket=True)
-    assert server.execute("SHOW cluster_name") == [(name,)]
+    assert server.execute("SHOW cluster_name") == [(_NAME,)]
     with psycopg.connect(server.dsn(unix_socket=True)) as connection:
         assert connection.execute("SHOW track_commit_timestamp").fetchone() == ("on",)
     server.configure({"max_prepared_transactions": 0})
@@ -142,9 +155,8 @@ def test_settings_are_quoted_and_applied(own_servers: OwnServers) -> None:
 
 
 @pytest.mark.crash
-def test_clients_of_the_installation_run(own_servers: OwnServers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_of_the_installation_run(server: PgServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients reach the server whatever PG variables the caller has; a failing one is an error with its text."""
-    server = own_servers()
     monkeypatch.setenv("PGOPTIONS", "-c no_such_setting=1")
     server.run("pgbench", "-i", "-q")
     assert server.run("psql", "-Atc", "SELECT count(*) FROM pgbench_branches").stdout == "1\n"
@@ -255,9 +267,8 @@ def test_parent_that_cannot_be_entered_is_named(tmp_path: Path, pg_major: int) -
 
 
 @pytest.mark.crash
-def test_reload_applies_a_setting(own_servers: OwnServers, new_database: NewDatabase) -> None:
+def test_reload_applies_a_setting(server: PgServer, new_database: NewDatabase) -> None:
     """A changed setting that needs no restart comes with a reload."""
-    server = own_servers()
     server.configure({"log_min_duration_statement": 4321})
     server.reload()
     new_database(server).wait_until("SELECT current_setting('log_min_duration_statement') = '4321ms'")
