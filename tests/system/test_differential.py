@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _SEEDS_VARIABLE = "PARAPPLY_TEST_SEEDS"
 #: Consecutive seeds draw every kind of table; the first one differs from run to run.
-_N_CASES = 4
+_N_CASES = 3
 _N_CONFLICT_CASES = 2
 _HIGHEST_SEED = 1_000_000
 
