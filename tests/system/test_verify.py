@@ -91,22 +91,22 @@ _RANGES = {
     "few": "CREATE TABLE few (a int, b int, PRIMARY KEY (a, b))",
 }
 _MANY_ROWS = """
-INSERT INTO numbers SELECT i - 15000, i % 7, 'v' FROM generate_series(1, 30000) AS i;
-INSERT INTO times SELECT timestamptz '2026-01-01' + i * interval '1 min', 'v' FROM generate_series(1, 30000) AS i;
-INSERT INTO uuids SELECT md5(i::text)::uuid, 'v' FROM generate_series(1, 30000) AS i;
-INSERT INTO texts SELECT md5(i::text), 'v' FROM generate_series(1, 30000) AS i;
-INSERT INTO few SELECT i % 2, i FROM generate_series(1, 30000) AS i;
+INSERT INTO numbers SELECT i - 10500, i % 7, 'v' FROM generate_series(1, 21000) AS i;
+INSERT INTO times SELECT timestamptz '2026-01-01' + i * interval '1 min', 'v' FROM generate_series(1, 21000) AS i;
+INSERT INTO uuids SELECT md5(i::text)::uuid, 'v' FROM generate_series(1, 21000) AS i;
+INSERT INTO texts SELECT md5(i::text), 'v' FROM generate_series(1, 21000) AS i;
+INSERT INTO few SELECT i % 2, i FROM generate_series(1, 21000) AS i;
 """
 _DAMAGE_MANY = """
-DELETE FROM numbers WHERE a = -14999; UPDATE numbers SET v = 'w' WHERE a = 7;
+DELETE FROM numbers WHERE a = -10499; UPDATE numbers SET v = 'w' WHERE a = 7;
 INSERT INTO numbers VALUES (900000, 1, 'x');
-UPDATE times SET v = 'w' WHERE at = '2026-01-02 00:00:00Z'; DELETE FROM times WHERE at > '2026-01-21 19:59Z';
+UPDATE times SET v = 'w' WHERE at = '2026-01-02 00:00:00Z'; DELETE FROM times WHERE at > '2026-01-15 13:59Z';
 UPDATE uuids SET v = 'w' WHERE id = md5('4711')::uuid; UPDATE texts SET v = 'w' WHERE id = md5('4711');
 DELETE FROM few WHERE b = 77;
 """
 
 
-@pytest.mark.pg_majors(15, 18)
+@pytest.mark.pg_majors(15)  # the oldest: what it has to offer, the others have
 def test_one_row_is_found_in_any_kind_of_range(
     source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
 ) -> None:
@@ -134,9 +134,9 @@ def test_one_row_is_found_in_any_kind_of_range(
     hashed = "b52340b4de4566b804c9880aa0b4af5f"
     assert found == {
         "few": [("missing", "1")],
-        "numbers": [("missing", "-14999"), ("different", "7"), ("extra", "900000")],
+        "numbers": [("missing", "-10499"), ("different", "7"), ("extra", "900000")],
         "texts": [("different", hashed)],
-        "times": [("different", "2026-01-02 00:00:00+00"), ("missing", "2026-01-21 20:00:00+00")],
+        "times": [("different", "2026-01-02 00:00:00+00"), ("missing", "2026-01-15 14:00:00+00")],
         "uuids": [("different", str(uuid.UUID(hashed)))],
     }
 
