@@ -54,6 +54,7 @@ class Campaign:
         faults: to inject; those that cannot be run here are left out.
         tell: called with a line for a person when a fault has been injected and checked.
         environ: variables of every daemon.
+        pace_s: pause of each client of the bank after a transaction.
         after_round: called after each round.
         results: by title.
         problems: one for each thing found: round, fault, text, log.
@@ -66,6 +67,7 @@ class Campaign:
     faults: Sequence[Fault]
     tell: Callable[[str], None]
     environ: Mapping[str, str] = field(default_factory=dict)
+    pace_s: float = 0.03
     after_round: Callable[[], None] = lambda: None
     results: dict[str, Result] = field(default_factory=dict)
     problems: list[dict[str, Any]] = field(default_factory=list)
@@ -109,8 +111,9 @@ class Campaign:
         is_two_phase = chooser.random() < 0.5 or any(one.needs_two_phase for one in faults)
         is_standby = settings is None and chooser.random() < _STANDBYS
         options = Options(
-            seed=seed, is_two_phase=is_two_phase, settings=drawn, environ=self.environ, is_standby=is_standby
-        )
+            seed=seed, is_two_phase=is_two_phase, settings=drawn, environ=self.environ, is_standby=is_standby,
+            pace_s=self.pace_s,
+        )  # fmt: skip
         settings_of_round = {**drawn, "source.two_phase": is_two_phase, "is_standby": is_standby}
         self.rounds.append({"round": number, "settings": settings_of_round, "faults": []})
         self.tell(f"round {number}: " + ", ".join(f"{key.split('.')[1]}={value}" for key, value in drawn.items())

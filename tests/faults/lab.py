@@ -215,7 +215,9 @@ class Round:
                      environ: Mapping[str, str] | None = None, route: Route | None = None) -> Daemon:  # fmt: skip
         """Start a daemon beside `daemon`."""
         every = {**self.options.environ, **(environ or {})}
-        daemon = Daemon(route or self.route, *arguments, settings=settings, environ=every, is_cold=True)
+        # A mutant is made when its Python starts.
+        is_cold = bool(self.options.environ)
+        daemon = Daemon(route or self.route, *arguments, settings=settings, environ=every, is_cold=is_cold)
         self._ended.append(daemon)
         return daemon
 

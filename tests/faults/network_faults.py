@@ -53,7 +53,7 @@ def f15_silent(run: Round) -> None:
 @fault("F16", "COMMIT lost, or its answer")
 def f16_commit(run: Round) -> None:
     """A commit is lost on its way, or its answer is: the state on the target tells which."""
-    for number in range(8):
+    for number in range(4):
         lost = len(run.daemon.events_of("target_lost"))
         proxy = run.target_proxy
         cut = proxy.drop_before(_COMMIT) if number % 2 else proxy.drop_reply_after(_COMMIT, reply=_COMMIT_DONE)

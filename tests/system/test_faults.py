@@ -40,6 +40,8 @@ _TITLES = (
     "publisher restarts in order",
 )
 _FOREVER_S = 3600.0
+#: A load for faults to meet, not one that keeps the machine busy.
+_PACE_S = 0.1
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,9 @@ def _kill_after_a_commit(run: Round) -> None:
 
 def _run(servers: Servers, faults: Sequence[Fault], environ: Mapping[str, str] | None = None) -> Campaign:
     """Run one round with faults."""
-    campaign = Campaign(servers=servers, seed="test", faults=faults, tell=lambda _: None, environ=environ or {})
+    campaign = Campaign(
+        servers=servers, seed="test", faults=faults, tell=lambda _: None, environ=environ or {}, pace_s=_PACE_S
+    )
     campaign.run_round(0, faults, time.monotonic() + _FOREVER_S, _SETTINGS)
     return campaign
 
