@@ -39,6 +39,7 @@ _POLL_S = 0.02
 _STEPS = tuple(step.value for step in MigrationStep)
 _HEAVY = ("copy", "copy", "indexes", "catch-up", "constraints", "constraints", "analyze", "follow")
 _COMMAND_S = 3600.0
+_AGAIN = "run the same command again"
 _GAP = re.compile(r"no client could write for ([\d.]+) s")
 
 
@@ -85,6 +86,7 @@ class Migration:
         kills: int,
         pace_s: float,
         per_s: float = 100.0,
+        writes: int = 200,
         settings: Mapping[str, str | float] | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -99,13 +101,14 @@ class Migration:
             kills: of `migrate`.
             pace_s: the largest time from the begin of a step to its kill; as long as a step may take.
             per_s: transactions a second.
+            writes: at least so many transactions before each comparison.
             settings: of all daemons and commands.
             tell: gets a line for a person.
         """
         self.account = Account()
         self._source, self._target, self._directory = source, target, directory
         self._chooser = random.Random(seed)
-        self._n_kills, self._pace_s, self._tell = kills, pace_s, tell
+        self._n_kills, self._pace_s, self._writes, self._tell = kills, pace_s, writes, tell
         both = dict(settings or {})
         self._ahead = Route(
             source=source, target=target, settings={**both, "ddl.apply": "true", "ddl.role": role},
@@ -165,13 +168,16 @@ class Migration:
         kills = []
         for step in steps:
             command = self._start_migrate()
-            _wait_for_step(command, step)
-            if step != "copy":
-                # While tables are copied their schema must not change.
+            try:
+                _wait_for_step(command, step)
                 self._change(1)
-            threading.Event().wait(self._chooser.uniform(0, self._pace_s))
-            command.kill()
-            at = _where(command)
+                threading.Event().wait(self._chooser.uniform(0, self._pace_s))
+                command.kill()
+            except AssertionError:
+                # A schema change came between two looks at it.
+                if not any(_AGAIN in line for line in command.lines):
+                    raise
+            at = _where(command) if command.exit_code() < 0 else "its own end, to be run again"
             is_all = self._chooser.random() < 0.3 and self._kill_daemon()
             kills.append(at + (" and the daemon" if is_all else ""))
             self._tell(f"killed at {kills[-1]}, {time.monotonic() - began_s:.0f} s")
@@ -199,7 +205,7 @@ class Migration:
         assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
         gap = _GAP.search(done.stdout)
         self.writer.database = new_side
-        self.writer.wait_for(100)
+        self.writer.wait_for(self._writes)
         self.account.stages.append(
             Stage(name=name, seconds=round(time.monotonic() - began_s, 1), kills=kills,
                   gap_s=float(gap[1]) if gap else None)
@@ -207,9 +213,10 @@ class Migration:
         self._tell(f"{name}: {done.stdout}")
 
     def _stage(self, name: str, route: Route, *, began_s: float | None = None, kills: list[str] | None = None) -> None:
-        """Compare both sides while the clients hold still."""
-        self.writer.wait_for(100)
-        seconds = time.monotonic() - (began_s or time.monotonic())
+        """Compare both sides while the clients hold still; its time is until then."""
+        began_s = began_s or time.monotonic()
+        self.writer.wait_for(self._writes)
+        seconds = time.monotonic() - began_s
         with self.writer.held():
             route.wait_caught_up(_COMMAND_S)
             writer = self.writer
@@ -227,7 +234,8 @@ class Migration:
     def _change(self, count: int) -> None:
         """Change the schema through the queue of commands, and have clients use what is new."""
         for _ in range(count):
-            if not self._changes:
+            # Before there is a slot nothing brings them.
+            if not self._changes or not self._source.rows("SELECT 1 FROM pg_replication_slots"):
                 return
             command, extra = self._changes[0]
             with self._source.connect(user=self._role, options="-c lock_timeout=2s") as session:

@@ -15,6 +15,7 @@ from psycopg import sql
 
 from parapply import failpoints
 from parapply.demo.binaries import find_binaries, find_program
+from parapply.source.ddl_queue import install_sql
 from tests.fixtures.plain import FAST
 from tests.fixtures.route import Route
 from tests.fixtures.table_rows import contents
@@ -160,7 +161,10 @@ def test_a_migration_that_is_killed_again_and_again(nasty: Route, run_command: R
 
 @pytest.mark.parametrize("versions", _PAIRS[1:])
 def test_a_migration_to_an_older_version(nasty: Route, run_command: RunCommand, tmp_path: Path) -> None:
-    """A newer pg_dump's settings are left out for an older target; what it cannot take is refused with the line."""
+    """A newer pg_dump's settings are left out for an older target; what it cannot take is refused with the line.
+
+    What comes to the publisher's schema after it was brought is named; a command that no stream would bring is refused.
+    """
     arguments = ("--pg-bin", _pg_bin(), "--daemon-log", str(tmp_path / "daemon.log"))
     refused = run_command(nasty, "migrate", *arguments, "--exclude", "public.par*")
     assert refused.returncode == 3
@@ -180,11 +184,22 @@ def test_a_migration_to_an_older_version(nasty: Route, run_command: RunCommand, 
     assert refused.returncode == 3
     assert "no publication has these tables, so their rows would stay behind" in refused.stderr
     nasty.source.execute("DROP PUBLICATION pub; CREATE PUBLICATION pub FOR ALL TABLES")
-    done = run_command(nasty, "migrate", *arguments, *_OPTIONS, "--to", "views", "--json", "--max-rate", "100M")
+    nasty.source.execute(install_sql(["pub"]))
+    options = (*arguments, *_OPTIONS, "--set", "ddl.apply=true")
+    assert run_command(nasty, "migrate", *options, "--to", "schema").returncode == 0
+    nasty.source.execute("SELECT parapply.replicate_ddl('CREATE INDEX came_later ON tree (up)')")
+    refused = run_command(nasty, "migrate", *options)
+    assert refused.returncode == 3
+    assert "1 commands of parapply.ddl_queue, from number 1 on, came after the schema was brought" in refused.stderr
+    assert nasty.source.rows("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()") == []
+    nasty.target.execute("CREATE INDEX came_later ON tree (up)")
+    more = ("--from", "copy", "--to", "views", "--json", "--max-rate", "100M")
+    done = run_command(nasty, "migrate", *options, *more)
     assert done.returncode == 0, done.stderr
+    assert "after its schema was brought, and not made by this step: index came_later;" in done.stderr
     said = [json.loads(line) for line in done.stdout.splitlines()]
     assert [one["step"] for one in said if one["state"] == "done"] == [
-        "schema", "copy", "indexes", "catch-up", "constraints", "large-objects", "unlogged", "sequences", "analyze",
+        "copy", "indexes", "catch-up", "constraints", "large-objects", "unlogged", "sequences", "analyze",
         "views",
     ]  # fmt: skip
     _check_equal(nasty)

@@ -62,12 +62,13 @@ class CopyOptions(msgspec.Struct, frozen=True, kw_only=True):
     resumes: bool = False  # they must be paused
 
 
-async def begin(
+async def begin(  # noqa: PLR0913, PLR0917  what is known by now
     config: Config,
     options: CopyOptions,
     ends: connect.Connections,
     facts: slot.SourceFacts,
     tables: Sequence[PublishedTable],
+    have_run: Collection[int] | None = None,
 ) -> None:
     """Make slot and state, and copy all published tables.
 
@@ -77,6 +78,8 @@ async def begin(
         ends: a session on both.
         facts: the publisher, with the slot if it is there: it is adopted.
         tables: all that are published, readable for the role.
+        have_run: commands of the publisher, by number, that the target's schema has, where that was brought; a slot
+            that shows others is not kept.
 
     Raises:
         SourceRefused, SourceLost: the slot cannot be made or adopted; a row cannot be read.
@@ -110,11 +113,15 @@ async def begin(
             have_run = await _until_commands(config, ends, adopted.slot_id)
             await _copy_later(config, options, ends, adopted, tables, have_run)
         else:
-            await _begin(config, options, ends, tables)
+            await _begin(config, options, ends, tables, have_run)
 
 
 async def _begin(
-    config: Config, options: CopyOptions, ends: connect.Connections, tables: Sequence[PublishedTable]
+    config: Config,
+    options: CopyOptions,
+    ends: connect.Connections,
+    tables: Sequence[PublishedTable],
+    have_run: Collection[int] | None,
 ) -> None:
     """Make the slot and copy from its own snapshot: the stream begins where the copy ends."""
     schema = config.target.state_schema
@@ -125,6 +132,8 @@ async def _begin(
         names = [table.full_name for table in tables]
         # One transaction: a daemon that finds the state finds the tables under way, too.
         async with lifecycle.new_slot(ends.source, config.source.slot), ends.target.transaction():
+            if have_run is not None:
+                await _check_commands(config, snapshot, have_run)
             made = await connect.adopt(config, ends)
             await lease.take_lease(ends.target, made.slot_id, 0, lock_class=copies.LOCK_CLASS)
             await copies.add(ends.target, schema, made.slot_id, _oids(tables), is_listed=True)
@@ -136,8 +145,22 @@ async def _begin(
         await _load(config, options, ends, made.slot_id, tables, snapshot, None)
 
 
-async def go_on(config: Config, options: CopyOptions, ends: connect.Connections, found: state.SlotState) -> bool:
+async def go_on(
+    config: Config,
+    options: CopyOptions,
+    ends: connect.Connections,
+    found: state.SlotState,
+    have_run: Collection[int] | None = None,
+) -> bool:
     """Copy what an interrupted copy has left, and say whether there was anything.
+
+    Args:
+        config: as before.
+        options: how to copy.
+        ends: a session on both.
+        found: the state of the slot.
+        have_run: commands of the publisher that have run here, by number, or that are older than the slot; None: the
+            daemon is waited for.
 
     Raises:
         SourceRefused, SourceLost, TargetRefused, TargetLost, LeaseHeld: as `begin`; the slot was begun without a copy.
@@ -160,7 +183,10 @@ async def go_on(config: Config, options: CopyOptions, ends: connect.Connections,
     click.echo(f"slot {name!r}: {len(wanted) - len(left)} tables are copied, {len(left)} are left")
     begun = {row.name for row in known.tables if row.state == CopyState.COPYING}
     await check_readable(ends.source, tables)
-    have_run = await _until_commands(config, ends, found.slot_id)
+    if have_run is None:
+        have_run = await _until_commands(config, ends, found.slot_id)
+    elif not await ddl_queue.numbers(ends.source) <= set(have_run):
+        raise _came_late()
     await _check_target(ends.target, tables, options, begun=begun)
     unpublished = sorted(left - {table.full_name for table in tables})
     await copies.forget(ends.target, schema, found.slot_id, unpublished)
@@ -354,6 +380,25 @@ async def _copy_later(  # noqa: PLR0913, PLR0917  all that is known by now
         await _load(config, options, ends, slot_id, tables, snapshot, have_run)
 
 
+async def _check_commands(config: Config, snapshot: SourceSnapshot, have_run: Collection[int]) -> None:
+    """Refuse a slot behind commands that the schema does not have: the stream does not bring them.
+
+    Raises:
+        SourceRefused: there are some.
+        SourceLost: the connection broke.
+    """
+    dsn, name = config.source.dsn.get_secret_value(), f"parapply copy {config.source.slot}"
+    async with await snapshots.open_reader(dsn, name, snapshot) as reader:
+        missed = sorted(await ddl_queue.numbers(reader) - set(have_run))
+    if missed:
+        raise SourceRefused(
+            f"source: {len(missed)} commands of parapply.ddl_queue, from number {missed[0]} on, came after the schema"
+            " was brought and before the slot, so no stream brings them",
+            hint="do on the target what they do, and go on with `parapply migrate --from copy`; or `parapply drop`,"
+            " empty the target and begin again",
+        )
+
+
 async def _until_commands(config: Config, ends: connect.Connections, slot_id: int) -> Collection[int] | None:
     """Return when commands of the publisher that have run there have run here, too; a copy has what they did.
 
@@ -422,6 +467,13 @@ async def _load(  # noqa: PLR0913, PLR0917  all that is known by now
     click.echo(f"copied {len(tables)} tables: {bar.summary()}")
 
 
+def _came_late() -> SourceRefused:
+    return SourceRefused(
+        "source: a command that is to run here came before the copy's snapshot",
+        hint=f"run the same command again; {_IS_LEFT}",
+    )
+
+
 async def _check_unchanged(
     config: Config, tables: Sequence[PublishedTable], snapshot: SourceSnapshot, have_run: Collection[int] | None
 ) -> None:
@@ -445,10 +497,7 @@ async def _check_unchanged(
         published = await published_tables(reader, config.source.publications, config.mapping)
         has_more = have_run is not None and not (await ddl_queue.numbers(reader)).issubset(have_run)
     if has_more:
-        raise SourceRefused(
-            "source: a command that is to run here came while the snapshot was awaited",
-            hint=f"run the same command again; {_IS_LEFT}",
-        )
+        raise _came_late()
     now = {table.oid: _shape(table) for table in published}
     if changed := [table.text for table in tables if now.get(table.oid) != _shape(table)]:
         raise SourceRefused(

@@ -32,9 +32,9 @@ from parapply.migrate.show import Screen
 from parapply.migrate.steps import MigrationStep
 from parapply.model import format_lsn, parse_lsn
 from parapply.sequences import SequenceOptions
-from parapply.source import slot
+from parapply.source import ddl_queue, slot
 from parapply.target.session import settings
-from parapply.target.state import copies, migrations
+from parapply.target.state import commands, copies, migrations
 from parapply.target.state import slots as state
 
 if TYPE_CHECKING:
@@ -101,6 +101,13 @@ def _of(config: Config, facts: slot.SourceFacts) -> migrations.Migration:
         slot_name=config.source.slot,
         system_identifier=facts.system_identifier,
     )
+
+
+class _Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """What the step `schema` leaves to later ones, as of the moment of the schema."""
+
+    later: str  # what follows the rows, as pg_dump has written it
+    commands: tuple[int, ...] | None  # numbers of the publisher's queue; None: none are run here
 
 
 class _Run:
@@ -255,7 +262,7 @@ class _Run:
         folder = self._options.pg_bin
         return schemas.find_pg_dump(None if folder is None else str(folder / "pg_dump"))
 
-    async def _dump(self, section: str) -> bytes:
+    async def _dump(self, section: str, *options: str) -> bytes:
         choice, sight = self._choice, await self._sight()
         program = self._pg_dump()
         await schemas.check_version(program, self._facts.server_version_num)
@@ -265,6 +272,7 @@ class _Run:
             without=self._own_schemas(),
             options=[
                 f"--section={section}",
+                *options,
                 *([] if choice.has_owners else ["--no-owner"]),
                 *([] if choice.has_privileges else ["--no-privileges"]),
                 *([] if choice.has_tablespaces else ["--no-tablespaces"]),
@@ -287,8 +295,18 @@ class _Run:
     async def _schema(self) -> str:
         # Again: days may lie between the check and this, and a table without a publication would come without rows.
         _raise_all(list(look.of_tables(await self._sight())))
-        script = await self._dump("pre-data")
-        target = self._ends.target
+        target, source = self._ends.target, self._ends.source
+        # Both of one moment, and the later one kept: what comes to the schema from now on is not brought in two ways.
+        with slot.source_errors("exporting a snapshot"):
+            async with source.transaction():
+                await source.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                cursor = await source.execute("SELECT pg_catalog.pg_export_snapshot()")
+                row = await cursor.fetchone()
+                assert row is not None
+                has_queue = await ddl_queue.is_published(source, self._config.source.publications)
+                numbers = await ddl_queue.numbers(source) if self._config.ddl.apply and has_queue else None
+                script = await self._dump("pre-data", f"--snapshot={row[0]}")
+                after = await self._dump("post-data", f"--snapshot={row[0]}")
         with settings.target_errors("making the schema"):
             # Noted in the same transaction: the schema cannot be made twice.
             async with target.transaction():
@@ -296,6 +314,9 @@ class _Run:
                     return "was made"
                 await schemas.make(target, script)
                 await migrations.add_item(target, self._migration, _SCHEMA_ITEM)
+                kept = _Kept(later=after.decode(), commands=None if numbers is None else tuple(sorted(numbers)))
+                text = msgspec.json.encode(kept).decode()
+                await migrations.keep(target, self._migration, MigrationStep.SCHEMA, text)
         return f"{len(script):,} bytes of SQL"
 
     def _copy_options(self) -> copying.CopyOptions:
@@ -312,9 +333,13 @@ class _Run:
         if found is None:
             tables = await published_tables(ends.source, config.source.publications, config.mapping)
             facts = await slot.inspect(ends.source, config.source.slot)
-            await copying.begin(config, self._copy_options(), ends, facts, tables)
+            kept = await self._kept()
+            # With --from the operator has seen to what came since.
+            brought = None if kept is None or self._options.first is MigrationStep.COPY else kept.commands
+            await copying.begin(config, self._copy_options(), ends, facts, tables, brought)
         else:
-            await copying.go_on(config, self._copy_options(), ends, found)
+            have_run = await self._run_commands(found.slot_id)
+            await copying.go_on(config, self._copy_options(), ends, found, have_run)
         known = await copies.load(ends.target, config.target.state_schema, (await self._state()).slot_id)
         n_rows = sum(row.rows or 0 for row in known.tables)
         size_bytes = sum(row.size_bytes or 0 for row in known.tables)
@@ -339,10 +364,29 @@ class _Run:
                 "target: the tables' rows are of different moments, so foreign keys cannot be checked",
                 hint=f"`parapply migrate --only {MigrationStep.CATCH_UP}` first",
             )
-        return await self._later(MigrationStep.CONSTRAINTS, lambda script: script.from_foreign_keys)
+        # All: `indexes` may have been left out.
+        done = await self._later(MigrationStep.CONSTRAINTS, lambda script: script.items)
+        kept = await self._kept()
+        if kept is not None:
+            before = {item.digest for item in later.read(kept.later.encode()).items}
+            now = later.read(await self._dump("post-data")).items
+            since = [item.title for item in now if item.digest not in before]
+            if since:
+                click.echo(
+                    f"constraints: came to the publisher after its schema was brought, and not made by this step:"
+                    f" {', '.join(since)}; parapply.replicate_ddl brings what it has run, the rest is yours to make",
+                    err=True,
+                )
+        return done
+
+    async def _kept(self) -> _Kept | None:
+        """Return what the step `schema` has kept; None if the schema was made in another way."""
+        row = (await migrations.load(self._ends.target, self._migration)).get(MigrationStep.SCHEMA)
+        return msgspec.json.decode(row.options, type=_Kept) if row is not None and row.options else None
 
     async def _later(self, step: MigrationStep, choose: Callable[[Script], Sequence[Item]]) -> str:
-        script = later.read(await self._dump("post-data"))
+        kept = await self._kept()
+        script = later.read(await self._dump("post-data") if kept is None else kept.later.encode())
         items = choose(script)
         done = await migrations.items(self._ends.target, self._migration)
         left = [item for item in items if item.digest not in done]
@@ -367,6 +411,9 @@ class _Run:
             )
         if known.is_settled(found.low_lsn):
             return "nothing to do: all rows are of one moment"
+        return f"applied up to {await self._apply_until_now(MigrationStep.CATCH_UP, found.slot_id)}"
+
+    async def _apply_until_now(self, step: MigrationStep, slot_id: int) -> str:
         with slot.source_errors("writing a message"):
             cursor = await self._ends.source.execute(
                 "SELECT pg_catalog.pg_logical_emit_message(true, 'parapply migrate', '')"
@@ -374,11 +421,24 @@ class _Run:
             row = await cursor.fetchone()
         assert row is not None
         lsn = parse_lsn(str(row[0]))
-        daemon = await follow.daemon_of(self._options, self._ends.target, found.slot_id, "--until", format_lsn(lsn))
-        with self._screen.counting(MigrationStep.CATCH_UP, 1, "bytes of WAL") as counter:
-            await follow.reach(self._config, self._ends.target, found.slot_id, daemon, lsn, counter)
+        daemon = await follow.daemon_of(self._options, self._ends.target, slot_id, "--until", format_lsn(lsn))
+        with self._screen.counting(step, 1, "bytes of WAL") as counter:
+            await follow.reach(self._config, self._ends.target, slot_id, daemon, lsn, counter)
         await daemon.end()
-        return f"applied up to {format_lsn(lsn)}"
+        return format_lsn(lsn)
+
+    async def _run_commands(self, slot_id: int) -> frozenset[int] | None:
+        """Have the target's tables as the publisher's are, before more of them are copied; return what has run."""
+        config, ends = self._config, self._ends
+        if not config.ddl.apply or not await ddl_queue.is_published(ends.source, config.source.publications):
+            return None
+        found = await ddl_queue.numbers(ends.source)
+        noted, _ = await commands.noted(ends.target, config.target.state_schema, slot_id)
+        if not found <= noted:
+            # Without its key no change of a table finds its row.
+            await self._indexes()
+            await self._apply_until_now(MigrationStep.COPY, slot_id)
+        return found
 
     async def _large_objects(self) -> str:
         if self._choice.large_objects != "copy" and self._options.only is not MigrationStep.LARGE_OBJECTS:
@@ -426,13 +486,15 @@ class _Run:
             skipped = await rest.analyze(self._config, counter, self._options.jobs, names)
         for text in skipped:
             click.echo(f"analyze: {text}", err=True)
-        return f"{len(names):,} tables" + (f", {len(skipped)} left out by the target: see above" if skipped else "")
+        return f"{len(names):,} tables" + (f", {len(skipped)} left out: see above" if skipped else "")
 
     async def _views(self) -> str:
         views = (await self._sight()).views
         with self._screen.counting(MigrationStep.VIEWS, len(views), "views") as counter:
-            await rest.refresh_views(self._config, counter, views)
-        return f"{len(views):,} materialized views"
+            skipped = await rest.refresh_views(self._config, counter, views)
+        for text in skipped:
+            click.echo(f"views: {text}", err=True)
+        return f"{len(views) - len(skipped):,} materialized views"
 
     async def _follow(self) -> str:
         config, options, target = self._config, self._options, self._ends.target

@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+import psycopg
 from psycopg import sql
 
 from parapply.check.server import read_rows
 from parapply.connect import open_target
 from parapply.copy.pump import pump
+from parapply.errors import TargetRefused
 from parapply.source.slot import source_errors
 from parapply.target.session.settings import rows, target_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    import psycopg
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from parapply.config import Config
     from parapply.connect import Connections
@@ -153,7 +154,7 @@ async def unlogged(ends: Connections, names: Sequence[Name], counter: Counter, l
 
 
 async def analyze(config: Config, counter: Counter, connections: int, tables: Sequence[Name]) -> list[str]:
-    """Collect statistics of tables, and return the names of those that the role may not analyze.
+    """Collect statistics of tables, and say which were left out: they are not here, or the role may not analyze them.
 
     Raises:
         TargetRefused, TargetLost: it could not be done.
@@ -161,8 +162,9 @@ async def analyze(config: Config, counter: Counter, connections: int, tables: Se
     skipped: list[str] = []
 
     async def one(conn: Connection, name: Name) -> None:
-        with target_errors(f"collecting statistics of {'.'.join(name)}"):
-            await rows(conn, sql.SQL("ANALYZE {}").format(sql.Identifier(*name)))
+        async with _unless_missing(name, skipped):
+            with target_errors(f"collecting statistics of {'.'.join(name)}"):
+                await rows(conn, sql.SQL("ANALYZE {}").format(sql.Identifier(*name)))
 
     def on_notice(notice: psycopg.errors.Diagnostic) -> None:
         # The server skips what the role does not own, with a warning only.
@@ -173,18 +175,33 @@ async def analyze(config: Config, counter: Counter, connections: int, tables: Se
     return skipped
 
 
-async def refresh_views(config: Config, counter: Counter, views: Sequence[Name]) -> None:
-    """Refresh materialized views, one after the other: one may read another.
+async def refresh_views(config: Config, counter: Counter, views: Sequence[Name]) -> list[str]:
+    """Refresh materialized views, one after the other, as one may read another; say which are not here.
 
     Raises:
         TargetRefused, TargetLost: those that are refreshed stay so.
     """
+    skipped: list[str] = []
 
     async def one(conn: Connection, name: Name) -> None:
-        with target_errors(f"refreshing {'.'.join(name)}"):
-            await rows(conn, sql.SQL("REFRESH MATERIALIZED VIEW {}").format(sql.Identifier(*name)))
+        async with _unless_missing(name, skipped):
+            with target_errors(f"refreshing {'.'.join(name)}"):
+                await rows(conn, sql.SQL("REFRESH MATERIALIZED VIEW {}").format(sql.Identifier(*name)))
 
     await _each(config, counter, 1, views, one)
+    return skipped
+
+
+@asynccontextmanager
+async def _unless_missing(name: Name, skipped: list[str]) -> AsyncIterator[None]:
+    """Leave out, and note, what the publisher has got since its schema was brought."""
+    try:
+        yield
+    except TargetRefused as error:
+        cause = error.__cause__
+        if not isinstance(cause, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName):
+            raise
+        skipped.append(f"{'.'.join(name)} is not here yet")
 
 
 async def _each(  # noqa: PLR0913, PLR0917  what, where, how

@@ -50,17 +50,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def before_foreign_keys(self) -> tuple[Item, ...]:
         """Return what can be made while the tables' rows are of different moments."""
-        return self.items[: self._first_foreign_key]
-
-    @property
-    def from_foreign_keys(self) -> tuple[Item, ...]:
-        """Return the foreign keys, which compare rows of two tables, and what follows them."""
-        return self.items[self._first_foreign_key :]
-
-    @property
-    def _first_foreign_key(self) -> int:
         found = (number for number, item in enumerate(self.items) if item.group is ItemGroup.FOREIGN_KEY)
-        return next(found, len(self.items))
+        return self.items[: next(found, len(self.items))]
 
 
 def runs(items: Sequence[Item]) -> Iterator[list[Item]]:

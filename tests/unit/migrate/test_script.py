@@ -35,7 +35,7 @@ def test_items_are_grouped_and_ordered() -> None:
     assert [[item.title for item in run] for run in runs(script.items)] == [
         ["constraint T x k;", "index i"], ["trigger noted"], ["fk constraint c f"], ["policy seen"],
     ]  # fmt: skip
-    assert [item.title for item in script.from_foreign_keys] == ["fk constraint c f", "policy seen"]
+    assert script.before_foreign_keys == script.items[:3]
     assert script.items[0].text == f"SET default_tablespace = '';\n{_KEY}\n"
     assert len({item.digest for item in script.items}) == len(script.items)
 

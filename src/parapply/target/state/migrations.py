@@ -67,16 +67,30 @@ async def load(conn: Connection, migration: Migration) -> dict[str, StepRow]:
 
 
 async def begin(conn: Connection, migration: Migration, step: str, options: str = "") -> None:
-    """Note that a step begins, or begins again.
+    """Note that a step begins, or begins again; without options those of before stay.
 
     Raises:
         TargetRefused, TargetLost: it could not be written.
     """
     query = in_schema(
-        "INSERT INTO {s}.migrations (slot_name, system_identifier, step, state, options)"
+        "INSERT INTO {s}.migrations AS migrations (slot_name, system_identifier, step, state, options)"
         " VALUES ($1, $2, $3, 'running', $4) ON CONFLICT (slot_name, system_identifier, step) DO UPDATE"
         " SET state = 'running', detail = '', finished_at = NULL, started_at = pg_catalog.clock_timestamp(),"
-        " options = EXCLUDED.options",
+        " options = CASE EXCLUDED.options WHEN '' THEN migrations.options ELSE EXCLUDED.options END",
+        migration.schema,
+    )
+    with target_errors("noting a step of the migration"):
+        await rows(conn, query, [*migration.key, step, options])
+
+
+async def keep(conn: Connection, migration: Migration, step: str, options: str) -> None:
+    """Keep what a step that was begun leaves to later ones.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    query = in_schema(
+        "UPDATE {s}.migrations SET options = $4 WHERE slot_name = $1 AND system_identifier = $2 AND step = $3",
         migration.schema,
     )
     with target_errors("noting a step of the migration"):
