@@ -380,13 +380,14 @@ _TABLE_SECTIONS: Final[dict[tuple[str, ...], type[_Section]]] = {
 _NAME_SECTIONS: Final = (("mapping", "tables"), ("mapping", "schemas"))
 
 
-def load_config(
+def load_config(  # noqa: PLR0913  the layers
     path: Path | None = None,
     overrides: Sequence[str] = (),
     flags: Mapping[str, object] | None = None,
     environ: Mapping[str, str] | None = None,
     *,
     required: Collection[str] = tuple(REQUIRED),
+    option: str = "--config",
 ) -> Config:
     """Read the layers: file, then environment, then ``--set``, then flags; the later wins key by key.
 
@@ -396,6 +397,7 @@ def load_config(
         flags: values of command flags by dotted key; None and () mean the flag was not given.
         environ: ``PARAPPLY_SECTION__KEY`` variables among others; None is the process's environment.
         required: dotted keys among `REQUIRED` that this command cannot do without.
+        option: that named the file; each line names another one than --config.
 
     Returns:
         The validated configuration.
@@ -411,7 +413,7 @@ def load_config(
         config_layers.nest(config_layers.read_environment(os.environ if environ is None else environ, _fields, errors)),
     ]
     n_before = len(errors)
-    layers.append(config_layers.read_file(path, errors))
+    layers.append(config_layers.read_file(path, errors, option))
     is_read = len(errors) == n_before
     tree = config_layers.merged(layers)
     errors += [_unknown_line([name], SECTIONS) for name in tree if name not in SECTIONS]
@@ -426,7 +428,8 @@ def load_config(
     if ddl is not None and mapping is not None and ddl.apply and (mapping.tables or mapping.schemas):
         errors.append("mapping: must be empty with ddl.apply, whose commands name tables as the publisher does")
     if errors:
-        raise ConfigError("\n".join(dict.fromkeys(errors)))
+        place = "" if option == "--config" else f"{option}: "
+        raise ConfigError("\n".join(place + line.removeprefix(place) for line in dict.fromkeys(errors)))
     return Config(**sections)
 
 

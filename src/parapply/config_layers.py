@@ -23,8 +23,8 @@ _FILE_SUFFIX: Final = "_file"
 _KEY = re.compile(r'[A-Za-z0-9_-]+(\.([A-Za-z0-9_-]+|"[^"]+"))+')
 
 
-def read_file(path: Path | None, errors: list[str]) -> dict[str, Any]:
-    """Return the file's tree; empty for None and for a file that is named in `errors`."""
+def read_file(path: Path | None, errors: list[str], option: str) -> dict[str, Any]:
+    """Return the file's tree; empty for None, and for a file that is named in `errors`, with the option."""
     if path is None:
         return {}
     import tomllib  # noqa: PLC0415  a hundredth of a start, only where there is a file
@@ -33,10 +33,10 @@ def read_file(path: Path | None, errors: list[str]) -> dict[str, Any]:
         with path.open("rb") as file:
             return tomllib.load(file)
     except OSError as error:
-        errors.append(f"--config: cannot read {path}: {error.strerror}")
+        errors.append(f"{option}: cannot read {path}: {error.strerror}")
     except (ValueError, RecursionError) as error:  # Also of numbers too long, and tables too deep, for the parser.
         place = re.search(r"\(at .*\)$", str(error))  # only the place: the message can quote the line
-        errors.append(f"--config: {path} is not TOML {place.group() if place else ''}".rstrip())
+        errors.append(f"{option}: {path} is not TOML {place.group() if place else ''}".rstrip())
     return {}
 
 

@@ -17,6 +17,7 @@ from parapply.check.kinds import KINDS
 from parapply.check.look import CheckOptions, look_at
 from parapply.commands import lifecycle
 from parapply.copy import command as copying
+from parapply.copy import snapshot as snapshots
 from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRefused
 from parapply.logs import redact_text
 from parapply.model import format_lsn
@@ -137,6 +138,7 @@ async def _begin(config: Config, ends: connect.Connections, facts: slot.SourceFa
         click.echo(f"target: state schema {schema!r}: fine")
         if facts.slot is None:
             # The slot first: if this ends in between, the next init adopts it. State first would name a lost slot.
+            snapshots.tell_what_is_awaited(ends.source)
             await slot.create_slot(ends.source, name, two_phase=config.source.two_phase)
         async with lifecycle.new_slot(ends.source, "" if facts.slot else name):
             adopted = await connect.adopt(config, ends)

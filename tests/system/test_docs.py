@@ -6,11 +6,13 @@ What a page names is held against the code by tests/unit/test_documents.py.
 from __future__ import annotations
 
 import re
+import secrets
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fixtures.document_page import PREPARATIONS, Page
+from tests.fixtures.databases import Database, drop_database
+from tests.fixtures.document_page import PREPARATIONS, TUTORIAL_ORDERS, TUTORIAL_ROLES, Page, Tutorial
 from tests.fixtures.documents import Block, blocks
 
 if TYPE_CHECKING:
@@ -19,12 +21,16 @@ if TYPE_CHECKING:
 
     from _pytest.mark import ParameterSet
 
-    from tests.fixtures.databases import Database
+    from tests.fixtures.servers import ServerOf
 
 # Seconds on a quiet machine: a page is a dozen processes, one after the other.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 _RUN = [one for one in blocks() if one.is_run]
+_TUTORIALS = "docs/tutorials/"
+#: What is run between two versions, and is about that; the others are run between two servers of one.
+_UPGRADES = ("cloud-to-cloud", "major-upgrade", "way-back")
+_OLD, _NEW = 15, 18
 
 
 @pytest.fixture
@@ -35,10 +41,29 @@ def page(tmp_path: Path, source_db: Database, target_db: Database) -> Iterator[P
     made.end()
 
 
+@pytest.fixture
+def tutorial(name: str, tmp_path: Path, server_of: ServerOf) -> Iterator[Tutorial]:
+    """A page on two servers; no daemon and no role of it is left."""
+    before = server_of("source", _OLD if name.endswith(tuple(f"{one}.md" for one in _UPGRADES)) else _NEW)
+    after = server_of("target", _NEW)
+    # Not from the tests' template: its grants are what the pages tell the reader to give.
+    ends = [Database(dbname=f"tutorial_{secrets.token_hex(4)}", server=server) for server in (before, after)]
+    for one in ends:
+        one.server.execute(f"CREATE DATABASE {one.dbname} TEMPLATE template0")
+    made = Tutorial(tmp_path, *ends)
+    yield made
+    made.end()
+    for one in reversed(ends):
+        drop_database(one)
+    for server in (before, after):
+        for role in TUTORIAL_ROLES:
+            server.execute(f"DROP ROLE IF EXISTS {role}")
+
+
 def _pages() -> list[ParameterSet]:
     """Return the pages with something to run, marked with what not every machine has."""
     with_jq = {one.page for one in _RUN if re.search(r"\bjq\b", one.text)}
-    names = sorted({one.page for one in _RUN})
+    names = sorted({one.page for one in _RUN if not one.page.startswith(_TUTORIALS)})
     return [pytest.param(name, marks=[pytest.mark.jq] if name in with_jq else [], id=name) for name in names]
 
 
@@ -48,6 +73,19 @@ def test_the_commands_of_a_page_work(page: Page, name: str) -> None:
     for block in _RUN:
         if block.page == name:
             page.run(block)
+
+
+@pytest.mark.needs_majors(_OLD, _NEW)
+@pytest.mark.parametrize("name", sorted({one.page for one in _RUN if one.page.startswith(_TUTORIALS)}))
+def test_the_commands_of_a_tutorial_work(tutorial: Tutorial, name: str) -> None:
+    """Every command that a tutorial has works, from an application's database on; then both sides are equal."""
+    of_page = [one for one in blocks() if one.page == name and one.language in {"sh", "sql"}]
+    assert [str(one) for one in of_page if not one.is_run] == []
+    for block in of_page:
+        tutorial.run(block)
+    orders = "SELECT * FROM orders ORDER BY id"
+    assert len(found := tutorial.target.rows(orders)) >= TUTORIAL_ORDERS
+    assert tutorial.source.rows(orders) == found
 
 
 def test_every_preparation_is_used() -> None:

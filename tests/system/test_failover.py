@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from tests.fixtures.databases import Database, create_database
 from tests.fixtures.plain import check_equal, commit_each, plain_route
 from tests.fixtures.roles import SOURCE_ROLE
 from tests.fixtures.route import Route
+from tests.fixtures.standby import STANDBY_SLOT, make_standby
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,32 +29,9 @@ _IS_FAILOVER = "SELECT failover FROM pg_replication_slots WHERE slot_name = '{}'
 _IS_SYNCED = (
     "SELECT synced AND NOT temporary AND invalidation_reason IS NULL FROM pg_replication_slots WHERE slot_name = '{}'"
 )
-_STANDBY_SLOT = "standby"
 #: How often the standby's worker is woken up, and seconds in between.
 _ROUNDS = 30
 _ROUND_S = 1.0
-
-
-def _standby_of(primary: PgServer, standby: PgServer) -> None:
-    """Make a server the standby of another, which it follows with a slot of its own, and whose slots it keeps."""
-    primary.execute(f"SELECT pg_create_physical_replication_slot('{_STANDBY_SLOT}', true)")
-    primary.stop()
-    standby.stop()
-    subprocess.run(["rm", "-rf", str(standby.data_dir)], check=True)
-    subprocess.run(["cp", "-a", str(primary.data_dir), str(standby.data_dir)], check=True)
-    subprocess.run(["rm", "-rf", str(standby.data_dir / "pg_replslot" / _STANDBY_SLOT)], check=True)
-    primary.configure({"synchronized_standby_slots": _STANDBY_SLOT})
-    primary.start()
-    standby.configure(
-        {
-            "primary_conninfo": primary.dsn(application_name="standby"), "primary_slot_name": _STANDBY_SLOT,
-            "hot_standby_feedback": "on", "sync_replication_slots": "on",
-        }
-    )  # fmt: skip
-    signal_file = standby.data_dir / "standby.signal"
-    signal_file.touch()
-    signal_file.chmod(0o666)
-    standby.start()
 
 
 def _wait_until_synced(primary: PgServer, standby: Database, slot: str) -> None:
@@ -95,7 +72,9 @@ def test_a_promoted_standby_is_followed(
     """
     primary, standby = own_servers("primary"), own_servers("standby")
     created = create_database(primary, "source")
-    _standby_of(primary, standby)
+    make_standby(primary, standby, sync_replication_slots="on")
+    primary.configure({"synchronized_standby_slots": STANDBY_SLOT})
+    primary.execute("SELECT pg_reload_conf()")
     plain = plain_route(created, target_db, init_route)
     assert plain.source.rows(_IS_FAILOVER.format(plain.slot)) == [(False,)]
     hosts = make_conninfo(

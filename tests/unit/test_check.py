@@ -121,7 +121,8 @@ _SLOT = SlotFacts(
     [
         ({}, {}, []),
         ({"wal_level": "replica"}, {}, [Code.WAL_LEVEL]),
-        ({"is_in_recovery": True}, {}, [Code.SOURCE_STANDBY]),
+        ({"is_in_recovery": True, "server_version_num": 150000}, {}, [Code.SOURCE_STANDBY]),
+        ({"is_in_recovery": True, "hot_standby_feedback": False}, {}, [Code.STANDBY_FEEDBACK]),
         ({"server_version_num": 150000}, {"source.streaming": "parallel"}, [Code.STREAM_OPTIONS]),
         ({"server_version_num": 150000}, {"source.origin": "none"}, [Code.STREAM_OPTIONS]),
         ({}, {"source.streaming": "off"}, [Code.DECODING_SPILL]),

@@ -306,3 +306,13 @@ def test_a_table_has_its_own_name_before_that_of_its_schema() -> None:
         ("x", "y"), ("b", "u"), ("c", "t"),
     ]  # fmt: skip
     assert mapping.shown(("a", "u")) == "a.u (b.u on the target)"
+
+
+def test_another_option_is_named(tmp_path: Path) -> None:
+    """What is wrong in a file that another option names is said of that option, line for line."""
+    path = tmp_path / "back.toml"
+    path.write_text("[source]\ndsn = 1\nslott = 's'\n")
+    for wrong in (path, tmp_path / "none.toml"):
+        with pytest.raises(ConfigError) as caught:
+            load_config(wrong, environ={}, option="--reverse")
+        assert all(line.startswith("--reverse: ") for line in str(caught.value).splitlines())

@@ -33,6 +33,7 @@ class Code(StrEnum):
     # The publisher as a server.
     WAL_LEVEL = "wal_level"
     SOURCE_STANDBY = "source_standby"
+    STANDBY_FEEDBACK = "standby_feedback"
     SOURCE_VERSION = "source_version"
     STREAM_OPTIONS = "stream_options"
     SOURCE_REPLICATION = "source_replication"

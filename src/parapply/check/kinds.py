@@ -52,7 +52,12 @@ KINDS: Final[Mapping[Code, Kind]] = {
         _S, _REFUSED, "no logical slot can be made", "set wal_level = logical on the publisher and restart it"
     ),
     Code.SOURCE_STANDBY: Kind(
-        _S, _REFUSED, "the slot is made and read on the primary", "point source.dsn to the primary"
+        _S, _REFUSED, "a standby decodes WAL from PostgreSQL 16 on only", "point source.dsn to the primary"
+    ),
+    Code.STANDBY_FEEDBACK: Kind(
+        _S, _WARNING,
+        "vacuum on the primary takes catalogue rows that the slot on the standby needs, which loses the slot",
+        "set it on the standby, which needs a physical slot of its own on the primary, too (primary_slot_name)",
     ),
     Code.SOURCE_VERSION: Kind(
         _S, _WARNING, "parapply is tested with PostgreSQL 15 to 18", "try it on a copy first, and run `parapply verify`"

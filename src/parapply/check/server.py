@@ -28,7 +28,10 @@ _SETTINGS: Final = (
 )  # fmt: skip
 
 _SERVER: Final = """
-SELECT CURRENT_USER::text, d.datname::text, r.rolsuper, r.rolreplication, r.rolconnlimit, d.datconnlimit,
+SELECT CURRENT_USER::text, d.datname::text, r.rolsuper,
+  -- Where a cloud gives the right by a role, its members have no attribute.
+  r.rolreplication OR EXISTS (SELECT FROM pg_catalog.pg_roles m WHERE m.rolname = 'rds_replication'
+                              AND pg_catalog.pg_has_role(m.oid, 'MEMBER')), r.rolconnlimit, d.datconnlimit,
   (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_activity a WHERE a.usename = CURRENT_USER),
   (SELECT s.numbackends FROM pg_catalog.pg_stat_database s WHERE s.datid = d.oid),
   (SELECT pg_catalog.sum(s.numbackends)::int FROM pg_catalog.pg_stat_database s WHERE s.datid <> 0),

@@ -258,6 +258,11 @@ def findings_of_publisher(facts: SourceFacts, config: Config) -> Iterator[Findin
         code = Code.SOURCE_STANDBY if facts.wal_level == "logical" else Code.WAL_LEVEL
         fix = "" if code is Code.SOURCE_STANDBY else "ALTER SYSTEM SET wal_level = 'logical';  -- then restart"
         yield Finding(code=code, found=str(error).removeprefix("source: "), fix=fix)
+    if facts.is_in_recovery and not facts.hot_standby_feedback:
+        yield Finding(
+            code=Code.STANDBY_FEEDBACK, found="the publisher is a standby with hot_standby_feedback = off",
+            fix="ALTER SYSTEM SET hot_standby_feedback = on; SELECT pg_reload_conf();  -- on the standby",
+        )  # fmt: skip
     source, version_num, streaming = config.source, facts.server_version_num, ""
     try:
         wanted = streaming_of(version_num, source.streaming)
@@ -325,7 +330,7 @@ def _of_room(server: Server, facts: SourceFacts, used_slots: int, senders: int, 
 
 def _of_slot(facts: SourceFacts, config: Config) -> Iterator[Finding]:
     name, found = config.source.slot, facts.slot
-    if found is None or facts.wal_level != "logical" or facts.is_in_recovery:
+    if found is None or facts.wal_level != "logical":
         return
     try:
         refusals.check_slot(facts, name, None, two_phase=config.source.two_phase)

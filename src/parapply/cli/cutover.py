@@ -91,7 +91,7 @@ def cutover(  # noqa: PLR0913  options
     if reverse_path is None:
         return command.print_reverse(config)
     # Of itself only: a variable or flag that names one end would name the wrong one there.
-    other = load_config(reverse_path, (), {}, {})
+    other = load_config(reverse_path, (), {}, {}, option="--reverse")
     forward, reverse = (other, config) if is_back else (config, other)
     again = ["parapply", "cutover", "--config", str(options["config_path"] or "...")]
     again += ["--reverse", str(reverse_path), *([] if is_back else ["--back"])]

@@ -16,6 +16,7 @@ import secrets
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import click
 import msgspec
 from psycopg import sql
 
@@ -32,6 +33,16 @@ class SourceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     lsn: int  # shows every transaction whose commit record lies before it, and no other
     name: str  # for SET TRANSACTION SNAPSHOT
+
+
+def tell_what_is_awaited(conn: slot.Connection) -> None:
+    """Say what a slot on a standby waits for, because only a person can bring it."""
+    if conn.info.parameter_status("in_hot_standby") == "on":
+        click.echo(
+            "source: this is a standby, and makes a slot when its primary has logged the running transactions;"
+            " `SELECT pg_log_standby_snapshot()` there does it at once",
+            err=True,
+        )
 
 
 @asynccontextmanager
@@ -52,6 +63,7 @@ async def exported(dsn: str, slot_name: str | None) -> AsyncIterator[SourceSnaps
     conn = await slot.connect(dsn, application_name=f"parapply snapshot {name}", is_replication=True)
     async with conn:
         kind = "" if slot_name else "TEMPORARY "
+        tell_what_is_awaited(conn)
         with slot.source_errors(f"creating the slot {name!r}"):
             # The form that all versions take; since 15 there is a longer one for the same.
             cursor = await conn.execute(

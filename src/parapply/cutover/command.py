@@ -39,7 +39,7 @@ from parapply.model import format_lsn
 from parapply.plan.watermark import covers
 from parapply.printable import printable
 from parapply.sequences import SequenceOptions
-from parapply.source import slot
+from parapply.source import refusals, slot
 from parapply.source.slot import source_errors
 from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
@@ -96,14 +96,14 @@ def print_reverse(forward: Config) -> int:
     """Print a configuration of the way back, as far as it follows from that of the stream that runs.
 
     Raises:
-        TargetLost, TargetRefused: the target, whose version it follows, cannot be reached.
+        SourceRefused, SourceLost, TargetLost, TargetRefused: an end, whose version and role it follows, is not there.
     """
 
-    async def version_num() -> int:
-        async with await connect.open_target(forward, "cutover") as conn:
-            return conn.info.server_version
+    async def text() -> str:
+        async with connect.open_both(forward, "cutover") as ends:
+            return way_back.config_text(forward, is_filtering=await way_back.can_filter(ends))
 
-    click.echo(way_back.config_text(forward, asyncio.run(version_num())), nl=False)
+    click.echo(asyncio.run(text()), nl=False)
     return 0
 
 
@@ -118,6 +118,7 @@ async def _with(
         ahead = await stack.enter_async_context(connect.open_both(forward, "cutover"))
         back = await stack.enter_async_context(connect.open_both(reverse, "cutover"))
         facts = await slot.inspect(ahead.source, forward.source.slot)
+        refusals.check_primary(facts, "`parapply cutover`")
         await _check_pair(ahead, back)
         found = await connect.known_state(forward, ahead.target, facts.system_identifier)
         if found is None:

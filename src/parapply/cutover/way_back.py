@@ -224,12 +224,30 @@ async def drop_state(ends: Connections, config: Config, slot_id: int) -> None:
     await origins.drop_origins(ends.target, slot_id)
 
 
-def config_text(forward: Config, version_num: int) -> str:
+async def can_filter(ends: Connections) -> bool:
+    """Tell whether the way back can leave out by origin what came from the old source: both ends take part in it.
+
+    Args:
+        ends: of the stream that runs; the role of its source writes under origins in the way back.
+
+    Raises:
+        SourceRefused, SourceLost: the source could not be asked.
+    """
+    query = sql.SQL(
+        "SELECT pg_catalog.bool_and(pg_catalog.has_function_privilege('pg_catalog.' || f, 'EXECUTE'))"
+        " FROM pg_catalog.unnest($1::text[]) AS f"
+    )
+    with source_errors("looking whether the role may use replication origins"):
+        ((may_use,),) = await rows(ends.source, query, [list(origins.FUNCTIONS)])
+    return bool(may_use) and ends.target.info.server_version >= ORIGIN_SINCE
+
+
+def config_text(forward: Config, *, is_filtering: bool) -> str:
     """Return a configuration file for the way back, as TOML; passwords are left out.
 
     Args:
         forward: of the stream that runs.
-        version_num: of the target, as server_version_num; 0 if it is not known.
+        is_filtering: by origin. Without it nothing goes round either: only one of the two streams exists at a time.
     """
     name = f"{forward.source.slot}_back"
     values: dict[str, dict[str, Any]] = {
@@ -237,7 +255,7 @@ def config_text(forward: Config, version_num: int) -> str:
             "dsn": _without_password(forward.target.dsn.get_secret_value()),
             "slot": name,
             "publications": [name],
-            "origin": "none" if version_num >= ORIGIN_SINCE else "any",
+            "origin": "none" if is_filtering else "any",
         },
         "target": {
             "dsn": _without_password(forward.source.dsn.get_secret_value()),

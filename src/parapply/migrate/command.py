@@ -32,7 +32,7 @@ from parapply.migrate.show import Screen
 from parapply.migrate.steps import MigrationStep
 from parapply.model import format_lsn, parse_lsn
 from parapply.sequences import SequenceOptions
-from parapply.source import ddl_queue, slot
+from parapply.source import ddl_queue, refusals, slot
 from parapply.target.session import settings
 from parapply.target.state import commands, copies, migrations
 from parapply.target.state import slots as state
@@ -141,6 +141,7 @@ class _Run:
         async with connect.open_both(self._config, "migrate") as ends:
             self._ends = ends
             self._facts = await slot.inspect(ends.source, self._config.source.slot)
+            refusals.check_primary(self._facts, "`parapply migrate`")
             self._migration = _of(self._config, self._facts)
             await self._lock()
             known = await migrations.load(ends.target, self._migration)

@@ -131,6 +131,7 @@ def why_stream(facts: SourceFacts, start_lsn: int, limits: RangeLimits, *, two_p
         # A walsender holds back what the standbys in synchronized_standby_slots do not have yet. No one does that for
         # a copy, which is no failover slot: after a failover the target would be ahead of the publisher.
         (slot.is_failover, "the slot waits for standbys (failover), which a copy of it does not"),
+        (facts.is_in_recovery, "the publisher is a standby"),
         (facts.server_version_num < _STREAMING_SINCE, "the publisher is older than PostgreSQL 14"),
         (
             facts.server_version_num < _MOVES_SAFELY_SINCE.get(facts.server_version_num // 10_000, 0),

@@ -29,6 +29,8 @@ def unprotected(facts: SourceFacts) -> str:
     Args:
         facts: the publisher, whose slot is to survive.
     """
+    if facts.is_in_recovery:
+        return "a slot on a standby cannot be a failover slot"
     if facts.server_version_num < _SINCE:
         return "failover slots need a publisher of PostgreSQL 17 or later"
     if not facts.synchronized_standby_slots:
@@ -54,7 +56,8 @@ async def ensure(dsn: str, facts: SourceFacts, slot_name: str, wanted: str) -> S
         SourceLost: the connection broke.
     """
     found = facts.slot
-    if wanted != "auto" or facts.server_version_num < _SINCE or found is None or found.is_failover:
+    is_possible = facts.server_version_num >= _SINCE and not facts.is_in_recovery
+    if wanted != "auto" or not is_possible or found is None or found.is_failover:
         return facts
     check_slot_name(slot_name)
     conn = await slot.connect(dsn, application_name=f"parapply failover {slot_name}", is_replication=True)

@@ -6,11 +6,11 @@ whether what is recorded still names the same transactions after a failover (tra
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from parapply.errors import SourceRefused
+from parapply.errors import SourceLost, SourceRefused
 from parapply.model import format_lsn, parse_lsn
 from parapply.source.slot import connect, inspect, source_errors
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from parapply.source.slot import Connection, SlotFacts, SourceFacts
+
+#: server_version_num of the first standby that decodes WAL.
+STANDBY_SINCE: Final = 160000
 
 _GAP_HINT = (
     "transactions are missing on the target and the slot cannot give them: copy the tables again "
@@ -127,16 +130,33 @@ def check_server(facts: SourceFacts) -> None:
     """Refuse a publisher that cannot serve any slot.
 
     Raises:
-        SourceRefused: wal_level is too low, or the server is a standby.
+        SourceRefused: wal_level is too low, or the server is a standby that cannot decode.
     """
     if facts.wal_level != "logical":
         raise SourceRefused(
             f"source: wal_level is {facts.wal_level}", hint="set wal_level = logical on the publisher and restart it"
         )
+    if facts.is_in_recovery and facts.server_version_num < STANDBY_SINCE:
+        raise SourceRefused(
+            "source: the server is a standby (in recovery), which decodes nothing before PostgreSQL 16",
+            hint="point source.dsn to the primary, for example with target_session_attrs=read-write and all hosts",
+        )
+
+
+def check_primary(facts: SourceFacts, what: str) -> None:
+    """Refuse a standby for what writes on the publisher.
+
+    Args:
+        facts: the publisher.
+        what: the command.
+
+    Raises:
+        SourceRefused: it is one.
+    """
     if facts.is_in_recovery:
         raise SourceRefused(
-            "source: the server is a standby (in recovery)",
-            hint="point source.dsn to the primary, for example with target_session_attrs=read-write and all hosts",
+            f"source: the server is a standby (in recovery), and {what} writes there",
+            hint="point source.dsn to the primary; `init --copy` and `run` can read a standby",
         )
 
 
@@ -158,6 +178,12 @@ def _check_cluster(facts: SourceFacts, known: KnownPosition, history: Mapping[in
     # A walsender sends only what its server has flushed, so this holds for a publisher that lost nothing. Without the
     # check it would take our position, which is in its future, and skip all that it commits until then.
     if facts.flush_lsn < known.high_lsn:
+        if facts.is_in_recovery:
+            # After its own restart a standby answers before it has replayed all that it had.
+            raise SourceLost(
+                f"source: the standby has replayed WAL up to {format_lsn(facts.flush_lsn)}, and the target has applied"
+                f" it up to {format_lsn(known.high_lsn)}"
+            )
         raise SourceRefused(
             f"the publisher's WAL ends at {format_lsn(facts.flush_lsn)}, but the target has applied it up to "
             f"{format_lsn(known.high_lsn)}: the publisher was put back to an older state (a copy of its data "

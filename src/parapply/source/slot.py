@@ -69,7 +69,7 @@ class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The publisher as it is now."""
 
     system_identifier: str  # unsigned 64 bits
-    timeline: int  # 0 on a standby
+    timeline: int  # a standby that follows a new primary tells the old one until its next restart point
     database: str
     server_version_num: int
     wal_level: str
@@ -79,6 +79,7 @@ class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     flush_lsn: int
     slot: SlotFacts | None
     synchronized_standby_slots: str = ""  # whose standbys a failover slot waits for; 17 and later
+    hot_standby_feedback: bool = True
     state_schemas: frozenset[str] = frozenset()  # of parapplies that apply, or applied, to the publisher
 
 
@@ -112,6 +113,7 @@ def source_errors(doing: str) -> Iterator[None]:
 
 #: SQLSTATE: hint, for what retrying does not help.
 _REFUSALS = {
+    "25006": "source.dsn leads to a standby, which takes no writes: run this on the primary",
     "42501": "the source's role needs LOGIN and REPLICATION: ALTER ROLE ... REPLICATION",
     "42704": "check source.slot and source.publications; `parapply init` creates the slot",
     "42710": "choose another source.slot",
@@ -201,11 +203,14 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
         SourceLost: the connection broke.
     """
     # The timeline of the WAL being written: pg_control_checkpoint() tells the old one until the first checkpoint
-    # after a promotion. The slot as jsonb: its columns differ from version to version.
+    # after a promotion, and there is nothing else to ask on a standby. The slot as jsonb: its columns differ from
+    # version to version.
     query: LiteralString = f"""
         SELECT (SELECT system_identifier FROM pg_catalog.pg_control_system()),
-               CASE WHEN r THEN 0 ELSE ('x' || pg_catalog.substr(pg_catalog.pg_walfile_name(
-                    pg_catalog.pg_current_wal_insert_lsn()), 1, 8))::bit(32)::int END,
+               CASE WHEN r THEN GREATEST((SELECT timeline_id FROM pg_catalog.pg_control_checkpoint()),
+                                         (SELECT min_recovery_end_timeline FROM pg_catalog.pg_control_recovery()))
+                    ELSE ('x' || pg_catalog.substr(pg_catalog.pg_walfile_name(
+                         pg_catalog.pg_current_wal_insert_lsn()), 1, 8))::bit(32)::int END,
                pg_catalog.current_database(),
                pg_catalog.current_setting('wal_level'),
                r,
@@ -214,13 +219,13 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
                CASE WHEN r THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END,
                (SELECT pg_catalog.to_jsonb(s) FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = $1),
                COALESCE(pg_catalog.current_setting('synchronized_standby_slots', true), ''),
+               pg_catalog.current_setting('hot_standby_feedback')::bool,
                ARRAY(SELECT schema_name::text FROM {STATE_SCHEMAS_SQL} AS own)
           FROM pg_catalog.pg_is_in_recovery() AS r"""  # noqa: S608 - a constant
     with source_errors("inspecting the publisher"):
         found = await _rows(conn, query, [slot_name])
-    ((identifier, timeline, database, wal_level, is_standby, timeout_s, decoding_bytes, flush, slot, synced, own),) = (
-        found
-    )
+    ((identifier, timeline, database, wal_level, is_standby, timeout_s, decoding_bytes, flush, *rest),) = found
+    slot, synced, feedback, own = rest
     return SourceFacts(
         # The control file's number is unsigned, SQL's bigint is not.
         system_identifier=str(identifier & 0xFFFF_FFFF_FFFF_FFFF),
@@ -234,6 +239,7 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
         flush_lsn=parse_lsn(flush) if flush else 0,
         slot=_slot_facts(slot) if slot else None,
         synchronized_standby_slots=synced,
+        hot_standby_feedback=feedback,
         state_schemas=frozenset(own),
     )
 

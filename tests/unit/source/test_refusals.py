@@ -78,7 +78,7 @@ def test_a_missing_slot_without_state_points_to_init() -> None:
     ("facts", "reason"),
     [
         (replace(FACTS, wal_level="replica"), "wal_level"),
-        (replace(FACTS, is_in_recovery=True), "standby"),
+        (replace(FACTS, is_in_recovery=True, server_version_num=150000), "standby"),
         (replace(FACTS, system_identifier="1"), "system identifier 1"),
         (replace(FACTS, timeline=1), "old primary"),
     ],

@@ -143,13 +143,14 @@ async def drop_origins(conn: Connection, slot_id: int) -> str:
     Raises:
         TargetRefused, TargetLost: as everywhere.
     """
-    query = sql.SQL(
-        "SELECT pg_catalog.pg_replication_origin_drop(roname) FROM pg_catalog.pg_replication_origin"
-        " WHERE pg_catalog.starts_with(roname, $1)"
-    )
+    query = "SELECT {} FROM pg_catalog.pg_replication_origin WHERE pg_catalog.starts_with(roname, $1)"
+    of_slot = [origin_name(slot_id, "")]
     with target_errors("dropping the replication origins"):
+        # A role that may not drop any has none to drop, mostly.
+        if not await rows(conn, sql.SQL(query.format("1")), of_slot):
+            return ""
         try:
-            await rows(conn, query, [origin_name(slot_id, "")])
+            await rows(conn, sql.SQL(query.format("pg_catalog.pg_replication_origin_drop(roname)")), of_slot)
         except (psycopg.errors.InsufficientPrivilege, psycopg.errors.ObjectInUse) as error:
             return first_line(error)
     return ""

@@ -146,13 +146,8 @@ def pinning(kind: Kind, server_version_num: int, role: str, synchronous_commit: 
         synchronous_commit: for worker sessions.
     """
     commit = "on" if kind == "control" else synchronous_commit
-    return _set_all(
-        [
-            ("session_replication_role", role),
-            ("synchronous_commit", commit),
-            *_pairs(server_version_num, is_worker=kind == "worker"),
-        ]
-    )
+    pairs = [("synchronous_commit", commit), *_pairs(server_version_num, is_worker=kind == "worker")]
+    return _set_all([("session_replication_role", role), *pairs])
 
 
 def _reading(server_version_num: int) -> str:
@@ -171,7 +166,14 @@ def _pairs(server_version_num: int, *, is_worker: bool) -> list[tuple[str, str]]
 def _set_all(pairs: Sequence[tuple[str, str]]) -> str:
     # search_path and DateStyle are lists: set_config takes the whole list as one text, SET would quote it as one name.
     template = sql.SQL("pg_catalog.set_config({}, {}, false)")
-    calls = [template.format(sql.Literal(name), sql.Literal(value)) for name, value in pairs]
+    # A role may not even set session_replication_role to what it is.
+    careful = sql.SQL(
+        "CASE pg_catalog.current_setting({0}) WHEN {1} THEN {1} ELSE pg_catalog.set_config({0}, {1}, false) END"
+    )
+    calls = [
+        (careful if name == "session_replication_role" else template).format(sql.Literal(name), sql.Literal(value))
+        for name, value in pairs
+    ]
     return sql.SQL("SELECT {}").format(sql.SQL(", ").join(calls)).as_string(None)
 
 
@@ -218,9 +220,7 @@ def _target_error(doing: str, error: psycopg.Error) -> ConfigError | TargetRefus
     if error.sqlstate == "42501":
         return TargetRefused(text, hint=next(hint for words, hint in _PRIVILEGES.items() if words in str(error)))
     if error.sqlstate == "55000" and "publishes" in str(error):
-        hint = (
-            "a publication FOR ALL TABLES on the target takes the state schema, too: publish tables or schemas by name"
-        )
+        hint = "a publication of this server takes the table: give it a replica identity, or publish tables by name"
         return TargetRefused(text, hint=hint)
     if error.sqlstate in _REFUSALS:
         return TargetRefused(text, hint=_REFUSALS[error.sqlstate])

@@ -1,0 +1,95 @@
+"""A standby as the publisher: copy and stream are read there, and the primary gets nothing but the publication."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from tests.fixtures.databases import Database, create_database
+from tests.fixtures.plain import FAST, TABLES, check_equal, commit_each
+from tests.fixtures.roles import SOURCE_ROLE
+from tests.fixtures.route import Route
+from tests.fixtures.standby import make_standby
+
+if TYPE_CHECKING:
+    import subprocess
+    from pathlib import Path
+
+    from tests.fixtures.daemon import RunCommand, StartDaemon
+    from tests.fixtures.servers import OwnServers
+
+pytestmark = pytest.mark.crash
+
+_REFUSED = 3
+_LOG = "SELECT pg_log_standby_snapshot()"
+
+
+def _run_with_snapshots(
+    run_command: RunCommand, route: Route, command: str, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command, and log the primary's running transactions until it has ended, as it asks for."""
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(run_command, route, command, *arguments)
+        while not running.done():
+            route.source.execute(_LOG)
+            with suppress(TimeoutError):
+                running.result(timeout=0.1)
+        return running.result()
+
+
+@pytest.mark.pg_majors(16, 18)
+def test_a_standby_is_the_publisher(
+    own_servers: OwnServers, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """`init --copy`, `run` and `verify` read a standby, which says what it waits for; what writes there is refused.
+
+    After the standby's promotion the daemon goes on there, with the same slot.
+    """
+    primary, standby = own_servers("primary"), own_servers("standby")
+    source = create_database(primary, "source")
+    source.execute(f"{TABLES} CREATE PUBLICATION pub FOR TABLE item, evt")
+    target_db.execute(TABLES)
+    commit_each(source, 1, 50)
+    make_standby(primary, standby)
+    dsn = make_conninfo(host="127.0.0.1", port=standby.port, dbname="source", user=SOURCE_ROLE)
+    settings: dict[str, str | float] = {
+        **FAST,
+        "source.failover": "auto",
+        "source.catch_up_enter_bytes": 2,
+        "source.catch_up_leave_bytes": 1,
+    }
+    route = Route(source=source, target=target_db, settings=settings, source_dsn=dsn)
+    # What the standby has replayed is what it can copy.
+    Database(dbname="source", server=standby).wait_until("SELECT count(*) = 50 FROM item")
+    back = tmp_path / "back.toml"
+    back.write_text(
+        f'[source]\ndsn = "{target_db.source_role_dsn}"\nslot = "back"\npublications = ["back"]\n'
+        f'[target]\ndsn = "{source.target_role_dsn}"\n'
+    )
+    for command, *arguments in (("migrate",), ("cutover", "--reverse", str(back)), ("init", "--ddl")):
+        refused = run_command(route, command, *arguments)
+        assert (refused.returncode, "standby" in refused.stderr) == (_REFUSED, True), refused
+    copied = _run_with_snapshots(run_command, route, "init", "--copy")
+    assert copied.returncode == 0, copied
+    assert "pg_log_standby_snapshot()" in copied.stderr
+    assert "a slot on a standby cannot be a failover slot" in copied.stdout
+    assert target_db.rows("SELECT count(*) FROM item") == [(50,)]
+    assert primary.execute("SELECT count(*) FROM pg_replication_slots WHERE slot_type = 'logical'") == [(0,)]
+    commit_each(source, 51, 2000)
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    assert [one["reason"] for one in daemon.events_of("catch_up_declined")] == ["the publisher is a standby"]
+    verified = _run_with_snapshots(run_command, route, "verify")
+    assert verified.returncode == 0, verified
+    primary.stop()
+    standby.execute("SELECT pg_promote(true, 60)")
+    promoted = Database(dbname="source", server=standby)
+    commit_each(promoted, 2001, 2100)
+    daemon.route = Route(source=promoted, target=target_db, slot=route.slot, settings=settings, source_dsn=dsn)
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(daemon.route)
