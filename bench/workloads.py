@@ -145,6 +145,11 @@ _ALL: Final = (
         is_bulk_possible=False,
     ),
     Workload(
+        name="full-key",
+        text="updates of a table with a primary key and replica identity FULL",
+        transactions=200_000,
+    ),
+    Workload(
         name="key-change",
         text="every transaction gives a row another primary key",
         transactions=100_000,

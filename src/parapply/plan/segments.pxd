@@ -4,7 +4,7 @@ cimport cython
 from parapply.collector cimport untrack
 from parapply.plan.order cimport split_by_effect
 from parapply.wire.rows cimport has_unchanged, read_delete, read_insert, read_update, values_of
-from parapply.wire.walk cimport filled_frame, is_plain, is_simple, value_from
+from parapply.wire.walk cimport filled_frame, is_plain, is_simple, value_from, without_old
 
 cdef unsigned char _INSERT, _UPDATE, _DELETE
 
@@ -22,7 +22,8 @@ cdef class NetSegment:
     cdef Py_ssize_t[8] _wanted
     cdef Py_ssize_t[8] _found_at
     cdef Py_ssize_t _n_plain
-    # Whether the frame that `_simple_key` has read last lacks values.
+    # The frame that was read last, and whether it lacks values.
+    cdef bytes _row
     cdef bint _is_partial
 
     @cython.locals(change=tuple, before=tuple)
@@ -33,6 +34,7 @@ cdef class NetSegment:
     cpdef bint delete(self, bytes frame) except -1
     @cython.locals(starts="Py_ssize_t[8]", index="Py_ssize_t")
     cdef object _simple_key(self, bytes frame, unsigned char kind)
+    cdef object _simple_update(self, bytes frame)
     @cython.locals(is_partial=bint)
     cdef object _filled(self, object row, object before)
     cdef object _key(self, list row)

@@ -75,6 +75,7 @@ class NetSegment:
         "_n_plain",
         "_order",
         "_plain",
+        "_row",
         "_wanted",
         "counts",
         "has_unchanged",
@@ -87,6 +88,9 @@ class NetSegment:
     _wanted: list[int]
     _found_at: list[int]
     _n_plain: int
+    # What `_simple_update` has read last.
+    _row: bytes
+    _is_partial: bool
 
     def __init__(self, plan: TablePlan) -> None:
         """Start empty for a table whose lane is SET and that has a key."""
@@ -160,9 +164,9 @@ class NetSegment:
         is_partial = False
         key = None
         if cython.compiled:
-            self._is_partial = False
-            key = self._simple_key(frame, _UPDATE)
-            is_partial = self._is_partial
+            key = self._simple_update(frame)
+            if key is not None:
+                kept, is_partial = self._row, self._is_partial
         if key is None:
             old, row = read_update(frame, self._n_columns)
             is_partial = has_unchanged(row)
@@ -249,6 +253,19 @@ class NetSegment:
             return value_from(frame, starts[0])  # type: ignore[name-defined, no-any-return]  # noqa: F821
         values = [value_from(frame, starts[self._found_at[index]]) for index in range(self._n_plain)]  # type: ignore[name-defined]  # noqa: F821
         return tuple(values)
+
+    def _simple_update(self, frame: bytes) -> Key | None:
+        """Return the key of an update that can be kept as a frame (compiled twin only), which is in `_row` then.
+
+        That is without its old row where that says nothing: it has the same key, and what it frees is of no interest.
+        """
+        self._row = frame
+        key = self._simple_key(frame, _UPDATE)
+        if key is None and self.old_rows is None:
+            self._row = without_old(frame, self._n_columns, self._wanted, self._n_plain)  # type: ignore[name-defined]  # noqa: F821  walk.pxd
+            if self._row is not None:
+                key = self._simple_key(self._row, _UPDATE)
+        return key
 
     def _filled(self, row: KeptRow, before: KeptRow) -> KeptRow:
         """Return a new row that lacks values with those which the changes before it have left (trap T-41).

@@ -44,6 +44,8 @@ cdef inline bint is_simple(
     cdef Py_ssize_t column, length
     cdef Py_ssize_t found = 0
     cdef unsigned char mark
+    if is_partial != NULL:
+        is_partial[0] = False
     if size < at or data[_WALK_KIND] != kind:
         return False
     mark = data[_WALK_MARK]
@@ -99,6 +101,53 @@ cdef inline Py_ssize_t _after(const unsigned char *data, Py_ssize_t at, Py_ssize
         return -1
     end = at + 5 + (<Py_ssize_t> data[at + 1] << 24 | data[at + 2] << 16 | data[at + 3] << 8 | data[at + 4])
     return end if end <= size else -1
+
+
+# Return an Update without its old row if that is of so many columns, text or NULL, and has the same text as the new one at
+# the wanted (ascending) positions, of which there are eight at most; else None. The new row is not looked at further.
+cdef inline bytes without_old(bytes frame, Py_ssize_t n_columns, const Py_ssize_t *wanted, Py_ssize_t n_wanted):
+    cdef const unsigned char *data = <const unsigned char *> PyBytes_AS_STRING(frame)
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(frame)
+    cdef Py_ssize_t at = _WALK_ROW + 2
+    cdef Py_ssize_t[8] starts
+    cdef Py_ssize_t[8] ends
+    cdef Py_ssize_t column, end, new_at
+    cdef Py_ssize_t found = 0
+    cdef bytes new
+    if n_wanted < 1 or n_wanted > 8 or size < at or data[_WALK_KIND] != c"U":
+        return None
+    if data[_WALK_MARK] != c"K" and data[_WALK_MARK] != c"O":
+        return None
+    if (data[_WALK_ROW] << 8 | data[_WALK_ROW + 1]) != n_columns:
+        return None
+    for column in range(n_columns):
+        end = _after(data, at, size)
+        if end < 0 or data[at] == c"u":
+            return None
+        if found < n_wanted and wanted[found] == column:
+            starts[found] = at
+            ends[found] = end
+            found += 1
+        at = end
+    if found != n_wanted or at + 3 > size or data[at] != c"N" or (data[at + 1] << 8 | data[at + 2]) != n_columns:
+        return None
+    new_at = at + 3
+    found = 0
+    for column in range(wanted[n_wanted - 1] + 1):
+        end = _after(data, new_at, size)
+        if end < 0:
+            return None
+        if wanted[found] == column:
+            if data[new_at] != c"t" or end - new_at != ends[found] - starts[found]:
+                return None
+            if memcmp(data + new_at, data + starts[found], end - new_at):
+                return None
+            found += 1
+        new_at = end
+    new = PyBytes_FromStringAndSize(NULL, _WALK_MARK + size - at)
+    memcpy(PyBytes_AS_STRING(new), data, _WALK_MARK)
+    memcpy(PyBytes_AS_STRING(new) + _WALK_MARK, data + at, size - at)
+    return new
 
 
 # Return a simple frame with the values that it lacks taken from an earlier one of as many columns, as far as that has

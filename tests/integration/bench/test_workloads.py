@@ -105,6 +105,11 @@ PROOFS = {
         "old rows whole, no index": "SELECT relreplident = 'f' AND NOT relhasindex FROM pg_class "
         "WHERE oid = 'stock'::regclass",
     },
+    "full-key": {
+        "updates": f"SELECT sum(balance) = {FEW} AND count(*) = 20000 FROM accounts",
+        "old rows whole, and a key": "SELECT relreplident = 'f' AND relhasindex FROM pg_class "
+        "WHERE oid = 'accounts'::regclass",
+    },
     "key-change": {
         "as many rows as before": "SELECT count(*) = 10000 FROM places",
         "the lowest have moved to the end": f"SELECT min(id) = {FEW} AND max(id) = {FEW} + 9999 FROM places",

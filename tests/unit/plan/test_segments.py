@@ -101,12 +101,13 @@ def test_columns_are_the_values_joined(
     assert columns_of(mixed, positions, (TEXT_OID,) * len(positions), 3) == expected
 
 
+PAIRS_OF_WORDS = st.tuples(*[st.sampled_from([b"", b"a", b"b"])] * 2)
 GAPS = st.one_of(TEXTS, st.just(...))
 
 
-@given(st.lists(st.tuples(st.sampled_from("UUI"), st.integers(1, 4), GAPS, GAPS, st.booleans()), max_size=30))
+@given(st.lists(st.tuples(st.sampled_from("UUI"), st.integers(1, 4), GAPS, GAPS, st.sampled_from(" KO")), max_size=30))
 def test_what_an_update_does_not_send_stays_as_the_changes_before_have_left_it(
-    changes: list[tuple[str, int, bytes | EllipsisType | None, bytes | EllipsisType | None, bool]],
+    changes: list[tuple[str, int, bytes | EllipsisType | None, bytes | EllipsisType | None, str]],
 ) -> None:
     """In any sequence each value is the last one sent, or absent, with an old row or not (trap T-41).
 
@@ -114,15 +115,15 @@ def test_what_an_update_does_not_send_stays_as_the_changes_before_have_left_it(
     """
     segment = NetSegment(PLAIN.plan(0))
     expected: dict[bytes, list[Value]] = {}
-    for kind, number, first, second, is_old_sent in changes:
+    for kind, number, first, second, sent in changes:
         key = str(number).encode()
         before = expected.get(key, [UNCHANGED] * 3)
         if kind == "I" and key not in expected and first is not ... and second is not ...:
             segment.insert(frame("I", key, first, second))
         else:
             row = cells(key, first, second)
-            old = build.Before(key=cells(key, None, None)) if is_old_sent else build.Before()
-            segment.update(build.xlog_data(build.update(row, **old)))
+            old = {"K": build.Before(key=cells(key, None, None)), "O": build.Before(old=cells(key, b"old", b""))}
+            segment.update(build.xlog_data(build.update(row, **old.get(sent, build.Before()))))
         pairs = zip((key, first, second), before, strict=True)
         expected[key] = [was if text is ... else wire(text) for text, was in pairs]
     rows = kept(segment)
@@ -143,12 +144,32 @@ def _present(row: list[Value]) -> tuple[int, ...]:
     return tuple([position for position, value in enumerate(row) if value is not UNCHANGED])
 
 
+@given(was=PAIRS_OF_WORDS, now=PAIRS_OF_WORDS, sent=st.sampled_from("KO"), is_key_sent=st.booleans())
+def test_an_update_with_its_old_row_is_a_move_if_the_key_differs(
+    was: tuple[bytes, bytes], now: tuple[bytes, bytes], sent: str, *, is_key_sent: bool
+) -> None:
+    """The old row says whether a row moves, and which it is where its key was not sent; the new one is kept."""
+    segment = NetSegment(PAIR.plan(0))
+    before = cells(*was, None, None)
+    key = now if is_key_sent else (..., now[1])
+    update = build.update(
+        cells(*key, b"a", ...), **(build.Before(key=before) if sent == "K" else build.Before(old=before))
+    )
+    whole = now if is_key_sent else (was[0], now[1])
+    assert segment.update(build.xlog_data(update)) is (whole != was)
+    if whole == was:
+        assert {key: values_of(row) for key, (_, row) in segment.net.items()} == {
+            (wire(was[0]), wire(was[1])): [wire(was[0]), wire(was[1]), wire(b"a"), UNCHANGED]
+        }
+
+
 @given(st.sampled_from("IUD"), st.tuples(NUMBERS, TEXTS, TEXTS), st.data())
 def test_a_cut_frame_is_no_row(kind: str, texts: tuple[bytes, bytes | None, bytes | None], data: st.DataObject) -> None:
     """What the readers refuse, a segment refuses in the same words; nothing of it stays behind."""
     whole = frame(kind, *texts)
     if kind == "U" and data.draw(st.booleans()):
-        whole = build.xlog_data(build.update(cells(*texts[:2], ...)))
+        before = data.draw(st.sampled_from([build.Before(), build.Before(key=cells(texts[0], None, None))]))
+        whole = build.xlog_data(build.update(cells(*texts[:2], ...), **before))
     # Behind the mark: what is cut before does not reach a segment.
     cut = data.draw(st.one_of(st.integers(31, len(whole) - 1).map(lambda end: whole[:end]), st.just(whole + b"n")))
     read = {"I": read_insert, "U": read_update, "D": read_delete}[kind]
