@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["pair"]
 
 _PREPARED = "SELECT slot_name, gid, source_xid, owner, age > interval '0' FROM parapply.prepared ORDER BY gid"
-#: The command has the lease and asks again and again for the workers' lock.
+#: The command found the workers' lock taken: it has just asked who holds it, which it then says.
 _DROP_WAITS = (
-    "SELECT EXISTS (SELECT FROM pg_stat_activity JOIN pg_locks USING (pid) WHERE application_name LIKE"
-    " 'parapply drop%' AND locktype = 'advisory' AND granted)"
+    "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name LIKE 'parapply drop%' AND state = 'idle'"
+    " AND query LIKE '%a.application_name%pg_locks%')"
 )
 
 
