@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from bench.processes import Usage
     from parapply.demo.stage import Stage
 
+#: The daemon, with Python's start.
+LEADER: Final = "leader"
 #: The role whose CPU is the leader's budget: the stream's, without Python's start.
 LEADER_STREAM: Final = "leader_stream"
 
@@ -113,7 +115,7 @@ class Observer:
 
     def _find(self, daemon_pid: int | None) -> None:
         if daemon_pid:
-            self._watch.add("leader", daemon_pid, from_start=True)
+            self._watch.add(LEADER, daemon_pid, from_start=True)
         try:
             walsenders = self._source.execute(_WALSENDER, self._names).fetchall()
             others = self._target.execute(_TARGET, self._names).fetchall() if walsenders else []

@@ -17,7 +17,7 @@ import click
 
 from bench.catchup import prepare
 from bench.compare import is_equal
-from bench.observe import LEADER_STREAM, Observer
+from bench.observe import LEADER, LEADER_STREAM, Observer
 from bench.options import Options
 from bench.output import write_result
 from bench.report import machine_facts
@@ -45,6 +45,7 @@ class Turn:
     Attributes:
         total_s: from the daemon's start until the last row was visible.
         leader_cpu_s: CPU of the daemon while it reads the slot.
+        cpu_s: of it, its sessions on the target and the publisher's walsender.
         peak_bytes: largest resident memory of the daemon.
         log_bytes: of the apply log.
         records: of it.
@@ -52,6 +53,7 @@ class Turn:
 
     total_s: float
     leader_cpu_s: float
+    cpu_s: float
     peak_bytes: int
     log_bytes: int
     records: int
@@ -70,7 +72,8 @@ def _drain(stage: Stage, number: int, settings: Sequence[str]) -> Turn:
             settings=[f"applylog.directory={directory}", *settings],
             watch=observer,
         )
-        usage = observer.usage()[LEADER_STREAM]
+        usages = observer.usage()
+        usage = usages[LEADER_STREAM]
     if not is_equal(stage, _TURN):
         raise click.ClickException("the tables differ")
     drop_target(stage, _TURN)
@@ -78,6 +81,7 @@ def _drain(stage: Stage, number: int, settings: Sequence[str]) -> Turn:
     return Turn(
         total_s=drained.total_s,
         leader_cpu_s=usage.cpu_s,
+        cpu_s=sum([one.cpu_s for role, one in usages.items() if role != LEADER]),
         peak_bytes=usage.peak_bytes,
         log_bytes=sum(file.stat().st_size for file in files),
         records=sum([file.read_bytes().count(b"\n") for file in files]),
@@ -93,10 +97,15 @@ def main() -> None:
 @click.option("--workload", type=click.Choice(list(WORKLOADS)), default="simple-update", show_default=True)
 @click.option("--transactions", type=click.IntRange(min=1), help="By default the workload's own.")
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True)
+@click.option(
+    "--detail", "details", type=click.Choice(["batch", "transaction"]), multiple=True, default=["batch", "transaction"]
+)
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="For the daemon.")
-def cost(workload: str, transactions: int | None, rounds: int, settings: tuple[str, ...]) -> None:
+def cost(
+    workload: str, transactions: int | None, rounds: int, details: tuple[str, ...], settings: tuple[str, ...]
+) -> None:
     """Drain a backlog without the log and with each detail."""
-    details = (_OFF, "batch", "transaction")
+    details = (_OFF, *details)
     options = Options(transactions=transactions, large_rows=LARGE_ROWS)
     turns: dict[str, list[Turn]] = defaultdict(list)
     machine = machine_facts(os.getloadavg()[0])
@@ -118,6 +127,8 @@ def cost(workload: str, transactions: int | None, rounds: int, settings: tuple[s
             "median_s": best[detail],
             "part_of_throughput": 1 - best[_OFF] / best[detail],
             "leader_cpu_s": cpu[detail],
+            "cpu_s": [turn.cpu_s for turn in turns[detail]],
+            "median_cpu_s": median(turn.cpu_s for turn in turns[detail]),
             "peak_bytes": max(turn.peak_bytes for turn in turns[detail]),
             "log_bytes": turns[detail][-1].log_bytes,
             "records": turns[detail][-1].records,
@@ -126,7 +137,7 @@ def cost(workload: str, transactions: int | None, rounds: int, settings: tuple[s
     }
     for detail in details:
         click.echo(f"{detail:12} median {best[detail]:6.2f} s ({best[detail] / best[_OFF] - 1:+.1%}), "
-                   f"leader {cpu[detail]:5.2f} s of CPU")  # fmt: skip
+                   f"leader {cpu[detail]:5.2f} s of CPU, all {figures[detail]['median_cpu_s']:5.2f} s")  # fmt: skip
     content = {"workload": workload, "backlog": asdict(backlog), "facts": facts, "settings": settings, **figures}
     _write("applylog-cost", content)
 
