@@ -59,7 +59,7 @@ def main(
         tables.make(source, _ROLE, size_mb)
         click.echo(f"made in {time.monotonic() - began_s:.0f} s", err=True)
         begun_s = time.monotonic()
-        pace_s = max(0.3, size_mb / 60)
+        pace_s = max(0.3, size_mb / 300)
         with Migration(
             source, target, _ROLE, directory, seed=seed, kills=kills, pace_s=pace_s, per_s=per_s,
             tell=lambda line: click.echo(line, err=True),
@@ -78,7 +78,8 @@ def main(
     for one in account.stages:
         gap = f", no client could write for {one.gap_s:.1f} s" if one.gap_s is not None else ""
         click.echo(
-            f"{one.name}: {one.seconds:.1f} s, killed {len(one.kills)} times{gap}; lost {one.lost}, doubled"
+            f"{one.name}: {one.seconds:.1f} s,"
+            f" killed {len(one.kills)} times, ended by itself {one.ended}{gap}; lost {one.lost}, doubled"
             f" {one.duplicated}, torn {one.torn}, other {one.other} {one.texts}"
         )
     click.echo(f"{account.source_bytes:,} bytes in {took_s:.0f} s: {account.total} found")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.02
 #: Where a kill falls: most of the time goes to these.
 _STEPS = tuple(step.value for step in MigrationStep)
-_HEAVY = ("copy", "copy", "indexes", "catch-up", "constraints", "constraints", "analyze", "follow")
+_HEAVY = ("copy", "copy", "copy", "indexes", "indexes", "catch-up", "constraints", "constraints", "analyze", "follow")
 _COMMAND_S = 3600.0
 _AGAIN = "run the same command again"
 _GAP = re.compile(r"no client could write for ([\d.]+) s")
@@ -56,6 +56,7 @@ class Stage(msgspec.Struct, kw_only=True):
     other: int = 0
     texts: list[str] = []
     kills: list[str] = []
+    ended: int = 0  # by itself, to be run again
     gap_s: float | None = None
 
 
@@ -166,27 +167,36 @@ class Migration:
         began_s = time.monotonic()
         steps = sorted(self._chooser.choices(_HEAVY, k=self._n_kills), key=_STEPS.index)
         kills = []
+        n_ended = 0
         for step in steps:
-            command = self._start_migrate()
-            try:
-                _wait_for_step(command, step)
-                self._change(1)
-                threading.Event().wait(self._chooser.uniform(0, self._pace_s))
-                command.kill()
-            except AssertionError:
-                # A schema change came between two looks at it.
-                if not any(_AGAIN in line for line in command.lines):
-                    raise
-            at = _where(command) if command.exit_code() < 0 else "its own end, to be run again"
+            is_first = True
+            while (command := self._killed_migrate(step, changes=1 if is_first else 0)) is None:
+                is_first = False
+                # A schema change came between two looks of the copy at the schema, which is refused.
+                n_ended += 1
             is_all = self._chooser.random() < 0.3 and self._kill_daemon()
-            kills.append(at + (" and the daemon" if is_all else ""))
+            kills.append(_where(command) + (" and the daemon" if is_all else ""))
             self._tell(f"killed at {kills[-1]}, {time.monotonic() - began_s:.0f} s")
         command = self._start_migrate()
         _wait_for_step(command, "follow", state="ready")
         self._change(max(0, len(self._changes) - 2))
         assert not compare.check_large_objects(self._source, self._target)
         self._stage("after migrate", self._ahead, began_s=began_s, kills=kills)
+        self.account.stages[-1].ended = n_ended
         return command
+
+    def _killed_migrate(self, step: str, *, changes: int) -> Daemon | None:
+        """Return the command, killed at a random moment from a step on; None: it has ended, to be run again."""
+        command = self._start_migrate()
+        try:
+            _wait_for_step(command, step)
+            self._change(changes)
+            threading.Event().wait(self._chooser.uniform(0, self._pace_s))
+            command.kill()
+        except AssertionError:
+            if not any(_AGAIN in line for line in command.lines):
+                raise
+        return command if command.exit_code() < 0 else None
 
     def _cutover(self, name: str, new_side: Database, *more: str) -> None:
         """Cut over, killed once; then clients write to the new side."""

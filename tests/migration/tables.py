@@ -110,7 +110,7 @@ def make(database: Database, role: str, size_mb: int) -> None:
     """
     who = sql.Identifier(role)
     database.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(sql.Identifier(database.dbname), who))
-    n_documents = max(0, size_mb * 1_000_000 - _SMALL_DATABASE_BYTES) * 2 // (3 * _DOCUMENT_BYTES) + 500
+    n_documents = max(0, size_mb * 1_000_000 - _SMALL_DATABASE_BYTES) * 5 // (6 * _DOCUMENT_BYTES) + 500
     rows = _ROWS
     for name, count in (
         ("customers", CUSTOMERS), ("accounts", ACCOUNTS), ("documents", n_documents),
