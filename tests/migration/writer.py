@@ -99,7 +99,7 @@ class Writer:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Have no client write meanwhile.
+        """Have no client write inside of the context.
 
         Raises:
             AssertionError: a client does not end its transaction, or has failed.

@@ -432,7 +432,7 @@ def _not_recorded(database: Database, *texts: str) -> str:
 
 @pytest.mark.crash
 def test_what_cannot_run_in_a_transaction_runs_after_it(pair: Pair, run_command: RunCommand) -> None:
-    """Killed anywhere an index is made once; an INVALID one is made again; what fails is told and left for later."""
+    """Killed anywhere an index is made once; an INVALID one is made again; what fails is logged and stays pending."""
     _create(pair, _TABLE + 'CREATE TABLE "T 2" (id int PRIMARY KEY, v text)')
     source, target = pair.source, pair.target
     indexes = (

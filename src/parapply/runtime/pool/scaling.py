@@ -5,8 +5,7 @@ asked what their sessions wait for; if half of them wait for its disk twice in a
 because a session that waits takes no processor from the others. Otherwise, whenever a window of some seconds was like
 that, the double number is tried for the next window, and kept if changes a second rose by a tenth. The half is tried in
 turn, and kept if changes a second fell by less than a twentieth. After a trial that failed the next one waits, each
-time twice as long. Workers that were not needed at any time of a minute leave, down to the first
-number.
+time twice as long. Workers that were not needed at any time of a minute leave, down to the first number.
 """
 
 from __future__ import annotations
