@@ -5,6 +5,7 @@ In go kinds of target; out comes an exit code. Only the file stays, and the logs
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from contextlib import nullcontext
@@ -17,10 +18,10 @@ from rich.table import Table
 
 from bench.disk import slow_disk
 from bench.options import FAST
-from bench.output import Output
+from bench.output import Output, write_result
 from bench.report import machine_facts
 from bench.servers import make_stage, versions
-from bench.what_if import FROM_WORKERS, GOOD, KINDS, measure
+from bench.what_if import FROM_WORKERS, GOOD, KINDS, compare, measure
 from bench.workloads import WORKLOADS
 from parapply.demo.interrupts import Interrupts
 from parapply.errors import ParapplyError
@@ -30,8 +31,13 @@ if TYPE_CHECKING:
 
     from bench.what_if import Cell
 
+    #: By the target's name its cells, and what its log says that limits.
+    _Found = dict[str, tuple[list[Cell], str]]
+
 _GOOD_PART: Final = 0.9
 _NOT_GOOD: Final = 1
+#: Beside kept logs: where and when they were measured.
+_FACTS: Final = "measured.json"
 _DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
 
 
@@ -44,18 +50,30 @@ _DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
 @click.option(
     "--part", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="Of each load."
 )
-@click.option("--keep-logs", "keep", type=_DIRECTORY, metavar="DIR", help="Have the apply logs there.")
+@click.option("--keep", type=_DIRECTORY, metavar="DIR", help="Have the apply logs there.")
+@click.option(
+    "--from", "kept", type=click.Path(path_type=Path, file_okay=False, exists=True), metavar="DIR",
+    help="Measure nothing: compare the logs that --keep has left there.",
+)  # fmt: skip
 @click.option("--out", "directory", type=_DIRECTORY, metavar="DIR", help="For the file.  [default: bench/results]")
 @click.option("--no-save", "is_unsaved", is_flag=True, help="Write no file.")
 def main(  # noqa: PLR0913  one for each option
-    names: tuple[str, ...], rounds: int, part: float, keep: Path | None, directory: Path | None, *, is_unsaved: bool
+    names: tuple[str, ...],
+    *,
+    rounds: int,
+    part: float,
+    keep: Path | None,
+    kept: Path | None,
+    directory: Path | None,
+    is_unsaved: bool,
 ) -> None:
     """Run the daemon with 2, 4, 8 and 16 workers, and compare with what the log of 4 says about them.
 
     The exit code is 0 if nine of ten cells are within 15 %, else 1.
     """
     try:
-        sys.exit(_run(names, rounds, part, Output(directory=directory, is_saved=not is_unsaved), keep))
+        output = Output(directory=directory, is_saved=not is_unsaved)
+        sys.exit(_compared(names, kept, output) if kept else _run(names, rounds, part, output, keep))
     except ParapplyError as error:
         raise click.ClickException(str(error)) from error
 
@@ -63,10 +81,8 @@ def main(  # noqa: PLR0913  one for each option
 def _run(names: Sequence[str], rounds: int, part: float, output: Output, keep: Path | None) -> int:
     output.prepare()
     at = datetime.now(UTC)
-    machine = machine_facts(os.getloadavg()[0])
-    facts: dict[str, str | float] = dict(machine)
-    cells: list[Cell] = []
-    verdicts: dict[str, str] = {}
+    facts: dict[str, str | float] = dict(machine_facts(os.getloadavg()[0]))
+    found: _Found = {}
     for name in names:
         kind = KINDS[name].shortened(part)
         with (
@@ -78,25 +94,38 @@ def _run(names: Sequence[str], rounds: int, part: float, output: Output, keep: P
             output.say(f"{name}: {kind.text}")
             if disk is not None:
                 disk.check(stage.target.pid)
-            found, verdicts[name] = measure(stage, kind, rounds=rounds, disk=disk, say=output.say, keep=keep)
-            output.say(f"{name}, from the log of {FROM_WORKERS}: {verdicts[name]}")
-            cells += found
+            found[name] = measure(stage, kind, rounds=rounds, disk=disk, say=output.say, keep=keep)
+    if keep:
+        write_result(keep / _FACTS, {"measured_at": at.isoformat(timespec="seconds"), "machine": facts})
+    return _shown(found, output, at, {"measured_at": at.isoformat(timespec="seconds"), "machine": facts})
+
+
+def _compared(names: Sequence[str], kept: Path, output: Output) -> int:
+    output.prepare()
+    facts = json.loads((kept / _FACTS).read_bytes()) if (kept / _FACTS).is_file() else {}
+    return _shown({name: compare(KINDS[name], kept) for name in names}, output, datetime.now(UTC), facts)
+
+
+def _shown(found: _Found, output: Output, at: datetime, facts: dict[str, object]) -> int:
+    cells = [cell for some, _ in found.values() for cell in some]
     n_good = sum(cell.is_good for cell in cells)
     output.console.print(_table(cells))
+    for name, (_, verdict) in found.items():
+        output.say(f"{name}, from the log of {FROM_WORKERS}: {verdict}")
     output.say(
         f"{n_good} of {len(cells)} cells within {GOOD:.0%}; the interval holds "
         f"{sum(cell.is_within for cell in cells)} of them."
     )
     content = {
         "benchmark": "what-if",
-        "measured_at": at.isoformat(timespec="seconds"),
-        "machine": facts,
+        **facts,
         "from_workers": FROM_WORKERS,
-        "rounds": rounds,
-        "kinds": {name: KINDS[name].text for name in names},
+        "rounds": max(len(cell.rounds_s) for cell in cells),
+        "kinds": {name: KINDS[name].text for name in found},
         "cells": [cell.document() for cell in cells],
         "good": n_good,
-        "verdicts": verdicts,
+        "within": sum(cell.is_within for cell in cells),
+        "verdicts": {name: verdict for name, (_, verdict) in found.items()},
     }
     output.save(f"whatif-{at:%Y%m%dT%H%M%SZ}", content)
     return 0 if n_good >= _GOOD_PART * len(cells) else _NOT_GOOD

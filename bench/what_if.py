@@ -10,6 +10,7 @@ from collections import defaultdict
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.catchup import prepare
@@ -174,31 +175,50 @@ def measure(  # noqa: PLR0913  one caller
     options = kind.options
     source = _Live(stage, kind) if kind.live_s else _Backlog(stage, kind)
     source.prepare(options)
-    logs: dict[tuple[Order, int], list[list[Record]]] = defaultdict(list)
     folder = keep or stage.directory
     slowed = disk.slowed if disk is not None else None
     for number in range(rounds):
         for order in ORDERS:
             # What drifts on the machine meets few and many workers alike.
             for workers in WORKERS if number % 2 == 0 else reversed(WORKERS):
-                directory = folder / f"whatif-{kind.name}-{order}-{workers}-{number}"
+                directory = _log_of(folder, kind, order, workers, number)
                 directory.mkdir(parents=True)
                 settings = [
                     *WORKLOADS[kind.workload].settings, *kind.settings, f"target.synchronous_commit={kind.sync}",
                     f"applylog.directory={directory}", f"apply.workers={workers}", f"apply.commit_order={order}",
                 ]  # fmt: skip
                 source.apply(settings, slowed)
-                records = _records(directory)
-                logs[order, workers].append(records)
-                say(f"{kind.name:13} {order:9} {workers:3} workers  {_measured_s(records):6.2f} s")
+                say(f"{kind.name:13} {order:9} {workers:3} workers  {_measured_s(_records(directory)):6.2f} s")
     source.end()
+    return compare(kind, folder)
+
+
+def compare(kind: Kind, folder: Path) -> tuple[list[Cell], str]:
+    """Compare what logs of `measure` say with what they measured; the same as that returns.
+
+    Raises:
+        DemoError: logs are missing.
+    """
+    logs: dict[tuple[Order, int], list[list[Record]]] = defaultdict(list)
+    for order in ORDERS:
+        for workers in WORKERS:
+            number = 0
+            while (log := _log_of(folder, kind, order, workers, number)).is_dir():
+                logs[order, workers].append(_records(log))
+                number += 1
+            if not number:
+                raise DemoError(f"There is no log {log}.", hint="--keep DIR of the measuring run makes it")
     cells = [cell for order in ORDERS for cell in _cells(kind, order, logs)]
-    return cells, _verdict(folder / f"whatif-{kind.name}-{ORDERS[0]}-{FROM_WORKERS}-0", folder / f"report-{kind.name}")
+    return cells, _verdict(_log_of(folder, kind, ORDERS[0], FROM_WORKERS, 0))
 
 
-def _verdict(log: Path, out: Path) -> str:
-    with closing(DuckEngine("1g", None)) as engine:
-        request = ReportRequest(log=str(log), out=str(out), what_if_transactions=0)
+def _log_of(folder: Path, kind: Kind, order: Order, workers: int, number: int) -> Path:
+    return folder / f"whatif-{kind.name}-{order}-{workers}-{number}"
+
+
+def _verdict(log: Path) -> str:
+    with TemporaryDirectory(prefix="parapply-report-") as out, closing(DuckEngine("1g", None)) as engine:
+        request = ReportRequest(log=str(log), out=out, what_if_transactions=0)
         return " ".join([said.words for said in make_report(engine, request, Silent()).verdicts.values()])
 
 

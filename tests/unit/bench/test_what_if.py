@@ -1,11 +1,20 @@
-"""What the comparison of predictions with runs says of a cell, and what its command refuses."""
+"""What the comparison of predictions with runs says of a cell, what its command refuses, and logs that were kept."""
 
 from __future__ import annotations
 
+import json
+from typing import TYPE_CHECKING
+
+import msgspec
 from click.testing import CliRunner
 
 from bench.run_what_if import main
 from bench.what_if import FROM_WORKERS, KINDS, WORKERS, Cell
+from parapply.analysis.prediction import ORDERS
+from tests.analysis.hand_log import batch
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def _cell(measured_s: float, predicted_s: float) -> Cell:
@@ -36,3 +45,27 @@ def test_what_is_not_there_is_refused_before_anything_starts() -> None:
     """A target of another name, and rounds that measure nothing."""
     for wrong in (["--target", "slow-network"], ["--rounds", "0"], ["--part", "0"]):
         assert CliRunner().invoke(main, wrong).exit_code == 2
+
+
+def test_logs_that_were_kept_are_compared_again(tmp_path: Path) -> None:
+    """`--from` needs no server: measured seconds come from the logs, and where they were measured from beside them."""
+    missing = CliRunner().invoke(main, ["--target", "live", "--from", str(tmp_path), "--no-save"])
+    assert missing.exit_code == 1
+    assert "whatif-live-preserve-2-0" in missing.output
+    for order in ORDERS:
+        for workers in WORKERS:
+            log = tmp_path / f"whatif-live-{order}-{workers}-0"
+            log.mkdir()
+            records = [
+                batch(seq, received_at=seq * 0.1, started_at=seq * 0.1, committed_at=seq * 0.1 + 0.05, execute_s=0.05)
+                for seq in range(1, 10 + workers)
+            ]
+            (log / "apply-app.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, records)))
+    (tmp_path / "measured.json").write_text('{"machine": {"cores": 2}}')
+    shown = CliRunner().invoke(main, ["--target", "live", "--from", str(tmp_path), "--out", str(tmp_path)])
+    assert "cells within 15%" in shown.output
+    (file,) = tmp_path.glob("whatif-2*.json")
+    document = json.loads(file.read_bytes())
+    assert document["machine"] == {"cores": 2}
+    measured_s = {cell["workers"]: round(cell["measured_s"], 6) for cell in document["cells"]}
+    assert measured_s == {2: 1.05, 4: 1.25, 8: 1.65, 16: 2.45}
