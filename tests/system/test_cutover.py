@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 from psycopg import sql
 
 from parapply import failpoints
+from tests.fixtures.endpoint import LISTEN, Endpoint
 from tests.fixtures.plain import FAST
 from tests.fixtures.roles import SOURCE_ROLE, TARGET_ROLE
 from tests.fixtures.route import Route
@@ -127,11 +128,18 @@ class Ends:
         words = ("--reverse", str(self.path), *arguments)
         return self._run(self.ahead, "cutover", *words, environ={**armed, **environ})
 
-    def start(self, route: Route) -> Daemon:
+    def start(self, route: Route, settings: dict[str, str] | None = None) -> Daemon:
         """Start a daemon and return it when it reads."""
-        daemon = self._start(route)
+        daemon = self._start(route, settings=settings)
         daemon.wait_for_event("source_connected")
         return daemon
+
+    def cutover(self) -> dict[str, Any]:
+        """Return what `parapply status` says of it."""
+        seen = self._run(self.ahead, "status", "--json")
+        assert seen.returncode == 0, seen
+        found: dict[str, Any] = json.loads(seen.stdout)["cutover"]
+        return found
 
     def check_equal(self, acknowledged: list[int]) -> None:
         """Fail unless both sides hold the same, and every acknowledged row once.
@@ -291,8 +299,12 @@ def test_what_fails_is_taken_back_by_itself(ends: Ends, tmp_path: Path) -> None:
 
 
 def test_a_write_after_the_fence_is_found(ends: Ends, tmp_path: Path) -> None:
-    """A write of a kept session after the daemon was stopped is shown; the same command brings it over, too."""
-    daemon = ends.start(ends.ahead)
+    """A write of a kept session after the daemon was stopped is shown; the same command brings it over, too.
+
+    Where the cut-over is, others see in the daemon's metrics as long as there is one, and in `parapply status`.
+    """
+    daemon = ends.start(ends.ahead, LISTEN)
+    endpoint = Endpoint(daemon)
     with ends.source.connect(user=TARGET_ROLE) as kept:
         done: list[subprocess.CompletedProcess[str]] = []
         held = {"PARAPPLY_FAILPOINT": "cutover_stopping:hold", "PARAPPLY_FAILPOINT_DIR": str(tmp_path)}
@@ -302,6 +314,11 @@ def test_a_write_after_the_fence_is_found(ends: Ends, tmp_path: Path) -> None:
         while not held_at.exists():
             assert thread.is_alive()
             threading.Event().wait(0.01)
+        at = ("stopping", ends.back.slot)
+        endpoint.wait_until(lambda: endpoint.samples().get("parapply_cutover_step", {}).get(at[::-1]))
+        assert endpoint.samples()["parapply_cutover_fenced"] == {(): 1.0}
+        seen = ends.cutover()
+        assert [seen[key] for key in ("step", "is_fenced", "is_worked_on", "opened_at")] == [*at[:1], True, True, None]
         daemon.kill()
         kept.execute("INSERT INTO evt VALUES (7)")
         held_at.unlink()
@@ -312,6 +329,8 @@ def test_a_write_after_the_fence_is_found(ends: Ends, tmp_path: Path) -> None:
         again = ends.run("--keep-role", TARGET_ROLE)
     assert again.returncode == 0, again
     assert ends.target.rows("SELECT n FROM evt") == [(7,)]
+    seen = ends.cutover()
+    assert (seen["step"], seen["is_worked_on"], seen["gap_s"] > 0) == ("done", False, True)
 
 
 def test_what_would_fail_is_refused_before_anything_is_made(

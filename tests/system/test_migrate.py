@@ -7,8 +7,10 @@ import os
 import re
 import signal
 import subprocess
+import threading
+import urllib.request
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from psycopg import sql
@@ -16,6 +18,7 @@ from psycopg import sql
 from parapply import failpoints
 from parapply.demo.binaries import find_binaries, find_program
 from parapply.source.ddl_queue import install_sql
+from tests.fixtures.daemon import Daemon
 from tests.fixtures.plain import FAST
 from tests.fixtures.route import Route
 from tests.fixtures.table_rows import contents
@@ -193,17 +196,57 @@ def test_a_migration_to_an_older_version(nasty: Route, run_command: RunCommand, 
     assert "1 commands of parapply.ddl_queue, from number 1 on, came after the schema was brought" in refused.stderr
     assert nasty.source.rows("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()") == []
     nasty.target.execute("CREATE INDEX came_later ON tree (up)")
-    more = ("--from", "copy", "--to", "views", "--json", "--max-rate", "100M")
-    done = run_command(nasty, "migrate", *options, *more)
-    assert done.returncode == 0, done.stderr
-    assert "after its schema was brought, and not made by this step: index came_later;" in done.stderr
-    said = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [one["step"] for one in said if one["state"] == "done"] == [
+    # Before there is a slot, too.
+    seen = _steps(run_command(nasty, "status", "--json"))
+    assert [(step, one["state"], one["is_worked_on"]) for step, one in seen.items()] == [
+        ("check", "done", False), ("roles", "done", False), ("schema", "done", False), ("copy", "failed", False),
+    ]  # fmt: skip
+    copied = run_command(
+        nasty, "migrate", *options, "--from", "copy", "--to", "indexes", "--json", "--max-rate", "100M"
+    )
+    assert copied.returncode == 0, copied.stderr
+    more = ("--from", "catch-up", "--to", "views", "--json", "--set", "metrics.listen=127.0.0.1:0")
+    done = _watched(nasty, Daemon(nasty, *options, *more, verb="migrate"), run_command)
+    assert any("not made by this step: index came_later;" in line for line in done.lines)
+    said = [*map(json.loads, copied.stdout.splitlines()), *done.events]
+    assert [one["step"] for one in said if one.get("state") == "done"] == [
         "copy", "indexes", "catch-up", "constraints", "large-objects", "unlogged", "sequences", "analyze",
         "views",
     ]  # fmt: skip
     _check_equal(nasty)
     assert run_command(nasty, "drop", "--yes").returncode == 0
+
+
+def _watched(route: Route, command: Daemon, run_command: RunCommand) -> Daemon:
+    """Return the command once it has ended; while a foreign key cannot be made, others see how far it is."""
+    with route.target.connect() as session:
+        session.execute("BEGIN; LOCK TABLE child IN ACCESS EXCLUSIVE MODE")
+        found: dict[str, str] = {}
+
+        def is_waiting() -> bool:
+            for line in command.lines:
+                if address := re.search(r"metrics: (http://\S+)", line):
+                    with urllib.request.urlopen(address[1], timeout=20) as answer:
+                        found.update(re.findall(r"(?m)^(parapply_migration.*) (\S+)$", answer.read().decode()))
+            return any("_done{" in name and 'step="constraints"' in name for name in found)
+
+        while not is_waiting():
+            command.check_running()
+            threading.Event().wait(0.02)
+        named = f'slot="{route.slot}",step="constraints"'
+        assert found[f'parapply_migration_step{{{named},state="running"}}'] == "1"
+        assert int(found[f'parapply_migration_expected{{{named},unit="statements"}}']) > 1
+        seen = _steps(run_command(route, "status", "--json"))
+        assert (seen["constraints"]["state"], seen["constraints"]["is_worked_on"]) == ("running", True)
+        assert seen["copy"]["size_bytes"] > 0
+        session.rollback()
+    assert command.exit_code() == 0, command.log_tail()
+    return command
+
+
+def _steps(seen: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert seen.returncode == 0, seen
+    return {one["step"]: one for one in json.loads(seen.stdout)["migration"]}
 
 
 def _end_daemon(route: Route) -> None:

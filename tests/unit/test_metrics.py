@@ -13,6 +13,8 @@ from parapply.metrics import table
 from parapply.metrics.document import document
 from parapply.metrics.exposition import exposition
 from parapply.metrics.figures import Figures, Histogram
+from parapply.metrics.moves import cutover_values, migration_values
+from parapply.target.state.cutovers import STEPS, UNDOING
 
 _ROOT = Path(__file__).parents[2]
 
@@ -82,6 +84,33 @@ def test_every_figure_is_read_back() -> None:
     assert at("parapply_batch_transactions_count") == 4
     assert at("parapply_batch_transactions_sum") == 1e9 + 6
     assert found["process_open_fds", ()] > 2
+
+
+def test_a_migration_and_a_cut_over_are_read_back() -> None:
+    """Each step is in one state; what is not known has no series; without either nothing of them is there."""
+    step = {"step": "copy", "state": "running", "seconds": 4.5, "done": 20, "total": 80, "unit": "rows",
+            "size_bytes": 99, "left_s": 12.5}  # fmt: skip
+    begun = {**step, "step": "follow", "unit": "", "total": 0, "size_bytes": 0, "left_s": None}
+    gap = {"step": "draining", "reverse_slot": "back", "step_s": 1.5, "is_fenced": True, "gap_s": None}
+    assert _samples(exposition("s", migration_values([]) | cutover_values(None), ())).keys() == {
+        (metric.name, ()) for metric in table.PROCESS_METRICS
+    }
+    found = _samples(exposition("s", migration_values([step, begun]) | cutover_values(gap), ()))
+
+    def at(name: str, **labels: str) -> float | None:
+        return found.get((f"parapply_{name}", tuple(sorted({"slot": "s", **labels}.items()))))
+
+    assert [at("migration_step", step="copy", state=state) for state in table.STEP_STATES] == [1, 0, 0]
+    assert at("migration_step_seconds", step="copy") == 4.5
+    assert at("migration_done", step="copy", unit="rows") == 20
+    assert at("migration_expected", step="copy", unit="rows") == 80
+    assert at("migration_bytes", step="copy") == 99
+    assert at("migration_left_seconds", step="copy") == 12.5
+    assert at("migration_left_seconds", step="follow") is None
+    assert len([name for name, _ in found if name == "parapply_migration_done"]) == 1
+    steps = {step: at("cutover_step", step=step, reverse_slot="back") for step in table.CUTOVER_STEPS}
+    assert steps == {step: float(step == "draining") for step in (*STEPS, UNDOING)}
+    assert (at("cutover_step_seconds"), at("cutover_fenced"), at("cutover_gap_seconds")) == (1.5, 1.0, None)
 
 
 @pytest.mark.parametrize("metric", [metric for metric in table.METRICS if metric.kind == "histogram"])

@@ -51,7 +51,7 @@ def _report(**more: object) -> dict[str, Any]:
         "reading": "stream", "limits": _LIMITS,
         "updated_at": "2026-11-21 22:00:00", "silent_s": 0.3, "host": "h", "pid": 7, "version": "1",
         "started_at": "2026-11-21 21:00:00", "workers": [], "tables": [], "copies": [], "ddl": [],
-        "prepared": [], "conflicts": [],
+        "prepared": [], "conflicts": [], "migration": [], "cutover": None,
         "is_daemon_connected": True, "source": {"is_reachable": False, "error": "no route to host " * 9}, **more,
     }  # fmt: skip
 
@@ -245,6 +245,43 @@ def test_status_tells_what_is_kept_and_what_is_not_known() -> None:
     assert "reserved; 1,000 more may be written before the slot can be lost" in text
     lost = {**_SOURCE, "slot_retained_wal_bytes": None, "slot_wal_status": "lost"}
     assert "the slot is INVALIDATED: wal_removed" in "\n".join(_lines(render(_report(source=lost)), 80))
+
+
+_STEPS = [
+    {"step": "schema", "state": "done", "done": 0, "total": 0, "unit": "", "size_bytes": 0, "left_s": None,
+     "detail": "", "seconds": 1.0, "is_worked_on": True},
+    {"step": "copy", "state": "running", "done": 2000, "total": 8000, "unit": "rows", "size_bytes": 4 * 10**8,
+     "left_s": 12.0, "detail": "", "seconds": 4.0, "is_worked_on": True},
+]  # fmt: skip
+_CUTOVER = {
+    "step": "draining", "step_s": 2.0, "is_fenced": True, "gap_s": 2.5, "opened_at": None, "reverse_slot": "app_back",
+    "is_worked_on": True,
+}  # fmt: skip
+
+
+def test_a_migration_and_a_cut_over_are_seen() -> None:
+    """Each step that is not done: how far, how fast, how long still; a cut-over: where, and how long nobody writes."""
+    report = _report(migration=_STEPS, cutover=_CUTOVER)
+    shown = " ".join(" ".join(_lines(render(report), 200)).split())
+    for text in (
+        "copy running 4.0 s 2,000 of about 8,000 rows, 400 MB, 100 MB/s 12 s",
+        "done: schema",
+        "cut-over draining for 2.0 s; no client can write on the source since 2.5 s; way back: slot app_back",
+    ):
+        assert text in shown
+    history = ReadingHistory()
+    history.add(report, 0.0)
+    shown = " ".join(" ".join(_lines(screen(history, 200, 0, "rows"), 200)).split())
+    assert "migration: copy running for 4.0 s, 12 s left; 2,000 of about 8,000 rows" in shown
+    assert "cut-over: draining for 2.0 s" in shown
+    dead = [{**one, "is_worked_on": False} for one in _STEPS]
+    done = {**_CUTOVER, "step": "done", "opened_at": "2026-11-21 22:00:00", "is_worked_on": False}
+    # Before the copy there is no slot to tell of.
+    shown = " ".join(_lines(render({**_report(), "state": None, "migration": dead}), 200))
+    assert "slot app is not made yet" in shown
+    assert "interrupted" in shown
+    shown = " ".join(_lines(render(_report(cutover=done)), 200))
+    assert "done; no client could write for 2.5 s" in shown
 
 
 @pytest.mark.parametrize(

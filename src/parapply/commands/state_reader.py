@@ -7,9 +7,7 @@ daemon runs, when the publisher is not reachable, and for a role that may only r
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
-
-import psycopg
+from typing import TYPE_CHECKING, Any, Final
 
 from parapply.conflict import listing
 from parapply.errors import ParapplyError, TargetRefused
@@ -17,13 +15,12 @@ from parapply.model import format_lsn, parse_lsn
 from parapply.source import slot
 from parapply.target.session import lease, settings
 from parapply.target.state import slots as state
+from parapply.target.state.moves import read_moves, records
 from parapply.target.state.schema import lsn_text
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
-
-    from psycopg import sql
 
     from parapply.config import Config
 
@@ -68,6 +65,19 @@ SELECT number, commit_lsn::text AS commit_lsn, tag, source_role, outcome, reason
   FROM {s}.ddl WHERE slot_id = $1 ORDER BY outcome = 'pending' DESC, ddl.commit_lsn DESC, number DESC LIMIT 5"""
 
 
+#: What there is of a slot that a migration has not made yet.
+_NO_SLOT: Final[dict[str, Any]] = {
+    **dict.fromkeys(
+        ("lowest_remote_lsn", "highest_remote_lsn", "confirmed_flush_lsn", "lag_bytes", "lag_s", "commit_order",
+         "state", "two_phase", "updated_at", "system_identifier", "timeline", "database_name", "host", "pid", "version",
+         "limits", "started_at", "last_commit_time")
+    ),
+    **{name: [] for name in
+       ("list_remote_lsn", "publications", "workers", "tables", "copies", "ddl", "prepared", "conflicts")},
+    "in_doubt": 0, "worker_count": 0, "reason": "", "reading": "", "silent_s": 0.0, "is_daemon_connected": False,
+}  # fmt: skip
+
+
 class StateReader:
     """Keeps its connections open between two looks; as a context manager it closes them."""
 
@@ -109,7 +119,10 @@ class StateReader:
             columns of those tables; `prepared`, a list with those of `parapply.prepared` (`age_s`, seconds, for its
             `age`); `ddl`, the last commands of the publisher, the latest first, with the columns of that table;
             `conflicts`, a list of how many are kept by `type`, `table` and `outcome`, with the `latest`;
-            `source`, an object whose `is_reachable` tells whether the other keys are there.
+            `migration`, a list of the steps that `parapply migrate` has begun, and `cutover`, None before the first
+            one: with the columns of `parapply.migrations` and `parapply.cutovers`, how long each is under way, and
+            `is_worked_on`, whether a command does so now. Before a migration has made the slot the rest is None or
+            empty; `source`, an object whose `is_reachable` tells whether the other keys are there.
 
         Raises:
             TargetRefused: the target knows nothing of the slot.
@@ -120,7 +133,8 @@ class StateReader:
         except ParapplyError:
             await self._close()
             raise
-        report["source"] = await self._read_source(parse_lsn(report["lowest_remote_lsn"]))
+        low = report["lowest_remote_lsn"]
+        report["source"] = await self._read_source(None if low is None else parse_lsn(low))
         if "lag_bytes" in report["source"]:
             report["lag_bytes"] = report["source"]["lag_bytes"]
         report["lag_s"] = lag_s(report)
@@ -133,16 +147,20 @@ class StateReader:
             self._target = await settings.connect_reader(config.target.dsn.get_secret_value(), self._name)
         conn = self._target
         with settings.target_errors("reading the status"):
-            found = await _records(conn, state.in_schema(_PROGRESS, schema), [name])
+            found = await records(conn, state.in_schema(_PROGRESS, schema), [name])
+            moves = await read_moves(conn, schema, name, found[0]["slot_id"] if found else None)
             if not found:
-                raise TargetRefused(f"the target knows nothing of slot {name!r}", hint="run `parapply init`")
+                if not moves.migration:
+                    raise TargetRefused(f"the target knows nothing of slot {name!r}", hint="run `parapply init`")
+                return {"slot_name": name, **_NO_SLOT, "migration": moves.migration, "cutover": None}
             report = found[0]
+            report["migration"], report["cutover"] = moves.migration, moves.cutover
             slot_id = report.pop("slot_id")
-            report["workers"] = await _records(conn, state.in_schema(_WORKERS, schema), [slot_id])
-            report["tables"] = await _records(conn, state.in_schema(_TABLES, schema), [slot_id])
-            report["copies"] = await _records(conn, state.in_schema(_COPIES, schema), [slot_id])
-            report["ddl"] = await _records(conn, state.in_schema(_COMMANDS, schema), [slot_id])
-            report["prepared"] = await _records(conn, state.in_schema(_PREPARED, schema), [name])
+            report["workers"] = await records(conn, state.in_schema(_WORKERS, schema), [slot_id])
+            report["tables"] = await records(conn, state.in_schema(_TABLES, schema), [slot_id])
+            report["copies"] = await records(conn, state.in_schema(_COPIES, schema), [slot_id])
+            report["ddl"] = await records(conn, state.in_schema(_COMMANDS, schema), [slot_id])
+            report["prepared"] = await records(conn, state.in_schema(_PREPARED, schema), [name])
         report["conflicts"] = await listing.count(conn, schema, slot_id)
         present = await lease.holders(conn, slot_id)
         report["is_daemon_connected"] = any(holder.is_leader for holder in present)
@@ -153,7 +171,7 @@ class StateReader:
             report["limits"] = None
         return report
 
-    async def _read_source(self, low_lsn: int) -> dict[str, Any]:
+    async def _read_source(self, low_lsn: int | None) -> dict[str, Any]:
         dsn = self._config.source.dsn.get_secret_value()
         if not dsn:
             return {"is_reachable": False, "error": "source.dsn is not set"}
@@ -199,14 +217,14 @@ async def collect(config: Config) -> dict[str, Any]:
         return await reader.read()
 
 
-def _of_source(facts: slot.SourceFacts, low_lsn: int) -> dict[str, Any]:
+def _of_source(facts: slot.SourceFacts, low_lsn: int | None) -> dict[str, Any]:
     found = facts.slot
     return {
         "is_reachable": True,
         "system_identifier": facts.system_identifier,
         "timeline": facts.timeline,
         "flush_lsn": format_lsn(facts.flush_lsn),
-        "lag_bytes": max(0, facts.flush_lsn - low_lsn),
+        "lag_bytes": None if low_lsn is None else max(0, facts.flush_lsn - low_lsn),
         "slot_exists": found is not None,
         "slot_active_pid": found.active_pid if found else None,
         "slot_wal_status": found.wal_status if found else None,
@@ -215,10 +233,3 @@ def _of_source(facts: slot.SourceFacts, low_lsn: int) -> dict[str, Any]:
         "slot_invalidation_reason": found.invalidation_reason if found else None,
         "slot_confirmed_flush_lsn": lsn_text(found.confirmed_flush_lsn) if found else None,
     }
-
-
-async def _records(conn: settings.Connection, query: sql.Composed, params: list[object]) -> list[dict[str, Any]]:
-    async with psycopg.AsyncRawCursor(conn) as cursor:
-        await cursor.execute(query, params)
-        names = [column.name for column in cursor.description or ()]
-        return [dict(zip(names, row, strict=True)) for row in await cursor.fetchall()]

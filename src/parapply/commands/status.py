@@ -95,7 +95,10 @@ def render(report: dict[str, Any], width: int = 80, height: int = 0, notice: str
     """
     report = printable_tree(report)
     head: list[RenderableType] = [Text(notice, style="bold red")] if notice else []
-    head += [_facts(report, with_evidence=not height), ""]
+    if report["state"] is None:
+        # A migration has not made it yet.
+        return Group(*head, Text(f"slot {report['slot_name']} is not made yet"), "", *_migration(report))
+    head += [_facts(report, with_evidence=not height), "", *_migration(report)]
     if report["prepared"]:
         held = _grid("prepared here, source xid", "end lsn", "owner", "age")
         for one in report["prepared"]:
@@ -172,6 +175,8 @@ def _facts(report: dict[str, Any], *, with_evidence: bool) -> Table:
         _add(grid, "reads", report["reading"])
     if retained := _retained(report["source"]):
         _add(grid, "WAL kept", retained)
+    if report["cutover"]:
+        _add(grid, "cut-over", cutover_line(report["cutover"]))
     two_phase = "" if report["two_phase"] == "disabled" else f", two-phase {report['two_phase']}"
     _add(grid, "commit order", f"{report['commit_order']}, {_worker_count(report)} workers{two_phase}")
     if limits := report["limits"]:
@@ -289,6 +294,50 @@ def _seldom(report: dict[str, Any]) -> list[RenderableType]:
             _add(shown, one["table"], one["type"], one["outcome"], one["latest"][:19], one["count"])
         parts += [shown, ""]
     return parts
+
+
+def _migration(report: dict[str, Any]) -> list[RenderableType]:
+    """Return the steps of a migration that are not done, with the names of those that are; nothing once all are."""
+    left = [one for one in report["migration"] if one["state"] != "done"]
+    if not left:
+        return []
+    shown = _grid("migration", "state", "for", "how far", "left")
+    for one in left:
+        _add(shown, one["step"], step_state(one), duration(one["seconds"]), how_far(one), duration(one["left_s"]))
+    done = ", ".join([one["step"] for one in report["migration"] if one["state"] == "done"])
+    return [shown, *([Text(f"done: {done}", style="dim")] if done else []), ""]
+
+
+def step_state(step: dict[str, Any]) -> str:
+    """Return the state of a step: one without a command that works on it does not run."""
+    return "interrupted" if step["state"] == "running" and not step["is_worked_on"] else str(step["state"])
+
+
+def how_far(step: dict[str, Any]) -> str:
+    """Return how far a step of a migration is, and how fast it goes; of one that failed, why."""
+    if step["state"] == "failed":
+        return str(step["detail"])
+    of = f" of about {step['total']:,}" if step["total"] else ""
+    parts = [f"{step['done']:,}{of} {step['unit']}"] if step["unit"] else []
+    if step["size_bytes"]:
+        rate = step["size_bytes"] / max(step["seconds"], 1e-3)
+        parts.append(f"{step['size_bytes'] / 1e6:,.0f} MB, {rate / 1e6:,.0f} MB/s")
+    return ", ".join(parts)
+
+
+def cutover_line(cutover: dict[str, Any]) -> str:
+    """Return where a cut-over is, in a line."""
+    step, since = cutover["step"], duration(cutover["step_s"])
+    where = "done" if step == "done" else f"{step} for {since}"
+    gap = duration(cutover["gap_s"])
+    if cutover["opened_at"]:
+        where += f"; no client could write for {gap}"
+    elif cutover["is_fenced"]:
+        where += f"; no client can write on the source since {gap}"
+    where += f"; way back: slot {cutover['reverse_slot']}"
+    if step != "done" and not cutover["is_worked_on"]:
+        where += "; interrupted: `parapply cutover` goes on with it"
+    return where
 
 
 def duration(seconds: float | None) -> str:

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
     from parapply.config import Config
 
-#: First key of the lock that one cut-over command at a time holds: "cuto" in ASCII.
-_LOCK_CLASS: Final = 0x6375746F
 _INCOMPLETE: Final = 1
 #: Of each table, of about 10,000 rows each: what both sides read in a few hundredths of a second.
 _SAMPLED_RANGES: Final = 2
@@ -157,7 +155,7 @@ async def _check_pair(ahead: connect.Connections, back: connect.Connections) -> 
 async def _lock(conn: slot.Connection, slot_id: int) -> None:
     with target_errors("looking for another cut-over"):
         query = sql.SQL("SELECT pg_catalog.pg_try_advisory_lock($1::int, $2::int)")
-        ((is_taken,),) = await rows(conn, query, [_LOCK_CLASS, slot_id])
+        ((is_taken,),) = await rows(conn, query, [cutovers.LOCK_CLASS, slot_id])
     if not is_taken:
         raise TargetRefused("another cut-over command of this slot runs", hint="wait for its end")
 

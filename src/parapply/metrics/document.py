@@ -23,6 +23,10 @@ the label `table`, and retries by SQLSTATE, begin with their first event, of whi
 need both ends are absent while one is away, those of the slot too; `parapply_lag_seconds` grows then. `table` is
 `schema.table` as published: the first {table.TABLES_LIMIT:,} tables with changes have series of their own, later ones
 share `{table.OTHER_TABLES}`.
+
+`parapply_migration_` and `parapply_cutover_` series are there once a migration or a cut-over was begun, read from the
+target. `parapply migrate` serves its own at the same address while no daemon of its slot does, and nothing else there.
+A cut-over stops the daemon: from then on `parapply status` shows it.
 """
 
 _AFTER: Final = """
@@ -40,6 +44,8 @@ _AFTER: Final = """
 | the publisher's WAL, bytes a second | `rate(parapply_lsn_bytes{position="source"}[1m])` |
 | confirmed to the publisher, less than the target has | `parapply_lsn_bytes{position="highest"} - ignoring(position) \
 parapply_lsn_bytes{position="confirmed"}` |
+| bytes a second of a copy | `deriv(parapply_migration_bytes{{step="copy"}[1m])` |
+| a step of a migration has failed | `parapply_migration_step{state="failed"} == 1` |
 | alarm: nothing is applied | `parapply_ready == 0 or absent(parapply_ready)` |
 | alarm: lag | `parapply_lag_seconds > 60` |
 | alarm: the publisher's disk | `parapply_slot_retained_wal_bytes > 10e9` |

@@ -35,6 +35,8 @@ def exposition(slot: str, values: Values, histograms: Sequence[Histogram]) -> by
     lines: list[str] = []
     for metric in METRICS:
         if metric.kind == "histogram":
+            if metric not in by_metric:
+                continue  # not counted by this command
             lines += [*_heading(metric), *_histogram(by_metric[metric], own)]
             continue
         if found := values.get(metric):

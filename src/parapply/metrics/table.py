@@ -50,6 +50,12 @@ RETRY_REASONS: Final = tuple(RetryReason)
 CONFLICT_TYPES: Final = tuple(ConflictType)
 #: One that was repaired was counted when it stopped.
 OUTCOMES: Final = tuple([outcome for outcome in ConflictOutcome if outcome is not ConflictOutcome.REPAIRED])
+#: Of a step of `parapply migrate`, and the steps of `parapply cutover`, as their tables name them.
+STEP_STATES: Final = ("running", "failed", "done")
+CUTOVER_STEPS: Final = (
+    "preparing", "fencing", "draining", "comparing", "sequences", "stopping", "turning", "opening", "ending", "done",
+    "undoing",
+)  # fmt: skip
 POSITIONS: Final = ("source", "received", "highest", "lowest", "durable", "confirmed")
 
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000)
@@ -218,6 +224,51 @@ APPLYLOG_DROPPED: Final = Metric(
     "parapply_applylog_dropped_total", "counter", "Records of the apply log that were lost: disk full or too slow."
 )
 
+MIGRATION_STEP: Final = Metric(
+    "parapply_migration_step",
+    "gauge",
+    "1 for the state of each step that `parapply migrate` has begun: running (or interrupted), failed, done; 0 for the "
+    "others.",
+    ("step", "state"),
+)
+MIGRATION_SECONDS: Final = Metric(
+    "parapply_migration_step_seconds", "gauge", "From the begin of the step to its end, or until now.", ("step",)
+)
+MIGRATION_DONE: Final = Metric(
+    "parapply_migration_done", "gauge", "How much of the step is done, in its own unit.", ("step", "unit")
+)
+MIGRATION_EXPECTED: Final = Metric(
+    "parapply_migration_expected",
+    "gauge",
+    "How much there is to do in the step, about; absent where that is not known.",
+    ("step", "unit"),
+)
+MIGRATION_BYTES: Final = Metric(
+    "parapply_migration_bytes", "gauge", "Bytes that the step has copied since it was last begun.", ("step",)
+)
+MIGRATION_LEFT: Final = Metric(
+    "parapply_migration_left_seconds",
+    "gauge",
+    "Seconds that the step will still take, about; absent where that is not known.",
+    ("step",),
+)
+CUTOVER_STEP: Final = Metric(
+    "parapply_cutover_step",
+    "gauge",
+    "1 for the step that `parapply cutover` is at, 0 for the others; absent before the first one. reverse_slot: of the "
+    "way back.",
+    ("step", "reverse_slot"),
+)
+CUTOVER_STEP_SECONDS: Final = Metric("parapply_cutover_step_seconds", "gauge", "Since that step began.")
+CUTOVER_FENCED: Final = Metric(
+    "parapply_cutover_fenced", "gauge", "1 while clients are kept from writing to the source."
+)
+CUTOVER_GAP: Final = Metric(
+    "parapply_cutover_gap_seconds",
+    "gauge",
+    "Seconds in which no client could write: so far, or in all once the target was opened; absent before the fence.",
+)
+
 METRICS: Final = (
     INFO, STATE, READY,
     LAG_SECONDS, DELAY, LAG_BYTES, SLOT_RETAINED, SLOT_SAFE, SLOT_WAL_STATUS, LSN,
@@ -227,6 +278,8 @@ METRICS: Final = (
     RETRIES, CONFLICTS, TABLE_CONFLICTS, RECONNECTS,
     WORKERS, QUEUE_BATCHES, QUEUE_BYTES, QUEUE_LIMIT, READING, READING_PAUSED,
     STREAMS, SPILL_BYTES, SPILL_LIMIT, PREPARED, TABLES_WAITING, APPLYLOG_DROPPED,
+    MIGRATION_STEP, MIGRATION_SECONDS, MIGRATION_DONE, MIGRATION_EXPECTED, MIGRATION_BYTES, MIGRATION_LEFT,
+    CUTOVER_STEP, CUTOVER_STEP_SECONDS, CUTOVER_FENCED, CUTOVER_GAP,
 )  # fmt: skip
 
 #: Of the process, as every Prometheus client names them; without the label slot. Linux only.

@@ -27,6 +27,7 @@ from parapply.copy.sequences import copy_sequences
 from parapply.errors import ConfigError, LeaseHeld, ParapplyError, TargetRefused
 from parapply.logs import redact_text
 from parapply.migrate import follow, later, look, rest, roles
+from parapply.migrate.noting import Noter
 from parapply.migrate.options import Choice, check_patterns
 from parapply.migrate.show import Screen
 from parapply.migrate.steps import MigrationStep
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from parapply.copy.published import PublishedTable
     from parapply.migrate.options import MigrateOptions
     from parapply.migrate.script import Item, Script
+    from parapply.target.session.settings import Connection
 
 #: Seconds to wait for the session of a command that was killed.
 _LOCK_WAIT_S: Final = 30.0
@@ -80,6 +82,7 @@ def show(config: Config, *, as_json: bool) -> int:
 async def _show(config: Config, *, as_json: bool) -> int:
     async with connect.open_both(config, "migrate") as ends:
         facts = await slot.inspect(ends.source, config.source.slot)
+        await _upgrade(ends.target, config)
         known = await migrations.load(ends.target, _of(config, facts))
     if as_json:
         click.echo(msgspec.json.encode([known[step] for step in MigrationStep if step in known]).decode())
@@ -89,10 +92,16 @@ async def _show(config: Config, *, as_json: bool) -> int:
         if row is None:
             click.echo(f"{step.value}: not begun")
             continue
-        took = f" in {row.seconds:.1f} s" if row.seconds is not None else f" since {row.started_at}"
+        took = f" in {row.seconds:.1f} s" if row.finished_at else f" since {row.started_at}"
         figures = f", {row.done:,} of {row.total:,} {row.unit}" if row.unit else ""
         click.echo(f"{step.value}: {row.state}{took}{figures}{f': {row.detail}' if row.detail else ''}")
     return 0
+
+
+async def _upgrade(target: Connection, config: Config) -> None:
+    """Have the tables of an older state be those of this version; make none."""
+    if await state.has_schema(target, config.target.state_schema):
+        await state.ensure_schema(target, config.target.state_schema)
 
 
 def _of(config: Config, facts: slot.SourceFacts) -> migrations.Migration:
@@ -144,20 +153,25 @@ class _Run:
             refusals.check_primary(self._facts, "`parapply migrate`")
             self._migration = _of(self._config, self._facts)
             await self._lock()
-            known = await migrations.load(ends.target, self._migration)
-            await self._keep_choice(known.get(MigrationStep.CHECK))
-            if (
-                MigrationStep.CHECK not in known
-                or self._options.only is MigrationStep.CHECK
-                or self._options.first is MigrationStep.CHECK
-            ):
-                await self._check(is_first=MigrationStep.CHECK not in known)
-            else:
-                # Its tables must be those of this version before a step writes there.
-                await state.ensure_schema(ends.target, self._config.target.state_schema)
-            for step in self._wanted(known):
-                await self._do(step)
+            # Only now: what another command notes is its own.
+            self._noter = Noter(self._config, self._migration, self._screen)
+            async with self._noter:
+                await self._steps()
         return self._code
+
+    async def _steps(self) -> None:
+        ends = self._ends
+        await _upgrade(ends.target, self._config)
+        known = await migrations.load(ends.target, self._migration)
+        await self._keep_choice(known.get(MigrationStep.CHECK))
+        if (
+            MigrationStep.CHECK not in known
+            or self._options.only is MigrationStep.CHECK
+            or self._options.first is MigrationStep.CHECK
+        ):
+            await self._check(is_first=MigrationStep.CHECK not in known)
+        for step in self._wanted(known):
+            await self._do(step)
 
     async def _lock(self) -> None:
         waits_s = 0.0
@@ -204,11 +218,13 @@ class _Run:
     async def _do(self, step: MigrationStep) -> None:
         target = self._ends.target
         await migrations.begin(target, self._migration, step)
+        self._noter.begin(step)
         failpoints.probe(failpoints.MIGRATE_BEGUN)
         self._screen.said(step, "begun")
         try:
             detail = await self._does[step]()
         except ParapplyError as error:
+            await self._noter.end()
             if not target.closed:
                 try:
                     await migrations.end(target, self._migration, step, redact_text(str(error)), is_done=False)
@@ -216,6 +232,7 @@ class _Run:
                     # The first error is the news, and a step without an end is one that was interrupted.
                     self._screen.said(step, "failed, which could not be noted")
             raise
+        await self._noter.end()
         failpoints.probe(failpoints.MIGRATE_DONE)
         await migrations.end(target, self._migration, step, detail, is_done=True)
         self._screen.said(step, "done", detail)
@@ -344,6 +361,7 @@ class _Run:
         known = await copies.load(ends.target, config.target.state_schema, (await self._state()).slot_id)
         n_rows = sum(row.rows or 0 for row in known.tables)
         size_bytes = sum(row.size_bytes or 0 for row in known.tables)
+        self._screen.has_copied(n_rows, size_bytes)
         return f"{len(known.tables):,} tables, {n_rows:,} rows, {size_bytes:,} bytes"
 
     async def _state(self) -> state.SlotState:
@@ -391,15 +409,8 @@ class _Run:
         items = choose(script)
         done = await migrations.items(self._ends.target, self._migration)
         left = [item for item in items if item.digest not in done]
-        target = self._ends.target
-        await migrations.note(target, self._migration, step, len(items) - len(left), len(items), "statements")
-        with self._screen.counting(step, len(left), "statements") as counter:
-            try:
-                await later.Later(self._config, self._migration, script, counter).run(left, self._options.jobs)
-            finally:
-                n_done = len(items) - len(left) + counter.done
-                if not target.closed:
-                    await migrations.note(target, self._migration, step, n_done, len(items), "statements")
+        with self._screen.counting(step, len(left), "statements", len(items) - len(left)) as counter:
+            await later.Later(self._config, self._migration, script, counter).run(left, self._options.jobs)
         return f"{len(left):,} statements" + (f", {len(items) - len(left):,} before" if len(left) < len(items) else "")
 
     async def _catch_up(self) -> str:
@@ -422,10 +433,11 @@ class _Run:
             row = await cursor.fetchone()
         assert row is not None
         lsn = parse_lsn(str(row[0]))
-        daemon = await follow.daemon_of(self._options, self._ends.target, slot_id, "--until", format_lsn(lsn))
-        with self._screen.counting(step, 1, "bytes of WAL") as counter:
-            await follow.reach(self._config, self._ends.target, slot_id, daemon, lsn, counter)
-        await daemon.end()
+        async with self._noter.left_to_daemon():
+            daemon = await follow.daemon_of(self._options, self._ends.target, slot_id, "--until", format_lsn(lsn))
+            with self._screen.counting(step, 1, "bytes of WAL") as counter:
+                await follow.reach(self._config, self._ends.target, slot_id, daemon, lsn, counter)
+            await daemon.end()
         return format_lsn(lsn)
 
     async def _run_commands(self, slot_id: int) -> frozenset[int] | None:
@@ -500,6 +512,8 @@ class _Run:
     async def _follow(self) -> str:
         config, options, target = self._config, self._options, self._ends.target
         found = await self._state()
+        # For good: the daemon outlives this command.
+        await self._noter.leave()
         daemon = await follow.daemon_of(options, target, found.slot_id)
         click.echo(
             "follow: a daemon runs already"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from parapply.printable import printable
+from parapply.target.state.migrations import HowFar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,6 +37,22 @@ class Screen:
     def __init__(self, *, as_json: bool) -> None:
         """Show nothing yet."""
         self._json: TextIO | None = sys.stdout if as_json else None
+        self._counter: Counter | None = None
+        self._copied: HowFar | None = None
+
+    def forget(self) -> None:
+        """Know nothing of a step that has ended."""
+        self._counter = self._copied = None
+
+    def how_far(self) -> HowFar | None:
+        """Return how far the step under way is, None where nothing is counted."""
+        if self._counter is not None:
+            return self._counter.how_far()
+        return self._copied
+
+    def has_copied(self, n_rows: int, size_bytes: int) -> None:
+        """Take what the copy has brought in all."""
+        self._copied = HowFar(done=n_rows, total=n_rows, unit="rows", size_bytes=size_bytes)
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -55,12 +72,19 @@ class Screen:
         else:
             click.echo(f"{step.value}: {state}{f': {printable(text)}' if text else ''}")
 
-    def copying(self, step: MigrationStep) -> Callable[[CopyProgress], None] | None:
-        """Return what tells of a copy in documents; None: its own bar does."""
-        if self._json is None:
-            return None
+    def copying(self, step: MigrationStep) -> Callable[[CopyProgress], None]:
+        """Return what hears of a copy, and tells of it in documents; without them its own bar does."""
 
         def tell(now: CopyProgress) -> None:
+            self._copied = HowFar(
+                done=now.rows,
+                total=round(now.rows / now.share) if now.share else 0,
+                unit="rows",
+                size_bytes=now.size_bytes,
+                left_s=None if now.left_s is None else round(now.left_s, 1),
+            )
+            if self._json is None:
+                return
             self.said(
                 step,
                 "running",
@@ -74,20 +98,23 @@ class Screen:
         return tell
 
     @contextmanager
-    def counting(self, step: MigrationStep, total: int, unit: str) -> Iterator[Counter]:
-        """Count what a step does, until the block ends."""
-        counter = Counter(self, step, total, unit, is_json=self._json is not None)
+    def counting(self, step: MigrationStep, total: int, unit: str, before: int = 0) -> Iterator[Counter]:
+        """Count what a step does, until the block ends; `before` was done by an earlier command, and is not in it."""
+        self._counter = Counter(self, step, total, unit, before, is_json=self._json is not None)
         try:
-            yield counter
+            yield self._counter
         finally:
-            counter.end()
+            self._counter.end()
 
 
 class Counter:
     """How far one step is. Written by the tasks of one loop."""
 
-    def __init__(self, screen: Screen, step: MigrationStep, total: int, unit: str, *, is_json: bool) -> None:
+    def __init__(  # noqa: PLR0913  one place makes it
+        self, screen: Screen, step: MigrationStep, total: int, unit: str, before: int, *, is_json: bool
+    ) -> None:
         """Begin to show."""
+        self._before = before
         self._screen = screen
         self._step = step
         self._is_json = is_json
@@ -109,6 +136,17 @@ class Counter:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+    def how_far(self) -> HowFar:
+        """Return how far it is, with what was done before."""
+        left_s = self._left_s(time.monotonic())
+        return HowFar(
+            done=self._before + self.done,
+            total=self._before + self.total if self.total else 0,
+            unit=self.unit,
+            size_bytes=self.size_bytes,
+            left_s=None if left_s is None else round(left_s, 1),
+        )
 
     def begin(self, name: str) -> None:
         """Name what is under way."""

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from parapply.commands.state_reader import is_silent
-from parapply.commands.status import duration
+from parapply.commands.status import cutover_line, duration, how_far, step_state
 from parapply.printable import printable, printable_tree
 from parapply.vocabulary import CopyState, DaemonState, WaitKind, WorkerState
 
@@ -91,6 +91,9 @@ def screen(history: ReadingHistory, width: int, height: int, order: str, notice:
 def _head(history: ReadingHistory, width: int, limit_lines: int) -> list[RenderableType]:
     report = printable_tree(history.report)
     state = Text.assemble(("slot ", "dim"), (report["slot_name"], "bold"), "  ")
+    if report["state"] is None:
+        state.append("not made yet")
+        return [state]
     if report["is_daemon_connected"]:
         state.append(report["state"], _STYLES.get(report["state"], ""))
         state.append(f"  {report['reason']}")
@@ -192,6 +195,13 @@ def _applied(table: TableRate) -> str:
 def _seldom(report: dict[str, Any]) -> list[RenderableType]:
     """Return what is there at times only, a line each."""
     lines = []
+    if report["cutover"] and report["cutover"]["step"] != "done":
+        lines.append(f"cut-over: {cutover_line(report['cutover'])}")
+    for one in report["migration"]:
+        if one["state"] != "done":
+            still = f", {duration(one['left_s'])} left" if one["left_s"] is not None else ""
+            far = how_far(one)
+            lines.append(f"migration: {one['step']} {step_state(one)} for {duration(one['seconds'])}{still}; {far}")
     if report["conflicts"]:
         n = sum([one["count"] for one in report["conflicts"]])
         latest = max(report["conflicts"], key=lambda one: str(one["latest"]))

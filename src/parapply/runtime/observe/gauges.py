@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from parapply import __version__
 from parapply.metrics import table
+from parapply.metrics.moves import cutover_values, migration_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,6 +121,8 @@ class Gauges:
         if self.parts is not None:
             values |= _present(self.parts)
             values |= _slot(self.parts.monitor, self._clock())
+            values |= migration_values(self.parts.monitor.moves.migration)
+            values |= cutover_values(self.parts.monitor.moves.cutover)
             values[table.LSN] |= _positions(self.parts)
             states.update([worker.state for worker in self.parts.workers])
         values[table.WORKERS] = {(name,): number for name, number in states.items()}

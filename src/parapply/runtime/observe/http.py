@@ -1,42 +1,28 @@
-"""The HTTP endpoint: /metrics for Prometheus, /healthz for process monitors.
+"""The HTTP endpoint of the daemon: /metrics for Prometheus, /healthz for process monitors.
 
-It runs on the leader's own event loop on purpose: if that hangs, no answer comes, which is what a probe must see. It
-serves from before the ends are connected until the daemon ends. One request a connection, GET and HEAD, nothing else.
+It serves from before the ends are connected until the daemon ends.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Final
 
-from parapply.errors import ConfigError
+from parapply.http_server import TEXT, HttpServer
 from parapply.logs import get_logger
 from parapply.metrics.exposition import CONTENT_TYPE, exposition
-from parapply.tasks import end_tasks
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from parapply.config_values import Address
     from parapply.metrics.figures import Figures
     from parapply.runtime.observe.gauges import Gauges
     from parapply.runtime.observe.health import Health
 
-#: Seconds for a request to come and for its answer to be taken.
-_TIMEOUT_S: Final = 5.0
-#: Bytes of a request's head.
-_HEAD_BYTES: Final = 8192
-#: Connections at the same time; one more is closed unread. A scraper, two probes and a person are four.
-_CONNECTIONS: Final = 16
-
 _JSON: Final = "application/json"
-_TEXT: Final = "text/plain; charset=utf-8"
-_REASONS: Final = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Not Ready"}
 
 
 class Endpoint:
-    """Opened by the daemon; every connection is a task of its own that ends within seconds."""
+    """Opened by the daemon."""
 
     def __init__(self, slot: str, figures: Figures, gauges: Gauges, health: Health) -> None:
         """Start without listening."""
@@ -44,62 +30,20 @@ class Endpoint:
         self._figures = figures
         self._gauges = gauges
         self._health = health
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._server = HttpServer(self._resource)
 
-    async def open(self, address: Address) -> Self:
+    async def open(self, address: Address) -> None:
         """Begin to listen.
 
         Raises:
             ConfigError: the address is taken, or not one of this machine.
         """
-        try:
-            self._server = await asyncio.start_server(
-                self._connected, address.host or None, address.port, limit=_HEAD_BYTES
-            )
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise ConfigError(
-                f"metrics.listen: cannot listen on {address}: {why}",
-                hint="another process may have the port: each daemon on a machine needs its own",
-            ) from error
-        host, port = self._server.sockets[0].getsockname()[:2]
+        host, port = await self._server.open(address)
         get_logger().info("metrics_listening", host=host, port=port)
-        return self
 
     async def close(self) -> None:
         """Stop listening; requests in progress are cut off."""
-        if self._server is not None:
-            self._server.close()
-        await end_tasks(self._tasks)
-
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._tasks) >= _CONNECTIONS:
-            writer.close()
-            return
-        task = asyncio.create_task(self._serve(reader, writer), name="metrics-request")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(self._answer(head))
-                await writer.drain()
-        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
-            return  # no client to answer
-        finally:
-            writer.close()
-
-    def _answer(self, head: bytes) -> bytes:
-        words = head.split(b"\r\n", 1)[0].split()
-        if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
-            return _response(400, _TEXT, b"not an HTTP/1 request\n")
-        method, target = words[0], words[1].split(b"?", 1)[0]
-        if method not in {b"GET", b"HEAD"}:
-            return _response(405, _TEXT, b"GET and HEAD only\n", "Allow: GET, HEAD\r\n")
-        return _response(*self._resource(target.decode("latin-1")), has_body=method == b"GET")
+        await self._server.close()
 
     def _resource(self, path: str) -> tuple[int, str, bytes]:
         """Return status, content type and body."""
@@ -110,17 +54,9 @@ class Endpoint:
         checks = {"/healthz": is_ready, "/healthz/live": report["live"], "/healthz/ready": is_ready}
         if path in checks:
             return 200 if checks[path] else 503, _JSON, (json.dumps(report) + "\n").encode()
-        return 404, _TEXT, b"/metrics, /healthz, /healthz/live, /healthz/ready\n"
+        return 404, TEXT, b"/metrics, /healthz, /healthz/live, /healthz/ready\n"
 
     def _metrics(self) -> bytes:
         state, _ = self._health.state
         values = self._figures.values() | self._gauges.values(state, is_ready=self._health.is_ready)
         return exposition(self._slot, values, self._figures.histograms())
-
-
-def _response(status: int, content_type: str, body: bytes, more: str = "", *, has_body: bool = True) -> bytes:
-    head = (
-        f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
-        f"Cache-Control: no-store\r\nConnection: close\r\n{more}\r\n"
-    )
-    return head.encode() + (body if has_body else b"")

@@ -17,6 +17,7 @@ from parapply.source import slot
 from parapply.source.standby import is_named
 from parapply.target.state import display
 from parapply.target.state import slots as state
+from parapply.target.state.moves import Moves, read_moves
 from parapply.target.state.slots import WorkerRow
 from parapply.vocabulary import DaemonState, WorkerState
 
@@ -43,6 +44,8 @@ _INTERVAL_S = 1.0
 _FIRST_LOOK_S = 0.2
 #: Seconds between two queries of the slot: how much WAL it keeps changes slowly.
 _SLOT_S = 10.0
+#: The same of a migration or a cut-over, of which mostly there is none.
+_MOVES_S = 3.0
 #: Seconds the stream may continue after the publisher ended our plain session: a fast stop ends plain sessions first
 #: and then waits for the stream, which should end by itself once all is confirmed (trap T-9). If it is still there
 #: then, it is held up by us, and nothing is lost by leaving (F9).
@@ -113,6 +116,9 @@ class Monitor:
         #: As the publisher showed it last; None: not yet, or it is gone.
         self.slot: SeenSlot | None = None
         self._asked_slot_s = -_SLOT_S
+        #: A migration and a cut-over as their commands noted them last.
+        self.moves = Moves()
+        self._asked_moves_s = -_MOVES_S
 
     async def run(self) -> None:
         """Check once a second until cancelled.
@@ -138,6 +144,7 @@ class Monitor:
             note = self._note or self._worker_tasks.reason
             self._shown.state = (DaemonState.RETRYING, trouble) if trouble else (DaemonState.RUNNING, note)
             await self.show()
+            await self._look_at_moves()
             await self._intervals.take()
             await asyncio.sleep(_INTERVAL_S)
 
@@ -154,6 +161,14 @@ class Monitor:
         self._asked_slot_s = now_s
         facts = await slot.read_slot(self._source, self._slot_name)
         self.slot = None if facts is None else SeenSlot(facts, flush_lsn, now_s)
+
+    async def _look_at_moves(self) -> None:
+        now_s = self._clock()
+        if now_s - self._asked_moves_s < _MOVES_S and not self.moves.are_under_way:
+            return
+        self._asked_moves_s = now_s
+        async with self._control_pool.session() as conn:
+            self.moves = await read_moves(conn, self._schema, self._slot_name, self._slot_id)
 
     def _lag_s(self, flush_lsn: int, now_us: int) -> float:
         """Return how far the target is behind: the age of the oldest source position or transaction not applied."""

@@ -61,6 +61,7 @@ COMMENTS: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
             "slot_id": "Slot.",
             "step": "Under way: preparing, fencing, draining, comparing, sequences, stopping, turning, opening, ending;"
             " or done, or undoing. From stopping on no daemon applies the slot.",
+            "step_at": "When that step began.",
             "reverse_slot": "Replication slot on this server, for the way back.",
             "made_slot": "Made by the cut-over; one that was there before stays when it is undone.",
             "made_publication": "The same for its publication.",
@@ -186,6 +187,8 @@ COMMENTS: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
             "done": "How much is done.",
             "total": "How much there is to do; 0: not known.",
             "unit": "What is counted.",
+            "size_bytes": "Bytes of it that are done, where bytes are counted besides.",
+            "left_s": "Seconds that it will still take, about; NULL: not known.",
             "detail": "What was done, or why it failed.",
             "options": "Of the first step: options that all later steps keep to, as JSON.",
             "started_at": "When the step was last begun.",

@@ -28,6 +28,21 @@ UNDOING: Final = "undoing"
 #: No daemon applies the slot from here on.
 _DAEMON_STOPS_AT: Final = STEPS.index("stopping")
 
+#: First key of the lock that one cut-over command at a time holds, the second is the slot: "cuto" in ASCII.
+LOCK_CLASS: Final = 0x6375746F
+#: The cut-over of a slot, for people.
+SHOWN: Final = f"""
+SELECT c.step, c.step_at::text AS step_at, c.begun_at::text AS begun_at, c.reverse_slot, c.fence,
+       c.fence_lsn::text AS fence_lsn, c.takeover_lsn::text AS takeover_lsn, c.fenced_at::text AS fenced_at,
+       c.opened_at::text AS opened_at, c.fenced_at IS NOT NULL AND c.step <> 'undoing' AS is_fenced,
+       EXTRACT(epoch FROM pg_catalog.clock_timestamp() - c.step_at)::float8 AS step_s,
+       EXTRACT(epoch FROM COALESCE(c.opened_at, pg_catalog.clock_timestamp()) - c.fenced_at)::float8 AS gap_s,
+       EXISTS (SELECT FROM pg_catalog.pg_locks AS l WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
+                  AND l.classid::bigint = {LOCK_CLASS} AND l.objid::bigint = c.slot_id
+                  AND l.database = (SELECT oid FROM pg_catalog.pg_database
+                                     WHERE datname = pg_catalog.current_database())) AS is_worked_on
+  FROM {{s}}.cutovers AS c WHERE c.slot_id = $1::int"""  # noqa: S608  own text
+
 _COLUMNS: Final = (
     "step, reverse_slot, made_slot, made_publication, fence, opens, fence_lsn::text, takeover_lsn::text,"
     " EXTRACT(epoch FROM pg_catalog.clock_timestamp() - fenced_at)::float8,"
@@ -130,7 +145,8 @@ async def enter(  # noqa: PLR0913  what a step leaves
         TargetLost: the connection broke; the step may be noted.
     """
     query = in_schema(
-        "UPDATE {s}.cutovers SET step = $2, fence_lsn = COALESCE($3::pg_lsn, fence_lsn),"
+        "UPDATE {s}.cutovers SET step = $2, step_at = pg_catalog.clock_timestamp(),"
+        " fence_lsn = COALESCE($3::pg_lsn, fence_lsn),"
         # Back to draining: what the daemon applies then must not be sent back, so the way back begins later.
         " takeover_lsn = CASE $2 WHEN 'draining' THEN NULL ELSE COALESCE($4::pg_lsn, takeover_lsn) END,"
         " fenced_at = CASE $2 WHEN 'fencing' THEN COALESCE(fenced_at, pg_catalog.clock_timestamp())"

@@ -6,7 +6,7 @@ In: a control session, the schema's name, which migration. Out: rows of `parappl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from psycopg import sql
@@ -16,6 +16,22 @@ from parapply.target.state.schema import has_schema, in_schema
 
 if TYPE_CHECKING:
     from parapply.target.session.settings import Connection
+
+#: Key of the lock of a migration m.
+_LOCK: Final = "pg_catalog.hashtextextended('parapply migrate ' || m.slot_name || ' ' || m.system_identifier, 7809632)"
+#: Steps of a slot's migration, for people: $1 its name, $2 its number, or NULL. Without the options.
+SHOWN: Final = f"""
+SELECT m.step, m.state, m.done, m.total, m.unit, m.size_bytes, m.left_s, m.detail, m.started_at::text AS started_at,
+       m.finished_at::text AS finished_at,
+       EXTRACT(epoch FROM COALESCE(m.finished_at, pg_catalog.clock_timestamp()) - m.started_at)::float8 AS seconds,
+       EXISTS (SELECT FROM pg_catalog.pg_locks AS l WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
+                  AND l.classid::bigint << 32 | l.objid::bigint = {_LOCK}
+                  AND l.database = (SELECT oid FROM pg_catalog.pg_database
+                                     WHERE datname = pg_catalog.current_database())) AS is_worked_on
+  FROM {{s}}.migrations AS m
+ WHERE m.slot_name = $1 AND m.system_identifier =
+       COALESCE((SELECT s.system_identifier FROM {{s}}.slots AS s WHERE s.slot_id = $2::int), m.system_identifier)
+ ORDER BY m.started_at"""  # noqa: S608  own text
 
 
 class Migration(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,11 +55,13 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     done: int
     total: int
     unit: str
+    size_bytes: int
+    left_s: float | None
     detail: str
     options: str
     started_at: str
     finished_at: str | None
-    seconds: float | None  # that it took, once it has ended
+    seconds: float  # from its begin to its end, or to now
 
 
 async def load(conn: Connection, migration: Migration) -> dict[str, StepRow]:
@@ -55,8 +73,10 @@ async def load(conn: Connection, migration: Migration) -> dict[str, StepRow]:
     if not await has_schema(conn, migration.schema):
         return {}
     query = in_schema(
-        "SELECT step, state, done, total, unit, detail, options, started_at::text, finished_at::text,"
-        " EXTRACT(epoch FROM finished_at - started_at)::float8 FROM {s}.migrations"
+        "SELECT step, state, done, total, unit, size_bytes, left_s, detail, options, started_at::text,"
+        " finished_at::text,"
+        " EXTRACT(epoch FROM COALESCE(finished_at, pg_catalog.clock_timestamp()) - started_at)::float8"
+        " FROM {s}.migrations"
         " WHERE slot_name = $1 AND system_identifier = $2 ORDER BY started_at",
         migration.schema,
     )
@@ -76,6 +96,7 @@ async def begin(conn: Connection, migration: Migration, step: str, options: str 
         "INSERT INTO {s}.migrations AS migrations (slot_name, system_identifier, step, state, options)"
         " VALUES ($1, $2, $3, 'running', $4) ON CONFLICT (slot_name, system_identifier, step) DO UPDATE"
         " SET state = 'running', detail = '', finished_at = NULL, started_at = pg_catalog.clock_timestamp(),"
+        " done = 0, total = 0, unit = '', size_bytes = 0, left_s = NULL,"
         " options = CASE EXCLUDED.options WHEN '' THEN migrations.options ELSE EXCLUDED.options END",
         migration.schema,
     )
@@ -97,21 +118,30 @@ async def keep(conn: Connection, migration: Migration, step: str, options: str) 
         await rows(conn, query, [*migration.key, step, options])
 
 
-async def note(  # noqa: PLR0913, PLR0917  the columns of a row
-    conn: Connection, migration: Migration, step: str, done: int, total: int, unit: str
-) -> None:
+class HowFar(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a step is."""
+
+    done: int
+    total: int  # 0: not known
+    unit: str
+    size_bytes: int = 0
+    left_s: float | None = None
+
+
+async def note(conn: Connection, migration: Migration, step: str, how_far: HowFar) -> None:
     """Note how far a step is.
 
     Raises:
         TargetRefused, TargetLost: it could not be written.
     """
     query = in_schema(
-        "UPDATE {s}.migrations SET done = $4::bigint, total = $5::bigint, unit = $6"
+        "UPDATE {s}.migrations SET done = $4::bigint, total = $5::bigint, unit = $6, size_bytes = $7::bigint,"
+        " left_s = $8::float8"
         " WHERE slot_name = $1 AND system_identifier = $2 AND step = $3",
         migration.schema,
     )
     with target_errors("noting how far the migration is"):
-        await rows(conn, query, [*migration.key, step, done, total, unit])
+        await rows(conn, query, [*migration.key, step, *msgspec.structs.astuple(how_far)])
 
 
 async def end(conn: Connection, migration: Migration, step: str, detail: str, *, is_done: bool) -> None:
@@ -121,7 +151,7 @@ async def end(conn: Connection, migration: Migration, step: str, detail: str, *,
         TargetRefused, TargetLost: it could not be written.
     """
     query = in_schema(
-        "UPDATE {s}.migrations SET state = $4, detail = $5, finished_at = pg_catalog.clock_timestamp()"
+        "UPDATE {s}.migrations SET state = $4, detail = $5, finished_at = pg_catalog.clock_timestamp(), left_s = NULL"
         " WHERE slot_name = $1 AND system_identifier = $2 AND step = $3",
         migration.schema,
     )
@@ -179,7 +209,10 @@ async def try_lock(conn: Connection, migration: Migration) -> bool:
     Raises:
         TargetLost: the connection broke.
     """
-    query = sql.SQL("SELECT pg_catalog.pg_try_advisory_lock(pg_catalog.hashtextextended($1, 7809632))")
+    query = sql.SQL(
+        f"SELECT pg_catalog.pg_try_advisory_lock({_LOCK})"  # noqa: S608  own text
+        " FROM (SELECT $1::text AS slot_name, $2::text AS system_identifier) AS m"
+    )
     with target_errors("taking the migration's lock"):
-        ((is_taken,),) = await rows(conn, query, [" ".join(["parapply migrate", *map(str, migration.key)])])
+        ((is_taken,),) = await rows(conn, query, migration.key)
     return bool(is_taken)

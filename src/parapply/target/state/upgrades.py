@@ -240,8 +240,21 @@ CREATE TABLE {s}.cutovers (
 
 _LATER_COMMANDS = Upgrade(15, LATER_COMMANDS, "")
 
+#: How far both are while they run.
+_MOVES = Upgrade(
+    16,
+    """
+ALTER TABLE {s}.migrations
+    ADD COLUMN size_bytes bigint NOT NULL DEFAULT 0,
+    ADD COLUMN left_s double precision;
+ALTER TABLE {s}.cutovers
+    ADD COLUMN step_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp();
+""",
+    "",
+)
+
 #: In the order of their versions, without gaps.
 UPGRADES: Final = (
     _TWO_PHASE, _COPIES, _CONFLICTS, _COUNTS, _LATE_TABLES, _COMMENTS, _IN_DOUBT, _READING, _MIGRATIONS, _LIMITS,
-    _COMMANDS, _COPY_PARTS, _CUTOVERS, _LATER_COMMANDS,
+    _COMMANDS, _COPY_PARTS, _CUTOVERS, _LATER_COMMANDS, _MOVES,
 )  # fmt: skip
