@@ -88,6 +88,12 @@ _ALL: Final = (
         state=("serial",),
     ),
     Workload(
+        name="deletes",
+        text="single-row deletes by the primary key",
+        transactions=_MANY,
+        state=("serial",),
+    ),
+    Workload(
         name="wide-rows",
         text="updates of two of 45 columns: numbers, texts, jsonb",
         transactions=100_000,

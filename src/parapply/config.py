@@ -29,8 +29,8 @@ _DECODING_MEMORY_FLOOR_BYTES = 64 * 1024
 #: Bytes of WAL read at once while there is much to catch up. The publisher keeps a range's changes in memory (work_mem)
 #: until it is decoded; a larger one gains little, because what lies before each range costs little.
 CATCH_UP_RANGE_BYTES = 64 * 1024 * 1024
-#: Bytes of WAL to catch up from which ranges are read: a second of a busy publisher, and enough for several ranges.
-CATCH_UP_ENTER_BYTES = 32 * 1024 * 1024
+#: Bytes of WAL to catch up from which ranges are read: 30,000 deletes of a row, half a second of a stream.
+CATCH_UP_ENTER_BYTES = 4 * 1024 * 1024
 #: Bytes of WAL to catch up at which the stream takes over: a few hundredths of a second of it.
 CATCH_UP_LEAVE_BYTES = 4 * 1024 * 1024
 #: Seconds a stream runs at least before ranges are read again: far longer than both ends take to be opened again.

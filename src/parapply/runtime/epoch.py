@@ -53,6 +53,7 @@ from parapply.runtime.tables.plans import TablePlans
 from parapply.runtime.tables.watch import CatalogueWatch
 from parapply.runtime.worker_tasks import WorkerTasks
 from parapply.source import slot
+from parapply.source.catch_up import BEHIND
 from parapply.spill import Spill
 from parapply.target.catalogue.facts import privileges_for
 from parapply.target.sql.commands import CommandBuilder
@@ -233,7 +234,7 @@ class Epoch:
             self._batcher,
             shown,
             streams,
-            enter_bytes=config.source.catch_up_enter_bytes,
+            behind_bytes=BEHIND * config.source.catch_up_enter_bytes,
             pause_s=config.source.catch_up_pause_s,
         )
         self._monitor = Monitor(

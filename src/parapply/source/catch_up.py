@@ -37,6 +37,12 @@ _FIRST_PART = 16
 #: before the range costs about a tenth of the range itself, byte for byte, as none of it is sent. With this many bytes
 #: before it for each of its own, a range takes a fifth to a half longer.
 _RESTART_RATIO = 4
+#: A stream is left for ranges when it is so many times as far behind as they need where a connection begins with them:
+#: both ends are then opened again.
+BEHIND: Final = 8
+#: A slot that restarts so many times as far back as there is to catch up is streamed: the stream that follows ranges
+#: decodes from there once more.
+_LITTLE_RATIO = 32
 #: Ranges grow to so many times their configured size where the restart point is far back; beyond that the stream,
 #: which decodes from there only once, is the cheaper reader.
 _LARGEST = 4
@@ -69,14 +75,16 @@ class RangeLimits(msgspec.Struct, frozen=True, kw_only=True):
         """Tell whether a restart point lies so far before a range that the stream costs the publisher less."""
         return restart_bytes > _RESTART_RATIO * _LARGEST * self.range_bytes
 
-    def next_bytes(self, restart_bytes: int) -> int:
+    def next_bytes(self, restart_bytes: int, left_bytes: int) -> int:
         """Return the length of the next range.
 
         Args:
             restart_bytes: of WAL that the publisher decodes again before it comes to the range.
+            left_bytes: to catch up. The range takes all of it where it would leave only what the stream is for.
         """
         grown = max(self.range_bytes // _FIRST_PART, min(restart_bytes, self.range_bytes))
-        return max(grown, min(restart_bytes // _RESTART_RATIO, _LARGEST * self.range_bytes), 1)
+        length = max(grown, min(restart_bytes // _RESTART_RATIO, _LARGEST * self.range_bytes), 1)
+        return left_bytes if length < left_bytes <= length + self.leave_bytes else length
 
 
 class CatchUp(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,11 +126,14 @@ def why_stream(facts: SourceFacts, start_lsn: int, limits: RangeLimits, *, two_p
         two_phase: prepared transactions are applied as such.
     """
     slot = facts.slot
-    if facts.flush_lsn - start_lsn < limits.enter_bytes:
+    lag_bytes = facts.flush_lsn - start_lsn
+    if lag_bytes < limits.enter_bytes:
         return LITTLE
     if slot is None or slot.restart_lsn is None or slot.confirmed_flush_lsn is None:
         return "the slot holds no WAL"
     restart_bytes = slot.confirmed_flush_lsn - slot.restart_lsn
+    if max(_LITTLE_RATIO * lag_bytes, limits.range_bytes) < restart_bytes and not limits.is_far(restart_bytes):
+        return LITTLE
     reasons = (
         # START_REPLICATION says that best, and is tried again until the other one is gone.
         (slot.active_pid is not None, "another process reads the slot"),

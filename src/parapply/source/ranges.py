@@ -106,7 +106,7 @@ class WalRanges:
                 raise self._refused(failure) from failure
             self.slot_lsn = durable_lsn
             failpoints.probe(failpoints.SLOT_MOVED)
-        end_lsn = position.copy_lsn + self._plan.limits.next_bytes(position.restart_bytes)
+        end_lsn = position.copy_lsn + self._plan.limits.next_bytes(position.restart_bytes, position.left_bytes)
         query = catch_up.range_sql(self._copy, end_lsn, self._plan.options)
         try:
             self.is_unfinished = True

@@ -51,6 +51,9 @@ PROOFS = {
         "articles came": f"SELECT count(*) = {FEW} FROM articles WHERE id > 10000",
         "five more indexes": "SELECT count(*) = 6 FROM pg_indexes WHERE tablename = 'articles'",
     },
+    "deletes": {
+        "the oldest went": f"SELECT count(*) = 50000 - {FEW} AND min(id) = {FEW} FROM events",
+    },
     "hot-rows": {
         "half for ten counters": f"SELECT sum(hits) BETWEEN {FEW} * 0.3 AND {FEW} * 0.7 FROM counters",
         "the others for accounts": f"SELECT sum(balance) = {FEW} - (SELECT sum(hits) FROM counters) FROM accounts",

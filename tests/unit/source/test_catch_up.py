@@ -47,6 +47,11 @@ def test_what_else_keeps_the_stream() -> None:
     """Little to catch up, prepared transactions applied as such, a publisher that does not say what is in progress."""
     assert why_stream(FACTS, 2000 * MB - LIMITS.enter_bytes, LIMITS, two_phase=False) == ""
     assert "little" in why_stream(FACTS, 2000 * MB - LIMITS.enter_bytes + 1, LIMITS, two_phase=False)
+    far = msgspec.structs.replace(FACTS, slot=msgspec.structs.replace(SLOT, restart_lsn=0))
+    assert why_stream(far, 2000 * MB - 32 * MB, LIMITS, two_phase=False) == ""
+    assert "little" in why_stream(
+        far, 2000 * MB - 31 * MB, msgspec.structs.replace(LIMITS, enter_bytes=0), two_phase=False
+    )
     assert "prepared" in why_stream(FACTS, 0, LIMITS, two_phase=True)
     for version, reason in ((130010, "older"), (150012, "minor version"), (170004, "minor version"), (170005, "")):
         facts = msgspec.structs.replace(FACTS, server_version_num=version)
@@ -61,12 +66,18 @@ def test_what_else_keeps_the_stream() -> None:
 )
 def test_ranges_grow_with_what_is_read_before_them(restart_mb: int, range_mb: int) -> None:
     """The first is short, each next as long as what is decoded again before it, up to four times the usual length."""
-    assert LIMITS.next_bytes(restart_mb * MB) == range_mb * MB
+    assert LIMITS.next_bytes(restart_mb * MB, 99999 * MB) == range_mb * MB
+
+
+@pytest.mark.parametrize(("left_mb", "range_mb"), [(5, 5), (8, 8), (9, 4), (4, 4), (3, 4)])
+def test_a_range_leaves_no_little_rest(left_mb: int, range_mb: int) -> None:
+    """What would be left for the stream, and was there when the range was asked for, comes with it."""
+    assert LIMITS.next_bytes(0, left_mb * MB) == range_mb * MB
 
 
 def test_a_range_is_never_empty() -> None:
     """Whatever is configured, a range goes on."""
-    assert RangeLimits(range_bytes=1, enter_bytes=0, leave_bytes=0, buffer_bytes=1).next_bytes(0) == 1
+    assert RangeLimits(range_bytes=1, enter_bytes=0, leave_bytes=0, buffer_bytes=1).next_bytes(0, 0) == 1
 
 
 @pytest.mark.parametrize(

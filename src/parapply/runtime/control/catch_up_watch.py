@@ -38,7 +38,7 @@ class CatchUpWatch:
         shown: Shown,
         streams: Sized,
         *,
-        enter_bytes: int,
+        behind_bytes: int,
         pause_s: float,
         look_s: float = _LOOK_S,
     ) -> None:
@@ -50,7 +50,7 @@ class CatchUpWatch:
             batcher: to know how far it has come.
             shown: to know where the publisher is.
             streams: transactions in progress; they would come again from their beginning.
-            enter_bytes: of WAL to catch up, from which it is behind.
+            behind_bytes: of WAL to catch up, from which it is behind.
             pause_s: that a stream runs at least.
             look_s: between two checks.
         """
@@ -59,7 +59,7 @@ class CatchUpWatch:
         self._batcher = batcher
         self._shown = shown
         self._streams = streams
-        self._enter_bytes = enter_bytes
+        self._behind_bytes = behind_bytes
         self._pause_s = pause_s
         self._look_s = look_s
         self._behind = 0
@@ -89,4 +89,4 @@ class CatchUpWatch:
         if source_lsn is None or self._stream.reason not in PASSING or self._reader.is_paused or self._streams:
             return None
         lag_bytes = max(0, source_lsn - self._batcher.received_lsn)
-        return lag_bytes if lag_bytes >= self._enter_bytes else None
+        return lag_bytes if lag_bytes >= self._behind_bytes else None

@@ -23,7 +23,7 @@ async def _looks(monkeypatch: pytest.MonkeyPatch, n_checks: int, *, pause_s: flo
         "source_lsn": 5000 + _LAG_BYTES, "received_lsn": 5000, **changed,
     }  # fmt: skip
     one = SimpleNamespace(**values)
-    watch = CatchUpWatch(one, one, one, one, one.streams, enter_bytes=_LAG_BYTES, pause_s=pause_s)  # type: ignore[arg-type]
+    watch = CatchUpWatch(one, one, one, one, one.streams, behind_bytes=_LAG_BYTES, pause_s=pause_s)  # type: ignore[arg-type]
     left = n_checks
 
     async def look(_seconds: float) -> None:
