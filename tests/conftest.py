@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from tests.fixtures.memory import memory_directory
 
-pytest_plugins = ["tests.fixtures.selection", "tests.fixtures.servers", "tests.fixtures.daemon", "tests.fixtures.spark"]
+pytest_plugins = [f"tests.fixtures.{name}" for name in ("selection", "clusters", "servers", "daemon", "spark")]
 
 # How long an example takes says how busy the machine is, nothing else.
 settings.register_profile("parapply", deadline=None)

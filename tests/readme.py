@@ -31,7 +31,9 @@ _HEAD: Final = """\
 | `fixtures` | servers, databases, daemons, proxies, and models that tests compare with |
 
 `make test` runs everything, `make test-unit` what needs no server, `pytest tests/system/test_kill.py` one file. Servers
-keep their files in memory where there is room for them. What a machine lacks is left out, and the first lines say so.
+keep their files in memory where there is room for them, and are copies of one, so that initdb runs once for a version.
+A target has the state schema already, unless its test is marked `bare_target`. What a machine lacks is left out, and
+the first lines say so.
 A test waits for an event of the log, a row or a session, never for a time.
 
 ## Where the tests of a rule are

@@ -8,6 +8,7 @@ secret. Reads the file and connects nowhere. What a key means to the operator is
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -438,7 +439,7 @@ def _read_section(path: list[str], kind: type[_Section], given: object, errors: 
     if not isinstance(given, dict):
         errors.append(f"{dotted(path)}: must be a section")
         return None
-    kinds = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    kinds = _types(kind)
     n_before = len(errors)
     values: dict[str, object] = {}
     for key, value in given.items():
@@ -492,7 +493,13 @@ def _fields(parts: Sequence[str]) -> dict[str, object]:
         return dict(SECTIONS)
     of_table = _TABLE_SECTIONS.get(tuple(parts[:2])) if len(parts) == 3 else None
     kind = of_table or (SECTIONS.get(parts[0]) if len(parts) == 1 else None)
-    return {field.name: plain_type(field.type) for field in msgspec.structs.fields(kind)} if kind else {}
+    return {name: plain_type(of) for name, of in _types(kind).items()} if kind else {}
+
+
+@cache
+def _types(kind: type[_Section]) -> dict[str, Any]:
+    """Return the types of a section's fields by name; to evaluate the annotations takes a millisecond."""
+    return {field.name: field.type for field in msgspec.structs.fields(kind)}
 
 
 def _missing_line(key: str) -> str:

@@ -7,7 +7,6 @@ repeats tables, transactions, their order and the settings; when a daemon meets 
 from __future__ import annotations
 
 import random
-import secrets
 import signal
 from collections import Counter
 from contextlib import ExitStack
@@ -22,7 +21,7 @@ from tests.differential.types import Feature
 from tests.differential.ways import Way, random_ways
 from tests.fixtures.builtin import BuiltinSubscription
 from tests.fixtures.daemon import Daemon
-from tests.fixtures.databases import create_database, drop_database
+from tests.fixtures.databases import create_end, drop_database
 from tests.fixtures.fan import make_slot
 from tests.fixtures.route import Route
 from tests.fixtures.streams import stream_everything
@@ -252,7 +251,7 @@ def _run(case: RandomCase, schema: RandomSchema, servers: Servers, stack: ExitSt
 
 def new_database(server: PgServer, role: str, stack: ExitStack) -> Database:
     """Return an empty database that goes with the stack."""
-    database = create_database(server, f"{role}_{secrets.token_hex(4)}")
+    database = create_end(server, role)
     stack.callback(drop_database, database)
     return database
 

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import random
 import resource
-import secrets
 import signal
 import time
 from contextlib import ExitStack
@@ -26,7 +25,7 @@ from tests.faults import oracles
 from tests.faults.oracles import Findings, Sampler
 from tests.faults.side_load import SideLoad, create_tables, mark
 from tests.fixtures.daemon import Daemon
-from tests.fixtures.databases import create_database, drop_database
+from tests.fixtures.databases import create_end, drop_database
 from tests.fixtures.fan import make_slot
 from tests.fixtures.plain import foreign_transaction, lsn_of, watermark
 from tests.fixtures.proxy import CutProxy
@@ -382,7 +381,7 @@ class Round:
             resource.prlimit(self.daemon.pid, resource.RLIMIT_FSIZE, unlimited)
 
     def _database(self, server: PgServer, role: str) -> Database:
-        database = create_database(server, f"{role}_{secrets.token_hex(4)}")
+        database = create_end(server, role)
         self._stack.callback(_drop, database)
         return database
 

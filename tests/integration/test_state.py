@@ -59,6 +59,7 @@ async def made(conn: settings.Connection, schema: str) -> int:
 
 
 @pytest.mark.pg_majors(15, 16, 18)
+@pytest.mark.bare_target
 def test_schema_takes_any_name_and_explains_itself(target_db: Database) -> None:
     """Any schema name works, making it twice changes nothing, and every object and column has a comment."""
 

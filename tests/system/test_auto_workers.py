@@ -121,6 +121,7 @@ def limited_role(target_db: Database) -> Iterator[str]:
     target_db.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
 
 
+@pytest.mark.bare_target
 def test_f17_where_no_more_connect_those_that_are_there_go_on(
     source_db: Database,
     target_db: Database,

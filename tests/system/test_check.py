@@ -45,6 +45,7 @@ def test_everything_wrong_is_found_at_once(source_db: Database, target_db: Datab
 
 
 @pytest.mark.pg_majors(15, 18)
+@pytest.mark.bare_target
 def test_a_clean_pair_is_fine(source_db: Database, target_db: Database, run_command: RunCommand) -> None:
     """With the roles of config/roles nothing but notes is told, exit 0, and nothing was made; after init likewise."""
     tables = "CREATE TABLE t (i int PRIMARY KEY, v text NOT NULL); CREATE TABLE u (i int PRIMARY KEY REFERENCES t)"
@@ -70,6 +71,7 @@ def _made(route: Route) -> list[object]:
     return [*slots, *route.target.rows("SELECT nspname FROM pg_namespace WHERE nspname = 'parapply'")]
 
 
+@pytest.mark.bare_target
 def test_init_looks_first(source_db: Database, target_db: Database, run_command: RunCommand) -> None:
     """Init tells every refusal in a line and makes nothing; it goes on with an arguable one, and prints warnings."""
     source_db.execute("CREATE TABLE gone (i int PRIMARY KEY); CREATE TABLE keyless (i int); CREATE TABLE other (i int)")
@@ -104,6 +106,7 @@ def test_init_looks_first(source_db: Database, target_db: Database, run_command:
 
 
 @pytest.mark.pg_majors(15, 18)
+@pytest.mark.bare_target
 def test_locked_tables_are_not_waited_for(source_db: Database, target_db: Database, run_command: RunCommand) -> None:
     """A table that a transaction keeps locked, on either end, is named with its process; then check and init end."""
     for database in (source_db, target_db):

@@ -156,6 +156,7 @@ def test_tables_with_rows_are_refused(shapes: Route, run_command: RunCommand) ->
     assert shapes.target.rows("SELECT count(*) FROM nothing") == [(0,)]
 
 
+@pytest.mark.bare_target
 def test_missing_tables_are_refused(shapes: Route, run_command: RunCommand) -> None:
     """All that is missing is named at once, with what to do, before anything is made."""
     shapes.target.execute("CREATE TABLE chosen (id int PRIMARY KEY); CREATE TABLE nothing (id int PRIMARY KEY)")
@@ -187,6 +188,7 @@ _REFUSALS = [
 ]  # fmt: skip
 
 
+@pytest.mark.bare_target
 def test_a_refusal_leaves_nothing(shapes: Route, run_command: RunCommand) -> None:
     """Whatever is refused is refused before anything is made, or what was made is taken away: then it goes on."""
     shapes.target.execute(_TARGET)
@@ -248,6 +250,7 @@ def test_pg_dump_connects_as_the_daemon_does(shapes: Route, run_command: RunComm
     check_equal(shapes, "made", "part_root")
 
 
+@pytest.mark.bare_target
 def test_a_dump_is_made_to_fit(shapes: Route, run_command: RunCommand, tmp_path: Path) -> None:
     """Settings of a newer pg_dump are left out; what the target does not take is shown, and nothing is made of it."""
     shapes.target.execute(f"GRANT CREATE ON SCHEMA public TO {shapes.target.target_role}")
@@ -266,6 +269,7 @@ def test_a_dump_is_made_to_fit(shapes: Route, run_command: RunCommand, tmp_path:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.bare_target
 def test_a_schema_is_made_by_who_may(shapes: Route, run_command: RunCommand) -> None:
     """The role of the scripts may make no tables in `public`: the message says who can, and nothing is left."""
     shapes.target.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")

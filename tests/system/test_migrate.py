@@ -116,7 +116,7 @@ def owner(request: pytest.FixtureRequest, server_of: ServerOf) -> Iterator[str]:
 def nasty(owner: str, versions: tuple[int, int], server_of: ServerOf, new_database: NewDatabase) -> Iterator[Route]:
     """A source of one version with all of it, and an empty target of another; superusers on both."""
     source = new_database(server_of("source", versions[0]), "source")
-    target = new_database(server_of("target", versions[1]), "target")
+    target = new_database(server_of("target", versions[1]), "empty")
     source.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'x' CONNECTION LIMIT 7").format(sql.Identifier(owner)))
     source.execute(_NASTY)
     source.execute(_ROWS)

@@ -181,6 +181,7 @@ def limited_role(target_db: Database) -> Iterator[str]:
     target_db.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
 
 
+@pytest.mark.bare_target
 def test_f17_too_few_connections_mean_fewer_workers(
     source_db: Database,
     target_db: Database,

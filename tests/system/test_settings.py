@@ -174,6 +174,7 @@ def plain_route_of_role(
     return route
 
 
+@pytest.mark.bare_target
 def test_t62_the_role_needs_the_replica_role(
     plain_route_of_role: Route, plain_role: str, start_daemon: StartDaemon, run_command: RunCommand
 ) -> None:
@@ -189,6 +190,7 @@ def test_t62_the_role_needs_the_replica_role(
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.bare_target
 def test_t65_a_missing_select_is_named(plain_route_of_role: Route, plain_role: str, start_daemon: StartDaemon) -> None:
     """T-65: an update needs SELECT on its table; exit 4 names privilege and table, and nothing is skipped."""
     route = plain_route_of_role
@@ -204,6 +206,7 @@ def test_t65_a_missing_select_is_named(plain_route_of_role: Route, plain_role: s
     check_equal(route)
 
 
+@pytest.mark.bare_target
 def test_t63_row_security_is_an_error(plain_route_of_role: Route, plain_role: str, start_daemon: StartDaemon) -> None:
     """T-63: a policy that would hide rows from the role stops the daemon by name; no update is lost silently."""
     route = plain_route_of_role

@@ -109,7 +109,7 @@ def lab(server_pool: ServerPool, pg_major: int) -> Iterator[_Lab]:
     """One daemon for all tests of this module."""
     name = secrets.token_hex(4)
     source = create_database(server_pool.get("source", pg_major), f"source_{name}")
-    target = create_database(server_pool.get("target", pg_major), f"target_{name}")
+    target = create_database(server_pool.get("target", pg_major), f"target_{name}", with_state=True)
     for database in (source, target):
         database.execute(_TABLES)
     source.execute("CREATE PUBLICATION pub FOR ALL TABLES")

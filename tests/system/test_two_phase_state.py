@@ -48,6 +48,7 @@ def applier(target_db: Database) -> Iterator[str]:
     target_db.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
 
 
+@pytest.mark.bare_target
 def test_t56_two_slots_one_target(
     source_db: Database, target_db: Database, applier: str, start_daemon: StartDaemon, run_command: RunCommand
 ) -> None:

@@ -108,6 +108,7 @@ def test_t17_the_last_update_wins_on_both_nodes(
         daemon.stop()
 
 
+@pytest.mark.bare_target
 def test_t17_without_the_privilege_the_daemon_says_what_will_not_work(
     source_db: Database, target_db: Database, start_daemon: StartDaemon, run_command: RunCommand
 ) -> None:

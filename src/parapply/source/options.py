@@ -53,6 +53,8 @@ SESSION_SETTINGS: tuple[tuple[str, str], ...] = (
     ("statement_timeout", "0"),
     ("lock_timeout", "0"),
     ("idle_in_transaction_session_timeout", "0"),
+    # Questions to the catalogue look dear to the planner and take milliseconds; to compile one took 2 s and more.
+    ("jit", "off"),
 )
 
 #: The same, by the server_version_num of the first server that knows each; one that does not refuses a connection.

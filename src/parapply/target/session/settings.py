@@ -10,6 +10,7 @@ Source: PostgreSQL manual, "Server Configuration"; traps F26, F32, F37, T-34, T-
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -132,6 +133,7 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 
+@lru_cache
 def pinning(kind: Kind, server_version_num: int, role: str, synchronous_commit: str) -> str:
     """Return the statement that pins the settings of a new session.
 
@@ -150,6 +152,7 @@ def pinning(kind: Kind, server_version_num: int, role: str, synchronous_commit: 
     return _set_all([("session_replication_role", role), *pairs])
 
 
+@lru_cache
 def _reading(server_version_num: int) -> str:
     """Return the statement that pins the settings of a session that only reads, under any role."""
     return _set_all([*_pairs(server_version_num, is_worker=False), ("default_transaction_read_only", "on")])
