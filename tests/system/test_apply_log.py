@@ -19,6 +19,7 @@ from parapply.applylog_schema import (
     read_record,
 )
 from parapply.model import parse_lsn
+from parapply.runtime.observe import machine
 from parapply.wire.decode import decode
 from parapply.wire.messages import Begin, Commit, Delete, Insert, RelationMessage, Truncate, Update
 from tests.fixtures.plain import check_equal, slot_route
@@ -162,6 +163,9 @@ def test_the_log_adds_up(
         daemon = start_daemon(route, settings={**settings, "applylog.directory": str(directory), "log.level": "debug"})
         _load(route.source)
         daemon.wait_caught_up()
+        pids = dict(route.source.rows("SELECT slot_name, active_pid FROM pg_replication_slots"))
+        assert machine.is_sender(pids[route.slot])
+        assert not machine.is_sender(os.getpid())
         daemon.stop()
         lines += daemon.lines
     seen, every = _seen(route.source), _records(directory)
@@ -180,6 +184,7 @@ def test_the_log_adds_up(
     # The servers of the tests are on this machine.
     assert {one.processors for one in intervals} == {os.cpu_count()}
     assert any(one.sessions_cpu_s > 0 for one in intervals)
+    assert all(one.sender_cpu_s >= 0 for one in intervals)
     timed = [record.seq for record in records if record.flight_commit_s]
     assert timed == [record.seq for record in records if record.is_one_flight and record.seq % 16 == 0]
     rows: dict[str, dict[str, int]] = {}

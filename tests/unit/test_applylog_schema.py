@@ -137,6 +137,7 @@ def interval() -> IntervalRecord:
         processors=2,
         busy_cpu_s=1.5,
         sessions_cpu_s=0.75,
+        sender_cpu_s=0.25,
     )
 
 

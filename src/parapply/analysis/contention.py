@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from math import inf, log, sqrt
+from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ _PLAUSIBLE: Final = 3.84
 #: Neighbouring batches share what slows them down, so that so many of them count as one in that comparison.
 _ALIKE: Final = 4
 _STEPS: Final = 40
+#: By so many times large batches must be larger than small ones for these to tell what a batch takes for itself.
+_APART: Final = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +107,7 @@ class Processors:
         number: of the target's machine; 0: not known.
         sessions_s: processor seconds of the workers' sessions while batches executed; None: not counted.
         sessions: processors that the sessions took in the seconds that were counted, on average.
-        leader: the same of the daemon's leader.
+        leader: the same of what works for each batch, too: the daemon's leader, the publisher's sender.
         others: the same of everything else on the machine.
         cpu_share: part of the samples of executing sessions that were on a processor; None: no samples.
     """
@@ -120,8 +123,8 @@ class Processors:
     def served(self) -> tuple[float, float, float]:
         """Return how many processors the sessions can have: if others give way, as a mean, if others do not.
 
-        The leader works for each batch. What others do may belong to it, or to nothing here; they share fairly, but it
-        is not known with how many.
+        What works for each batch takes its part of any of them. What others do may belong to that, or to nothing here;
+        they share fairly, but it is not known with how many.
         """
         part = self.sessions / (self.sessions + self.leader) if self.sessions else 1.0
         most = self.number * part
@@ -223,6 +226,29 @@ class Line(NamedTuple):
     def seconds(self, changes: int) -> float:
         """Return what a batch of so many changes takes."""
         return self.batch_s + self.change_s * changes
+
+
+def line_of_sizes(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Return the seconds of a batch for itself, and for each change, by how small batches differ from large ones.
+
+    Medians of a third of the batches each: few odd ones tell nothing. Where all are about as large, nothing tells the
+    two apart, and all is the changes'. What they took together stays.
+    """
+    ordered = sorted([point for point in points if point[0]])
+    if not ordered:
+        return 0.0, 0.0
+    third = max(1, len(ordered) // 3)
+    (small, small_s), (large, large_s) = (
+        (median([changes for changes, _ in some]), median([seconds for _, seconds in some]))
+        for some in (ordered[:third], ordered[-third:])
+    )
+    total = sum([changes for changes, _ in ordered])
+    total_s = sum([seconds for _, seconds in ordered])
+    batch_s = 0.0
+    if large >= _APART * small:
+        slope = (large_s - small_s) / (large - small)
+        batch_s = min(max(0.0, small_s - slope * small), small_s, total_s / len(ordered))
+    return batch_s, (total_s - batch_s * len(ordered)) / total
 
 
 def fit(points: Sequence[tuple[int, float]]) -> Line:

@@ -60,6 +60,7 @@ def _second(one: IntervalRecord) -> Second:
         processors=one.processors,
         busy_s=one.busy_cpu_s,
         sessions_s=one.sessions_cpu_s,
+        sender_s=one.sender_cpu_s,
     )
 
 

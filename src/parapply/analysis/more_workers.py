@@ -40,7 +40,7 @@ SELECT unix_micros(ended_at) / 1e6 AS ended_s, length_s, workers, leader_cpu_s, 
        aggregate(transform(backends, one -> one.samples), 0L, (sum, one) -> sum + one) AS samples,
        aggregate(transform(backends, one -> if(one.wait = 'CPU', one.samples, 0)), 0L, (sum, one) -> sum + one)
          AS on_cpu, commit_order, max_batch_transactions, max_batch_changes, max_batch_bytes, processors, busy_cpu_s,
-       sessions_cpu_s
+       sessions_cpu_s, sender_cpu_s
   FROM intervals WHERE slot = :slot AND run = :run ORDER BY ended_s
 """
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from math import log2
+from math import hypot, log2, sqrt
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from parapply import config
-from parapply.analysis.contention import Executed, Learned, Line, Processors, alone_s, beside, fit, learn
+from parapply.analysis.contention import Executed, Learned, Line, Processors, alone_s, beside, fit, learn, line_of_sizes
 from parapply.analysis.simulation import Load, Order, Plant, Played, Stretch, play
 
 if TYPE_CHECKING:
@@ -29,9 +29,20 @@ ORDERS: Final[tuple[Order, ...]] = ("preserve", "relaxed")
 _CUT: Final = 16
 #: Seconds that the way from the publisher takes at most: more is waiting.
 _LONGEST_WAY_S: Final = 1.0
-#: What no prediction is nearer than, and by how much it is less sure with each doubling of the workers.
+#: What no prediction is nearer than, and by how much it may be too long or too short with each doubling of the workers:
+#: what the model does not know mostly makes more of them slower (docs/WHATIF.md, "How good it is").
 _LEAST_ERROR: Final = 0.05
-_ERROR_EACH: Final = 0.05
+_SHORTER_EACH: Final = 0.05
+_LONGER_EACH: Final = 0.15
+#: The same with each halving, both ways.
+_FEWER_EACH: Final = 0.10
+#: What the source varies at least from one time to another.
+_LEAST_SOURCE_ERROR: Final = 0.01
+#: Windows of a log whose speeds are compared, and standard errors of their sum that are within the interval.
+_WINDOWS: Final = 12
+#: Batches of each worker in a window: how many of them end in it is chance.
+_WAVES: Final = 4
+_SIGMAS: Final = 2.0
 #: Largest factor by which a prediction is put right.
 _MOST_RIGHT: Final = 1.5
 #: How many times as much twice the workers must do for them to be what limits.
@@ -84,6 +95,7 @@ class Second(NamedTuple):
     processors: int = 0
     busy_s: float = 0.0
     sessions_s: float = 0.0
+    sender_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +106,7 @@ class Predicted:
         order: of the commits.
         workers: of the daemon.
         seconds: from the first start to the last commit.
-        least_s: the shortest time that the log does not rule out.
+        least_s: the shortest time that the log does not rule out for another run of that kind.
         most_s: the longest.
         delay_s: mean over the transactions, from when they could be read to their commit.
         batches: formed.
@@ -187,9 +199,11 @@ def predict(  # noqa: PLR0913  what a log does not say is asked for
     def plays(contention_name: str) -> Callable[[Order, int], Played]:
         slowdowns = getattr(learned, contention_name).slowdowns(most)
         works_s = [alone_s(one, slowdowns) if one.seconds_by_n else 0.0 for one in executed]
-        line = fit([(one.changes, work_s) for one, work_s in zip(executed, works_s, strict=True)])
-        load = Load(_parts(recorded, works_s, line.seconds, feed, seen_from))
-        plant = replace(base, batch_s=line.batch_s, change_s=line.change_s, slowdowns=slowdowns)
+        batch_s, change_s = line_of_sizes(
+            [(one.changes, work_s) for one, work_s in zip(executed, works_s, strict=True)]
+        )
+        load = Load(_parts(recorded, works_s, lambda changes: batch_s + change_s * changes, feed, seen_from))
+        plant = replace(base, batch_s=batch_s, change_s=change_s, slowdowns=slowdowns)
         if contention_name == "best":
             found.append(plant)
         known: dict[tuple[Order, int], Played] = {}
@@ -214,8 +228,11 @@ def predict(  # noqa: PLR0913  what a log does not say is asked for
     measured_s = max(one.committed_s for one in recorded) - min(one.started_s for one in recorded)
     played = best(had_order, had_workers)
     right = min(max(measured_s / played.seconds, 1 / _MOST_RIGHT), _MOST_RIGHT) if played.seconds else 1.0
-    error = abs(right - 1) / 2 + _LEAST_ERROR
-    source_s = feed.until_s
+    known = _Known(
+        varied=hypot(_varied([one.committed_s for one in recorded], recorded, _WAVES * had_workers), (right - 1) / 2),
+        source_s=feed.until_s,
+        source_varied=max(_varied(feed.releases_s, recorded, 1), _LEAST_SOURCE_ERROR),
+    )
     leader = feed.leader
     predicted = []
     for each in ORDERS:
@@ -230,21 +247,80 @@ def predict(  # noqa: PLR0913  what a log does not say is asked for
                 spans_s.append(other(each, n_played).seconds * (measured_s / base_s if base_s else 1.0))
             # Workers that are not needed stay idle.
             seconds_s = fewest_s = min(spans_s[0], fewest_s)
-            part = error + _ERROR_EACH * abs(log2(n_workers / had_workers))
-            is_fed = seconds_s <= source_s * (1 + _LEAST_ERROR)
-            n_fed = n_fed or (n_workers if max(spans_s) <= source_s * (1 + _LEAST_ERROR) else 0)
-            least_s = max(min(spans_s) * (1 - part), min(source_s, seconds_s))
+            is_fed = seconds_s <= known.fed_s
+            n_fed = n_fed or (n_workers if max(spans_s) <= known.fed_s else 0)
+            least_s, most_s = known.bounds(seconds_s, spans_s, log2(n_workers / had_workers))
             predicted.append(
                 Predicted(
-                    order=each, workers=n_workers, seconds=seconds_s, least_s=min(least_s, seconds_s),
-                    most_s=max(seconds_s, seconds_s if is_fed else max(spans_s) * (1 + part)), delay_s=one.delay_s,
-                    batches=one.batches, limit=leader if is_fed else _limit(one, found[0], n_workers, leader),
+                    order=each, workers=n_workers, seconds=seconds_s, least_s=least_s, most_s=most_s,
+                    delay_s=one.delay_s, batches=one.batches,
+                    limit=leader if is_fed else _limit(one, found[0], n_workers, leader),
                 )
             )  # fmt: skip
     return Prediction(
         order=had_order, workers=had_workers, measured_s=measured_s, played_s=played.seconds,
         predicted=tuple(predicted), learned=learned, plant=found[0],
     )  # fmt: skip
+
+
+class _Known(NamedTuple):
+    """How sure a prediction is; parts of its seconds."""
+
+    varied: float  # another run of that kind, by what this one's speed varied
+    source_s: float  # the source takes so long
+    source_varied: float  # and another time so much less or more
+
+    @property
+    def fed_s(self) -> float:
+        """Return the seconds up to which the source is what limits."""
+        return self.source_s * (1 + _LEAST_ERROR)
+
+    def bounds(self, seconds_s: float, spans_s: Sequence[float], doublings: float) -> tuple[float, float]:
+        """Return the least and the most seconds.
+
+        Args:
+            seconds_s: predicted.
+            spans_s: the same by all that the processors may be, none of them put aside.
+            doublings: of the workers.
+        """
+        shorter = max(_SHORTER_EACH * doublings, -_FEWER_EACH * doublings)
+        longer = max(_LONGER_EACH * doublings, -_FEWER_EACH * doublings)
+        # Nothing is applied before it can be read, and the source is not the same each time either.
+        least_s = max(
+            min(spans_s) * (1 - hypot(self.varied, _LEAST_ERROR + shorter)),
+            min(self.source_s, seconds_s) * (1 - self.source_varied),
+        )
+        most_s = seconds_s * (1 + self.source_varied)
+        if max(spans_s) > self.fed_s:
+            most_s = max(most_s, max(spans_s) * (1 + hypot(self.varied, _LEAST_ERROR + longer)))
+        return min(least_s, seconds_s), most_s
+
+
+def _varied(ends_s: Sequence[float], recorded: Sequence[Recorded], together: int) -> float:
+    """Return the part by which another run would be longer or shorter if its speed varied as this one's.
+
+    Args:
+        ends_s: of each batch.
+        recorded: the batches.
+        together: so many of them end at about the same time, and differ less than their times do.
+    """
+    n = min(_WINDOWS, len(recorded) // together)
+    changes = [0, *accumulate([one.changes for one in recorded])]
+    latest_s = list(accumulate(ends_s, max))
+    places = [bisect_right(changes, changes[-1] * window / n) - 1 for window in range(1, n + 1)] if n > 1 else []
+    # From the first window's end on: before it the daemon begins.
+    speeds = [
+        (latest_s[end - 1] - latest_s[begin - 1], changes[end] - changes[begin])
+        for begin, end in pairwise(places)
+        if end > begin > 0
+    ]
+    took_s = sum([seconds for seconds, _ in speeds])
+    if len(speeds) < 2 or not took_s:
+        return 0.0
+    usual = took_s / sum([number for _, number in speeds])
+    off = [seconds - number * usual for seconds, number in speeds]
+    # By and large windows differ by chance: their sum differs less than each of them.
+    return _SIGMAS * sqrt(sum([one * one for one in off]) * len(speeds) / (len(speeds) - 1)) / took_s
 
 
 def _check_order(recorded: Sequence[Recorded]) -> None:
@@ -305,7 +381,7 @@ def _processors(seconds: Sequence[Second], spans: Sequence[tuple[float, float]],
     if not busy_s or not executed_s:
         return Processors(number=number, cpu_share=cpu_share)
     sessions_s = sum([one.sessions_s for one in counted])
-    leader_s = sum([one.leader_cpu_s for one in counted])
+    leader_s = sum([one.leader_cpu_s + one.sender_s for one in counted])
     length_s = sum([one.length_s for one in counted])
     return Processors(
         number=max(one.processors for one in counted),

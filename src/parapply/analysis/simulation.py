@@ -153,9 +153,7 @@ class _Batch:
         "changes",
         "end",
         "executed_s",
-        "freed",
-        "has_turn",
-        "holder",
+        "holders",
         "late_rows",
         "started_s",
         "state",
@@ -167,10 +165,8 @@ class _Batch:
         self.end = end
         self.changes = changes
         self.late_rows = 0
-        self.holder = -1  # place of the batch that holds its late rows, or all of it
+        self.holders: set[int] = set()  # places of the batches that hold its late rows, or all of it, and are to commit
         self.waits = False
-        self.freed = True
-        self.has_turn = False
         self.started_s = self.executed_s = 0.0
         self.state = _CLOSED
 
@@ -301,21 +297,23 @@ class _Simulation:
             if 0 <= part.holder < begin:
                 holder = self._batch_of[part.holder]
                 if self._batches[holder].state != _COMMITTED:
-                    batch.holder = max(batch.holder, holder)
+                    batch.holders.add(holder)
                     batch.waits = batch.waits or part.waits
                     batch.late_rows = max(batch.late_rows, min(part.late_rows, batch.changes))
         if self._plant.late_pairs:
             self._hold(batch)
-        if batch.waits or (batch.late_rows and batch.late_rows == batch.changes):
+        batch.waits = batch.waits or (batch.late_rows > 0 and batch.late_rows == batch.changes)
+        if batch.waits:
             batch.late_rows = 0
             self._n_blocked += 1
-            self._followers.setdefault(batch.holder, []).append(place)
         else:
-            if batch.late_rows:
-                batch.freed = False
-                self._late.setdefault(batch.holder, []).append(place)
+            if not batch.late_rows:
+                batch.holders.clear()
             self._n_ready += 1
             heapq.heappush(self._ready, place)
+        waiting = self._followers if batch.waits else self._late
+        for holder in batch.holders:
+            waiting.setdefault(holder, []).append(place)
 
     def _hold(self, batch: _Batch) -> None:
         """Add late rows that batches hold which were not under way beside this one when the log was written."""
@@ -331,7 +329,7 @@ class _Simulation:
         for _ in range(self._drawn(expected, batch.changes - batch.late_rows)):
             (holder,) = self._random.choices(holders, [changes for _, changes in holders])
             batch.late_rows += 1
-            batch.holder = max(batch.holder, holder[0])
+            batch.holders.add(holder[0])
 
     def _drawn(self, expected: float, most: int) -> int:
         """Return how many of rare events happen (Poisson): the times between them are exponential."""
@@ -352,11 +350,10 @@ class _Simulation:
             batch = self._batches[place]
             batch.state = _EXECUTING
             batch.started_s = self._now_s
-            batch.has_turn = batch.freed and (self._is_relaxed or place == self._head)
-            changes = batch.changes if batch.has_turn or batch.freed else batch.changes - batch.late_rows
-            weight = (load.weights[batch.end] - load.weights[batch.begin]) / batch.changes
-            if batch.has_turn or batch.freed:
+            if not batch.holders:
                 batch.late_rows = 0
+            changes = batch.changes - batch.late_rows
+            weight = (load.weights[batch.end] - load.weights[batch.begin]) / batch.changes
             work_s = (plant.batch_s + plant.change_s * changes) * weight
             heapq.heappush(self._executing, (self._done_s + work_s, place))
         return self._n_held > n_held
@@ -402,7 +399,7 @@ class _Simulation:
 
     def _may_commit(self, place: int) -> None:
         batch = self._batches[place]
-        if batch.state != _EXECUTED or not (batch.freed if self._is_relaxed else place == self._head):
+        if batch.state != _EXECUTED or not (not batch.holders if self._is_relaxed else place == self._head):
             return
         batch.state = _COMMITTING
         late_s = self._plant.late_batch_s + self._plant.late_row_s * batch.late_rows if batch.late_rows else 0.0
@@ -439,11 +436,13 @@ class _Simulation:
         while self._head < len(self._batches) and self._batches[self._head].state == _COMMITTED:
             self._head += 1
         for follower in self._followers.pop(place, ()):
-            self._n_blocked -= 1
-            self._n_ready += 1
-            heapq.heappush(self._ready, follower)
+            self._batches[follower].holders.discard(place)
+            if not self._batches[follower].holders:
+                self._n_blocked -= 1
+                self._n_ready += 1
+                heapq.heappush(self._ready, follower)
         for late in self._late.pop(place, ()):
-            self._batches[late].freed = True
+            self._batches[late].holders.discard(place)
             self._may_commit(late)
         if not self._is_relaxed and self._head < len(self._batches):
             self._may_commit(self._head)

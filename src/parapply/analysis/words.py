@@ -202,6 +202,8 @@ def _gain(before: dict[str, Any], after: dict[str, Any]) -> str:
         max(0.0, before["seconds"] / after[name] - 1) if after[name] else 0.0
         for name in ("seconds", "most_s", "least_s")
     )
+    if gain < _NO_GAIN and after["limit"] == "source":
+        return f"nothing ({limit})"
     if gain < _NO_GAIN:
         return f"nothing ({limit})" if most < _NOTABLE * 2 else f"nothing, at most {percent(most)} more ({limit})"
     span = f" ({percent(least)} to {percent(most)})" if most - least > _NO_GAIN else ""

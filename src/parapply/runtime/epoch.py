@@ -472,6 +472,7 @@ class Epoch:
             pool=self._pool,
             workers=self._worker_tasks.workers,
             shown=shown,
+            sender_pid=self._ends.stream.sender_pid,
         )
 
     def _trace(self) -> Trace | None:

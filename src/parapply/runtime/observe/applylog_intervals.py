@@ -41,11 +41,12 @@ class _Cpu(NamedTuple):
 
     busy_s: float  # of everything on the machine
     sessions_s: dict[int, float]  # of each session's process
+    sender_s: float  # of the publisher's process that sends
 
-    def since(self, before: _Cpu) -> tuple[float, float]:
-        """Return those of the machine and those of all sessions since another time; one that has come counts whole."""
+    def since(self, before: _Cpu) -> tuple[float, float, float]:
+        """Return those of machine, sessions and sender since another time; a session that has come counts whole."""
         sessions_s = sum([taken_s - before.sessions_s.get(pid, 0.0) for pid, taken_s in self.sessions_s.items()])
-        return self.busy_s - before.busy_s, sessions_s
+        return self.busy_s - before.busy_s, sessions_s, self.sender_s - before.sender_s
 
 
 class Intervals:
@@ -63,8 +64,22 @@ class Intervals:
         pool: WorkerPool,
         workers: Sequence[Worker],
         shown: Shown,
+        sender_pid: int,
     ) -> None:
-        """Begin the first interval; those with work are written where there is an apply log."""
+        """Begin the first interval; those with work are written where there is an apply log.
+
+        Args:
+            writer: of the apply log; None: there is none.
+            slot: that is read.
+            run: for the records.
+            control_pool: for samples of the workers' sessions.
+            reader: of the slot.
+            batcher: of intake.
+            pool: of the workers.
+            workers: that are there now.
+            shown: what was last seen of the publisher.
+            sender_pid: the publisher's process that sends.
+        """
         self._writer = writer
         self._slot = slot
         self._run = run
@@ -74,6 +89,9 @@ class Intervals:
         self._pool = pool
         self._workers = workers
         self._shown = shown
+        self._sender_pid = sender_pid
+        #: Whether that process runs on this machine.
+        self._is_sender_near = machine.is_sender(sender_pid)
         self.limiting = Limiting()
         self._clock = asyncio.get_running_loop().time
         #: Whether the target runs on this machine; None: not known yet.
@@ -105,7 +123,8 @@ class Intervals:
         self.limiting.add(Look(state, length_s, cpu_s, waited_s, paused_s, behind_bytes, sampled, waits))
         if not had_work or self._writer is None:
             return
-        busy_s, sessions_s = self._cpu_then.since(before_cpu) if self._cpu_then and before_cpu else (0.0, 0.0)
+        taken_s = self._cpu_then.since(before_cpu) if self._cpu_then and before_cpu else (0.0, 0.0, 0.0)
+        busy_s, sessions_s, sender_s = taken_s
         most = self._batcher.sizing.most
         record = IntervalRecord(
             slot=self._slot,
@@ -125,6 +144,7 @@ class Intervals:
             processors=machine.processors() if self._cpu_then else 0,
             busy_cpu_s=round(busy_s, 6),
             sessions_cpu_s=round(sessions_s, 6),
+            sender_cpu_s=round(sender_s, 6),
         )
         self._writer.write([record])
 
@@ -135,7 +155,10 @@ class Intervals:
             pid, pipeline = next(iter(pids.items()))
             self._is_near = pipeline.is_near and machine.is_postgres(pid)
         busy_s = machine.busy_s() if self._is_near else None
-        return None if busy_s is None else _Cpu(busy_s, {pid: machine.taken_s(pid) for pid in pids})
+        if busy_s is None:
+            return None
+        sender_s = machine.taken_s(self._sender_pid) if self._is_sender_near else 0.0
+        return _Cpu(busy_s, {pid: machine.taken_s(pid) for pid in pids}, sender_s)
 
     async def _sampled(self) -> tuple[BackendSample, ...]:
         pids = [worker.session.pipeline.backend_pid for worker in self._workers if worker.state not in _WAITS]

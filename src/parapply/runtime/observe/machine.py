@@ -41,6 +41,14 @@ def taken_s(pid: int) -> float:
         return 0.0
 
 
+def is_sender(pid: int) -> bool:
+    """Tell whether a process of this machine is a walsender of PostgreSQL's."""
+    try:
+        return b"walsender" in (_PROC / str(pid) / "cmdline").read_bytes() and is_postgres(pid)
+    except OSError:
+        return False
+
+
 def is_postgres(pid: int) -> bool:
     """Tell whether a process of this machine is one of PostgreSQL's."""
     try:
