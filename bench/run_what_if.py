@@ -46,7 +46,13 @@ _DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
     "--target", "names", multiple=True, type=click.Choice(list(KINDS)), default=list(KINDS), show_default=True,
     help="What the target is slow with; repeatable.",
 )  # fmt: skip
-@click.option("--rounds", type=click.IntRange(min=1), default=1, show_default=True, help="Turns of each cell.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Turns of each cell; the quietest counts.",
+)
 @click.option(
     "--part", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="Of each load."
 )
@@ -133,7 +139,7 @@ def _shown(found: _Found, output: Output, at: datetime, facts: dict[str, object]
 
 def _table(cells: Sequence[Cell]) -> Table:
     table = Table(title=f"Predicted from the log of {FROM_WORKERS} workers")
-    for heading in ("target", "order", "workers", "measured", "predicted", "interval", "error", "limit"):
+    for heading in ("target", "order", "workers", "measured", "others", "predicted", "interval", "error", "limit"):
         table.add_column(heading)
     for cell in cells:
         table.add_row(
@@ -141,6 +147,7 @@ def _table(cells: Sequence[Cell]) -> Table:
             cell.order,
             str(cell.workers),
             f"{cell.measured_s:.2f} s",
+            f"{cell.others:.1f}",
             f"{cell.predicted_s:.2f} s",
             f"{cell.least_s:.2f} to {cell.most_s:.2f}",
             f"{cell.error:+.0%}{'' if cell.is_good else ' !'}",

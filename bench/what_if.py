@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
@@ -109,9 +108,10 @@ class Cell:
     """One kind of target, order and number of workers.
 
     Attributes:
-        measured_s: median of the rounds.
+        measured_s: of the round beside which least else ran on the machine.
         rounds_s: of each.
-        predicted_s: from a log of `FROM_WORKERS`, median of the rounds.
+        others: processors that everything else took then, on average.
+        predicted_s: from such a log of `FROM_WORKERS`.
         least_s: of the interval, as what follows.
         most_s: as the page shows it.
         limit: what the prediction names.
@@ -122,6 +122,7 @@ class Cell:
     workers: int
     measured_s: float
     rounds_s: tuple[float, ...]
+    others: float
     predicted_s: float
     least_s: float
     most_s: float
@@ -223,19 +224,26 @@ def _verdict(log: Path) -> str:
 
 
 def _cells(kind: Kind, order: Order, logs: dict[tuple[Order, int], list[list[Record]]]) -> list[Cell]:
-    predictions = [predicted(records) for records in logs[order, FROM_WORKERS]]
+    prediction = predicted(min(logs[order, FROM_WORKERS], key=_others))
     cells = []
     for workers in WORKERS:
-        rounds_s = tuple(_measured_s(records) for records in logs[order, workers])
-        found = [one.of(order, workers) for one in predictions]
+        found, quietest = prediction.of(order, workers), min(logs[order, workers], key=_others)
         cells.append(
             Cell(
-                kind=kind.name, order=order, workers=workers, measured_s=median(rounds_s), rounds_s=rounds_s,
-                predicted_s=median(one.seconds for one in found), least_s=median(one.least_s for one in found),
-                most_s=median(one.most_s for one in found), limit=found[0].limit,
+                kind=kind.name, order=order, workers=workers, measured_s=_measured_s(quietest),
+                rounds_s=tuple(_measured_s(records) for records in logs[order, workers]), others=_others(quietest),
+                predicted_s=found.seconds, least_s=found.least_s, most_s=found.most_s, limit=found.limit,
             )
         )  # fmt: skip
     return cells
+
+
+def _others(records: list[Record]) -> float:
+    """Return how many processors everything else on the machine took on average; the servers' own helpers count."""
+    seconds = [one for one in recorded_of(records)[1] if one.processors]
+    length_s = sum(one.length_s for one in seconds)
+    taken_s = sum(one.busy_s - one.sessions_s - one.sender_s - one.leader_cpu_s for one in seconds)
+    return taken_s / length_s if length_s else 0.0
 
 
 def predicted(records: list[Record]) -> Prediction:

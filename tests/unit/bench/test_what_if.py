@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,15 +12,18 @@ from click.testing import CliRunner
 from bench.run_what_if import main
 from bench.what_if import FROM_WORKERS, KINDS, WORKERS, Cell
 from parapply.analysis.prediction import ORDERS
-from tests.analysis.hand_log import batch
+from parapply.applylog_schema import IntervalRecord
+from tests.analysis.hand_log import at, batch
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from parapply.applylog_schema import Record
+
 
 def _cell(measured_s: float, predicted_s: float) -> Cell:
     return Cell(
-        kind="live", order="preserve", workers=8, measured_s=measured_s, rounds_s=(measured_s,),
+        kind="live", order="preserve", workers=8, measured_s=measured_s, rounds_s=(measured_s,), others=0.0,
         predicted_s=predicted_s, least_s=0.9 * predicted_s, most_s=2 * predicted_s, limit="source",
     )  # fmt: skip
 
@@ -48,19 +52,32 @@ def test_what_is_not_there_is_refused_before_anything_starts() -> None:
 
 
 def test_logs_that_were_kept_are_compared_again(tmp_path: Path) -> None:
-    """`--from` needs no server: measured seconds come from the logs, and where they were measured from beside them."""
+    """`--from` needs no server: measured seconds come from the logs, and where they were measured from beside them.
+
+    Of two rounds that counts beside which least else ran.
+    """
     missing = CliRunner().invoke(main, ["--target", "live", "--from", str(tmp_path), "--no-save"])
     assert missing.exit_code == 1
     assert "whatif-live-preserve-2-0" in missing.output
-    for order in ORDERS:
-        for workers in WORKERS:
-            log = tmp_path / f"whatif-live-{order}-{workers}-0"
-            log.mkdir()
-            records = [
-                batch(seq, received_at=seq * 0.1, started_at=seq * 0.1, committed_at=seq * 0.1 + 0.05, execute_s=0.05)
+    for order, workers, number in product(ORDERS, WORKERS, range(2)):
+        log = tmp_path / f"whatif-live-{order}-{workers}-{number}"
+        log.mkdir()
+        each_s = 0.2 - 0.1 * number
+        records: list[Record] = [
+                batch(
+                    seq, received_at=seq * each_s, started_at=seq * each_s, committed_at=seq * each_s + 0.05,
+                    execute_s=0.05,
+                )
                 for seq in range(1, 10 + workers)
-            ]
-            (log / "apply-app.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, records)))
+            ]  # fmt: skip
+        records.append(
+                IntervalRecord(
+                    slot="app", run="r1", ended_at=at(1.0), length_s=1.0, workers=workers, leader_cpu_s=0.1,
+                    publisher_s=0.0, paused_s=0.0, behind_bytes=0, processors=2, busy_cpu_s=1.5 - number,
+                    sessions_cpu_s=0.2, sender_cpu_s=0.1,
+                )
+            )  # fmt: skip
+        (log / "apply-app.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, records)))
     (tmp_path / "measured.json").write_text('{"machine": {"cores": 2}}')
     shown = CliRunner().invoke(main, ["--target", "live", "--from", str(tmp_path), "--out", str(tmp_path)])
     assert "cells within 15%" in shown.output
@@ -68,4 +85,6 @@ def test_logs_that_were_kept_are_compared_again(tmp_path: Path) -> None:
     document = json.loads(file.read_bytes())
     assert document["machine"] == {"cores": 2}
     measured_s = {cell["workers"]: round(cell["measured_s"], 6) for cell in document["cells"]}
+    assert {round(cell["others"], 6) for cell in document["cells"]} == {0.1}
+    assert [len(cell["rounds_s"]) for cell in document["cells"]] == [2] * 8
     assert measured_s == {2: 1.05, 4: 1.25, 8: 1.65, 16: 2.45}
