@@ -276,6 +276,15 @@ def test_what_fails_is_taken_back_by_itself(ends: Ends, tmp_path: Path) -> None:
     assert differs.returncode == 1
     assert "public.item: DIFFERENT" in differs.stdout
     assert "everything was taken back" in differs.stdout
+    # No client had to wait for that.
+    assert "fencing" not in differs.stdout
+    ends.check_nothing_left()
+    ends.target.execute("UPDATE item SET v = 1 WHERE id = 1")
+    ends.run(killed_at="cutover_draining")
+    ends.target.execute("UPDATE item SET v = 7 WHERE id = 1")
+    differs = ends.run()
+    assert differs.returncode == 1
+    assert "public.item: DIFFERENT" in differs.stdout
     ends.check_nothing_left()
     ends.target.execute("UPDATE item SET v = 1 WHERE id = 1")
     ends.run(killed_at="cutover_fencing")
@@ -294,6 +303,7 @@ def test_what_fails_is_taken_back_by_itself(ends: Ends, tmp_path: Path) -> None:
     daemon.pause()
     slow = ends.run("--timeout", "1")
     assert slow.returncode == 1
+    assert "warning: not compared before the fence" in slow.stdout
     assert "not there after" in slow.stderr
     ends.check_nothing_left()
 
@@ -342,6 +352,11 @@ def test_what_would_fail_is_refused_before_anything_is_made(
     # As after `init --copy`, with a table that was published later and has had no change since.
     ends.source.execute("INSERT INTO item VALUES (1, 1)")
     ends.target.execute("UPDATE parapply.slots SET copies_only = true; ALTER TABLE item REPLICA IDENTITY NOTHING")
+    # As after a CREATE INDEX CONCURRENTLY of the publisher that the daemon has not run yet.
+    ends.target.execute(
+        "INSERT INTO parapply.ddl (slot_id, commit_lsn, number, tag, command, source_role, outcome)"
+        " SELECT slot_id, '0/1', 1, 'CREATE INDEX', 'x', 'x', 'pending' FROM parapply.slots"
+    )
     with ends.source.connect() as superuser, ends.source.connect(user=TARGET_ROLE) as session:
         session.execute("BEGIN; INSERT INTO evt VALUES (1); PREPARE TRANSACTION 'left'")
         pid = superuser.info.backend_pid
@@ -356,8 +371,11 @@ def test_what_would_fail_is_refused_before_anything_is_made(
         f"process {pid} (role ",
         "public.item have no replica identity",
         "the target gets nothing of public.item: published, with rows",
+        "1 commands of the publisher are still to run on the target: CREATE or DROP INDEX CONCURRENTLY",
     ):
         assert line in refused.stderr, line
+    ends.target.execute("UPDATE parapply.ddl SET outcome = 'applied'")
+    assert "still to run" not in ends.run("--dry-run").stderr
     ends.target.execute("ALTER TABLE item REPLICA IDENTITY DEFAULT; CREATE PUBLICATION pub_back FOR TABLE item")
     assert "the publication of the way back leaves out public.evt" in ends.run("--dry-run").stderr
     for part in ("evt WHERE (n > 0)", "evt (n)"):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from typing import TYPE_CHECKING
 
 import pytest
 
+from parapply.config import load_config
+from parapply.verify.command import VerifyAgain, VerifyOptions, comparison
 from tests.fixtures.plain import FAST
 from tests.fixtures.route import Route
 from tests.fixtures.spark import SMALL
@@ -108,7 +111,11 @@ DELETE FROM few WHERE b = 77;
 
 @pytest.mark.pg_majors(15)  # the oldest: what it has to offer, the others have
 def test_one_row_is_found_in_any_kind_of_range(
-    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
+    source_db: Database,
+    target_db: Database,
+    run_command: RunCommand,
+    start_daemon: StartDaemon,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Tables of several ranges, by the key's order or by hash; also below and above all bounds, on either end."""
     source_db.execute(";".join(_RANGES.values()).format(int="int"))
@@ -124,6 +131,7 @@ def test_one_row_is_found_in_any_kind_of_range(
     target_db.execute("UPDATE numbers SET v = 'w'")
     assert run_command(route, "verify", "--sampled", "1", "--table", "public.numbers").returncode == 1
     target_db.execute("UPDATE numbers SET v = 'v'")
+    _check_again(route, capsys)
     target_db.execute(_DAMAGE_MANY)
     done = run_command(route, "verify", "--json")
     assert done.returncode == 1, done.stderr
@@ -139,6 +147,22 @@ def test_one_row_is_found_in_any_kind_of_range(
         "times": [("different", "2026-01-02 00:00:00+00"), ("missing", "2026-01-15 14:00:00+00")],
         "uuids": [("different", str(uuid.UUID(hashed)))],
     }
+
+
+def _check_again(route: Route, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was equal a moment ago is compared again as time allows, the newest keys too; what is left out is named."""
+    flags = {"source.dsn": route.source.dsn, "target.dsn": route.target.dsn, "source.slot": route.slot,
+             "source.publications": (route.publication,)}  # fmt: skip
+    config = load_config(None, (), flags, {})
+    options = VerifyOptions(sampled_ranges=1)
+    earlier = asyncio.run(comparison(config, options))
+    route.target.execute("INSERT INTO numbers VALUES (800000, 1, 'x')")
+    no_time = asyncio.run(comparison(config, options, VerifyAgain(earlier=earlier, budget_s=0.0)))
+    assert [one.equal_at for one in no_time.verdicts] == [earlier.taken.at_lsn] * len(_RANGES)
+    assert capsys.readouterr().out.count("not compared again; ") == len(_RANGES)
+    again = asyncio.run(comparison(config, options, VerifyAgain(earlier=earlier, budget_s=60.0)))
+    assert [one.table.name for one in again.verdicts if not one.is_equal] == ["numbers"]
+    route.target.execute("DELETE FROM numbers WHERE a = 800000")
 
 
 @pytest.mark.spark

@@ -6,7 +6,7 @@ killed goes on with the same command. What fails before the daemon is stopped is
 
 | step      | what it does                                                                              | undone by |
 |-----------|-------------------------------------------------------------------------------------------|-----------|
-| preparing | publication and slot of the way back on the target, state schema on the source            | dropped   |
+| preparing | publication and slot of the way back on the target, state schema on the source; compares   | dropped   |
 | fencing   | no client writes to the source                                                            | lifted    |
 | draining  | the daemon applies all that was committed there                                           |           |
 | comparing | `parapply verify`, if wanted                                                              |           |
@@ -55,6 +55,10 @@ if TYPE_CHECKING:
 _INCOMPLETE: Final = 1
 #: Of each table, of about 10,000 rows each: what both sides read in a few hundredths of a second.
 _SAMPLED_RANGES: Final = 2
+#: Seconds that the daemon may stand still for a comparison before the fence, which needs a moment without old writers.
+_BEFORE_PAUSE_S: Final = 3.0
+#: Seconds that the comparison after the fence takes, about, where the same was compared before.
+_COMPARED_S: Final = 1.0
 #: What each step does, for people.
 _WORDS: Final = {
     "preparing": "the way back is prepared",
@@ -67,6 +71,10 @@ _WORDS: Final = {
     "opening": "the target is opened",
     "ending": "the old stream is removed",
 }
+
+
+def _differ() -> ParapplyError:
+    return ParapplyError("source and target differ; see above", hint="mend the target (`parapply verify`)")
 
 
 def cutover(forward: Config, reverse: Config, options: CutoverOptions) -> int:
@@ -187,6 +195,8 @@ class _Cutover:
         #: By this call: the daemon was stopped; writers were let in.
         self._has_stopped = False
         self._has_opened = False
+        #: What was found while clients still wrote.
+        self._before: verifying.VerifyResult | None = None
 
     async def run(self) -> int:
         """Do what is left to do."""
@@ -229,6 +239,8 @@ class _Cutover:
             await self._prepare()
         elif row.step == "preparing":
             await self._prepare_rest()
+        if self._index == cutovers.STEPS.index("preparing"):
+            await self._compare_before()
         if self._index < cutovers.STEPS.index("opening"):
             # Whatever was done before: a fence that stands is put up again, and what it keeps out is looked at again.
             await self._fence()
@@ -348,6 +360,29 @@ class _Cutover:
         await state.ensure_schema(back.target, reverse.target.state_schema)
         self._say("preparing", f"slot {reverse.source.slot!r} on the target, {len(tables)} tables")
 
+    async def _compare_before(self) -> None:
+        """Compare while clients still write: for what is found now they need not wait."""
+        if self._options.verify != "sampled":
+            return
+        began_s = time.monotonic()
+        how = verifying.VerifyOptions(
+            sampled_ranges=_SAMPLED_RANGES,
+            is_brief=True,
+            max_pause_s=_BEFORE_PAUSE_S,
+            timeout_s=self._options.timeout_s,
+        )
+        try:
+            found = await verifying.comparison(self._forward, how)
+        except ParapplyError as error:
+            # All of it is compared after the fence, then, and what keeps it from that is an error there.
+            self._look.warn(f"not compared before the fence: {error}")
+            return
+        verifying.say_all(found)
+        if not found.is_equal:
+            raise _differ()
+        click.echo(f"compared before the fence ({time.monotonic() - began_s:.3f} s)")
+        self._before = found
+
     async def _fence(self) -> None:
         options, source = self._options, self._ahead.source
         self._deadline_s = time.monotonic() + options.timeout_s
@@ -371,9 +406,16 @@ class _Cutover:
         if self._options.verify == "none":
             self._say("comparing", "left out (--verify none)")
             return
-        how = verifying.VerifyOptions(sampled_ranges=_SAMPLED_RANGES if self._options.verify == "sampled" else 0)
-        if await verifying.compare(self._forward, how):
-            raise ParapplyError("source and target differ; see above", hint="mend the target (`parapply verify`)")
+        is_sampled = self._options.verify == "sampled"
+        how = verifying.VerifyOptions(
+            sampled_ranges=_SAMPLED_RANGES if is_sampled else 0, timeout_s=self._options.timeout_s
+        )
+        before = self._before
+        again = None if before is None else verifying.VerifyAgain(earlier=before, budget_s=_COMPARED_S)
+        found = await verifying.comparison(self._forward, how, again)
+        verifying.say_all(found)
+        if not found.is_equal:
+            raise _differ()
         self._say("comparing", f"equal ({self._options.verify})")
 
     async def _sequences(self) -> None:

@@ -86,7 +86,7 @@ class CutoverLook:
         self._tables = tables
         return [*await self._of_stream(), *await self._of_commands(), *await self._of_fence(), *await self._of_back()]
 
-    def _warn(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         """Print a warning, once."""
         if text not in self._told:
             self._told.add(text)
@@ -142,11 +142,11 @@ class CutoverLook:
         if await prepared.pending(ahead.target, self._slot_id):
             found.append(TargetRefused("transactions are prepared on the target", hint="end them on the source"))
         if left := [table.text for table in self._tables if table.row_filter]:
-            self._warn(f"{fence.few(left)}: a row filter leaves rows out, which the target does not have")
+            self.warn(f"{fence.few(left)}: a row filter leaves rows out, which the target does not have")
         report = await look_at(ahead, forward, CheckOptions(), facts, known)
         for each in report.findings:
             if each.code in _NOT_THERE:
-                self._warn(f"{each.code.value}: {each.found}: the target does not have that")
+                self.warn(f"{each.code.value}: {each.found}: the target does not have that")
         return found
 
     async def _not_applied(self, copied: copies.Copies) -> list[str]:
@@ -286,7 +286,7 @@ class CutoverLook:
                 fix = f"; here: {each.fix}" if each.fix else ""
                 found.append(_error_of(each, f"{KINDS[each.code].advice}{fix}"))
             elif severity is Severity.WARNING:
-                self._warn(f"the way back, {each.code.value}: {each.found}")
+                self.warn(f"the way back, {each.code.value}: {each.found}")
         return found
 
     async def what_to_open(self) -> str:

@@ -116,11 +116,30 @@ def key_range(table: PublishedTable, ranges: Ranges) -> sql.Composed:
     return sql.SQL("({} & {}::bigint)").format(_hash(text, _KEY_SEED), ranges.count - 1)
 
 
-def summary(table: PublishedTable, part: Part, ranges: Ranges, row_filter: str) -> sql.Composed:
-    """Return the query for (range, number of rows, sum of their hashes) of a part."""
-    return sql.SQL("SELECT {}, pg_catalog.count(*), pg_catalog.sum({}) FROM ONLY {}{} GROUP BY 1").format(
-        key_range(table, ranges), row_hash(table), sql.Identifier(part.schema, part.name), condition(part, row_filter)
+def summary(
+    table: PublishedTable, part: Part, ranges: Ranges, row_filter: str, numbers: Sequence[int] = ()
+) -> sql.Composed:
+    """Return the query for (range, number of rows, sum of their hashes) of a part; of some ranges, if any are given."""
+    where = condition(part, row_filter)
+    return sql.SQL("SELECT {}, pg_catalog.count(*), pg_catalog.sum({}) FROM ONLY {}{}{} GROUP BY 1").format(
+        key_range(table, ranges),
+        row_hash(table),
+        sql.Identifier(part.schema, part.name),
+        where,
+        _and(where, _within(table, ranges, numbers)) if numbers else sql.SQL(""),
     )
+
+
+def _and(where: sql.Composed, more: sql.Composable) -> sql.Composed:
+    """Return one more condition after others, or the first one."""
+    return sql.Composed([sql.SQL(" AND " if where.as_string(None) else " WHERE "), more])
+
+
+def _within(table: PublishedTable, ranges: Ranges, numbers: Sequence[int]) -> sql.Composed:
+    """Return the condition for the rows of some ranges."""
+    if ranges.bounds:
+        return sql.SQL("({})").format(sql.SQL(" OR ").join([_between(ranges, number) for number in numbers]))
+    return sql.SQL("{} = ANY ({}::bigint[])").format(key_range(table, ranges), sql.Literal(list(numbers)))
 
 
 def rows_of(table: PublishedTable, part: Part, ranges: Ranges, numbers: Sequence[int], row_filter: str) -> sql.Composed:
@@ -132,17 +151,12 @@ def rows_of(table: PublishedTable, part: Part, ranges: Ranges, numbers: Sequence
         [sql.SQL("{}::pg_catalog.text").format(sql.Identifier(column)) for column in table.key or table.columns]
     )
     where = condition(part, row_filter)
-    if ranges.bounds:
-        wanted = sql.SQL("({})").format(sql.SQL(" OR ").join([_between(ranges, number) for number in numbers]))
-    else:
-        wanted = sql.SQL("{} = ANY ({}::bigint[])").format(key_range(table, ranges), sql.Literal(list(numbers)))
-    return sql.SQL("SELECT ARRAY[{}]::pg_catalog.text[], {} FROM ONLY {}{}{}{}").format(
+    return sql.SQL("SELECT ARRAY[{}]::pg_catalog.text[], {} FROM ONLY {}{}{}").format(
         values,
         row_hash(table),
         sql.Identifier(part.schema, part.name),
         where,
-        sql.SQL(" AND " if where.as_string(None) else " WHERE "),
-        wanted,
+        _and(where, _within(table, ranges, numbers)),
     )
 
 

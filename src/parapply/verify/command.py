@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
+from collections import deque
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +21,7 @@ import msgspec
 from psycopg import sql
 
 from parapply import connect
-from parapply.commands.snapshot_client import snapshots
+from parapply.commands.snapshot_client import Snapshot, snapshots
 from parapply.copy import snapshot as source_snapshots
 from parapply.copy import tables as on_target
 from parapply.copy.bar import Bar
@@ -39,13 +41,13 @@ from parapply.verify.statements import statements
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from parapply.commands.snapshot_client import Snapshot
     from parapply.config import Config
+    from parapply.copy.leaves import Leaf
     from parapply.copy.snapshot import SourceSnapshot
 
 #: Ranges whose rows are read at once: a few hundred thousand keys in memory.
 _RANGES_AT_ONCE = 16
-#: Seconds to wait for the daemon, once the publisher has exported its snapshot.
+#: Seconds to wait for the daemon, unless told otherwise.
 _SNAPSHOT_TIMEOUT_S = 600.0
 
 _DIFFERENT = 1
@@ -59,7 +61,9 @@ class VerifyOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_keys: int = 100  # named for each table
     sampled_ranges: int = 0  # of each table whose key both sides sort alike; 0: all of it
     max_pause_s: float = 10.0  # that the daemon may pause for the publisher's snapshot
+    timeout_s: float = _SNAPSHOT_TIMEOUT_S  # to wait for the daemon
     prints_statements: bool = False
+    is_brief: bool = False  # tables that are equal get no line
     engine: Literal["postgres", "spark"] = "postgres"
     spark_master: str | None = None
     jdbc_jar: str | None = None
@@ -75,12 +79,50 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     found: tuple[Difference, ...]
     is_cut: bool  # there are more than were asked for
     is_sampled: bool = False  # only some ranges were compared; the rows are those of them
+    equal_at: int | None = None  # not compared now: at this LSN it was equal, and the figures are of then
+    seconds: float = 0.0  # that it took
     statements: tuple[str, ...] = ()
 
     @property
     def is_equal(self) -> bool:
         """Tell whether no row differs."""
         return not self.found
+
+
+class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found of all tables."""
+
+    verdicts: list[Verdict]
+    taken: Snapshot
+    tables: list[Compared]
+
+    @property
+    def is_equal(self) -> bool:
+        """Tell whether no row differs of those that were compared."""
+        return all(verdict.is_equal for verdict in self.verdicts)
+
+
+class VerifyAgain(msgspec.Struct, frozen=True, kw_only=True):
+    """What to compare of tables that were compared a moment ago and were equal."""
+
+    earlier: VerifyResult
+    budget_s: float  # tables that are not expected to fit into it stay as they were then
+
+    def verdict(self, text: str) -> Verdict | None:
+        """Return what was found of a table then, None if it was not there."""
+        return next((one for one in self.earlier.verdicts if one.table.text == text), None)
+
+    def ranges(self, table: PublishedTable) -> canonical.Ranges | None:
+        """Return the ranges of then, None if the table is another one by now."""
+        for one in self.earlier.tables:
+            then = one.published
+            if then.oid == table.oid and (then.columns, then.types, then.key) == (
+                table.columns,
+                table.types,
+                table.key,
+            ):
+                return one.ranges
+        return None
 
 
 def verify(config: Config, options: VerifyOptions) -> int:
@@ -95,18 +137,37 @@ def verify(config: Config, options: VerifyOptions) -> int:
 
 async def compare(config: Config, options: VerifyOptions) -> int:
     """Do what `verify` does, in a loop that runs; the arguments and errors are its own."""
+    found = await comparison(config, options)
+    _print(options, found.verdicts, found.taken)
+    return 0 if found.is_equal else _DIFFERENT
+
+
+async def comparison(config: Config, options: VerifyOptions, again: VerifyAgain | None = None) -> VerifyResult:
+    """Compare, print a line for each table, and return what was found.
+
+    Args:
+        config: ends and slot.
+        options: how to compare.
+        again: what was found a moment ago, when there was more time.
+
+    Raises:
+        As `verify`.
+    """
     async with connect.open_both(config, "verify") as ends:
         await slot.check_publications(ends.source, config.source.publications)
         tables = _chosen(options, await published_tables(ends.source, config.source.publications, config.mapping))
         await on_target.check_columns(ends.target, [table.here() for table in tables])
     async with AsyncExitStack() as stack:
-        both = _Both(config, options, stack)
+        both = _Both(config, options, stack, again)
         (taken,) = await stack.enter_async_context(
-            snapshots([config], choose=both.open_source, timeout_s=_SNAPSHOT_TIMEOUT_S)
+            snapshots([config], choose=both.open_source, timeout_s=options.timeout_s)
         )
-        verdicts = await both.compare(tables, taken)
-    _print(options, verdicts, taken)
-    return 0 if all(verdict.is_equal for verdict in verdicts) else _DIFFERENT
+        return await both.compare(tables, taken)
+
+
+def say_all(found: VerifyResult) -> None:
+    """Print what was found in one line."""
+    _print(VerifyOptions(), found.verdicts, found.taken)
 
 
 def _chosen(options: VerifyOptions, published: Sequence[PublishedTable]) -> list[PublishedTable]:
@@ -119,7 +180,10 @@ def _chosen(options: VerifyOptions, published: Sequence[PublishedTable]) -> list
 class _Both:
     """Sessions on both ends that see one state; closed by the stack's owner."""
 
-    def __init__(self, config: Config, options: VerifyOptions, stack: AsyncExitStack) -> None:
+    def __init__(
+        self, config: Config, options: VerifyOptions, stack: AsyncExitStack, again: VerifyAgain | None
+    ) -> None:
+        self._again = again
         self._config = config
         self._options = options
         self._stack = stack
@@ -154,11 +218,12 @@ class _Both:
         self._source_snapshot = snapshot.name
         return snapshot.lsn
 
-    async def compare(self, tables: Sequence[PublishedTable], taken: Snapshot) -> list[Verdict]:
+    async def compare(self, tables: Sequence[PublishedTable], taken: Snapshot) -> VerifyResult:
         target = [await self._open_target(taken) for _ in range(self._options.connections)]
         ends: tuple[AnyEnd, AnyEnd] = VerifyEnd(self._source, is_source=True), VerifyEnd(target, is_source=False)
         types = await on_target.column_types(target[0], [table.here() for table in tables])
-        compared = [await self._compared(target[0], table, types[table.here().full_name]) for table in tables]
+        leaves = await _target_leaves(target[0], tables)
+        compared = [await self._compared(table, leaves[table.oid], types[table.here().full_name]) for table in tables]
         if self._spark is not None:
             from parapply.verify.spark import SparkEnd  # noqa: PLC0415
 
@@ -168,17 +233,63 @@ class _Both:
                 SparkEnd(self._spark, here, self._source[0], name, is_source=True),
                 SparkEnd(self._spark, there, target[0], taken.name, is_source=False),
             )
-        verdicts = []
         with Bar("comparing", has_bytes=False) as bar:
             whole = [table for table in compared if not self._sample(table)]
             parts = [part for end in ends for table in whole for part in end.parts(table)]
             bar.begin(len(parts), sum(max(1, part.pages) for part in parts), sum(p.estimated_rows for p in parts))
-            for table in compared:
+            if self._options.sampled_ranges and self._spark is None:
+                verdicts = await self._side_by_side(compared, target, bar)
+            else:
+                verdicts = [self._said(await self._table(table, *ends, bar), bar) for table in compared]
+        return VerifyResult(verdicts=verdicts, taken=taken, tables=compared)
+
+    def _said(self, verdict: Verdict, bar: Bar) -> Verdict:
+        if not self._options.as_json and not (self._options.is_brief and verdict.is_equal):
+            bar.say(_line(verdict))
+        return verdict
+
+    async def _side_by_side(
+        self, compared: Sequence[Compared], target: Sequence[settings.Connection], bar: Bar
+    ) -> list[Verdict]:
+        """Compare as many tables at once as there are sessions, and those with many pages to read by all sessions.
+
+        Of tables that were compared before, those come first that took the least time then, as long as there is some.
+        """
+        again, began_s = self._again, time.monotonic()
+        found: dict[str, Verdict] = {}
+
+        async def one(table: Compared, ends: tuple[VerifyEnd, VerifyEnd]) -> None:
+            text = table.published.text
+            then, spent_s = again.verdict(text) if again else None, time.monotonic() - began_s
+            if again is not None and then is not None and spent_s + then.seconds > again.budget_s:
+                verdict = msgspec.structs.replace(then, table=table.published, equal_at=again.earlier.taken.at_lsn)
+            else:
                 verdict = await self._table(table, *ends, bar)
-                verdicts.append(verdict)
-                if not self._options.as_json:
-                    bar.say(_line(verdict))
-        return verdicts
+            found[text] = self._said(verdict, bar)
+
+        def expected_s(table: Compared) -> float:
+            then = again.verdict(table.published.text) if again else None
+            return 0.0 if then is None else then.seconds
+
+        both = VerifyEnd(self._source, is_source=True), VerifyEnd(target, is_source=False)
+        large = [
+            table for table in compared if not self._sample(table) and any(len(end.parts(table)) > 1 for end in both)
+        ]
+        left = deque(sorted([table for table in compared if table not in large], key=expected_s))
+
+        async def lane(here: slot.Connection, there: settings.Connection) -> None:
+            while left:
+                await one(left.popleft(), (VerifyEnd([here], is_source=True), VerifyEnd([there], is_source=False)))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number, ends in enumerate(zip(self._source, target, strict=True), 1):
+                    group.create_task(lane(*ends), name=f"verify-{number}")
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
+        for table in sorted(large, key=expected_s):
+            await one(table, both)
+        return [found[table.published.text] for table in compared]
 
     async def _open_target(self, taken: Snapshot) -> settings.Connection:
         conn = await self._stack.enter_async_context(await connect.open_target(self._config, "verify"))
@@ -188,13 +299,11 @@ class _Both:
         return conn
 
     async def _compared(
-        self, target: settings.Connection, table: PublishedTable, target_types: Mapping[str, int]
+        self, table: PublishedTable, leaves: Sequence[Leaf], target_types: Mapping[str, int]
     ) -> Compared:
-        query = sql.SQL("SELECT $1::regclass::oid::bigint")
-        name = sql.Identifier(*table.here().full_name).as_string(None)
-        with settings.target_errors(f"reading {table.here().text}"):
-            ((oid,),) = await settings.rows(target, query, [name])
-            leaves = (await leaves_of(target, [oid]))[oid]
+        known = self._again.ranges(table) if self._again else None
+        if known is not None:
+            return Compared(published=table, target_leaves=tuple(leaves), ranges=known)
         rows = max(sum(leaf.estimated_rows for leaf in table.leaves), sum(leaf.estimated_rows for leaf in leaves))
         ranges = canonical.Ranges(count=canonical.n_ranges(rows))
         type_name = canonical.ordered_type(table, target_types)
@@ -209,28 +318,28 @@ class _Both:
             return []
         # The same ones while a table is asked about twice; others in the next run.
         chosen = random.Random(f"{self._seed} {table.published.text}")  # noqa: S311  which rows to look at
-        return sorted(chosen.sample(range(n_ranges), self._options.sampled_ranges))
+        if self._again is None:
+            return sorted(chosen.sample(range(n_ranges), self._options.sampled_ranges))
+        # What has come since is in the last one, where keys ascend.
+        return [*sorted(chosen.sample(range(n_ranges - 1), self._options.sampled_ranges - 1)), n_ranges - 1]
 
     async def _table(self, table: Compared, source: AnyEnd, target: AnyEnd, bar: Bar) -> Verdict:
         def on_part(part: Any, rows: int) -> None:  # noqa: ANN401  a Part
             bar.part_done(part, rows)
             bar.data(rows, 0, table.published.text)
 
-        source_rows = target_rows = 0
+        began_s = time.monotonic()
         sample = self._sample(table)
-        if sample:
-            left = sample
-        else:
-            here, there = await asyncio.gather(source.summary(table, on_part), target.summary(table, on_part))
-            left = differing_ranges(here, there)
-            source_rows, target_rows = (sum(rows for rows, _ in one.values()) for one in (here, there))
+        here, there = await asyncio.gather(
+            source.summary(table, on_part, sample), target.summary(table, on_part, sample)
+        )
+        left = differing_ranges(here, there)
+        source_rows, target_rows = (sum(rows for rows, _ in one.values()) for one in (here, there))
         found: list[Difference] = []
         while left and len(found) <= self._options.max_keys:
             numbers, left = left[:_RANGES_AT_ONCE], left[_RANGES_AT_ONCE:]
             rows_here, rows_there = await asyncio.gather(source.rows(table, numbers), target.rows(table, numbers))
             found += differences(rows_here, rows_there)
-            if sample:
-                source_rows, target_rows = source_rows + len(rows_here), target_rows + len(rows_there)
         kept = found[: self._options.max_keys]
         texts: Sequence[str] = ()
         if kept and self._options.prints_statements:
@@ -242,11 +351,31 @@ class _Both:
             found=tuple(kept),
             is_cut=bool(left) or len(found) > len(kept),
             is_sampled=bool(sample),
+            seconds=time.monotonic() - began_s,
             statements=tuple(texts),
         )
 
 
+async def _target_leaves(target: settings.Connection, tables: Sequence[PublishedTable]) -> dict[int, list[Leaf]]:
+    """Return the target's relations of each table, by its OID on the publisher."""
+    query = sql.SQL(
+        "SELECT w.name::pg_catalog.regclass::oid::bigint"
+        " FROM unnest($1::text[]) WITH ORDINALITY AS w(name, number) ORDER BY w.number"
+    )
+    names = [sql.Identifier(*table.here().full_name).as_string(None) for table in tables]
+    with settings.target_errors("reading the tables"):
+        oids = [int(oid) for (oid,) in await settings.rows(target, query, [names])]
+        leaves = await leaves_of(target, oids)
+    return {table.oid: leaves[oid] for table, oid in zip(tables, oids, strict=True)}
+
+
 def _line(verdict: Verdict) -> str:
+    if verdict.equal_at is not None:
+        what = "of a sample " if verdict.is_sampled else ""
+        return (
+            f"{printable(verdict.table.shown)}: not compared again; {verdict.source_rows:,} rows {what}were equal at"
+            f" {format_lsn(verdict.equal_at)}"
+        )
     if verdict.is_equal:
         sampled = " of a sample" if verdict.is_sampled else ""
         return f"{printable(verdict.table.shown)}: equal, {verdict.source_rows:,} rows{sampled}"
@@ -268,6 +397,8 @@ def _print(options: VerifyOptions, verdicts: Sequence[Verdict], taken: Snapshot)
     said = f"{different} of {len(verdicts)} tables differ" if different else f"all {len(verdicts)} tables are equal"
     if sampled := sum(verdict.is_sampled for verdict in verdicts):
         said += f" (of {sampled} only a sample)"
+    if left := sum(verdict.equal_at is not None for verdict in verdicts):
+        said += f", {left} of them as of before"
     click.echo(f"{said} at {format_lsn(taken.at_lsn)} (the daemon stood still for {taken.pause_s * 1000:.0f} ms)")
 
 

@@ -46,8 +46,10 @@ class AnyEnd(Protocol):
         """Return the parts of a table here."""
         ...
 
-    async def summary(self, table: Compared, on_part: Callable[[Part, int], None]) -> Summary:
-        """Return rows and sums of all ranges; `on_part` is called with each part and its rows."""
+    async def summary(
+        self, table: Compared, on_part: Callable[[Part, int], None], numbers: Sequence[int] = ()
+    ) -> Summary:
+        """Return rows and sums of all ranges, or of some; `on_part` is called with each part and its rows."""
         ...
 
     async def rows(self, table: Compared, numbers: Sequence[int]) -> list[tuple[Key, int]]:
@@ -80,20 +82,25 @@ class VerifyEnd:
         # What the filter keeps back is not on the target.
         return table.row_filter if self._is_source else ""
 
-    async def summary(self, table: Compared, on_part: Callable[[Part, int], None]) -> Summary:
-        """Return rows and sums of all ranges; `on_part` is called with each part and its rows."""
+    async def summary(
+        self, table: Compared, on_part: Callable[[Part, int], None], numbers: Sequence[int] = ()
+    ) -> Summary:
+        """Return rows and sums of all ranges, or of some; `on_part` is called with each part and its rows."""
         published = table.published
         total: Summary = {}
 
         async def one(session: Session, part: Part) -> None:
-            found = await self._rows(
-                session, published, canonical.summary(published, part, table.ranges, self._filter(published))
-            )
+            query = canonical.summary(published, part, table.ranges, self._filter(published), numbers)
+            found = await self._rows(session, published, query)
             add(total, [(int(number), int(rows), int(hashes)) for number, rows, hashes in found])
             on_part(part, sum(int(rows) for _, rows, _ in found))
 
-        await self._each(deque(self.parts(table)), one)
+        await self._each(deque(self._parts_with(table, numbers)), one)
         return total
+
+    def _parts_with(self, table: Compared, numbers: Sequence[int]) -> list[Part]:
+        """Return the parts to read: the key's index finds the rows of key ranges, for all others all pages are read."""
+        return self._leaves(table) if numbers and table.ranges.bounds else self.parts(table)
 
     async def rows(self, table: Compared, numbers: Sequence[int]) -> list[tuple[Key, int]]:
         """Return key and hash of every row in some ranges."""
@@ -105,8 +112,7 @@ class VerifyEnd:
             found = await self._rows(session, published, query)
             collected.extend((tuple(key), int(hashed)) for key, hashed in found)
 
-        # The key's index finds the rows of key ranges; for those of hash slices all pages are read again.
-        await self._each(deque(self._leaves(table) if table.ranges.bounds else self.parts(table)), one)
+        await self._each(deque(self._parts_with(table, numbers)), one)
         return collected
 
     async def _rows(self, session: Session, table: PublishedTable, query: sql.Composed) -> list[tuple[Any, ...]]:

@@ -113,12 +113,18 @@ class SparkEnd:
         """Return key and hash of every row in some ranges; few, so the server is asked."""
         return await self._end.rows(table, numbers)
 
-    async def summary(self, table: Compared, on_part: Callable[[Part, int], None]) -> Summary:
+    async def summary(
+        self, table: Compared, on_part: Callable[[Part, int], None], numbers: Sequence[int] = ()
+    ) -> Summary:
         """Return rows and sums of all ranges; `on_part` is called when all of a relation's parts are read.
+
+        Of some ranges the server is asked.
 
         Raises:
             ParapplyError: the job failed; Spark's log says more.
         """
+        if numbers:
+            return await self._end.summary(table, on_part, numbers)
         total: Summary = {}
         leaves = table.published.leaves if self._is_source else table.target_leaves
         for leaf in leaves:
