@@ -47,6 +47,13 @@ class LateKey(msgspec.Struct, frozen=True, kw_only=True):
     key: str  # a hash of its key, the same within a run only: it does not tell the key
 
 
+class TargetName(msgspec.Struct, frozen=True, kw_only=True):
+    """A table that has another name on the target."""
+
+    table: str  # schema.table, as published
+    target: str  # there
+
+
 class WaitedFor(msgspec.Struct, frozen=True, kw_only=True):
     """The last dependency that a batch waited for, or only its late keys."""
 
@@ -121,6 +128,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record",
     commands: tuple[str, ...] = ()  # tags of the publisher's commands that have run in it, in order
     is_one_flight: bool = False  # statements and COMMIT were sent at once: execute_s holds both, commit_s is 0
     flight_commit_s: float = 0.0  # of execute_s then, what COMMIT took; 0: not measured, as in 15 of 16
+    target_names: tuple[TargetName, ...] = ()  # of its tables; in a run's first record with each, and again each hour
 
 
 class BackendSample(msgspec.Struct, frozen=True, kw_only=True):

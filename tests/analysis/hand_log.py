@@ -21,6 +21,7 @@ from parapply.applylog_schema import (
     ConflictRecord,
     Dependency,
     RowCounts,
+    TargetName,
     TransactionRecord,
     WaitedFor,
 )
@@ -76,6 +77,7 @@ RECORDS: list[Record] = [
         committed_at=0.15, wait_dependency_s=0.01, execute_s=0.08, wait_turn_s=0.01, attempts=3, retry_reason="40P01",
         rows={A: RowCounts(update=2), B: RowCounts(insert=4)}, size_bytes=400, late_keys=2,
         waited_for=WaitedFor(seq=1, table=A, kind="key", name="a_pkey"),
+        target_names=(TargetName(table=A, target="archive.a"),),
     ),
     transaction(
         2, 2, commit_time=0.0, committed_at=0.15, rows={A: RowCounts(update=2)}, n_changes=2,
@@ -116,6 +118,6 @@ def write(folder: Path, name: str, records: Sequence[Record | str | bytes]) -> P
 def old_line(record: Record) -> str:
     """Return a line as it was before the log had runs, conflicts and reasons: fields with a default were not there."""
     fields = msgspec.to_builtins(record)
-    for name in ("run", "retry_reason", "conflicts", "late_keys", "waited_for"):
+    for name in ("run", "retry_reason", "conflicts", "late_keys", "waited_for", "target_names"):
         fields.pop(name, None)
     return msgspec.json.encode(fields).decode()

@@ -114,6 +114,7 @@ def test_work_of_a_hand_made_log(hand_made: tuple[ReportOutcome, Path]) -> None:
     ]
     columns = ("table", "batches", "inserts", "updates", "deletes", "truncates")
     assert _rows(outcome, "tables", *columns) == [(B, 1, 4, 0, 0, 0), (A, 2, 1, 2, 0, 0), (B, 1, 0, 0, 1, 1)]
+    assert _rows(outcome, "target_names", "table", "target") == [(A, "archive.a")]
     assert _rows(outcome, "workers", "worker", "transactions") == [(1, 1), (2, 3), (1, 1)]
     assert _rows(outcome, "batch_sizes", "at_least", "batches", "transactions") == [(1, 2, 2), (2, 1, 3)]
     assert _rows(outcome, "retries", "mode", "reason", "batches", "repeats") == [("set", "40P01", 1, 2)]
@@ -212,6 +213,7 @@ def test_the_page_holds_everything_and_fetches_nothing(hand_made: tuple[ReportOu
     plots = json.loads(drawn)
     assert {f'id="{name}"' in body for name in plots} == {True}
     assert body.count('<div class="plot"') == len(plots) > 10
+    assert f"with other names on the target: {A} is archive.a there." in body
     assert B not in page
     assert any("&lt;b&gt;" in json.dumps(plot) for plot in plots.values())
     assert "default-src 'none'" in body
@@ -223,7 +225,7 @@ _SCRIPT = """"><script>alert(1)</script>"""
 #: Columns that hold texts of the log, which are the users'; the others' texts are words of ours.
 _FROM_THE_LOG = {
     "slot", "table", "name", "link", "reason", "type", "outcome", "policy", "mode", "file", "example", "limit",
-    "tables", "run", "key",
+    "tables", "run", "key", "target",
 }  # fmt: skip
 
 
@@ -277,7 +279,14 @@ def test_names_from_the_log_are_never_elements(hand_made: tuple[ReportOutcome, P
     assert [script for script in found.scripts[1:] if "alert(1)" in script] == []
     showing = {title for title, text in found.texts.items() if _SCRIPT in text}
     culprits = {"Slowest batches", "Slowest transactions", "Who waited for whom", "The chain to the longest wait"}
-    assert showing == culprits | {"", "In short", "Conflicts and repetitions", "With more workers", "The log itself"}
+    assert showing == culprits | {
+        "",
+        "In short",
+        "Conflicts and repetitions",
+        "With more workers",
+        "The log itself",
+        "Tables",
+    }
 
 
 @pytest.mark.browser

@@ -18,6 +18,8 @@ from parapply.demo.binaries import find_binaries, find_program
 from parapply.demo.errors import DemoError
 from parapply.source.ddl_queue import install_sql
 from tests.fixtures.pair import Pair, pair
+from tests.fixtures.plain import FAST
+from tests.fixtures.route import Route
 from tests.fixtures.streams import LITTLE_MEMORY, MANY_ROWS, SOME_ROWS, fill
 
 if TYPE_CHECKING:
@@ -379,8 +381,11 @@ def test_tried_again_and_skipped(pair: Pair, run_command: RunCommand) -> None:
     daemon.stop()
 
 
-def test_what_init_and_the_daemon_refuse(pair: Pair, run_command: RunCommand) -> None:
-    """Without the privileges to make the queue nothing is made; a role that may not be taken is named at the start."""
+def test_what_init_and_the_daemon_refuse(pair: Pair, run_command: RunCommand, start_daemon: StartDaemon) -> None:
+    """Without the privileges to make the queue nothing is made; a role that may not be taken is named at the start.
+
+    Of two slots of one publisher's database that lead into one target only one runs its commands.
+    """
     pair.create(_TABLE)
     refused = run_command(pair.route, "init", "--ddl")
     assert refused.returncode == 3
@@ -394,6 +399,16 @@ def test_what_init_and_the_daemon_refuse(pair: Pair, run_command: RunCommand) ->
     daemon = pair.start_only(settings={**_ON, "ddl.role": "no_such_role"})
     assert daemon.exit_code(30) == 4, daemon.log_tail()
     assert "ddl.role = 'no_such_role': role \"no_such_role\" does not exist" in daemon.log_tail()
+    # Each would run every command: one of them does.
+    running = pair.start(settings=_ON)
+    other = Route(source=pair.source, target=pair.target, slot=f"{pair.route.slot}_2", settings=FAST)
+    assert run_command(other, "init").returncode == 0
+    second = start_daemon(other, settings=_ON)
+    assert second.exit_code(30) == 4, second.log_tail()
+    said = f"runs the commands of the database '{pair.source.dbname}' here already (parapply leader {pair.route.slot})"
+    assert said in second.log_tail()
+    start_daemon(other, settings={"ddl.apply": "false"}).wait_for_event("source_connected")
+    running.stop()
 
 
 def test_a_queue_that_another_role_made_is_refused(source_db: Database) -> None:

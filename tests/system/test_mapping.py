@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from parapply.applylog_schema import BatchRecord, read_record
+from tests.fixtures.endpoint import LISTEN, Endpoint
 from tests.fixtures.plain import FAST
 from tests.fixtures.route import Route
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
 
@@ -34,11 +38,17 @@ def route(source_db: Database, target_db: Database) -> Route:
     return Route(source=source_db, target=target_db, settings={**FAST, **_MAPPING})
 
 
-def test_other_names_all_the_way(route: Route, run_command: RunCommand, start_daemon: StartDaemon) -> None:
-    """Copy, stream, a kept conflict and its replay, and verify act on the target's tables, and say both names."""
+def test_other_names_all_the_way(
+    route: Route, run_command: RunCommand, start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """Copy, stream, a kept conflict and its replay, and verify act on the target's tables, and say both names.
+
+    So do the metrics and the apply log, from which the report has them.
+    """
     done = run_command(route, "init", "--copy")
     assert done.returncode == 0, done.stderr
-    daemon = start_daemon(route, settings={"conflict.update_missing": "skip"})
+    settings = {**LISTEN, "conflict.update_missing": "skip", "applylog.directory": str(tmp_path)}
+    daemon = start_daemon(route, settings=settings)
     route.source.execute(
         "UPDATE item SET v = 1 WHERE id > 50; DELETE FROM item WHERE id < 10; INSERT INTO plain VALUES (1)"
     )
@@ -61,7 +71,12 @@ def test_other_names_all_the_way(route: Route, run_command: RunCommand, start_da
     replayed = run_command(route, "conflicts replay", "1", "--yes")
     assert replayed.returncode == 0, replayed.stderr
     assert route.target.rows("SELECT v FROM archive.item_2026 WHERE id = 99") == [(2,)]
+    both = {("public.item", "archive.item_2026"), ("sales.evt", "shop.evt")}
+    assert Endpoint(daemon).samples()["parapply_table_target"] == dict.fromkeys(both, 1.0)
     daemon.stop()
+    records = [read_record(line) for path in tmp_path.rglob("*.jsonl") for line in path.read_bytes().splitlines()]
+    said = [one for record in records if isinstance(record, BatchRecord) for one in record.target_names]
+    assert sorted((one.table, one.target) for one in said) == sorted(both)
 
 
 def test_two_tables_for_one_are_refused(route: Route, run_command: RunCommand, start_daemon: StartDaemon) -> None:

@@ -20,6 +20,7 @@ from parapply.demo.binaries import find_binaries, find_program
 from parapply.source.ddl_queue import install_sql
 from tests.fixtures.daemon import Daemon
 from tests.fixtures.plain import FAST
+from tests.fixtures.roles import SOURCE_ROLE, TARGET_ROLE
 from tests.fixtures.route import Route
 from tests.fixtures.table_rows import contents
 
@@ -215,6 +216,28 @@ def test_a_migration_to_an_older_version(nasty: Route, run_command: RunCommand, 
     ]  # fmt: skip
     _check_equal(nasty)
     assert run_command(nasty, "drop", "--yes").returncode == 0
+
+
+@pytest.mark.pg_majors(18)
+def test_what_only_a_superuser_grants_is_left_out_and_named(
+    source_db: Database, target_db: Database, run_command: RunCommand
+) -> None:
+    """A role without superuser makes the schema all the same, with the grants on its own objects."""
+    source_db.execute(
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR ALL TABLES;"
+        f"GRANT SELECT ON t TO {SOURCE_ROLE}; GRANT EXECUTE ON FUNCTION pg_ls_waldir() TO {SOURCE_ROLE}"
+    )
+    target_db.execute(
+        sql.SQL("ALTER SCHEMA public OWNER TO {1}; GRANT CREATE ON DATABASE {0} TO {1}").format(
+            sql.Identifier(target_db.dbname), sql.Identifier(TARGET_ROLE)
+        )
+    )
+    route = Route(source=source_db, target=target_db, settings=FAST, source_dsn=source_db.dsn)
+    done = run_command(route, "migrate", "--no-owner", "--to", "schema", "--pg-bin", _pg_bin())
+    assert done.returncode == 0, done.stderr
+    named = "only a superuser of the target can run it: GRANT ALL ON FUNCTION pg_catalog.pg_ls_waldir(OUT name text,"
+    assert named in done.stderr
+    assert target_db.rows(f"SELECT has_table_privilege('{SOURCE_ROLE}', 't', 'SELECT')") == [(True,)]
 
 
 def _watched(route: Route, command: Daemon, run_command: RunCommand) -> Daemon:

@@ -25,6 +25,7 @@ QUERIES: Final = {
     "summary": queries_work.SUMMARY,
     "over_time": queries_work.OVER_TIME,
     "tables": queries_work.TABLES,
+    "target_names": queries_work.TARGET_NAMES,
     "workers": queries_work.WORKERS,
     "latency": queries_time.LATENCY,
     "waits": queries_time.WAITS,

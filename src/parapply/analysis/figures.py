@@ -98,6 +98,16 @@ FIGURES: Final[tuple[Figure, ...]] = (
         },
     ),
     Figure(
+        name="target_names",
+        title="Names on the target",
+        meaning="One row a slot and table that has another name there ([mapping]), and each such name.",
+        columns={
+            **_SLOT,
+            "table": "schema.table, as published",
+            "target": "schema.table on the target",
+        },
+    ),
+    Figure(
         name="workers",
         title="Work by worker over time",
         meaning="One row a slot, interval and worker. Seconds are counted in the interval of the commit.",

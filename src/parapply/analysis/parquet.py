@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _TIMES: Final = frozenset({"at", "first_at", "last_at", "until"})
 _TEXTS: Final = frozenset({
-    "slot", "table", "kind", "name", "type", "policy", "outcome", "mode", "reason", "stage", "part", "unit",
+    "slot", "table", "target", "kind", "name", "type", "policy", "outcome", "mode", "reason", "stage", "part", "unit",
     "commit_order", "limit", "link", "file", "example", "highest_end_lsn", "run",
     "state", "wait", "key", "tables", "commit_lsn", "what", "day", "end_lsn", "holder_end_lsn", "detail", "cause",
 })  # fmt: skip

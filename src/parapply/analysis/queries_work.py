@@ -42,6 +42,12 @@ SELECT slot, at, one.key AS table, count(*) AS batches, sum(coalesce(one.value.i
  GROUP BY slot, at, one.key ORDER BY slot, at, table
 """
 
+TARGET_NAMES: Final = """
+SELECT DISTINCT slot, one.table AS table, one.target AS target
+  FROM (SELECT slot, explode(target_names) AS one FROM batches WHERE size(target_names) > 0)
+ ORDER BY slot, table, target
+"""
+
 WORKERS: Final = """
 SELECT slot, at, worker, count(*) AS batches, sum(n_transactions) AS transactions, sum(n_rows) AS row_changes,
        sum(execute_s) AS execute_s, sum(wait_turn_s) AS wait_turn_s, sum(commit_s) AS commit_s

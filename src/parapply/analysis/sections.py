@@ -219,7 +219,7 @@ def _tables(tables: Tables, interval_s: int) -> Section:
     times = plots.timeline(tables["over_time"], interval_s)
     return Section(
         title="Tables",
-        lead="Which tables the changes belong to.",
+        lead="Which tables the changes belong to." + _target_names(tables["target_names"]),
         plots=[
             Plot(
                 title="Rows by table and operation",
@@ -240,6 +240,15 @@ def _tables(tables: Tables, interval_s: int) -> Section:
             ),
         ],
     )
+
+
+def _target_names(rows: Rows) -> str:
+    if not rows:
+        return ""
+    names = sorted({(row["table"], row["target"]) for row in rows})
+    shown = [f"{table} is {target} there" for table, target in names[: plots.MOST_BARS]]
+    more = f", and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return f" They are named as published; with other names on the target: {', '.join(shown)}{more}."
 
 
 def _workers(tables: Tables, interval_s: int) -> Section:

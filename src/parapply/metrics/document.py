@@ -36,6 +36,8 @@ _AFTER: Final = """
 |---|---|
 | how far behind | `parapply_lag_seconds`, `parapply_lag_bytes` |
 | rows a second, by table | `sum by (table) (rate(parapply_rows_total[1m]))` |
+| the same by the names on the target, with `[mapping]` | `sum by (target) (rate(parapply_rows_total[1m]) \
+* on (slot, table) group_left (target) parapply_table_target)` |
 | source transactions merged into one | `rate(parapply_transactions_total[5m]) / rate(parapply_batches_total[5m])` |
 | from received to committed, 99 % | `histogram_quantile(0.99, rate(parapply_batch_seconds_bucket[5m]))` |
 | where the time goes | `sum by (stage) (rate(parapply_stage_seconds_total[5m]))` |

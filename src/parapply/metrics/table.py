@@ -111,6 +111,12 @@ ROWS: Final = Metric(
 TABLE_TRANSACTIONS: Final = Metric(
     "parapply_table_transactions_total", "counter", "Target transactions that changed the table.", ("table",)
 )
+TABLE_TARGET: Final = Metric(
+    "parapply_table_target",
+    "gauge",
+    "Always 1: target is the name there of a table that [mapping] gives another one; for joins by the label table.",
+    ("table", "target"),
+)
 TRANSACTIONS: Final = Metric(
     "parapply_transactions_total",
     "counter",
@@ -272,7 +278,7 @@ CUTOVER_GAP: Final = Metric(
 METRICS: Final = (
     INFO, STATE, READY,
     LAG_SECONDS, DELAY, LAG_BYTES, SLOT_RETAINED, SLOT_SAFE, SLOT_WAL_STATUS, LSN,
-    ROWS, TABLE_TRANSACTIONS, TRANSACTIONS, BATCHES, COMMANDS, CHANGE_BYTES,
+    ROWS, TABLE_TRANSACTIONS, TABLE_TARGET, TRANSACTIONS, BATCHES, COMMANDS, CHANGE_BYTES,
     BATCH_TRANSACTIONS, BATCH_CHANGES, BATCH_BYTES, BATCH_SECONDS,
     STAGE_SECONDS, WAITS, WAIT_SECONDS,
     RETRIES, CONFLICTS, TABLE_CONFLICTS, RECONNECTS,

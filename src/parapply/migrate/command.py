@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
+from psycopg import sql
 
 from parapply import connect, failpoints
 from parapply import init as beginning
@@ -29,6 +30,7 @@ from parapply.logs import redact_text
 from parapply.migrate import follow, later, look, rest, roles
 from parapply.migrate.noting import Noter
 from parapply.migrate.options import Choice, check_patterns
+from parapply.migrate.script import without_system_grants
 from parapply.migrate.show import Screen
 from parapply.migrate.steps import MigrationStep
 from parapply.model import format_lsn, parse_lsn
@@ -323,7 +325,7 @@ class _Run:
                 assert row is not None
                 has_queue = await ddl_queue.is_published(source, self._config.source.publications)
                 numbers = await ddl_queue.numbers(source) if self._config.ddl.apply and has_queue else None
-                script = await self._dump("pre-data", f"--snapshot={row[0]}")
+                script = await self._without_system_grants(await self._dump("pre-data", f"--snapshot={row[0]}"))
                 after = await self._dump("post-data", f"--snapshot={row[0]}")
         with settings.target_errors("making the schema"):
             # Noted in the same transaction: the schema cannot be made twice.
@@ -336,6 +338,23 @@ class _Run:
                 text = msgspec.json.encode(kept).decode()
                 await migrations.keep(target, self._migration, MigrationStep.SCHEMA, text)
         return f"{len(script):,} bytes of SQL"
+
+    async def _without_system_grants(self, script: bytes) -> bytes:
+        """Leave out, and name, what no role but a superuser can give; `schema` would end there."""
+        with settings.target_errors("reading the role"):
+            query = sql.SQL("SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = CURRENT_USER")
+            ((is_superuser,),) = await settings.rows(self._ends.target, query)
+        if is_superuser:
+            return script
+        try:
+            text, left_out = without_system_grants(script.decode())
+        except ValueError as error:
+            raise later.unknown(error) from error
+        if left_out:
+            click.echo(
+                f"schema: left out, as only a superuser of the target can run it: {'; '.join(left_out)}", err=True
+            )
+        return text.encode()
 
     def _copy_options(self) -> copying.CopyOptions:
         return copying.CopyOptions(

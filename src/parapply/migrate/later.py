@@ -42,11 +42,15 @@ def read(text: bytes) -> Script:
     try:
         return parse(text.decode())
     except ValueError as error:
-        raise ConfigError(
-            f"pg_dump has written {error}",
-            hint="take a pg_dump of a version from 15 to 18, or run `pg_dump --section=post-data` and psql by hand,"
-            " and go on with --from",
-        ) from error
+        raise unknown(error) from error
+
+
+def unknown(error: ValueError) -> ConfigError:
+    """Return the error for a script that cannot be cut up."""
+    return ConfigError(
+        f"pg_dump has written {error}",
+        hint="take a pg_dump of a version from 15 to 18, or run pg_dump and psql by hand, and go on with --from",
+    )
 
 
 class Later:

@@ -100,10 +100,27 @@ def parse(text: str) -> Script:
     return Script(head=head, items=tuple(items))
 
 
+def without_system_grants(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return a script without grants on the server's own objects, and these: only a superuser can give them.
+
+    Raises:
+        ValueError: it ends within a statement.
+    """
+    kept, left_out, position = [], [], 0
+    for one in _statements(text):
+        if _SYSTEM_GRANT.match(one.skeleton):
+            kept.append(text[position : one.begin])
+            position = one.end
+            left_out.append(one.text)
+    return "".join([*kept, text[position:]]), tuple(left_out)
+
+
 class _Statement(msgspec.Struct, frozen=True):
     title: str  # from the dump's comment before it; empty: the statement goes on with what came before
     text: str
     skeleton: str  # with one space between words, and without what stands in quotes
+    begin: int  # in the script
+    end: int  # after its semicolon
 
 
 class _Open(msgspec.Struct, frozen=True):
@@ -129,6 +146,7 @@ _OLD_STRING = re.compile(r"'(?:[^'\\]|\\.|'')*'", re.DOTALL)
 #: What stands for a token in a skeleton.
 _SHOWN = {"space": " ", "string": "''", "escapes": "''", "dollars": "''", "name": '"n"'}
 _HEADER = re.compile(r"-- Name: (?P<name>.*); Type: (?P<type>[A-Z ]+); Schema: ")
+_SYSTEM_GRANT = re.compile(r"(GRANT|REVOKE) .* ON ([A-Z ]+ )?(pg_catalog\.|SCHEMA pg_catalog )")
 _BELONGS = re.compile(r"COMMENT ON |SECURITY LABEL ")
 _BUILD = re.compile(
     r"CREATE (UNIQUE )?INDEX |ALTER TABLE (ONLY )?\S+ ADD CONSTRAINT \S+ (PRIMARY KEY|UNIQUE|EXCLUDE)\b"
@@ -144,7 +162,7 @@ def _group(skeleton: str) -> ItemGroup:
 
 def _statements(text: str) -> Iterator[_Statement]:
     has_escapes = "\nSET standard_conforming_strings = off;" in text.partition("\n-- Name: ")[0]
-    position = depth = 0
+    position = depth = begin = 0
     title = ""
     parts: list[str] = []
     skeleton: list[str] = []
@@ -163,9 +181,10 @@ def _statements(text: str) -> Iterator[_Statement]:
             raise ValueError("a quote that does not end")
         depth += {"(": 1, ")": -1}.get(piece, 0)
         if piece == ";" and not depth:
-            yield _Statement(title, "".join(parts).strip(), "".join(skeleton).strip())
+            yield _Statement(title, "".join(parts).strip(), "".join(skeleton).strip(), begin, position)
             title, parts, skeleton = "", [], []
         elif parts or kind != "space":
+            begin = begin if parts else position - len(piece)
             parts.append(piece)
             skeleton.append(_SHOWN.get(kind or "", piece))
     if parts:

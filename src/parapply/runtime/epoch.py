@@ -39,7 +39,7 @@ from parapply.runtime.intake.room import Room
 from parapply.runtime.intake.special import SpecialTransactions
 from parapply.runtime.intake.trace import Trace
 from parapply.runtime.observe.applylog_intervals import Intervals
-from parapply.runtime.observe.applylog_records import batch_record, new_run, transaction_records
+from parapply.runtime.observe.applylog_records import TargetNames, batch_record, new_run, transaction_records
 from parapply.runtime.observe.gauges import Parts
 from parapply.runtime.observe.meter import count
 from parapply.runtime.observe.monitor import Monitor
@@ -134,6 +134,7 @@ class Epoch:
             privileges=privileges_for(ends.published, overwrites=self._conflict_handler.rules.overwrites),
             mapping=config.mapping if config.mapping.tables or config.mapping.schemas else None,
         )
+        self._target_names = TargetNames(self._tables.target_names)
         piece_bytes = min(_PIECE_BYTES, config.apply.memory_limit_bytes // 4)
         two_phase = TwoPhase(ends.state.slot_id, ends.prepared, self._is_rolled_back)
         self._spill = Spill(config.apply.spill_dir, config.apply.spill_limit_bytes)
@@ -451,7 +452,8 @@ class Epoch:
         if self._applylog_writer is not None:
             reading = self._ends.stream.reading_of(job.batch.end_lsn)
             of = (job, self._config.source.slot, self._run, self._unix_minus_loop_s)
-            self._applylog_writer.write([batch_record(*of, reading), *transaction_records(*of)])
+            names = self._target_names.take(job.counts.rows, job.times.committed_s)
+            self._applylog_writer.write([batch_record(*of, reading, names), *transaction_records(*of)])
         self._log.debug(
             "batch_committed",
             seq=job.batch.seq,

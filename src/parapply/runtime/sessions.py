@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 NEWEST_MAJOR = 18
 #: Part of the memory limit for what was read of ranges and is in no batch yet.
 _RANGES_PART = 4
+#: Seconds to wait for the end of a session that runs a publisher's commands: its daemon's lease is free already.
+_COMMANDS_WAIT_S = 2.0
 _LOCAL_CHANGES = "changes applied here look like local ones to every subscriber of this server"
 
 _Look: TypeAlias = "tuple[slot.Connection, slot.SourceFacts]"
@@ -260,6 +262,8 @@ class Connector:
         name = config.source.slot
         await cutovers.check_may_apply(control, config.target.state_schema, found.slot_id, name)
         await self._own_the_slot(control, found.slot_id)
+        if config.ddl.apply:
+            await lease.take_commands(control, facts.system_identifier, facts.database, _COMMANDS_WAIT_S)
         await cutovers.check_may_apply(control, config.target.state_schema, found.slot_id, name)
         failpoints.probe(failpoints.RECOVERY)
         return control, found.slot_id

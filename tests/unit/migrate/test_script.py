@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parapply.migrate.script import Item, ItemGroup, parse, runs
+from parapply.migrate.script import Item, ItemGroup, parse, runs, without_system_grants
 
 _HEAD = "--\n-- PostgreSQL database dump\n--\n\nSET statement_timeout = 0;\nSET default_tablespace = '';\n\n"
 
@@ -38,6 +38,30 @@ def test_items_are_grouped_and_ordered() -> None:
     assert script.before_foreign_keys == script.items[:3]
     assert script.items[0].text == f"SET default_tablespace = '';\n{_KEY}\n"
     assert len({item.digest for item in script.items}) == len(script.items)
+
+
+def test_grants_on_the_servers_own_objects_are_cut_out() -> None:
+    """What stays is the same text, letter by letter; what looks like such a grant within a body or a text stays."""
+    body = "GRANT ALL ON FUNCTION pg_catalog.f() TO x;"
+    own = _entry("FUNCTION pg_ls_dir(text)", "ACL", 'GRANT ALL ON FUNCTION pg_catalog.pg_ls_dir(text) TO "x;y";')
+    before = _HEAD + _entry(
+        "f()", "FUNCTION", f"CREATE FUNCTION public.f() RETURNS text\n    AS $$BEGIN {body}\n{body} END$$;"
+    )
+    after = (
+        _entry("TABLE pg_authid", "ACL", "GRANT SELECT(rolname) ON TABLE pg_catalog.pg_authid TO x;")
+        + _entry("FUNCTION g(pg_catalog.int4)", "ACL", "GRANT ALL ON FUNCTION public.g(a pg_catalog.int4) TO x;")
+        + _entry("t", "COMMENT", f"COMMENT ON TABLE public.t IS '\n{body}\n';")
+    )
+    text, left_out = without_system_grants(before + own + after)
+    assert left_out == (
+        'GRANT ALL ON FUNCTION pg_catalog.pg_ls_dir(text) TO "x;y"',
+        "GRANT SELECT(rolname) ON TABLE pg_catalog.pg_authid TO x",
+    )
+    expected = before + own + after
+    for one in left_out:
+        expected = expected.replace(f"{one};", "")
+    assert text == expected
+    assert without_system_grants(text) == (text, ())
 
 
 def test_what_belongs_to_an_object_stays_with_it() -> None:

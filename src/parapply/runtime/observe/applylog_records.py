@@ -10,12 +10,20 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from parapply.applylog import utc_text, wire_time_text
-from parapply.applylog_schema import LATE_ROWS_LIMIT, BatchRecord, ConflictCount, LateKey, TransactionRecord, WaitedFor
+from parapply.applylog_schema import (
+    LATE_ROWS_LIMIT,
+    BatchRecord,
+    ConflictCount,
+    LateKey,
+    TargetName,
+    TransactionRecord,
+    WaitedFor,
+)
 from parapply.model import format_lsn
 from parapply.runtime.pool.job import SetJob
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from parapply.applylog_schema import ConflictRecord
     from parapply.runtime.pool.job import Job
@@ -27,7 +35,40 @@ def new_run() -> str:
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
 
 
-def batch_record(job: Job, slot: str, run: str, unix_minus_loop_s: float, reading: Reading) -> BatchRecord:
+class TargetNames:
+    """Which tables have another name on the target: in the log once a run and hour, so that a part of it has them."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        """Take what grows with the tables that are announced: names on the target by those of the publisher."""
+        self._names = names
+        self._said: set[str] = set()
+        self._hour = 0
+
+    def take(self, tables: Iterable[str], now_s: float) -> tuple[TargetName, ...]:
+        """Return those of some tables that are to be said now.
+
+        Args:
+            tables: schema.table, as published.
+            now_s: by any clock that goes forwards.
+        """
+        if not self._names:
+            return ()
+        if now_s // 3600 != self._hour:
+            self._hour = int(now_s // 3600)
+            self._said.clear()
+        new = [name for name in tables if name in self._names and name not in self._said]
+        self._said.update(new)
+        return tuple([TargetName(table=name, target=self._names[name]) for name in new])
+
+
+def batch_record(  # noqa: PLR0913, PLR0917  one place calls it
+    job: Job,
+    slot: str,
+    run: str,
+    unix_minus_loop_s: float,
+    reading: Reading,
+    target_names: tuple[TargetName, ...] = (),
+) -> BatchRecord:
     """Return the record of a committed job.
 
     Args:
@@ -36,6 +77,7 @@ def batch_record(job: Job, slot: str, run: str, unix_minus_loop_s: float, readin
         run: within which its number counts.
         unix_minus_loop_s: what to add to the event loop's clock to get seconds since 1970.
         reading: how it was read from the slot.
+        target_names: of tables whose name there is another one.
     """
     batch = job.batch
     wait = job.waited_for
@@ -73,6 +115,7 @@ def batch_record(job: Job, slot: str, run: str, unix_minus_loop_s: float, readin
         commands=tuple(job.counts.commands),
         is_one_flight=is_one_flight,
         flight_commit_s=round(flight_commit_s, 6),
+        target_names=target_names,
         conflicts=tuple([conflict for _, conflict in job.conflicts]),
         more_conflicts=tuple([_counted(conflict, number) for conflict, number in job.more_conflicts.items()]),
     )

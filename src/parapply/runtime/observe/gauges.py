@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from parapply import __version__
@@ -138,6 +139,7 @@ def _present(parts: Parts) -> Values:
         table.SPILL_BYTES: {(): parts.spill.used_bytes},
         table.TABLES_WAITING: {(): parts.admission.starts.n_waiting},
         table.PREPARED: {(): parts.two_phase.n_pending},
+        table.TABLE_TARGET: dict.fromkeys(islice(parts.monitor.target_names.items(), table.TABLES_LIMIT), 1.0),
     }
 
 

@@ -120,6 +120,11 @@ class Monitor:
         self.moves = Moves()
         self._asked_moves_s = -_MOVES_S
 
+    @property
+    def target_names(self) -> Mapping[str, str]:
+        """Return the names on the target of tables that have others there, by the publisher's."""
+        return self._tables.target_names
+
     async def run(self) -> None:
         """Check once a second until cancelled.
 

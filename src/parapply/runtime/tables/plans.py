@@ -74,6 +74,8 @@ class TablePlans:
         self._own_origins = own_origins
         self._privileges = privileges
         self._mapping = mapping
+        #: Of the tables that have another name on the target, that name by the publisher's, as schema.table.
+        self.target_names: dict[str, str] = {}
         #: By name on the target, the publisher's of the table that is applied to it; where there is a mapping.
         self._sources: dict[tuple[str, str], tuple[str, str]] = {}
         #: As the catalogue has it; `plans` holds what trust in prediction leaves of it.
@@ -356,6 +358,8 @@ class TablePlans:
                 f"{'.'.join(other)} and {relation.qualified_name} are both applied to target table {'.'.join(name)}",
                 hint="correct [mapping]; after a rename on the publisher restart the daemon",
             )
+        if name != relation.full_name:
+            self.target_names[relation.qualified_name] = ".".join(name)
 
     async def _facts(self, conn: Connection, relation: Relation) -> TableFacts:
         found = await facts.load_facts(conn, *self._target_of(relation), role=self.role)

@@ -119,6 +119,41 @@ async def holders(
     )
 
 
+async def take_commands(conn: Connection, system_identifier: str, database: str, wait_s: float) -> None:
+    """Take the lock of who runs the commands of a publisher's database here; the session keeps it until it ends.
+
+    Args:
+        conn: control session.
+        system_identifier: of the publisher.
+        database: there.
+        wait_s: how long to wait for a session that ends.
+
+    Raises:
+        LeaseHeld: the daemon of another slot has it.
+        TargetLost: the connection broke.
+    """
+    taking = sql.SQL(
+        "SELECT pg_catalog.pg_try_advisory_lock(key), (SELECT a.application_name FROM pg_catalog.pg_locks AS l"
+        " JOIN pg_catalog.pg_stat_activity AS a USING (pid) WHERE l.locktype = 'advisory' AND l.objsubid = 1"
+        " AND l.granted AND l.classid::bigint << 32 | l.objid::bigint = key LIMIT 1)"
+        " FROM (SELECT pg_catalog.hashtextextended('parapply ddl ' || $1::text || ' ' || $2::text, 0) AS key) AS k"
+    )
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        with target_errors("taking the lock of commands"):
+            ((is_taken, holder),) = await rows(conn, taking, [system_identifier, database])
+        if is_taken:
+            return
+        if time.monotonic() >= deadline_s:
+            raise LeaseHeld(
+                f"ddl.apply: another daemon runs the commands of the database {database!r} here already"
+                f" ({holder or 'its name is not visible'})",
+                hint="each command would run twice: set ddl.apply = false for all but one of the slots of a publisher's"
+                " database that lead into one target",
+            )
+        await asyncio.sleep(_POLL_MAX_S)
+
+
 async def take_lease(  # noqa: PLR0913  who, which, how long
     conn: Connection,
     slot_id: int,
