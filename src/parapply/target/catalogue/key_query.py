@@ -29,7 +29,8 @@ key_column AS (
   FROM key_
   CROSS JOIN LATERAL pg_catalog.generate_series(0, key_.indnkeyatts - 1) n(ord)
   JOIN attribute a ON a.attnum = key_.indkey[n.ord]
-  JOIN pg_catalog.pg_opclass oc ON oc.oid = key_.indclass[n.ord]
+  CROSS JOIN LATERAL (  -- else the planner, which takes the key for one of a thousand columns, reads all classes
+    SELECT c.* FROM pg_catalog.pg_opclass c WHERE c.oid = key_.indclass[n.ord] OFFSET 0) oc
   LEFT JOIN pg_catalog.pg_am m ON m.oid = oc.opcmethod AND m.amname = 'btree'
   LEFT JOIN pg_catalog.pg_amop s ON m.oid IS NOT NULL AND s.amopfamily = oc.opcfamily
     AND s.amoplefttype = oc.opcintype AND s.amoprighttype = oc.opcintype AND s.amopstrategy = 3
