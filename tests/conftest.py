@@ -15,8 +15,8 @@ pytest_plugins = [f"tests.fixtures.{name}" for name in ("selection", "clusters",
 
 # How long an example takes says how busy the machine is, nothing else.
 settings.register_profile("parapply", deadline=None)
-# The pass beside that of all tests, over the same sources uncompiled: others of the same examples, half as many.
-settings.register_profile("interpreted", settings.get_profile("parapply"), max_examples=50)
+# The pass beside that of all tests, over the same sources uncompiled: others of the same examples, a quarter as many.
+settings.register_profile("interpreted", settings.get_profile("parapply"), max_examples=25)
 settings.load_profile("interpreted" if os.environ.get("PARAPPLY_COMPILED") == "forbid" else "parapply")
 
 
