@@ -33,7 +33,7 @@ _LONGEST_WAY_S: Final = 1.0
 #: what the model does not know mostly makes more of them slower (docs/WHATIF.md, "How good it is").
 _LEAST_ERROR: Final = 0.05
 _SHORTER_EACH: Final = 0.05
-_LONGER_EACH: Final = 0.15
+_LONGER_EACH: Final = 0.25
 #: The same with each halving, both ways.
 _FEWER_EACH: Final = 0.10
 #: What the source varies at least from one time to another.
