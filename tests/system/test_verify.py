@@ -124,8 +124,14 @@ def test_one_row_is_found_in_any_kind_of_range(
     route = Route(source=source_db, target=target_db, settings=FAST)
     assert run_command(route, "init", "--copy").returncode == 0
     start_daemon(route).wait_for_event("source_connected")
+    # As a cut-over makes its state on the publisher, before the stream has sent anything of it.
+    source_db.execute(
+        "CREATE SCHEMA state; CREATE TABLE state.schema_version (version int NOT NULL);"
+        "CREATE UNIQUE INDEX schema_version_one_row ON state.schema_version ((true)); CREATE TABLE state.slots (id int)"
+    )
     equal = run_command(route, "verify")
     assert (equal.returncode, equal.stderr) == (0, ""), equal.stdout
+    assert target_db.rows("SELECT count(*) FROM parapply.copies WHERE schema_name = 'state'") == [(0,)]
     sampled = run_command(route, "verify", "--sampled", "1")
     assert (sampled.returncode, "equal (of 4 only a sample)" in sampled.stdout) == (0, True), sampled.stdout
     target_db.execute("UPDATE numbers SET v = 'w'")

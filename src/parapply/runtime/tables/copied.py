@@ -143,6 +143,9 @@ class Copied:
                 await self._marks()  # a state of an older version has them from now on
             oids = [row.source_oid for row in self.known.tables if row.source_oid is not None]
             found = await late_tables.uncovered(self._source, self._publications, oids)
+            if any(not self._is_left_out(name) for _, name in found):
+                # A cut-over may have made its state there a moment ago, of which the stream has sent nothing yet.
+                self._starts.leave_out(await state_schemas(self._source))
             for oid, name in [one for one in found if not self._is_left_out(one[1])][:_TABLES]:
                 # A table that will join from its first row on has no rows, or they are on their way.
                 if reason := await self._why_not_whole(oid):
