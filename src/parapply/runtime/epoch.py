@@ -48,12 +48,13 @@ from parapply.runtime.pool.pool import WorkerPool
 from parapply.runtime.pool.scaling import Scaling
 from parapply.runtime.pool.streams import StreamBuffers, StreamLimits
 from parapply.runtime.pool.two_phase import TwoPhase
+from parapply.runtime.sessions import range_limits
 from parapply.runtime.tables.copied import Copied
 from parapply.runtime.tables.plans import TablePlans
 from parapply.runtime.tables.watch import CatalogueWatch
 from parapply.runtime.worker_tasks import WorkerTasks
 from parapply.source import slot
-from parapply.source.catch_up import BEHIND
+from parapply.source.catch_up import behind_bytes
 from parapply.spill import Spill
 from parapply.target.catalogue.facts import privileges_for
 from parapply.target.sql.commands import CommandBuilder
@@ -235,7 +236,7 @@ class Epoch:
             self._batcher,
             shown,
             streams,
-            behind_bytes=BEHIND * config.source.catch_up_enter_bytes,
+            behind_bytes=behind_bytes(ends.source_facts, range_limits(config)),
             pause_s=config.source.catch_up_pause_s,
         )
         self._monitor = Monitor(

@@ -39,10 +39,12 @@ _FIRST_PART = 16
 _RESTART_RATIO = 4
 #: A stream is left for ranges when it is so many times as far behind as they need where a connection begins with them:
 #: both ends are then opened again.
-BEHIND: Final = 8
+_BEHIND = 8
 #: A slot that restarts so many times as far back as there is to catch up is streamed: the stream that follows ranges
 #: decodes from there once more.
 _LITTLE_RATIO = 32
+#: How many times as far behind a stream must be as that ratio says: the restart point may be further back by then.
+_MARGIN = 2
 #: Ranges grow to so many times their configured size where the restart point is far back; beyond that the stream,
 #: which decodes from there only once, is the cheaper reader.
 _LARGEST = 4
@@ -151,6 +153,24 @@ def why_stream(facts: SourceFacts, start_lsn: int, limits: RangeLimits, *, two_p
         (limits.is_far(restart_bytes), far_reason(restart_bytes)),
     )
     return next((reason for holds, reason in reasons if holds), "")
+
+
+def behind_bytes(facts: SourceFacts, limits: RangeLimits) -> int:
+    """Return how much WAL there must be to catch up for a stream to be left for ranges.
+
+    Where the slot restarts far back it is more than `why_stream` asks for. Otherwise the next connection would stream
+    again, from there on.
+
+    Args:
+        facts: the publisher when the stream began.
+        limits: as configured.
+    """
+    least = _BEHIND * limits.enter_bytes
+    slot = facts.slot
+    if slot is None or slot.restart_lsn is None or slot.confirmed_flush_lsn is None:
+        return least
+    restart_bytes = _MARGIN * (slot.confirmed_flush_lsn - slot.restart_lsn)
+    return least if restart_bytes <= limits.range_bytes else max(least, restart_bytes // _LITTLE_RATIO + 1)
 
 
 def far_reason(restart_bytes: int) -> str:

@@ -6,7 +6,15 @@ import msgspec
 import pytest
 
 from parapply.errors import ProtocolError
-from parapply.source.catch_up import RangeLimits, RangePosition, end_lsn_of, range_sql, why_leave, why_stream
+from parapply.source.catch_up import (
+    RangeLimits,
+    RangePosition,
+    behind_bytes,
+    end_lsn_of,
+    range_sql,
+    why_leave,
+    why_stream,
+)
 from parapply.source.slot import SlotFacts, SourceFacts
 
 MB = 1 << 20
@@ -41,6 +49,17 @@ def test_what_a_slot_must_be_like(changed: dict[str, object], reason: str) -> No
     found = why_stream(facts, 1000 * MB, LIMITS, two_phase=False)
     assert reason in found
     assert bool(reason) == bool(found)
+
+
+@pytest.mark.parametrize("restart_mb", [0, 500, 999])
+def test_a_stream_is_left_for_what_is_then_read_in_ranges(restart_mb: int) -> None:
+    """The next connection then reads ranges, however far the slot restarts."""
+    facts = msgspec.structs.replace(FACTS, slot=msgspec.structs.replace(SLOT, restart_lsn=restart_mb * MB))
+    for enter_bytes in (0, MB, LIMITS.enter_bytes):
+        limits = msgspec.structs.replace(LIMITS, enter_bytes=enter_bytes)
+        lag_bytes = behind_bytes(facts, limits)
+        assert why_stream(facts, facts.flush_lsn - lag_bytes, limits, two_phase=False) == ""
+    assert behind_bytes(msgspec.structs.replace(FACTS, slot=None), LIMITS) == 8 * LIMITS.enter_bytes
 
 
 def test_what_else_keeps_the_stream() -> None:

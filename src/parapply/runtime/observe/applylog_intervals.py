@@ -44,9 +44,13 @@ class _Cpu(NamedTuple):
     sender_s: float  # of the publisher's process that sends
 
     def since(self, before: _Cpu) -> tuple[float, float, float]:
-        """Return those of machine, sessions and sender since another time; a session that has come counts whole."""
-        sessions_s = sum([taken_s - before.sessions_s.get(pid, 0.0) for pid, taken_s in self.sessions_s.items()])
-        return self.busy_s - before.busy_s, sessions_s, self.sender_s - before.sender_s
+        """Return those of machine, sessions and sender since another time; a session that has come counts whole.
+
+        A process that has ended since counts as 0: what it took last is not known any more.
+        """
+        pids = self.sessions_s.items()
+        sessions_s = sum([max(0.0, taken_s - before.sessions_s.get(pid, 0.0)) for pid, taken_s in pids])
+        return self.busy_s - before.busy_s, sessions_s, max(0.0, self.sender_s - before.sender_s)
 
 
 class Intervals:
