@@ -300,11 +300,42 @@ def test_what_fails_is_taken_back_by_itself(ends: Ends, tmp_path: Path) -> None:
     assert "--fence-command ended with 1" in failed.stderr
     assert said.read_text() == "on\noff\n"
     ends.check_nothing_left()
+    _check_failed_take_back(ends)
+    ends.source.execute(f"REVOKE SELECT ON item FROM {SOURCE_ROLE}")
+    refused = ends.run()
+    # Which would come again after the fence.
+    assert (refused.returncode, "fencing" in refused.stdout) == (_REFUSED["source"], False), refused
+    assert "permission denied for table item" in refused.stderr
+    assert "everything was taken back" in refused.stdout
+    ends.source.execute(f"GRANT SELECT ON item TO {SOURCE_ROLE}")
+    ends.check_nothing_left()
     daemon.pause()
     slow = ends.run("--timeout", "1")
     assert slow.returncode == 1
     assert "warning: not compared before the fence" in slow.stdout
     assert "not there after" in slow.stderr
+    ends.check_nothing_left()
+
+
+def _check_failed_take_back(ends: Ends) -> None:
+    """Where taking back fails, it is seen whether clients can write, and that `--undo` goes on."""
+    ends.run("--fence-command", "true", killed_at="cutover_draining")
+    # What is left to remove fails after the fence was lifted.
+    ends.target.execute("ALTER PUBLICATION pub_back OWNER TO CURRENT_USER")
+    for flags, code, is_fenced in (((), 2, True), (("--fence-command", "true"), 4, False)):
+        undone = ends.run("--undo", *flags)
+        assert undone.returncode == code, undone
+        seen = ends.cutover()
+        assert (seen["step"], seen["is_fenced"], seen["gap_s"] is not None) == ("undoing", is_fenced, is_fenced)
+    refused = ends.run("--fence-command", "true")
+    assert "with --undo" in refused.stderr
+    ends.target.execute(f"ALTER PUBLICATION pub_back OWNER TO {TARGET_ROLE}")
+    assert ends.run("--undo").returncode == 0
+    ends.check_nothing_left()
+    ends.run("--fence-command", "true", killed_at="cutover_draining")
+    unlifted = ends.run("--fence-command", 'test "$PARAPPLY_FENCE" = wrong')
+    assert "the same command with --undo takes it back; until then no client can write" in unlifted.stderr
+    assert ends.run("--undo", "--fence-command", "true").returncode == 0
     ends.check_nothing_left()
 
 

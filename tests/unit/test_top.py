@@ -282,6 +282,9 @@ def test_a_migration_and_a_cut_over_are_seen() -> None:
     assert "interrupted" in shown
     shown = " ".join(_lines(render(_report(cutover=done)), 200))
     assert "done; no client could write for 2.5 s" in shown
+    shown = " ".join(_lines(render(_report(cutover={**_CUTOVER, "step": "undoing", "is_worked_on": False})), 200))
+    assert "no client can write on the source since 2.5 s" in shown
+    assert "interrupted: `parapply cutover --undo` goes on with it" in shown
 
 
 @pytest.mark.parametrize(

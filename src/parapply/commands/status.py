@@ -336,7 +336,7 @@ def cutover_line(cutover: dict[str, Any]) -> str:
         where += f"; no client can write on the source since {gap}"
     where += f"; way back: slot {cutover['reverse_slot']}"
     if step != "done" and not cutover["is_worked_on"]:
-        where += "; interrupted: `parapply cutover` goes on with it"
+        where += f"; interrupted: `parapply cutover{' --undo' if step == 'undoing' else ''}` goes on with it"
     return where
 
 

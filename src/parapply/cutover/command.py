@@ -25,6 +25,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
 import click
+import msgspec
 from psycopg import sql
 
 from parapply import connect, failpoints
@@ -374,7 +375,10 @@ class _Cutover:
         try:
             found = await verifying.comparison(self._forward, how)
         except ParapplyError as error:
-            # All of it is compared after the fence, then, and what keeps it from that is an error there.
+            if type(error) is not ParapplyError:
+                # It would come again after the fence, where clients wait.
+                raise
+            # Not in time. All of it is compared after the fence, then.
             self._look.warn(f"not compared before the fence: {error}")
             return
         verifying.say_all(found)
@@ -540,10 +544,15 @@ class _Cutover:
             try:
                 await self._take_back()
             except ParapplyError as error:
-                click.echo(f"parapply: taking it back failed, too: {redact_text(error.line())}", err=True)
+                fenced = "; until then no client can write" if self._row is not None and self._row.fenced_s else ""
+                click.echo(
+                    f"parapply: taking it back failed, too: {redact_text(error.line())}\n"
+                    f"the same command with --undo takes it back{fenced}",
+                    err=True,
+                )
             else:
                 click.echo("everything was taken back: the source takes writes as before")
-                return
+            return
         click.echo("the same command goes on" + ("" if row.is_open else "; --undo takes it back"), err=True)
 
     @property
@@ -588,6 +597,8 @@ class _Cutover:
         if row.fenced_s is not None:
             # First: clients wait for it. What is written from now on comes through the slot that runs.
             await self._lift(row.fence, self._ahead.source)
+            self._row = msgspec.structs.replace(row, fenced_s=None)
+            await cutovers.unfence(self._ahead.target, self._schema, self._slot_id)
         if row.takeover_lsn is not None:
             await self._drop_state_of_back()
         if row.made_slot and (await slot.read_slot(back.source, reverse.source.slot)) is not None:

@@ -34,7 +34,7 @@ LOCK_CLASS: Final = 0x6375746F
 SHOWN: Final = f"""
 SELECT c.step, c.step_at::text AS step_at, c.begun_at::text AS begun_at, c.reverse_slot, c.fence,
        c.fence_lsn::text AS fence_lsn, c.takeover_lsn::text AS takeover_lsn, c.fenced_at::text AS fenced_at,
-       c.opened_at::text AS opened_at, c.fenced_at IS NOT NULL AND c.step <> 'undoing' AS is_fenced,
+       c.opened_at::text AS opened_at, c.fenced_at IS NOT NULL AS is_fenced,
        EXTRACT(epoch FROM pg_catalog.clock_timestamp() - c.step_at)::float8 AS step_s,
        EXTRACT(epoch FROM COALESCE(c.opened_at, pg_catalog.clock_timestamp()) - c.fenced_at)::float8 AS gap_s,
        EXISTS (SELECT FROM pg_catalog.pg_locks AS l WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
@@ -161,6 +161,18 @@ async def enter(  # noqa: PLR0913  what a step leaves
         raise TargetRefused(
             "the cut-over is no longer noted on the target: it was undone, or the slot dropped",
             hint="see `parapply status`; run one command at a time",
+        )
+
+
+async def unfence(conn: Connection, schema: str, slot_id: int) -> None:
+    """Note that writers were let in on the source again.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be noted.
+    """
+    with target_errors("noting that the fence was lifted"):
+        await rows(
+            conn, in_schema("UPDATE {s}.cutovers SET fenced_at = NULL WHERE slot_id = $1::int", schema), [slot_id]
         )
 
 
