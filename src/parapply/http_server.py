@@ -51,7 +51,7 @@ class HttpServer:
             why = error.strerror or str(error)
             raise ConfigError(
                 f"metrics.listen: cannot listen on {address}: {why}",
-                hint="another process may have the port: each daemon on a machine needs its own",
+                hint="another daemon or `parapply migrate` may have the port: each daemon on a machine needs its own",
             ) from error
         host, port = self._server.sockets[0].getsockname()[:2]
         return str(host), int(port)

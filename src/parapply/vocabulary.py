@@ -116,3 +116,21 @@ class CopyState(StrEnum):
     WAITING = "waiting"
     COPYING = "copying"
     COPIED = "copied"
+
+
+class MigrationStep(StrEnum):
+    """A step of `parapply migrate`, in their order."""
+
+    CHECK = "check"
+    ROLES = "roles"
+    SCHEMA = "schema"
+    COPY = "copy"
+    INDEXES = "indexes"
+    CATCH_UP = "catch-up"
+    CONSTRAINTS = "constraints"
+    LARGE_OBJECTS = "large-objects"
+    UNLOGGED = "unlogged"
+    SEQUENCES = "sequences"
+    ANALYZE = "analyze"
+    VIEWS = "views"
+    FOLLOW = "follow"

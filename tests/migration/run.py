@@ -19,7 +19,7 @@ import msgspec
 import psycopg
 
 from parapply.demo.binaries import find_binaries, find_program
-from parapply.migrate.steps import MigrationStep
+from parapply.vocabulary import MigrationStep
 from tests.fixtures import warm
 from tests.fixtures.daemon import Daemon, _environment
 from tests.fixtures.route import Route

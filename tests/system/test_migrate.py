@@ -237,6 +237,8 @@ def test_what_only_a_superuser_grants_is_left_out_and_named(
     assert done.returncode == 0, done.stderr
     named = "only a superuser of the target can run it: GRANT ALL ON FUNCTION pg_catalog.pg_ls_waldir(OUT name text,"
     assert named in done.stderr
+    ((detail,),) = target_db.rows("SELECT detail FROM parapply.migrations WHERE step = 'schema'")
+    assert re.search(r"SQL, [1-9]\d* GRANT and REVOKE left out$", detail), detail
     assert target_db.rows(f"SELECT has_table_privilege('{SOURCE_ROLE}', 't', 'SELECT')") == [(True,)]
 
 

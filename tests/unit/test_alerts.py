@@ -17,12 +17,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from parapply.metrics import table
+from parapply.metrics.document import document
 from parapply.metrics.exposition import exposition
 from parapply.metrics.figures import Figures
 from parapply.vocabulary import ConflictOutcome, ConflictType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from parapply.metrics.figures import Values
 
@@ -197,6 +198,19 @@ def _case(trouble: Trouble) -> dict[str, object]:
     }
 
 
+def _promtool(path: Path, cases: Mapping[str, object]) -> None:
+    path.write_text(json.dumps(cases), encoding="utf-8")  # JSON is YAML
+    promtool = shutil.which("promtool") or "promtool"
+    done = subprocess.run(
+        [promtool, "test", "rules", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_PROMTOOL_TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_every_alarm_has_a_trouble() -> None:
     """No alarm is without a test, and every summary says on what, and where the documents go on."""
     assert {name for trouble in _TROUBLES.values() for name in trouble.alerts} == set(_RULES)
@@ -209,22 +223,37 @@ def test_every_alarm_has_a_trouble() -> None:
 @pytest.mark.parametrize("name", _TROUBLES)
 def test_an_alarm_fires_and_goes_out(tmp_path: Path, name: str) -> None:
     """Nothing fires before the trouble, just its alarms at its end, with the labels they name, and nothing later."""
-    document = {
+    cases = {
         "rule_files": [str(ALERTS)],
         "evaluation_interval": "1m",
         "tests": [_case(_TROUBLES[name])],
     }
-    path = tmp_path / "alerts_test.yml"
-    path.write_text(json.dumps(document), encoding="utf-8")  # JSON is YAML
-    promtool = shutil.which("promtool") or "promtool"
-    done = subprocess.run(
-        [promtool, "test", "rules", str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_PROMTOOL_TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    _promtool(tmp_path / "alerts_test.yml", cases)
+
+
+@pytest.mark.prometheus
+def test_the_page_has_expressions_that_prometheus_takes(tmp_path: Path) -> None:
+    """All of docs/METRICS.md; the one by names on the target keeps tables that have no other name there."""
+    page = document().partition("## Questions")[2]
+    found = [one for row in re.findall(r"(?m)^\|.*?\|(.*)\|$", page) for one in re.findall(r"`([^`]+)`", row)]
+    rules = [{"record": f"found_{number}", "expr": one} for number, one in enumerate(found)]
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "page", "rules": rules}]}), encoding="utf-8")
+    series = {
+        'parapply_rows_total{slot="s",table="a.b",operation="insert"}': "0+10x20",
+        'parapply_rows_total{slot="s",table="(other)",operation="insert"}': "0+10x20",
+        'parapply_table_target{slot="s",table="a.b",target="c.d"}': "1x20",
+    }
+    by_target = {
+        "expr": next(one for one in found if one.startswith("sum by (target)")),
+        "eval_time": "3m",
+        "exp_samples": [{"labels": f'{{target="{name}"}}', "value": 1} for name in ("(other)", "c.d")],
+    }
+    case = {
+        "interval": "10s",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [by_target],
+    }
+    _promtool(tmp_path / "page_test.yml", {"rule_files": [str(tmp_path / "rules.yml")], "tests": [case]})
 
 
 def test_an_alarm_of_events_uses_series_that_are_there_from_the_start() -> None:

@@ -12,7 +12,7 @@ import click
 from parapply.cli.main import _connection_options as connection_options
 from parapply.cli.main import _light_start as light_start
 from parapply.cli.main import _load as load
-from parapply.migrate.steps import MigrationStep
+from parapply.vocabulary import MigrationStep
 
 if TYPE_CHECKING:
     from parapply.config import Config

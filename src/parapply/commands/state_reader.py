@@ -16,7 +16,7 @@ from parapply.source import slot
 from parapply.target.session import lease, settings
 from parapply.target.state import slots as state
 from parapply.target.state.moves import read_moves, records
-from parapply.target.state.schema import lsn_text
+from parapply.target.state.schema import lsn_text, refuse_older
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -131,7 +131,12 @@ class StateReader:
         try:
             report = await self._read_target()
         except ParapplyError:
-            await self._close()
+            try:
+                if self._target is not None and not self._target.closed:
+                    # Then it is the reason: a column is missing.
+                    await refuse_older(self._target, self._config.target.state_schema)
+            finally:
+                await self._close()
             raise
         low = report["lowest_remote_lsn"]
         report["source"] = await self._read_source(None if low is None else parse_lsn(low))

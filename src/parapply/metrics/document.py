@@ -25,7 +25,8 @@ need both ends are absent while one is away, those of the slot too; `parapply_la
 share `{table.OTHER_TABLES}`.
 
 `parapply_migration_` and `parapply_cutover_` series are there once a migration or a cut-over was begun, read from the
-target. `parapply migrate` serves its own at the same address while no daemon of its slot does, and nothing else there.
+target. `parapply migrate` serves its own at the same address while no daemon of its slot does, and nothing else there:
+probes get 404, and a daemon that is started then finds the port taken.
 A cut-over stops the daemon: from then on `parapply status` shows it.
 """
 
@@ -37,7 +38,8 @@ _AFTER: Final = """
 | how far behind | `parapply_lag_seconds`, `parapply_lag_bytes` |
 | rows a second, by table | `sum by (table) (rate(parapply_rows_total[1m]))` |
 | the same by the names on the target, with `[mapping]` | `sum by (target) (rate(parapply_rows_total[1m]) \
-* on (slot, table) group_left (target) parapply_table_target)` |
+* on (slot, table) group_left (target) parapply_table_target or on (slot, table) \
+label_replace(rate(parapply_rows_total[1m]), "target", "$1", "table", "(.*)"))` |
 | source transactions merged into one | `rate(parapply_transactions_total[5m]) / rate(parapply_batches_total[5m])` |
 | from received to committed, 99 % | `histogram_quantile(0.99, rate(parapply_batch_seconds_bucket[5m]))` |
 | where the time goes | `sum by (stage) (rate(parapply_stage_seconds_total[5m]))` |
@@ -46,7 +48,7 @@ _AFTER: Final = """
 | the publisher's WAL, bytes a second | `rate(parapply_lsn_bytes{position="source"}[1m])` |
 | confirmed to the publisher, less than the target has | `parapply_lsn_bytes{position="highest"} - ignoring(position) \
 parapply_lsn_bytes{position="confirmed"}` |
-| bytes a second of a copy | `deriv(parapply_migration_bytes{{step="copy"}[1m])` |
+| bytes a second of a copy | `deriv(parapply_migration_bytes{step="copy"}[1m])` |
 | a step of a migration has failed | `parapply_migration_step{state="failed"} == 1` |
 | alarm: nothing is applied | `parapply_ready == 0 or absent(parapply_ready)` |
 | alarm: lag | `parapply_lag_seconds > 60` |

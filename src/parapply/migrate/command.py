@@ -32,13 +32,14 @@ from parapply.migrate.noting import Noter
 from parapply.migrate.options import Choice, check_patterns
 from parapply.migrate.script import without_system_grants
 from parapply.migrate.show import Screen
-from parapply.migrate.steps import MigrationStep
 from parapply.model import format_lsn, parse_lsn
 from parapply.sequences import SequenceOptions
 from parapply.source import ddl_queue, refusals, slot
 from parapply.target.session import settings
 from parapply.target.state import commands, copies, migrations
 from parapply.target.state import slots as state
+from parapply.target.state.schema import refuse_older
+from parapply.vocabulary import MigrationStep
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -84,7 +85,7 @@ def show(config: Config, *, as_json: bool) -> int:
 async def _show(config: Config, *, as_json: bool) -> int:
     async with connect.open_both(config, "migrate") as ends:
         facts = await slot.inspect(ends.source, config.source.slot)
-        await _upgrade(ends.target, config)
+        await refuse_older(ends.target, config.target.state_schema)
         known = await migrations.load(ends.target, _of(config, facts))
     if as_json:
         click.echo(msgspec.json.encode([known[step] for step in MigrationStep if step in known]).decode())
@@ -155,6 +156,7 @@ class _Run:
             refusals.check_primary(self._facts, "`parapply migrate`")
             self._migration = _of(self._config, self._facts)
             await self._lock()
+            await _upgrade(ends.target, self._config)
             # Only now: what another command notes is its own.
             self._noter = Noter(self._config, self._migration, self._screen)
             async with self._noter:
@@ -162,9 +164,7 @@ class _Run:
         return self._code
 
     async def _steps(self) -> None:
-        ends = self._ends
-        await _upgrade(ends.target, self._config)
-        known = await migrations.load(ends.target, self._migration)
+        known = await migrations.load(self._ends.target, self._migration)
         await self._keep_choice(known.get(MigrationStep.CHECK))
         if (
             MigrationStep.CHECK not in known
@@ -243,6 +243,7 @@ class _Run:
 
     async def _check(self, *, is_first: bool) -> None:
         """Look at both ends; note the choice only if nothing is refused."""
+        self._noter.begin(MigrationStep.CHECK)
         program = self._pg_dump()
         await schemas.check_version(program, self._facts.server_version_num)
         copy = self._copy_options()
@@ -264,6 +265,7 @@ class _Run:
         kept = msgspec.json.encode(self._choice).decode()
         await migrations.begin(self._ends.target, self._migration, MigrationStep.CHECK, kept)
         detail = f"{len(tables):,} tables, {len(sight.left_out):,} left out"
+        await self._noter.end()
         await migrations.end(self._ends.target, self._migration, MigrationStep.CHECK, detail, is_done=True)
         self._screen.said(MigrationStep.CHECK, "done", detail)
 
@@ -325,7 +327,9 @@ class _Run:
                 assert row is not None
                 has_queue = await ddl_queue.is_published(source, self._config.source.publications)
                 numbers = await ddl_queue.numbers(source) if self._config.ddl.apply and has_queue else None
-                script = await self._without_system_grants(await self._dump("pre-data", f"--snapshot={row[0]}"))
+                script, n_left_out = await self._without_system_grants(
+                    await self._dump("pre-data", f"--snapshot={row[0]}")
+                )
                 after = await self._dump("post-data", f"--snapshot={row[0]}")
         with settings.target_errors("making the schema"):
             # Noted in the same transaction: the schema cannot be made twice.
@@ -337,15 +341,16 @@ class _Run:
                 kept = _Kept(later=after.decode(), commands=None if numbers is None else tuple(sorted(numbers)))
                 text = msgspec.json.encode(kept).decode()
                 await migrations.keep(target, self._migration, MigrationStep.SCHEMA, text)
-        return f"{len(script):,} bytes of SQL"
+        left_out = f", {n_left_out:,} GRANT and REVOKE left out" if n_left_out else ""
+        return f"{len(script):,} bytes of SQL{left_out}"
 
-    async def _without_system_grants(self, script: bytes) -> bytes:
-        """Leave out, and name, what no role but a superuser can give; `schema` would end there."""
+    async def _without_system_grants(self, script: bytes) -> tuple[bytes, int]:
+        """Leave out, name and count what no role but a superuser can give; `schema` would end there."""
         with settings.target_errors("reading the role"):
             query = sql.SQL("SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = CURRENT_USER")
             ((is_superuser,),) = await settings.rows(self._ends.target, query)
         if is_superuser:
-            return script
+            return script, 0
         try:
             text, left_out = without_system_grants(script.decode())
         except ValueError as error:
@@ -354,7 +359,7 @@ class _Run:
             click.echo(
                 f"schema: left out, as only a superuser of the target can run it: {'; '.join(left_out)}", err=True
             )
-        return text.encode()
+        return text.encode(), len(left_out)
 
     def _copy_options(self) -> copying.CopyOptions:
         return copying.CopyOptions(

@@ -15,13 +15,15 @@ import click
 from parapply.connect import open_target
 from parapply.errors import ConfigError, ParapplyError
 from parapply.http_server import TEXT, HttpServer
+from parapply.logs import redact_text
 from parapply.metrics.exposition import CONTENT_TYPE, exposition
 from parapply.metrics.moves import migration_values
-from parapply.migrate.steps import MigrationStep
+from parapply.target.session.settings import target_errors
 from parapply.target.state import migrations
 from parapply.target.state.moves import records
 from parapply.target.state.schema import has_schema, in_schema
 from parapply.tasks import end_tasks
+from parapply.vocabulary import MigrationStep
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -48,6 +50,7 @@ class Noter:
         self._noted: migrations.HowFar | None = None
         self._steps: list[dict[str, Any]] = []
         self._conn: Connection | None = None
+        self._has_failed = False
         self._turn = asyncio.Lock()
         self._server = HttpServer(self._answer)
         self._stack = AsyncExitStack()
@@ -113,15 +116,20 @@ class Noter:
         async with self._turn:
             try:
                 await self._note()
-            except ParapplyError:
-                # The step has sessions on the same target: that one reports why.
+            except ParapplyError as error:
+                # No reason to end the step, which has sessions of its own; but what others see stands still.
+                if not self._has_failed:
+                    self._has_failed = True
+                    text = f"migrate: how far it is cannot be noted, which is tried again: {error.line()}"
+                    click.echo(redact_text(text), err=True)
+                self._steps = []
                 conn, self._conn = self._conn, None
                 if conn is not None:
                     with suppress(ParapplyError):
                         await conn.close()
 
     async def _note(self) -> None:
-        schema = self._migration.schema
+        schema, of = self._migration.schema, self._migration.system_identifier
         if self._conn is None:
             self._conn = await open_target(self._config, "migrate")
         if not await has_schema(self._conn, schema):
@@ -132,12 +140,13 @@ class Noter:
             self._noted = how_far
         if self._config.metrics.listen is not None:
             query = in_schema(migrations.SHOWN, schema)
-            self._steps = await records(self._conn, query, [self._migration.slot_name, None])
+            with target_errors("reading how far the migration is"):
+                self._steps = await records(self._conn, query, [self._migration.slot_name, None, of])
 
     def _answer(self, path: str) -> tuple[int, str, bytes]:
         if path != "/metrics":
             return 404, TEXT, b"/metrics\n"
-        values = migration_values(self._steps or [_CHECKING])
+        values = migration_values(self._steps or ([_CHECKING] if self._step is MigrationStep.CHECK else []))
         return 200, CONTENT_TYPE, exposition(self._migration.slot_name, values, ())
 
 

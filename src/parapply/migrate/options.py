@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from parapply.errors import ConfigError
-from parapply.migrate.steps import MigrationStep
+from parapply.vocabulary import MigrationStep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from parapply.copy.bar import CopyProgress
-    from parapply.migrate.steps import MigrationStep
+    from parapply.vocabulary import MigrationStep
 
 #: Seconds between two lines where there is no terminal, and between two documents.
 _LINE_S = 10.0

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 #: Key of the lock of a migration m.
 _LOCK: Final = "pg_catalog.hashtextextended('parapply migrate ' || m.slot_name || ' ' || m.system_identifier, 7809632)"
-#: Steps of a slot's migration, for people: $1 its name, $2 its number, or NULL. Without the options.
+#: Steps of a slot's migration, for people, without the options: $1 its name, $2 its number, $3 the publisher; with NULL
+#: for both, of the publisher whose step was begun last: one slot name may be that of a rehearsal, too.
 SHOWN: Final = f"""
 SELECT m.step, m.state, m.done, m.total, m.unit, m.size_bytes, m.left_s, m.detail, m.started_at::text AS started_at,
        m.finished_at::text AS finished_at,
@@ -30,7 +31,9 @@ SELECT m.step, m.state, m.done, m.total, m.unit, m.size_bytes, m.left_s, m.detai
                                      WHERE datname = pg_catalog.current_database())) AS is_worked_on
   FROM {{s}}.migrations AS m
  WHERE m.slot_name = $1 AND m.system_identifier =
-       COALESCE((SELECT s.system_identifier FROM {{s}}.slots AS s WHERE s.slot_id = $2::int), m.system_identifier)
+       COALESCE($3::text, (SELECT s.system_identifier FROM {{s}}.slots AS s WHERE s.slot_id = $2::int),
+                (SELECT n.system_identifier FROM {{s}}.migrations AS n WHERE n.slot_name = $1
+                  ORDER BY n.started_at DESC LIMIT 1))
  ORDER BY m.started_at"""  # noqa: S608  own text
 
 

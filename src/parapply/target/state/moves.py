@@ -13,14 +13,12 @@ import psycopg
 from parapply.target.session.settings import target_errors
 from parapply.target.state import cutovers, migrations
 from parapply.target.state.schema import in_schema
+from parapply.vocabulary import MigrationStep
 
 if TYPE_CHECKING:
     from psycopg import sql
 
     from parapply.target.session.settings import Connection
-
-#: The last step of a migration, which waits for as long as the stream is followed.
-_LAST_STEP = "follow"
 
 
 class Moves(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +30,8 @@ class Moves(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def are_under_way(self) -> bool:
         """Tell whether a step is under way that is over soon."""
-        steps = [one["state"] == "running" and one["step"] != _LAST_STEP for one in self.migration]
+        # The last one waits for as long as the stream is followed.
+        steps = [one["state"] == "running" and one["step"] != MigrationStep.FOLLOW for one in self.migration]
         return any(steps) or (self.cutover is not None and self.cutover["step"] != cutovers.STEPS[-1])
 
 
@@ -43,7 +42,7 @@ async def read_moves(conn: Connection, schema: str, slot_name: str, slot_id: int
         TargetRefused, TargetLost: it cannot be read.
     """
     with target_errors("reading how far the migration is"):
-        steps = await records(conn, in_schema(migrations.SHOWN, schema), [slot_name, slot_id])
+        steps = await records(conn, in_schema(migrations.SHOWN, schema), [slot_name, slot_id, None])
         found = await records(conn, in_schema(cutovers.SHOWN, schema), [slot_id])
     return Moves(migration=steps, cutover=found[0] if found else None)
 

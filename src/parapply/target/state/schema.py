@@ -178,6 +178,23 @@ async def has_schema(conn: Connection, schema: str) -> bool:
         return await _version(conn, schema) is not None
 
 
+async def refuse_older(conn: Connection, schema: str) -> None:
+    """Refuse tables of an older version, for what reads them and must not change them.
+
+    Raises:
+        TargetRefused: they are, or a privilege is missing.
+        TargetLost: the connection broke.
+    """
+    with target_errors("looking for the state schema"):
+        found = await _version(conn, schema)
+    if found is not None and found < SCHEMA_VERSION:
+        raise TargetRefused(
+            f"state schema {schema!r} has version {found}; this parapply shows version {SCHEMA_VERSION}",
+            hint="the next `parapply run` or `parapply migrate` of this version upgrades it, and an older daemon "
+            "refuses it from then on; until then ask with the older parapply",
+        )
+
+
 async def _version(conn: Connection, schema: str) -> int | None:
     there = sql.SQL(
         "SELECT 1 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
