@@ -42,7 +42,7 @@ fence.""",
     type=click.Choice(["none", "sampled", "whole"]),
     default="sampled",
     show_default=True,
-    help="Compare both sides while no client writes.",
+    help="Compare both sides: sampled before the fence, and what fits into a second after it; whole: after it.",
 )
 @click.option(
     "--keep-role", "keep_roles", metavar="ROLE", multiple=True, help="Leave its sessions on the source; repeatable."

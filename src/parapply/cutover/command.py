@@ -415,12 +415,14 @@ class _Cutover:
             sampled_ranges=_SAMPLED_RANGES if is_sampled else 0, timeout_s=self._options.timeout_s
         )
         before = self._before
-        again = None if before is None else verifying.VerifyAgain(earlier=before, budget_s=_COMPARED_S)
+        again = None if before is None else verifying.VerifyAgain(before, _COMPARED_S)
         found = await verifying.comparison(self._forward, how, again)
         verifying.say_all(found)
         if not found.is_equal:
             raise _differ()
-        self._say("comparing", f"equal ({self._options.verify})")
+        n_left = sum(verdict.equal_at is not None for verdict in found.verdicts)
+        left = f"; {n_left} tables as before the fence" if n_left else ""
+        self._say("comparing", f"equal ({self._options.verify}){left}")
 
     async def _sequences(self) -> None:
         await self._enter("sequences")

@@ -272,7 +272,7 @@ CUTOVER_FENCED: Final = Metric(
 CUTOVER_GAP: Final = Metric(
     "parapply_cutover_gap_seconds",
     "gauge",
-    "Seconds in which no client could write: so far, or in all once the target was opened; absent before the fence.",
+    "Seconds in which no client could write so far; absent before the fence, and once it was lifted.",
 )
 
 METRICS: Final = (

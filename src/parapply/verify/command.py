@@ -35,7 +35,7 @@ from parapply.target.session import settings
 from parapply.verify import canonical
 from parapply.verify.differences import Difference, differences, differing_ranges, shown
 from parapply.verify.postgres import AnyEnd, Compared, VerifyEnd
-from parapply.verify.sampled import ranges_of
+from parapply.verify.sampled import drawn, ranges_of
 from parapply.verify.statements import statements
 
 if TYPE_CHECKING:
@@ -78,10 +78,15 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     target_rows: int
     found: tuple[Difference, ...]
     is_cut: bool  # there are more than were asked for
-    is_sampled: bool = False  # only some ranges were compared; the rows are those of them
+    sampled: tuple[int, ...] = ()  # the ranges that were compared, and have these rows; empty: all
     equal_at: int | None = None  # not compared now: at this LSN it was equal, and the figures are of then
     seconds: float = 0.0  # that it took
     statements: tuple[str, ...] = ()
+
+    @property
+    def is_sampled(self) -> bool:
+        """Tell whether only some ranges were compared."""
+        return bool(self.sampled)
 
     @property
     def is_equal(self) -> bool:
@@ -102,27 +107,24 @@ class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
         return all(verdict.is_equal for verdict in self.verdicts)
 
 
-class VerifyAgain(msgspec.Struct, frozen=True, kw_only=True):
+class VerifyAgain:
     """What to compare of tables that were compared a moment ago and were equal."""
 
-    earlier: VerifyResult
-    budget_s: float  # tables that are not expected to fit into it stay as they were then
+    def __init__(self, earlier: VerifyResult, budget_s: float) -> None:
+        """Keep them; tables that are not expected to fit into the budget stay as they were then."""
+        self.earlier = earlier
+        self.budget_s = budget_s
+        pairs = zip(earlier.tables, earlier.verdicts, strict=True)
+        self._then = {one.published.oid: (one, verdict) for one, verdict in pairs}
 
-    def verdict(self, text: str) -> Verdict | None:
-        """Return what was found of a table then, None if it was not there."""
-        return next((one for one in self.earlier.verdicts if one.table.text == text), None)
-
-    def ranges(self, table: PublishedTable) -> canonical.Ranges | None:
-        """Return the ranges of then, None if the table is another one by now."""
-        for one in self.earlier.tables:
-            then = one.published
-            if then.oid == table.oid and (then.columns, then.types, then.key) == (
-                table.columns,
-                table.types,
-                table.key,
-            ):
-                return one.ranges
-        return None
+    def then(self, table: PublishedTable) -> tuple[Compared, Verdict] | None:
+        """Return what was found of a table then, None if it was not there or is another one by now."""
+        found = self._then.get(table.oid)
+        if found is None:
+            return None
+        was = found[0].published
+        here, there = ({(leaf.schema, leaf.name) for leaf in one.leaves} for one in (was, table))
+        return found if here == there and msgspec.structs.replace(was, leaves=table.leaves) == table else None
 
 
 def verify(config: Config, options: VerifyOptions) -> int:
@@ -256,26 +258,27 @@ class _Both:
         Of tables that were compared before, those come first that took the least time then, as long as there is some.
         """
         again, began_s = self._again, time.monotonic()
-        found: dict[str, Verdict] = {}
+        found: dict[int, Verdict] = {}
+        then_of = {one.published.oid: then[1] if (then := self._then(one.published)) else None for one in compared}
 
         async def one(table: Compared, ends: tuple[VerifyEnd, VerifyEnd]) -> None:
-            text = table.published.text
-            then, spent_s = again.verdict(text) if again else None, time.monotonic() - began_s
-            if again is not None and then is not None and spent_s + then.seconds > again.budget_s:
+            spent_s = time.monotonic() - began_s
+            if again is not None and (then := then_of[table.published.oid]) and spent_s + then.seconds > again.budget_s:
                 verdict = msgspec.structs.replace(then, table=table.published, equal_at=again.earlier.taken.at_lsn)
             else:
                 verdict = await self._table(table, *ends, bar)
-            found[text] = self._said(verdict, bar)
+            found[table.published.oid] = self._said(verdict, bar)
 
         def expected_s(table: Compared) -> float:
-            then = again.verdict(table.published.text) if again else None
+            then = then_of[table.published.oid]
             return 0.0 if then is None else then.seconds
 
         both = VerifyEnd(self._source, is_source=True), VerifyEnd(target, is_source=False)
         large = [
             table for table in compared if not self._sample(table) and any(len(end.parts(table)) > 1 for end in both)
         ]
-        left = deque(sorted([table for table in compared if table not in large], key=expected_s))
+        by_all = {table.published.oid for table in large}
+        left = deque(sorted([table for table in compared if table.published.oid not in by_all], key=expected_s))
 
         async def lane(here: slot.Connection, there: settings.Connection) -> None:
             while left:
@@ -289,7 +292,7 @@ class _Both:
             raise errors.exceptions[0] from errors
         for table in sorted(large, key=expected_s):
             await one(table, both)
-        return [found[table.published.text] for table in compared]
+        return [found[table.published.oid] for table in compared]
 
     async def _open_target(self, taken: Snapshot) -> settings.Connection:
         conn = await self._stack.enter_async_context(await connect.open_target(self._config, "verify"))
@@ -301,15 +304,17 @@ class _Both:
     async def _compared(
         self, table: PublishedTable, leaves: Sequence[Leaf], target_types: Mapping[str, int]
     ) -> Compared:
-        known = self._again.ranges(table) if self._again else None
-        if known is not None:
-            return Compared(published=table, target_leaves=tuple(leaves), ranges=known)
+        if (then := self._then(table)) is not None:
+            return Compared(published=table, target_leaves=tuple(leaves), ranges=then[0].ranges)
         rows = max(sum(leaf.estimated_rows for leaf in table.leaves), sum(leaf.estimated_rows for leaf in leaves))
         ranges = canonical.Ranges(count=canonical.n_ranges(rows))
         type_name = canonical.ordered_type(table, target_types)
         if ranges.count > 1 and type_name:
             ranges = await ranges_of(self._source[0], table, type_name, ranges.count)
         return Compared(published=table, target_leaves=tuple(leaves), ranges=ranges)
+
+    def _then(self, table: PublishedTable) -> tuple[Compared, Verdict] | None:
+        return self._again.then(table) if self._again is not None else None
 
     def _sample(self, table: Compared) -> list[int]:
         """Return the ranges that stand for a table; none if all of it is to be compared."""
@@ -321,7 +326,9 @@ class _Both:
         if self._again is None:
             return sorted(chosen.sample(range(n_ranges), self._options.sampled_ranges))
         # What has come since is in the last one, where keys ascend.
-        return [*sorted(chosen.sample(range(n_ranges - 1), self._options.sampled_ranges - 1)), n_ranges - 1]
+        then = self._then(table.published)
+        others = drawn(chosen, n_ranges - 1, self._options.sampled_ranges - 1, then[1].sampled if then else ())
+        return [*others, n_ranges - 1]
 
     async def _table(self, table: Compared, source: AnyEnd, target: AnyEnd, bar: Bar) -> Verdict:
         def on_part(part: Any, rows: int) -> None:  # noqa: ANN401  a Part
@@ -350,7 +357,7 @@ class _Both:
             target_rows=target_rows,
             found=tuple(kept),
             is_cut=bool(left) or len(found) > len(kept),
-            is_sampled=bool(sample),
+            sampled=tuple(sample),
             seconds=time.monotonic() - began_s,
             statements=tuple(texts),
         )

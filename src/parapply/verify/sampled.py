@@ -16,12 +16,21 @@ from parapply.source.slot import source_errors
 from parapply.verify.canonical import Ranges
 
 if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
     from parapply.copy.published import PublishedTable
     from parapply.source.slot import Connection
 
 #: Pages of the sample for each range, about, and at least for a table.
 _PAGES_PER_RANGE = 2
 _FEWEST_PAGES = 64
+
+
+def drawn(chosen: random.Random, n_ranges: int, n_wanted: int, read: Sequence[int]) -> list[int]:
+    """Return numbers of ranges in their order, none of those that were read; fewer if so many are not left."""
+    some = chosen.sample(range(n_ranges), min(n_ranges, n_wanted + len(read)))
+    return sorted([number for number in some if number not in read][:n_wanted])
 
 
 async def ranges_of(source: Connection, table: PublishedTable, type_name: str, count: int) -> Ranges:
