@@ -52,7 +52,7 @@ class Bar:
         clock: Callable[[], float] = time.monotonic,
         listener: Callable[[CopyProgress], None] | None = None,
     ) -> None:
-        """Show nothing yet; without bytes only rows are shown; a listener is called about once a second."""
+        """Show nothing yet; without bytes only rows are shown; a listener hears about once a second, and at the end."""
         self._listener = listener
         self._heard_s = 0.0
         self._doing = doing
@@ -78,7 +78,9 @@ class Bar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Take the bar away."""
+        """Take the bar away; the listener hears the last figures."""
+        if self._listener is not None and self._pages:
+            self._listener(self._figures())
         if self._progress:
             self._progress.stop()
 

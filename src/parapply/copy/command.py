@@ -57,7 +57,7 @@ class CopyOptions(msgspec.Struct, frozen=True, kw_only=True):
     brings_schema: bool = False
     pg_dump: str | None = None
     max_bytes_per_s: int = 0  # of all connections together; 0: no limit
-    on_progress: Callable[[CopyProgress], None] | None = None  # called about once a second
+    on_progress: Callable[[CopyProgress], None] | None = None  # called about once a second, and at the end
     tables: tuple[str, ...] = ()  # schema.table; of `refresh`: copy these, empty: those that are not copied, nor paused
     resumes: bool = False  # they must be paused
 

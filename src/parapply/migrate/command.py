@@ -36,10 +36,10 @@ from parapply.model import format_lsn, parse_lsn
 from parapply.sequences import SequenceOptions
 from parapply.source import ddl_queue, refusals, slot
 from parapply.target.session import settings
-from parapply.target.state import commands, copies, migrations
+from parapply.target.state import commands, copies, copy_parts, migrations
 from parapply.target.state import slots as state
 from parapply.target.state.schema import refuse_older
-from parapply.vocabulary import MigrationStep
+from parapply.vocabulary import CopyState, MigrationStep
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -361,12 +361,12 @@ class _Run:
             )
         return text.encode(), len(left_out)
 
-    def _copy_options(self) -> copying.CopyOptions:
+    def _copy_options(self, rows_before: int = 0) -> copying.CopyOptions:
         return copying.CopyOptions(
             connections=self._options.jobs,
             truncates=self._options.truncates,
             max_bytes_per_s=self._options.max_bytes_per_s,
-            on_progress=self._screen.copying(MigrationStep.COPY),
+            on_progress=self._screen.copying(MigrationStep.COPY, rows_before),
         )
 
     async def _copy(self) -> str:
@@ -381,12 +381,22 @@ class _Run:
             await copying.begin(config, self._copy_options(), ends, facts, tables, brought)
         else:
             have_run = await self._run_commands(found.slot_id)
-            await copying.go_on(config, self._copy_options(), ends, found, have_run)
+            rows_before = await self._rows_before(found.slot_id)
+            await copying.go_on(config, self._copy_options(rows_before), ends, found, have_run)
         known = await copies.load(ends.target, config.target.state_schema, (await self._state()).slot_id)
         n_rows = sum(row.rows or 0 for row in known.tables)
         size_bytes = sum(row.size_bytes or 0 for row in known.tables)
-        self._screen.has_copied(n_rows, size_bytes)
+        self._screen.has_copied(n_rows)
         return f"{len(known.tables):,} tables, {n_rows:,} rows, {size_bytes:,} bytes"
+
+    async def _rows_before(self, slot_id: int) -> int:
+        """Return the rows of an interrupted copy that are not copied again."""
+        schema = self._config.target.state_schema
+        known = (await copies.load(self._ends.target, schema, slot_id)).tables
+        complete = [row for row in known if row.state == CopyState.COPIED]
+        oids = {row.source_oid for row in complete}
+        parts = await copy_parts.load(self._ends.target, schema, slot_id)
+        return sum(row.rows or 0 for row in complete) + sum(one.rows for one in parts if one.source_oid not in oids)
 
     async def _state(self) -> state.SlotState:
         found = await connect.known_state(self._config, self._ends.target, self._facts.system_identifier)

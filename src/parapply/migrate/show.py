@@ -50,8 +50,9 @@ class Screen:
             return self._counter.how_far()
         return self._copied
 
-    def has_copied(self, n_rows: int, size_bytes: int) -> None:
-        """Take what the copy has brought in all."""
+    def has_copied(self, n_rows: int) -> None:
+        """Take the rows that the copy has brought in all; its bytes stay those since the step was begun."""
+        size_bytes = 0 if self._copied is None else self._copied.size_bytes
         self._copied = HowFar(done=n_rows, total=n_rows, unit="rows", size_bytes=size_bytes)
 
     @contextmanager
@@ -72,13 +73,18 @@ class Screen:
         else:
             click.echo(f"{step.value}: {state}{f': {printable(text)}' if text else ''}")
 
-    def copying(self, step: MigrationStep) -> Callable[[CopyProgress], None]:
-        """Return what hears of a copy, and tells of it in documents; without them its own bar does."""
+    def copying(self, step: MigrationStep, rows_before: int) -> Callable[[CopyProgress], None]:
+        """Return what hears of a copy, and tells of it in documents; without them its own bar does.
+
+        Args:
+            step: of the migration.
+            rows_before: that earlier commands have copied; the bytes are those of this command alone, for the rate.
+        """
 
         def tell(now: CopyProgress) -> None:
             self._copied = HowFar(
-                done=now.rows,
-                total=round(now.rows / now.share) if now.share else 0,
+                done=rows_before + now.rows,
+                total=rows_before + round(now.rows / now.share) if now.share else 0,
                 unit="rows",
                 size_bytes=now.size_bytes,
                 left_s=None if now.left_s is None else round(now.left_s, 1),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from parapply.copy.bar import Bar
+from parapply.copy.bar import Bar, CopyProgress
 from parapply.copy.parts import Part
 from parapply.copy.published import PublishedTable
 from parapply.copy.queue import PartQueue
@@ -74,7 +74,8 @@ def test_one_connection_begins_with_the_smallest(tables: dict[Name, list[Part]])
 def test_progress_without_a_terminal_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     """Ten seconds after the last one: share, rows, bytes, rates, time left and tables, on standard error."""
     now_s = 100.0
-    with Bar(clock=lambda: now_s) as bar:
+    heard: list[CopyProgress] = []
+    with Bar(clock=lambda: now_s, listener=heard.append) as bar:
         bar.begin(parts=10, pages=20, rows=2000)
         bar.data(100, 1_000_000, "s.large")
         assert capsys.readouterr() == ("", "")
@@ -92,3 +93,7 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(capsys: pytest.Captu
         out, err = capsys.readouterr()
         assert out == "s.small: 100 rows, 1.0 MB\n"
         assert err == "copying: 55%, 1,000 rows, 50 rows/s, 10 MB, 0 MB/s, about 16 s left; now s.large\n"
+        n_heard = len(heard)
+        bar.data(1000, 10_000_000, "s.large")
+        assert len(heard) == n_heard
+    assert (heard[-1].rows, heard[-1].size_bytes) == (2000, 20_000_000)
