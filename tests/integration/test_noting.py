@@ -42,6 +42,8 @@ async def test_notes_are_of_this_migration_and_their_failure_ends_no_step(
         await ensure_schema(conn, "parapply")
         await migrations.begin(conn, rehearsal, MigrationStep.COPY)
         await migrations.end(conn, rehearsal, MigrationStep.COPY, "", is_done=True)
+        await noter.end()
+        assert b'step="copy"' not in noter._answer("/metrics")[2]
         await migrations.begin(conn, own, MigrationStep.SCHEMA)
         noter.begin(MigrationStep.SCHEMA)
         await noter.end()
