@@ -108,7 +108,7 @@ class Cell:
     """One kind of target, order and number of workers.
 
     Attributes:
-        measured_s: of the round beside which least else ran on the machine.
+        measured_s: of the round during which least else ran on the machine.
         rounds_s: of each.
         others: processors that everything else took then, on average.
         predicted_s: from such a log of `FROM_WORKERS`.

@@ -260,7 +260,7 @@ _CUTOVER = {
 
 
 def test_a_migration_and_a_cut_over_are_seen() -> None:
-    """Each step that is not done: how far, how fast, how long still; a cut-over: where, and how long nobody writes."""
+    """Each step that is not done: how far, how fast, how long still; a cut-over: where, and how long writers wait."""
     report = _report(migration=_STEPS, cutover=_CUTOVER)
     shown = " ".join(" ".join(_lines(render(report), 200)).split())
     for text in (

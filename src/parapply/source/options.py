@@ -53,7 +53,7 @@ SESSION_SETTINGS: tuple[tuple[str, str], ...] = (
     ("statement_timeout", "0"),
     ("lock_timeout", "0"),
     ("idle_in_transaction_session_timeout", "0"),
-    # Questions to the catalogue look dear to the planner and take milliseconds; to compile one took 2 s and more.
+    # Questions to the catalogue look dear to the planner and take milliseconds; to compile one took a second.
     ("jit", "off"),
 )
 

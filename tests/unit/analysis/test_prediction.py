@@ -169,7 +169,7 @@ def test_late_rows_wait_for_all_that_hold_them() -> None:
 
 
 def test_batches_of_one_size_do_not_tell_what_one_takes_for_itself() -> None:
-    """Some seconds more or less in a few of them are chance; small batches beside large ones do tell."""
+    """Some seconds more or less in a few of them are chance; small batches next to large ones do tell."""
     alike = [(199 + seq % 2, 0.02 + 0.01 * (seq % 2)) for seq in range(60)]
     assert line_of_sizes(alike) == pytest.approx((0.0, 0.025 / 199.5), rel=0.01)
     apart = [(changes, 0.005 + 1e-4 * changes) for changes in (100, 500, 1000) * 20]

@@ -52,9 +52,9 @@ def test_what_is_not_there_is_refused_before_anything_starts() -> None:
 
 
 def test_logs_that_were_kept_are_compared_again(tmp_path: Path) -> None:
-    """`--from` needs no server: measured seconds come from the logs, and where they were measured from beside them.
+    """`--from` needs no server: measured seconds come from the logs, and so does where they were measured.
 
-    Of two rounds that counts beside which least else ran.
+    Of two rounds that one counts during which least else ran.
     """
     missing = CliRunner().invoke(main, ["--target", "live", "--from", str(tmp_path), "--no-save"])
     assert missing.exit_code == 1

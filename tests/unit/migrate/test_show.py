@@ -9,7 +9,7 @@ from parapply.vocabulary import MigrationStep
 
 
 def test_a_copy_that_goes_on_counts_the_rows_before_and_the_bytes_of_its_own() -> None:
-    """The bytes are divided by the time of the step, which begins anew; none of the figures jumps at the end."""
+    """The bytes are divided by the time of the step, which begins again; none of the figures jumps at the end."""
     screen = Screen(as_json=False)
     now = CopyProgress(rows=100, size_bytes=1000, share=0.5, bytes_per_s=10.0, left_s=2.0)
     screen.copying(MigrationStep.COPY, 700)(now)

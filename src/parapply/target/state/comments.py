@@ -70,7 +70,7 @@ COMMENTS: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
             "fence_lsn": "Of the source: after the end of its last writer.",
             "takeover_lsn": "Of this server: what commits after it is sent the way back.",
             "begun_at": "When.",
-            "fenced_at": "When writers were kept from the source.",
+            "fenced_at": "When writers were kept from the source; NULL before, and once they are let in again there.",
             "opened_at": "When writers could be let in here.",
         },
     ),
