@@ -15,11 +15,12 @@ import psutil
 import pytest
 
 from parapply.demo.interrupts import Interrupts
+from tests.fixtures.documents import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-SOURCE_TREE = Path(__file__).parents[2] / "src"
+SOURCE_TREE = ROOT / "src"
 # Much longer than the few seconds that each needs: a hang is what ends here.
 END_TIMEOUT_S = 90
 # A line of the load's progress: servers, pgbench and the daemon run.
@@ -36,9 +37,11 @@ def scratch() -> Iterator[Path]:
         yield Path(name)
 
 
-def start(scratch: Path, duration_s: int, program: Sequence[str] = ("-m", "parapply")) -> subprocess.Popen[str]:
-    """Start the demonstration in a process group of its own, as a shell does."""
-    paths = [str(SOURCE_TREE), *filter(None, [os.environ.get("PYTHONPATH")])]
+def start(
+    scratch: Path, duration_s: int, program: Sequence[str] = ("-m", "tests.fixtures.copied_command")
+) -> subprocess.Popen[str]:
+    """Start the demonstration, with copied servers, in a process group of its own, as a shell does."""
+    paths = [str(SOURCE_TREE), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
         [sys.executable, *program, "demo", f"--duration-s={duration_s}", "--clients=2"],
         env={**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"},
@@ -65,7 +68,7 @@ def left_behind(scratch: Path) -> list[str]:
 
 def test_the_demonstration_proves_equality_and_leaves_nothing(scratch: Path) -> None:
     """It ends with 0, says of every table that it is equal, races, and leaves neither process nor directory."""
-    with start(scratch, duration_s=1) as demo:
+    with start(scratch, duration_s=1, program=("-m", "parapply")) as demo:
         output, _ = demo.communicate(timeout=END_TIMEOUT_S)
     assert demo.returncode == 0, output
     assert "Every comparison was equal." in output
@@ -107,9 +110,9 @@ def test_a_killed_demonstration_leaves_nothing_running(scratch: Path) -> None:
 # The demonstration, with one row more on the subscriber once the load is over.
 CHANGED = """
 import sys
-from parapply.cli.main import main
 from parapply.demo.stage import BANK
 from parapply.demo.view import View
+from tests.fixtures.copied_command import main
 
 follow = View.follow
 

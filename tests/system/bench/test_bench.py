@@ -36,10 +36,10 @@ def scratch() -> Iterator[Path]:
 
 
 def run(scratch: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run `parapply bench` with temporary files in a directory of their own."""
-    paths = [str(SOURCE_TREE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    """Run `parapply bench` with copied servers and temporary files in a directory of their own."""
+    paths = [str(SOURCE_TREE), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.run(
-        [sys.executable, "-m", "parapply", "bench", *words],
+        [sys.executable, "-m", "tests.fixtures.copied_command", "bench", *words],
         env={**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True, text=True, check=False, timeout=END_TIMEOUT_S,
     )  # fmt: skip
