@@ -187,7 +187,6 @@ def test_privileges_by_membership_count(worker: Worker) -> None:
         worker.run_text("SET ROLE pg_signal_backend; INSERT INTO t VALUES (1)")
 
 
-@pytest.mark.pg_majors(15, 18)
 def test_a_thousand_tables_are_cheap(worker: Worker) -> None:
     """One look at a thousand tables that all refer to one partitioned table takes little of a second."""
     worker.run_text(

@@ -115,7 +115,7 @@ def test_wait_and_until_reach_the_end_of_a_full_page(
 def test_status_tells_whether_a_daemon_runs(route: Route, start_daemon: StartDaemon, run_command: RunCommand) -> None:
     """`status --json` while a daemon runs, while it is killed, and after an orderly end; each time exit 0."""
     assert not _status(run_command, route)["is_daemon_connected"]
-    daemon = start_daemon(route)
+    daemon = start_daemon(route, settings={"apply.workers": "auto"})
     commit_each(route.source, 1, 100)
     daemon.wait_caught_up()
     route.target.wait_until("SELECT sum(transactions) >= 100 FROM parapply.workers")
@@ -187,7 +187,7 @@ def test_sigusr1_logs_what_every_task_waits_for(route: Route, start_daemon: Star
 def test_progress_shows_the_three_metrics(route: Route, start_daemon: StartDaemon) -> None:
     """`parapply.progress`: lowest, highest and the list between; all lag is 0 when the target is there."""
     query = _PROGRESS.replace("{slot}", route.slot)
-    daemon = start_daemon(route)
+    daemon = start_daemon(route, settings={"apply.workers": "auto"})
     commit_each(route.source, 1, 100)
     daemon.wait_caught_up()
     # In one look: an idle publisher, too, writes WAL now and then.

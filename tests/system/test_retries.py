@@ -56,7 +56,7 @@ def check_no_conflict(daemon: Daemon) -> None:
 def test_t30_the_head_waits_for_a_later_batch(pair: Pair) -> None:
     """A later batch that holds what the head needs, and waits for its turn, is rolled back and repeated (T-30)."""
     pair.create(_TABLES, _TABLES + _COUNTERS)
-    daemon = pair.start(settings=_TRUSTED)
+    daemon = pair.start(workers=4, settings=_TRUSTED)
     with pair.target.connect() as foreign:
         foreign.execute(_LOCK_HOLD)
         pair.write("BEGIN; UPDATE hold SET v = 1 WHERE id = 1; INSERT INTO ta VALUES (1, 1); COMMIT")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.fixtures.databases import Database
     from tests.fixtures.servers import NewDatabase
 
-_SNAPSHOTS = 25
+_SNAPSHOTS = 10
 _EARLIEST_EVERY = 5
 _TIMEOUT_S = 30.0
 _CHECKSUM = " UNION ALL ".join(
@@ -85,8 +85,8 @@ async def test_a_snapshot_equals_the_source_at_its_lsn(
     daemon = start_daemon(route)
     daemon.wait_for_event("source_connected")
     moment = _Moment(source_db)
-    with BankLoad(source_db, seed=3, pace_s=0.005) as load:
-        load.wait_for_more(50)
+    with BankLoad(source_db, seed=3, pace_s=0.01) as load:
+        load.wait_for_more(20)
         for number in range(_SNAPSHOTS):
             async with snapshots([_config(route)], choose=moment.choose, timeout_s=_TIMEOUT_S) as (taken,):
                 assert _in_snapshot(target_db, taken.name, _CHECKSUM) == moment.checksums
@@ -107,7 +107,7 @@ def _transfers(source: Database) -> Iterator[None]:
 
     def run() -> None:
         with source.connect() as connection:
-            while not stop.is_set():
+            while not stop.wait(0.002):
                 connection.execute("BEGIN; UPDATE here SET n = n - 1; UPDATE there SET n = n + 1; COMMIT")
 
     thread = threading.Thread(target=run)

@@ -116,7 +116,10 @@ def lab(server_pool: ServerPool, pg_major: int) -> Iterator[_Lab]:
     stream_everything(source)
     route = Route(source=source, target=target)
     make_slot(route)
-    settings = {**QUICK, **FOLLOW, "source.status_interval_s": 0.1, 'apply.tables."public.watched".parallel': "always"}
+    settings = {
+        **QUICK, **FOLLOW, "apply.workers": 4, "source.status_interval_s": 0.1,
+        'apply.tables."public.watched".parallel': "always",
+    }  # fmt: skip
     daemon = Daemon(route, settings=settings)
     try:
         daemon.wait_for_event("source_connected")
@@ -267,7 +270,10 @@ def test_t25_rows_that_need_not_be_there(source_db: Database, target_db: Databas
     stream_everything(source_db)
     route = Route(source=source_db, target=target_db)
     make_slot(route)
-    settings = {**QUICK, **FOLLOW, "source.status_interval_s": 0.1, "target.session_replication_role": "origin"}
+    settings = {
+        **QUICK, **FOLLOW, "apply.workers": 4, "source.status_interval_s": 0.1,
+        "target.session_replication_role": "origin",
+    }  # fmt: skip
     lab = _Lab(route, start_daemon(route, settings=settings))
     lab.daemon.wait_for_event("source_connected")
     insert = "INSERT INTO child SELECT g, 1, repeat('x', 300) FROM generate_series({}, {}) AS g"
