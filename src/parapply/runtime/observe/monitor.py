@@ -102,6 +102,10 @@ class Monitor:
         #: What is shown of each, by its number.
         self._shown_workers: dict[int, tuple[WorkerRow, float]] = {}
         self._tables = tables
+        #: Taken from those who know them and not written yet: the epoch's end interrupts what is written, and the last
+        #: look repeats it.
+        self._unwritten_tables: dict[tuple[str, str], display.TableRow] = {}
+        self._unwritten_counts: dict[str, display.TableCounts] = {}
         self._conflict_handler = conflict_handler
         self._foreign_waits = foreign_waits
         self._figures = figures
@@ -216,9 +220,10 @@ class Monitor:
         }
         changed = [self._dated(*row) for number, row in rows.items() if self._shown_workers.get(number) != row]
         have_left = not self._shown_workers.keys() <= rows.keys()
-        tables = self._tables.take_rows()
+        tables, counts = self._unwritten_tables, self._unwritten_counts
+        tables |= {(row.schema_name, row.table_name): row for row in self._tables.take_rows()}
+        counts |= {row.name: row for row in take_counts(self._figures)}
         limits = self._intervals.limiting.take()
-        counts = take_counts(self._figures)
         if not (changed or have_left or tables or limits or counts):
             return
         async with self._control_pool.session() as conn:
@@ -228,11 +233,13 @@ class Monitor:
                 await display.forget_workers(conn, self._schema, self._slot_id, but=sorted(rows))
             self._shown_workers = rows
             if tables:
-                await state.write_tables(conn, self._schema, self._slot_id, tables)
+                await state.write_tables(conn, self._schema, self._slot_id, list(tables.values()))
+                tables.clear()
             if limits:
                 await display.write_limits(conn, self._schema, self._slot_id, limits)
             if counts:
-                await display.write_counts(conn, self._schema, self._slot_id, counts)
+                await display.write_counts(conn, self._schema, self._slot_id, list(counts.values()))
+                counts.clear()
 
     def _is_committing(self, end_lsn: int) -> bool:
         """Tell whether COMMIT was sent for the transaction that ends there."""
