@@ -11,6 +11,8 @@ import psycopg
 if TYPE_CHECKING:
     from typing import Self
 
+    from psycopg.abc import RV, PQGen
+
 
 #: What a refusal says, and what the operator can do; a refused connection has no SQLSTATE. Servers that speak another
 #: language go without a hint.
@@ -57,6 +59,11 @@ def dsn_problem(error: psycopg.Error) -> str:
     return text.removeprefix(_NOT_BEGUN) if text.startswith(_NOT_BEGUN) and is_refused else ""
 
 
+#: Seconds: psycopg wakes up ten times a second while it waits for a server, so that Ctrl-C ends a program without an
+#: event loop. A session that listens for calls would so be a third of what an idle daemon does.
+_SELDOM_S: Final = 3600.0
+
+
 class Session(psycopg.AsyncConnection[tuple[Any, ...]]):
     """A connection to either end; rows are tuples."""
 
@@ -72,3 +79,7 @@ class Session(psycopg.AsyncConnection[tuple[Any, ...]]):
         except asyncio.CancelledError as cancelled:
             traceback.clear_frames(cancelled.__traceback__)
             raise
+
+    async def wait(self, gen: PQGen[RV], interval: float = _SELDOM_S, timeout: float | None = None) -> RV:  # noqa: ASYNC109  psycopg's
+        """Wait for the server; arguments and errors are psycopg's."""
+        return await super().wait(gen, interval, timeout)

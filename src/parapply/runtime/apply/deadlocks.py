@@ -102,7 +102,8 @@ class StallCheck:
             TargetLost: the connection ended.
         """
         while True:
-            await asyncio.sleep(self._stall_check_s / 2)
+            # What begins while nothing is under way stands still for so long at the earliest.
+            await asyncio.sleep(self._stall_check_s / (1 if self._pool.is_idle else 2))
             self.foreign_waits.clear()
             self._ask_back()
             for worker in self._workers:

@@ -76,6 +76,8 @@ class Requests:
         #: of it.
         self._unseen_from_lsn: int | None = batcher.taken_lsn
         copied.on_changed = self._copies_changed
+        #: Whether the state had requests when it was last looked at.
+        self._are_open = False
         #: Sessions that keep a snapshot until it is taken.
         self._exports: dict[int, Connection] = {}
         #: Set by the epoch when a batch has committed or a worker is idle.
@@ -140,11 +142,15 @@ class Requests:
 
     async def _look(self, *, is_called: bool) -> None:
         await self._copied.read(is_called=is_called)
+        if not (is_called or self._are_open):
+            return
         async with self._control_pool.session() as conn:
             asked = await requests.open_requests(conn, self._config.state_schema, self._slot_id)
         for request_id in [*self._exports]:
             if not any(request.request_id == request_id and request.state == "ready" for request in asked):
                 await self._exports.pop(request_id).close()
+        # A command that is gone does not call, nor is one heard that calls while another is served.
+        self._are_open = bool(asked)
         for request in asked:
             if request.state == "asked":
                 await self._serve(request)

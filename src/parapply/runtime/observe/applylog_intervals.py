@@ -153,7 +153,9 @@ class Intervals:
         self._writer.write([record])
 
     def _cpu(self) -> _Cpu | None:
-        """Return what was taken of the target's processors; None where they are not this machine's."""
+        """Return what was taken of the target's processors; None where they are not this machine's, or not written."""
+        if self._writer is None:
+            return None
         pids = {worker.session.pipeline.backend_pid: worker.session.pipeline for worker in self._workers}
         if self._is_near is None and pids:
             pid, pipeline = next(iter(pids.items()))
