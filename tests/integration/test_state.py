@@ -272,7 +272,8 @@ def test_display_rows_and_drop(target_db: Database) -> None:
             await state.write_workers(
                 conn, "x", slot_id, [state.WorkerRow(worker=1, pid=2, state="busy", waits_for="0")]
             )
-            await state.write_tables(conn, "x", slot_id, [table, table])
+            await state.write_tables(conn, "x", slot_id, [table])
+            await state.write_tables(conn, "x", slot_id, [table])
             assert target_db.rows("SELECT worker, state FROM x.workers ORDER BY 1") == [(0, "idle"), (1, "busy")]
             assert target_db.rows("SELECT table_name, key_columns FROM x.tables") == [("t%s", ['k"'])]
             await state.write_daemon(conn, "x", slot_id, daemon)

@@ -101,7 +101,8 @@ def test_hot_rows_neither_serialise_nor_repeat(pair: Pair, tmp_path: Path, worke
     assert sum(record.n_transactions for record in records) == _N_TRANSACTIONS
     assert {(record.attempts, record.mode) for record in records} == {(1, "set")}
     late = [record for record in records if record.late_keys]
-    assert late
+    # One worker begins with a batch when its holders have committed: then nothing of it is late.
+    assert bool(late) is (workers > 1)
     # As many as there are workers were in flight behind the one that was held; every third has the same hot row.
     assert {record.seq for record in late} >= set(range(4, workers + 1))
     for record in late:

@@ -34,6 +34,8 @@ SERIAL_TRANSACTIONS: Final = 500
 
 #: Changes of each table, on average, below which a batch is thin.
 FEW_CHANGES: Final = 32
+#: A batch of fewer tables is not thin: what their statements cost by themselves is little.
+LEAST_THIN_TABLES: Final = 64
 #: A batch of more tables is not thin: each, with its indexes, takes places in the target's table of locks.
 MOST_THIN_TABLES: Final = 2048
 #: More changes than any batch holds.
@@ -41,8 +43,8 @@ NO_THRESHOLD = 1 << 62
 
 
 def has_few_changes(n_changes: int, n_tables: int) -> bool:
-    """Tell whether a batch has few changes for each table: one of twice the size would take little longer."""
-    return n_tables <= MOST_THIN_TABLES and n_changes < FEW_CHANGES * n_tables
+    """Tell whether a batch has few changes for each of many tables: one of twice the size would take little longer."""
+    return LEAST_THIN_TABLES <= n_tables <= MOST_THIN_TABLES and n_changes < FEW_CHANGES * n_tables
 
 
 class Limits:
@@ -289,8 +291,13 @@ class Batch:
 
     @property
     def is_thin(self) -> bool:
-        """Tell whether it has few changes for each of its tables."""
+        """Tell whether it has few changes for each of its tables, which are many."""
         return has_few_changes(self.n_changes, len(self.table_changes))
+
+    @property
+    def is_mostly_first(self) -> bool:
+        """Tell whether a session that meets its tables for the first time takes longer for that than for the rest."""
+        return has_few_changes(self.n_changes // 4, len(self.table_changes))
 
     def _count(self, transaction: Transaction) -> None:
         if not self.transactions:

@@ -82,8 +82,7 @@ class Scheduler:
         if late and not self._may_split(batch, late):
             waits = {**late, **waits}
             late = {}
-            for changes in batch.table_changes:
-                changes.late_keys.clear()
+            _join(batch)
         self._open[batch.seq] = _InFlight(batch, waits, late)
         return not waits
 
@@ -94,6 +93,11 @@ class Scheduler:
             return False  # nothing to do until then
         return not any(map(frees_late, batch.table_changes)) and not is_split_unsafe(batch)
 
+    def started(self, batch: Batch) -> None:
+        """Take a batch that a worker begins with: split no more if all holders of its late keys have committed."""
+        if not self._open[batch.seq].late:
+            _join(batch)
+
     def give_back(self, batch: Batch) -> bool:
         """Make a rolled back batch wait as a whole for the holders of its late keys; True if none is left.
 
@@ -102,8 +106,7 @@ class Scheduler:
         own = self._open[batch.seq]
         for seq in own.late:
             self._open[seq].is_slow = True
-        for changes in batch.table_changes:
-            changes.late_keys.clear()
+        _join(batch)
         own.waits, own.late = own.late, {}
         return not own.waits
 
@@ -141,6 +144,12 @@ class Scheduler:
     def batches(self) -> list[Batch]:
         """Return the batches not committed, in source order."""
         return [one.batch for one in self._open.values()]
+
+
+def _join(batch: Batch) -> None:
+    """Have all changes of a batch applied at once."""
+    for changes in batch.table_changes:
+        changes.late_keys.clear()
 
 
 def _is_last(waits: dict[int, Wait], seq: int) -> bool:

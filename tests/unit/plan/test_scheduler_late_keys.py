@@ -93,6 +93,7 @@ class _Target:
                 self._come(coming.pop(0))
             elif step == "start":
                 batch = self._random.choice(startable)
+                self._scheduler.started(batch)
                 self._open[batch.seq] = _Open(batch, self.committed.snapshot())
                 self._check_no_lock_is_waited_for()
             elif step == "yield":

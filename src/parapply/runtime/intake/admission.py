@@ -116,8 +116,9 @@ class Admission:
     async def look_up(self, relations: Sequence[Relation], *, was_in_progress: bool = False) -> None:
         """Have plans ready for what a transaction announces, before it is read.
 
-        The open batch takes new tables, too, if nothing needs to be waited for: a thousand of them would else be a
-        thousand small batches. A target that has nothing to do gets what there is: so a backlog's first rows come soon.
+        The open batch takes new tables, too: a thousand of them would else be a thousand small batches. It waits for
+        them only in a backlog, and while they are being read ahead. The first one is not kept back, so that a backlog's
+        first rows come soon.
 
         What is in force already is announced again with every range of WAL, and a root with each of its partitions. It
         needs no query: whether the target's table has changed, too, is for the watch to find out, soon.
@@ -130,13 +131,15 @@ class Admission:
             TargetLost: the connection ended.
         """
         others = relations if was_in_progress else self._not_in_force(relations)
+        if others and self._batcher.is_backlog:
+            await self._tables.read_ahead(others)
         if not self._copied.is_settled(relations) or not self._tables.resolve_new(others):
             self._batcher.close_open()
             await self._resolve(others)
             await self._settle(relations)
             self._batcher.plans_changed()
         elif others:
-            self._batcher.close_if_idle()
+            self._batcher.close_first()
         for relation in relations:
             self.starts.announce(relation)
 

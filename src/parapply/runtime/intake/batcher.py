@@ -74,10 +74,11 @@ class Batcher:
         self._large: LargeJob | None = None
         #: Made when a batch needs it: copied at every announcement, thousands of tables would take seconds.
         self._plans_now: dict[int, TablePlan] | None = None
-        self._closing = BatchClosing(pool, config, self._close)
+        self._closing = BatchClosing(pool, config, self._close, lambda: self.is_taking)
         #: Updated with every commit by the epoch.
         self.sizing = BatchSizing(
-            Limits(config.max_batch_transactions, config.max_batch_changes, config.max_batch_bytes)
+            Limits(config.max_batch_transactions, config.max_batch_changes, config.max_batch_bytes),
+            memory_bytes=config.memory_limit_bytes,
         )
         self._limits = self.sizing.limits
         #: Highest LSN received: end of a transaction or of a keep-alive. Intake writes the latter. Read by progress,
@@ -276,17 +277,22 @@ class Batcher:
     def close_if_due(self) -> None:
         """Close the open batch if `closing.py` says so; called when something was read, or the pool has changed."""
         if self._open is not None:
-            self._closing.look(self._open.batch.n_changes, self._reader.heard_s)
+            self._closing.look(self._open.batch, self._reader.heard_s)
 
     def close_open(self) -> None:
         """Close the batch that is open, if one is: what comes next is not for it."""
         if self._open is not None:
             self._close()
 
-    def close_if_idle(self) -> None:
-        """Close the batch that is open, if one is, where nothing is in flight."""
-        if self._pool.is_idle:
+    def close_first(self) -> None:
+        """Close the batch that is open, if it is the first one."""
+        if self._seq == 1:
             self.close_open()
+
+    @property
+    def is_backlog(self) -> bool:
+        """Tell whether the stream is late."""
+        return self._closing.is_backlog
 
     def finish(self) -> None:
         """Hand over what is whole, and close nothing later."""

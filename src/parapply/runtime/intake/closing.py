@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from parapply.config import ApplyConfig
     from parapply.model import Transaction
+    from parapply.plan.batch import Batch
     from parapply.runtime.pool.pool import WorkerPool
 
 #: In a backlog a read that empties the socket is followed by a pause: a walsender sends every message by itself, and to
@@ -33,52 +34,57 @@ WORTH_A_WORKER: Final = 200
 class BatchClosing:
     """Written by intake alone; calls `close` when the open batch is due."""
 
-    def __init__(self, pool: WorkerPool, config: ApplyConfig, close: Callable[[], None]) -> None:
+    def __init__(
+        self, pool: WorkerPool, config: ApplyConfig, close: Callable[[], None], is_taking: Callable[[], bool]
+    ) -> None:
         """Start without a backlog.
 
         Args:
             pool: whose workers are free or not.
             config: what a backlog is, and how long a batch lingers in one.
             close: hands the open batch over; called with one open only.
+            is_taking: tells whether transactions were read that are in no batch yet.
         """
         self._pool = pool
+        self._is_taking = is_taking
         self._close = close
         self._loop = asyncio.get_running_loop()
         self._backlog_us = config.backlog_threshold_s * 1e6
         # Longer than a read pause; otherwise every pause would look like the end of the backlog.
         self._linger_s = config.linger_s + COLLECT_S
         self._timer: asyncio.TimerHandle | None = None
-        self._is_backlog = False
+        #: Whether the stream is late. Written here only.
+        self.is_backlog = False
         self._heard_s = 0.0
 
     def received(self, transaction: Transaction) -> None:
         """Measure how late the stream is."""
-        self._is_backlog = transaction.send_time_us - transaction.commit_time_us > self._backlog_us
+        self.is_backlog = transaction.send_time_us - transaction.commit_time_us > self._backlog_us
 
     @property
     def pause_s(self) -> float:
         """Return how long not to read after everything at hand was read; 0 where a worker could apply it at once."""
-        if self._is_backlog:
+        if self.is_backlog:
             return COLLECT_S
         return 0.0 if self._pool.is_idle or self._pool.is_relaxed else _BUSY_COLLECT_S
 
-    def look(self, n_changes: int, heard_s: float) -> None:
+    def look(self, batch: Batch, heard_s: float) -> None:
         """Close the open batch now or set the timer, whichever is due.
 
         Args:
-            n_changes: of the open batch.
+            batch: the open one.
             heard_s: when bytes last came.
         """
         self._heard_s = heard_s
-        if not self._pool.wants_work:
+        if not self._pool.wants(batch):
             return
-        if self._is_backlog:
+        if self.is_backlog:
             if self._timer is None:
-                self._timer = self._loop.call_later(self._linger_s, self._lingered, heard_s)
-        elif self._pool.is_relaxed or self._pool.is_idle or n_changes >= WORTH_A_WORKER:
+                self._timer = self._loop.call_later(self._linger_s, self._lingered, batch, heard_s)
+        elif self._pool.is_relaxed or self._pool.is_idle or batch.n_changes >= WORTH_A_WORKER:
             self._close()
         elif self._timer is None:
-            self._timer = self._loop.call_later(BEHIND_S, self._waited)
+            self._timer = self._loop.call_later(BEHIND_S, self._waited, batch)
 
     def disarm(self) -> None:
         """Drop the timer: the batch is closed, or reading has ended."""
@@ -86,18 +92,18 @@ class BatchClosing:
             self._timer.cancel()
             self._timer = None
 
-    def _lingered(self, armed_s: float) -> None:
+    def _lingered(self, batch: Batch, armed_s: float) -> None:
         """Close a batch of a backlog if nothing has come for a while; else wait as long again."""
         self._timer = None
-        if not self._pool.wants_work:
+        if not self._pool.wants(batch):
             return
-        if self._heard_s > armed_s:
-            self._timer = self._loop.call_later(self._linger_s, self._lingered, self._heard_s)
+        if self._heard_s > armed_s or self._is_taking():
+            self._timer = self._loop.call_later(self._linger_s, self._lingered, batch, self._heard_s)
         else:
             self._close()
 
-    def _waited(self) -> None:
+    def _waited(self, batch: Batch) -> None:
         """Close a batch that has waited long enough for the one under way to commit."""
         self._timer = None
-        if self._pool.wants_work:
+        if self._pool.wants(batch):
             self._close()

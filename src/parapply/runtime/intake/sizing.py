@@ -4,13 +4,14 @@ Larger sets are cheaper for each row, as long as rows of neighbouring keys share
 are held for, what is repeated if it fails, and what the target has left to do when the backlog ends.
 
 A batch over many tables has few rows for each of its statements, and these are what takes long: half as large it would
-have nearly as many. So it may grow to what is configured at once, and says nothing about the size of others.
+have nearly as many. So it may grow beyond others at once, and says nothing about their size.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from parapply.config import MEMORY_LIMIT_BYTES
 from parapply.plan.batch import Limits, has_few_changes
 from parapply.vocabulary import Mode
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _FIRST_TRANSACTIONS: Final = 2_500
 _FIRST_CHANGES: Final = 5_000
 _FIRST_BYTES: Final = 4 * 1024 * 1024
+#: Times as many changes and bytes as configured that a batch of few changes for each of many tables may have.
+THIN_SIZE: Final = 4
 #: Not below this part of the first size.
 _SMALLEST_PART: Final = 8
 #: Seconds of execution below which a full batch may be twice as large, and above which it is halved.
@@ -31,11 +34,12 @@ _SLOW_S: Final = 0.5
 class BatchSizing:
     """Written by the epoch at each commit; intake reads `limits`, which is always the same object."""
 
-    def __init__(self, most: Limits, scale: float = 1.0) -> None:
+    def __init__(self, most: Limits, scale: float = 1.0, *, memory_bytes: int = MEMORY_LIMIT_BYTES) -> None:
         """Begin with the first size, or with the configured one where that is smaller.
 
         Args:
             most: as configured.
+            memory_bytes: for all batches in hand.
             scale: the first size is so many times the usual one; for a run that is not begun.
         """
         #: As configured.
@@ -46,8 +50,8 @@ class BatchSizing:
             min(_FIRST_BYTES, most.size_bytes),
         )
         limits = self.limits
-        limits.most_transactions, limits.most_changes = most.transactions, most.changes
-        limits.most_bytes = most.size_bytes
+        limits.most_transactions, limits.most_changes = most.transactions, THIN_SIZE * most.changes
+        limits.most_bytes = max(most.size_bytes, min(THIN_SIZE * most.size_bytes, memory_bytes // 8))
         self._least = Limits(
             max(1, limits.transactions // _SMALLEST_PART),
             max(1, limits.changes // _SMALLEST_PART),

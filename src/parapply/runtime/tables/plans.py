@@ -134,6 +134,11 @@ class TablePlans:
             self._put(relation, plan)
             self._forget_namesakes(relation)
 
+    async def read_ahead(self, relations: Iterable[Relation]) -> None:
+        """Wait until relations are read ahead, as far as they are being read; not for long where that takes long."""
+        for relation in relations:
+            await self._ahead.make_ready(*self._target_of(relation))
+
     def resolve_new(self, relations: Sequence[Relation]) -> bool:
         """Find the target tables of relations never announced before, if all of them were read ahead and still hold.
 

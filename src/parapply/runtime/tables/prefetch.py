@@ -106,13 +106,18 @@ class CataloguePrefetch:
         The role may write to that table.
         """
         table = schema, name
+        await self.make_ready(schema, name)
+        self._queue.discard(table)
+        return self._found.pop(table, None)
+
+    async def make_ready(self, schema: str, name: str) -> None:
+        """Wait until the facts read about a table are there, and hold now; not for long if they cannot be read."""
+        table = schema, name
         # Wait even for a table that is not among them: a second session would have to fill its caches first.
         await self._wait_for(table)
         found = self._found.get(table)
         if found is not None and self._clock() - found.valid_s > self._valid_s:
             await self._check(table)
-        self._queue.discard(table)
-        return self._found.pop(table, None)
 
     def ready(self, schema: str, name: str) -> AheadFacts | None:
         """Return what `take` would return without waiting, and keep it; None if it would have to wait."""

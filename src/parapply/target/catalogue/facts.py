@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import msgspec
 import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
+from psycopg.types.json import set_json_loads
 
 from parapply.errors import TargetRefused
 from parapply.plan.table import ColumnFacts, TableFacts
@@ -264,6 +266,7 @@ def _check_access(facts: TableFacts, row: Sequence[Any] | None) -> None:
 async def _rows(conn: psycopg.AsyncConnection[Any], query: str, params: Sequence[object]) -> list[tuple[Any, ...]]:
     # A raw cursor: these texts hold percent signs of their own. The row factory of the connection is not ours.
     async with psycopg.AsyncRawCursor(conn, row_factory=tuple_row) as cursor:
+        set_json_loads(msgspec.json.decode, cursor)  # what describes a table is a dozen such values
         # Planning takes longer than executing: the texts never change, so they are planned once a session.
         await cursor.execute(sql.SQL(query), params, prepare=True)
         return await cursor.fetchall()

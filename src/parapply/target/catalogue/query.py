@@ -82,12 +82,16 @@ met AS MATERIALIZED (  -- else the planner joins the classes with all types ther
   SELECT t.oid, t.typtype, t.typsubscript
   FROM (SELECT DISTINCT typid FROM part) p JOIN pg_catalog.pg_type t ON t.oid = p.typid
 ),
-equal_(typid, operator) AS (  -- the default equality operator of every type met (GetDefaultOpClass)
-  SELECT DISTINCT ON (t.oid) t.oid, c.operator
+own_(typid, typtype, typsubscript, operator) AS MATERIALIZED (  -- nearly every type has a class of its own
+  SELECT t.oid, t.typtype, t.typsubscript,
+    (SELECT c.operator FROM class_ c WHERE c.opcintype = t.oid ORDER BY c.amname LIMIT 1)
   FROM met t
+),
+other_(typid, operator) AS (
+  SELECT DISTINCT ON (t.typid) t.typid, c.operator
+  FROM own_ t
   JOIN class_ c ON
-    c.opcintype = t.oid
-    OR c.opcintype = CASE
+    c.opcintype = CASE
       WHEN t.typtype = 'e' THEN 'pg_catalog.anyenum'::pg_catalog.regtype
       WHEN t.typtype = 'r' THEN 'pg_catalog.anyrange'::pg_catalog.regtype
       WHEN t.typtype = 'm' THEN 'pg_catalog.anymultirange'::pg_catalog.regtype
@@ -97,8 +101,14 @@ equal_(typid, operator) AS (  -- the default equality operator of every type met
     END
     OR EXISTS (
       SELECT FROM pg_catalog.pg_cast k
-      WHERE k.castsource = t.oid AND k.casttarget = c.opcintype AND k.castmethod = 'b' AND k.castcontext = 'i')
-  ORDER BY t.oid, c.opcintype = t.oid DESC, c.typispreferred DESC, c.amname
+      WHERE k.castsource = t.typid AND k.casttarget = c.opcintype AND k.castmethod = 'b' AND k.castcontext = 'i')
+  WHERE t.operator IS NULL
+  ORDER BY t.typid, c.typispreferred DESC, c.amname
+),
+equal_(typid, operator) AS (  -- the default equality operator of every type met (GetDefaultOpClass)
+  SELECT typid, operator FROM own_ WHERE operator IS NOT NULL
+  UNION ALL
+  SELECT typid, operator FROM other_
 )"""
 
 # Built-in functions leave no trace in pg_depend, so what is found belongs to a user or an extension. An operator in an

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psycopg
+from psycopg.types.json import Json
 
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state.schema import gone, in_schema, lsn_text
@@ -180,16 +181,26 @@ async def write_tables(conn: Connection, schema: str, slot_id: int, tables: Sequ
         TargetLost: the connection broke.
     """
     query = in_schema(
-        "INSERT INTO {s}.tables VALUES ($1::int, $2, $3, $4, $5::bool, $6, $7::text[], $8::bigint)"
+        "INSERT INTO {s}.tables SELECT $1::int, found.schema_name, found.table_name, found.lane,"
+        " found.is_table_exclusive, found.reason,"
+        " ARRAY(SELECT pg_catalog.json_array_elements_text(found.key_columns)), found.retries"
+        " FROM ROWS FROM (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[]), pg_catalog.unnest($4::text[]),"
+        " pg_catalog.unnest($5::bool[]), pg_catalog.unnest($6::text[]), pg_catalog.unnest($7::json[]),"
+        " pg_catalog.unnest($8::bigint[]))"
+        " AS found (schema_name, table_name, lane, is_table_exclusive, reason, key_columns, retries)"
         " ON CONFLICT (slot_id, schema_name, table_name) DO UPDATE SET (lane, is_table_exclusive, reason, key_columns,"
         " retries, updated_at) = (EXCLUDED.lane, EXCLUDED.is_table_exclusive, EXCLUDED.reason, EXCLUDED.key_columns,"
         " EXCLUDED.retries, pg_catalog.clock_timestamp())",
         schema,
     )
-    values = [
-        (slot_id, t.schema_name, t.table_name, t.lane, t.is_table_exclusive, t.reason, list(t.key_columns), t.retries)
+    if not tables:
+        return
+    # One statement for all. An array cannot hold arrays of different lengths.
+    shown = [
+        (t.schema_name, t.table_name, t.lane, t.is_table_exclusive, t.reason, Json(t.key_columns), t.retries)
         for t in tables
     ]
+    values = [(slot_id, *map(list, zip(*shown, strict=True)))]
     await _write_all(conn, query, values, "writing how tables are applied")
 
 

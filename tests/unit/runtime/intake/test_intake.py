@@ -93,6 +93,9 @@ class _Tables:
         #: Held by a test while the catalogue is to be slow.
         self.catalogue = asyncio.Lock()
         self.is_read_ahead = False
+        #: Held by a test while tables are being read ahead.
+        self.reading_ahead = asyncio.Lock()
+        self.is_asked = asyncio.Event()
         #: As the table was announced before.
         self.is_announced = False
         self.is_in_doubt = asyncio.Event()
@@ -102,6 +105,11 @@ class _Tables:
 
     def take_changed(self) -> bool:
         return False
+
+    async def read_ahead(self, _relations: Sequence[object]) -> None:
+        self.is_asked.set()
+        async with self.reading_ahead:
+            pass
 
     def resolve_new(self, relations: Sequence[object]) -> bool:
         return (self.is_read_ahead or not relations) and all(relation in self.plans.known for relation in relations)
@@ -395,21 +403,20 @@ async def test_bytes_that_wait_for_a_busy_intake_do_not_wake_it_again_and_again(
 
 
 @pytest.mark.parametrize(
-    ("is_read_ahead", "is_idle", "sizes"), [(True, False, [3]), (True, True, [1, 2]), (False, False, [1, 2])]
+    ("is_read_ahead", "is_first", "sizes"), [(True, False, [3]), (True, True, [1, 2]), (False, False, [1, 2])]
 )
-async def test_a_new_table_ends_the_open_batch_only_if_the_catalogue_must_be_asked_or_the_target_is_idle(
-    sizes: list[int], *, is_read_ahead: bool, is_idle: bool
+async def test_a_new_table_ends_the_open_batch_only_if_the_catalogue_must_be_asked_or_it_is_the_first(
+    sizes: list[int], *, is_read_ahead: bool, is_first: bool
 ) -> None:
     """A backlog of a thousand tables would begin with as many batches; nothing whole waits for a query."""
     lab = _Lab()
     lab.tables.is_read_ahead = is_read_ahead
     async with lab.running():
-        under_way = asyncio.create_task(lab.take())
-        await settle()
-        lab.stream.feed(*lab.transaction())
-        earlier = await under_way
-        if is_idle:
-            lab.commit(earlier)
+        if not is_first:
+            under_way = asyncio.create_task(lab.take())
+            await settle()
+            lab.stream.feed(*lab.transaction())
+            lab.commit(await under_way)
         before = lab.batcher.plans_now
         news = lab.transaction(announced(), build.insert(row("1"), oid=OID), late_us=LATE_US)
         await lab.read(*lab.transaction(late_us=LATE_US), *news, *lab.transaction(late_us=LATE_US))
@@ -417,6 +424,30 @@ async def test_a_new_table_ends_the_open_batch_only_if_the_catalogue_must_be_ask
         assert [len(job.batch.transactions) for job in jobs] == sizes
         assert isinstance(jobs[0], SetJob)
         assert jobs[0].plans_before is before
+
+
+async def test_a_batch_of_a_backlog_stays_open_while_a_new_table_is_being_read_ahead() -> None:
+    """The groups that are read one after the other would else be as many batches, each of nearly all tables."""
+    lab = _Lab()
+    lab.tables.is_read_ahead = True
+    async with lab.running():
+        under_way = asyncio.create_task(lab.take())
+        await settle()
+        lab.stream.feed(*lab.transaction())
+        lab.commit(await under_way)
+        await lab.tables.reading_ahead.acquire()
+        news = lab.transaction(announced(), build.insert(row("1"), oid=OID), late_us=LATE_US)
+        taken = asyncio.create_task(lab.take())
+        lab.stream.feed(*lab.transaction(late_us=LATE_US), *news, *lab.transaction(late_us=LATE_US))
+        async with asyncio.timeout(5):
+            await lab.tables.is_asked.wait()
+        lab.batcher.close_if_due()
+        await settle()
+        assert not taken.done()
+        lab.tables.reading_ahead.release()
+        async with asyncio.timeout(5):
+            job = await taken
+        assert len(job.batch.transactions) == 3
 
 
 async def test_what_is_announced_again_as_it_is_ends_no_batch_and_asks_nothing() -> None:

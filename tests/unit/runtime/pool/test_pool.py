@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from parapply.plan.batch import Batch
+from parapply.plan.batch import LEAST_THIN_TABLES, Batch
 from parapply.plan.overlap import overlaps
+from parapply.plan.table_changes import TableChanges
 from parapply.plan.waits import Wait
 from parapply.runtime.pool.job import SetJob, StreamJob
 from parapply.runtime.pool.pool import CommitTurn, Released, WorkerPool
 from parapply.runtime.pool.streams import StreamBuffer
 from parapply.vocabulary import WaitKind
+from tests.unit.changes_model import PLAIN
 from tests.unit.changes_stream import Op, Publisher, assembled, batches, ops
 
 if TYPE_CHECKING:
@@ -332,6 +334,29 @@ def test_t30_the_last_idle_worker_is_kept_for_what_is_blocked() -> None:
     asyncio.run(go())
 
 
+async def test_thin_batches_run_alongside_each_other_as_soon_as_some_have_committed() -> None:
+    """Each session that gets one meets all of its tables first; a backlog of two would pay for that twice."""
+    changes = TableChanges(PLAIN.plan(0))
+    jobs = [SetJob(Batch(seq), {}) for seq in range(1, 8)]
+    for job in jobs:
+        job.batch.table_changes = [changes] * LEAST_THIN_TABLES
+        job.batch.end_lsn = job.batch.seq
+    pool = WorkerPool(0, lambda: None, lambda _: None)
+    for job in jobs:
+        pool.submit(job, 0.0)
+    asking = [asyncio.create_task(pool.next_job()) for _ in range(3)]
+    n_running = []
+    for job in jobs:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        n_running.append(len(pool) - len(pool.waiting_jobs()))
+        pool.committed(job, 0.0)
+        asking.append(asyncio.create_task(pool.next_job()))
+    for one in asking:
+        one.cancel()
+    assert n_running == [1, 1, 2, 2, 3, 2, 1]
+
+
 async def test_a_batch_submitted_while_a_worker_asks_for_one_goes_to_that_worker() -> None:
     """An idle worker's question makes intake close its open batch: `submit` is called inside `next_job`."""
     waiting = [SetJob(Batch(seq), {}) for seq in (1, 2)]
@@ -339,14 +364,14 @@ async def test_a_batch_submitted_while_a_worker_asks_for_one_goes_to_that_worker
         job.batch.end_lsn = job.batch.seq
 
     def close_open_batch() -> None:
-        if waiting and pool.wants_work:
+        if waiting and pool.wants(Batch(3)):
             pool.submit(waiting.pop(0), 0.0)
 
     pool = WorkerPool(0, close_open_batch, lambda _job: None)
     async with asyncio.timeout(5):
         first, second = await pool.next_job(), await pool.next_job()
     assert [first.batch.seq, second.batch.seq] == [1, 2]
-    assert not pool.wants_work, "neither worker is listed as idle any more"
+    assert not pool.wants(Batch(3)), "neither worker is listed as idle any more"
     assert pool.waiting_jobs() == []
 
 
@@ -361,4 +386,4 @@ async def test_a_worker_that_asks_may_bring_about_the_batch_it_gets() -> None:
 
     pool = WorkerPool(0, changed, lambda _: None)
     assert await pool.next_job() is job
-    assert not pool.wants_work
+    assert not pool.wants(Batch(3))
