@@ -36,18 +36,18 @@ help: ## print this list
 
 venv: $(STAMP) $(MANIFEST) ## make or renew .venv with the pinned versions; compile the hot path
 
-# What the project and these of its extras, separated by commas, depend on: a line each.
+# What the project and these of its extras, separated by commas, depend on, a line each: `spark`, or all that is not.
 define REQUIREMENTS
 import sys, tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
-extras = [project["optional-dependencies"][name] for name in sys.argv[1].split(",")]
-print(*project["dependencies"], *sum(extras, []), sep="\n")
+needed = sum([project["optional-dependencies"][name] for name in sys.argv[1].split(",")], project["dependencies"])
+print(*[one for one in needed if one.startswith("pyspark") == (sys.argv[2:] == ["spark"])], sep="\n")
 endef
 export REQUIREMENTS
 # Most of what is installed, and imported by nothing here: it is compiled when it is first imported.
 RARE := /(tests?|testing|graph_objs|validators|pyspark/(pandas|ml|mllib|sql/connect))/
 
-# Pip uses one processor: the hot path is compiled beside it, and the bytecode by all of them.
+# Pip uses one processor and waits for the registry: the hot path is compiled and Spark, a third of all, installed beside it.
 # Make .venv and install with these extras, and more arguments of pip. The mark comes before the environment: an interrupted attempt is ours to repeat.
 define environment
 	@if [ -d $(VENV) ] && [ ! -e $(MARK) ]; then \
@@ -65,8 +65,9 @@ define environment
 	echo "$(VENV): installing parapply with $(1), and compiling it ..."; \
 	log=$$(mktemp); trap 'kill $$(jobs -p) 2>/dev/null || true; rm -f "$$log"' EXIT; \
 	$(BIN)/python hatch_build.py >"$$log" 2>&1 & compiling=$$!; \
+	$(BIN)/python -c "$$REQUIREMENTS" $(1) spark | $(PIP_INSTALL) --no-compile -r /dev/stdin & spark=$$!; \
 	$(BIN)/python -c "$$REQUIREMENTS" $(1) | $(PIP_INSTALL) --no-compile -r /dev/stdin $(2); \
-	wait $$compiling || cat "$$log" >&2; \
+	wait $$spark; wait $$compiling || cat "$$log" >&2; \
 	$(PIP_INSTALL) --no-compile --no-build-isolation --no-deps -e '.[$(1)]'; \
 	$(BIN)/python -m compileall -qq -j 0 -x '$(RARE)' $(BIN)/../lib || true; \
 	touch $@
