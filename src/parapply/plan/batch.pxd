@@ -38,6 +38,10 @@ cdef class Batch:
     cdef public unsigned long long end_lsn
     cdef public long long first_commit_time_us
     cdef public long long commit_time_us
+    cdef Py_ssize_t _first
+    cdef object _rows
+    cdef object _after
+    cdef set _emptied
     cdef dict _by_relation
     cdef dict _takers
     cdef list _known

@@ -66,10 +66,14 @@ class Batch:
     """
 
     __slots__ = (
+        "_after",
         "_by_relation",
+        "_emptied",
+        "_first",
         "_known",
         "_known_tags",
         "_n_known",
+        "_rows",
         "_takers",
         "commit_time_us",
         "end_lsn",
@@ -107,7 +111,8 @@ class Batch:
         #: Kept until the commit: a failed batch is split and retried from them.
         self.transactions: list[Transaction] = []
         self.steps: list[Step] = []
-        #: Every table the batch touches, over all steps; for dependencies and the apply log.
+        #: Every table the batch touches, over all steps, and what a TRUNCATE has taken out of them; for dependencies
+        #: and the apply log.
         self.table_changes: list[TableChanges] = []
         #: Waits for everything earlier to commit, and everything later waits for it.
         self.is_barrier = False
@@ -124,6 +129,7 @@ class Batch:
         #: The set form would hide a contradiction, so apply it row by row at the head, at once.
         self.is_suspect = False
         self.has_truncate = False
+        #: As they came, whatever became of them in the steps.
         self.truncates: list[TruncateStep] = []
         self.n_changes = 0
         self.size_bytes = 0
@@ -131,6 +137,11 @@ class Batch:
         self.end_lsn = 0
         self.first_commit_time_us = 0
         self.commit_time_us = 0
+        #: Where the steps begin that are still added to: rows, each TRUNCATE, and rows of the tables that it emptied.
+        self._first = 0
+        self._rows: TablesStep | None = None
+        self._after: TablesStep | None = None
+        self._emptied: set[int] = set()
         #: Cache for one step: publisher's OID to the changes of its target table.
         self._by_relation: dict[int, TableChanges] = {}
         #: Cache on top of it: kind and OID, as the bytes of a frame, to what takes such frames. Emptied whenever a
@@ -171,7 +182,7 @@ class Batch:
             self.is_serial = self.is_serial or len(self.transactions) == 1
             self.is_barrier = True
             self._forget()
-            self.steps.append(OrderedStep(ordered_changes(transaction, plans)))
+            self._add_step(OrderedStep(ordered_changes(transaction, plans)))
             return
         has_relations = bool(transaction.relations)
         takers = self._takers
@@ -351,10 +362,7 @@ class Batch:
         Several published relations can map to one target table (partitions): they share one lane, in source order,
         and each change of relation continues with the other's plan.
         """
-        step = self.steps[-1] if self.steps else None
-        if not isinstance(step, TablesStep):
-            step = TablesStep({})
-            self.steps.append(step)
+        step = self._step_of(plan.facts.oid)
         table = step.tables.get(plan.facts.oid)
         if table is None:
             table = step.tables[plan.facts.oid] = TableChanges(plan)
@@ -371,11 +379,43 @@ class Batch:
 
     def _truncate(self, frame: bytes, plans: Plans) -> None:
         step = truncate_step(frame, plans)
-        self.steps.append(step)
         self.truncates.append(step)
         self.has_truncate = True
         self.is_barrier = True
         self._forget()
+        if not step.stands_alone:
+            self._add_step(step)
+            return
+        # What the steps that are still added to did to these tables is gone. Other tables come first, because they do
+        # not need the lock; then each TRUNCATE once, because again in one transaction it would flush the WAL each time;
+        # then what comes after it.
+        steps = self.steps[self._first :]
+        for earlier in steps:
+            if isinstance(earlier, TablesStep):
+                for plan in step.plans:
+                    earlier.tables.pop(plan.facts.oid, None)
+        if self._after is None:
+            self._after = TablesStep({})
+            self.steps += [step, self._after]
+        elif step not in steps:
+            self.steps.insert(-1, step)
+        self._emptied.update([plan.facts.oid for plan in step.plans])
+
+    def _add_step(self, step: Step) -> None:
+        """Add a step that keeps its place: what comes is applied after it."""
+        self.steps.append(step)
+        self._first = len(self.steps)
+        self._rows = self._after = None
+        self._emptied.clear()
+
+    def _step_of(self, table_oid: int) -> TablesStep:
+        """Return the step that takes the next change of a table."""
+        if self._after is not None and table_oid in self._emptied:
+            return self._after
+        if self._rows is None:
+            self._rows = TablesStep({})
+            self.steps.insert(self._first, self._rows)
+        return self._rows
 
     def _give_up_sets(self, transaction: Transaction, plans: Plans) -> None:
         """Mark the batch for row by row application; relations announced later in the transaction still count."""

@@ -1,7 +1,8 @@
 """What a batch does one after the other, and the form that keeps source order change by change. Pure.
 
-Most batches have one step, the changes of each table. TRUNCATE of several relations is a step of its own (trap T-26); a
-transaction that touches a serial table is one step of raw frames in source order.
+Most batches have one step, the changes of each table. TRUNCATE of several relations is a step of its own (trap T-26),
+which comes once where no other table depends on its place. A transaction that touches a serial table is one step of raw
+frames in source order.
 """
 
 from __future__ import annotations
@@ -34,6 +35,18 @@ class TruncateStep(msgspec.Struct, frozen=True):
 
     plans: tuple[TablePlan, ...]
     restart_identity: bool
+
+    @property
+    def stands_alone(self) -> bool:
+        """Tell whether only these tables' own changes have to keep their place before it or after it.
+
+        Not where a partition tree or a foreign key ties rows of other tables to them. A key that refers to them from
+        elsewhere makes PostgreSQL refuse the TRUNCATE, wherever it stands.
+        """
+        return all(
+            not (plan.foreign_keys or plan.facts.is_partitioned) and plan.facts.root_oid == plan.facts.oid
+            for plan in self.plans
+        )
 
 
 class OrderedStep(msgspec.Struct, frozen=True):

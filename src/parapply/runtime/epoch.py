@@ -37,7 +37,6 @@ from parapply.runtime.intake.intake import Intake
 from parapply.runtime.intake.reader import SlotReader
 from parapply.runtime.intake.room import Room
 from parapply.runtime.intake.special import SpecialTransactions
-from parapply.runtime.intake.trace import Trace
 from parapply.runtime.observe.applylog_intervals import Intervals
 from parapply.runtime.observe.applylog_records import TargetNames, batch_record, new_run, transaction_records
 from parapply.runtime.observe.gauges import Parts
@@ -69,6 +68,7 @@ if TYPE_CHECKING:
     from parapply.config import ApplyConfig, Config
     from parapply.metrics.figures import Figures
     from parapply.model import Until
+    from parapply.runtime.intake.trace import Trace
     from parapply.runtime.observe.applylog_writer import ApplyLogWriter
     from parapply.runtime.observe.health import Health
     from parapply.runtime.pool.job import Job
@@ -479,8 +479,11 @@ class Epoch:
         )
 
     def _trace(self) -> Trace | None:
-        wants = self._applylog_writer is not None and self._config.applylog.detail == "transaction"
-        return Trace(self._tables, self._config.apply.table_lock_threshold) if wants else None
+        if self._applylog_writer is None or self._config.applylog.detail != "transaction":
+            return None
+        from parapply.runtime.intake.trace import Trace  # noqa: PLC0415  seldom wanted, and six modules
+
+        return Trace(self._tables, self._config.apply.table_lock_threshold)
 
     def _stream_limits(self, piece_bytes: int) -> StreamLimits:
         memory_bytes = self._config.apply.memory_limit_bytes // 4

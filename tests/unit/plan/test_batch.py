@@ -14,7 +14,7 @@ from parapply.model import FRAME_HEADER_BYTES, Relation, Transaction
 from parapply.plan.batch import Batch
 from parapply.plan.plans import Plans
 from parapply.plan.steps import OrderedStep, TablesStep, TruncateStep, is_serial, ordered_changes
-from parapply.plan.table import Lane
+from parapply.plan.table import ForeignKey, Lane
 from parapply.plan.table_changes import NetSegment, RowSegment
 from tests import build
 from tests.unit.changes_model import BY_ROW, KEYLESS, NUMERIC, PAIR, PLAIN, SERIAL, SPECS, Side, Spec
@@ -113,18 +113,49 @@ def test_nothing_moves_across_a_serial_transaction() -> None:
     assert [type(step) for step in batch.steps] == [TablesStep, OrderedStep, TablesStep]
 
 
-def test_truncate_is_a_barrier_and_a_step_of_its_own() -> None:
-    """What came before a TRUNCATE is applied before it, what comes after after; nothing runs beside the batch."""
-    specs = (PLAIN, BY_ROW)
-    wishes = (Op("put", 0, key=1), Op("truncate", 0, key=1), Op("put", 0, key=1))
-    publisher, transactions = _published(*wishes, specs=specs)
+def test_truncate_is_a_barrier_and_comes_once() -> None:
+    """What came before it is gone and counts all the same; other tables come before it, and nothing runs beside."""
+    specs = (PLAIN, BY_ROW, PAIR)
+    wishes = (Op("put", 0, key=1), Op("truncate", 0, key=1), Op("put", 0, key=1), Op("put", 2, key=1))
+    publisher, transactions = _published(*wishes, *wishes, specs=specs)
     [batch] = batches(transactions, publisher.plans, [9])
     assert batch.is_barrier
     assert batch.has_truncate
+    others, truncate, rows = batch.steps
+    assert isinstance(others, TablesStep)
+    assert list(others.tables) == [PAIR.facts.oid]
+    assert isinstance(truncate, TruncateStep)
+    assert [plan.facts.oid for plan in truncate.plans] == [PLAIN.facts.oid, BY_ROW.facts.oid]
+    assert isinstance(rows, TablesStep)
+    assert [changes.counts for changes in rows.tables.values()] == [[1, 0, 0]]
+    assert len(batch.truncates) == 2
+    assert sum(sum(changes.counts) for changes in batch.table_changes) == 6
+
+
+@pytest.mark.parametrize("tie", ["partition", "foreign key"])
+def test_truncate_of_a_table_with_ties_keeps_its_place(tie: str) -> None:
+    """Rows of other tables may depend on where it stands, so what came before is applied before it."""
+    publisher, transactions = _published(
+        Op("put", 0, key=1), Op("truncate", 0, key=0), Op("put", 0, key=1), specs=(PLAIN,)
+    )
+    [(relation, plan)] = publisher.plans.known.items()
+    foreign = ForeignKey(
+        name="f",
+        positions=(),
+        parent_oid=1,
+        parent_columns=(),
+        equalities=(),
+        is_old_sent=False,
+        is_enforced=True,
+        is_cascading=False,
+    )
+    publisher.plans.known[relation] = (
+        replace(plan, facts=replace(plan.facts, root_oid=plan.facts.oid + 1))
+        if tie == "partition"
+        else replace(plan, foreign_keys=(foreign,))
+    )
+    [batch] = batches(transactions, publisher.plans, [9])
     assert [type(step) for step in batch.steps] == [TablesStep, TruncateStep, TablesStep]
-    [step] = batch.truncates
-    assert [plan.facts.oid for plan in step.plans] == [PLAIN.facts.oid, BY_ROW.facts.oid]
-    assert len(batch.table_changes) == 2
 
 
 def test_a_truncate_of_nothing_or_of_the_unknown_is_malformed() -> None:

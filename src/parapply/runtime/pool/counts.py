@@ -92,10 +92,10 @@ class JobCounts:
             counts.insert += changes.counts[0]
             counts.update += changes.counts[1]
             counts.delete += changes.counts[2]
+        for truncate in batch.truncates:
+            self._count_truncate(truncate)
         for step in batch.steps:
-            if isinstance(step, TruncateStep):
-                self._count_truncate(step)
-            elif isinstance(step, OrderedStep):
+            if isinstance(step, OrderedStep):
                 for change in step.changes:
                     if isinstance(change, TruncateStep):
                         self._count_truncate(change)
