@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from parapply.config import load_config
+from parapply.verify import postgres
 from parapply.verify.command import VerifyAgain, VerifyOptions, comparison
+from parapply.verify.postgres import VerifyEnd
 from tests.fixtures.plain import FAST
 from tests.fixtures.route import Route
 from tests.fixtures.spark import SMALL
@@ -19,6 +21,7 @@ from tests.fixtures.workloads import BankLoad, create_bank
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from parapply.verify.postgres import Compared
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
 
@@ -200,6 +203,42 @@ def test_spark_finds_the_same(
         reports.append(json.loads(done.stdout)["tables"])
     assert reports[0] == reports[1]
     assert sum(len(table["differences"]) for table in reports[0]) == 7
+
+
+def test_compared_tables_are_unlocked(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """What was compared is unlocked before the end, in the same snapshot: a server has few locks for its tables."""
+    source_db.execute(_TABLES + _ROWS + _PUBLICATION)
+    target_db.execute(_TABLES)
+    route = Route(source=source_db, target=target_db, settings=FAST)
+    assert run_command(route, "init", "--copy").returncode == 0
+    start_daemon(route).wait_for_event("source_connected")
+    target_db.execute(_DAMAGE)
+    locked: list[int] = []
+    unlock = VerifyEnd.done
+
+    async def unlock_and_count(end: VerifyEnd, table: Compared) -> None:
+        await unlock(end, table)
+        for session in end._sessions:
+            cursor = await session.execute(
+                "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND relation >= 16384"
+            )
+            locked.extend(n for (n,) in await cursor.fetchall())
+
+    monkeypatch.setattr(VerifyEnd, "done", unlock_and_count)
+    flags = {"source.dsn": source_db.dsn, "target.dsn": target_db.dsn, "source.slot": route.slot,
+             "source.publications": ("pub",)}  # fmt: skip
+    found = []
+    for most in (1, 1000):
+        monkeypatch.setattr(postgres, "_MOST_LOCKED", most)
+        result = asyncio.run(comparison(load_config(None, (), flags, {}), VerifyOptions()))
+        found.append([(one.table.name, one.found) for one in result.verdicts])
+        assert (max(locked) == 0) == (most == 1)
+        locked.clear()
+    assert found[0] == found[1]
+    assert sum(len(one) for _, one in found[0]) == 7
 
 
 def test_both_sides_stay_in_use(

@@ -97,11 +97,15 @@ async def begin(  # noqa: PLR0913, PLR0917  what is known by now
         program = schemas.find_pg_dump(options.pg_dump)
         left_out = {schema, *facts.state_schemas}
         dumped = await schemas.dump(program, config.source.dsn.get_secret_value(), without=sorted(left_out))
-    with settings.target_errors("checking the tables"):
-        # One transaction: where something is refused, nothing of the schema is left.
-        async with ends.target.transaction():
-            await schemas.make(ends.target, dumped)
-            await _check_target(ends.target, tables, options)
+        with settings.target_errors("making the schema"):
+            # One transaction: where something is refused, nothing of the schema is left.
+            async with ends.target.transaction():
+                await schemas.make(ends.target, dumped)
+                await _check_target(ends.target, tables, options)
+    else:
+        # Each query by itself: one transaction would keep every table and index locked, which takes more shared memory
+        # than a server has for ten thousand tables.
+        await _check_target(ends.target, tables, options)
     if dumped:
         click.echo(f"target: schema made ({len(dumped):,} bytes of SQL)")
     async with connect.state_schema(ends.target, schema):

@@ -34,7 +34,7 @@ from parapply.source import slot
 from parapply.target.session import settings
 from parapply.verify import canonical
 from parapply.verify.differences import Difference, differences, differing_ranges, shown
-from parapply.verify.postgres import AnyEnd, Compared, VerifyEnd
+from parapply.verify.postgres import BEFORE_TABLES, AnyEnd, Compared, VerifyEnd
 from parapply.verify.sampled import drawn, ranges_of
 from parapply.verify.statements import statements
 
@@ -216,7 +216,10 @@ class _Both:
         name = f"parapply verify {self._config.source.slot}"
         for _ in range(self._options.connections):
             session = await source_snapshots.open_reader(dsn, name, snapshot)
-            self._source.append(await self._stack.enter_async_context(session))
+            reader = await self._stack.enter_async_context(session)
+            with slot.source_errors("comparing"):
+                await reader.execute(BEFORE_TABLES)
+            self._source.append(reader)
         self._source_snapshot = snapshot.name
         return snapshot.lsn
 
@@ -281,8 +284,9 @@ class _Both:
         left = deque(sorted([table for table in compared if table.published.oid not in by_all], key=expected_s))
 
         async def lane(here: slot.Connection, there: settings.Connection) -> None:
+            ends = VerifyEnd([here], is_source=True), VerifyEnd([there], is_source=False)
             while left:
-                await one(left.popleft(), (VerifyEnd([here], is_source=True), VerifyEnd([there], is_source=False)))
+                await one(left.popleft(), ends)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -299,6 +303,7 @@ class _Both:
         with settings.target_errors("importing the snapshot"):
             await conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             await conn.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(taken.name)))
+            await conn.execute(BEFORE_TABLES)
         return conn
 
     async def _compared(
@@ -351,6 +356,8 @@ class _Both:
         texts: Sequence[str] = ()
         if kept and self._options.prints_statements:
             texts = await statements(self._source[0], table.published, kept)
+        await source.done(table)
+        await target.done(table)
         return Verdict(
             table=table.published,
             source_rows=source_rows,

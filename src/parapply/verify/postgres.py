@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import msgspec
 
@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from psycopg import sql
 
     from parapply.verify.differences import Key
+
+#: Run in a session that compares, before it reads.
+BEFORE_TABLES: Final = "SAVEPOINT before_tables"
+GO_BACK: Final = "ROLLBACK TO SAVEPOINT before_tables"
+#: Relations, and their indexes besides.
+_MOST_LOCKED: Final = 100
 
 Session: TypeAlias = "psycopg.AsyncConnection[tuple[Any, ...]]"
 
@@ -56,6 +62,10 @@ class AnyEnd(Protocol):
         """Return key and hash of every row in some ranges."""
         ...
 
+    async def done(self, table: Compared) -> None:
+        """Take notice that a table is compared: nothing of it is read any more."""
+        ...
+
 
 class VerifyEnd:
     """One end: its sessions, and how its errors are reported."""
@@ -64,6 +74,8 @@ class VerifyEnd:
         """Keep them."""
         self._sessions = sessions
         self._is_source = is_source
+        #: Relations that the sessions have read, and keep locked.
+        self._n_locked = 0
 
     def parts(self, table: Compared) -> list[Part]:
         """Return the parts of a table here."""
@@ -114,6 +126,22 @@ class VerifyEnd:
 
         await self._each(deque(self._parts_with(table, numbers)), one)
         return collected
+
+    async def done(self, table: Compared) -> None:
+        """Take notice that a table is compared; now and then unlock those that are.
+
+        A transaction keeps each relation that it has read locked, and shared memory has room for a few thousand. What
+        was locked after a savepoint is unlocked by going back to it (manual, SAVEPOINT and "Explicit Locking").
+
+        Raises:
+            SourceLost, SourceRefused, TargetLost, TargetRefused: a session could not.
+        """
+        self._n_locked += len(self._leaves(table))
+        if self._n_locked >= _MOST_LOCKED:
+            self._n_locked = 0
+            with self._errors(table.published):
+                for session in self._sessions:
+                    await session.execute(GO_BACK)
 
     async def _rows(self, session: Session, table: PublishedTable, query: sql.Composed) -> list[tuple[Any, ...]]:
         with self._errors(table):

@@ -113,6 +113,10 @@ class SparkEnd:
         """Return key and hash of every row in some ranges; few, so the server is asked."""
         return await self._end.rows(table, numbers)
 
+    async def done(self, table: Compared) -> None:
+        """Take notice that a table is compared."""
+        await self._end.done(table)
+
     async def summary(
         self, table: Compared, on_part: Callable[[Part, int], None], numbers: Sequence[int] = ()
     ) -> Summary:

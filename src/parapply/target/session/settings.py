@@ -210,8 +210,13 @@ _PRIVILEGES = {
 
 _READ_ONLY_HINT = "point target.dsn to the primary, for example with target_session_attrs=read-write and all hosts"
 _SCHEMA_HINT = "run `parapply init` to create the state schema, or check target.state_schema"
+_LOCKS_HINT = (
+    "if transactions lock many tables and indexes, raise max_locks_per_transaction of the target, which takes a restart"
+)
 #: SQLSTATE: hint, for what retrying does not help.
 _REFUSALS = {"25006": _READ_ONLY_HINT, "42P01": _SCHEMA_HINT, "3F000": _SCHEMA_HINT}
+#: The same for what may pass by itself.
+_SHORTAGES = {"53200": _LOCKS_HINT}
 
 
 def _target_error(doing: str, error: psycopg.Error) -> ConfigError | TargetRefused | TargetLost:
@@ -228,7 +233,7 @@ def _target_error(doing: str, error: psycopg.Error) -> ConfigError | TargetRefus
     if error.sqlstate in _REFUSALS:
         return TargetRefused(text, hint=_REFUSALS[error.sqlstate])
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-        return TargetLost(text, hint=refusal_hint(text))
+        return TargetLost(text, hint=_SHORTAGES.get(error.sqlstate or "") or refusal_hint(text))
     return TargetRefused(text)
 
 
