@@ -80,6 +80,6 @@ class Session(psycopg.AsyncConnection[tuple[Any, ...]]):
             traceback.clear_frames(cancelled.__traceback__)
             raise
 
-    async def wait(self, gen: PQGen[RV], interval: float = _SELDOM_S, timeout: float | None = None) -> RV:  # noqa: ASYNC109  psycopg's
-        """Wait for the server; arguments and errors are psycopg's."""
-        return await super().wait(gen, interval, timeout)
+    async def wait(self, gen: PQGen[RV], interval: float = _SELDOM_S, *more: Any, **named: Any) -> RV:  # noqa: ANN401
+        """Wait for the server; arguments and errors are psycopg's, and 3.3.0 has fewer of them than later versions."""
+        return await super().wait(gen, interval, *more, **named)

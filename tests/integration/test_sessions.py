@@ -13,11 +13,12 @@ import psycopg
 import pytest
 import structlog
 from msgspec.structs import replace
-from psycopg import sql
+from psycopg import sql, waiting
 
 from parapply import logs
 from parapply.config import Config, load_config
 from parapply.config_values import Secret
+from parapply.driver import Session
 from parapply.errors import ParapplyError, SlotBusy, SourceLost, SourceRefused, TargetLost, TargetRefused
 from parapply.init import init
 from parapply.model import Column, Relation
@@ -44,6 +45,19 @@ OURS = (
     "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND (application_name LIKE 'parapply %'"
     " OR backend_type = 'walsender')"
 )
+
+
+async def test_a_session_asks_of_psycopg_only_what_its_first_supported_version_has(
+    target_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version 3.3.0 waits with two arguments; a third one came later, and nothing at all would run there."""
+
+    async def wait(self: Session, gen: Any, interval: float = 0.1) -> Any:  # noqa: ANN401  psycopg's
+        return await waiting.wait_async(gen, self.pgconn.socket, interval=interval)
+
+    monkeypatch.setattr(psycopg.AsyncConnection, "wait", wait)
+    async with await Session.connect(target_db.dsn) as conn:
+        assert await (await conn.execute("SELECT 1")).fetchall() == [(1,)]
 
 
 @pytest.fixture
