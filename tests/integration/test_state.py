@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 from psycopg import pq, sql
+from psycopg.conninfo import make_conninfo
 
 from parapply.errors import SourceRefused, TargetRefused
 from parapply.model import format_lsn, parse_lsn
@@ -287,6 +288,25 @@ def test_display_rows_and_drop(target_db: Database) -> None:
 
     asyncio.run(run())
     assert target_db.rows("SELECT 1 FROM pg_namespace WHERE nspname = 'x'") == []
+
+
+async def test_names_of_any_letters_are_shown_in_any_encoding_of_the_target(target_db: Database) -> None:
+    """A target in SQL_ASCII takes them as they are (T-61); it refuses JSON in which they are escaped."""
+    there = sql.Identifier(f"{target_db.dbname}_ascii")
+    create = sql.SQL("CREATE DATABASE {} ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0").format(there)
+    table = state.TableRow(
+        schema_name="s", table_name="t", lane="set", is_table_exclusive=False, reason="", key_columns=("größe", "id")
+    )
+    with psycopg.connect(target_db.dsn, autocommit=True) as conn:
+        conn.execute(create)
+        try:
+            async with control(make_conninfo(target_db.dsn, dbname=f"{target_db.dbname}_ascii")) as session:
+                slot_id = await made(session, "x")
+                await state.write_tables(session, "x", slot_id, [table])
+                query = sql.SQL("SELECT key_columns FROM x.tables")
+                assert await settings.rows(session, query) == [(["größe", "id"],)]
+        finally:
+            conn.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(there))
 
 
 @pytest.mark.pg_majors(15, 16, 18)

@@ -195,10 +195,12 @@ async def write_tables(conn: Connection, schema: str, slot_id: int, tables: Sequ
     )
     if not tables:
         return
-    # One statement for all. An array cannot hold arrays of different lengths.
+    # One statement for all. An array cannot hold arrays of different lengths. Names go as they are: PostgreSQL refuses
+    # \u in JSON where the server's encoding has no such letter, and always in SQL_ASCII.
+    keys = [Json(table.key_columns, dumps=msgspec.json.encode) for table in tables]
     shown = [
-        (t.schema_name, t.table_name, t.lane, t.is_table_exclusive, t.reason, Json(t.key_columns), t.retries)
-        for t in tables
+        (t.schema_name, t.table_name, t.lane, t.is_table_exclusive, t.reason, key, t.retries)
+        for t, key in zip(tables, keys, strict=True)
     ]
     values = [(slot_id, *map(list, zip(*shown, strict=True)))]
     await _write_all(conn, query, values, "writing how tables are applied")
