@@ -78,7 +78,7 @@ _FEW_MOVES: Final = 4
 class Command(Statement):
     """One statement of a batch, what it is for, and the number of rows it must report."""
 
-    __slots__ = ("expected", "operation", "plan")
+    __slots__ = ("expected", "operation", "others", "plan")
 
     prepared: Sql
 
@@ -91,11 +91,12 @@ class Command(Statement):
         operation: Operation,
         plan: TablePlan,
     ) -> None:
-        """Keep it all; for a truncate of several tables `plan` is the first one's."""
+        """Keep it all; for a truncate of several tables `plan` is the first one's, and `others` are set afterwards."""
         super().__init__(prepared, parameters, is_binary=prepared.is_set)
         self.expected = expected
         self.operation: Operation = operation
         self.plan = plan
+        self.others: tuple[TablePlan, ...] = ()
 
 
 def code_check(commands: Sequence[Command], role: str) -> list[Command]:
@@ -109,7 +110,7 @@ def code_check(commands: Sequence[Command], role: str) -> list[Command]:
         commands: of the batch; none, if they are none.
         role: session_replication_role of the session.
     """
-    facts = [command.plan.facts for command in commands]
+    facts = [plan.facts for command in commands for plan in (command.plan, *command.others)]
     unaware = {(one.oid, table_name(one)): one for one in facts if not (one.triggers or one.rules)}
     if not unaware:
         return []
@@ -385,7 +386,10 @@ class CommandBuilder:
         if any(foreign.is_enforced for plan in step.plans for foreign in plan.foreign_keys):
             # What changed the table before may have left deferred checks, and PostgreSQL truncates no such table.
             texts = [CHECK_NOW, prepared, CHECK_LATER]
-        return [Command(text, (), expected=ANY_COUNT, operation="truncate", plan=step.plans[0]) for text in texts]
+        commands = [Command(text, (), expected=ANY_COUNT, operation="truncate", plan=step.plans[0]) for text in texts]
+        for command in commands:
+            command.others = step.plans[1:]
+        return commands
 
 
 def _array(type_oid: int, elements: list[bytes]) -> bytes:
