@@ -132,7 +132,9 @@ class Admission:
         """
         others = relations if was_in_progress else self._not_in_force(relations)
         if others and self._batcher.is_backlog:
+            self._batcher.is_held = True
             await self._tables.read_ahead(others)
+            self._batcher.is_held = False
         if not self._copied.is_settled(relations) or not self._tables.resolve_new(others):
             self._batcher.close_open()
             await self._resolve(others)

@@ -74,7 +74,7 @@ class Batcher:
         self._large: LargeJob | None = None
         #: Made when a batch needs it: copied at every announcement, thousands of tables would take seconds.
         self._plans_now: dict[int, TablePlan] | None = None
-        self._closing = BatchClosing(pool, config, self._close, lambda: self.is_taking)
+        self._closing = BatchClosing(pool, config, self._close, lambda: self.is_held)
         #: Updated with every commit by the epoch.
         self.sizing = BatchSizing(
             Limits(config.max_batch_transactions, config.max_batch_changes, config.max_batch_bytes),
@@ -88,6 +88,8 @@ class Batcher:
         self.taken_lsn = state.high_lsn
         #: Whether transactions were read that are in no batch yet. Written by intake; requests then closes nothing.
         self.is_taking = False
+        #: Whether what comes next waits for facts that are being read ahead. Written by admission.
+        self.is_held = False
 
     @property
     def plans_now(self) -> dict[int, TablePlan]:

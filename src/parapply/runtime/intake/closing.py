@@ -35,7 +35,7 @@ class BatchClosing:
     """Written by intake alone; calls `close` when the open batch is due."""
 
     def __init__(
-        self, pool: WorkerPool, config: ApplyConfig, close: Callable[[], None], is_taking: Callable[[], bool]
+        self, pool: WorkerPool, config: ApplyConfig, close: Callable[[], None], is_held: Callable[[], bool]
     ) -> None:
         """Start without a backlog.
 
@@ -43,10 +43,10 @@ class BatchClosing:
             pool: whose workers are free or not.
             config: what a backlog is, and how long a batch lingers in one.
             close: hands the open batch over; called with one open only.
-            is_taking: tells whether transactions were read that are in no batch yet.
+            is_held: tells whether what comes next waits for facts that are on their way, and may join the open batch.
         """
         self._pool = pool
-        self._is_taking = is_taking
+        self._is_held = is_held
         self._close = close
         self._loop = asyncio.get_running_loop()
         self._backlog_us = config.backlog_threshold_s * 1e6
@@ -97,7 +97,7 @@ class BatchClosing:
         self._timer = None
         if not self._pool.wants(batch):
             return
-        if self._heard_s > armed_s or self._is_taking():
+        if self._heard_s > armed_s or self._is_held():
             self._timer = self._loop.call_later(self._linger_s, self._lingered, batch, self._heard_s)
         else:
             self._close()

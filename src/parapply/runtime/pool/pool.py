@@ -285,8 +285,11 @@ class WorkerPool:
             self._idle.pop().set_result(self._to_follow.popleft())
 
     def _may_start(self, batch: Batch) -> bool:
-        """Tell whether a batch may have one more worker, as far as `_LEARNT` is concerned; the head always may."""
-        if not batch.is_mostly_first or self._scheduler.head is batch:
+        """Tell whether a batch may have one more worker, as far as `_LEARNT` is concerned; the head always may.
+
+        So may all in relaxed order: one that stands at another session's lock must not hold up independent ones.
+        """
+        if self.is_relaxed or not batch.is_mostly_first or self._scheduler.head is batch:
             return True
         n_learning = sum([self._jobs[seq].batch.is_mostly_first for seq in self._assigned])
         return n_learning <= self._n_learnt // _LEARNT

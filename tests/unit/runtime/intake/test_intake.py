@@ -450,6 +450,26 @@ async def test_a_batch_of_a_backlog_stays_open_while_a_new_table_is_being_read_a
         assert len(job.batch.transactions) == 3
 
 
+async def test_a_batch_of_a_backlog_leaves_while_intake_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room may come as late as another batch is held up, and an idle worker need not wait for that."""
+    lab = _Lab(linger_s=0.01)
+    async with lab.running():
+        under_way = asyncio.create_task(lab.take())
+        await settle()
+        lab.stream.feed(*lab.transaction())
+        await under_way
+        await lab.read(*lab.transaction(late_us=LATE_US))
+        has_stopped = asyncio.Event()
+        monkeypatch.setattr(SlotReader, "stop", lambda _: has_stopped.set())
+        lab.pool.held_bytes += 1 << 40
+        lab.stream.feed(*lab.transaction(late_us=LATE_US))
+        async with asyncio.timeout(5):
+            await has_stopped.wait()
+        assert lab.batcher.is_taking
+        assert len((await lab.take()).batch.transactions) == 1
+        assert lab.batcher.is_taking
+
+
 async def test_what_is_announced_again_as_it_is_ends_no_batch_and_asks_nothing() -> None:
     """Each range of WAL announces all again; whether the target has changed, too, the watch finds out, soon."""
     lab = _Lab()

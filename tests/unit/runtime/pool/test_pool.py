@@ -336,11 +336,7 @@ def test_t30_the_last_idle_worker_is_kept_for_what_is_blocked() -> None:
 
 async def test_thin_batches_run_alongside_each_other_as_soon_as_some_have_committed() -> None:
     """Each session that gets one meets all of its tables first; a backlog of two would pay for that twice."""
-    changes = TableChanges(PLAIN.plan(0))
-    jobs = [SetJob(Batch(seq), {}) for seq in range(1, 8)]
-    for job in jobs:
-        job.batch.table_changes = [changes] * LEAST_THIN_TABLES
-        job.batch.end_lsn = job.batch.seq
+    jobs = _thin_jobs(7)
     pool = WorkerPool(0, lambda: None, lambda _: None)
     for job in jobs:
         pool.submit(job, 0.0)
@@ -355,6 +351,25 @@ async def test_thin_batches_run_alongside_each_other_as_soon_as_some_have_commit
     for one in asking:
         one.cancel()
     assert n_running == [1, 1, 2, 2, 3, 2, 1]
+
+
+async def test_with_relaxed_order_a_thin_batch_that_stands_still_holds_up_no_other() -> None:
+    """It may wait for a lock of another session for hours; independent ones continue from the first one on."""
+    jobs = _thin_jobs(3)
+    pool = WorkerPool(0, lambda: None, lambda _: None, is_relaxed=True)
+    for job in jobs:
+        pool.submit(job, 0.0)
+    async with asyncio.timeout(5):
+        assert [await pool.next_job() for _ in jobs] == jobs
+
+
+def _thin_jobs(n_jobs: int) -> list[SetJob]:
+    """Return batches that have few changes for each of many tables, and share no row."""
+    jobs = [SetJob(Batch(seq), {}) for seq in range(1, n_jobs + 1)]
+    for job in jobs:
+        job.batch.table_changes = [TableChanges(PLAIN.plan(0))] * LEAST_THIN_TABLES
+        job.batch.end_lsn = job.batch.seq
+    return jobs
 
 
 async def test_a_batch_submitted_while_a_worker_asks_for_one_goes_to_that_worker() -> None:
