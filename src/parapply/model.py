@@ -75,7 +75,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
     is_key: bool  # part of the publisher's replica identity
 
 
-class Relation(msgspec.Struct, frozen=True, kw_only=True):
+class Relation(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """A published table as last announced; a new announcement makes a new object (trap T-71)."""
 
     oid: int  # unsigned; of the publisher

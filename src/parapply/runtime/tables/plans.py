@@ -96,10 +96,10 @@ class TablePlans:
         self._waiting: frozenset[tuple[str, str]] = frozenset()
         self._log = get_logger()
 
-    @property
-    def in_force(self) -> dict[Relation, int]:
-        """Return the relations in force where intake reads, each with the OID of its target table."""
-        return {plan.relation: plan.facts.oid for plan in self.plans.current.values()}
+    def in_force(self, *, but: Collection[Relation] = ()) -> dict[Relation, int]:
+        """Return the relations in force where intake reads, except some, each with the OID of its target table."""
+        # Asked every few seconds: with thousands of tables a second pass over them is a good part of a daemon at rest.
+        return {plan.relation: plan.facts.oid for plan in self.plans.current.values() if plan.relation not in but}
 
     def is_in_force(self, relation: Relation) -> bool:
         """Tell whether intake reads changes of a relation by the plan of just this announcement."""
@@ -433,7 +433,8 @@ class TablePlans:
         """Show which tables are not applied until they are copied, by schema and name."""
         changed = names ^ self._waiting
         self._waiting = names
-        self._to_show |= {one for one in self.plans.known if one.full_name in changed}
+        if changed:
+            self._to_show |= {one for one in self.plans.known if one.full_name in changed}
 
     def take_rows(self) -> list[TableRow]:
         """Return what changed since the last call, for the state schema."""

@@ -81,8 +81,7 @@ class CatalogueWatch:
             took_s = self._clock() - began_s
 
     async def _look(self, *, is_in_doubt: bool) -> None:
-        planned = self._tables.in_force
-        if not planned:
+        if not self._tables.plans.current:
             return
         began_s = self._clock()
         async with self._control_pool.session() as conn:
@@ -92,8 +91,7 @@ class CatalogueWatch:
             is_quiet = counts == self._counts != ""
             pause = pause_s(self._catalogue_check_s, self._took_s, is_quiet=is_quiet)
             is_due = is_in_doubt or began_s - self._compared_s >= pause
-            if not is_due:
-                planned = {relation: oid for relation, oid in planned.items() if relation not in self._seen}
+            planned = self._tables.in_force(but=() if is_due else self._seen)
             oids = sorted(set(planned.values()))
             is_few = not is_due and len(oids) <= _TABLES
             now = await (fingerprints_of_few if is_few else fingerprints)(conn, oids)
