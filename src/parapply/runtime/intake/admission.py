@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from parapply.target.state.slots import SlotState
     from parapply.wire.ddl_queue import MadeTable
 
+#: Seconds for which a batch stays open at most while tables are read ahead: the target may take longer to answer.
+_HELD_S = 1.0
+
 
 class Admission:
     """Asked by intake's task only; the fields say who else writes them."""
@@ -132,9 +135,9 @@ class Admission:
         """
         others = relations if was_in_progress else self._not_in_force(relations)
         if others and self._batcher.is_backlog:
-            self._batcher.is_held = True
+            self._batcher.hold_open(_HELD_S)
             await self._tables.read_ahead(others)
-            self._batcher.is_held = False
+            self._batcher.hold_open(0.0)
         if not self._copied.is_settled(relations) or not self._tables.resolve_new(others):
             self._batcher.close_open()
             await self._resolve(others)

@@ -74,7 +74,7 @@ class Batcher:
         self._large: LargeJob | None = None
         #: Made when a batch needs it: copied at every announcement, thousands of tables would take seconds.
         self._plans_now: dict[int, TablePlan] | None = None
-        self._closing = BatchClosing(pool, config, self._close, lambda: self.is_held)
+        self._closing = BatchClosing(pool, config, self._close, lambda: self._clock() < self._held_until_s)
         #: Updated with every commit by the epoch.
         self.sizing = BatchSizing(
             Limits(config.max_batch_transactions, config.max_batch_changes, config.max_batch_bytes),
@@ -88,8 +88,8 @@ class Batcher:
         self.taken_lsn = state.high_lsn
         #: Whether transactions were read that are in no batch yet. Written by intake; requests then closes nothing.
         self.is_taking = False
-        #: Whether what comes next waits for facts that are being read ahead. Written by admission.
-        self.is_held = False
+        #: Until then a batch of a backlog stays open for what comes next, by the event loop's clock.
+        self._held_until_s = 0.0
 
     @property
     def plans_now(self) -> dict[int, TablePlan]:
@@ -285,6 +285,10 @@ class Batcher:
         """Close the batch that is open, if one is: what comes next is not for it."""
         if self._open is not None:
             self._close()
+
+    def hold_open(self, for_s: float) -> None:
+        """Keep a batch of a backlog open for so many seconds: what comes next may join it soon."""
+        self._held_until_s = self._clock() + for_s
 
     def close_first(self) -> None:
         """Close the batch that is open, if it is the first one."""

@@ -43,7 +43,7 @@ class BatchClosing:
             pool: whose workers are free or not.
             config: what a backlog is, and how long a batch lingers in one.
             close: hands the open batch over; called with one open only.
-            is_held: tells whether what comes next waits for facts that are on their way, and may join the open batch.
+            is_held: tells whether a batch of a backlog stays open, although nothing comes.
         """
         self._pool = pool
         self._is_held = is_held

@@ -12,7 +12,7 @@ from parapply.config import ApplyConfig, DdlConfig
 from parapply.errors import ProtocolError
 from parapply.plan.copy_starts import CopyStarts
 from parapply.plan.plans import Plans
-from parapply.runtime.intake import closing
+from parapply.runtime.intake import admission, closing
 from parapply.runtime.intake.admission import Admission
 from parapply.runtime.intake.batcher import Batcher
 from parapply.runtime.intake.commands import CommandTransactions
@@ -160,7 +160,7 @@ class _Lab:
         tables = cast("TablePlans", self.tables)
         self.reader = SlotReader(cast("CatchUpStream", self.stream), Assembler(piece_bytes))
         self.batcher = Batcher(self.reader, tables, self.pool, config=limits, state=state)
-        admission = Admission(
+        admits = Admission(
             self.reader,
             self.batcher,
             tables,
@@ -172,7 +172,7 @@ class _Lab:
         commands = CommandTransactions(
             self.reader,
             self.batcher,
-            admission,
+            admits,
             tables,
             self.pool,
             queue=lambda: None,
@@ -185,8 +185,8 @@ class _Lab:
         self.intake = Intake(
             self.reader,
             Room(self.reader, self.batcher, self.pool, limits),
-            admission,
-            SpecialTransactions(self.batcher, admission, commands, streams, self.pool, piece_bytes=piece_bytes),
+            admits,
+            SpecialTransactions(self.batcher, admits, commands, streams, self.pool, piece_bytes=piece_bytes),
             self.batcher,
             commands=commands,
             due=DueTimes(0, None, lambda: None),
@@ -426,8 +426,15 @@ async def test_a_new_table_ends_the_open_batch_only_if_the_catalogue_must_be_ask
         assert jobs[0].plans_before is before
 
 
-async def test_a_batch_of_a_backlog_stays_open_while_a_new_table_is_being_read_ahead() -> None:
-    """The groups that are read one after the other would else be as many batches, each of nearly all tables."""
+@pytest.mark.parametrize(("held_s", "size"), [(3600.0, 3), (0.0, 1)])
+async def test_a_batch_of_a_backlog_stays_open_while_a_new_table_is_being_read_ahead(
+    monkeypatch: pytest.MonkeyPatch, held_s: float, size: int
+) -> None:
+    """The groups that are read one after the other would else be as many batches, each of nearly all tables.
+
+    It does not stay so for long where the target does not answer.
+    """
+    monkeypatch.setattr(admission, "_HELD_S", held_s)
     lab = _Lab()
     lab.tables.is_read_ahead = True
     async with lab.running():
@@ -444,10 +451,11 @@ async def test_a_batch_of_a_backlog_stays_open_while_a_new_table_is_being_read_a
         lab.batcher.close_if_due()
         await settle()
         assert not taken.done()
-        lab.tables.reading_ahead.release()
+        if held_s:
+            lab.tables.reading_ahead.release()
         async with asyncio.timeout(5):
             job = await taken
-        assert len(job.batch.transactions) == 3
+        assert len(job.batch.transactions) == size
 
 
 async def test_a_batch_of_a_backlog_leaves_while_intake_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
