@@ -59,9 +59,10 @@ def dsn_problem(error: psycopg.Error) -> str:
     return text.removeprefix(_NOT_BEGUN) if text.startswith(_NOT_BEGUN) and is_refused else ""
 
 
-#: Seconds: psycopg wakes up ten times a second while it waits for a server, so that Ctrl-C ends a program without an
-#: event loop. A session that listens for calls would so be a third of what an idle daemon does.
-_SELDOM_S: Final = 3600.0
+#: Seconds: psycopg wakes up ten times a second while it waits for a server. A session that listens for calls would so
+#: be a third of what an idle daemon does. Not longer: psycopg registers its socket again each time, so whatever takes
+#: the registration away, as a closed socket of the same number may, costs a second at most.
+_SELDOM_S: Final = 1.0
 
 
 class Session(psycopg.AsyncConnection[tuple[Any, ...]]):

@@ -24,6 +24,7 @@ from parapply.init import init
 from parapply.model import Column, Relation
 from parapply.runtime import sessions as ends_module
 from parapply.runtime.sessions import Connector
+from parapply.runtime.tables import control_pool as control_pool_module
 from parapply.runtime.tables import prefetch as ahead_module
 from parapply.runtime.tables.control_pool import ControlPool
 from parapply.runtime.tables.plans import TablePlans
@@ -58,6 +59,25 @@ async def test_a_session_asks_of_psycopg_only_what_its_first_supported_version_h
     monkeypatch.setattr(psycopg.AsyncConnection, "wait", wait)
     async with await Session.connect(target_db.dsn) as conn:
         assert await (await conn.execute("SELECT 1")).fetchall() == [(1,)]
+
+
+async def test_a_control_session_that_stands_still_keeps_no_row_locked(
+    target_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F20: a daemon is paused while it writes what people see; the next one, which writes there too, can begin."""
+    monkeypatch.setattr(control_pool_module, "_IDLE_TRANSACTION_MS", 200)
+    target_db.execute("CREATE TABLE shown (n int)")
+
+    async def stand_still(pool: ControlPool) -> None:
+        async with pool.session() as conn, conn.transaction():
+            await conn.execute("LOCK TABLE public.shown")
+            await asyncio.to_thread(target_db.execute, "ALTER TABLE shown ADD m int")
+            with settings.target_errors("showing"):
+                await conn.execute("SELECT 1")
+
+    async with ControlPool(target_db.dsn, "origin", "paused") as pool:
+        with pytest.raises(TargetLost):
+            await stand_still(pool)
 
 
 @pytest.fixture

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 _SESSIONS = 2
 #: Seconds to wait for a session; a target that gives none in this time counts as lost.
 _TIMEOUT_S = 15.0
+#: Milliseconds that a transaction here may stand still. The fence and `--takeover` know the sessions that apply and the
+#: leader's, not these: where a machine is paused while one of these has written what people see, its rows stay locked,
+#: and the next daemon could not begin (F20).
+_IDLE_TRANSACTION_MS = 10_000
 
 
 class ControlPool:
@@ -80,4 +84,7 @@ class ControlPool:
     async def _pin(self, conn: settings.Connection) -> None:
         await settings.pin_session(conn, kind="control", role=self._role, synchronous_commit="on")
         with settings.target_errors("pinning session settings"):
-            await conn.execute("SET plan_cache_mode = force_generic_plan")
+            await conn.execute(
+                "SET plan_cache_mode = force_generic_plan;"
+                f" SET idle_in_transaction_session_timeout = {_IDLE_TRANSACTION_MS:d}".encode()
+            )

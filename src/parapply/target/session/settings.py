@@ -232,7 +232,9 @@ def _target_error(doing: str, error: psycopg.Error) -> ConfigError | TargetRefus
         return TargetRefused(text, hint=hint)
     if error.sqlstate in _REFUSALS:
         return TargetRefused(text, hint=_REFUSALS[error.sqlstate])
-    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+    # The server has ended the session, which psycopg calls an internal error.
+    has_stood_still = isinstance(error, psycopg.errors.IdleInTransactionSessionTimeout)
+    if has_stood_still or isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         return TargetLost(text, hint=_SHORTAGES.get(error.sqlstate or "") or refusal_hint(text))
     return TargetRefused(text)
 
