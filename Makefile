@@ -44,10 +44,10 @@ needed = sum([project["optional-dependencies"][name] for name in sys.argv[1].spl
 print(*[one for one in needed if one.startswith("pyspark") == (sys.argv[2:] == ["spark"])], sep="\n")
 endef
 export REQUIREMENTS
-# Most of what is installed, and imported by nothing here: it is compiled when it is first imported.
+# Two fifths of the files, of which little is imported here: compiled when it is imported first.
 RARE := /(tests?|testing|graph_objs|validators|pyspark/(pandas|ml|mllib|sql/connect))/
 
-# Pip uses one processor and waits for the registry: the hot path is compiled and Spark, a third of all, installed beside it.
+# Pip uses one processor and waits for the registry, so the hot path is compiled and Spark installed at the same time.
 # Make .venv and install with these extras, and more arguments of pip. The mark comes before the environment: an interrupted attempt is ours to repeat.
 define environment
 	@if [ -d $(VENV) ] && [ ! -e $(MARK) ]; then \

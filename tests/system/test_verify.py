@@ -177,6 +177,17 @@ def _check_again(route: Route, capsys: pytest.CaptureFixture[str]) -> None:
     route.target.execute("DELETE FROM numbers WHERE a = 800000")
 
 
+def _damaged(source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon) -> Route:
+    """Copy the tables, have a daemon follow, and damage the target."""
+    source_db.execute(_TABLES + _ROWS + _PUBLICATION)
+    target_db.execute(_TABLES)
+    route = Route(source=source_db, target=target_db, settings=FAST)
+    assert run_command(route, "init", "--copy").returncode == 0
+    start_daemon(route).wait_for_event("source_connected")
+    target_db.execute(_DAMAGE)
+    return route
+
+
 @pytest.mark.spark
 @pytest.mark.jdbc
 @pytest.mark.slow
@@ -189,12 +200,7 @@ def test_spark_finds_the_same(
     Spark is told by its own file of defaults that there are few rows: most of its time would go into making code.
     """
     (tmp_path / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in SMALL.items()))
-    source_db.execute(_TABLES + _ROWS + _PUBLICATION)
-    target_db.execute(_TABLES)
-    route = Route(source=source_db, target=target_db, settings=FAST)
-    assert run_command(route, "init", "--copy").returncode == 0
-    start_daemon(route).wait_for_event("source_connected")
-    target_db.execute(_DAMAGE)
+    route = _damaged(source_db, target_db, run_command, start_daemon)
     reports = []
     for engine in ("postgres", "spark"):
         environ = {"SPARK_CONF_DIR": str(tmp_path)}
@@ -210,12 +216,7 @@ def test_compared_tables_are_unlocked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """What was compared is unlocked before the end, in the same snapshot: a server has few locks for its tables."""
-    source_db.execute(_TABLES + _ROWS + _PUBLICATION)
-    target_db.execute(_TABLES)
-    route = Route(source=source_db, target=target_db, settings=FAST)
-    assert run_command(route, "init", "--copy").returncode == 0
-    start_daemon(route).wait_for_event("source_connected")
-    target_db.execute(_DAMAGE)
+    route = _damaged(source_db, target_db, run_command, start_daemon)
     locked: list[int] = []
     unlock = VerifyEnd.done
 

@@ -228,7 +228,11 @@ class _Both:
         ends: tuple[AnyEnd, AnyEnd] = VerifyEnd(self._source, is_source=True), VerifyEnd(target, is_source=False)
         types = await on_target.column_types(target[0], [table.here() for table in tables])
         leaves = await _target_leaves(target[0], tables)
-        compared = [await self._compared(table, leaves[table.oid], types[table.here().full_name]) for table in tables]
+        compared = []
+        for table in tables:
+            compared.append(await self._compared(table, leaves[table.oid], types[table.here().full_name]))
+            # A large table's ranges were looked for.
+            await ends[0].done(compared[-1])
         if self._spark is not None:
             from parapply.verify.spark import SparkEnd  # noqa: PLC0415
 
