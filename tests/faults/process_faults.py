@@ -71,7 +71,7 @@ def f1_ranges(run: Round) -> None:
     if run.options.is_two_phase:
         run.notes.append("two_phase: the stream reads")
         return
-    settings: dict[str, str | float] = {"source.catch_up": "auto", "source.catch_up_range_bytes": 1 << 20}
+    settings: dict[str, str | float] = {"source.catch_up": "auto", "source.catch_up_range_bytes": 1 << 24}
     for point in (failpoints.RANGE_READ, failpoints.HANDED_OVER):
         if run.daemon.is_running():
             run.daemon.kill()

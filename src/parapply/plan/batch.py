@@ -33,7 +33,7 @@ _INSERT, _DELETE = INSERT, DELETE  # C numbers in the compiled twin
 SERIAL_TRANSACTIONS: Final = 500
 
 #: Changes of each table, on average, below which a batch is thin.
-FEW_CHANGES: Final = 32
+FEW_CHANGES: Final = 128
 #: A batch of fewer tables is not thin: what their statements cost by themselves is little.
 LEAST_THIN_TABLES: Final = 64
 #: A batch of more tables is not thin: each, with its indexes, takes places in the target's table of locks.
@@ -302,13 +302,11 @@ class Batch:
 
     @property
     def is_thin(self) -> bool:
-        """Tell whether it has few changes for each of its tables, which are many."""
-        return has_few_changes(self.n_changes, len(self.table_changes))
+        """Tell whether it has few changes for each of its tables, which are many.
 
-    @property
-    def is_mostly_first(self) -> bool:
-        """Tell whether a session that meets its tables for the first time takes longer for that than for the rest."""
-        return has_few_changes(self.n_changes // 4, len(self.table_changes))
+        A session that meets them for the first time takes longer for that than for the changes.
+        """
+        return has_few_changes(self.n_changes, len(self.table_changes))
 
     def _count(self, transaction: Transaction) -> None:
         if not self.transactions:

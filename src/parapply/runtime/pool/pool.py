@@ -289,9 +289,9 @@ class WorkerPool:
 
         So may all in relaxed order: one that stands at another session's lock must not hold up independent ones.
         """
-        if self.is_relaxed or not batch.is_mostly_first or self._scheduler.head is batch:
+        if self.is_relaxed or not batch.is_thin or self._scheduler.head is batch:
             return True
-        n_learning = sum([self._jobs[seq].batch.is_mostly_first for seq in self._assigned])
+        n_learning = sum([self._jobs[seq].batch.is_thin for seq in self._assigned])
         return n_learning <= self._n_learnt // _LEARNT
 
     def may_commit(self, job: Job) -> bool:
@@ -393,7 +393,7 @@ class WorkerPool:
             self._following.remove(job)
         if not isinstance(job, LargeJob):
             self.held_bytes -= batch.size_bytes
-        self._n_learnt += batch.is_mostly_first
+        self._n_learnt += batch.is_thin
         freed = self._scheduler.committed(batch)
         for ready in freed.to_start:
             self._jobs[ready.seq].times.freed_s = now_s
@@ -405,7 +405,7 @@ class WorkerPool:
             self._tell(head.seq)
             self._unpark(head.seq)
         self._on_committed(job)
-        if not batch.is_mostly_first:
+        if not batch.is_thin:
             self._assign()  # else the worker that had it, and knows the tables now, comes first: it asks at once
         self.changed()
 

@@ -52,7 +52,7 @@ def test_batches_that_take_long_are_halved_to_an_eighth_of_the_first_size() -> N
 
 
 @pytest.mark.parametrize("took_s", [0.01, 9.0])
-@pytest.mark.parametrize(("n_tables", "is_thin"), [(100, False), (1_000, True)])
+@pytest.mark.parametrize(("n_tables", "is_thin"), [(63, False), (64, True), (1_000, True)])
 def test_thin_batches_may_be_larger_than_others_and_say_nothing(took_s: float, n_tables: int, *, is_thin: bool) -> None:
     """What takes long is a statement for each table, and half the batch would have nearly as many."""
     sizing = BatchSizing(Limits(20_000, 20_000, 8 * 1024 * 1024))
@@ -66,6 +66,11 @@ def test_thin_batches_may_be_larger_than_others_and_say_nothing(took_s: float, n
     assert batch.is_full(limits) is not is_thin
     sizing.committed(job)
     assert (sizes(limits) == before) is is_thin
+    # Enough changes for each of as many tables are not thin.
+    was = batch.n_changes
+    batch.n_changes = 128 * n_tables
+    assert not batch.is_thin
+    batch.n_changes = was
     for limit, most in (("n_changes", 80_000), ("size_bytes", 32 * 1024 * 1024)):
         was = getattr(batch, limit)
         setattr(batch, limit, most)
