@@ -439,7 +439,7 @@ def _read_section(path: list[str], kind: type[_Section], given: object, errors: 
     if not isinstance(given, dict):
         errors.append(f"{dotted(path)}: must be a section")
         return None
-    kinds = _types(kind)
+    kinds = _types(kind) if given else {}
     n_before = len(errors)
     values: dict[str, object] = {}
     for key, value in given.items():
