@@ -41,7 +41,7 @@ _KEY = _COLUMNS[:3]
 _TABLE = "CREATE TABLE t (k int, region text, day int, u int, w int, v text, PRIMARY KEY (k, region, day))"
 _REGIONS = ("north", "south", "east")
 _LOCAL_ROWS = 60
-_CHANGES = 160
+_CHANGES = 100
 
 
 @dataclass(frozen=True, kw_only=True)

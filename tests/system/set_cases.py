@@ -302,7 +302,7 @@ CASES = (
                 " FROM generate_series(1, 2) AS n"
             ),
             "UPDATE big SET v = v || 'x' WHERE id = 1",
-            "INSERT INTO many SELECT n, 'v' || n FROM generate_series(1, 20000) AS n",
+            "INSERT INTO many SELECT n, 'v' || n FROM generate_series(1, 10000) AS n",
             "UPDATE many SET v = v || '!' WHERE id % 2 = 0",
             "DELETE FROM many WHERE id % 3 = 0",
             *(f"INSERT INTO wide VALUES ({row}, {', '.join(str(n % 100) for n in range(1599))})" for row in (1, 2, 3)),

@@ -51,20 +51,20 @@ def test_the_hand_over_is_exact(
     bank: Route, run_command: RunCommand, start_daemon: StartDaemon, kills: Sequence[str]
 ) -> None:
     """Clients write from before the copy until after it; it is killed at any step and goes on: rows are equal."""
-    with BankLoad(bank.source, seed=1, pace_s=0.008) as load:
-        load.wait_for_more(50)
+    with BankLoad(bank.source, seed=1) as load:
+        load.wait_for_more(30)
         for point in kills:
             environ = {"PARAPPLY_FAILPOINT": f"{point}:kill"}
             killed = run_command(bank, "init", "--copy", environ=environ)
             assert killed.returncode == -signal.SIGKILL, f"{point} was not reached: {killed.stdout}{killed.stderr}"
-            load.wait_for_more(50)
+            load.wait_for_more(30)
         done = run_command(bank, "init", "--copy")
         assert done.returncode == 0, done.stderr
         assert bank.target.rows(_COPIED) == [("copied", 3)]
-        load.wait_for_more(50)
+        load.wait_for_more(30)
         daemon = start_daemon(bank)
         daemon.wait_for_event("source_connected")
-        load.wait_for_more(50)
+        load.wait_for_more(30)
         load.stop()
         daemon.wait_caught_up()
     daemon.stop()

@@ -69,7 +69,7 @@ class Writer:
                             self.acknowledged.append(number)
                             self._moved.notify_all()
                         # As a client that has other things to do, too.
-                        self._ends.wait(0.01)
+                        self._ends.wait(0.05)
             except psycopg.Error:
                 self._ends.wait(0.1)
 

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.crash
 
-_LOOKS = 40
-_SAMPLES = 10
+_LOOKS = 20
+_SAMPLES = 5
 # Some quarter of a second of transactions from a number on, every other one on a table that is not published.
 _MIXED_LOAD = (
     "DO $$ BEGIN FOR i IN {0}..{0} + 49 LOOP INSERT INTO item VALUES (i, i); INSERT INTO evt VALUES (i); COMMIT;"
@@ -93,7 +93,7 @@ def _mixed_load(source: Database, is_enough: threading.Event) -> None:
 
 
 def test_t2_nothing_is_confirmed_past_a_frozen_transaction(route: Route, start_daemon: StartDaemon) -> None:
-    """T-2, T-8b: one worker is frozen by a foreign row lock, 1000 later transactions and unpublished ones come.
+    """T-2, T-8b: one worker is frozen by a foreign row lock, 300 later transactions and unpublished ones come.
 
     The slot stays at or before the frozen commit all the time; after a kill and a restart nothing is lost, although
     the lock is still held when the next daemon takes over.
@@ -105,7 +105,7 @@ def test_t2_nothing_is_confirmed_past_a_frozen_transaction(route: Route, start_d
         route.source.execute("UPDATE item SET v = 1 WHERE id = 1")
         frozen_lsn = lsn_of(route.source)
         route.target.wait_until(WORKER_IS_BLOCKED)
-        commit_each(route.source, 2, 1001)
+        commit_each(route.source, 2, 301)
         route.source.execute("INSERT INTO quiet SELECT generate_series(1, 10000)")
 
         def look() -> None:

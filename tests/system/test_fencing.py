@@ -41,7 +41,7 @@ def _leader_pid(route: Route) -> int:
 
 
 def _finish(route: Route, daemon: Daemon, load: BankLoad, reader: BankReader) -> None:
-    load.wait_for_more(50)
+    load.wait_for_more(20)
     load.stop()
     daemon.wait_caught_up()
     reader.wait_for_snapshot()
@@ -97,13 +97,13 @@ def test_f20_a_paused_daemon_commits_nothing_later(route: Route, start_daemon: S
 
     It commits nothing of what it held, and exits 4; rows without a key show it if it did.
     """
-    with BankReader(route.target) as reader, BankLoad(route.source, seed=24, pace_s=0.01) as load:
+    with BankReader(route.target) as reader, BankLoad(route.source, seed=24) as load:
         first = start_daemon(route)
         first.wait_caught_up()
         with foreign_transaction(route.target, "SELECT FROM acct FOR UPDATE"):
             # Its workers are in the middle of transactions, and its queue is full.
             route.target.wait_until(WORKER_IS_BLOCKED)
-            load.wait_for_more(100)
+            load.wait_for_more(50)
             first.pause()
         if way == "takeover":
             second = start_daemon(route, "--takeover", settings={"source.reconnect_max_s": 0.3})
@@ -117,7 +117,7 @@ def test_f20_a_paused_daemon_commits_nothing_later(route: Route, start_daemon: S
         if pid is not None:
             route.source.execute(f"SELECT pg_terminate_backend({pid})")
         second.wait_for_event("source_connected")
-        load.wait_for_more(50)
+        load.wait_for_more(20)
         first.send(signal.SIGCONT)
         assert first.exit_code() == _TARGET_REFUSED, first.log_tail()
         assert "another parapply holds the lease" in first.lines[-1]

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.crash
 # A Bind message of the statement that commits: unnamed portal, name of the statement.
 _COMMIT = b"\0commit\0"
 _COMMIT_DONE = b"COMMIT\0"
-_CUTS = 12
+_CUTS = 6
 # Enough for the wait to grow to its maximum, were it to grow.
 _UNSEEN_CUTS = 5
 

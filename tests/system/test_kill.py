@@ -13,18 +13,18 @@ from tests.fixtures.route import Route
 from tests.fixtures.workloads import BankLoad, BankReader, check_bank, create_bank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tests.fixtures.daemon import Daemon, StartDaemon
     from tests.fixtures.databases import Database
 
 pytestmark = pytest.mark.crash
 
-_KILLS = 10
+_KILLS = 6
 # The longest life of a daemon that is killed at random: several advances of the watermark (0.2 s each) fit in.
 _LIFE_LIMIT_S = 0.8
 # Every so many lives are counted from the start of the process, not from the first row: they end in the recovery.
-_EARLY_KILL_EVERY = 5
+_EARLY_KILL_EVERY = 3
 _EARLY_LIFE_LIMIT_S = 1.5
 # Passages of points that come with every batch before the kill: other batches are at work beside it then.
 _PASSAGES = {
@@ -78,29 +78,47 @@ def _finish(daemon: Daemon, route: Route, load: BankLoad) -> None:
     assert route.target.rows(locks) == [(0,)]
 
 
-@pytest.mark.parametrize("point", sorted(failpoints.NAMES - _OTHER_LOADS))
-def test_kill_at_a_named_point(route: Route, start_daemon: StartDaemon, point: str) -> None:
+#: One daemon after the other is killed, each at its point and after it has gone on behind the one before.
+_POINTS = sorted(failpoints.NAMES - _OTHER_LOADS)
+_CHAINS = [_POINTS[first::3] for first in range(3)]
+
+
+@pytest.mark.parametrize("points", _CHAINS, ids="-".join)
+def test_kill_at_a_named_point(route: Route, start_daemon: StartDaemon, points: Sequence[str]) -> None:
     """Killed under load at any point from the first connection to the drain, the next one goes on exactly (F1, T-14).
 
-    The process must have died by the signal, at the point: one that nobody passes would prove nothing.
+    The process must have died by the signal, at the point: one that nobody passes would prove nothing. Readers look
+    after each kill, so what the one before it left behind is named.
     """
-    failpoint = {"PARAPPLY_FAILPOINT": f"{point}:kill:{_PASSAGES.get(point, 1)}"}
     with BankReader(route.target) as reader, BankLoad(route.source, seed=1) as load:
-        for _ in range(_REPEATS.get(point, 1)):
-            daemon = start_daemon(route, environ=failpoint)
-            if point == failpoints.DRAIN:
-                daemon.wait_for_event("source_connected")
-                load.wait_for_more(50)
-                daemon.send(signal.SIGTERM)
-            code = daemon.exit_code(timeout_s=30)
-            assert code == -signal.SIGKILL, f"{point} was not reached: exit code {code}\n{daemon.log_tail()}"
+        for number, point in enumerate(points):
+            failpoint = {"PARAPPLY_FAILPOINT": f"{point}:kill:{_PASSAGES.get(point, 1)}"}
+            for _ in range(_REPEATS.get(point, 1)):
+                daemon = start_daemon(route, environ=failpoint)
+                if point == failpoints.DRAIN:
+                    daemon.wait_for_event("source_connected")
+                    load.wait_for_more(50)
+                    daemon.send(signal.SIGTERM)
+                code = daemon.exit_code(timeout_s=30)
+                assert code == -signal.SIGKILL, f"{point} was not reached: exit code {code}\n{daemon.log_tail()}"
+            reader.wait_for_snapshot()
+            _check(reader, f"after kills at {', '.join(points[: number + 1])}")
         daemon = start_daemon(route)
         daemon.wait_for_event("source_connected")
         load.wait_for_more(50)
         load.stop()
         daemon.wait_caught_up()
         reader.wait_for_snapshot()
+        _check(reader, f"after the last kill, at {points[-1]}")
         _finish(daemon, route, load)
+
+
+def _check(reader: BankReader, when: str) -> None:
+    try:
+        reader.check()
+    except AssertionError as error:
+        error.add_note(when)
+        raise
 
 
 @pytest.mark.slow

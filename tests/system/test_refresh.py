@@ -39,17 +39,17 @@ def test_an_added_table_joins_under_load(
     """Rows of the new table from before, during and after its copy are there once, also if the copy is killed first."""
     daemon = start_daemon(route)
     daemon.wait_for_event("source_connected")
-    with BankLoad(route.source, seed=1, pace_s=0.008) as load:
-        load.wait_for_more(50)
+    with BankLoad(route.source, seed=1) as load:
+        load.wait_for_more(30)
         route.source.execute("ALTER PUBLICATION pub ADD TABLE evt")
-        load.wait_for_more(50)
+        load.wait_for_more(30)
         if point:
             environ = {"PARAPPLY_FAILPOINT": f"{point}:kill"}
             assert run_command(route, "refresh", environ=environ).returncode == -signal.SIGKILL
-            load.wait_for_more(50)
+            load.wait_for_more(30)
         done = run_command(route, "refresh")
         assert done.returncode == 0, done.stderr
-        load.wait_for_more(50)
+        load.wait_for_more(30)
         load.stop()
         daemon.wait_caught_up()
     daemon.stop()
@@ -60,15 +60,15 @@ def test_an_added_table_joins_under_load(
 def test_a_table_is_copied_anew(route: Route, run_command: RunCommand, start_daemon: StartDaemon) -> None:
     """`--table` with `--truncate` replaces what a table holds while its changes go on: what differed is equal."""
     daemon = start_daemon(route)
-    with BankLoad(route.source, seed=2, pace_s=0.008) as load:
-        load.wait_for_more(50)
+    with BankLoad(route.source, seed=2) as load:
+        load.wait_for_more(30)
         route.target.execute("INSERT INTO xfer VALUES (-1, 1, 1, 1)")
         refused = run_command(route, "refresh", "--table", "public.xfer")
         assert refused.returncode == 4
         assert "public.xfer hold rows already" in refused.stderr
         done = run_command(route, "refresh", "--table", "public.xfer", "--truncate")
         assert done.returncode == 0, done.stderr
-        load.wait_for_more(50)
+        load.wait_for_more(30)
     daemon.wait_caught_up()
     daemon.stop()
     check_equal(route, "acct", "xfer")
@@ -83,19 +83,19 @@ def test_a_paused_table_stands_still_until_it_is_resumed(
     """
     held = "SELECT count(*), max(id) FROM xfer"
     daemon = start_daemon(route)
-    with BankLoad(route.source, seed=3, pace_s=0.008) as load:
-        load.wait_for_more(50)
+    with BankLoad(route.source, seed=3) as load:
+        load.wait_for_more(30)
         paused = run_command(route, "pause", "public.xfer")
         assert paused.returncode == 0, paused.stderr
         before = route.target.rows(held)
-        load.wait_for_more(50)
+        load.wait_for_more(30)
         daemon.wait_caught_up()
         assert route.target.rows(held) == before != route.source.rows(held)
         assert "`parapply resume`: public.xfer" in run_command(route, "refresh").stdout
         assert "paused" in run_command(route, "status").stdout
         resumed = run_command(route, "resume", "public.xfer")
         assert resumed.returncode == 0, resumed.stderr
-        load.wait_for_more(50)
+        load.wait_for_more(30)
     daemon.wait_caught_up()
     again = run_command(route, "resume", "public.xfer")
     assert (again.returncode, "not paused: public.xfer" in again.stderr) == (4, True)

@@ -28,9 +28,9 @@ KEPT = Variant(workers=1, mode="live", settings={**FOLLOW, **IN_PIECES}, name="k
 SMALL = Variant(workers=4, mode="live", settings={"apply.stream_start_bytes": 1 << 30}, name="small")
 RELAXED = Variant(workers=4, mode="live", settings={**FOLLOW, "apply.commit_order": "relaxed"}, name="relaxed")
 BACKLOG = Variant(workers=2, mode="backlog", settings={**FOLLOW, **IN_PIECES}, name="backlog")
-#: What a server sends differs by version, what is done with it does not.
-EVERYWHERE = (FOLLOWED, KEPT)
-ON_18 = (SMALL, RELAXED, BACKLOG)
+#: What a server sends differs by version, what is done with it does not: one way reads it on the oldest, too.
+EVERYWHERE = (FOLLOWED,)
+ON_18 = (KEPT, SMALL, RELAXED, BACKLOG)
 _WITH_ALL = 18
 NAMES = [case.name for case in CASES]
 
@@ -60,7 +60,7 @@ def fan(fans: Fans, pg_major: int) -> Fan:
 def test_a_streamed_transaction_ends_as_on_the_source(fan: Fan, variant: Variant, name: str) -> None:
     """Chunks, subtransactions, rollbacks and schema changes leave what the built-in subscription and the source have.
 
-    Followed by a worker, or kept and applied in pieces after the commit (traps T-51, T-52).
+    Followed by a worker (traps T-51, T-52).
     """
     fan.check(variant, name)
 
@@ -69,7 +69,7 @@ def test_a_streamed_transaction_ends_as_on_the_source(fan: Fan, variant: Variant
 @pytest.mark.parametrize("variant", ON_18, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_way_ends_alike(fan: Fan, variant: Variant, name: str) -> None:
-    """The same merged with others, out of order, and from a backlog (traps T-51, T-52)."""
+    """The same kept and applied in pieces after the commit, merged, out of order, and from a backlog (T-51, T-52)."""
     fan.check(variant, name)
 
 

@@ -109,7 +109,6 @@ def test_021_twophase(pair: Pair) -> None:
 
 
 @pytest.mark.crash
-@on_oldest_and_newest
 def test_021_023_crashes_between_prepare_and_its_outcome(own_servers: OwnServers, start_daemon: StartDaemon) -> None:
     """021, 023: both ends, the target and the publisher crash with a transaction prepared; the outcome is as decided.
 
@@ -146,7 +145,7 @@ def _crash(servers: list[PgServer]) -> None:
         server.start()
 
 
-@on_oldest_and_newest
+@pytest.mark.pg_majors(15)
 def test_022_twophase_cascade(
     pair: Pair, source_db: Database, new_database: NewDatabase, start_daemon: StartDaemon
 ) -> None:
@@ -187,7 +186,6 @@ def test_022_twophase_cascade(
         check_nothing_is_left(database)
 
 
-@on_oldest_and_newest
 @pytest.mark.parametrize("workers", [4, 1], ids=["followed", "spilled"])
 def test_023_twophase_stream(pair: Pair, workers: int) -> None:
     """023: streamed and prepared, then committed or rolled back, also with an insert in between by another transaction.
@@ -214,7 +212,6 @@ def test_023_twophase_stream(pair: Pair, workers: int) -> None:
     check_nothing_is_left(pair.target)
 
 
-@on_oldest_and_newest
 def test_of_twins_a_prepared_transaction_holds_only_its_own(pair: Pair) -> None:
     """Of equal rows without a key, a change takes one that no prepared transaction has changed.
 

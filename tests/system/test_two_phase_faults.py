@@ -113,6 +113,11 @@ def run_whole(pair: Pair, start_daemon: StartDaemon) -> Run:
 for_each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
+#: What is lost of a PREPARE. Behind one that has happened, its shape decides only what is not applied once more: for
+#: that it is one whether the answer is lost or the record.
+_LOST = {"whole": ("before", "answer", "record"), "large": ("before", "answer"), "spilled": ("before", "answer")}
+
+
 @for_each_shape
 def test_t57_lost_connections(run: Run, shape: Shape) -> None:
     """T-57: each command is lost on its way, or its answer is, or its record: done once, whatever the target says.
@@ -126,7 +131,7 @@ def test_t57_lost_connections(run: Run, shape: Shape) -> None:
         daemon = run.start(route=route)
         n_lost = 0
         for what in ("COMMIT", "ROLLBACK") if shape is WHOLE else ("COMMIT",):
-            for way in ("before", "answer", "record"):
+            for way in _LOST.get(shape.name, ("before", "record")):
                 cut = _arm(proxy, "PREPARE", way)
                 gid = run.prepare()
                 n_lost = _wait_lost(daemon, cut, n_lost)

@@ -51,7 +51,7 @@ UPDATE part_root SET v = 'w' WHERE id = 700;
 _PUBLICATION = "CREATE PUBLICATION pub FOR TABLE keyed, loose, part_root WITH (publish_via_partition_root)"
 
 
-@pytest.mark.pg_majors(15, 18)
+@pytest.mark.pg_majors(15)  # the newest: test_spark_finds_the_same
 def test_differences_are_found_and_named(
     source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
 ) -> None:
@@ -251,7 +251,7 @@ def test_both_sides_stay_in_use(
     route = Route(source=source_db, target=target_db, settings={**FAST, "apply.commit_order": "relaxed"})
     assert run_command(route, "init", "--copy").returncode == 0
     start_daemon(route).wait_for_event("source_connected")
-    with BankLoad(source_db, seed=5, pace_s=0.001) as load:
+    with BankLoad(source_db, seed=5, pace_s=0.01) as load:
         for _ in range(2):
             load.wait_for_more(20)
             done = run_command(route, "verify")
