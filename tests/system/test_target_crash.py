@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from contextlib import closing, contextmanager
@@ -15,9 +16,9 @@ from tests.fixtures.route import Route
 from tests.fixtures.workloads import BankLoad, BankReader, check_bank, create_bank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
-    from parapply.demo.server import PgServer
+    from parapply.demo.server import PgServer, Setting
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
     from tests.fixtures.servers import OwnServers
@@ -29,8 +30,11 @@ _SAMPLER_TIMEOUT_S = 30.0
 # Transactions that are visible and not yet durable when the target crashes.
 _AT_STAKE = 50
 _TARGET_REFUSED = 4
-# Commits are acknowledged at once, and on disk ten seconds later unless somebody flushes (F6).
-_LAZY = {"synchronous_commit": "off", "wal_writer_delay": "10s", "wal_writer_flush_after": "1GB"}
+# Commits are acknowledged at once, and written ten seconds later unless something flushes (F6).
+_LAZY: Mapping[str, Setting] = {
+    "synchronous_commit": "off", "wal_writer_delay": "10s", "wal_writer_flush_after": "1GB",
+    "bgwriter_lru_maxpages": 0, "checkpoint_timeout": "1h",
+}  # fmt: skip
 
 
 class _ConfirmedSampler:
@@ -72,7 +76,7 @@ def lazy_server(own_servers: OwnServers) -> PgServer:
 def test_nothing_confirmed_is_lost(
     source_db: Database, lazy_server: PgServer, init_route: Callable[[Route], None], start_daemon: StartDaemon
 ) -> None:
-    """After each of four crashes under load, all that was confirmed is there before anybody repairs anything (O7, T-1).
+    """After each of two crashes under load, all that was confirmed is there before anything repairs it (O7, T-1).
 
     Then the daemon, the same process all the time, comes back by itself, and in the end nothing is lost or doubled.
     """
@@ -84,16 +88,13 @@ def test_nothing_confirmed_is_lost(
     init_route(route)
     with BankReader(route.target) as reader, BankLoad(source_db, seed=3, pace_s=0.005) as load:
         daemon = start_daemon(route)
-        for crash, before in (
-            (lazy_server.crash, _nothing), (lazy_server.kill, _pile_up), (lazy_server.kill, _nothing),
-            (lazy_server.crash, _pile_up),
-        ):  # fmt: skip
+        for crash, before in ((lazy_server.crash, _nothing), (lazy_server.kill, _pile_up)):
             with _ConfirmedSampler(route) as sampler:
                 daemon.wait_caught_up()
                 # Otherwise nothing may be confirmed yet in the first round.
                 slot = f"FROM pg_replication_slots WHERE slot_name = '{route.slot}'"
                 source_db.wait_until(f"SELECT confirmed_flush_lsn >= '{route.end_of_source_lsn()}' {slot}")
-                load.wait_for_more(500)
+                load.wait_for_more(250)
                 with before(route) as at_stake:
                     crash()
             # It must not repair what we are about to look at.
@@ -122,12 +123,15 @@ def _nothing(_route: Route) -> Iterator[set[int]]:
 
 @contextmanager
 def _pile_up(route: Route) -> Iterator[set[int]]:
-    """Let commits pile up that are acknowledged and not on disk, and give those that readers see.
+    """Let commits pile up that are acknowledged and not written, and give those that readers see.
 
     Holding the row of the watermark keeps the daemon from its durable advances (and from reporting), and workers from
-    nothing.
+    nothing. The WAL writer stands still: however slow the machine is, it does not wake up before the crash.
     """
+    writer = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'"
     with closing(route.target.connect()) as holder:
+        ((writer_pid,),) = route.target.rows(writer)
+        os.kill(writer_pid, signal.SIGSTOP)
         holder.execute("BEGIN")
         holder.execute("SELECT FROM parapply.slots FOR UPDATE")
         route.target.wait_until(f"SELECT count(*) > {len(_transfers(route)) + _AT_STAKE} FROM xfer")

@@ -15,40 +15,13 @@ from parapply.verify.command import VerifyAgain, VerifyOptions, comparison
 from parapply.verify.postgres import VerifyEnd
 from tests.fixtures.plain import FAST
 from tests.fixtures.route import Route
-from tests.fixtures.spark import SMALL
 from tests.fixtures.workloads import BankLoad, create_bank
+from tests.system.verify_cases import DAMAGE, PUBLICATION, ROWS, TABLES, damaged
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from parapply.verify.postgres import Compared
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
-
-_TABLES = """
-CREATE TABLE keyed (a int, "b c" text, v text, at timestamptz, f float8, PRIMARY KEY (a, "b c"));
-CREATE TABLE loose (n int, v text);
-CREATE TABLE part_root (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);
-CREATE TABLE part_1 PARTITION OF part_root FOR VALUES FROM (0) TO (500);
-CREATE TABLE part_2 PARTITION OF part_root FOR VALUES FROM (500) TO (1000);
-"""
-_ROWS = """
-INSERT INTO keyed SELECT i, 'k' || i, CASE WHEN i % 3 > 0 THEN 'v' || i END, now(), i / 3.0
-  FROM generate_series(1, 500) AS i;
-INSERT INTO loose SELECT i % 100, CASE i % 4 WHEN 0 THEN NULL WHEN 1 THEN '' WHEN 2 THEN 'a,"b' ELSE E'\\\\' END
-  FROM generate_series(1, 400) AS i;
-INSERT INTO part_root SELECT i, 'v' FROM generate_series(1, 999) AS i;
-"""
-_DAMAGE = """
-DELETE FROM keyed WHERE a = 7;
-INSERT INTO keyed VALUES (9001, 'extra', NULL, now(), 0);
-UPDATE keyed SET v = NULL WHERE a = 11;
-UPDATE keyed SET v = '' WHERE a = 12;
-DELETE FROM loose WHERE ctid IN (SELECT ctid FROM loose WHERE v IS NULL ORDER BY n LIMIT 1);
-INSERT INTO loose VALUES (1, 'a,"b');
-UPDATE part_root SET v = 'w' WHERE id = 700;
-"""
-_PUBLICATION = "CREATE PUBLICATION pub FOR TABLE keyed, loose, part_root WITH (publish_via_partition_root)"
 
 
 @pytest.mark.pg_majors(15)  # the newest: test_spark_finds_the_same
@@ -59,8 +32,8 @@ def test_differences_are_found_and_named(
 
     The statements it prints make the target equal again; the target's tables are partitioned in another way.
     """
-    source_db.execute(_TABLES + _ROWS + _PUBLICATION)
-    target_db.execute(_TABLES + "ALTER TABLE part_root DETACH PARTITION part_2; DROP TABLE part_2;"
+    source_db.execute(TABLES + ROWS + PUBLICATION)
+    target_db.execute(TABLES + "ALTER TABLE part_root DETACH PARTITION part_2; DROP TABLE part_2;"
                       "CREATE TABLE part_rest PARTITION OF part_root DEFAULT")  # fmt: skip
     route = Route(source=source_db, target=target_db, settings=FAST)
     assert run_command(route, "init", "--copy").returncode == 0
@@ -68,7 +41,7 @@ def test_differences_are_found_and_named(
     equal = run_command(route, "verify")
     assert (equal.returncode, equal.stderr) == (0, "")
     assert "public.keyed: equal, 500 rows" in equal.stdout
-    target_db.execute(_DAMAGE)
+    target_db.execute(DAMAGE)
     done = run_command(route, "verify", "--json", "--statements")
     assert done.returncode == 1, done.stderr
     report = json.loads(done.stdout)
@@ -177,46 +150,12 @@ def _check_again(route: Route, capsys: pytest.CaptureFixture[str]) -> None:
     route.target.execute("DELETE FROM numbers WHERE a = 800000")
 
 
-def _damaged(source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon) -> Route:
-    """Copy the tables, have a daemon follow, and damage the target."""
-    source_db.execute(_TABLES + _ROWS + _PUBLICATION)
-    target_db.execute(_TABLES)
-    route = Route(source=source_db, target=target_db, settings=FAST)
-    assert run_command(route, "init", "--copy").returncode == 0
-    start_daemon(route).wait_for_event("source_connected")
-    target_db.execute(_DAMAGE)
-    return route
-
-
-@pytest.mark.spark
-@pytest.mark.jdbc
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_spark_finds_the_same(
-    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon, tmp_path: Path
-) -> None:
-    """Whoever sums up the rows, the servers or Spark over JDBC, the report is the same but for LSN and pause.
-
-    Spark is told by its own file of defaults that there are few rows: most of its time would go into making code.
-    """
-    (tmp_path / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in SMALL.items()))
-    route = _damaged(source_db, target_db, run_command, start_daemon)
-    reports = []
-    for engine in ("postgres", "spark"):
-        environ = {"SPARK_CONF_DIR": str(tmp_path)}
-        done = run_command(route, "verify", "--json", "--engine", engine, environ=environ, timeout_s=200)
-        assert done.returncode == 1, done.stderr
-        reports.append(json.loads(done.stdout)["tables"])
-    assert reports[0] == reports[1]
-    assert sum(len(table["differences"]) for table in reports[0]) == 7
-
-
 def test_compared_tables_are_unlocked(
     source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """What was compared is unlocked before the end, in the same snapshot: a server has few locks for its tables."""
-    route = _damaged(source_db, target_db, run_command, start_daemon)
+    route = damaged(source_db, target_db, run_command, start_daemon)
     locked: list[int] = []
     unlock = VerifyEnd.done
 
