@@ -34,6 +34,7 @@ MODULES: Final = (
     "plan.segments",
     "plan.flight",
     "plan.batch",
+    "target.sql.whole_rows",
 )
 
 #: Types and functions in C that several of them use.

@@ -118,7 +118,7 @@ class Order(Enum):
 
 
 #: int8, int2, int4, oid.
-_NUMBERS = (20, 21, 23, 26)
+NUMBERS = (20, 21, 23, 26)
 
 
 def key_order(plan: TablePlan) -> Order:
@@ -129,7 +129,7 @@ def key_order(plan: TablePlan) -> Order:
     """
     if plan.facts.unique or not plain_positions(plan):
         return Order.NONE
-    is_number = [plan.columns[position].base_type_oid in _NUMBERS for position in plan.key_positions]
+    is_number = [plan.columns[position].base_type_oid in NUMBERS for position in plan.key_positions]
     return Order.NUMBERS if all(is_number) else Order.TEXTS
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from parapply.runtime.apply.sets import Ahead
 from parapply.runtime.pool.retry import Attempts
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class WorkerKit:
         tracks_commits: the target knows when rows were written and by which origin.
         stops_on_error: on_error is "stop".
         piece_bytes: bytes of changes of a streamed transaction that are applied at once.
+        ahead: commands of a batch that waits for another.
         times_commits: there is an apply log, which says what COMMIT takes.
     """
 
@@ -42,6 +44,7 @@ class WorkerKit:
     tracks_commits: bool
     stops_on_error: bool
     piece_bytes: int
+    ahead: Ahead = field(default_factory=Ahead)
     times_commits: bool = False
 
     def new_attempts(self) -> Attempts:

@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from parapply import failpoints
+from parapply.errors import ProtocolError, TargetRefused
 from parapply.runtime.apply.failure import FailureClass, classify
 from parapply.target.sql.commands import SET_BYTES, CommandBuilder, code_check
 from parapply.vocabulary import RetryReason
@@ -20,12 +21,48 @@ if TYPE_CHECKING:
     from parapply.errors import StatementFailed
     from parapply.model import Relation
     from parapply.plan.batch import Batch
+    from parapply.runtime.pool.job import SetJob
     from parapply.target.sql.commands import Command
 
 #: Changes of a batch that is executed and committed in one flight, if it has its turn when it begins: without a backlog
 #: the round trip is a good part of the latency, and a check of the counts by the server costs little for few rows. So
 #: many late keys, at most, are applied in the flight of the commit.
 _ONE_FLIGHT = 256
+
+
+class Ahead:
+    """The commands of one batch that waits for another to commit, made while the target works. One for all workers.
+
+    Where batches of a table follow one another, leader and target would take turns otherwise. Written and read by the
+    workers; of a smaller batch the commands are made faster than a message goes there and back.
+    """
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._batch: Batch | None = None
+        self._commands: list[Command] = []
+        self._has_prepared = False
+
+    def make(self, job: SetJob, builder: CommandBuilder, role: str) -> None:
+        """Make those of a closed job, unless they are there or will not be wanted as they would be now."""
+        batch = job.batch
+        is_wanted = not (batch.is_serial or batch.is_suspect or batch.has_late_keys) and job.resume is None
+        if batch is self._batch or not is_wanted or batch.n_changes <= _ONE_FLIGHT or batch.size_bytes > SET_BYTES:
+            return
+        try:
+            commands = builder.of_steps(batch.steps, batch.size_bytes)
+        except (ProtocolError, TargetRefused):
+            return  # the worker that has it meets it again
+        self._batch, self._commands = batch, commands + code_check(commands, role)
+        self._has_prepared = builder.has_prepared()
+
+    def take(self, batch: Batch, builder: CommandBuilder) -> list[Command] | None:
+        """Return the commands of a batch, as `commands_of` would now; None if they are not there."""
+        if batch is not self._batch:
+            return None
+        commands, self._batch, self._commands = self._commands, None, []
+        # Rows that are found by all their columns go one by one while a transaction is prepared.
+        return commands if builder.has_prepared() is self._has_prepared else None
 
 
 class SetCommands:
@@ -42,19 +79,24 @@ class SetCommands:
         self.all = [*commands, *late] if late else commands
 
     @classmethod
-    async def made(cls, batch: Batch, builder: CommandBuilder, role: str, *, may_commit: bool = True) -> SetCommands:
+    async def made(
+        cls, batch: Batch, builder: CommandBuilder, role: str, ahead: Ahead | None = None, *, may_commit: bool = True
+    ) -> SetCommands:
         """Return the commands of a batch.
 
         Args:
             batch: as for `commands_of`.
             builder: as for `commands_of`.
             role: as for `commands_of`.
+            ahead: commands that were made before, if any were.
             may_commit: it ends with a commit; False: it is prepared.
 
         Raises:
             ProtocolError, TargetRefused: as `CommandBuilder.of_steps`.
         """
-        commands = await commands_of(batch, builder, role)
+        commands = ahead.take(batch, builder) if ahead is not None else None
+        if commands is None:
+            commands = await commands_of(batch, builder, role)
         late = builder.of_late_keys(batch.steps, batch.size_bytes) if batch.has_late_keys else []
         return cls(batch, commands, [*late, *code_check(late, role)], may_commit=may_commit)
 

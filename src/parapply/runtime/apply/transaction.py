@@ -13,7 +13,7 @@ from parapply.target.session.session import Proof, Record
 from parapply.vocabulary import WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from parapply.model import Transaction
     from parapply.runtime.apply.kit import WorkerKit
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 #: Source transactions that a record names one by one; of more it names the first and the last.
 _MEMBERS = 64
+
+
+def _nothing() -> None:
+    pass
 
 
 class TargetTransaction:
@@ -72,13 +76,21 @@ class TargetTransaction:
         """
         await self.session.begin_recorded(self._first(job, record))
 
-    async def execute(self, job: SetJob, record: Record, commands: Sequence[Command]) -> None:
+    async def execute(
+        self, job: SetJob, record: Record, commands: Sequence[Command], on_sent: Callable[[], None] = _nothing
+    ) -> None:
         """Begin one, recorded, and execute commands; `end` commits it.
+
+        Args:
+            job: of which batch.
+            record: of it.
+            commands: of it.
+            on_sent: called while the target executes them.
 
         Raises:
             StatementFailed, TargetLost: as `WorkerSession.execute`.
         """
-        await self.session.execute(self._first(job, record), commands)
+        await self.session.execute(self._first(job, record), commands, on_sent=on_sent)
 
     async def end(self, job: AppliedJob, record: Record) -> None:
         """Commit the open transaction, or prepare it and then record that.

@@ -112,7 +112,7 @@ class Worker:
             return await self._parts.apply(job, RetryReason.SUSPECT)
         try:
             sets = await SetCommands.made(
-                job.batch, self._kit.builder, self._kit.tables.role, may_commit=job.prepare is None
+                job.batch, self._kit.builder, self._kit.tables.role, self._kit.ahead, may_commit=job.prepare is None
             )
         except TargetRefused:
             # What comes before the refused change is applied first, at the head, where the refusal is met again.
@@ -147,7 +147,7 @@ class Worker:
             if is_timed:
                 job.flight_commit_s = times.executed_s - self.session.pipeline.before_last_s
             return CommitTurn.COMMIT
-        await target.execute(job, record, sets.all if has_turn else sets.first)
+        await target.execute(job, record, sets.all if has_turn else sets.first, on_sent=self._make_ahead)
         times.executed_s = self._clock()
         target.show(WorkerState.WAITING)
         turn = await self._pool.turn(job)
@@ -162,6 +162,12 @@ class Worker:
         target.show(WorkerState.COMMITTING)
         await target.end(job, target.record_of(job))
         return CommitTurn.COMMIT
+
+    def _make_ahead(self) -> None:
+        """Make the commands of the next batch that waits for another, now that the target has some to execute."""
+        blocked = self._pool.next_blocked
+        if isinstance(blocked, SetJob):
+            self._kit.ahead.make(blocked, self._kit.builder, self._kit.tables.role)
 
     async def _late_and_commit(self, job: SetJob, sets: SetCommands) -> bool:
         """Apply a job's late keys; True if COMMIT went in the same flight.

@@ -133,6 +133,12 @@ class WorkerPool:
         return len(self._jobs) - len(self._assigned) - len(self._ready)
 
     @property
+    def next_blocked(self) -> Job | None:
+        """Return the earliest job that waits for another one to commit before it starts."""
+        blocked = (one for one in self._scheduler.batches() if self._scheduler.waits_of(one))
+        return next((self._jobs[one.seq] for one in blocked if one.seq not in self._assigned), None)
+
+    @property
     def head(self) -> Job | None:
         """Return the earliest job that has not committed."""
         batch = self._scheduler.head

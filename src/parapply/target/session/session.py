@@ -156,10 +156,17 @@ class WorkerSession:
             await connection.close()
             raise
 
-    async def execute(self, record: Record | Proof, commands: Sequence[Command]) -> None:
+    async def execute(
+        self, record: Record | Proof, commands: Sequence[Command], *, on_sent: Callable[[], None] = _nothing
+    ) -> None:
         """Begin a transaction, record it (or write its proof), execute the commands and check their counts.
 
         Does not commit.
+
+        Args:
+            record: of the transaction, or its proof.
+            commands: of it.
+            on_sent: called after each flight has left.
 
         Raises:
             StatementFailed: a command failed or reported another number of rows; `statement` is its index, -1 for the
@@ -168,7 +175,7 @@ class WorkerSession:
         """
         failpoints.probe(failpoints.BEFORE_STATE)
         statements = [_BEGIN, self._first(record), *commands]
-        await self._run_checked(statements, commands, before=2)
+        await self._run_checked(statements, commands, before=2, on_sent=on_sent)
         failpoints.probe(failpoints.DML_SENT)
 
     async def execute_and_commit(
@@ -589,9 +596,15 @@ class WorkerSession:
             str(record.n_transactions).encode(),
         ]
 
-    async def _run_checked(self, statements: Sequence[Statement], commands: Sequence[Command], before: int) -> None:
+    async def _run_checked(
+        self,
+        statements: Sequence[Statement],
+        commands: Sequence[Command],
+        before: int,
+        on_sent: Callable[[], None] = _nothing,
+    ) -> None:
         """Run statements of which the last are `commands`, and check the counts of those."""
-        outcomes = await self._run(statements, before)
+        outcomes = await self._run(statements, before, on_sent=on_sent)
         for index, (command, outcome) in enumerate(zip(commands, outcomes[before:], strict=True)):
             if command.expected not in (outcome.rows, ANY_COUNT):
                 raise StatementFailed(f"{outcome.rows} rows where {command.expected} are expected", statement=index)

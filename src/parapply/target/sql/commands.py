@@ -130,7 +130,7 @@ class CommandBuilder:
             has_prepared: tells whether a transaction is prepared on the target. It may hold one of several equal rows,
                 and its outcome may be waiting for a change of another: a row is chosen then that nothing holds.
         """
-        self._has_prepared = has_prepared
+        self.has_prepared = has_prepared
         # By identity: hashing a plan's facts for every batch would cost more than its statements. Each entry keeps
         # its plan alive, so an identity cannot come back for another.
         self._statements: dict[int, Statements] = {}
@@ -196,7 +196,7 @@ class CommandBuilder:
 
     def for_thread(self) -> CommandBuilder:
         """Return another builder, for a thread: no two may use one."""
-        has_prepared = self._has_prepared()
+        has_prepared = self.has_prepared()
         return CommandBuilder(lambda: has_prepared)
 
     def forget(self) -> None:
@@ -264,7 +264,7 @@ class CommandBuilder:
         if segment.moves and size_bytes <= SET_BYTES and can_move(segment.plan):
             self._moves(segment, out)
             return
-        may_net = segment.plan.nets_whole_rows and size_bytes <= SET_BYTES and not self._has_prepared()
+        may_net = segment.plan.nets_whole_rows and size_bytes <= SET_BYTES and not self.has_prepared()
         net = net_rows(segment) if may_net else None
         if net is None:
             for frame in segment.frames:
@@ -401,6 +401,12 @@ def _array(type_oid: int, elements: list[bytes]) -> bytes:
     return head + b"".join([_length(len(element)) + element for element in elements])
 
 
+def _numbers(each: list[int]) -> bytes:
+    if each.count(each[0]) < len(each):
+        return _array(_INT4, [_length(number) for number in each])
+    return _array_head(1, 0, _INT4, len(each), 1) + (_length(4) + _length(each[0])) * len(each)  # mostly no twins
+
+
 def _incomplete(plan: TablePlan, row: Row) -> Command:
     """Return what always fails, in the place of an insert without all values; its positions are those not sent."""
     missing = tuple([position for position, value in enumerate(row) if value is UNCHANGED])
@@ -444,7 +450,7 @@ def _whole(statements: Statements, build: Callable[[], Sql], group: Group) -> Co
     """Return the statement that changes a group's rows, which are found by all their columns."""
     plan = statements.plan
     prepared, parameters = _both_columns(statements, build, group.news, group.olds)
-    numbers = [_array(_INT4, [_length(number) for number in each]) for each in (group.lows, group.highs)]
+    numbers = [_numbers(each) for each in (group.lows, group.highs)]
     operation: Operation = "update" if group.present else "delete"
     return Command(prepared, [*parameters, *numbers], expected=group.n_rows, operation=operation, plan=plan)
 

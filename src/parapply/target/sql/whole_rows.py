@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
+from parapply.plan.keys import NUMBERS
 from parapply.wire.rows import (
     DELETE,
     INSERT,
@@ -34,9 +35,10 @@ from parapply.wire.rows import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from parapply.plan.segments import RowSegment
+    from parapply.plan.table import TablePlan
 
 #: Each group is one more statement to prepare for the table. Rows with NULL here and there would make hundreds.
 _MAX_GROUPS: Final = 16
@@ -73,12 +75,18 @@ class WholeRows(msgspec.Struct):
 class _Change:
     """What happens to one row: `old` is None for one that comes, `new` for one that goes."""
 
-    __slots__ = ("key", "new", "old")
+    __slots__ = ("key", "new", "old", "twin")
 
     def __init__(self, key: _Whole, old: Row | None, new: Row | None) -> None:
         self.key = key
         self.old = old
         self.new = new
+        #: Another one that has put in an equal row, before this one.
+        self.twin: _Change | None = None
+
+
+#: By the positions that are NULL in the old row, and those that are set: () for a delete.
+_Groups: TypeAlias = dict[tuple[tuple[int, ...], tuple[int, ...]], list[_Change]]
 
 
 def net_rows(segment: RowSegment) -> WholeRows | None:
@@ -91,16 +99,38 @@ def net_rows(segment: RowSegment) -> WholeRows | None:
     if net is None:
         return None
     changes, made = net
-    inserts: list[KeptRow] = []
-    groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[_Change]] = {}
-    everything = tuple(range(len(segment.plan.columns)))
+    inserts: list[KeptRow] = [change.new for change in changes if change.old is None and change.new is not None]
+    groups = _groups(changes, tuple(range(len(segment.plan.columns))))
+    if groups is None:
+        return None
+    updates = [group for (_, present), group in groups.items() if present]
+    is_cheap = segment.plan.is_indexed or len(segment.frames) >= _PAYS * len(groups)
+    if not is_cheap or len(groups) > _MAX_GROUPS or (len(updates) > 1 and _meet(updates, made)):
+        return None
+    place = _place(segment.plan)
+    deletes: list[Group] = []
+    others: list[Group] = []
+    for (nulls, present), group in groups.items():
+        if place is not None:
+            group.sort(key=place)
+        ready = _group(nulls, present, group)
+        if ready is None:
+            return None
+        (others if present else deletes).append(ready)
+    return WholeRows(deletes + others, inserts)
+
+
+def _groups(changes: list[_Change], everything: tuple[int, ...]) -> _Groups | None:
+    """Return changes of rows that were there before, by the columns that are NULL and those that are set.
+
+    None if a row has nothing to be found by, or nothing to be set.
+    """
+    groups: _Groups = {}
     for change in changes:
         old, new = change.old, change.new
         if old is None:
-            if new is not None:
-                inserts.append(new)
             continue
-        nulls = tuple([position for position, value in enumerate(old) if value == NULL]) if NULL in old else ()
+        nulls = tuple([position for position, value in enumerate(old) if value == NULL]) if NULL in change.key else ()
         if new is None:
             present: tuple[int, ...] = ()
         elif has_unchanged(new):
@@ -109,22 +139,37 @@ def net_rows(segment: RowSegment) -> WholeRows | None:
             present = everything
         if len(nulls) == len(everything) or (new is not None and not present):
             return None
-        groups.setdefault((nulls, present), []).append(change)
-    updates = [group for (_, present), group in groups.items() if present]
-    is_cheap = segment.plan.is_indexed or len(segment.frames) >= _PAYS * len(groups)
-    if not is_cheap or len(groups) > _MAX_GROUPS or (len(updates) > 1 and _meet(updates, made)):
-        return None
-    ready = [_group(nulls, present, group) for (nulls, present), group in groups.items()]
-    if any(group is None for group in ready):
-        return None
-    whole = [group for group in ready if group is not None]
-    return WholeRows(sorted(whole, key=lambda group: bool(group.present)), inserts)
+        group = groups.get((nulls, present))
+        if group is None:
+            group = groups[nulls, present] = []
+        group.append(change)
+    return groups
 
 
-def _net(frames: Sequence[bytes], n_columns: int) -> tuple[list[_Change], dict[_Whole, list[_Change]]] | None:
-    """Return the changes, and by their new row those that put one in; None if a row is not whole."""
+def _place(plan: TablePlan) -> Callable[[_Change], bytes] | None:
+    """Return what to sort changes by, so that neighbours in an index are neighbours in the set, as in `plan/keys.py`.
+
+    None where no index narrows the search. Also where there is a unique one: a value that one row frees and a later one
+    takes.
+    """
+    if not plan.is_indexed or plan.facts.unique:
+        return None
+    first = next(at for at, column in enumerate(plan.columns) if column.name in plan.facts.indexed_columns)
+    # Of numbers the length comes first, which is in front of each value.
+    start = 0 if plan.columns[first].base_type_oid in NUMBERS else 4
+
+    def place(change: _Change) -> bytes:
+        value = change.key[first]
+        assert value is not None, "old rows have all their values"
+        return value[start:]
+
+    return place
+
+
+def _net(frames: Sequence[bytes], n_columns: int) -> tuple[list[_Change], dict[_Whole, _Change]] | None:
+    """Return the changes, and by their new row the last that put one in; None if a row is not whole."""
     changes: list[_Change] = []
-    made: dict[_Whole, list[_Change]] = {}
+    made: dict[_Whole, _Change] = {}
     for frame in frames:
         kind = frame[KIND_AT]
         if kind == INSERT:
@@ -134,7 +179,8 @@ def _net(frames: Sequence[bytes], n_columns: int) -> tuple[list[_Change], dict[_
             key = tuple(row)
             change = _Change(key, None, row)
             changes.append(change)
-            made.setdefault(key, []).append(change)
+            change.twin = made.get(key)
+            made[key] = change
             continue
         if frame[MARK_AT] != _OLD:
             return None
@@ -148,18 +194,23 @@ def _net(frames: Sequence[bytes], n_columns: int) -> tuple[list[_Change], dict[_
         key = tuple(old)
         # All that such a row can be is in the row that was put in last: values that were not sent are the old ones.
         after = new if new is None or not has_unchanged(new) else _filled(new, old)
-        if made.get(key):
-            change = made[key].pop()
-            if not made[key]:
+        continued = made.get(key)
+        if continued is None:
+            change = _Change(key, old, new)
+            changes.append(change)
+        else:
+            change = continued
+            if change.twin is None:
                 del made[key]
+            else:
+                made[key], change.twin = change.twin, None
             was = change.new
             assert was is not None, "it has put a row in"
             change.new = new if new is after else _filled(new or [], was)
-        else:
-            change = _Change(key, old, new)
-            changes.append(change)
         if after is not None:
-            made.setdefault(tuple(after), []).append(change)
+            key = tuple(after)
+            change.twin = made.get(key)
+            made[key] = change
     return changes, made
 
 
@@ -167,13 +218,17 @@ def _filled(new: Row, was: Row) -> Row:
     return [before if now is UNCHANGED else now for now, before in zip(new, was, strict=True)]
 
 
-def _meet(updates: list[list[_Change]], made: dict[_Whole, list[_Change]]) -> bool:
+def _meet(updates: list[list[_Change]], made: dict[_Whole, _Change]) -> bool:
     """Tell whether a statement could take a row that one before it has made: it is no twin of the one that is meant."""
     last = {change.key: number for number, group in enumerate(updates) for change in group}
     numbers = {id(change): number for number, group in enumerate(updates) for change in group}
-    return any(
-        numbers.get(id(change), len(updates)) < last[key] for key in made.keys() & last.keys() for change in made[key]
-    )
+    for key in made.keys() & last.keys():
+        change: _Change | None = made[key]
+        while change is not None:
+            if numbers.get(id(change), len(updates)) < last[key]:
+                return True
+            change = change.twin
+    return False
 
 
 def _group(nulls: tuple[int, ...], present: tuple[int, ...], changes: list[_Change]) -> Group | None:
