@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from parapply.errors import ProtocolError
 from parapply.plan.segments import RowSegment
+from parapply.plan.table import Equality, UniqueFacts
 from parapply.target.catalogue.match import match
 from parapply.target.sql.whole_rows import Group, net_rows
 from parapply.wire.rows import UNCHANGED, Row, text_of, values_of
@@ -191,6 +192,33 @@ def test_without_an_index_a_few_rows_are_looked_for_one_by_one() -> None:
     assert net_rows(_segment(deletes[:7], is_indexed=False)) is None
     assert net_rows(_segment(deletes, is_indexed=False)) is not None
     assert net_rows(_segment(deletes[:1])) is not None
+
+
+@pytest.mark.parametrize("is_unique", [False, True])
+@pytest.mark.parametrize(("type_", "expected"), [("int4", ["2", "9", "10"]), ("text", ["10", "2", "9"])])
+def test_rows_come_in_the_order_of_an_index(type_: str, expected: list[str], *, is_unique: bool) -> None:
+    """Neighbours share pages; with a further unique index rows stay as they came: one may take what another frees."""
+    unique = UniqueFacts(
+        name="u",
+        columns=("a",),
+        equalities=(Equality.BYTES,),
+        is_nulls_distinct=True,
+        is_partial=False,
+        is_exclusion=False,
+    )
+    sent_ = relation(sent("b", "text", is_key=True), sent("a", type_, is_key=True), identity="f")
+    facts = table(
+        [column("a", type_), column("b", "text")], indexed_columns=("a",), unique=(unique,) if is_unique else ()
+    )
+    segment = RowSegment(match(sent_, facts))
+    for number in ("9", "10", "2"):
+        segment.add(build.xlog_data(build.update(_row(("y", number)), old=_row(("x", number)))))
+    net = net_rows(segment)
+    assert net is not None
+    (group,) = net.groups
+    came = ["9", "10", "2"] if is_unique else expected
+    assert [_texts(row)[1] for row in group.olds] == came
+    assert [_texts(row)[1] for row in group.news] == came
 
 
 def test_a_malformed_row_is_told() -> None:
