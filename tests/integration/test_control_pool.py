@@ -30,3 +30,22 @@ async def test_a_desk_given_up_while_it_opens_leaves_nothing_behind(target_db: D
     async with asyncio.timeout(10):
         while left := asyncio.all_tasks() - before:
             await asyncio.wait(left)
+
+
+async def test_a_second_session_is_opened_only_while_the_first_is_held(target_db: Database) -> None:
+    """Questions that take a moment share one session; one that takes long, or is blocked, holds up no other."""
+    async with ControlPool(target_db.dsn, "replica", "parapply control pool shared") as control_pool:
+
+        async def ask() -> int:
+            async with control_pool.session() as conn:
+                return conn.info.backend_pid
+
+        async with control_pool.session() as conn:
+            first = conn.info.backend_pid
+            asking = [asyncio.create_task(ask(), name=f"question {number}") for number in range(3)]
+            await asyncio.sleep(0)
+        assert [await question for question in asking] == [first] * 3
+        async with control_pool.session():
+            second = await ask()
+            assert second != first
+            assert await ask() == second

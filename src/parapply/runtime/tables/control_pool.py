@@ -5,7 +5,8 @@ A small pool, because such a question must wait neither for the control session'
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
@@ -26,6 +27,9 @@ _TIMEOUT_S = 15.0
 #: leader's, not these: where a machine is paused while one of these has written what people see, its rows stay locked,
 #: and the next daemon could not begin (F20).
 _IDLE_TRANSACTION_MS = 10_000
+#: Seconds that a question waits for the first session before another is opened. Most take a few milliseconds, and to
+#: open a session takes both ends ten and more.
+_GROWS_AFTER_S = 0.2
 
 
 class ControlPool:
@@ -34,6 +38,8 @@ class ControlPool:
     def __init__(self, dsn: str, role: str, application_name: str) -> None:
         """Open nothing yet."""
         self._role = role
+        #: Held by who uses the first session, usually; see `_GROWS_AFTER_S`.
+        self._turn = asyncio.Lock()
         self._pool: AsyncConnectionPool[settings.Connection] = AsyncConnectionPool(
             settings.client_conninfo(dsn, application_name),
             kwargs={"autocommit": True},
@@ -76,8 +82,12 @@ class ControlPool:
             TargetLost: none is free or can be opened in time.
         """
         try:
-            async with self._pool.connection() as conn:
-                yield conn
+            async with AsyncExitStack() as stack:
+                if not (self._turn.locked() and self._pool.get_stats()["pool_available"]):
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_GROWS_AFTER_S):
+                            await stack.enter_async_context(self._turn)
+                yield await stack.enter_async_context(self._pool.connection())
         except (PoolTimeout, PoolClosed) as error:
             raise TargetLost("target: no session for catalogue questions") from error
 
