@@ -46,7 +46,7 @@ INSERT INTO made SELECT i FROM generate_series(1, 10) AS i;
 INSERT INTO part_root SELECT i, CASE i % 2 WHEN 0 THEN 'a' ELSE 'b' END, 'v' FROM generate_series(1, 100) AS i;
 INSERT INTO leaf_root SELECT i FROM generate_series(0, 99) AS i;
 ALTER TABLE large SET (fillfactor = 10);
-INSERT INTO large SELECT i, repeat(md5(i::text), 20) FROM generate_series(1, 9000) AS i;
+INSERT INTO large SELECT i, repeat(md5(i::text), 20) FROM generate_series(1, 2500) AS i;
 INSERT INTO kinds VALUES
   (1, true, -32768, 9223372036854775807, '-0', 'NaN', 'NaN', 123456.78, E'a\\tb\\n\\\\ü', 'ab', '', '\\x005c0a',
    'infinity', '24:00', '23:59:59.999999-15:59', '4713-01-01 BC', '294276-12-31 23:59:59.999999+00',
@@ -110,7 +110,7 @@ def test_what_is_published_is_copied(shapes: Route, run_command: RunCommand, sta
     assert shapes.target.rows("SELECT * FROM chosen ORDER BY id") == wanted
     assert shapes.target.rows("SELECT count(*) FROM pg_indexes WHERE indexname = 'large_fill'") == [(1,)]
     known = shapes.target.rows('SELECT table_name, rows FROM parapply.copies ORDER BY table_name COLLATE "C"')
-    assert dict(known)["large"] == 9000
+    assert dict(known)["large"] == 2500
 
 
 def test_the_schema_is_brought_over(shapes: Route, run_command: RunCommand) -> None:
@@ -127,7 +127,7 @@ def test_how_far_a_copy_is_shows_while_it_runs(shapes: Route, run_command: RunCo
     shapes.target.execute(_TARGET)
     with shapes.target.connect() as foreign:
         # The copy waits at this row to hear whether it is there.
-        foreign.execute("BEGIN; INSERT INTO large VALUES (9000, '')")
+        foreign.execute("BEGIN; INSERT INTO large VALUES (2500, '')")
         copying = threading.Thread(target=run_command, args=(shapes, "init", "--copy"))
         copying.start()
         shapes.target.wait_until("SELECT to_regclass('parapply.copies') IS NOT NULL")
@@ -139,7 +139,7 @@ def test_how_far_a_copy_is_shows_while_it_runs(shapes: Route, run_command: RunCo
         foreign.execute("ROLLBACK")
     copying.join(60)
     check_equal(shapes, "large")
-    assert shapes.target.rows("SELECT rows FROM parapply.copies WHERE table_name = 'large'") == [(9000,)]
+    assert shapes.target.rows("SELECT rows FROM parapply.copies WHERE table_name = 'large'") == [(2500,)]
 
 
 def test_tables_with_rows_are_refused(shapes: Route, run_command: RunCommand) -> None:

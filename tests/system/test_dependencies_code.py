@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["gate"]
 
-# The first test starts four daemons and waits for what the whole case takes.
+# The first test starts two daemons and waits for what the whole case takes.
 pytestmark = [pytest.mark.timeout(300), pytest.mark.pg_majors(15, 18)]
 
 
