@@ -25,6 +25,8 @@ SOURCE_TREE = ROOT / "src"
 END_TIMEOUT_S = 90
 # A line of the load's progress: servers, pgbench and the daemon run.
 LOAD_LINE = re.compile(r"publisher +[\d,]+ tx/s +applied")
+# The first line: both servers run.
+SERVER_LINE = re.compile(r"publisher: PostgreSQL")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 
@@ -79,12 +81,16 @@ def test_the_demonstration_proves_equality_and_leaves_nothing(scratch: Path) -> 
     assert left_behind(scratch) == []
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_demonstration_cleans_up(scratch: Path, number: signal.Signals, code: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "moment"), [(signal.SIGINT, 130, LOAD_LINE), (signal.SIGTERM, 143, SERVER_LINE)]
+)
+def test_an_interrupted_demonstration_cleans_up(
+    scratch: Path, number: signal.Signals, code: int, moment: re.Pattern[str]
+) -> None:
     """Ctrl-C, which reaches the whole process group, and SIGTERM end it, and nothing is left behind."""
     with start(scratch, duration_s=60) as demo:
         assert demo.stdout is not None
-        seen = next((line for line in demo.stdout if LOAD_LINE.search(line)), "")
+        seen = next((line for line in demo.stdout if moment.search(line)), "")
         os.killpg(demo.pid, number)
         rest, _ = demo.communicate(timeout=END_TIMEOUT_S)
     assert seen
@@ -107,9 +113,10 @@ def test_a_killed_demonstration_leaves_nothing_running(scratch: Path) -> None:
     assert left_behind(scratch) == []
 
 
-# The demonstration, with one row more on the subscriber once the load is over.
+# The demonstration with few transactions, and one row more on the subscriber once the load is over.
 CHANGED = """
 import sys
+from parapply.demo.load import DemoLoad
 from parapply.demo.stage import BANK
 from parapply.demo.view import View
 from tests.fixtures.copied_command import main
@@ -120,7 +127,13 @@ def follow_and_change(view, goes_on):
     follow(view, goes_on)
     view._stage.target.execute("INSERT INTO pgbench_accounts VALUES (0, 1, 0, '')", dbname=BANK)
 
+make = DemoLoad.__init__
+
+def make_short(load, *words, clients, limit):
+    make(load, *words, clients=clients, limit="--transactions=50")
+
 View.follow = follow_and_change
+DemoLoad.__init__ = make_short
 sys.exit(main(sys.argv[1:]))
 """
 
