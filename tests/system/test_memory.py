@@ -34,12 +34,12 @@ _LIMIT_BYTES = 32 * _MIB
 _BLOCKED_PEAK_BYTES = 200 * _MIB
 # A row is held as a frame, as parameters and by libpq, and by the interpreted twin as values too; and libpq keeps its
 # memory for each connection that has sent one (docs/OPERATIONS.md, section 3.4).
-_ROW_BYTES = 48 * 1000 * 1000
+_ROW_BYTES = 32 * 1000 * 1000
 _ROW_PEAK_BYTES = 64 * _MIB + 7 * _ROW_BYTES
-# Kept in memory, the frames of these rows would be 380 bytes each; with the interpreter that is more than the peak
+# Kept in memory, the frames of these rows would be 1,280 bytes each; with the interpreter that is more than the peak
 # that is allowed.
-_BIG_ROWS = 250_000
-_BIG_PAD = "repeat('x', 300)"
+_BIG_ROWS = 75_000
+_BIG_PAD = "repeat('x', 1200)"
 _BIG_PEAK_BYTES = 140 * 1000 * 1000
 _BIG_TIMEOUT_S = 280.0
 
@@ -84,7 +84,7 @@ def test_f23_back_pressure_bounds_memory(
 def test_a_huge_row_holds_neither_replies_nor_memory(
     source_db: Database, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon
 ) -> None:
-    """Rows of 48 MB on the wire are received, planned and sent while a publisher with a patience of 2 s gets replies.
+    """Rows of 32 MB on the wire are received, planned and sent while a publisher with a patience of 2 s gets replies.
 
     The first is not streamed, the second is, the update leaves a huge value out.
     """

@@ -92,7 +92,9 @@ class SparkEngine:
         # file:/logs/x, file:///logs/x or hdfs://host:8020/logs/x: the path begins after scheme and host.
         raw_path = F.regexp_replace(F.col("_metadata.file_path"), "^[A-Za-z0-9+.-]+:(//[^/]*)?", "")
         name = F.substring(raw_path, len(root) + 1, 4096)
-        reader.json([file.path for file in files]).withColumn(FILE, name).createOrReplaceTempView(LINES)
+        rows = reader.json([file.path for file in files]).withColumn(FILE, name)
+        # DuckDB refuses a file of Parquet whose texts hold other bytes.
+        rows.withColumn(TORN, F.make_valid_utf8(F.col(TORN))).createOrReplaceTempView(LINES)
 
     def write(self, query: str, folder: str, load: str) -> None:  # noqa: ARG002  Spark leaves nothing of what fails
         """As `Engine.write`."""
