@@ -295,7 +295,7 @@ def test_what_fails_is_taken_back_by_itself(ends: Ends, tmp_path: Path) -> None:
     ends.check_nothing_left()
     said = tmp_path / "said"
     command = f'echo "$PARAPPLY_FENCE" >> {said}; test "$PARAPPLY_FENCE" = off'
-    failed = ends.run("--fence-command", command)
+    failed = ends.run("--verify", "none", "--fence-command", command)
     assert failed.returncode == 1
     assert "--fence-command ended with 1" in failed.stderr
     assert said.read_text() == "on\noff\n"
@@ -319,7 +319,7 @@ def test_what_fails_is_taken_back_by_itself(ends: Ends, tmp_path: Path) -> None:
 
 def _check_failed_take_back(ends: Ends) -> None:
     """Where taking back fails, it is seen whether clients can write, and that `--undo` goes on."""
-    ends.run("--fence-command", "true", killed_at="cutover_draining")
+    ends.run("--verify", "none", "--fence-command", "true", killed_at="cutover_draining")
     # What is left to remove fails after the fence was lifted.
     ends.target.execute("ALTER PUBLICATION pub_back OWNER TO CURRENT_USER")
     for flags, code, is_fenced in (((), 2, True), (("--fence-command", "true"), 4, False)):
@@ -332,7 +332,7 @@ def _check_failed_take_back(ends: Ends) -> None:
     ends.target.execute(f"ALTER PUBLICATION pub_back OWNER TO {TARGET_ROLE}")
     assert ends.run("--undo").returncode == 0
     ends.check_nothing_left()
-    ends.run("--fence-command", "true", killed_at="cutover_draining")
+    ends.run("--verify", "none", "--fence-command", "true", killed_at="cutover_draining")
     unlifted = ends.run("--fence-command", 'test "$PARAPPLY_FENCE" = wrong')
     assert "the same command with --undo takes it back; until then no client can write" in unlifted.stderr
     assert ends.run("--undo", "--fence-command", "true").returncode == 0
