@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -69,10 +70,15 @@ class Shown:
         if not self.is_up:
             return {_series("up", {}): 0.0}
         shown = self.figures.values() | self.values
-        text = exposition("app", shown, self.figures.histograms()).decode()
-        families = text_string_to_metric_families(text)
-        found = {_series(one.name, one.labels): one.value for family in families for one in family.samples}
+        found = _parsed(exposition("app", shown, self.figures.histograms()).decode())
         return {**found, _series("up", {}): 1.0, _series("process_start_time_seconds", {}): self.started_s}
+
+
+@cache
+def _parsed(text: str) -> dict[str, float]:
+    """Return the samples of an exposition; most minutes show what the one before has shown."""
+    families = text_string_to_metric_families(text)
+    return {_series(one.name, one.labels): one.value for family in families for one in family.samples}
 
 
 class Trouble(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[2] / "src" / "parapply"
@@ -11,6 +12,7 @@ _PACKAGE = Path(__file__).parents[2] / "src" / "parapply"
 _CONTRACT_WORDS = {"lowest_lsn", "highest_lsn", "lowest_remote_lsn", "highest_remote_lsn", "reported_flush_lsn"}
 
 
+@cache
 def _trees() -> dict[str, ast.Module]:
     return {str(path.relative_to(_PACKAGE)): ast.parse(path.read_text()) for path in sorted(_PACKAGE.rglob("*.py"))}
 
