@@ -23,9 +23,9 @@ HOT_TESTS := $(patsubst %,tests/unit/%.py,$(foreach n,copy rows rows_binary_valu
 TEST_JOBS ?= --numprocesses=4 --dist=loadfile --no-loadscope-reorder
 # Bytecode is kept whatever the environment says: each of the processes would compile all tests, and pytest's assertions, anew.
 unexport PYTHONDONTWRITEBYTECODE
-# The oldest supported version first: it is the one the pins were tested with.
-PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
-	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
+# The oldest supported version first: it is the one the pins were tested with. Searched once, not wherever it is named.
+PYTHON ?= $(eval PYTHON := $$(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
+	"$$$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$$$p"; break; }; done))$(PYTHON)
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore -c constraints.txt
 
 .PHONY: help venv java postgres lint fmt test test-unit demo bench report faults soak clean

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,12 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def run(directory: Path, *command: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run a command with no make of the test's own around it."""
+    """Run a command with no make of the test's own around it; searching for a Python may start several."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return subprocess.run(
-        command, cwd=directory, env={**kept, **environ}, capture_output=True, text=True, check=False, timeout=60
-    )
+        command, cwd=directory, env={"PYTHON": sys.executable, **kept, **environ}, capture_output=True, text=True,
+        check=False, timeout=60,
+    )  # fmt: skip
 
 
 def test_help_is_the_default_and_names_every_target(checkout: Path) -> None:
