@@ -186,6 +186,15 @@ def test_what_is_applied_one_by_one(payloads: list[bytes], why: str) -> None:
     assert net_rows(_segment(payloads)) is None, why
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_any_number_of_equal_rows_may_come(*, is_whole: bool) -> None:
+    """Each knows the one before it; to let go of them goes no deeper for that."""
+    payloads = [build.insert(_row(("1", "x")))] * 100_000
+    net = net_rows(_segment([*payloads, *([] if is_whole else [build.update(_row(("1", "y")))])]))
+    assert (net is not None) is is_whole
+    assert net is None or len(net.inserts) == len(payloads)
+
+
 def test_without_an_index_a_few_rows_are_looked_for_one_by_one() -> None:
     """A set reads the whole table once; a search for one row ends where it is found."""
     deletes = [build.delete(old=_row((f"{number}", "x"))) for number in range(8)]
