@@ -53,7 +53,8 @@ part(attnum, typid, is_compared) AS (  -- a column's type and every type inside 
   SELECT attnum, atttypid, true FROM attribute
   UNION
   SELECT p.attnum, x.typid, p.is_compared AND x.is_compared FROM part p
-  JOIN pg_catalog.pg_type t ON t.oid = p.typid
+  -- the second condition spares four lookups for a type without any inside
+  JOIN pg_catalog.pg_type t ON t.oid = p.typid AND (t.typtype IN ('d', 'c', 'r', 'm') OR t.typelem <> 0)
   CROSS JOIN LATERAL (
     SELECT t.typbasetype, true WHERE t.typtype = 'd'
     UNION ALL
@@ -78,13 +79,16 @@ class_ AS MATERIALIZED (  -- default operator classes that can tell equal from u
   JOIN pg_catalog.pg_type i ON i.oid = oc.opcintype
   WHERE oc.opcdefault
 ),
+first_ AS MATERIALIZED (  -- one for each type
+  SELECT DISTINCT ON (opcintype) opcintype, operator FROM class_ ORDER BY opcintype, amname
+),
 met AS MATERIALIZED (  -- else the planner joins the classes with all types there are: two for each table
   SELECT t.oid, t.typtype, t.typsubscript
   FROM (SELECT DISTINCT typid FROM part) p JOIN pg_catalog.pg_type t ON t.oid = p.typid
 ),
 own_(typid, typtype, typsubscript, operator) AS MATERIALIZED (  -- nearly every type has a class of its own
   SELECT t.oid, t.typtype, t.typsubscript,
-    (SELECT c.operator FROM class_ c WHERE c.opcintype = t.oid ORDER BY c.amname LIMIT 1)
+    (SELECT f.operator FROM first_ f WHERE f.opcintype = t.oid)
   FROM met t
 ),
 other_(typid, operator) AS (
