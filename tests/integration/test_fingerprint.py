@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -91,17 +92,36 @@ def worker(target_db: Database) -> Iterator[Worker]:
         yield session
 
 
-def _prints(worker: Worker, oids: list[int], role: str = "NONE") -> dict[int, str]:
-    async def look() -> dict[int, str]:
-        async with await psycopg.AsyncConnection.connect(
-            worker.dsn, autocommit=True, options="-c search_path=pg_catalog", row_factory=psycopg.rows.dict_row
-        ) as conn:
-            await conn.execute(f"SET ROLE {role}".encode())
-            found = await fingerprints(conn, oids)
-            assert await fingerprints_of_few(conn, oids) == found
-            return found
+class _Looker:
+    """One session that looks again and again, as the daemon does."""
 
-    return asyncio.run(look())
+    def __init__(self, dsn: str) -> None:
+        self._runner = asyncio.Runner()
+        connect = psycopg.AsyncConnection.connect
+        options = "-c search_path=pg_catalog"
+        self._connection = self._runner.run(
+            connect(dsn, autocommit=True, options=options, row_factory=psycopg.rows.dict_row)
+        )
+
+    def __call__(self, oids: list[int], role: str = "NONE") -> dict[int, str]:
+        return self._runner.run(self._look(oids, role))
+
+    async def _look(self, oids: list[int], role: str) -> dict[int, str]:
+        await self._connection.execute(f"SET ROLE {role}".encode())
+        found = await fingerprints(self._connection, oids)
+        assert await fingerprints_of_few(self._connection, oids) == found
+        return found
+
+    def close(self) -> None:
+        self._runner.run(self._connection.close())
+        self._runner.close()
+
+
+@pytest.fixture
+def prints(target_db: Database) -> Iterator[_Looker]:
+    """What gives the texts of tables, by oid."""
+    with closing(_Looker(target_db.dsn)) as looker:
+        yield looker
 
 
 def _oid(worker: Worker, name: str) -> int:
@@ -110,7 +130,7 @@ def _oid(worker: Worker, name: str) -> int:
 
 
 @pytest.mark.pg_majors(15, 18)
-def test_every_change_is_seen(worker: Worker) -> None:
+def test_every_change_is_seen(worker: Worker, prints: _Looker) -> None:
     """DDL changes the text of the tables it concerns, and of a table that has nothing to do with it never."""
     worker.run_text(_TABLES)
     worker.run_text("CREATE TABLE still(id int PRIMARY KEY, e text UNIQUE)")
@@ -119,20 +139,20 @@ def test_every_change_is_seen(worker: Worker) -> None:
     for table, statement in _CHANGES:
         oid = _oid(worker, table)
         if oid not in before:
-            before = _prints(worker, [oid, still])
+            before = prints([oid, still])
         worker.run_text(statement)
-        after = _prints(worker, [oid, still])
+        after = prints([oid, still])
         assert before[oid] != after[oid], statement
         assert before[still] == after[still], statement
         before = after
 
 
 @pytest.mark.pg_majors(15, 18)
-def test_data_changes_nothing(worker: Worker) -> None:
+def test_data_changes_nothing(worker: Worker, prints: _Looker) -> None:
     """Rows, statistics, VACUUM, TRUNCATE, rewrites and looking again leave the text as it is."""
     worker.run_text(_TABLES)
     oids = [_oid(worker, name) for name in ("t", "child", "parent", "p", "p11")]
-    before = _prints(worker, oids)
+    before = prints(oids)
     assert len(before) == len(oids)
     for statement in (
         "INSERT INTO t SELECT g, g, g FROM generate_series(1, 1000) g; INSERT INTO p VALUES (1, 'a')",
@@ -150,9 +170,9 @@ def test_data_changes_nothing(worker: Worker) -> None:
     ):
         worker.run_text(statement)
         if "CLUSTER" in statement:
-            before = _prints(worker, oids)  # which index it was is a mark on the index
+            before = prints(oids)  # which index it was is a mark on the index
             continue
-        assert _prints(worker, oids) == before, statement
+        assert prints(oids) == before, statement
 
 
 async def test_changes_of_the_catalogue_are_counted(target_db: Database) -> None:
@@ -164,33 +184,33 @@ async def test_changes_of_the_catalogue_are_counted(target_db: Database) -> None
 
     before = await count()
     assert before
-    target_db.execute("CREATE TABLE t(id int PRIMARY KEY)")
+    target_db.execute("CREATE TABLE t(id int PRIMARY KEY); SELECT pg_stat_force_next_flush()")
     async with asyncio.timeout(30):
         while await count() == before:  # noqa: ASYNC110  the server signals nothing
             await asyncio.sleep(0.05)
 
 
-def test_dropped_tables_are_missing(worker: Worker) -> None:
+def test_dropped_tables_are_missing(worker: Worker, prints: _Looker) -> None:
     """What is not there has no text, and asking for nothing is an empty answer."""
     worker.run_text("CREATE TABLE a(id int); CREATE TABLE b(id int)")
     a, b = _oid(worker, "a"), _oid(worker, "b")
-    assert set(_prints(worker, [b, a, a])) == {a, b}
+    assert set(prints([b, a, a])) == {a, b}
     worker.run_text("DROP TABLE a")
-    assert set(_prints(worker, [a, b])) == {b}
-    assert _prints(worker, []) == {}
+    assert set(prints([a, b])) == {b}
+    assert prints([]) == {}
 
 
-def test_privileges_by_membership_count(worker: Worker) -> None:
+def test_privileges_by_membership_count(worker: Worker, prints: _Looker) -> None:
     """What a role may do comes from its roles, too: the text says what holds, not who granted it."""
     worker.run_text("CREATE TABLE t(id int); GRANT INSERT ON t TO pg_read_all_stats")
     oid = _oid(worker, "t")
     # pg_monitor is a member of pg_read_all_stats.
-    assert _prints(worker, [oid], "pg_monitor") != _prints(worker, [oid], "pg_signal_backend")
+    assert prints([oid], "pg_monitor") != prints([oid], "pg_signal_backend")
     with pytest.raises(Refused, match="permission denied"):
         worker.run_text("SET ROLE pg_signal_backend; INSERT INTO t VALUES (1)")
 
 
-def test_a_thousand_tables_are_cheap(worker: Worker) -> None:
+def test_a_thousand_tables_are_cheap(worker: Worker, prints: _Looker) -> None:
     """One look at a thousand tables that all refer to one partitioned table takes little of a second."""
     worker.run_text(
         "CREATE TABLE hub(id int PRIMARY KEY) PARTITION BY RANGE (id);"
@@ -207,6 +227,6 @@ def test_a_thousand_tables_are_cheap(worker: Worker) -> None:
     oids = [int(oid or "") for (oid,) in worker.rows("SELECT oid FROM pg_class WHERE relname ~ '^t[0-9]+$'")]
     assert len(oids) == 1000
     started_s = time.monotonic()
-    assert len(_prints(worker, oids)) == 1000
+    assert len(prints(oids)) == 1000
     # Some 0.05 s; a query for each table or a nested loop would take many seconds.
     assert time.monotonic() - started_s < 3

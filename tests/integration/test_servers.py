@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.fixtures.databases import Database
     from tests.fixtures.servers import NewDatabase, OwnServers, ServerOf, ServerPool
 
-every_major = pytest.mark.pg_majors(15, 16, 18)
+every_major = pytest.mark.pg_majors(15, 18)  # the oldest and the newest; those between: test_versions
 _NAME = r"it's a \ % {} name"
 
 

@@ -98,8 +98,8 @@ def _commit(database: Database, level: str, statement: str) -> None:
         connection.execute(statement.encode())
 
 
-@pytest.mark.parametrize("commit_order", ["preserve", "relaxed"])
-@pytest.mark.parametrize("synchronous_commit", ["off", "on"])
+# Which commits are reported, and what makes them durable, do not depend on each other.
+@pytest.mark.parametrize(("commit_order", "synchronous_commit"), [("preserve", "off"), ("relaxed", "on")])
 def test_what_a_commit_waits_for_is_there(standby: _Standby, commit_order: str, synchronous_commit: str) -> None:
     """With remote_apply a row is visible when COMMIT returns; no level waits for a timer, nor for what is not its own.
 
