@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.fixtures.databases import Database
 
 
-@pytest.mark.pg_majors(15)  # the newest: test_spark_finds_the_same
+@pytest.mark.pg_majors(15)  # the newest: test_compared_tables_are_unlocked
 def test_differences_are_found_and_named(
     source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
 ) -> None:
