@@ -4,10 +4,11 @@ cimport cython
 from parapply.wire.rows cimport has_unchanged, read_delete, read_insert, read_update
 
 cdef class _Change:
+    cdef readonly Py_ssize_t number
     cdef readonly tuple key
     cdef readonly list old
     cdef readonly list new
-    cdef readonly _Change twin
+    cdef readonly Py_ssize_t twin
 
 @cython.locals(changes=list, made=dict, inserts=list, groups=dict, group=list)
 cpdef object net_rows(object segment)
@@ -20,3 +21,6 @@ cdef dict _groups(list changes, tuple everything)
     key=tuple, change=_Change, continued=_Change,
 )
 cdef object _net(object frames, Py_ssize_t n_columns)
+
+@cython.locals(before=_Change)
+cdef int _put_in(_Change change, tuple row, dict made) except -1

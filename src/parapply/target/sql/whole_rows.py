@@ -75,14 +75,16 @@ class WholeRows(msgspec.Struct):
 class _Change:
     """What happens to one row: `old` is None for one that comes, `new` for one that goes."""
 
-    __slots__ = ("key", "new", "old", "twin")
+    __slots__ = ("key", "new", "number", "old", "twin")
 
-    def __init__(self, key: _Whole, old: Row | None, new: Row | None) -> None:
+    def __init__(self, number: int, key: _Whole, old: Row | None, new: Row | None) -> None:
+        self.number = number
         self.key = key
         self.old = old
         self.new = new
-        #: Another one that has put in an equal row, before this one.
-        self.twin: _Change | None = None
+        #: The number of another one that has put in an equal row, before this one; -1: none. No reference: a chain of
+        #: hundreds of thousands, each freed within the one before, overflows the stack in the compiled twin.
+        self.twin = -1
 
 
 #: By the positions that are NULL in the old row, and those that are set: () for a delete.
@@ -105,7 +107,7 @@ def net_rows(segment: RowSegment) -> WholeRows | None:
         return None
     updates = [group for (_, present), group in groups.items() if present]
     is_cheap = segment.plan.is_indexed or len(segment.frames) >= _PAYS * len(groups)
-    if not is_cheap or len(groups) > _MAX_GROUPS or (len(updates) > 1 and _meet(updates, made)):
+    if not is_cheap or len(groups) > _MAX_GROUPS or (len(updates) > 1 and _meet(updates, changes, made)):
         return None
     place = _place(segment.plan)
     deletes: list[Group] = []
@@ -177,10 +179,9 @@ def _net(frames: Sequence[bytes], n_columns: int) -> tuple[list[_Change], dict[_
             if has_unchanged(row):
                 return None
             key = tuple(row)
-            change = _Change(key, None, row)
+            change = _Change(len(changes), key, None, row)
             changes.append(change)
-            change.twin = made.get(key)
-            made[key] = change
+            _put_in(change, key, made)
             continue
         if frame[MARK_AT] != _OLD:
             return None
@@ -196,38 +197,42 @@ def _net(frames: Sequence[bytes], n_columns: int) -> tuple[list[_Change], dict[_
         after = new if new is None or not has_unchanged(new) else _filled(new, old)
         continued = made.get(key)
         if continued is None:
-            change = _Change(key, old, new)
+            change = _Change(len(changes), key, old, new)
             changes.append(change)
         else:
             change = continued
-            if change.twin is None:
+            if change.twin < 0:
                 del made[key]
             else:
-                made[key], change.twin = change.twin, None
+                made[key] = changes[change.twin]
             was = change.new
             assert was is not None, "it has put a row in"
             change.new = new if new is after else _filled(new or [], was)
         if after is not None:
-            key = tuple(after)
-            change.twin = made.get(key)
-            made[key] = change
+            _put_in(change, tuple(after), made)
     return changes, made
+
+
+def _put_in(change: _Change, row: _Whole, made: dict[_Whole, _Change]) -> None:
+    before = made.get(row)
+    change.twin = -1 if before is None else before.number
+    made[row] = change
 
 
 def _filled(new: Row, was: Row) -> Row:
     return [before if now is UNCHANGED else now for now, before in zip(new, was, strict=True)]
 
 
-def _meet(updates: list[list[_Change]], made: dict[_Whole, _Change]) -> bool:
+def _meet(updates: list[list[_Change]], changes: list[_Change], made: dict[_Whole, _Change]) -> bool:
     """Tell whether a statement could take a row that one before it has made: it is no twin of the one that is meant."""
-    last = {change.key: number for number, group in enumerate(updates) for change in group}
-    numbers = {id(change): number for number, group in enumerate(updates) for change in group}
+    last = {change.key: place for place, group in enumerate(updates) for change in group}
+    places = {change.number: place for place, group in enumerate(updates) for change in group}
     for key in made.keys() & last.keys():
-        change: _Change | None = made[key]
-        while change is not None:
-            if numbers.get(id(change), len(updates)) < last[key]:
+        number = made[key].number
+        while number >= 0:
+            if places.get(number, len(updates)) < last[key]:
                 return True
-            change = change.twin
+            number = changes[number].twin
     return False
 
 
