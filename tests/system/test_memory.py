@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from psycopg import sql
 
+from parapply.target.sql.commands import SET_BYTES
 from tests.fixtures.plain import (
     TABLES,
     WORKER_IS_BLOCKED,
@@ -34,7 +35,7 @@ _LIMIT_BYTES = 32 * _MIB
 _BLOCKED_PEAK_BYTES = 200 * _MIB
 # A row is held as a frame, as parameters and by libpq, and by the interpreted twin as values too; and libpq keeps its
 # memory for each connection that has sent one (docs/OPERATIONS.md, section 3.4).
-_ROW_BYTES = 32 * 1000 * 1000
+_ROW_BYTES = 36 * 1000 * 1000
 _ROW_PEAK_BYTES = 64 * _MIB + 7 * _ROW_BYTES
 # Kept in memory, the frames of these rows would be 1,280 bytes each; with the interpreter that is more than the peak
 # that is allowed.
@@ -84,10 +85,11 @@ def test_f23_back_pressure_bounds_memory(
 def test_a_huge_row_holds_neither_replies_nor_memory(
     source_db: Database, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon
 ) -> None:
-    """Rows of 32 MB on the wire are received, planned and sent while a publisher with a patience of 2 s gets replies.
+    """Rows of 36 MB on the wire are received, planned and sent while a publisher with a patience of 2 s gets replies.
 
-    The first is not streamed, the second is, the update leaves a huge value out.
+    The first is not streamed, the second is, the update leaves a huge value out. A thread makes their statements.
     """
+    assert _ROW_BYTES > SET_BYTES
     for database in (source_db, target_db):
         database.execute("CREATE TABLE wide (id int PRIMARY KEY, pad text, raw bytea)")
     source_db.execute("CREATE PUBLICATION pub FOR TABLE wide")
