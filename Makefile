@@ -14,7 +14,8 @@ DEMO_STAMP := $(VENV)/.up-to-date-for-demo
 EXTRAS := dev,demo,report,top
 READY := $(if $(or $(wildcard $(STAMP)),$(filter-out demo,$(MAKECMDGOALS))),$(STAMP),$(DEMO_STAMP))
 # What the compiled hot path is made from; the manifest is the last file of its build.
-HOT_SOURCES := $(wildcard hatch_build.py src/parapply/hotpath.py $(foreach d,. wire plan,src/parapply/$d/*.pxd src/parapply/$d/*.py))
+HOT_FOLDERS := . wire plan target/sql
+HOT_SOURCES := $(wildcard hatch_build.py src/parapply/hotpath.py $(foreach d,$(HOT_FOLDERS),src/parapply/$d/*.pxd src/parapply/$d/*.py))
 MANIFEST := $(if $(wildcard hatch_build.py),src/parapply/_compiled.json)
 # The contract of the hot path, which both twins keep.
 HOT_TESTS := $(patsubst %,tests/unit/%.py,$(foreach n,copy rows rows_binary_values assembler assembler_streams,wire/test_$n) \
@@ -137,6 +138,6 @@ soak: venv ## half an hour of mixed load with random kills: make soak [SOAK='--m
 	@PYTHONPATH=src $(BIN)/python -m tests.faults.soak $(SOAK)
 
 clean: ## remove caches and builds; .venv stays
-	@rm -f src/parapply/_compiled.json $(foreach d,. wire plan,src/parapply/$d/*.so)
+	@rm -f src/parapply/_compiled.json $(foreach d,$(HOT_FOLDERS),src/parapply/$d/*.so)
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	@find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -48,11 +48,16 @@ def module_file(package: Path, module: str, suffix: str) -> Path:
     return package.joinpath(*module.split(".")).with_suffix(suffix)
 
 
+def sources(package: Path) -> list[Path]:
+    """Return the files that the compiled twins are made from; not every module has a .pxd."""
+    files = [module_file(package, module, suffix) for module in MODULES for suffix in (".py", ".pxd")]
+    return [*files, *[package / name for name in _SHARED]]
+
+
 def source_digest(package: Path) -> str:
     """Return a digest of everything the compiled twins are made from."""
-    files = [module_file(package, module, suffix) for module in MODULES for suffix in (".py", ".pxd")]
     digest = hashlib.sha256()
-    for file in [*files, *[package / name for name in _SHARED]]:
+    for file in sources(package):
         content = file.read_bytes() if file.exists() else b""
         digest.update(b"%d " % len(content) + content)
     return digest.hexdigest()

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from parapply import hotpath
+
 ROOT = Path(__file__).parents[2]
 MAKE = shutil.which("make")
 
@@ -67,6 +69,13 @@ def test_an_environment_up_to_date_costs_nothing(checkout: Path) -> None:
     assert run(checkout, "make", "venv", PYTHON="/bin/false").returncode == 0
     os.utime(checkout / "constraints.txt", (2**32, 2**32))
     assert run(checkout, "make", "venv", PYTHON="/bin/false").returncode != 0
+
+
+def test_the_build_depends_on_all_that_the_hot_path_is_made_from() -> None:
+    """Else a change of one of them leaves the hot path interpreted, without a word."""
+    done = run(ROOT, "make", "--eval", "sources: ; @echo $(HOT_SOURCES)", "sources")
+    made_from = {str(file.relative_to(ROOT)) for file in hotpath.sources(ROOT / "src" / "parapply") if file.exists()}
+    assert made_from <= set(map(os.path.normpath, done.stdout.split()))
 
 
 def test_the_demo_needs_no_more_than_the_demo(checkout: Path) -> None:
