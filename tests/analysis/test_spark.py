@@ -134,7 +134,7 @@ def test_spark_sums_up_the_same_rows(  # noqa: PLR0917  fixtures
     spark: SparkSession, source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Whoever sums up the rows, the servers or Spark over JDBC, the report of `verify` is the same but for its LSN.
+    """The report of `verify` is the same whether the servers or Spark sum up the rows, but for its LSN.
 
     Spark's session is that of these tests, which has the driver already; `verify` asks for the same.
     """

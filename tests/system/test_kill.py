@@ -78,7 +78,7 @@ def _finish(daemon: Daemon, route: Route, load: BankLoad) -> None:
     assert route.target.rows(locks) == [(0,)]
 
 
-#: One daemon after the other is killed, each at its point and after it has gone on behind the one before.
+#: One daemon after the other is killed, each at its point and after it has gone on from where the one before ended.
 _POINTS = sorted(failpoints.NAMES - _OTHER_LOADS)
 _CHAINS = [_POINTS[first::3] for first in range(3)]
 
@@ -87,7 +87,7 @@ _CHAINS = [_POINTS[first::3] for first in range(3)]
 def test_kill_at_a_named_point(route: Route, start_daemon: StartDaemon, points: Sequence[str]) -> None:
     """Killed under load at any point from the first connection to the drain, the next one goes on exactly (F1, T-14).
 
-    The process must have died by the signal, at the point: one that nobody passes would prove nothing. Readers look
+    The process must have died by the signal, at the point: a point that is not passed would prove nothing. Readers look
     after each kill, so what the one before it left behind is named.
     """
     with BankReader(route.target) as reader, BankLoad(route.source, seed=1) as load:

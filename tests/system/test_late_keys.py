@@ -273,7 +273,7 @@ def test_f24_a_late_part_that_is_a_deadlocks_victim_is_repeated(pair: Pair) -> N
 def test_f1_killed_among_late_parts_nothing_is_lost_or_twice(pair: Pair, start_daemon: StartDaemon) -> None:
     """Killed between early part and commit, or with the commit in doubt: each transaction is there once (F1).
 
-    One daemon after the other, each behind the one before: what a kill tears or doubles shows in the hot rows' sums.
+    One daemon after the other, each after the one before: what a kill tears or doubles shows in the hot rows' sums.
     """
     pair.create(_TABLES)
     pair.write(_LOAD)

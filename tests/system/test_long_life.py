@@ -73,7 +73,7 @@ _SESSIONS = {
 def test_f3_a_session_that_is_ended_under_load(bank: Route, start_daemon: StartDaemon) -> None:
     """F3, F15: each kind of session is ended under load, one after the other; the daemon comes back by itself, exactly.
 
-    What readers see is looked at behind each, so that a failure names the kind.
+    What readers see is looked at after each, so that a failure names the kind.
     """
     ended: set[int] = set()
     n_lost = {"source": 0, "target": 0}

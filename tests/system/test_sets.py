@@ -1,4 +1,4 @@
-"""Net changes as sets: beside the source, and from a backlog with one and eight workers, against one oracle.
+"""Net changes as sets: while the source writes, and from a backlog with one and eight workers, against one oracle.
 
 All cases go through the same streams once, with the built-in subscription beside them (`tests/fixtures/fan.py`); each
 test then looks at its own tables.
@@ -23,7 +23,7 @@ __all__ = ["pair"]
 # Three daemons run before the first test looks; on a busy machine that takes its time.
 pytestmark = pytest.mark.timeout(300)
 
-# Beside the source with one worker nothing is merged and nothing is at once: the others have all of it.
+# While the source writes, with one worker nothing is merged and nothing is at once: the others have all of it.
 LIVE = (Variant(workers=8, mode="live"),)
 BACKLOG = tuple(Variant(workers=workers, mode="backlog") for workers in (1, 8))
 

@@ -113,7 +113,7 @@ def run_whole(pair: Pair, start_daemon: StartDaemon) -> Run:
 for_each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
-#: What is lost of a PREPARE. Behind one that has happened, its shape decides only what is not applied once more: for
+#: What is lost of a PREPARE. After one that has happened, its shape decides only what is not applied once more: for
 #: that it is one whether the answer is lost or the record.
 _LOST = {"whole": ("before", "answer", "record"), "large": ("before", "answer"), "spilled": ("before", "answer")}
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812  as everyone imports it
@@ -79,11 +78,7 @@ class SparkEngine:
 
     def make_table(self, name: str, columns: dict[str, str], rows: Sequence[Sequence[Any]]) -> None:
         """As `Engine.make_table`."""
-        # As Arrow it goes into the plan: rows of Python would start one more process, and each query read them again.
-        arrays = zip(*rows, strict=True) if rows else [()] * len(columns)
-        types = [pa.string() if one == self.words.text else pa.int64() for one in columns.values()]
-        data = [pa.array(array, type_) for array, type_ in zip(arrays, types, strict=True)]
-        self.session.createDataFrame(pa.table(data, list(columns))).createOrReplaceTempView(name)
+        self.session.createDataFrame([tuple(row) for row in rows], _columns(columns)).createOrReplaceTempView(name)
 
     def read_lines(self, files: Sequence[StoredFile], log: str) -> None:
         """As `Engine.read_lines`."""

@@ -43,7 +43,7 @@ NO_THRESHOLD = 1 << 62
 
 
 def has_few_changes(n_changes: int, n_tables: int) -> bool:
-    """Tell whether a batch has few changes for each of many tables: one of twice the size would take little longer."""
+    """Tell whether a batch has few changes for each of many tables: in a larger one each change would cost less."""
     return LEAST_THIN_TABLES <= n_tables <= MOST_THIN_TABLES and n_changes < FEW_CHANGES * n_tables
 
 

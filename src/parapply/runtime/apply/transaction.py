@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from parapply.target.session.pipeline import do_nothing
 from parapply.target.session.session import Proof, Record
 from parapply.vocabulary import WorkerState
 
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
 
 #: Source transactions that a record names one by one; of more it names the first and the last.
 _MEMBERS = 64
-
-
-def _nothing() -> None:
-    pass
 
 
 class TargetTransaction:
@@ -77,7 +74,7 @@ class TargetTransaction:
         await self.session.begin_recorded(self._first(job, record))
 
     async def execute(
-        self, job: SetJob, record: Record, commands: Sequence[Command], on_sent: Callable[[], None] = _nothing
+        self, job: SetJob, record: Record, commands: Sequence[Command], on_sent: Callable[[], None] = do_nothing
     ) -> None:
         """Begin one, recorded, and execute commands; `end` commits it.
 

@@ -38,7 +38,7 @@ class ControlPool:
     def __init__(self, dsn: str, role: str, application_name: str) -> None:
         """Open nothing yet."""
         self._role = role
-        #: Held by who uses the first session, usually; see `_GROWS_AFTER_S`.
+        #: Held while a question uses the only session; see `_GROWS_AFTER_S`.
         self._turn = asyncio.Lock()
         self._pool: AsyncConnectionPool[settings.Connection] = AsyncConnectionPool(
             settings.client_conninfo(dsn, application_name),

@@ -50,8 +50,8 @@ def _is_near(fd: int) -> bool:
         return False
 
 
-def _nothing() -> None:
-    """Stand in where nobody listens."""
+def do_nothing() -> None:
+    """Stand in where no caller wants to know."""
 
 
 class Prepared(Protocol):
@@ -124,7 +124,7 @@ class Pipeline:
         self,
         statements: Sequence[Statement],
         *,
-        on_sent: Callable[[], None] = _nothing,
+        on_sent: Callable[[], None] = do_nothing,
         is_last_timed: bool = False,
     ) -> list[StatementResult]:
         """Execute statements in order and return one outcome each.
@@ -146,7 +146,7 @@ class Pipeline:
         return outcomes
 
     async def run_ahead(
-        self, flights: Iterable[Sequence[Statement]], *, on_sent: Callable[[], None] = _nothing
+        self, flights: Iterable[Sequence[Statement]], *, on_sent: Callable[[], None] = do_nothing
     ) -> tuple[list[StatementResult], StatementFailed | None]:
         """Execute flights of statements in order, each sent before the results of the one before are taken.
 
@@ -218,7 +218,7 @@ class Pipeline:
 
     async def _result(self, statement: Statement) -> pq.abc.PGresult:
         results: list[pq.abc.PGresult] = []
-        await self._flight([statement], 0, [], _nothing, results)
+        await self._flight([statement], 0, [], do_nothing, results)
         return results[-1]
 
     async def _flight(  # noqa: PLR0913  one for each thing that differs

@@ -20,7 +20,7 @@ from parapply.errors import StatementFailed, TargetLost
 from parapply.model import format_lsn
 from parapply.target.session import lease, origins, prepared, settings
 from parapply.target.session.origins import OriginProblem
-from parapply.target.session.pipeline import ANY_COUNT, Pipeline, Statement, StatementResult
+from parapply.target.session.pipeline import ANY_COUNT, Pipeline, Statement, StatementResult, do_nothing
 from parapply.target.sql.statements import Sql, counted
 from parapply.target.state import slots as state
 
@@ -97,10 +97,6 @@ EACH_STATEMENTS: Final = 64
 _int8 = struct.Struct(">q").pack
 
 
-def _nothing() -> None:
-    """Stand in where nobody listens."""
-
-
 class WorkerSession:
     """One target connection. Used by one worker, one call at a time."""
 
@@ -157,7 +153,7 @@ class WorkerSession:
             raise
 
     async def execute(
-        self, record: Record | Proof, commands: Sequence[Command], *, on_sent: Callable[[], None] = _nothing
+        self, record: Record | Proof, commands: Sequence[Command], *, on_sent: Callable[[], None] = do_nothing
     ) -> None:
         """Begin a transaction, record it (or write its proof), execute the commands and check their counts.
 
@@ -209,7 +205,7 @@ class WorkerSession:
         await self._commit_with([], commands)
 
     async def execute_each(
-        self, transactions: Iterable[tuple[Record, Sequence[Command]]], *, on_sent: Callable[[], None] = _nothing
+        self, transactions: Iterable[tuple[Record, Sequence[Command]]], *, on_sent: Callable[[], None] = do_nothing
     ) -> tuple[int, StatementFailed | None]:
         """Do what `execute_and_commit` does for one transaction after the other, without waiting between them.
 
@@ -601,7 +597,7 @@ class WorkerSession:
         statements: Sequence[Statement],
         commands: Sequence[Command],
         before: int,
-        on_sent: Callable[[], None] = _nothing,
+        on_sent: Callable[[], None] = do_nothing,
     ) -> None:
         """Run statements of which the last are `commands`, and check the counts of those."""
         outcomes = await self._run(statements, before, on_sent=on_sent)
@@ -614,7 +610,7 @@ class WorkerSession:
         statements: Sequence[Statement],
         before: int,
         *,
-        on_sent: Callable[[], None] = _nothing,
+        on_sent: Callable[[], None] = do_nothing,
         is_last_timed: bool = False,
     ) -> list[StatementResult]:
         """Run statements; a failure counts from the one at `before`, and what stands just before that is the record."""

@@ -157,7 +157,7 @@ def _place(plan: TablePlan) -> Callable[[_Change], bytes] | None:
     if not plan.is_indexed or plan.facts.unique:
         return None
     first = next(at for at, column in enumerate(plan.columns) if column.name in plan.facts.indexed_columns)
-    # Of numbers the length comes first, which is in front of each value.
+    # A value begins with its length: numbers are sorted by that first, texts without it.
     start = 0 if plan.columns[first].base_type_oid in NUMBERS else 4
 
     def place(change: _Change) -> bytes:

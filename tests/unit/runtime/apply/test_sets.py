@@ -65,7 +65,7 @@ def test_what_is_made_ahead_is_taken_once_and_is_the_same() -> None:
 
 
 @pytest.mark.parametrize("was_prepared", [False, True])
-def test_a_transaction_that_is_prepared_meanwhile_decides(*, was_prepared: bool) -> None:
+def test_a_transaction_that_is_prepared_after_that_decides(*, was_prepared: bool) -> None:
     """Rows that are found by all their columns go one by one while one is, whatever was made before (T-24)."""
     is_prepared = was_prepared
     builder, ahead, job = CommandBuilder(lambda: is_prepared), Ahead(), _job(1, 300)
