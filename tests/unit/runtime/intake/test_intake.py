@@ -450,8 +450,8 @@ async def test_a_batch_of_a_backlog_stays_open_while_a_new_table_is_being_read_a
             await lab.tables.is_asked.wait()
         lab.batcher.close_if_due()
         await settle()
-        assert not taken.done()
         if held_s:
+            assert not taken.done()
             lab.tables.reading_ahead.release()
         async with asyncio.timeout(5):
             job = await taken
