@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ import pytest
 
 from parapply.demo.interrupts import Interrupts
 from tests.fixtures.documents import ROOT
+from tests.fixtures.warm_program import PROGRAM_VARIABLE, WarmProgram
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,6 +29,18 @@ END_TIMEOUT_S = 90
 LOAD_LINE = re.compile(r"publisher +[\d,]+ tx/s +applied")
 # The first line: both servers run.
 SERVER_LINE = re.compile(r"publisher: PostgreSQL")
+
+# The demonstration with copied servers and fifty transactions a second: as many as there can be keep the machine busy,
+# and what is left behind does not depend on them.
+SLOW = """
+import sys
+from functools import partialmethod
+from parapply.demo.load import DemoLoad
+from tests.fixtures.copied_command import main
+
+DemoLoad.__init__ = partialmethod(DemoLoad.__init__, rate=50)
+"""
+MAIN = "sys.exit(main(sys.argv[1:]))"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 
@@ -40,13 +54,13 @@ def scratch() -> Iterator[Path]:
 
 
 def start(
-    scratch: Path, duration_s: int, program: Sequence[str] = ("-m", "tests.fixtures.copied_command")
+    scratch: Path, duration_s: int, program: Sequence[str] = ("-c", SLOW + MAIN), **environ: str
 ) -> subprocess.Popen[str]:
-    """Start the demonstration, with copied servers, in a process group of its own, as a shell does."""
+    """Start the demonstration in a process group of its own, as a shell does."""
     paths = [str(SOURCE_TREE), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    more = {"TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", **environ}
     return subprocess.Popen(
-        [sys.executable, *program, "demo", f"--duration-s={duration_s}", "--clients=2"],
-        env={**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"},
+        [sys.executable, *program, "demo", f"--duration-s={duration_s}", "--clients=2"], env={**os.environ, **more},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
 
@@ -113,13 +127,10 @@ def test_a_killed_demonstration_leaves_nothing_running(scratch: Path) -> None:
     assert left_behind(scratch) == []
 
 
-# The demonstration with few transactions, and one row more on the subscriber once the load is over.
-CHANGED = """
-import sys
-from parapply.demo.load import DemoLoad
+# And one row more on the subscriber once the load is over.
+CHANGED = f"""{SLOW}
 from parapply.demo.stage import BANK
 from parapply.demo.view import View
-from tests.fixtures.copied_command import main
 
 follow = View.follow
 
@@ -127,20 +138,17 @@ def follow_and_change(view, goes_on):
     follow(view, goes_on)
     view._stage.target.execute("INSERT INTO pgbench_accounts VALUES (0, 1, 0, '')", dbname=BANK)
 
-make = DemoLoad.__init__
-
-def make_short(load, *words, clients, limit):
-    make(load, *words, clients=clients, limit="--transactions=50")
-
 View.follow = follow_and_change
-DemoLoad.__init__ = make_short
-sys.exit(main(sys.argv[1:]))
-"""
+{MAIN}"""
 
 
 def test_the_demonstration_sees_a_row_that_differs(scratch: Path) -> None:
     """A row that only the subscriber has ends it with 1: named in the proof, and for both runners of the race."""
-    with start(scratch, duration_s=1, program=("-c", CHANGED)) as demo:
+    commands = scratch / "python"
+    with (
+        closing(WarmProgram(commands)),
+        start(scratch, duration_s=1, program=("-c", CHANGED), **{PROGRAM_VARIABLE: str(commands)}) as demo,
+    ):
         output, _ = demo.communicate(timeout=END_TIMEOUT_S)
     assert demo.returncode == 1, output
     assert "NOT EQUAL: see the tables above." in output

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import pytest
 
 from bench.attached import System
 from bench.standby import LEVELS, Standby, StandbyOptions, measure
 from parapply.demo.interrupts import Interrupts
 from parapply.demo.stage import Stage
+
+if TYPE_CHECKING:
+    import subprocess
 
 pytestmark = pytest.mark.slow
 
@@ -24,9 +29,18 @@ _OPTIONS = StandbyOptions(
 )
 
 
-def test_each_standby_is_waited_for_and_left() -> None:
-    """Every standby has its figures, and afterwards the publisher names no standby."""
+def test_each_standby_is_waited_for_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every standby has its figures, and afterwards the publisher names no standby.
+
+    pgbench goes slowly: as fast as it can, it would keep the machine busy for six seconds.
+    """
     with Interrupts() as interrupts, Stage(interrupts, name="test", settings={"fsync": "off"}) as stage:
+        run = stage.source.run
+
+        def slowly(program: str, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:  # noqa: ANN401
+            return run(program, *words, *(["--rate=50"] if "--no-vacuum" in words else []), **more)
+
+        monkeypatch.setattr(stage.source, "run", slowly)
         turns = measure(stage, _OPTIONS)
         assert stage.source.execute("SHOW synchronous_standby_names") == [("",)]
     assert [(turn.standby, turn.level) for turn in turns] == [

@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
 from tests.fixtures.documents import ROOT
+from tests.fixtures.warm_program import PROGRAM_VARIABLE, WarmProgram
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,23 +37,43 @@ def scratch() -> Iterator[Path]:
         yield Path(name)
 
 
-def run(scratch: Path, *words: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What runs the commands of the benchmark but `run`."""
+    path = tmp_path_factory.mktemp("program") / "python"
+    with closing(WarmProgram(path)):
+        yield path
+
+
+class Run(Protocol):
     """Run `parapply bench` with copied servers and temporary files in a directory of their own."""
+
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Return its exit code and what it printed."""
+
+
+@pytest.fixture
+def run(scratch: Path, program: Path) -> Run:
+    """A process of its own; only the daemons that it starts import the package again."""
     paths = [str(SOURCE_TREE), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return subprocess.run(
-        [sys.executable, "-m", "tests.fixtures.copied_command", "bench", *words],
-        env={**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True, text=True, check=False, timeout=END_TIMEOUT_S,
-    )  # fmt: skip
+    environ = {"TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(paths), PROGRAM_VARIABLE: str(program)}
+
+    def bench(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "tests.fixtures.copied_command", "bench", *words],
+            env={**os.environ, **environ}, capture_output=True, text=True, check=False, timeout=END_TIMEOUT_S,
+        )  # fmt: skip
+
+    return bench
 
 
-def test_a_quick_run_measures_everybody_and_leaves_files_only(scratch: Path, tmp_path: Path) -> None:
+def test_a_quick_run_measures_everybody_and_leaves_files_only(run: Run, scratch: Path, tmp_path: Path) -> None:
     """Every system takes its turn, ends with equal tables, and is in the tables, the JSON file and the plot."""
     systems = [
         f"--system={name}" for name in ("ceiling", "built-in", "built-in-parallel", "parapply", "bulk-statement")
     ]
     done = run(
-        scratch, "--quick", "--transactions=300", "--workload=inserts", "--rounds=1", "--scale=1", "--workers=2",
+        "--quick", "--transactions=300", "--workload=inserts", "--rounds=1", "--scale=1", "--workers=2",
         "--delay-ms=0", "--delay-ms=1", f"--out={tmp_path}", *systems,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -78,10 +100,10 @@ def test_a_quick_run_measures_everybody_and_leaves_files_only(scratch: Path, tmp
     assert list(scratch.iterdir()) == [path for path in scratch.iterdir() if path.name.startswith("parapply-programs-")]
 
 
-def test_the_document_is_all_of_standard_output(scratch: Path) -> None:
-    """With --json programs read standard output, and without files nothing is written; other servers work as well."""
+def test_the_document_is_all_of_standard_output(run: Run) -> None:
+    """With --json programs read standard output, and without files nothing is written."""
     done = run(
-        scratch, "--transactions=200", "--workload=inserts", "--rounds=1", "--scale=1", "--system=parapply",
+        "--transactions=200", "--workload=inserts", "--rounds=1", "--scale=1", "--system=built-in",
         "--sync=both", "--no-save", "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -90,9 +112,9 @@ def test_the_document_is_all_of_standard_output(scratch: Path) -> None:
     assert "Making the backlog" in done.stderr
 
 
-def test_copies_in_turn(scratch: Path) -> None:
+def test_copies_in_turn(run: Run) -> None:
     """The tables are equal after every copy, whoever made it; time and CPU are in the document."""
-    done = run(scratch, "--copy", "--shape=wide", "--rounds=1", "--scale=1", "--workers=2", "--no-save", "--json")
+    done = run("--copy", "--shape=wide", "--rounds=1", "--scale=1", "--workers=2", "--no-save", "--json")
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout)["results"]
     assert (found["shape"], found["tables"]) == ("wide", 2)
@@ -100,11 +122,9 @@ def test_copies_in_turn(scratch: Path) -> None:
     assert all(turn["is_equal"] and turn["cpu_s"] > 0 for turn in found["turns"])
 
 
-def test_a_huge_transaction_beside_small_ones(scratch: Path, tmp_path: Path) -> None:
+def test_a_huge_transaction_beside_small_ones(run: Run, tmp_path: Path) -> None:
     """With --live both ways of parapply take a turn, and are in the tables, the JSON file and the plot."""
-    done = run(
-        scratch, "--live", "--system=parapply", "--workers=2", "--large-rows=3000", "--rounds=1", f"--out={tmp_path}"
-    )
+    done = run("--live", "--system=parapply", "--workers=2", "--large-rows=3000", "--rounds=1", f"--out={tmp_path}")
     assert done.returncode == 0, done.stdout + done.stderr
     plot, document = sorted(tmp_path.iterdir(), key=lambda path: path.suffix, reverse=True)
     content = json.loads(document.read_text(encoding="utf-8"))
