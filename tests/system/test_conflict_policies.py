@@ -12,13 +12,13 @@ from tests.system.conflict_cases import CASES, LAST_UPDATE_CASES
 if TYPE_CHECKING:
     from tests.fixtures.servers import ServerPool
 
-#: With one worker everything is merged, with eight and the order kept nothing; what no table says holds for all. With
+#: With one worker everything is merged, with four and the order kept nothing; what no table says holds for all. With
 #: one worker there is one order only.
 _COMMON = {"conflict.insert_exists": "skip"}
 VARIANTS = (
     ConflictVariant(order="preserve", workers=1, settings=_COMMON),
-    ConflictVariant(order="preserve", workers=8, settings={**_COMMON, "apply.max_batch_transactions": 1}),
-    ConflictVariant(order="relaxed", workers=8, settings={**_COMMON, "apply.max_batch_transactions": 3}),
+    ConflictVariant(order="preserve", workers=4, settings={**_COMMON, "apply.max_batch_transactions": 1}),
+    ConflictVariant(order="relaxed", workers=4, settings={**_COMMON, "apply.max_batch_transactions": 3}),
 )
 #: Of the last update, for which nothing is merged.
 _LAST_VARIANTS = VARIANTS[1:]

@@ -37,10 +37,10 @@ _BLOCKED_PEAK_BYTES = 200 * _MIB
 # memory for each connection that has sent one (docs/OPERATIONS.md, section 3.4).
 _ROW_BYTES = 36 * 1000 * 1000
 _ROW_PEAK_BYTES = 64 * _MIB + 7 * _ROW_BYTES
-# Kept in memory, the frames of these rows would be 1,280 bytes each; with the interpreter that is more than the peak
+# Kept in memory, the frames of these rows would be 5,080 bytes each; with the interpreter that is more than the peak
 # that is allowed.
-_BIG_ROWS = 75_000
-_BIG_PAD = "repeat('x', 1200)"
+_BIG_ROWS = 19_000
+_BIG_PAD = "repeat('x', 5000)"
 _BIG_PEAK_BYTES = 140 * 1000 * 1000
 _BIG_TIMEOUT_S = 280.0
 
@@ -66,8 +66,8 @@ def test_f23_back_pressure_bounds_memory(
     pid = walsender_pid(route)
     with foreign_transaction(target_db, "LOCK TABLE wide IN ACCESS EXCLUSIVE MODE"):
         source_db.execute(
-            "DO $$ BEGIN FOR i IN 1..30 LOOP INSERT INTO wide SELECT i * 1000 + g, repeat(md5((i * g)::text), 128)"
-            " FROM generate_series(0, 999) AS g; COMMIT; END LOOP; END $$"
+            "DO $$ BEGIN FOR i IN 1..30 LOOP INSERT INTO wide SELECT i * 1000 + g, repeat(md5((i * g)::text), 1280)"
+            " FROM generate_series(0, 99) AS g; COMMIT; END LOOP; END $$"
         )
         target_db.wait_until(WORKER_IS_BLOCKED)
         daemon.wait_for_event("memory_limit_reached")
