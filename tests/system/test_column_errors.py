@@ -120,25 +120,39 @@ LACKS = (
 )
 
 
-@pytest.mark.parametrize("lack", LACKS, ids=lambda lack: lack.name)
-def test_what_the_target_lacks_is_named(pair: Pair, lack: Lack) -> None:
-    """What came before is applied, the transaction is not, one line names the cause; once repaired it goes on."""
-    pair.create(_TABLES)
-    if lack.source:
-        pair.source.execute(lack.source)
-    if lack.target:
-        pair.target.execute(lack.target)
-    pair.write("INSERT INTO other VALUES (1), (2)", "UPDATE other SET id = 3 WHERE id = 2")
-    pair.write(f"BEGIN; INSERT INTO other VALUES (50); {lack.poison.removeprefix('BEGIN; ')}" +
-               ("" if lack.poison.endswith("COMMIT") else "; COMMIT"))  # fmt: skip
-    pair.write("INSERT INTO other VALUES (100)")
-    pair.check_stopped(pair.start(), code=lack.code, says=lack.says)
-    assert pair.target.rows("SELECT id FROM other ORDER BY id") == [(1,), (3,)]
-    pair.target.execute(lack.repair)
+def test_what_the_target_lacks_is_named(pair: Pair) -> None:
+    """What came before is applied, the transaction is not, one line names the cause; once repaired it goes on.
+
+    Everything lacking is in a schema of its own; each daemon but the first begins with what the one before left.
+    """
+    schemas = {f"lack_{number}": lack for number, lack in enumerate(LACKS)}
+    pair.create("; ".join(f"CREATE SCHEMA {name}; SET search_path = {name}; {_TABLES}" for name in schemas))
+    for schema, lack in schemas.items():
+        there = f"SET search_path = {schema}"
+        pair.source.execute(f"{there}; {lack.source}")
+        pair.target.execute(f"{there}; {lack.target}")
+    for schema, lack in schemas.items():
+        try:
+            _stop_where_it_lacks(pair, schema, lack)
+        except AssertionError as error:
+            error.add_note(f"{schema}: {lack.name}")
+            raise
     pair.drain()
-    for query in ("SELECT id, v, w FROM t ORDER BY id", "SELECT * FROM kept"):
-        assert pair.target.rows(query) == pair.source.rows(query)
-    assert pair.target.rows("SELECT id FROM other ORDER BY id") == [(1,), (3,), (50,), (100,)]
+    for schema in schemas:
+        for query in (f"SELECT id, v, w FROM {schema}.t ORDER BY id", f"SELECT * FROM {schema}.kept"):
+            assert pair.target.rows(query) == pair.source.rows(query), schema
+        assert pair.target.rows(f"SELECT id FROM {schema}.other ORDER BY id") == [(1,), (3,), (50,), (100,)], schema
+
+
+def _stop_where_it_lacks(pair: Pair, schema: str, lack: Lack) -> None:
+    there = f"SET search_path = {schema}"
+    pair.write(there, "INSERT INTO other VALUES (1), (2)", "UPDATE other SET id = 3 WHERE id = 2")
+    pair.write(there, f"BEGIN; INSERT INTO other VALUES (50); {lack.poison.removeprefix('BEGIN; ')}" +
+               ("" if lack.poison.endswith("COMMIT") else "; COMMIT"))  # fmt: skip
+    pair.write(there, "INSERT INTO other VALUES (100)")
+    pair.check_stopped(pair.start(), code=lack.code, says=lack.says.replace("public", schema))
+    assert pair.target.rows(f"SELECT id FROM {schema}.other ORDER BY id") == [(1,), (3,)]
+    pair.target.execute(f"{there}; {lack.repair}")
 
 
 def test_on_error_retry_waits_for_a_missing_table(pair: Pair) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.fixtures.pair import SECRET, Pair, pair
 
 if TYPE_CHECKING:
@@ -94,34 +92,47 @@ DAMAGES = (
 )
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=str)
-def test_t46_a_conflict_stops_between_its_neighbours(pair: Pair, damage: Damage) -> None:
-    """In a merged batch, all before the poison is applied and nothing of it or after; repaired, it goes on (T-46)."""
-    pair.create(f"{_TABLE}; {_ROWS}")
-    pair.target.execute(damage.target)
-    pair.write(*_BEFORE)
-    xid = pair.write_one("INSERT INTO t VALUES (150, 'p', 'same transaction', 150)", *damage.poison)
-    pair.write(*_AFTER)
-    daemon = pair.start()
-    pair.check_conflict(daemon, kind=damage.kind, xid=xid, place="public.t, key (id, part)")
-    seen = pair.target.rows("SELECT id, v FROM t WHERE id >= 100 OR id = 5 ORDER BY id")
-    assert seen == [(5, "before"), (100, "before")]
-    pair.target.execute(damage.repair)
+def test_t46_a_conflict_stops_between_its_neighbours(pair: Pair) -> None:
+    """In a merged batch, all before the poison is applied and nothing of it or after; repaired, it goes on (T-46).
+
+    Every damage has tables in a schema of its own; each daemon but the first begins with what the one before left.
+    """
+    schemas = {f"damage_{number}": damage for number, damage in enumerate(DAMAGES)}
+    pair.create("; ".join(f"CREATE SCHEMA {name}; SET search_path = {name}; {_TABLE}; {_ROWS}" for name in schemas))
+    for schema, damage in schemas.items():
+        try:
+            _stop_between_neighbours(pair, schema, damage)
+        except AssertionError as error:
+            error.add_note(f"{schema}: {damage}")
+            raise
     pair.drain()
-    pair.check_equal()
+    for schema in schemas:
+        pair.check_equal(schema)
 
 
-@pytest.mark.parametrize("workers", [1, 8])
-def test_a_conflict_under_load_lets_nothing_later_through(pair: Pair, workers: int) -> None:
+def _stop_between_neighbours(pair: Pair, schema: str, damage: Damage) -> None:
+    there = f"SET search_path = {schema}"
+    pair.target.execute(f"{there}; {damage.target}")
+    pair.write(there, *_BEFORE)
+    same = "INSERT INTO t VALUES (150, 'p', 'same transaction', 150)"
+    xid = pair.write_one(f"SET LOCAL search_path = {schema}", same, *damage.poison)
+    pair.write(there, *_AFTER)
+    pair.check_conflict(pair.start(), kind=damage.kind, xid=xid, place=f"{schema}.t, key (id, part)")
+    seen = pair.target.rows(f"SELECT id, v FROM {schema}.t WHERE id >= 100 OR id = 5 ORDER BY id")
+    assert seen == [(5, "before"), (100, "before")]
+    pair.target.execute(f"{there}; {damage.repair}")
+
+
+def test_a_conflict_under_load_lets_nothing_later_through(pair: Pair) -> None:
     """What is independent of the poison but behind it is not there when the daemon has stopped."""
     pair.create("CREATE TABLE t (id int PRIMARY KEY, v text)")
     pair.target.execute("INSERT INTO t VALUES (50, 'in the way')")
-    daemon = pair.start(workers=workers, settings={"apply.max_batch_transactions": 3})
+    daemon = pair.start(workers=8, settings={"apply.max_batch_transactions": 3})
     pair.write(*(f"INSERT INTO t VALUES ({number}, 'v')" for number in range(100)))
     assert daemon.exit_code(30) == 5, daemon.log_tail()
     assert pair.target.rows("SELECT count(*), max(id) FROM t WHERE v = 'v'") == [(50, 49)]
     pair.target.execute("DELETE FROM t WHERE id = 50")
-    pair.drain(workers=workers)
+    pair.drain()
     pair.check_equal()
 
 

@@ -144,8 +144,9 @@ def test_the_scripts_make_no_superuser(server_pool: ServerPool, pg_major: int) -
     made = ('odd "role" %s', 'o"ner')
     try:
         database.execute('CREATE SCHEMA "odd,%"; CREATE TABLE "odd,%".t (); CREATE ROLE "o""ner"')
+        less = {"schemas": "public", "owner": made[1], "copy": "off", "origins": "off", "replica": "off"}
         for script in ("publisher", "subscriber"):
-            for more in ({}, {"schemas": "public", "owner": made[1], "copy": "off", "origins": "off", "replica": "off"}):
+            for more in ({}, less):
                 run_script(server, database.dbname, script, role=made[0], **more)
         columns = ", ".join(_ATTRIBUTES)
         found = database.rows(f"""SELECT {columns} FROM pg_roles WHERE rolname = 'odd "role" %s'""")
