@@ -133,17 +133,13 @@ def test_t57_lost_connections(run: Run, shape: Shape) -> None:
         for what in ("COMMIT", "ROLLBACK") if shape is WHOLE else ("COMMIT",):
             for way in _LOST.get(shape.name, ("before",)):
                 # A PREPARE is the same whatever becomes of it.
-                if what == "COMMIT":
-                    cut = _arm(proxy, "PREPARE", way)
+                cut = _arm(proxy, "PREPARE", way) if what == "COMMIT" else None
                 gid = run.prepare()
-                if what == "COMMIT":
-                    n_lost = _wait_lost(daemon, cut, n_lost)
+                n_lost = _wait_lost(daemon, cut, n_lost)
                 run.wait_prepared()
-                if shape is WHOLE:
-                    cut = _arm(proxy, what, way)
+                cut = _arm(proxy, what, way) if shape is WHOLE else None
                 run.decide(gid, what)
-                if shape is WHOLE:
-                    n_lost = _wait_lost(daemon, cut, n_lost)
+                n_lost = _wait_lost(daemon, cut, n_lost)
                 daemon.wait_caught_up()
         run.check(daemon)
 
@@ -158,7 +154,10 @@ def _arm(proxy: CutProxy, command: str, way: str) -> Event:
     )
 
 
-def _wait_lost(daemon: Daemon, cut: Event, n_lost: int) -> int:
+def _wait_lost(daemon: Daemon, cut: Event | None, n_lost: int) -> int:
+    """Return how often the target was lost when this cut, if there is one, has been met."""
+    if cut is None:
+        return n_lost
     assert cut.wait(EVENT_TIMEOUT_S), f"the connection was not cut:\n{daemon.log_tail()}"
     daemon.wait_for_event("target_lost", count=n_lost + 1)
     return n_lost + 1
