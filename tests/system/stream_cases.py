@@ -35,7 +35,7 @@ _WHOLE = Case(
     transactions=[
         _START,
         # More than what is merged with others, for a daemon with little memory.
-        f"BEGIN; {_work(3, 2500, width=48)}; COMMIT",
+        f"BEGIN; {_work(3, 700, width=190)}; COMMIT",
         f"BEGIN; {_rows(3001, 3500)}; DELETE FROM t WHERE a > 3000; COMMIT",
         f"BEGIN; {_work(3001, 3500)}; COMMIT",
         # Not streamed, behind streamed ones.
@@ -65,15 +65,15 @@ _SCHEMA = Case(
             " INSERT INTO t VALUES (4, 'y', -4); COMMIT"
         ),
         (
-            f"BEGIN; {_rows(5, 1000, ', -i')}; ALTER TABLE t ADD COLUMN d int; SAVEPOINT s1;"
-            f" {_rows(1001, 2000, ', -i, 2 * i')}; COMMIT"
+            f"BEGIN; {_rows(5, 400, ', -i')}; ALTER TABLE t ADD COLUMN d int; SAVEPOINT s1;"
+            f" {_rows(1001, 1400, ', -i, 2 * i')}; COMMIT"
         ),
         (
             "BEGIN; INSERT INTO t VALUES (2001, 'x', -2001, 4002); ALTER TABLE t ADD COLUMN e int; SAVEPOINT s1;"
             " INSERT INTO t VALUES (2002, 'y', -2002, 4004, -6006); COMMIT"
         ),
         # The last change of the schema has no row behind it: the next transaction announces the table again.
-        f"BEGIN; {_rows(2003, 3000, ', -i, 2 * i, -3 * i')}; ALTER TABLE t ADD COLUMN f int; COMMIT",
+        f"BEGIN; {_rows(2003, 2400, ', -i, 2 * i, -3 * i')}; ALTER TABLE t ADD COLUMN f int; COMMIT",
         _rows(3001, 3005, ", -i, 2 * i, -3 * i, 4 * i"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tests.fixtures.pair import SECRET, Pair, pair
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["pair"]
 
@@ -167,16 +167,17 @@ def test_t42_an_insert_is_never_an_upsert(pair: Pair) -> None:
 def test_t46_a_conflict_inside_a_large_transaction(pair: Pair) -> None:
     """A transaction applied in pieces is rolled back as a whole when a row in its midst is refused (T-46)."""
     pair.create("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    pair.target.execute(f"INSERT INTO t VALUES (9000, '{SECRET}')")
+    pair.target.execute(f"INSERT INTO t VALUES (4900, '{SECRET}')")
     pair.write("INSERT INTO t VALUES (0, 'before')")
-    # Twenty megabytes: more than one piece.
-    xid = pair.write_one("INSERT INTO t SELECT n, repeat('x', 1000) FROM generate_series(1, 20000) AS n")
+    # Five megabytes: more than one piece.
+    settings: Mapping[str, str | float] = {"apply.memory_limit_bytes": 16 << 20}
+    xid = pair.write_one("INSERT INTO t SELECT n, repeat('x', 1000) FROM generate_series(1, 5000) AS n")
     pair.write("INSERT INTO t VALUES (30000, 'after')")
     says = rf"parapply: insert_exists on public\.t, key \(id\): .*; transaction {xid}, "
-    pair.check_stopped(pair.start(), code=5, says=says)
-    assert pair.target.rows("SELECT id FROM t ORDER BY id") == [(0,), (9000,)]
-    pair.target.execute("DELETE FROM t WHERE id = 9000")
-    pair.drain()
+    pair.check_stopped(pair.start(settings=settings), code=5, says=says)
+    assert pair.target.rows("SELECT id FROM t ORDER BY id") == [(0,), (4900,)]
+    pair.target.execute("DELETE FROM t WHERE id = 4900")
+    pair.drain(settings=settings)
     pair.check_equal()
 
 

@@ -63,16 +63,13 @@ def bank(source_db: Database, target_db: Database, proxy: CutProxy, init_route: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("synchronous_commit", ["off", "on"])
-def test_t11_t14_commits_in_doubt(
-    bank: Route, proxy: CutProxy, start_daemon: StartDaemon, synchronous_commit: str
-) -> None:
+def test_t11_t14_commits_in_doubt(bank: Route, proxy: CutProxy, start_daemon: StartDaemon) -> None:
     """T-11, T-14, F16: again and again a COMMIT is lost on its way, or its answer is: once applied, exactly.
 
     The daemon, the same process all the time, reads from the target's state which of the two it was.
     """
     with BankReader(bank.target) as reader, BankLoad(bank.source, seed=11) as load:
-        daemon = start_daemon(bank, settings={"target.synchronous_commit": synchronous_commit})
+        daemon = start_daemon(bank)
         daemon.wait_for_event("source_connected")
         for number in range(_CUTS):
             cut = proxy.drop_before(_COMMIT) if number % 2 else proxy.drop_reply_after(_COMMIT, reply=_COMMIT_DONE)

@@ -76,7 +76,7 @@ def _records(directory: Path) -> list[BatchRecord]:
     return sorted([record for record in records if isinstance(record, BatchRecord)], key=lambda record: record.seq)
 
 
-@pytest.mark.parametrize(("workers", "size"), [(1, 1), (2, 7), (8, 1), (8, 7)])
+@pytest.mark.parametrize(("workers", "size"), [(1, 1), (8, 1), (8, 7)])
 def test_hot_rows_neither_serialise_nor_repeat(pair: Pair, tmp_path: Path, workers: int, size: int) -> None:
     """All rows arrive, each state seen is one of the source's, and no batch is repeated, whatever the workers do."""
     pair.create(_TABLES)

@@ -133,7 +133,7 @@ def test_f26_hostile_settings_change_nothing(
         source_db.execute("UPDATE item SET v = 7 WHERE id = 1")
         commit_each(source_db, 51, 300)
         source_db.execute(
-            "SET statement_timeout = 0;INSERT INTO bulk SELECT n, repeat('x', 1000) FROM generate_series(1, 30000) AS n"
+            "SET statement_timeout = 0;INSERT INTO bulk SELECT n, repeat('x', 6000) FROM generate_series(1, 5000) AS n"
         )
         target_db.wait_until(WORKER_IS_BLOCKED)
         foreign.execute(b"SET LOCAL statement_timeout = 0; SELECT pg_sleep(1.5)")

@@ -44,7 +44,6 @@ def _make_state_of_its_own(route: Route, run_command: RunCommand) -> None:
     route.source.execute("ALTER PUBLICATION pub ADD TABLES IN SCHEMA parapply")
 
 
-@pytest.mark.pg_majors(15, 18)
 def test_the_publishers_progress_is_left_out(route: Route, run_command: RunCommand, start_daemon: StartDaemon) -> None:
     """Copy, stream, refresh, verify and sequences leave it out, whole and streamed; all but that is equal."""
     _make_state_of_its_own(route, run_command)

@@ -159,13 +159,13 @@ def test_drop_waits_for_a_prepare_on_its_way(pair: Pair, start_daemon: StartDaem
 
 
 @pytest.mark.pg_majors(15, 18)
-@pytest.mark.parametrize("order", ["preserve", "relaxed"])
-def test_t37_a_prepared_transaction_in_the_way(pair: Pair, order: str) -> None:
+def test_t37_a_prepared_transaction_in_the_way(pair: Pair, pg_major: int) -> None:
     """T-37: a unique index that only the target has: who waits for a prepared transaction says for which.
 
     Everything that does not meet it passes it meanwhile. Rolled back on the publisher it is in nobody's way, although
-    that comes later in the stream than who waits for it.
+    that comes later in the stream than who waits for it. On the older version in relaxed order.
     """
+    order = "preserve" if pg_major == 18 else "relaxed"
     pair.create(TABLES, TABLES + "CREATE UNIQUE INDEX ON t (v);")
     daemon = pair.start(settings={**TWO_PHASE, "apply.commit_order": order, "apply.max_batch_transactions": 1})
     write_prepared(pair.source, "a", "INSERT INTO t VALUES (1, 'same')")

@@ -29,27 +29,32 @@ if TYPE_CHECKING:
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
     from tests.fixtures.servers import OwnServers
-    from tests.fixtures.two_phase import Shape
 
 __all__ = ["pair"]
 
 
 @pytest.mark.pg_majors(15, 18)
-@pytest.mark.parametrize("shape", [WHOLE, LARGE], ids=str)
-def test_t58_prepared_before_the_slot_had_two_phase(pair: Pair, shape: Shape) -> None:
-    """T-58: what was prepared before comes whole with its COMMIT PREPARED, once; its ROLLBACK PREPARED is nothing."""
+def test_t58_prepared_before_the_slot_had_two_phase(pair: Pair) -> None:
+    """T-58: what was prepared before comes whole with its COMMIT PREPARED, once; its ROLLBACK PREPARED is nothing.
+
+    Small ones, and such as are applied in pieces.
+    """
     pair.create(TABLES)
     pair.drain()
-    write_prepared(pair.source, "commit before", *rows_from(1, shape))
-    write_prepared(pair.source, "rollback before", *rows_from(100_001, shape))
+    for n, shape in enumerate((WHOLE, LARGE)):
+        write_prepared(pair.source, f"commit {shape}", *rows_from(200_000 * n + 1, shape))
+        write_prepared(pair.source, f"rollback {shape}", *rows_from(200_000 * n + 100_001, shape))
     pair.drain()
-    daemon = pair.start(settings={**TWO_PHASE, **shape.settings})
-    write_prepared(pair.source, "after", *rows_from(200_001, WHOLE))
+    daemon = pair.start(settings={**TWO_PHASE, **LARGE.settings})
+    write_prepared(pair.source, "after", *rows_from(500_001, WHOLE))
     daemon.wait_caught_up()
     assert n_prepared(pair.target) == 1
-    for gid, what in (("rollback before", "ROLLBACK"), ("commit before", "COMMIT"), ("after", "COMMIT")):
-        decide(pair.source, gid, what)
+    for shape in (WHOLE, LARGE):
+        decide(pair.source, f"rollback {shape}", "ROLLBACK")
+        decide(pair.source, f"commit {shape}", "COMMIT")
+    decide(pair.source, "after", "COMMIT")
     daemon.wait_caught_up()
+    assert pair.target.rows("SELECT count(*) FROM t") == [(2 * WHOLE.rows + LARGE.rows,)]
     daemon.stop()
     pair.check_equal()
     check_nothing_is_left(pair.target)
