@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from py4j.protocol import Py4JJavaError
 
+from parapply.analysis import page
 from parapply.analysis.compute import QUERIES
 from parapply.analysis.follow import stream
 from parapply.analysis.job import ReportRequest, convert, show
@@ -37,6 +38,12 @@ if TYPE_CHECKING:
 
 # The first test waits for Java, too.
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(autouse=True)
+def short_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page without the library of plots: Java unpacks its five megabytes slowly, and no test here looks at it."""
+    monkeypatch.setattr(page, "render", lambda *_: "page")
 
 
 def _write_log(folder: Path) -> None:

@@ -8,13 +8,15 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from compose_spec import PyCompose, PyOptions
 
 from parapply.config import load_config
 from parapply.metrics.table import METRICS, PROCESS_METRICS
+
+if TYPE_CHECKING:
+    from compose_spec import PyCompose
 
 ROOT = Path(__file__).parents[2]
 _DOCKER = ROOT / "config" / "docker"
@@ -23,15 +25,21 @@ _DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def composition() -> dict[str, Any]:
+def parsed() -> PyCompose:
     """docker-compose.yml as the specification reads it, its anchors and merges resolved."""
-    text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
-    return PyOptions(apply_merge=True).from_yaml(text).to_dict()
+    from compose_spec import PyOptions  # noqa: PLC0415  half a second for each process that collects tests
+
+    return PyOptions(apply_merge=True).from_yaml((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
 
 
-def test_the_composition_keeps_to_the_specification() -> None:
+@pytest.fixture(scope="module")
+def composition(parsed: PyCompose) -> dict[str, Any]:
+    """The same as it is written."""
+    return parsed.to_dict()
+
+
+def test_the_composition_keeps_to_the_specification(parsed: PyCompose) -> None:
     """Every key and value is one of the Compose specification, and what services refer to is defined."""
-    parsed: PyCompose = PyOptions(apply_merge=True).from_yaml((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
     parsed.validate()
     assert set(parsed.service_names()) == {"publisher", "subscriber", "init", "parapply", "prometheus", "grafana"}
 

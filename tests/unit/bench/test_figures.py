@@ -21,7 +21,6 @@ from bench.filling import Backlog
 from bench.latency import BUILT_IN
 from bench.options import FAST, SYSTEMS, Disk, Options
 from bench.output import IN_CHECKOUT, OUTSIDE, Output
-from bench.plot import write_plot
 from bench.processes import Usage
 from bench.report import Measured, applied_table, cost_table, document, time_table
 from bench.run_latency import latency_options
@@ -149,11 +148,15 @@ def test_a_document_is_json_and_names_what_was_asked() -> None:
 
 def test_a_plot_is_small_and_says_what_the_table_says(tmp_path: Path) -> None:
     """A picture takes less than 5 kB for each workload, is XML, and its numbers are whole."""
-    path = write_plot([measured(name) for name in WORKLOADS], tmp_path / "plot.svg")
+    from bench.plot import write_plot  # noqa: PLC0415  matplotlib: not for each process that collects tests
+
+    # Rows of two panels, and one that is not full.
+    names = list(WORKLOADS)[:7]
+    path = write_plot([measured(name) for name in names], tmp_path / "plot.svg")
     text = path.read_text(encoding="utf-8")
     minidom.parseString(text)
-    assert len(text) < 5000 * len(WORKLOADS)
-    assert text.count(">8.00 s, 1.00 x<") == len(WORKLOADS)
+    assert len(text) < 5000 * len(names)
+    assert text.count(">8.00 s, 1.00 x<") == len(names)
     assert "18.4 to 16.14" in text
 
 

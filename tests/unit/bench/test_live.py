@@ -13,7 +13,6 @@ from rich.console import Console
 from bench.command import bench
 from bench.flow import Flow
 from bench.live import Applying, LiveOptions, LiveTurn, read_applying
-from bench.live_plot import write_live_plot
 from bench.live_report import document, figures, small_table, visible_table
 from bench.options import LIVE_SYSTEMS, STREAMINGS, Options
 from bench.processes import Usage
@@ -121,6 +120,8 @@ def test_tables_and_document_hold_everybody() -> None:
 def test_the_plot_has_a_row_of_panels_for_each_hold(tmp_path: Path) -> None:
     """The drawing names every system, and the same figures give the same file."""
     every = figures([*turns(), turn(1, OURS, 0.5, hold_s=10.0, applying=applying(), is_equal=False)])
+    from bench.live_plot import write_live_plot  # noqa: PLC0415  matplotlib: not for each process that collects tests
+
     drawing = write_live_plot(every, 1000, FACTS, tmp_path / "one.svg").read_text(encoding="utf-8")
     assert "1,000 rows, held open for 10 s" in drawing
     assert drawing.count(f">{OURS}<") == 2
