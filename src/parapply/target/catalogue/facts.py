@@ -60,9 +60,10 @@ async def load_facts(conn: psycopg.AsyncConnection[Any], schema: str, name: str,
             table or UNLOGGED.
         TargetLost: the connection broke.
     """
-    with target_errors(f"reading the catalogue of {schema}.{name}"):
-        found = await _rows(conn, FACTS_SQL, (schema, name, role))
-    return _table(schema, name, found[0]) if found else None
+    found = (await load_many(conn, [(schema, name)], role=role)).get((schema, name))
+    if isinstance(found, TargetRefused):
+        raise found
+    return found
 
 
 async def load_facts_inside(
