@@ -45,13 +45,13 @@ _KINDS = {Insert: "insert", Update: "update", Delete: "delete"}
 
 
 @pytest.fixture
-def route(source_db: Database, target_db: Database, init_route: Callable[[Route], None]) -> Route:
+def route(source_db: Database, target_db: Database, new_slot: Callable[[Route], None]) -> Route:
     """Three tables, and a second slot that sees the same."""
     for database in (source_db, target_db):
         database.execute(_TABLES)
     source_db.execute('CREATE PUBLICATION pub FOR TABLE item, evt, "Other"."t%s"')
     source_db.execute(f"SELECT pg_create_logical_replication_slot('{_OBSERVER}_' || current_database(), 'pgoutput')")
-    return slot_route(source_db, target_db, init_route, apply__max_batch_transactions=20)
+    return slot_route(source_db, target_db, new_slot, apply__max_batch_transactions=20)
 
 
 def _load(source: Database) -> None:

@@ -70,12 +70,12 @@ def keep_backlog(route: Route, is_enough: Callable[[], bool]) -> None:
 
 
 def test_more_while_throughput_rises_with_them(
-    source_db: Database, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon
+    source_db: Database, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
 ) -> None:
     """Twice the workers sleep twice as much at a time: they come, and apply; rows are equal."""
     make_tables(source_db, target_db, ALONGSIDE)
     route = Route(source=source_db, target=target_db, settings=SETTINGS)
-    init_route(route)
+    new_slot(route)
     daemon = start_daemon(route, settings={"log.level": "debug"})
     keep_backlog(route, lambda: any(event["worker"] > 4 for event in daemon.events_of("batch_committed")))
     step = daemon.events_of("workers_changed")[0]
@@ -89,12 +89,12 @@ def test_more_while_throughput_rises_with_them(
 
 
 def test_fewer_when_they_bring_nothing(
-    source_db: Database, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon
+    source_db: Database, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
 ) -> None:
     """Where twice the workers are half as fast, some leave again under load: session and row go, and rows are equal."""
     make_tables(source_db, target_db, IN_TURN)
     route = Route(source=source_db, target=target_db, settings=SETTINGS)
-    init_route(route)
+    new_slot(route)
     daemon = start_daemon(route, settings={"log.level": "debug"})
     keep_backlog(route, lambda: bool(daemon.events_of("worker_left")))
     first, second = (event["workers"] for event in daemon.events_of("workers_changed")[:2])
@@ -126,14 +126,14 @@ def test_f17_where_no_more_connect_those_that_are_there_go_on(
     source_db: Database,
     target_db: Database,
     limited_role: str,
-    init_route: Callable[[Route], None],
+    new_slot: Callable[[Route], None],
     start_daemon: StartDaemon,
 ) -> None:
     """F17: the target gives fewer connections than eight workers need: that is said once, and all is applied."""
     make_tables(source_db, target_db, ALONGSIDE, limited_role)
     dsn = target_db.dsn_with(user=limited_role)
     route = Route(source=source_db, target=target_db, target_dsn=dsn, settings=SETTINGS)
-    init_route(route)
+    new_slot(route)
     daemon = start_daemon(route)
     keep_backlog(route, lambda: bool(daemon.events_of("workers_reduced")))
     # It depends on what else the leader has open at this moment.

@@ -31,12 +31,12 @@ _CELL = b"t" + struct.pack("!i", len(_VALUE)) + _VALUE
 def test_changed_bytes_end_the_daemon_and_lose_nothing(
     source_db: Database,
     target_db: Database,
-    init_route: Callable[[Route], None],
+    new_slot: Callable[[Route], None],
     start_daemon: StartDaemon,
     broken: bytes,
 ) -> None:
     """Bytes that are no message of pgoutput end the daemon with exit 3 and their place; the next one gets it all."""
-    route = plain_route(source_db, target_db, init_route)
+    route = plain_route(source_db, target_db, new_slot)
     with CutProxy("127.0.0.1", int(source_db.rows("SELECT inet_server_port()")[0][0])) as proxy:
         daemon = start_daemon(replace(route, source_dsn=proxy.dsn(source_db.source_role_dsn)))
         source_db.execute("INSERT INTO item VALUES (1, 1)")

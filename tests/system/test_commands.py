@@ -38,9 +38,9 @@ SELECT state, lag_bytes, lag_s, lowest_remote_lsn = highest_remote_lsn, list_rem
 
 
 @pytest.fixture
-def route(source_db: Database, target_db: Database, init_route: Callable[[Route], None]) -> Route:
+def route(source_db: Database, target_db: Database, new_slot: Callable[[Route], None]) -> Route:
     """Plain tables and a slot."""
-    return plain_route(source_db, target_db, init_route)
+    return plain_route(source_db, target_db, new_slot)
 
 
 def _status(run_command: RunCommand, route: Route) -> dict[str, Any]:
@@ -114,6 +114,7 @@ def test_wait_and_until_reach_the_end_of_a_full_page(
 
 def test_status_tells_whether_a_daemon_runs(route: Route, start_daemon: StartDaemon, run_command: RunCommand) -> None:
     """`status --json` while a daemon runs, while it is killed, and after an orderly end; each time exit 0."""
+    assert run_command(route, "init").returncode == 0
     assert not _status(run_command, route)["is_daemon_connected"]
     daemon = start_daemon(route, settings={"apply.workers": "auto"})
     commit_each(route.source, 1, 100)

@@ -22,9 +22,9 @@ _TIMES = {1: "10:00", 2: "12:00", 3: "11:00", 4: "13:00"}
 
 
 @pytest.fixture
-def route(source_db: Database, target_db: Database, init_route: Callable[[Route], None]) -> Route:
+def route(source_db: Database, target_db: Database, new_slot: Callable[[Route], None]) -> Route:
     """Plain tables and a slot."""
-    return plain_route(source_db, target_db, init_route)
+    return plain_route(source_db, target_db, new_slot)
 
 
 def _ids(database: Database) -> list[int]:

@@ -50,9 +50,9 @@ _MIXED_LOAD = (
 
 
 @pytest.fixture
-def route(source_db: Database, target_db: Database, init_route: Callable[[Route], None]) -> Route:
+def route(source_db: Database, target_db: Database, new_slot: Callable[[Route], None]) -> Route:
     """Plain tables, replies every 50 ms."""
-    return plain_route(source_db, target_db, init_route, source__status_interval_s=0.05)
+    return plain_route(source_db, target_db, new_slot, source__status_interval_s=0.05)
 
 
 def test_t1_t8c_what_is_confirmed_is_durable_and_recorded_before(route: Route, start_daemon: StartDaemon) -> None:
@@ -150,7 +150,7 @@ def test_t5_a_copy_killed_in_the_middle(
     *,
     source_db: Database,
     target_db: Database,
-    init_route: Callable[[Route], None],
+    new_slot: Callable[[Route], None],
     start_daemon: StartDaemon,
     tmp_path: Path,
     pad: str,
@@ -161,7 +161,7 @@ def test_t5_a_copy_killed_in_the_middle(
         database.execute("CREATE TABLE copied (id int PRIMARY KEY, pad text)")
     source_db.execute("CREATE PUBLICATION pub FOR TABLE copied")
     # The smallest limit: larger transactions than a quarter of it are applied in pieces.
-    route = slot_route(source_db, target_db, init_route, apply__memory_limit_bytes=16 << 20)
+    route = slot_route(source_db, target_db, new_slot, apply__memory_limit_bytes=16 << 20)
     first = start_daemon(route)
     first.wait_caught_up()
     # The same key, not yet decided: its row waits, those before it are in.
@@ -180,7 +180,7 @@ def test_t5_a_copy_killed_in_the_middle(
 
 
 def test_t6_positions_are_numbers(
-    own_servers: OwnServers, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon
+    own_servers: OwnServers, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
 ) -> None:
     """T-6: LSNs go from F/FFxxxxxx to 10/0xxxxxxx, which is less as text; the watermark and the restart do not mind."""
     server = own_servers("publisher")
@@ -191,7 +191,7 @@ def test_t6_positions_are_numbers(
     )  # fmt: skip
     server.start()
     source = create_database(server, "source")
-    route = plain_route(source, target_db, init_route)
+    route = plain_route(source, target_db, new_slot)
     first = start_daemon(route)
     commit_each(source, 1, 100)
     first.wait_caught_up()

@@ -45,9 +45,9 @@ def publisher(own_servers: OwnServers) -> PgServer:
 
 
 @pytest.fixture
-def route(publisher: PgServer, target_db: Database, init_route: Callable[[Route], None]) -> Route:
+def route(publisher: PgServer, target_db: Database, new_slot: Callable[[Route], None]) -> Route:
     """Plain tables from the publisher of the test."""
-    return plain_route(create_database(publisher, "source"), target_db, init_route)
+    return plain_route(create_database(publisher, "source"), target_db, new_slot)
 
 
 def test_t9_a_publisher_stops_at_once(publisher: PgServer, route: Route, start_daemon: StartDaemon) -> None:
@@ -95,7 +95,7 @@ def test_f9_a_blocked_worker_does_not_hold_the_publisher(
 
 
 def test_t10_a_blocked_daemon_still_replies(
-    source_db: Database, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon
+    source_db: Database, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
 ) -> None:
     """T-10, F23: the target's table is locked for three times wal_sender_timeout: the walsender stays the same."""
     source_db.execute(
@@ -103,7 +103,7 @@ def test_t10_a_blocked_daemon_still_replies(
             sql.Identifier(source_db.dbname), sql.Literal(f"{_SENDER_TIMEOUT_S}s")
         )
     )
-    route = plain_route(source_db, target_db, init_route)
+    route = plain_route(source_db, target_db, new_slot)
     daemon = start_daemon(route)
     daemon.wait_caught_up()
     pid = walsender_pid(route)

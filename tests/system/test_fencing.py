@@ -23,11 +23,11 @@ _TARGET_REFUSED = 4
 
 
 @pytest.fixture
-def route(source_db: Database, target_db: Database, init_route: Callable[[Route], None]) -> Route:
+def route(source_db: Database, target_db: Database, new_slot: Callable[[Route], None]) -> Route:
     """A bank on both sides, with many small target transactions."""
     create_bank(source_db, target_db)
     made = Route(source=source_db, target=target_db, settings={**FAST, "apply.max_batch_transactions": 3})
-    init_route(made)
+    new_slot(made)
     return made
 
 

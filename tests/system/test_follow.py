@@ -25,14 +25,14 @@ _BACKLOG_TRANSACTIONS = 60
 
 
 @pytest.fixture
-def route(source_db: Database, target_db: Database, init_route: Callable[[Route], None]) -> Route:
+def route(source_db: Database, target_db: Database, new_slot: Callable[[Route], None]) -> Route:
     """The tables of pgbench with the same rows on both sides, and a slot."""
     for database in (source_db, target_db):
         # Rows made by the server, and no vacuum.
         _pgbench(database, "--initialize", "--quiet", "--init-steps=dtGp")
     source_db.execute(f"CREATE PUBLICATION pub FOR TABLE {', '.join(_TABLES)}")
     made = Route(source=source_db, target=target_db)
-    init_route(made)
+    new_slot(made)
     return made
 
 

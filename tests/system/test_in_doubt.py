@@ -49,7 +49,7 @@ def proxy(target_db: Database) -> Iterator[CutProxy]:
 
 
 @pytest.fixture
-def bank(source_db: Database, target_db: Database, proxy: CutProxy, init_route: Callable[[Route], None]) -> Route:
+def bank(source_db: Database, target_db: Database, proxy: CutProxy, new_slot: Callable[[Route], None]) -> Route:
     """A bank on both sides, the target behind the proxy, a target transaction for each few source transactions."""
     create_bank(source_db, target_db)
     made = Route(
@@ -58,7 +58,7 @@ def bank(source_db: Database, target_db: Database, proxy: CutProxy, init_route: 
         target_dsn=proxy.dsn(target_db.target_role_dsn),
         settings={**FAST, "apply.max_batch_transactions": 5, "target.lease_wait_s": 20},
     )
-    init_route(made)
+    new_slot(made)
     return made
 
 
@@ -87,14 +87,14 @@ def test_f16_an_unseen_commit_is_progress(
     source_db: Database,
     target_db: Database,
     proxy: CutProxy,
-    init_route: Callable[[Route], None],
+    new_slot: Callable[[Route], None],
     start_daemon: StartDaemon,
 ) -> None:
     """F16: a commit whose answer is lost is progress once it is seen: the wait before the next attempt does not grow.
 
     Each connection of the daemon achieves just that: its first commit happens, and is known only to the next one.
     """
-    direct = plain_route(source_db, target_db, init_route)
+    direct = plain_route(source_db, target_db, new_slot)
     # Armed all at once: the daemon's next connection may be faster than the test. One worker sends one at a time.
     cuts = [proxy.drop_reply_after(_COMMIT, reply=_COMMIT_DONE) for _ in range(_UNSEEN_CUTS)]
     commit_each(source_db, 1, 2 * _UNSEEN_CUTS)
@@ -151,7 +151,7 @@ def test_t14_the_next_daemon_waits_for_a_commit_on_its_way(
 def test_t12_a_commit_that_rolls_back(
     source_db: Database,
     target_db: Database,
-    init_route: Callable[[Route], None],
+    new_slot: Callable[[Route], None],
     start_daemon: StartDaemon,
     times: int,
 ) -> None:
@@ -160,7 +160,7 @@ def test_t12_a_commit_that_rolls_back(
     Failing once, the transaction is applied by the repetition. Failing there, too, it stops the daemon with exit 5;
     started again after the repair, the daemon goes on with this very transaction.
     """
-    route = plain_route(source_db, target_db, init_route)
+    route = plain_route(source_db, target_db, new_slot)
     target_db.execute(_FAILS_AT_COMMIT.format(times=times))
     daemon = start_daemon(route)
     daemon.wait_caught_up()

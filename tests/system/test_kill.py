@@ -52,11 +52,11 @@ _REPEATS = {failpoints.RECOVERY: 3, failpoints.CONNECTED: 2}
 
 
 @pytest.fixture
-def route(source_db: Database, target_db: Database, init_route: Callable[[Route], None]) -> Route:
+def route(source_db: Database, target_db: Database, new_slot: Callable[[Route], None]) -> Route:
     """A bank on both sides, with the slot made before its first transaction."""
     create_bank(source_db, target_db)
     made = Route(source=source_db, target=target_db, settings={"apply.workers": 4, "apply.max_batch_transactions": 5})
-    init_route(made)
+    new_slot(made)
     return made
 
 

@@ -84,13 +84,13 @@ _STREAM: list[tuple[str, list[tuple[int, str, str, str, int]]]] = [
 
 
 @pytest.fixture
-def route(source_db: Database, target_db: Database, init_route: Callable[[Route], None]) -> Route:
+def route(source_db: Database, target_db: Database, new_slot: Callable[[Route], None]) -> Route:
     """Tables of every kind; foreign keys matter because the order is relaxed."""
     for database in (source_db, target_db):
         database.execute(_TABLES)
     target_db.execute(_TRIGGER)
     source_db.execute("CREATE PUBLICATION pub FOR TABLE item, note, parent, child, flat, watched")
-    return slot_route(source_db, target_db, init_route, apply__commit_order="relaxed")
+    return slot_route(source_db, target_db, new_slot, apply__commit_order="relaxed")
 
 
 @pytest.mark.parametrize("size", [1, 1000])

@@ -43,15 +43,15 @@ _AT_ONCE_S = 3.0
 
 
 @pytest.fixture
-def bank(source_db: Database, target_db: Database, init_route: Callable[[Route], None]) -> Route:
+def bank(source_db: Database, target_db: Database, new_slot: Callable[[Route], None]) -> Route:
     """A bank on both sides, with many small target transactions."""
-    return _bank(source_db, target_db, init_route)
+    return _bank(source_db, target_db, new_slot)
 
 
-def _bank(source: Database, target: Database, init_route: Callable[[Route], None]) -> Route:
+def _bank(source: Database, target: Database, make_slot: Callable[[Route], None]) -> Route:
     create_bank(source, target)
     route = Route(source=source, target=target, settings={**FAST, "apply.max_batch_transactions": 5})
-    init_route(route)
+    make_slot(route)
     return route
 
 
@@ -223,13 +223,13 @@ def test_f38_a_signal_drains_under_load(bank: Route, start_daemon: StartDaemon) 
 
 
 def test_f38_a_second_signal_aborts_a_blocked_drain(
-    source_db: Database, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon
+    source_db: Database, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
 ) -> None:
     """F38: a drain that waits for a foreign lock is given up at once by a second signal; nothing is lost or done twice.
 
     The COMMIT of a small batch is on its way with its statements: it may still take effect when the lock goes.
     """
-    route = plain_route(source_db, target_db, init_route)
+    route = plain_route(source_db, target_db, new_slot)
     source_db.execute("INSERT INTO item VALUES (1, 0)")
     daemon = start_daemon(route)
     daemon.wait_caught_up()
@@ -251,10 +251,10 @@ def test_f38_a_second_signal_aborts_a_blocked_drain(
 
 
 def test_f38_an_idle_session_that_ends_during_the_drain_costs_no_last_word(
-    source_db: Database, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon
+    source_db: Database, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
 ) -> None:
     """F38: only a session that has something in hand can lose something; with all committed the state says so."""
-    route = plain_route(source_db, target_db, init_route)
+    route = plain_route(source_db, target_db, new_slot)
     source_db.execute("INSERT INTO item VALUES (1, 0)")
     daemon = start_daemon(route)
     daemon.wait_caught_up()
@@ -275,10 +275,10 @@ def test_f38_an_idle_session_that_ends_during_the_drain_costs_no_last_word(
 
 @pytest.mark.parametrize("end", ["source", "target"])
 def test_f38_a_signal_while_connecting(
-    source_db: Database, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon, end: str
+    source_db: Database, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon, end: str
 ) -> None:
     """F38: a daemon that waits for a silent network to answer ends at once, with 0."""
-    route = plain_route(source_db, target_db, init_route)
+    route = plain_route(source_db, target_db, new_slot)
     database = source_db if end == "source" else target_db
     with CutProxy("127.0.0.1", int(database.rows("SELECT inet_server_port()")[0][0])) as proxy:
         proxy.freeze()

@@ -61,14 +61,14 @@ def _count(database: Database) -> int:
 
 @pytest.mark.pg_majors(15, 18)
 def test_f14_relaxed_a_standby_that_lacks_what_passed_the_watermark_is_refused(
-    own_servers: OwnServers, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon
+    own_servers: OwnServers, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
 ) -> None:
     """The watermark is on the new primary's history, but transactions recorded above it are not: exit 3.
 
     What the new primary commits under their LSNs must not be taken for applied.
     """
     primary, standby = own_servers("primary"), own_servers("standby")
-    plain = plain_route(create_database(primary, "source"), target_db, init_route)
+    plain = plain_route(create_database(primary, "source"), target_db, new_slot)
     primary.stop()
     _standby_of(primary, standby)
     hosts = make_conninfo(
@@ -108,14 +108,14 @@ def test_f14_relaxed_a_standby_that_lacks_what_passed_the_watermark_is_refused(
 
 
 def test_f14_a_publisher_put_back_to_an_older_copy_is_refused(
-    own_servers: OwnServers, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon
+    own_servers: OwnServers, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
 ) -> None:
     """The same cluster on the same timeline, as it was before: exit 3 from a running daemon and at a start.
 
     In both orders. Brought back to what it was last, it is taken again.
     """
     server = own_servers("publisher")
-    route = plain_route(create_database(server, "source"), target_db, init_route)
+    route = plain_route(create_database(server, "source"), target_db, new_slot)
     older, newer = server.directory / "older", server.directory / "newer"
     server.stop()
     _put(server.data_dir, older)

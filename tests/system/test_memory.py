@@ -46,7 +46,7 @@ _BIG_TIMEOUT_S = 280.0
 
 
 def test_f23_back_pressure_bounds_memory(
-    source_db: Database, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon
+    source_db: Database, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
 ) -> None:
     """F23: the target's table is locked while 120 MB of changes come: memory stays bounded, and replies go on.
 
@@ -59,7 +59,7 @@ def test_f23_back_pressure_bounds_memory(
         sql.SQL("ALTER DATABASE {} SET wal_sender_timeout = '2s'").format(sql.Identifier(source_db.dbname))
     )
     # Transactions of more than 4 MB each, and ten in the queue: the limit is reached before the queue is full.
-    route = slot_route(source_db, target_db, init_route, apply__memory_limit_bytes=_LIMIT_BYTES, apply__workers=8)
+    route = slot_route(source_db, target_db, new_slot, apply__memory_limit_bytes=_LIMIT_BYTES, apply__workers=8)
     # A forked process has the memory of its origin, too.
     daemon = start_daemon(route, is_cold=True)
     daemon.wait_caught_up()
@@ -83,7 +83,7 @@ def test_f23_back_pressure_bounds_memory(
 
 
 def test_a_huge_row_holds_neither_replies_nor_memory(
-    source_db: Database, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon
+    source_db: Database, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
 ) -> None:
     """Rows of 36 MB on the wire are received, planned and sent while a publisher with a patience of 2 s gets replies.
 
@@ -95,7 +95,7 @@ def test_a_huge_row_holds_neither_replies_nor_memory(
     source_db.execute("CREATE PUBLICATION pub FOR TABLE wide")
     role, name = sql.SQL(source_db.source_role), sql.Identifier(source_db.dbname)
     source_db.execute(sql.SQL("ALTER ROLE {} IN DATABASE {} SET wal_sender_timeout = '2s'").format(role, name))
-    daemon = start_daemon(route := slot_route(source_db, target_db, init_route), is_cold=True)
+    daemon = start_daemon(route := slot_route(source_db, target_db, new_slot), is_cold=True)
     daemon.wait_caught_up()
     pid = walsender_pid(route)
     half = _ROW_BYTES // 2
@@ -117,7 +117,7 @@ def test_a_huge_row_holds_neither_replies_nor_memory(
 
 @pytest.mark.timeout(_BIG_TIMEOUT_S + 20)
 def test_f36_one_huge_transaction(
-    source_db: Database, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon
+    source_db: Database, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
 ) -> None:
     """F36: a transaction of many rows without a key, then small ones: less resident than its frames; rows equal.
 
@@ -127,7 +127,7 @@ def test_f36_one_huge_transaction(
         database.execute(f"{TABLES} CREATE TABLE big (n int, pad text)")
     source_db.execute("CREATE PUBLICATION pub FOR TABLE item, evt, big")
     # A forked process has the memory of its origin, too.
-    daemon = start_daemon(route := slot_route(source_db, target_db, init_route), is_cold=True)
+    daemon = start_daemon(route := slot_route(source_db, target_db, new_slot), is_cold=True)
     daemon.wait_caught_up()
     source_db.execute(f"INSERT INTO big SELECT n, {_BIG_PAD} FROM generate_series(1, {_BIG_ROWS}) AS n")
     commit_each(source_db, 1, 200)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.crash
 
 @pytest.mark.slow
 def test_a_forgetful_slot_sends_nothing_twice(
-    own_servers: OwnServers, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon
+    own_servers: OwnServers, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
 ) -> None:
     """After each of three crashes the daemon comes back by itself and starts at its own watermark (T-4, F10).
 
@@ -32,7 +32,7 @@ def test_a_forgetful_slot_sends_nothing_twice(
     server = own_servers("publisher")
     route = Route(source=create_database(server, "source"), target=target_db, settings={"apply.workers": 4})
     create_bank(route.source, route.target)
-    init_route(route)
+    new_slot(route)
     forgotten = 0
     with BankReader(target_db) as reader, BankLoad(route.source, seed=4) as load:
         daemon = start_daemon(route)

@@ -28,9 +28,9 @@ _PASSWORD = "secret-sesame"
 
 
 @pytest.fixture
-def route(source_db: Database, target_db: Database, init_route: Callable[[Route], None]) -> Route:
+def route(source_db: Database, target_db: Database, new_slot: Callable[[Route], None]) -> Route:
     """Plain tables and a slot."""
-    return plain_route(source_db, target_db, init_route)
+    return plain_route(source_db, target_db, new_slot)
 
 
 def check_refused(daemon: Daemon, code: int, *words: str) -> None:
@@ -106,12 +106,12 @@ def test_f12_a_slot_that_vanishes_ends_a_running_daemon(route: Route, start_daem
 
 
 def test_f11_an_invalidated_slot_ends_the_daemon(
-    own_servers: OwnServers, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon
+    own_servers: OwnServers, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
 ) -> None:
     """F11: the publisher removes WAL that a stopped daemon would need: exit 3 as it wakes up, and at every start."""
     server = own_servers("publisher", settings={"max_slot_wal_keep_size": "1MB"})
     source = create_database(server, "source")
-    route = plain_route(source, target_db, init_route)
+    route = plain_route(source, target_db, new_slot)
     daemon = start_daemon(route)
     daemon.wait_caught_up()
     daemon.pause()
@@ -126,7 +126,7 @@ def test_f11_an_invalidated_slot_ends_the_daemon(
 
 
 def test_f13_another_cluster_is_refused(
-    route: Route, start_daemon: StartDaemon, init_route: Callable[[Route], None]
+    route: Route, start_daemon: StartDaemon, new_slot: Callable[[Route], None]
 ) -> None:
     """F13: the source's DSN leads to another cluster with tables, publication and slot of the same names."""
     _apply_and_stop(route, start_daemon)

@@ -31,9 +31,9 @@ _WORKERS = (
 
 
 @pytest.fixture
-def route(source_db: Database, target_db: Database, init_route: Callable[[Route], None]) -> Route:
+def route(source_db: Database, target_db: Database, new_slot: Callable[[Route], None]) -> Route:
     """Two plain tables on both sides, published, with a slot."""
-    return plain_route(source_db, target_db, init_route)
+    return plain_route(source_db, target_db, new_slot)
 
 
 @pytest.fixture
@@ -68,12 +68,12 @@ def _hang_up(daemon: Daemon, event: str = "config_reloaded") -> dict[str, object
 
 
 def test_another_epoch_takes_what_has_changed(
-    source_db: Database, target_db: Database, init_route: Callable[[Route], None], start_daemon: StartDaemon,
+    source_db: Database, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon,
     path: Path,
 ) -> None:  # fmt: skip
     """Workers, order and batches change again and again under load, in one process; each transaction is there once."""
     create_bank(source_db, target_db)
-    route = slot_route(source_db, target_db, init_route)
+    route = slot_route(source_db, target_db, new_slot)
     daemon = _started(start_daemon, route, path)
     with BankLoad(source_db, seed=38) as load:
         for n in range(1, 7):

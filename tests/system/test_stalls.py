@@ -24,9 +24,9 @@ _ONE_WAITS_ITS_TURN = (
 
 
 @pytest.fixture
-def route(source_db: Database, target_db: Database, init_route: Callable[[Route], None]) -> Route:
+def route(source_db: Database, target_db: Database, new_slot: Callable[[Route], None]) -> Route:
     """Plain tables; each source transaction is a target transaction."""
-    return plain_route(source_db, target_db, init_route, apply__max_batch_transactions=1)
+    return plain_route(source_db, target_db, new_slot, apply__max_batch_transactions=1)
 
 
 def test_t30_a_foreign_session_between_head_and_later_batch(route: Route, start_daemon: StartDaemon) -> None:
