@@ -52,11 +52,12 @@ class Example:
 
     @contextmanager
     def daemon(self) -> Iterator[None]:
-        """Run the daemon."""
+        """Run the daemon; our sessions end with it."""
         subprocess.run(self.parapply("init", "--copy"), check=True, capture_output=True)
         process = subprocess.Popen(self.parapply("run"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            yield
+            with self.source, self.target:
+                yield
         finally:
             process.terminate()
             process.wait()
@@ -126,7 +127,7 @@ def never_in_snapshot(relaxed: Example) -> None:
             pass
         orders, invoices = found.fetchone() or (0, 0)
     asking.terminate()
-    asking.wait()
+    asking.communicate()
     assert orders >= invoices, (orders, invoices)
     print(f"relaxed, snapshot at {taken['at_lsn']}: {orders} order, {invoices} invoice (written before {lsn})")
 

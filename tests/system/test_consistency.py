@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+import runpy
+from typing import TYPE_CHECKING
 
-_ROOT = Path(__file__).parents[2]
-_TIMEOUT_S = 100
+from tests.fixtures.clusters import CopiedServer
+from tests.fixtures.documents import ROOT
+
+if TYPE_CHECKING:
+    import pytest
 
 
-def test_the_examples_run() -> None:
-    """What a reader sees at each level is what the document promises; the script checks it and says so."""
-    script = _ROOT / "docs" / "examples" / "consistency.py"
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=_TIMEOUT_S,
-        env={"PYTHONPATH": str(_ROOT / "src"), "PATH": "/usr/bin:/bin"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    document = (_ROOT / "docs" / "CONSISTENCY.md").read_text(encoding="utf-8")
-    for line in done.stdout.splitlines():
+def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a reader sees at each level is what the document promises; the script checks it and says so.
+
+    Its servers are copies, which need no initdb; all else is as it is written.
+    """
+    script = runpy.run_path(str(ROOT / "docs" / "examples" / "consistency.py"))
+    script["main"].__globals__["PgServer"] = CopiedServer
+    script["main"]()
+    document = (ROOT / "docs" / "CONSISTENCY.md").read_text(encoding="utf-8")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 2
+    for line in lines:
         said = line.split(" at ")[0].split(" behind ")[0]
         assert said in document, line

@@ -65,6 +65,17 @@ def start(
     )  # fmt: skip
 
 
+def run(scratch: Path, program: Sequence[str]) -> tuple[subprocess.Popen[str], str]:
+    """Run a demonstration to its end, and return it with its output; only its daemons import the package again."""
+    commands = scratch / "python"
+    with (
+        closing(WarmProgram(commands)),
+        start(scratch, duration_s=1, program=program, **{PROGRAM_VARIABLE: str(commands)}) as demo,
+    ):
+        output, _ = demo.communicate(timeout=END_TIMEOUT_S)
+    return demo, output
+
+
 def left_behind(scratch: Path) -> list[str]:
     """Return the processes that belong to a demonstration, and its directories.
 
@@ -84,8 +95,7 @@ def left_behind(scratch: Path) -> list[str]:
 
 def test_the_demonstration_proves_equality_and_leaves_nothing(scratch: Path) -> None:
     """It ends with 0, says of every table that it is equal, races, and leaves neither process nor directory."""
-    with start(scratch, duration_s=1, program=("-m", "parapply")) as demo:
-        output, _ = demo.communicate(timeout=END_TIMEOUT_S)
+    demo, output = run(scratch, ("-m", "tests.fixtures.copied_command"))
     assert demo.returncode == 0, output
     assert "Every comparison was equal." in output
     assert re.search(r"public\.pgbench_history +[1-9].* equal", output), output
@@ -144,12 +154,7 @@ View.follow = follow_and_change
 
 def test_the_demonstration_sees_a_row_that_differs(scratch: Path) -> None:
     """A row that only the subscriber has ends it with 1: named in the proof, and for both runners of the race."""
-    commands = scratch / "python"
-    with (
-        closing(WarmProgram(commands)),
-        start(scratch, duration_s=1, program=("-c", CHANGED), **{PROGRAM_VARIABLE: str(commands)}) as demo,
-    ):
-        output, _ = demo.communicate(timeout=END_TIMEOUT_S)
+    demo, output = run(scratch, ("-c", CHANGED))
     assert demo.returncode == 1, output
     assert "NOT EQUAL: see the tables above." in output
     assert re.search(r"public\.pgbench_accounts +100,000 +100,001 +DIFFERS", output), output
