@@ -168,16 +168,15 @@ def _pairs(server_version_num: int, *, is_worker: bool) -> list[tuple[str, str]]
 
 def _set_all(pairs: Sequence[tuple[str, str]]) -> str:
     # search_path and DateStyle are lists: set_config takes the whole list as one text, SET would quote it as one name.
-    template = sql.SQL("pg_catalog.set_config({}, {}, false)")
+    # No `sql.Literal`, which takes a start milliseconds: names and values are ours, or checked by the configuration.
+    template = "pg_catalog.set_config('{0}', '{1}', false)"
     # A role may not even set session_replication_role to what it is.
-    careful = sql.SQL(
-        "CASE pg_catalog.current_setting({0}) WHEN {1} THEN {1} ELSE pg_catalog.set_config({0}, {1}, false) END"
-    )
+    careful = f"CASE pg_catalog.current_setting('{{0}}') WHEN '{{1}}' THEN '{{1}}' ELSE {template} END"
     calls = [
-        (careful if name == "session_replication_role" else template).format(sql.Literal(name), sql.Literal(value))
+        (careful if name == "session_replication_role" else template).format(name, value.replace("'", "''"))
         for name, value in pairs
     ]
-    return sql.SQL("SELECT {}").format(sql.SQL(", ").join(calls)).as_string(None)
+    return f"SELECT {', '.join(calls)}"
 
 
 @contextmanager
@@ -287,6 +286,7 @@ def _check(results: Sequence[PGresult]) -> int:
     return result.ntuples
 
 
+@lru_cache(maxsize=16)
 def client_conninfo(dsn: str, application_name: str, *, kind: Kind = "control") -> str:
     """Return the connection string of a session on the target: the DSN, and what it leaves open.
 
