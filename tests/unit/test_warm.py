@@ -58,3 +58,20 @@ def test_what_is_read_at_the_start_is_not_forked() -> None:
     assert warm.is_possible(_ENVIRON)
     assert not warm.is_possible({**_ENVIRON, "PARAPPLY_COMPILED": "forbid"})
     assert not warm.is_possible({**_ENVIRON, "PYTHONUTF8": "0"})
+
+
+def test_what_still_runs_ends_with_the_origin() -> None:
+    """A command that outlives its test does not stay on the machine."""
+    origin = warm.Origin(Path(_PATH))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        dsn = f"host=127.0.0.1 port={silent.getsockname()[1]} dbname=x user=x sslmode=disable"
+        words = ["wait", "--target", dsn, "--slot", "s", "--lsn", "0/1", "--timeout", "60"]
+        nothing = os.open(os.devnull, os.O_RDWR)
+        origin.fork(words, _ENVIRON, (nothing, nothing, nothing), None)
+        os.close(nothing)
+        silent.settimeout(30)
+        with silent.accept()[0] as connection:
+            origin.close()
+            connection.settimeout(5)  # by itself it gives up after 10
+            while connection.recv(1 << 16):
+                pass  # what it has said first
