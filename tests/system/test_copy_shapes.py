@@ -11,14 +11,17 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from parapply import failpoints
+from tests.fixtures.databases import create_end, drop_database
 from tests.fixtures.plain import FAST, check_equal
 from tests.fixtures.route import Route
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
+    from tests.fixtures.servers import ServerPool
 
 _TABLES = """
 CREATE SCHEMA "S.p 1";
@@ -72,13 +75,28 @@ CREATE PUBLICATION by_root FOR TABLE part_root WITH (publish_via_partition_root)
 """
 
 
+@pytest.fixture(scope="module")
+def filled(server_pool: ServerPool, pg_major: int) -> Iterator[Database]:
+    """Tables of all kinds, filled, on the source: once for all tests, none of which writes to it."""
+    source = create_end(server_pool.get("source", pg_major), "source")
+    _fill(source)
+    yield source
+    drop_database(source)
+
+
+def _fill(source: Database) -> None:
+    for text in (_TABLES, _ROWS, _PUBLICATIONS):
+        source.execute(text)
+
+
 @pytest.fixture
-def shapes(source_db: Database, target_db: Database) -> Route:
-    """Tables of all kinds, filled on the source; the target's root is one plain table."""
-    source_db.execute(_TABLES)
-    source_db.execute(_ROWS)
-    source_db.execute(_PUBLICATIONS)
-    return Route(source=source_db, target=target_db, settings=FAST)
+def shapes(filled: Database, target_db: Database) -> Iterator[Route]:
+    """The tables on the source; the slots that a test makes there end with it."""
+    route = Route(source=filled, target=target_db, settings=FAST)
+    yield route
+    slots = "FROM pg_replication_slots WHERE database = current_database()"
+    filled.wait_until(f"SELECT NOT EXISTS (SELECT {slots} AND active)")
+    filled.execute(f"SELECT pg_drop_replication_slot(slot_name) {slots}")
 
 
 # One column more, and one that is wider than on the publisher.
@@ -88,11 +106,15 @@ _TARGET = _TABLES.replace("v text, secret text", "v text, secret text DEFAULT 'n
 
 
 @pytest.mark.pg_majors(15, 18)
-def test_what_is_published_is_copied(shapes: Route, run_command: RunCommand, start_daemon: StartDaemon) -> None:
+def test_what_is_published_is_copied(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
     """Row filters, column lists, partitions and any names are copied as the stream sends them, then it goes on.
 
     Values are the same to the last digit, whether they go in binary (`kinds`) or as text (`mixed`).
     """
+    _fill(source_db)
+    shapes = Route(source=source_db, target=target_db, settings=FAST)
     shapes.target.execute(_TARGET)
     # Beyond what config/roles gives: an index is dropped by its table's owner, and made by who may in its schema.
     shapes.target.execute(f"ALTER TABLE large OWNER TO {shapes.target.target_role}")
@@ -111,15 +133,6 @@ def test_what_is_published_is_copied(shapes: Route, run_command: RunCommand, sta
     assert shapes.target.rows("SELECT count(*) FROM pg_indexes WHERE indexname = 'large_fill'") == [(1,)]
     known = shapes.target.rows('SELECT table_name, rows FROM parapply.copies ORDER BY table_name COLLATE "C"')
     assert dict(known)["large"] == 2500
-
-
-def test_the_schema_is_brought_over(shapes: Route, run_command: RunCommand) -> None:
-    """With `--schema` an empty database becomes a copy, keys and indexes included."""
-    shapes.target.execute(f"GRANT CREATE ON SCHEMA public TO {shapes.target.target_role}")
-    done = run_command(shapes, "init", "--publication", "by_root", "--copy", "--schema", "--pg-dump", _pg_dump())
-    assert done.returncode == 0, done.stderr
-    check_equal(shapes, '"S.p 1"."t%s""x"', "made", "part_root", "leaf_root", "nothing", "large")
-    assert shapes.target.rows("SELECT count(*) FROM pg_indexes WHERE indexname = 'large_fill'") == [(1,)]
 
 
 def test_how_far_a_copy_is_shows_while_it_runs(shapes: Route, run_command: RunCommand) -> None:
@@ -238,8 +251,11 @@ def _check_nothing_is_left(route: Route) -> None:
     assert route.target.rows("SELECT count(*) FROM pg_namespace WHERE nspname = 'parapply'") == [(0,)]
 
 
-def test_pg_dump_connects_as_the_daemon_does(shapes: Route, run_command: RunCommand) -> None:
-    """What the DSN leaves open comes from libpq's variables; what cannot be reached is named with host and port."""
+def test_the_schema_is_brought_over(shapes: Route, run_command: RunCommand) -> None:
+    """With `--schema` an empty database becomes a copy, keys and indexes included.
+
+    Like the daemon, pg_dump takes what the DSN leaves open, here the port, from libpq's variables.
+    """
     shapes.target.execute(f"GRANT CREATE ON SCHEMA public TO {shapes.target.target_role}")
     parameters: dict[str, Any] = conninfo_to_dict(shapes.source.source_role_dsn)
     port = str(parameters.pop("port"))
@@ -247,7 +263,8 @@ def test_pg_dump_connects_as_the_daemon_does(shapes: Route, run_command: RunComm
     arguments = ("--publication", "by_root", "--copy", "--schema", "--pg-dump")
     done = run_command(open_route, "init", *arguments, _pg_dump(), environ={"PGPORT": port})
     assert done.returncode == 0, done.stderr
-    check_equal(shapes, "made", "part_root")
+    check_equal(shapes, '"S.p 1"."t%s""x"', "made", "part_root", "leaf_root", "nothing", "large")
+    assert shapes.target.rows("SELECT count(*) FROM pg_indexes WHERE indexname = 'large_fill'") == [(1,)]
 
 
 @pytest.mark.bare_target
