@@ -109,7 +109,7 @@ WHERE pg_catalog.current_setting('track_counts') = 'on'
 #: planner does not know how few rows its parts have, and would read whole catalogues.
 LOOKUPS: Final = (
     "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off;"
-    " SET LOCAL jit = off; SET LOCAL plan_cache_mode = force_generic_plan"
+    " SET LOCAL jit = off"
 )
 
 
