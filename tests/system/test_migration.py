@@ -44,7 +44,7 @@ def test_no_acknowledged_write_is_lost_there_and_back(
     source, target = new_database(server_of("source", 15), "source"), new_database(server_of("target", 18), "target")
     tables.make(source, owner, size_mb=0)
     with Migration(
-        source, target, owner, tmp_path, seed="3", kills=1, pace_s=0.3, per_s=20, writes=15, settings=FAST
+        source, target, owner, tmp_path, seed="3", kills=1, pace_s=0.3, per_s=8, writes=5, settings=FAST
     ) as run:
         account = run.run()
     assert account.total == 0, [stage.texts for stage in account.stages]
