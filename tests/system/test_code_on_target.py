@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-
-import pytest
 
 from tests.fixtures.pair import SECRET, Pair, pair
 from tests.fixtures.plain import WORKER_IS_BLOCKED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["pair"]
 
@@ -35,61 +34,160 @@ def audited_load() -> Iterator[str]:
             yield f"BEGIN; DELETE FROM other WHERE id = {n}; DELETE FROM t WHERE id = {n - 1}; COMMIT"
 
 
-@pytest.mark.parametrize("is_live", [True, False], ids=["live", "backlog"])
-def test_t29_always_triggers_see_the_order_of_the_source(pair: Pair, *, is_live: bool) -> None:
-    """An audit by ENABLE ALWAYS triggers is the source's own audit, over several tables and eight workers (T-29)."""
+@dataclass(frozen=True, kw_only=True)
+class Coded:
+    """Tables in a schema of their own, code on the target, and what it leaves behind a backlog.
+
+    Attributes:
+        code: SQL for the target's tables.
+        tables: on both sides.
+        load: transactions.
+        entries: query for what the code wrote, and its rows; those that the source's own code wrote when None.
+        lanes: of each table, with a word of the reason.
+        is_equal: whether the tables hold the same on both sides.
+    """
+
+    code: str
+    tables: str = _TABLES
+    load: Sequence[str] = field(default_factory=lambda: tuple(audited_load()))
+    entries: tuple[str, Sequence[tuple[object, ...]] | None] = ("SELECT 1", [(1,)])
+    lanes: Sequence[tuple[str, str, str]] = ()
+    is_equal: bool = True
+
+
+_ENTRIES = "SELECT entry FROM audit ORDER BY n"
+#: By schema.
+_CODED = {
+    # ENABLE ALWAYS triggers write the source's own audit, over several tables (T-29).
+    "audited": Coded(
+        tables=_TABLES + _AUDIT + "".join(_NOTE.format(table) for table in ("t", "other")),
+        code="".join(_ALWAYS.format(table) for table in ("t", "other")),
+        entries=(_ENTRIES, None),
+        lanes=[("other", "serial", "trigger note"), ("t", "serial", "trigger note")],
+    ),
+    # Only transactions that touch a table with code are serial; the rest stays set-based (T-29).
+    "one_of_two": Coded(
+        code=_AUDIT + _NOTE.format("t") + _ALWAYS.format("t"),
+        lanes=[("other", "set-based", ""), ("t", "serial", "trigger note")],
+    ),
+    # Every column that came is set, so a trigger for one column fires as in the built-in subscription (T-29).
+    "update_of": Coded(
+        code=_AUDIT
+        + "CREATE TRIGGER note AFTER UPDATE OF v ON t FOR EACH ROW EXECUTE FUNCTION note();"
+        + _ALWAYS.format("t"),
+        load=["INSERT INTO t VALUES (1, 5, 0)", "UPDATE t SET w = 1 WHERE id = 1"],
+        entries=("SELECT entry FROM audit", [("UPDATE t 1 1 5",)]),
+    ),
+    # A BEFORE trigger that returns NULL keeps the row as it is; that is neither missing nor an error (T-43).
+    "veto": Coded(
+        tables=_TABLES + "INSERT INTO t VALUES (1, 0, 0), (2, 0, 0);",
+        code="""
+            CREATE FUNCTION veto() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            IF OLD.id = 1 OR NEW.id = 3 THEN RETURN NULL; END IF;
+            RETURN CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END; END $$;
+            CREATE TRIGGER veto BEFORE INSERT OR UPDATE OR DELETE ON t FOR EACH ROW EXECUTE FUNCTION veto();
+            ALTER TABLE t ENABLE ALWAYS TRIGGER veto;
+        """,
+        load=["UPDATE t SET v = 1", "INSERT INTO t VALUES (3, 0, 0), (4, 0, 0)", "DELETE FROM t WHERE id = 1"],
+        entries=("SELECT id, v FROM t ORDER BY id", [(1, 0), (2, 1), (4, 0)]),
+        is_equal=False,
+    ),
+    # SQL fires statement triggers, which the built-in subscription does not: once a row, in order (T-29).
+    "statements": Coded(
+        code=_AUDIT
+        + """
+            CREATE FUNCTION count_it() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            INSERT INTO statements.audit (entry) VALUES (TG_OP); RETURN NULL; END $$;
+            CREATE TRIGGER note AFTER INSERT OR UPDATE ON t FOR EACH STATEMENT EXECUTE FUNCTION count_it();
+        """
+        + _ALWAYS.format("t"),
+        load=["INSERT INTO t SELECT n, 0, 0 FROM generate_series(1, 3) AS n", "UPDATE t SET v = 1 WHERE id = 2"],
+        entries=(_ENTRIES, [("INSERT",)] * 3 + [("UPDATE",)]),
+    ),
+    # A rule ALWAYS that adds something acts in order (T-29); one that swallows the row is below.
+    "rules": Coded(
+        code=_AUDIT
+        + "CREATE RULE note AS ON UPDATE TO t DO ALSO INSERT INTO audit (entry) VALUES (NEW.id);"
+        + "ALTER TABLE t ENABLE ALWAYS RULE note;",
+        load=["INSERT INTO t VALUES (1, 0, 0), (2, 0, 0)", "UPDATE t SET v = 1"],
+        entries=(_ENTRIES, [("1",), ("2",)]),
+        lanes=[("t", "serial", "rule note")],
+    ),
+    # Under the replica role ordinary triggers and rules do nothing, and tables with them stay set-based.
+    "silent": Coded(
+        code="""
+            CREATE FUNCTION explode() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'fired'; END $$;
+            CREATE TRIGGER bomb BEFORE INSERT OR UPDATE ON t FOR EACH ROW EXECUTE FUNCTION explode();
+            CREATE RULE swallow AS ON INSERT TO other DO INSTEAD NOTHING;
+        """,
+        lanes=[("other", "set-based", ""), ("t", "set-based", "")],
+    ),
+    # With parallel = "never" a table is serial, "always" trusts its triggers; parapply.tables says which and why.
+    "configured": Coded(
+        code=_AUDIT + _NOTE.format("other") + _ALWAYS.format("other"),
+        lanes=[
+            ("other", "set-based", 'parallel = "always" trusts trigger note'),
+            ("t", "serial", 'serial: the configuration says parallel = "never"'),
+        ],
+    ),
+}
+_CONFIGURED: dict[str, str | float] = {
+    'apply.tables."configured.t".parallel': "never",
+    'apply.tables."configured.other".parallel': "always",
+}
+
+
+def test_t29_t43_code_acts_as_on_the_source(pair: Pair) -> None:
+    """Triggers and rules of the target see the order of the source, and keep only their own table serial (T-29, T-43).
+
+    Each case of `_CODED` has a schema; one daemon with eight workers finds the backlog of all.
+    """
+    there = {schema: f"CREATE SCHEMA {schema}; SET search_path = {schema}" for schema in _CODED}
+    tables = {schema: case.tables.replace("public.", f"{schema}.") for schema, case in _CODED.items()}
+    code = {schema: case.code.replace("public.", f"{schema}.") for schema, case in _CODED.items()}
+    pair.create(
+        "; ".join(f"{there[schema]}; {tables[schema]}" for schema in _CODED),
+        "; ".join(f"{there[schema]}; {tables[schema]}; {code[schema]}" for schema in _CODED),
+        published="TABLE " + ", ".join(f"{schema}.t, {schema}.other" for schema in _CODED),
+    )
+    for schema, case in _CODED.items():
+        pair.write(f"SET search_path = {schema}", *case.load)
+    pair.drain(workers=8, settings=_CONFIGURED)
+    for schema, case in _CODED.items():
+        try:
+            _check_coded(pair, schema, case)
+        except AssertionError as error:
+            error.add_note(f"case {schema}")
+            raise
+
+
+def _check_coded(pair: Pair, schema: str, case: Coded) -> None:
+    query, wanted = case.entries
+    inside = f"SET search_path = {schema}; {query}"
+    assert pair.target.rows(inside) == (pair.source.rows(inside) if wanted is None else wanted)
+    shown = pair.target.rows(
+        f"SELECT table_name, lane, coalesce(reason, '') FROM parapply.tables WHERE schema_name = '{schema}' ORDER BY 1"
+    )
+    for table, lane, words in case.lanes:
+        (found,) = [one for one in shown if one[0] == table]
+        assert found[1] == lane, found
+        assert words in found[2], found
+    if case.is_equal:
+        for table in ("t", "other"):
+            rows = f"SELECT * FROM {schema}.{table} ORDER BY id"
+            assert pair.target.rows(rows) == pair.source.rows(rows), table
+
+
+def test_t29_always_triggers_see_the_order_of_the_source_live(pair: Pair) -> None:
+    """An audit by ENABLE ALWAYS triggers is the source's own audit, also while a daemon follows (T-29)."""
     notes = "".join(_NOTE.format(table) for table in ("t", "other"))
     always = "".join(_ALWAYS.format(table) for table in ("t", "other"))
     pair.create(_TABLES + _AUDIT + notes, _TABLES + _AUDIT + notes + always, published="TABLE t, other")
-    if is_live:
-        daemon = pair.start(workers=8)
-        pair.write(*audited_load())
-        daemon.wait_caught_up()
-        daemon.stop()
-    else:
-        pair.write(*audited_load())
-        pair.drain(workers=8)
-    audit = "SELECT entry FROM audit ORDER BY n"
-    assert pair.target.rows(audit) == pair.source.rows(audit)
-    lanes = pair.target.rows("SELECT table_name, lane, reason LIKE '%trigger note%' FROM parapply.tables ORDER BY 1")
-    assert lanes == [("other", "serial", True), ("t", "serial", True)]
-
-
-def test_t29_triggers_of_one_table_do_not_hold_up_the_others(pair: Pair) -> None:
-    """Only transactions that touch a table with code are serial; the rest stays set-based (T-29)."""
-    pair.create(_TABLES, _TABLES + _AUDIT + _NOTE.format("t") + _ALWAYS.format("t"), published="TABLE t, other")
+    daemon = pair.start(workers=8)
     pair.write(*audited_load())
-    pair.drain(workers=8)
-    lanes = pair.target.rows("SELECT table_name, lane FROM parapply.tables ORDER BY 1")
-    assert lanes == [("other", "set-based"), ("t", "serial")]
-    for table in ("t", "other"):
-        query = f"SELECT * FROM {table} ORDER BY id"
-        assert pair.target.rows(query) == pair.source.rows(query)
-
-
-def test_t29_update_of_triggers_fire(pair: Pair) -> None:
-    """Every column that came is set, so a trigger for one column fires as in the built-in subscription (T-29)."""
-    trigger = "CREATE TRIGGER note AFTER UPDATE OF v ON t FOR EACH ROW EXECUTE FUNCTION note();" + _ALWAYS.format("t")
-    pair.create(_TABLES, _TABLES + _AUDIT + trigger, published="TABLE t, other")
-    pair.write("INSERT INTO t VALUES (1, 5, 0)", "UPDATE t SET w = 1 WHERE id = 1")
-    pair.drain()
-    assert pair.target.rows("SELECT entry FROM audit") == [("UPDATE t 1 1 5",)]
-
-
-def test_t43_a_vetoing_trigger_is_no_conflict(pair: Pair) -> None:
-    """A BEFORE trigger that returns NULL keeps the row as it is; that is neither missing nor an error (T-43)."""
-    trigger = """
-        CREATE FUNCTION veto() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-        IF OLD.id = 1 OR NEW.id = 3 THEN RETURN NULL; END IF;
-        RETURN CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END; END $$;
-        CREATE TRIGGER veto BEFORE INSERT OR UPDATE OR DELETE ON t FOR EACH ROW EXECUTE FUNCTION veto();
-        ALTER TABLE t ENABLE ALWAYS TRIGGER veto;
-    """
-    pair.create(_TABLES + "INSERT INTO t VALUES (1, 0, 0), (2, 0, 0)", published="TABLE t, other")
-    pair.target.execute(trigger)
-    pair.write("UPDATE t SET v = 1", "INSERT INTO t VALUES (3, 0, 0), (4, 0, 0)", "DELETE FROM t WHERE id = 1")
-    pair.drain()
-    assert pair.target.rows("SELECT id, v FROM t ORDER BY id") == [(1, 0), (2, 1), (4, 0)]
+    daemon.wait_caught_up()
+    daemon.stop()
+    assert pair.target.rows(_ENTRIES) == pair.source.rows(_ENTRIES)
 
 
 def test_t43_a_missing_row_is_a_conflict_beside_a_trigger(pair: Pair) -> None:
@@ -138,33 +236,10 @@ def test_t50_an_identity_that_cannot_change_is_a_conflict_beside_a_trigger(pair:
     assert pair.target.rows("SELECT * FROM t ORDER BY id") == pair.source.rows("SELECT * FROM t ORDER BY id")
 
 
-def test_t29_statement_triggers_make_a_table_serial(pair: Pair) -> None:
-    """SQL fires statement triggers, which the built-in subscription does not: once a row, in order (T-29)."""
-    trigger = """
-        CREATE FUNCTION count_it() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-        INSERT INTO public.audit (entry) VALUES (TG_OP); RETURN NULL; END $$;
-        CREATE TRIGGER note AFTER INSERT OR UPDATE ON t FOR EACH STATEMENT EXECUTE FUNCTION count_it();
-    """
-    pair.create(_TABLES, _TABLES + _AUDIT + trigger + _ALWAYS.format("t"), published="TABLE t, other")
-    pair.write("INSERT INTO t SELECT n, 0, 0 FROM generate_series(1, 3) AS n", "UPDATE t SET v = 1 WHERE id = 2")
-    pair.drain()
-    assert pair.target.rows("SELECT entry FROM audit ORDER BY n") == [("INSERT",)] * 3 + [("UPDATE",)]
-
-
-def test_t29_rules(pair: Pair) -> None:
-    """A rule ALWAYS that adds something acts in order; one that swallows the row stops the daemon (T-29).
-
-    The built-in subscription ignores rules, SQL cannot: losing the row silently is what must not happen.
-    """
-    also = "CREATE RULE note AS ON UPDATE TO t DO ALSO INSERT INTO audit (entry) VALUES (NEW.id);"
-    pair.create(_TABLES, _TABLES + _AUDIT + also + "ALTER TABLE t ENABLE ALWAYS RULE note", published="TABLE t, other")
-    pair.write("INSERT INTO t VALUES (1, 0, 0), (2, 0, 0)", "UPDATE t SET v = 1")
-    pair.drain()
-    assert pair.target.rows("SELECT entry FROM audit ORDER BY n") == [("1",), ("2",)]
-    assert "rule note" in pair.target.rows("SELECT reason FROM parapply.tables")[0][0]
-    pair.target.execute(
-        "CREATE RULE swallow AS ON INSERT TO t DO INSTEAD NOTHING; ALTER TABLE t ENABLE ALWAYS RULE swallow"
-    )
+def test_t29_a_rule_that_swallows_a_row_stops_the_daemon(pair: Pair) -> None:
+    """The built-in subscription ignores rules, SQL cannot: losing the row silently is what must not happen (T-29)."""
+    swallow = "CREATE RULE swallow AS ON INSERT TO t DO INSTEAD NOTHING; ALTER TABLE t ENABLE ALWAYS RULE swallow"
+    pair.create(_TABLES, f"{_TABLES} {swallow}", published="TABLE t, other")
     pair.write(f"INSERT INTO t VALUES (3, length('{SECRET}'), 0)")
     says = r"insert on public\.t, key \(id\): 0 rows where 1 are expected; transaction \d+, end LSN"
     pair.check_stopped(pair.start(), code=5, says=says)
@@ -173,18 +248,26 @@ def test_t29_rules(pair: Pair) -> None:
     assert pair.target.rows("SELECT v FROM t WHERE id = 3") == [(6,)]
 
 
-@pytest.mark.parametrize("default", ["DEFAULT nextval('numbers')", "GENERATED BY DEFAULT AS IDENTITY"])
-def test_t29_sequences_count_in_the_order_of_the_source(pair: Pair, default: str) -> None:
-    """A number that only the target gives follows the source's order, also when the first is held up (T-29)."""
-    tables = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE hold (id int PRIMARY KEY, v int);"
-    tables += "INSERT INTO hold VALUES (1, 0);"
-    pair.create(tables, f"{tables} CREATE SEQUENCE numbers; ALTER TABLE t ADD n int {default}")
+def test_t29_sequences_count_in_the_order_of_the_source(pair: Pair) -> None:
+    """A number that only the target gives follows the source's order, also when the first is held up (T-29).
+
+    It comes from a default or an identity, of a table each.
+    """
+    tables = "".join(f"CREATE TABLE {name} (id int PRIMARY KEY, v text);" for name in ("by_default", "by_identity"))
+    tables += "CREATE TABLE hold (id int PRIMARY KEY, v int); INSERT INTO hold VALUES (1, 0);"
+    numbered = (
+        "CREATE SEQUENCE numbers; ALTER TABLE by_default ADD n int DEFAULT nextval('numbers');"
+        "ALTER TABLE by_identity ADD n int GENERATED BY DEFAULT AS IDENTITY"
+    )
+    pair.create(tables, tables + numbered)
     daemon = pair.start(workers=8)
+    insert = "INSERT INTO by_default VALUES ({0}, '{1}'); INSERT INTO by_identity VALUES ({0}, '{1}')"
     with pair.target.connect() as foreign:
         foreign.execute("BEGIN; SELECT FROM hold WHERE id = 1 FOR UPDATE")
-        pair.write("BEGIN; UPDATE hold SET v = 1 WHERE id = 1; INSERT INTO t VALUES (1000, 'first'); COMMIT")
+        pair.write(f"BEGIN; UPDATE hold SET v = 1 WHERE id = 1; {insert.format(1000, 'first')}; COMMIT")
         pair.target.wait_until(WORKER_IS_BLOCKED)
-        pair.write(*(f"INSERT INTO t VALUES ({1000 - number}, 'v')" for number in range(1, 30)))
+        # Alone, each of its own table: neither is held up by the other's order.
+        pair.write(*(one for number in range(1, 30) for one in insert.format(1000 - number, "v").split("; ")))
         pair.write("INSERT INTO hold VALUES (2, 0)")
         # All of it has been received, so whoever could run beside the first has had the chance.
         end_lsn = pair.route.end_of_source_lsn()
@@ -192,21 +275,9 @@ def test_t29_sequences_count_in_the_order_of_the_source(pair: Pair, default: str
         foreign.execute("COMMIT")
     daemon.wait_caught_up()
     daemon.stop()
-    assert pair.target.rows("SELECT n, id FROM t ORDER BY n") == [(n + 1, 1000 - n) for n in range(30)]
-
-
-def test_triggers_of_the_origin_stay_silent(pair: Pair) -> None:
-    """Under the replica role ordinary triggers and rules do nothing, and tables with them stay set-based."""
-    bomb = """
-        CREATE FUNCTION explode() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'fired'; END $$;
-        CREATE TRIGGER bomb BEFORE INSERT OR UPDATE ON t FOR EACH ROW EXECUTE FUNCTION explode();
-        CREATE RULE swallow AS ON INSERT TO other DO INSTEAD NOTHING;
-    """
-    pair.create(_TABLES, _TABLES + bomb)
-    pair.write(*audited_load())
-    pair.drain()
-    pair.check_equal()
-    assert pair.target.rows("SELECT DISTINCT lane FROM parapply.tables") == [("set-based",)]
+    for table in ("by_default", "by_identity"):
+        found = pair.target.rows(f"SELECT n, id FROM {table} ORDER BY n")
+        assert found == [(n + 1, 1000 - n) for n in range(30)], table
 
 
 _FAMILY = """
@@ -251,22 +322,6 @@ def test_t26_checks_that_are_deferred_here_do_not_stop_a_truncate(pair: Pair) ->
     daemon = pair.drain(settings={"target.session_replication_role": "origin"})
     pair.check_equal()
     assert not daemon.events_of("batch_retried"), daemon.log_tail()
-
-
-def test_the_configuration_decides_how_a_table_is_applied(pair: Pair) -> None:
-    """With parallel = "never" a table is serial, "always" trusts its triggers; parapply.tables says which and why."""
-    more = _AUDIT + _NOTE.format("other") + _ALWAYS.format("other")
-    pair.create(_TABLES, _TABLES + more, published="TABLE t, other")
-    pair.write(*audited_load())
-    settings = {'apply.tables."public.t".parallel': "never", 'apply.tables."public.other".parallel': "always"}
-    pair.drain(settings=settings)
-    rows = pair.target.rows("SELECT table_name, lane, reason FROM parapply.tables")
-    shown = {table: (lane, reason) for table, lane, reason in rows}
-    assert shown["t"] == ("serial", 'serial: the configuration says parallel = "never"')
-    assert shown["other"][0] == "set-based"
-    assert 'parallel = "always" trusts trigger note' in shown["other"][1]
-    query = "SELECT * FROM t ORDER BY id"
-    assert pair.target.rows(query) == pair.source.rows(query)
 
 
 def test_t29_a_view_is_refused(pair: Pair) -> None:
