@@ -29,7 +29,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 _RUN = [one for one in blocks() if one.is_run]
 _TUTORIALS = "docs/tutorials/"
 #: What is run between two versions, and is about that; the others are run between two servers of one.
-_UPGRADES = ("cloud-to-cloud", "major-upgrade", "way-back")
+_UPGRADES = ("cloud-to-cloud", "major-upgrade")
+#: Goes on from the steps 1 to 3 of the other page, whose blocks they are, and comes back to where they end.
+_UPGRADE, _WAY_BACK, _STEPS = f"{_TUTORIALS}major-upgrade.md", f"{_TUTORIALS}way-back.md", 4
 _OLD, _NEW = 15, 18
 
 
@@ -60,6 +62,24 @@ def tutorial(name: str, tmp_path: Path, server_of: ServerOf) -> Iterator[Tutoria
             server.execute(f"DROP ROLE IF EXISTS {role}")
 
 
+def _blocks_of(name: str) -> list[Block]:
+    """Return the blocks of a tutorial that are to be run."""
+    of_page = [one for one in blocks() if one.page == name and one.language in {"sh", "sql"}]
+    assert [str(one) for one in of_page if not one.is_run] == []
+    return of_page
+
+
+def _with_the_way_back() -> list[Block]:
+    """Return the blocks of the upgrade with those of the way back inside; the end of both, which is one, once."""
+    upgrade, (*back, last) = _blocks_of(_UPGRADE), _blocks_of(_WAY_BACK)
+    before, after = upgrade[:_STEPS], upgrade[_STEPS:]
+    assert "parapply verify" in before[-1].text
+    assert "--print-reverse" in after[0].text
+    rest = iter("\n".join(one.text for one in after).splitlines())
+    assert all(line in rest for line in last.text.splitlines()), "the way back ends otherwise than the upgrade"
+    return [*before, *back, *after]
+
+
 def _pages() -> list[ParameterSet]:
     """Return the pages with something to run, marked with what not every machine has."""
     with_jq = {one.page for one in _RUN if re.search(r"\bjq\b", one.text)}
@@ -76,12 +96,14 @@ def test_the_commands_of_a_page_work(page: Page, name: str) -> None:
 
 
 @pytest.mark.needs_majors(_OLD, _NEW)
-@pytest.mark.parametrize("name", sorted({one.page for one in _RUN if one.page.startswith(_TUTORIALS)}))
+@pytest.mark.parametrize("name", sorted({one.page for one in _RUN if one.page.startswith(_TUTORIALS)} - {_WAY_BACK}))
 def test_the_commands_of_a_tutorial_work(tutorial: Tutorial, name: str) -> None:
-    """Every command that a tutorial has works, from an application's database on; then both sides are equal."""
-    of_page = [one for one in blocks() if one.page == name and one.language in {"sh", "sql"}]
-    assert [str(one) for one in of_page if not one.is_run] == []
-    for block in of_page:
+    """Every command that a tutorial has works, from an application's database on; then both sides are equal.
+
+    The way back is run inside the upgrade that it goes on from, on one pair of databases: there the first cut-over is
+    its own, and the upgrade's comes after it. Their last commands are the same and run once.
+    """
+    for block in _with_the_way_back() if name == _UPGRADE else _blocks_of(name):
         tutorial.run(block)
     orders = "SELECT * FROM orders ORDER BY id"
     assert len(found := tutorial.target.rows(orders)) >= TUTORIAL_ORDERS
