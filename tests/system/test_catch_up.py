@@ -148,7 +148,7 @@ def test_a_run_that_ends_inside_ranges_moves_the_slot(pair: Pair, start_daemon: 
     ((until,),) = pair.source.rows("SELECT pg_current_wal_flush_lsn()")
     # More than is read ahead.
     text = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 20) AS i)"
-    for number in range(40):
+    for number in range(90):
         first = 100_000 + number * 1000
         pair.source.execute(f"INSERT INTO a SELECT g, 1, {text} FROM generate_series({first}, {first} + 450) AS g")
     settings = {**QUICK, **RANGES, "source.catch_up_range_bytes": 1 << 20, "apply.memory_limit_bytes": 1 << 24}
