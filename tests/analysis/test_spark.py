@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from parapply.analysis import page
 from parapply.analysis.compute import QUERIES
 from parapply.analysis.follow import stream
 from parapply.analysis.job import ReportRequest, convert, show
@@ -38,12 +37,6 @@ if TYPE_CHECKING:
 
 # The first test waits for Java, too.
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(autouse=True)
-def short_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page without the library of plots: Java unpacks its five megabytes slowly, and no test here looks at it."""
-    monkeypatch.setattr(page, "render", lambda *_: "page")
 
 
 def _write_log(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tests.fixtures.pair import SECRET, Pair, pair
+from tests.fixtures.pair import SECRET, Pair, named, pair
 from tests.fixtures.plain import WORKER_IS_BLOCKED
 
 if TYPE_CHECKING:
@@ -154,11 +154,8 @@ def test_t29_t43_code_acts_as_on_the_source(pair: Pair) -> None:
         pair.write(f"SET search_path = {schema}", *case.load)
     pair.drain(workers=8, settings=_CONFIGURED)
     for schema, case in _CODED.items():
-        try:
+        with named(schema):
             _check_coded(pair, schema, case)
-        except AssertionError as error:
-            error.add_note(f"case {schema}")
-            raise
 
 
 def _check_coded(pair: Pair, schema: str, case: Coded) -> None:

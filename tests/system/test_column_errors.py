@@ -10,7 +10,7 @@ import pytest
 
 from parapply.demo.server import PgServer
 from tests.fixtures.databases import Database, drop_database
-from tests.fixtures.pair import SECRET, Pair, pair
+from tests.fixtures.pair import SECRET, Pair, named, pair
 from tests.fixtures.roles import TARGET_ROLE, run_script
 
 if TYPE_CHECKING:
@@ -132,11 +132,8 @@ def test_what_the_target_lacks_is_named(pair: Pair) -> None:
         pair.source.execute(f"{there}; {lack.source}")
         pair.target.execute(f"{there}; {lack.target}")
     for schema, lack in schemas.items():
-        try:
+        with named(f"{schema}: {lack.name}"):
             _stop_where_it_lacks(pair, schema, lack)
-        except AssertionError as error:
-            error.add_note(f"{schema}: {lack.name}")
-            raise
     pair.drain()
     for schema in schemas:
         for query in (f"SELECT id, v, w FROM {schema}.t ORDER BY id", f"SELECT * FROM {schema}.kept"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.fixtures.pair import SECRET, Pair, pair
+from tests.fixtures.pair import SECRET, Pair, named, pair
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -100,11 +100,8 @@ def test_t46_a_conflict_stops_between_its_neighbours(pair: Pair) -> None:
     schemas = {f"damage_{number}": damage for number, damage in enumerate(DAMAGES)}
     pair.create("; ".join(f"CREATE SCHEMA {name}; SET search_path = {name}; {_TABLE}; {_ROWS}" for name in schemas))
     for schema, damage in schemas.items():
-        try:
+        with named(f"{schema}: {damage}"):
             _stop_between_neighbours(pair, schema, damage)
-        except AssertionError as error:
-            error.add_note(f"{schema}: {damage}")
-            raise
     pair.drain()
     for schema in schemas:
         pair.check_equal(schema)

@@ -198,7 +198,7 @@ def test_t57_kills_in_every_shape(run: Run, point: str) -> None:
     daemon = run.start(point)
     gid = run.prepare()
     _wait_killed(daemon)
-    # Ended while nobody reads.
+    # Ended while no daemon runs.
     run.decide(gid, "COMMIT")
     daemon = run.start()
     daemon.wait_caught_up()

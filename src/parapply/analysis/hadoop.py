@@ -7,7 +7,7 @@ one machine is the local disk. Raises what Java raises: `job` turns it into one 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError
 
@@ -22,11 +22,8 @@ class HadoopStorage:
 
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark
-        # PySpark has no public way to Hadoop's file systems.
-        self._jvm = cast("Any", spark._jvm)  # noqa: SLF001
+        self._jvm: Any = spark._jvm  # noqa: SLF001  PySpark has no public way to Hadoop's file systems
         self._configuration: Any = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
-        # Kept: for each part of such a name Java looks through all of Spark's archives.
-        self._path = self._jvm.org.apache.hadoop.fs.Path
 
     def qualified(self, text: str) -> str:
         """Return a path with its scheme, for example ``file:/logs``."""
@@ -126,3 +123,6 @@ class HadoopStorage:
         path = self._path(pattern)
         found = path.getFileSystem(self._configuration).globStatus(path)
         return [str(status.getPath()) for status in found or () if status.isDirectory()]
+
+    def _path(self, text: str) -> Any:  # noqa: ANN401  a Java object
+        return self._jvm.org.apache.hadoop.fs.Path(text)
