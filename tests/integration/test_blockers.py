@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _GROW = "DO $$ BEGIN LOOP INSERT INTO wide SELECT repeat('x', 8000) FROM generate_series(1, 200); END LOOP; END $$"
 _WAITS = "SELECT locktype FROM pg_locks WHERE pid = {} AND NOT granted"
 _PATIENCE_S = 30.0
+_LOOK_S = 1.0
 
 
 def _blockers(database: Database, pid: int) -> list[tuple[int]]:
@@ -48,7 +49,7 @@ def test_a_row_of_another_transaction_blocks(target_db: Database) -> None:
 def test_who_makes_a_file_longer_blocks_nobody(target_db: Database) -> None:
     """Though PostgreSQL names it among the blockers: a batch that yielded to it would be repeated for nothing."""
     target_db.execute("CREATE TABLE wide (body text); ALTER TABLE wide ALTER body SET STORAGE plain")
-    with target_db.connect() as one, target_db.connect() as other, ThreadPoolExecutor(2) as threads:
+    with target_db.connect() as one, target_db.connect() as other, ThreadPoolExecutor(3) as threads:
         stopped, waiting = one.info.backend_pid, other.info.backend_pid
         growing = [threads.submit(session.execute, _GROW) for session in (one, other)]
         deadline_s = time.monotonic() + _PATIENCE_S
@@ -56,9 +57,13 @@ def test_who_makes_a_file_longer_blocks_nobody(target_db: Database) -> None:
             while True:
                 os.kill(stopped, signal.SIGSTOP)
                 # At any moment, also in one in which it holds that lock; the other one then comes to wait for it.
-                if _waits_for_extension(target_db, waiting):
+                look = threads.submit(_waits_for_extension, target_db, waiting)
+                # It may as well hold a lock that every look at pg_locks needs: a look that hangs is for nothing.
+                hangs = bool(wait([look], timeout=_LOOK_S).not_done)
+                if not hangs and look.result():
                     break
                 os.kill(stopped, signal.SIGCONT)
+                look.result(timeout=_PATIENCE_S)
                 assert time.monotonic() < deadline_s, "the two never met"
             named = target_db.rows(f"SELECT unnest(pg_blocking_pids({waiting}))")
             found = _blockers(target_db, waiting)
