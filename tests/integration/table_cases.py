@@ -84,8 +84,7 @@ class Worker:
 
         async def load() -> TableFacts | None:
             if self._looker is None:
-                options = "-c search_path=pg_catalog"  # as pinned
-                self._looker = await psycopg.AsyncConnection.connect(self.dsn, autocommit=True, options=options)
+                self._looker = await reading(self.dsn)
             return await load_facts(self._looker, schema, name, role=role)
 
         facts = self._looking.run(load())
@@ -167,6 +166,13 @@ class Worker:
     def rows(self, text: str) -> list[tuple[str | None, ...]]:
         """Return rows as the owner sees them, in text format as a publisher would print them."""
         return _texts(_checked(self._owner.pgconn.exec_(text.encode())))
+
+
+async def reading(dsn: str) -> psycopg.AsyncConnection:
+    """Open a session as the daemon reads the catalogue in; without its settings some servers compile each query."""
+    connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
+    await connection.execute(settings.pinning("control", connection.info.server_version, "replica", "off").encode())
+    return connection
 
 
 @contextmanager

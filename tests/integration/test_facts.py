@@ -12,7 +12,7 @@ from parapply.errors import TargetRefused
 from parapply.plan.table import Lane
 from parapply.target.catalogue.facts import access_problems, check_table_access, load_facts, load_many
 from parapply.target.catalogue.match import match
-from tests.integration.table_cases import Refused, Worker, relation_of, worker_on
+from tests.integration.table_cases import Refused, Worker, reading, relation_of, worker_on
 from tests.system.check_cases import TARGET
 
 if TYPE_CHECKING:
@@ -246,8 +246,7 @@ def test_many_tables_are_described_as_each_of_them(worker: Worker) -> None:
     )
 
     async def compare() -> None:
-        async with await psycopg.AsyncConnection.connect(worker.dsn, autocommit=True) as conn:
-            await conn.execute("SET search_path = pg_catalog")
+        async with await reading(worker.dsn) as conn:
             cursor = await conn.execute("SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace")
             names = [("public", str(name)) for (name,) in await cursor.fetchall()]
             assert len(names) > 40
