@@ -15,12 +15,15 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parapply.demo.account import process_options, readable_copy, server_account
 from parapply.demo.errors import DemoError
 from parapply.demo.fetched import fetched_trees
 from parapply.extras import install_hint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # Several directories are separated as in PATH.
 PGBIN_VARIABLE = "PARAPPLY_PGBIN"
@@ -57,10 +60,12 @@ def find_binaries(major: int | None = None) -> PgBinaries:
     Raises:
         DemoError: there is none, or PARAPPLY_PGBIN names a directory without a server; the hint says what to install.
     """
-    found = _newest_first(_explicit()) if major is None else []
-    found = found or [one for one in available() if major in {None, one.major}]
+    if major is None:
+        found = next(iter(_newest_first(_explicit()) or available()), None)
+    else:
+        found = next((one for one in _in_order() if one.major == major), None)
     if found:
-        return found[0]
+        return found
     wanted = "PostgreSQL" if major is None else f"PostgreSQL {major}"
     others = ", ".join(one.version_text for one in available())
     raise DemoError(
@@ -77,9 +82,17 @@ def available() -> list[PgBinaries]:
         DemoError: PARAPPLY_PGBIN names a directory without a server that this user can run.
     """
     found: dict[int, PgBinaries] = {}
-    for one in (*_explicit(), *_system(), *_embedded(), *_fetched()):
+    for one in _in_order():
         found.setdefault(one.major, one)
     return _newest_first(list(found.values()))
+
+
+def _in_order() -> Iterator[PgBinaries]:
+    """Yield what is on this machine, place after place; to run programs for their version takes most of the time."""
+    yield from _explicit()
+    yield from _system()
+    yield from _embedded()
+    yield from _fetched()
 
 
 def find_program(name: str, preferred: PgBinaries) -> Path:
@@ -90,8 +103,10 @@ def find_program(name: str, preferred: PgBinaries) -> Path:
     Raises:
         DemoError: no version on this machine has it.
     """
-    others = sorted(available(), key=lambda one: (one.major < preferred.major, abs(one.major - preferred.major)))
-    for one in (preferred, *others):
+    own = preferred.bin_dir / name
+    if os.access(own, os.X_OK):
+        return own
+    for one in sorted(available(), key=lambda one: (one.major < preferred.major, abs(one.major - preferred.major))):
         program = one.bin_dir / name
         if os.access(program, os.X_OK):
             return program
@@ -119,12 +134,12 @@ def _explicit() -> list[PgBinaries]:
     return found
 
 
-def _system() -> list[PgBinaries]:
-    """Return the servers of the system's packages and the one that `pg_config` on PATH belongs to."""
+def _system() -> Iterator[PgBinaries]:
+    """Yield the servers of the system's packages and the one that `pg_config` on PATH belongs to."""
     directories = [path for pattern in _SYSTEM_PATTERNS for path in sorted(Path("/usr").glob(pattern))]
     if configured := _configured_directory():
         directories.append(configured)
-    return [one for path in directories if (one := programs_of(path))]
+    yield from (one for path in directories if (one := programs_of(path)))
 
 
 def _configured_directory() -> Path | None:
@@ -138,20 +153,20 @@ def _configured_directory() -> Path | None:
     return Path(answer.stdout.strip()) if answer.returncode == 0 else None
 
 
-def _embedded() -> list[PgBinaries]:
-    """Return the wheel's servers, from a copy where the account that runs them cannot enter the original."""
+def _embedded() -> Iterator[PgBinaries]:
+    """Yield the wheel's servers, from a copy where the account that runs them cannot enter the original."""
     spec = importlib.util.find_spec(_WHEEL_PACKAGE)
     locations = (spec.submodule_search_locations or []) if spec else []
     return _of_trees([tree for location in locations for tree in sorted(Path(location).glob("pginstall*"))])
 
 
-def _fetched() -> list[PgBinaries]:
+def _fetched() -> Iterator[PgBinaries]:
     return _of_trees(fetched_trees())
 
 
-def _of_trees(trees: list[Path]) -> list[PgBinaries]:
-    """Return the servers of trees that hold everything they need, or of copies where the account cannot read them."""
-    return [one for tree in trees if (one := programs_of(tree / "bin") or _probe_copy(tree))]
+def _of_trees(trees: list[Path]) -> Iterator[PgBinaries]:
+    """Yield the servers of trees that hold everything they need, or of copies where the account cannot read them."""
+    return (one for tree in trees if (one := programs_of(tree / "bin") or _probe_copy(tree)))
 
 
 def _probe_copy(tree: Path) -> PgBinaries | None:

@@ -91,8 +91,9 @@ class Stage:
         self._interrupts = interrupts
         self._name = name
         self._settings = {**_SETTINGS, **(settings or {})}
-        self._source_binaries = source_binaries or find_binaries(MAJOR)
-        self._target_binaries = target_binaries or find_binaries(MAJOR)
+        found = (source_binaries and target_binaries) or find_binaries(MAJOR)
+        self._source_binaries = source_binaries or found
+        self._target_binaries = target_binaries or found
         self._target_settings = {**self._settings, **(target_settings or {})}
         self._target_environment = target_environment
         self._is_local = is_local
