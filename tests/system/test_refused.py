@@ -10,6 +10,7 @@ import pytest
 from psycopg import sql
 
 from tests.fixtures.databases import Database, create_database, drop_database
+from tests.fixtures.pair import named
 from tests.fixtures.plain import FAST, check_equal, commit_each, end_sessions, plain_route
 from tests.fixtures.route import Route
 
@@ -56,53 +57,55 @@ def _apply_and_stop(route: Route, start_daemon: StartDaemon, first: int = 1) -> 
     daemon.stop()
 
 
-def test_t16_an_unlogged_state_is_refused(route: Route, start_daemon: StartDaemon) -> None:
-    """T-16, F7: a state table that a crash would empty is refused, named, with what to do."""
+def test_what_is_not_as_it_was_is_refused(
+    route: Route, start_daemon: StartDaemon, new_slot: Callable[[Route], None]
+) -> None:
+    """State table, publisher and slot are, in turn, not as the daemon left them: each is refused by name.
+
+    T-16, F7: a state table that a crash would empty is named, with what to do.
+    F13: the source's DSN leads to another cluster with tables, publication and slot of the same names.
+    F12: the slot goes while the daemon runs: it ends with exit 3 instead of trying for ever. Without its slot the next
+    one refuses, and makes none. A slot of the same name that starts after transactions nobody read is refused; so is
+    it the next time.
+    """
+    slot = f"slot_name = '{route.slot}'"
     _apply_and_stop(route, start_daemon)
-    route.target.execute("ALTER TABLE parapply.applied SET UNLOGGED")
-    check_refused(start_daemon(route), _TARGET_REFUSED, "applied is UNLOGGED", "SET LOGGED")
-    route.target.execute("ALTER TABLE parapply.applied SET LOGGED")
-    _apply_and_stop(route, start_daemon, 11)
-    check_equal(route)
-
-
-def test_f12_a_dropped_slot_is_not_made_again(route: Route, start_daemon: StartDaemon) -> None:
-    """F12: without its slot the daemon refuses, and makes none."""
-    _apply_and_stop(route, start_daemon)
-    route.source.execute(f"SELECT pg_drop_replication_slot('{route.slot}')")
-    # People see this end, and not that of the daemon before.
-    told = f"slot '{route.slot}' is no longer on the publisher"
-    check_refused(start_daemon(route), _SOURCE_REFUSED, told)
-    ((shown, reason),) = route.target.rows("SELECT state, reason FROM parapply.progress")
-    assert shown == "stopped"
-    assert told in reason
-    assert route.source.rows(f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{route.slot}'") == [(0,)]
-
-
-def test_f12_a_slot_made_anew_is_a_gap(route: Route, start_daemon: StartDaemon) -> None:
-    """F12: a slot of the same name that starts after transactions nobody read is refused; so is it the next time."""
-    _apply_and_stop(route, start_daemon)
-    route.source.execute(f"SELECT pg_drop_replication_slot('{route.slot}')")
-    commit_each(route.source, 11, 110)
-    route.source.execute(f"SELECT pg_create_logical_replication_slot('{route.slot}', 'pgoutput')")
-    for _ in range(2):
-        check_refused(
-            start_daemon(route), _SOURCE_REFUSED, "the slot was dropped and made again", "transactions are missing"
-        )
-    assert route.target.rows("SELECT count(*) FROM item") == [(10,)]
-
-
-def test_f12_a_slot_that_vanishes_ends_a_running_daemon(route: Route, start_daemon: StartDaemon) -> None:
-    """F12: the slot goes while the daemon runs: it ends with exit 3 instead of trying for ever."""
+    with named("T-16"):
+        route.target.execute("ALTER TABLE parapply.applied SET UNLOGGED")
+        check_refused(start_daemon(route), _TARGET_REFUSED, "applied is UNLOGGED", "SET LOGGED")
+        route.target.execute("ALTER TABLE parapply.applied SET LOGGED")
+    with named("F13"):
+        route.target.execute("CREATE PUBLICATION pub FOR TABLE item, evt")
+        new_slot(Route(source=route.target, target=route.target, slot=route.slot))
+        wrong = Route(source=route.target, target=route.target, slot=route.slot, settings=route.settings)
+        check_refused(start_daemon(wrong), _SOURCE_REFUSED, "system identifier", "correct source.dsn")
     daemon = start_daemon(route)
+    commit_each(route.source, 11, 20)
     daemon.wait_caught_up()
-    daemon.pause()
-    route.source.execute(
-        f"SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots WHERE slot_name = '{route.slot}'"
-    )
-    route.source.execute(f"SELECT pg_drop_replication_slot('{route.slot}')")
-    daemon.send(signal.SIGCONT)
-    check_refused(daemon, _SOURCE_REFUSED, "is no longer on the publisher")
+    check_equal(route)
+    with named("F12, the slot goes"):
+        daemon.pause()
+        route.source.execute(f"SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots WHERE {slot}")
+        route.source.execute(f"SELECT pg_drop_replication_slot('{route.slot}')")
+        daemon.send(signal.SIGCONT)
+        told = f"slot '{route.slot}' is no longer on the publisher"
+        check_refused(daemon, _SOURCE_REFUSED, told)
+    with named("F12, the slot is gone"):
+        route.target.execute("UPDATE parapply.slots SET reason = ''")
+        check_refused(start_daemon(route), _SOURCE_REFUSED, told)
+        # People see this end, and not that of the daemon before.
+        ((shown, reason),) = route.target.rows("SELECT state, reason FROM parapply.progress")
+        assert shown == "stopped"
+        assert told in reason
+        assert route.source.rows(f"SELECT count(*) FROM pg_replication_slots WHERE {slot}") == [(0,)]
+    with named("F12, another slot of the name"):
+        commit_each(route.source, 21, 120)
+        new_slot(route)
+        for _ in range(2):
+            check_refused(
+                start_daemon(route), _SOURCE_REFUSED, "the slot was dropped and made again", "transactions are missing"
+            )
+        assert route.target.rows("SELECT count(*) FROM item") == [(20,)]
 
 
 def test_f11_an_invalidated_slot_ends_the_daemon(
@@ -123,19 +126,6 @@ def test_f11_an_invalidated_slot_ends_the_daemon(
     daemon.send(signal.SIGCONT)
     check_refused(daemon, _SOURCE_REFUSED, "was invalidated by the publisher (wal_removed)", "parapply drop")
     check_refused(start_daemon(route), _SOURCE_REFUSED, "was invalidated by the publisher")
-
-
-def test_f13_another_cluster_is_refused(
-    route: Route, start_daemon: StartDaemon, new_slot: Callable[[Route], None]
-) -> None:
-    """F13: the source's DSN leads to another cluster with tables, publication and slot of the same names."""
-    _apply_and_stop(route, start_daemon)
-    route.target.execute("CREATE PUBLICATION pub FOR TABLE item, evt")
-    route.target.execute(f"SELECT pg_create_logical_replication_slot('{route.slot}', 'pgoutput')")
-    wrong = Route(source=route.target, target=route.target, slot=route.slot, settings=route.settings)
-    check_refused(start_daemon(wrong), _SOURCE_REFUSED, "system identifier", "correct source.dsn")
-    _apply_and_stop(route, start_daemon, 11)
-    check_equal(route)
 
 
 @pytest.fixture
@@ -219,26 +209,32 @@ def guarded(own_servers: OwnServers) -> PgServer:
     return server
 
 
-@pytest.mark.parametrize(("end", "code"), [("source", _SOURCE_REFUSED), ("target", _TARGET_REFUSED)])
 def test_f17_a_wrong_password_is_said_at_once(
     *,
     guarded: PgServer,
     source_db: Database,
     target_db: Database,
-    init_route: Callable[[Route], None],
+    new_slot: Callable[[Route], None],
     start_daemon: StartDaemon,
-    end: str,
-    code: int,
 ) -> None:
     """F17: refused at the first attempt, the daemon says so in one line without the password and exits.
 
-    Refused later, while it runs, it goes on trying, and comes back when the password is right again.
+    Refused later, while it runs, it goes on trying, and comes back when the password is right again. First the
+    publisher asks for one, then the target.
     """
-    ends = {"source": source_db, "target": target_db, end: create_database(guarded, end)}
-    plain = plain_route(ends["source"], ends["target"], init_route)
+    with named("source"):
+        plain = plain_route(create_database(guarded, "source"), target_db, new_slot)
+        _check_password(plain, start_daemon, "source", _SOURCE_REFUSED)
+    with named("target"):
+        plain = plain_route(source_db, create_database(guarded, "target", with_state=True), new_slot)
+        _check_password(plain, start_daemon, "target", _TARGET_REFUSED)
+
+
+def _check_password(plain: Route, start_daemon: StartDaemon, end: str, code: int) -> None:
+    guarded = {"source": plain.source, "target": plain.target}[end]
 
     def with_password(password: str) -> Route:
-        dsn = ends[end].dsn_with(user="guarded", password=password)
+        dsn = guarded.dsn_with(user="guarded", password=password)
         dsns = {"source_dsn": "", "target_dsn": "", f"{end}_dsn": dsn}
         return Route(source=plain.source, target=plain.target, slot=plain.slot, settings=plain.settings, **dsns)
 
@@ -246,7 +242,7 @@ def test_f17_a_wrong_password_is_said_at_once(
     daemon = start_daemon(with_password(_PASSWORD))
     daemon.wait_caught_up()
     guarded.execute("ALTER ROLE guarded PASSWORD 'another'")
-    assert end_sessions(ends[end], f"%{plain.slot}") >= 1
+    assert end_sessions(guarded, f"%{plain.slot}") >= 1
     daemon.wait_for_event(f"{end}_lost", count=2)
     commit_each(plain.source, 1, 50)
     guarded.execute(f"ALTER ROLE guarded PASSWORD '{_PASSWORD}'")
