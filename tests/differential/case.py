@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 #: Newest first; those that are on the machine are drawn.
 MAJORS = (18, 17, 16, 15)
-_TRANSACTIONS = 320
+_TRANSACTIONS = 200
 _CATCH_UP_TIMEOUT_S = 120.0
 _MOST_CRASHES = 4
 _POINTS = tuple(sorted(failpoints.NAMES - {failpoints.DRAIN}))

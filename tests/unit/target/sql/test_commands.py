@@ -6,6 +6,7 @@ import struct
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -224,6 +225,22 @@ def test_where_triggers_act_the_row_is_looked_for_instead_of_counted() -> None:
     made = CommandBuilder().in_order(ordered_changes(one, plans))
     assert [command.operation for command in made] == ["insert", "exists", "update", "delete", "delete"]
     assert [command.expected for command in made] == [ANY_COUNT, 1, ANY_COUNT, 1, ANY_COUNT]
+
+
+def test_a_table_whose_trigger_has_vetoed_a_change_is_asked_first() -> None:
+    """Counts decide until one was wrong; from then on a veto is none, and other tables are counted as before."""
+    plans = Plans()
+    other = SERIAL._replace(name="other", facts=msgspec.structs.replace(SERIAL.facts, oid=SERIAL.facts.oid + 1000))
+    updates = [build.update(cells("1", "c", "d"), oid=spec.oid) for spec in (SERIAL, other)]
+    one = transaction(plans, *updates, specs=(SERIAL, other))
+    builder = CommandBuilder()
+    made = builder.in_order(ordered_changes(one, plans), asks_first=False)
+    assert [(command.operation, command.expected) for command in made] == [("update", 1)] * 2
+    builder.vetoed(made[0].plan)
+    made = builder.in_order(ordered_changes(one, plans), asks_first=False)
+    assert [(command.operation, command.expected) for command in made] == [
+        ("exists", 1), ("update", ANY_COUNT), ("update", 1),
+    ]  # fmt: skip
 
 
 def test_a_key_that_was_not_sent_is_never_guessed() -> None:
