@@ -211,16 +211,18 @@ def test_privileges_by_membership_count(worker: Worker, prints: _Looker) -> None
 
 
 def test_a_thousand_tables_are_cheap(worker: Worker, prints: _Looker) -> None:
-    """One look at a thousand tables that all refer to one partitioned table takes little of a second."""
+    """One look at a thousand tables, some of which refer to one partitioned table, takes little of a second."""
     worker.run_text(
         "CREATE TABLE hub(id int PRIMARY KEY) PARTITION BY RANGE (id);"
         "DO $$ BEGIN FOR n IN 1..50 LOOP EXECUTE format("
         "'CREATE TABLE hub%s PARTITION OF hub FOR VALUES FROM (%s) TO (%s)', n, n, n + 1); END LOOP; END $$"
     )
-    for first in range(0, 1000, 100):  # each batch has its own transaction: locks of all at once would be too many
+    for first in range(
+        0, 1000, 40
+    ):  # each batch has its own transaction: locks of all at once would be too many; no type needs a TOAST table
         worker.run_text(
-            f"DO $$ BEGIN FOR n IN {first}..{first + 99} LOOP EXECUTE format('CREATE TABLE t%s(id int PRIMARY KEY,"
-            " a text UNIQUE, b int, c int, d text, e numeric, f date, hub int{0})', n); END LOOP; END $$".replace(
+            f"DO $$ BEGIN FOR n IN {first}..{first + 39} LOOP EXECUTE format('CREATE TABLE t%s(id int PRIMARY KEY,"
+            " a int UNIQUE, b int, c int, d int, e bigint, f date, hub int{0})', n); END LOOP; END $$".replace(
                 "{0}", " REFERENCES hub" if first == 0 else ""
             )
         )

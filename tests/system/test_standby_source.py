@@ -79,7 +79,7 @@ def test_a_standby_is_the_publisher(
     assert "a slot on a standby cannot be a failover slot" in copied.stdout
     assert target_db.rows("SELECT count(*) FROM item") == [(50,)]
     assert primary.execute("SELECT count(*) FROM pg_replication_slots WHERE slot_type = 'logical'") == [(0,)]
-    commit_each(source, 51, 2000)
+    commit_each(source, 51, 300)
     daemon = start_daemon(route)
     daemon.wait_caught_up()
     assert [one["reason"] for one in daemon.events_of("catch_up_declined")] == ["the publisher is a standby"]
@@ -88,7 +88,7 @@ def test_a_standby_is_the_publisher(
     primary.stop()
     standby.execute("SELECT pg_promote(true, 60)")
     promoted = Database(dbname="source", server=standby)
-    commit_each(promoted, 2001, 2100)
+    commit_each(promoted, 301, 350)
     daemon.route = Route(source=promoted, target=target_db, slot=route.slot, settings=settings, source_dsn=dsn)
     daemon.wait_caught_up()
     daemon.stop()

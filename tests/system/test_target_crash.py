@@ -94,7 +94,7 @@ def test_nothing_confirmed_is_lost(
                 # Otherwise nothing may be confirmed yet in the first round.
                 slot = f"FROM pg_replication_slots WHERE slot_name = '{route.slot}'"
                 source_db.wait_until(f"SELECT confirmed_flush_lsn >= '{route.end_of_source_lsn()}' {slot}")
-                load.wait_for_more(250)
+                load.wait_for_more(100)
                 with before(route) as at_stake:
                     crash()
             # It must not repair what we are about to look at.

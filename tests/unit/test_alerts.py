@@ -32,6 +32,7 @@ ALERTS: Final = Path(__file__).parents[2] / "config" / "docker" / "prometheus" /
 _TEXT: Final = ALERTS.read_text(encoding="utf-8")
 #: Name and the rest of each alarm.
 _RULES: Final = dict(re.findall(r"- alert: (\w+)\n(.*?)(?=\n +(?:- alert|#)|\Z)", _TEXT, re.DOTALL))
+_OF_THE_PROCESS: Final = re.compile(r"(?m)^process_.*\n")
 #: Minutes before the trouble, and after its end until the alarm must be out: the longest window of a rule and more.
 _BEFORE_MIN: Final = 20
 _AFTER_MIN: Final = 30
@@ -70,7 +71,9 @@ class Shown:
         if not self.is_up:
             return {_series("up", {}): 0.0}
         shown = self.figures.values() | self.values
-        found = _parsed(exposition("app", shown, self.figures.histograms()).decode())
+        # What this process is changes all the time, and no rule looks at it but for its start, which is set below.
+        text = _OF_THE_PROCESS.sub("", exposition("app", shown, self.figures.histograms()).decode())
+        found = _parsed(text)
         return {**found, _series("up", {}): 1.0, _series("process_start_time_seconds", {}): self.started_s}
 
 
@@ -193,7 +196,8 @@ def _labelled(at_min: int, name: str) -> dict[str, object]:
 
 def _case(trouble: Trouble) -> dict[str, object]:
     scrapes = _scrapes(trouble)
-    names = sorted({series for scrape in scrapes for series in scrape})
+    # The rules look at nothing else, and promtool takes longest over series.
+    names = sorted({series for scrape in scrapes for series in scrape if series.partition("{")[0] in _TEXT})
     quiet = [_firing(trouble.before_min - 1, ())] if trouble.before_min else []
     last = trouble.before_min + trouble.minutes - 1
     labelled = [_labelled(last, name) for name in trouble.alerts]
@@ -226,13 +230,15 @@ def test_every_alarm_has_a_trouble() -> None:
 
 
 @pytest.mark.prometheus
-@pytest.mark.parametrize("name", _TROUBLES)
-def test_an_alarm_fires_and_goes_out(tmp_path: Path, name: str) -> None:
-    """Nothing fires before the trouble, just its alarms at its end, with the labels they name, and nothing later."""
+def test_an_alarm_fires_and_goes_out(tmp_path: Path) -> None:
+    """Nothing fires before the trouble, just its alarms at its end, with the labels they name, and nothing later.
+
+    One promtool looks at all troubles, each with series of its own.
+    """
     cases = {
         "rule_files": [str(ALERTS)],
         "evaluation_interval": "1m",
-        "tests": [_case(_TROUBLES[name])],
+        "tests": [{"name": name, **_case(trouble)} for name, trouble in _TROUBLES.items()],
     }
     _promtool(tmp_path / "alerts_test.yml", cases)
 
