@@ -155,17 +155,17 @@ def test_what_goes_on_while_a_transaction_is_retried(pair: Pair, order: str) -> 
 def test_conflicts_inside_a_large_transaction(pair: Pair, tmp_path: Path) -> None:
     """A transaction of several pieces is settled like any other, and its conflicts have its end LSN (T-46)."""
     pair.create(_TABLE)
-    pair.target.execute("INSERT INTO t VALUES (3, 'local'), (380, 'local')")
-    pair.write_one("INSERT INTO t SELECT n, repeat('x', 15000) FROM generate_series(1, 400) AS n")
+    pair.target.execute("INSERT INTO t VALUES (3, 'local'), (280, 'local')")
+    pair.write_one("INSERT INTO t SELECT n, repeat('x', 15000) FROM generate_series(1, 300) AS n")
     pair.write("INSERT INTO t VALUES (2000, 'after')")
     # A quarter of the memory is a piece.
     pair.drain(settings={**_KEEP_LOCAL, "apply.memory_limit_bytes": 16 << 20, "applylog.directory": str(tmp_path),
                          "applylog.detail": "transaction"})  # fmt: skip
-    assert pair.target.rows("SELECT id FROM t WHERE v = 'local' ORDER BY id") == [(3,), (380,)]
-    assert pair.target.rows("SELECT count(*) FROM t") == [(401,)]
+    assert pair.target.rows("SELECT id FROM t WHERE v = 'local' ORDER BY id") == [(3,), (280,)]
+    assert pair.target.rows("SELECT count(*) FROM t") == [(301,)]
     is_end = "remote_lsn < (SELECT lowest_remote_lsn FROM parapply.progress)"
     found = f"SELECT change_no, outcome, {is_end} FROM parapply.conflicts ORDER BY 1"
-    assert pair.target.rows(found) == [(3, "kept_local", True), (380, "kept_local", True)]
+    assert pair.target.rows(found) == [(3, "kept_local", True), (280, "kept_local", True)]
     records = [json.loads(line) for path in tmp_path.glob("*.jsonl") for line in path.read_text().splitlines()]
     of_transactions = [len(record["conflicts"]) for record in records if record["record"] == "transaction"]
     assert of_transactions == [2, 0]

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.crash
 
 _TARGET_REFUSED = 4
+# Transactions are what costs here, and what is shown happens between two of them.
+_PACE_S = 0.1
 
 
 @pytest.fixture
@@ -49,9 +51,14 @@ def _finish(route: Route, daemon: Daemon, load: BankLoad, reader: BankReader) ->
     check_bank(route.source, route.target, load)
 
 
-def test_t15_f18_a_second_daemon_waits_and_names_the_first(route: Route, start_daemon: StartDaemon) -> None:
-    """T-15, F18: it waits lease_wait_s, exits 4 with one line that names the holder; the first goes on."""
-    with BankReader(route.target) as reader, BankLoad(route.source, seed=21) as load:
+def test_t15_f18_a_second_daemon_waits_or_takes_over(route: Route, start_daemon: StartDaemon) -> None:
+    """T-15, F18: one daemon after another asks for the lease of the one that applies the load, which stays exact.
+
+    The second waits lease_wait_s, exits 4 with one line that names the holder; the first goes on. The third takes over:
+    --takeover ends the sessions of the first, which finds the lease taken and exits 4. The fourth waits, takes the
+    lease as soon as the third has drained, and goes on.
+    """
+    with BankReader(route.target) as reader, BankLoad(route.source, seed=21, pace_s=_PACE_S) as load:
         first = start_daemon(route)
         first.wait_caught_up()
         # While there is only one.
@@ -64,31 +71,16 @@ def test_t15_f18_a_second_daemon_waits_and_names_the_first(route: Route, start_d
         assert holder[0] in second.lines[-1]
         assert "Traceback" not in "\n".join(second.lines)
         assert not first.events_of("target_lost")
-        _finish(route, first, load, reader)
-
-
-def test_t15_a_waiting_daemon_goes_on_when_the_first_has_stopped(route: Route, start_daemon: StartDaemon) -> None:
-    """T-15: a daemon that waits for the lease takes it as soon as the first one has drained, and goes on exactly."""
-    with BankReader(route.target) as reader, BankLoad(route.source, seed=22) as load:
-        first = start_daemon(route)
-        first.wait_caught_up()
-        second = start_daemon(route, settings={"target.lease_wait_s": 30})
-        second.wait_for_event("lease_waiting")
-        first.stop()
-        second.wait_for_event("source_connected")
-        _finish(route, second, load, reader)
-
-
-def test_f18_a_takeover_ends_the_first(route: Route, start_daemon: StartDaemon) -> None:
-    """F18: --takeover ends the sessions of a daemon that runs; that one finds the lease taken and exits 4."""
-    with BankReader(route.target) as reader, BankLoad(route.source, seed=23) as load:
-        first = start_daemon(route)
-        first.wait_caught_up()
-        second = start_daemon(route, "--takeover")
-        second.wait_for_event("source_connected")
+        third = start_daemon(route, "--takeover")
+        third.wait_for_event("source_connected")
         assert first.exit_code() == _TARGET_REFUSED, first.log_tail()
         assert "another parapply holds the lease" in first.lines[-1]
-        _finish(route, second, load, reader)
+        third.wait_caught_up()
+        fourth = start_daemon(route, settings={"target.lease_wait_s": 30})
+        fourth.wait_for_event("lease_waiting")
+        third.stop()
+        fourth.wait_for_event("source_connected")
+        _finish(route, fourth, load, reader)
 
 
 @pytest.mark.parametrize("way", ["takeover", "sessions ended"])
@@ -97,7 +89,7 @@ def test_f20_a_paused_daemon_commits_nothing_later(route: Route, start_daemon: S
 
     It commits nothing of what it held, and exits 4; rows without a key show it if it did.
     """
-    with BankReader(route.target) as reader, BankLoad(route.source, seed=24) as load:
+    with BankReader(route.target) as reader, BankLoad(route.source, seed=24, pace_s=_PACE_S) as load:
         first = start_daemon(route)
         first.wait_caught_up()
         with foreign_transaction(route.target, "SELECT FROM acct FOR UPDATE"):

@@ -123,14 +123,16 @@ def test_021_023_crashes_between_prepare_and_its_outcome(own_servers: OwnServers
     )
     pair.create(_FULL_TARGET + _STREAM, _FULL_TARGET + _STREAM_TARGET)
     daemon = pair.start(settings={**TWO_PHASE, "apply.stream_start_bytes": 0})
-    for n, (crashing, what) in enumerate((
-        (("target", "publisher"), "ROLLBACK"), (("target", "publisher"), "COMMIT"), (("target",), "COMMIT"),
-        (("publisher",), "COMMIT"),
-    )):  # fmt: skip
-        load = _LOAD if n == 1 else ()
-        write_prepared(pair.source, "tab", f"INSERT INTO tab_full VALUES ({2 * n}), ({2 * n + 1})", *load)
-        _crash([servers[name] for name in crashing])
-        decide(pair.source, "tab", what)
+    write_prepared(pair.source, "undone", "INSERT INTO tab_full VALUES (0), (1)")
+    write_prepared(pair.source, "tab", "INSERT INTO tab_full VALUES (2), (3)", *_LOAD)
+    _crash([servers["target"], servers["publisher"]])
+    decide(pair.source, "undone", "ROLLBACK")
+    decide(pair.source, "tab", "COMMIT")
+    daemon.wait_caught_up()
+    for n, name in enumerate(servers, 2):
+        write_prepared(pair.source, "tab", f"INSERT INTO tab_full VALUES ({2 * n}), ({2 * n + 1})")
+        _crash([servers[name]])
+        decide(pair.source, "tab", "COMMIT")
         daemon.wait_caught_up()
     daemon.stop()
     assert _present(pair.target, *range(8)) == [2, 3, 4, 5, 6, 7]
