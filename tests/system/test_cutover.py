@@ -176,11 +176,11 @@ def ends(  # noqa: PLR0917  fixtures
     tmp_path: Path,
     run_command: RunCommand,
     start_daemon: StartDaemon,
-    init_route: Callable[[Route], None],
+    new_slot: Callable[[Route], None],
 ) -> Ends:
-    """Both sides, and the slot of the stream that runs."""
+    """Both sides, and the slot of the stream that runs; its first daemon makes the state."""
     both = Ends(source_db, target_db, tmp_path, run_command, start_daemon)
-    init_route(both.ahead)
+    new_slot(both.ahead)
     return both
 
 
@@ -380,9 +380,10 @@ def test_a_write_after_the_fence_is_found(ends: Ends, tmp_path: Path) -> None:
 
 
 def test_what_would_fail_is_refused_before_anything_is_made(
-    ends: Ends, new_database: NewDatabase, run_command: RunCommand
+    ends: Ends, new_database: NewDatabase, run_command: RunCommand, init_route: Callable[[Route], None]
 ) -> None:
     """Each refusal is a line that names what is missing, and the grant; nothing was made."""
+    init_route(ends.ahead)
     # The role of the scripts owns no database, and may not end the sessions of others, a superuser's least of all.
     plain = Route(source=ends.source, target=ends.target, slot=ends.ahead.slot, settings=FAST)
     # As after `init --copy`, with a table that was published later and has had no change since.
@@ -432,12 +433,12 @@ def test_without_a_free_slot_or_origin_there_is_no_way_back(  # noqa: PLR0917  f
     tmp_path: Path,
     run_command: RunCommand,
     start_daemon: StartDaemon,
-    init_route: Callable[[Route], None],
+    new_slot: Callable[[Route], None],
 ) -> None:
     """A way back that asks for `origin = none` needs origins of its own, and any needs a slot on the target."""
     server = own_servers(settings={"max_replication_slots": 1, "max_active_replication_origins": 4})
     both = Ends(new_database(server, "a"), new_database(server, "b"), tmp_path, run_command, start_daemon)
-    init_route(both.ahead)
+    new_slot(both.ahead)
     both.path.write_text(both.path.read_text().replace("[target]", 'origin = "none"\n[target]'))
     both.start(both.ahead)
     refused = both.run()
@@ -447,8 +448,11 @@ def test_without_a_free_slot_or_origin_there_is_no_way_back(  # noqa: PLR0917  f
     both.check_nothing_left()
 
 
-def test_the_file_of_the_way_back_is_printed_without_passwords(ends: Ends, run_command: RunCommand) -> None:
+def test_the_file_of_the_way_back_is_printed_without_passwords(
+    ends: Ends, run_command: RunCommand, init_route: Callable[[Route], None]
+) -> None:
     """`--print-reverse` gives a file that the command takes, with both ends exchanged."""
+    init_route(ends.ahead)
     secret = f"{ends.ahead.source_dsn} password=geheim"
     route = Route(source=ends.source, target=ends.target, slot=ends.ahead.slot, settings=FAST, source_dsn=secret)
     printed = run_command(route, "cutover", "--print-reverse")
