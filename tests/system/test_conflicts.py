@@ -71,12 +71,6 @@ DAMAGES = (
         repair="DELETE FROM t WHERE id = 99",
     ),
     Damage(
-        kind="insert",
-        target="ALTER TABLE t ALTER u SET NOT NULL",
-        poison=[f"INSERT INTO t VALUES (7, 'p', '{SECRET}', NULL)"],
-        repair="ALTER TABLE t ALTER u DROP NOT NULL",
-    ),
-    Damage(
         kind="update",
         target="ALTER TABLE t ADD CONSTRAINT small CHECK (length(v) < 20)",
         poison=[f"UPDATE t SET v = '{SECRET}' || repeat('x', 30) WHERE id = 4", "DELETE FROM t WHERE id = 3"],

@@ -68,14 +68,14 @@ def test_t11_t14_commits_in_doubt(bank: Route, proxy: CutProxy, start_daemon: St
 
     The daemon, the same process all the time, reads from the target's state which of the two it was.
     """
-    with BankReader(bank.target) as reader, BankLoad(bank.source, seed=11) as load:
+    with BankReader(bank.target) as reader, BankLoad(bank.source, seed=11, pace_s=0.1) as load:
         daemon = start_daemon(bank)
         daemon.wait_for_event("source_connected")
         for number in range(_CUTS):
             cut = proxy.drop_before(_COMMIT) if number % 2 else proxy.drop_reply_after(_COMMIT, reply=_COMMIT_DONE)
             assert cut.wait(EVENT_TIMEOUT_S), f"no commit came after cut {number}:\n{daemon.log_tail()}"
             daemon.wait_for_event("target_lost", count=number + 1)
-        load.wait_for_more(50)
+        load.wait_for_more(30)
         load.stop()
         daemon.wait_caught_up()
         reader.wait_for_snapshot()

@@ -75,7 +75,7 @@ def test_another_epoch_takes_what_has_changed(
     create_bank(source_db, target_db)
     route = slot_route(source_db, target_db, new_slot)
     daemon = _started(start_daemon, route, path)
-    with BankLoad(source_db, seed=38) as load:
+    with BankLoad(source_db, seed=38, pace_s=0.1) as load:
         for n in range(1, 4):
             load.wait_for_more(15, 60)
             order = "relaxed" if n % 2 else "preserve"

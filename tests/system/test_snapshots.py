@@ -85,7 +85,7 @@ async def test_a_snapshot_equals_the_source_at_its_lsn(
     daemon = start_daemon(route)
     daemon.wait_for_event("source_connected")
     moment = _Moment(source_db)
-    with BankLoad(source_db, seed=3) as load:
+    with BankLoad(source_db, seed=3, pace_s=0.1) as load:
         load.wait_for_more(20)
         for number in range(_SNAPSHOTS):
             async with snapshots([_config(route)], choose=moment.choose, timeout_s=_TIMEOUT_S) as (taken,):
