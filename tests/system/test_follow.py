@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -13,28 +12,10 @@ from tests.fixtures.route import Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.fixtures.daemon import StartDaemon
     from tests.fixtures.databases import Database
 
-#: TPC-B as pgbench has it, over fewer accounts: a hundred thousand rows on each side would cost more than the load.
-_TPC_B = r"""
-\set aid random(1, 1000)
-\set tid random(1, 10)
-\set delta random(-5000, 5000)
-BEGIN;
-UPDATE pgbench_accounts SET abalance = abalance + :delta WHERE aid = :aid;
-UPDATE pgbench_tellers SET tbalance = tbalance + :delta WHERE tid = :tid;
-UPDATE pgbench_branches SET bbalance = bbalance + :delta WHERE bid = 1;
-INSERT INTO pgbench_history (tid, bid, aid, delta, mtime) VALUES (:tid, 1, :aid, :delta, CURRENT_TIMESTAMP);
-END;
-"""
-_ROWS = """
-INSERT INTO pgbench_branches (bid, bbalance) VALUES (1, 0);
-INSERT INTO pgbench_tellers (tid, bid, tbalance) SELECT n, 1, 0 FROM generate_series(1, 10) AS n;
-INSERT INTO pgbench_accounts (aid, bid, abalance, filler) SELECT n, 1, 0, '' FROM generate_series(1, 1000) AS n;
-"""
 _TABLES = ("pgbench_accounts", "pgbench_branches", "pgbench_tellers", "pgbench_history")
 _PGBENCH_TIMEOUT_S = 60.0
 _CLIENTS = 8
@@ -47,8 +28,8 @@ _BACKLOG_TRANSACTIONS = 60
 def route(source_db: Database, target_db: Database, new_slot: Callable[[Route], None]) -> Route:
     """The tables of pgbench with the same rows on both sides, and a slot."""
     for database in (source_db, target_db):
-        _pgbench(database, "--initialize", "--quiet", "--init-steps=tp")
-        database.execute(_ROWS)
+        # Rows made by the server, and no vacuum.
+        _pgbench(database, "--initialize", "--quiet", "--init-steps=dtGp")
     source_db.execute(f"CREATE PUBLICATION pub FOR TABLE {', '.join(_TABLES)}")
     made = Route(source=source_db, target=target_db)
     new_slot(made)
@@ -68,26 +49,20 @@ def _check_equal(route: Route) -> None:
         assert route.source.rows(query) == route.target.rows(query), f"{table} differs"
 
 
-def test_the_daemon_follows_a_load_and_drains_a_backlog(
-    route: Route, start_daemon: StartDaemon, tmp_path: Path
-) -> None:
+def test_the_daemon_follows_a_load_and_drains_a_backlog(route: Route, start_daemon: StartDaemon) -> None:
     """Eight clients of TPC-B, which all meet on one branch row, are followed; afterwards every table is equal.
 
     With `--until` the daemon applies what waits in the slot and exits 0 by itself, with one worker and with four.
     """
     daemon = start_daemon(route)
     daemon.wait_for_event("source_connected")
-    tpc_b, simple_update = tmp_path / "tpc_b", tmp_path / "simple_update"
-    tpc_b.write_text(_TPC_B)
-    simple_update.write_text(re.sub(r"UPDATE pgbench_(tellers|branches).*\n", "", _TPC_B))
-    arguments = ("--no-vacuum", "--file", str(tpc_b), "--client", str(_CLIENTS))
-    _pgbench(route.source, *arguments, "--transactions", str(_LOAD_TRANSACTIONS))
+    _pgbench(route.source, "--client", str(_CLIENTS), "--transactions", str(_LOAD_TRANSACTIONS), "--no-vacuum")
     daemon.wait_caught_up()
     daemon.stop()
     n_transactions = _CLIENTS * _LOAD_TRANSACTIONS
     assert route.source.rows("SELECT count(*) FROM pgbench_history") == [(n_transactions,)]
     _check_equal(route)
-    arguments = ("--no-vacuum", "--file", str(simple_update), "--client", str(_BACKLOG_CLIENTS))
+    arguments = ("--builtin", "simple-update", "--client", str(_BACKLOG_CLIENTS), "--no-vacuum")
     for workers in (1, 4):
         _pgbench(route.source, *arguments, "--transactions", str(_BACKLOG_TRANSACTIONS))
         daemon = start_daemon(route, "--until", route.end_of_source_lsn(), settings={"apply.workers": workers})
