@@ -63,32 +63,31 @@ def test_text_in_is_text_out(worker: Worker) -> None:
 
 
 @pytest.mark.pg_majors(15, 18)
-@pytest.mark.parametrize(
-    ("type_", "texts"),
-    [
-        ("boolean", ["t", "f"]),
-        ("smallint", ["0", "-32768", "32767"]),
-        ("integer", ["0", "-2147483648", "2147483647"]),
-        ("bigint", ["0", "-9223372036854775808", "9223372036854775807"]),
-        ("double precision", ["0", "-0", "0.1", "1e+300", "5e-324", "-1.7976931348623157e+308", "123456.789"]),
-        ("date", ["0001-01-01", "1999-12-31", "2000-01-01", "2024-02-29", "9999-12-31"]),
-        ("timestamp", ["0001-01-01 00:00:00", "1999-12-31 23:59:59.999999", "2024-02-29 12:34:56.7"]),
-        ("timestamptz", ["0001-01-01 00:00:00+00", "1999-12-31 23:59:59.999999+00", "2024-02-29 12:34:56.7+00"]),
-        ("uuid", ["00000000-0000-0000-0000-000000000000", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"]),
-    ],
-)
-def test_binary_values_are_those_of_the_input(worker: Worker, type_: str, texts: list[str]) -> None:
+def test_binary_values_are_those_of_the_input(worker: Worker) -> None:
     """Arrays made of texts by the planner hold what the type's input function makes of them; they need no parsing."""
-    worker.run_text(f"CREATE DOMAIN d AS {type_}; CREATE TABLE t(id bigint PRIMARY KEY, a {type_}, b d)")
-    rows: list[list[str | None]] = [[str(number), text, text] for number, text in enumerate(texts, 1)]
-    rows.append([str(len(rows) + 1), None, None])
-    statements = worker.statements("t", binary_types=BINARY_TYPES)
-    worker.run(statements.set_insert((0, 1, 2)), *rows)
-    assert worker.rows("SELECT id, a, b FROM t ORDER BY id") == [tuple(row) for row in rows]
-    worker.run_text("UPDATE t SET a = NULL, b = NULL")
-    assert worker.run(statements.set_update((0, 1, 2)), *rows) == len(rows)
-    assert worker.rows("SELECT id, a, b FROM t ORDER BY id") == [tuple(row) for row in rows]
-    assert worker.run(statements.set_delete(), [rows[0][0]]) == 1
+    cases = {
+        "boolean": ["t", "f"],
+        "smallint": ["0", "-32768", "32767"],
+        "integer": ["0", "-2147483648", "2147483647"],
+        "bigint": ["0", "-9223372036854775808", "9223372036854775807"],
+        "double precision": ["0", "-0", "0.1", "1e+300", "5e-324", "-1.7976931348623157e+308", "123456.789"],
+        "date": ["0001-01-01", "1999-12-31", "2000-01-01", "2024-02-29", "9999-12-31"],
+        "timestamp": ["0001-01-01 00:00:00", "1999-12-31 23:59:59.999999", "2024-02-29 12:34:56.7"],
+        "timestamptz": ["0001-01-01 00:00:00+00", "1999-12-31 23:59:59.999999+00", "2024-02-29 12:34:56.7+00"],
+        "uuid": ["00000000-0000-0000-0000-000000000000", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"],
+    }
+    for case, (type_, texts) in enumerate(cases.items()):
+        worker.run_text(f"CREATE DOMAIN d{case} AS {type_}")
+        worker.run_text(f"CREATE TABLE t{case}(id bigint PRIMARY KEY, a {type_}, b d{case})")
+        rows: list[list[str | None]] = [[str(number), text, text] for number, text in enumerate(texts, 1)]
+        rows.append([str(len(rows) + 1), None, None])
+        statements = worker.statements(f"t{case}", binary_types=BINARY_TYPES)
+        worker.run(statements.set_insert((0, 1, 2)), *rows)
+        assert worker.rows(f"SELECT id, a, b FROM t{case} ORDER BY id") == [tuple(row) for row in rows]
+        worker.run_text(f"UPDATE t{case} SET a = NULL, b = NULL")
+        assert worker.run(statements.set_update((0, 1, 2)), *rows) == len(rows), type_
+        assert worker.rows(f"SELECT id, a, b FROM t{case} ORDER BY id") == [tuple(row) for row in rows]
+        assert worker.run(statements.set_delete(), [rows[0][0]]) == 1, type_
 
 
 def _same(found: list[tuple[str | None, ...]], expected: list[tuple[str | None, ...]]) -> None:
@@ -181,42 +180,37 @@ def test_partitions_are_found_by_their_index(worker: Worker) -> None:
 
 
 @pytest.mark.pg_majors(15, 18)
-@pytest.mark.parametrize(
-    ("type_", "sent", "new_type"),
-    [
-        ("float8", "1.5", "int USING f::int"),
-        ("bool", "t", "text"),
-        ("d", "1", "int2"),
-        ("int[]", "{1}", "bigint[]"),
-        ("m", "a", "text"),
-    ],
-)
-def test_a_value_of_the_old_type_is_not_assigned_to_the_new_one(
-    worker: Worker, type_: str, sent: str, new_type: str
-) -> None:
+def test_a_value_of_the_old_type_is_not_assigned_to_the_new_one(worker: Worker) -> None:
     """Once a column's type has changed every form that was prepared before fails as stale, and writes nothing."""
     worker.run_text("CREATE DOMAIN d AS int; CREATE TYPE m AS ENUM ('a')")
-    worker.run_text(f"CREATE TABLE t(id int PRIMARY KEY, f {type_}); INSERT INTO t VALUES (1)")
-    made = worker.statements("t")
-    both = (0, 1)
-    change = RowChange(plan=made.plan, operation="insert", old=None, new=[None, None])
-    there = LocalRow(table="public.t", ctid="(0,1)", values={}, commit_time_us=None, origin=None)
-    (by_policy,) = remote_wins(ConflictType.INSERT_EXISTS, change, [there], first_by_key=True, own=[])
-    forms = [
-        (by_policy.prepared, [there.ctid, "1", sent]),  # first, while the row is there
-        (made.set_insert(both), ["2", sent]),
-        (made.set_update(both), ["1", sent]),
-        (made.row_insert(both), ["3", sent]),
-        (made.row_update(both), ["1", sent, "1"]),
-    ]
-    for form, row in forms:
-        assert worker.run(form, row) == 1
-    worker.run_text(f"DELETE FROM t WHERE id > 1; UPDATE t SET f = NULL; ALTER TABLE t ALTER f TYPE {new_type}")
-    for form, row in forms:
-        with pytest.raises(Refused) as refused:
-            worker.run(form, row)
-        assert classify(StatementFailed("", sqlstate=refused.value.sqlstate)) is FailureClass.STALE
-    assert worker.rows("TABLE t") == [("1", None)]
+    cases = [
+        ("float8", "1.5", "int USING f::int"), ("bool", "t", "text"), ("d", "1", "int2"), ("int[]", "{1}", "bigint[]"),
+        ("m", "a", "text"),
+    ]  # fmt: skip
+    for number, (type_, sent, new_type) in enumerate(cases):
+        table = f"t{number}"
+        worker.run_text(f"CREATE TABLE {table}(id int PRIMARY KEY, f {type_}); INSERT INTO {table} VALUES (1)")
+        made = worker.statements(table)
+        both = (0, 1)
+        change = RowChange(plan=made.plan, operation="insert", old=None, new=[None, None])
+        there = LocalRow(table=f"public.{table}", ctid="(0,1)", values={}, commit_time_us=None, origin=None)
+        (by_policy,) = remote_wins(ConflictType.INSERT_EXISTS, change, [there], first_by_key=True, own=[])
+        forms = [
+            (by_policy.prepared, [there.ctid, "1", sent]),  # first, while the row is there
+            (made.set_insert(both), ["2", sent]),
+            (made.set_update(both), ["1", sent]),
+            (made.row_insert(both), ["3", sent]),
+            (made.row_update(both), ["1", sent, "1"]),
+        ]
+        for form, row in forms:
+            assert worker.run(form, row) == 1, type_
+        worker.run_text(f"DELETE FROM {table} WHERE id > 1; UPDATE {table} SET f = NULL")
+        worker.run_text(f"ALTER TABLE {table} ALTER f TYPE {new_type}")
+        for form, row in forms:
+            with pytest.raises(Refused) as refused:
+                worker.run(form, row)
+            assert classify(StatementFailed("", sqlstate=refused.value.sqlstate)) is FailureClass.STALE, type_
+        assert worker.rows(f"TABLE {table}") == [("1", None)], type_
 
 
 @pytest.mark.pg_majors(15, 18)
@@ -269,31 +263,30 @@ def test_a_key_of_a_domain_over_an_enum(worker: Worker) -> None:
 
 @pytest.mark.pg_majors(15, 18)
 @pytest.mark.parametrize("is_partitioned", [False, True], ids=["plain", "partitioned"])
-@pytest.mark.parametrize(
-    ("type_", "texts"),
-    [
-        ("float8", ["0", "-0"]), ("numeric", ["1", "1.0", "1.00"]), ("jsonb", ["1.0", "1.00"]),
-        ("interval", ["1 mon", "30 days"]),
-    ],
-)  # fmt: skip
-def test_of_equal_rows_the_one_that_looks_the_same_is_taken(
-    worker: Worker, type_: str, texts: list[str], *, is_partitioned: bool
-) -> None:
+def test_of_equal_rows_the_one_that_looks_the_same_is_taken(worker: Worker, *, is_partitioned: bool) -> None:
     """Without a key rows are found by all their values: of several equal ones by their text, too."""
-    worker.run_text(f"CREATE TABLE t(k int, v {type_}){' PARTITION BY LIST (k)' if is_partitioned else ''}")
-    if is_partitioned:
-        worker.run_text("CREATE TABLE t1 PARTITION OF t FOR VALUES IN (1); CREATE TABLE t2 PARTITION OF t DEFAULT")
-    made = worker.statements("t", identity="f")
-    for text in texts:
-        worker.run(made.row_insert((0, 1)), ["1", text])
-    for number, text in reversed(list(enumerate(texts))):
-        assert worker.run(made.row_update((0, 1)), ["2", text, "1", text]) == 1
-        # The change wrote all columns, so what is left tells which row it took.
-        assert sorted(worker.rows("SELECT v FROM t WHERE k = 1")) == sorted((left,) for left in texts[:number])
-        assert worker.run(made.row_delete(), ["2", text]) == 1
-    # One that only is equal is taken where there is no other.
-    worker.run(made.row_insert((0, 1)), ["1", texts[0]])
-    assert worker.run(made.row_delete(), ["1", texts[1]]) == 1
+    cases = {
+        "float8": ["0", "-0"], "numeric": ["1", "1.0", "1.00"], "jsonb": ["1.0", "1.00"],
+        "interval": ["1 mon", "30 days"],
+    }  # fmt: skip
+    for type_, texts in cases.items():
+        table = f"of_{type_}"
+        worker.run_text(f"CREATE TABLE {table}(k int, v {type_}){' PARTITION BY LIST (k)' if is_partitioned else ''}")
+        if is_partitioned:
+            worker.run_text(f"CREATE TABLE {table}_1 PARTITION OF {table} FOR VALUES IN (1)")
+            worker.run_text(f"CREATE TABLE {table}_2 PARTITION OF {table} DEFAULT")
+        made = worker.statements(table, identity="f")
+        for text in texts:
+            worker.run(made.row_insert((0, 1)), ["1", text])
+        for number, text in reversed(list(enumerate(texts))):
+            assert worker.run(made.row_update((0, 1)), ["2", text, "1", text]) == 1, type_
+            # The change wrote all columns, so what is left tells which row it took.
+            left = worker.rows(f"SELECT v FROM {table} WHERE k = 1")
+            assert sorted(left) == sorted((other,) for other in texts[:number])
+            assert worker.run(made.row_delete(), ["2", text]) == 1, type_
+        # One that only is equal is taken where there is no other.
+        worker.run(made.row_insert((0, 1)), ["1", texts[0]])
+        assert worker.run(made.row_delete(), ["1", texts[1]]) == 1, type_
 
 
 @pytest.mark.pg_majors(15)  # the embedded servers are built without libxml
