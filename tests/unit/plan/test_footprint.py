@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
 from parapply.plan.footprint import Footprint
 from parapply.plan.overlap import overlaps
-from tests.unit.changes_model import PAIR, PLAIN, UNIQUE
+from tests.unit.changes_model import NUMERIC, PAIR, PLAIN, UNIQUE
 from tests.unit.changes_stream import Op, Publisher, assembled, batches, ops
 from tests.unit.dependency_model import batch_of
 from tests.unit.foreign_key_model import CHILD, PARENT, Source
@@ -89,6 +90,20 @@ def test_ranges(
     for seq, key in enumerate(earlier, 1):
         footprint.join(Footprint.of(batch_of(seq, plans[0].plan(0), key)))
     assert footprint.overlaps(Footprint.of(batch_of(9, plans[1].plan(0), *later))) is does_overlap
+
+
+def test_keys_of_two_forms_may_be_any_key() -> None:
+    """A table that is announced with another key on the way is touched as a whole: its keys have no common order."""
+    other = NUMERIC._replace(
+        name="again", facts=msgspec.structs.replace(NUMERIC.facts, oid=PLAIN.facts.oid, root_oid=PLAIN.facts.oid)
+    )
+    pieces = [Footprint.of(batch_of(1, PLAIN.plan(0), b"1")), Footprint.of(batch_of(2, other.plan(0), b"2"))]
+    assert pieces[0].overlaps(pieces[1])
+    footprint = Footprint()
+    for piece in pieces:
+        footprint.join(piece)
+    for spec in (PLAIN, other):
+        assert footprint.overlaps(Footprint.of(batch_of(9, spec.plan(0), b"9")))
 
 
 def test_a_piece_that_was_not_read_as_sets_may_touch_anything() -> None:
