@@ -102,8 +102,8 @@ def test_keys_of_two_forms_may_be_any_key() -> None:
     footprint = Footprint()
     for piece in pieces:
         footprint.join(piece)
-    for spec in (PLAIN, other):
-        assert footprint.overlaps(Footprint.of(batch_of(9, spec.plan(0), b"9")))
+    for spec, key in ((PLAIN, b"0"), (PLAIN, b"9"), (other, b"0"), (other, b"9")):
+        assert footprint.overlaps(Footprint.of(batch_of(9, spec.plan(0), key)))
 
 
 def test_a_piece_that_was_not_read_as_sets_may_touch_anything() -> None:
