@@ -130,7 +130,6 @@ class _Pass:
 def measure(source: Stream, name: str, batch_transactions: int) -> Measured:
     """Pass over a stream once; its plans are as they were announced afterwards."""
     one = _Pass(source, batch_transactions)
-    gc.collect()
     assemble_s, add_s, schedule_s = one.run()
     return Measured(
         stream=name,
@@ -157,7 +156,9 @@ def main(*, transactions: int, batches: tuple[int, ...]) -> None:
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GC_ALLOCATIONS)
-        found += [asdict(measure(source, name, size)) for size in batches]
+        for size in batches:
+            gc.collect()
+            found.append(asdict(measure(source, name, size)))
         gc.unfreeze()
     print(json.dumps({"interpreted_because": WHY_INTERPRETED, "measured": found}))
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from parapply.plan.foreign_keys import parents_first
 from tests.unit.changes_stream import batches, one_of_all
 from tests.unit.foreign_key_model import CHILD, PARENT, Op, Source, Target
 
@@ -36,3 +37,16 @@ def test_parallel_equals_serial(
     event(f"at a time: {min(target.n_parallel, 4)}")
     event(f"retries: {min(target.retries, 3)}")
     assert target.rows == source.rows
+
+
+@pytest.mark.parametrize("is_enforced", [True, False])
+def test_a_parent_comes_before_its_child(*, is_enforced: bool) -> None:
+    """A child whose changes came first in a batch waits for the parent's if the target enforces their tie."""
+    source = Source(is_full=True, is_enforced=is_enforced)
+    source.run([Op("insert", CHILD, 1, None), Op("insert", PARENT, 1, 1), Op("update", CHILD, 1, 1)])
+    (batch,) = batches(source.transactions, source.plans, [1])
+    child, parent = batch.table_changes
+    assert child.plan.foreign_keys
+    assert not parent.plan.foreign_keys
+    assert parents_first([child, parent]) == ([parent, child] if is_enforced else [child, parent])
+    assert parents_first([parent, child]) == [parent, child]
