@@ -33,6 +33,7 @@ from parapply.source import slot
 from parapply.source.stream import ReplicationStream
 from parapply.target.session import lease, settings
 from parapply.target.state import slots as state
+from tests.fixtures.pair import named
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -169,15 +170,13 @@ async def test_everything_opened_is_closed(config: Config, source_db: Database, 
     check_nothing_is_open(source_db, target_db)
 
 
-@pytest.mark.parametrize(
-    ("away", "error"), [(("target",), TargetLost), (("source",), SourceLost), (("source", "target"), TargetLost)]
-)
 async def test_an_end_that_is_away_is_told_and_the_other_closed(
-    config: Config, source_db: Database, target_db: Database, away: Sequence[str], error: type[ParapplyError]
+    config: Config, source_db: Database, target_db: Database
 ) -> None:
     """One end fails while the other connects; of two that fail it is always the target that is told."""
-    assert type(await refused(elsewhere(config, *away))) is error
-    check_nothing_is_open(source_db, target_db)
+    for away, error in ((("target",), TargetLost), (("source",), SourceLost), (("source", "target"), TargetLost)):
+        assert type(await refused(elsewhere(config, *away))) is error, away
+        check_nothing_is_open(source_db, target_db)
 
 
 async def test_a_slot_that_was_lost_is_told_before_anything_else(
@@ -236,36 +235,40 @@ async def test_a_state_that_goes_while_the_lease_is_taken_is_not_used(
     check_nothing_is_open(source_db, target_db)
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        (settings, "connect_control"),
-        (slot, "connect"),
-        (slot, "inspect"),
-        (state, "ensure_schema"),
-        (lease, "take_lease"),
-        (lease, "fence"),
-        (settings, "check_direct"),
-        (slot, "check_publications"),
-        (state, "write_daemon"),
-        (ReplicationStream, "start"),
-    ],
-    ids=lambda step: step[1],
+_STEPS = (
+    (settings, "connect_control"),
+    (slot, "connect"),
+    (slot, "inspect"),
+    (state, "ensure_schema"),
+    (lease, "take_lease"),
+    (lease, "fence"),
+    (settings, "check_direct"),
+    (slot, "check_publications"),
+    (state, "write_daemon"),
+    (ReplicationStream, "start"),
 )
+
+
 async def test_an_opening_given_up_leaves_nothing_behind(
-    config: Config, source_db: Database, target_db: Database, step: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
+    config: Config, source_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A signal comes in the middle of any step: every session and task ends."""
+    for where, name in _STEPS:
+        with named(name), monkeypatch.context() as patch:
+            await _give_up_in(config, where, name, patch)
+            check_nothing_is_open(source_db, target_db)
+
+
+async def _give_up_in(config: Config, where: Any, name: str, patch: pytest.MonkeyPatch) -> None:  # noqa: ANN401  any
     before = asyncio.all_tasks()
     reached = asyncio.Event()
-    where, name = step
     real = getattr(where, name)
 
     async def do(*arguments: object, **options: object) -> object:
         reached.set()
         return await real(*arguments, **options)
 
-    monkeypatch.setattr(where, name, do)
+    patch.setattr(where, name, do)
 
     async def opened() -> None:
         async with AsyncExitStack() as stack:
@@ -279,7 +282,6 @@ async def test_an_opening_given_up_leaves_nothing_behind(
     with pytest.raises(asyncio.CancelledError):
         await opening
     await _settled(before)
-    check_nothing_is_open(source_db, target_db)
 
 
 def relation(name: str, *columns: str) -> Relation:
