@@ -104,6 +104,18 @@ _ALL: Final = (
         transactions=200_000,
     ),
     Workload(
+        name="documents",
+        text="a JSON document of 2 kB comes, or one of its fields changes",
+        transactions=200_000,
+        state=("serial",),
+    ),
+    Workload(
+        name="blobs",
+        text="single-row inserts of 1.5 kB of bytea",
+        transactions=200_000,
+        state=("serial",),
+    ),
+    Workload(
         name="hot-rows",
         text="every other transaction updates one of ten counters, the others a random row",
         transactions=_MANY,

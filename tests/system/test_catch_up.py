@@ -77,7 +77,7 @@ def _fill_more(database: Database, n_transactions: int) -> None:
 
 def _fill_long(database: Database, n_transactions: int) -> None:
     """Commit transactions of 20 kB: as many ranges for a tenth of the commits."""
-    _fill(database, _next(database), n_transactions, n_rows=30, width=700)
+    _fill(database, _next(database), n_transactions, n_rows=38, width=500)
 
 
 def _next(database: Database) -> int:
@@ -152,10 +152,10 @@ def test_a_run_that_ends_inside_ranges_moves_the_slot(pair: Pair, start_daemon: 
     _fill(pair.source, 1, 20)
     ((until,),) = pair.source.rows("SELECT pg_current_wal_flush_lsn()")
     # More than is read ahead.
-    text = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 20) AS i)"
+    text = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 12) AS i)"
     for number in range(90):
         first = 100_000 + number * 1000
-        pair.source.execute(f"INSERT INTO a SELECT g, 1, {text} FROM generate_series({first}, {first} + 450) AS g")
+        pair.source.execute(f"INSERT INTO a SELECT g, 1, {text} FROM generate_series({first}, {first} + 700) AS g")
     settings = {**QUICK, **RANGES, "source.catch_up_range_bytes": 1 << 20, "apply.memory_limit_bytes": 1 << 24}
     daemon = start_daemon(pair.route, "--until", until, settings=settings)
     assert daemon.exit_code(60) == 0, daemon.log_tail()

@@ -94,11 +94,6 @@ class CatchUpStream:
         return self._is_streaming and not self._held and not self.is_synchronous
 
     @property
-    def is_unix_socket(self) -> bool:
-        """Tell whether the stream comes over a Unix socket, whose buffer may be full long before a pause ends."""
-        return self._stream.is_unix_socket
-
-    @property
     def waiting_bytes(self) -> int:
         """Return how many bytes the kernel holds for the next read of the stream."""
         return self._stream.waiting_bytes

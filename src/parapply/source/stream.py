@@ -52,8 +52,6 @@ class ReplicationStream:
         self._fd = self._transport.fd
         self._is_writing = False
         self._is_reading = False
-        #: Written by `start`; its buffer holds few messages, because each takes a whole buffer of the kernel's.
-        self.is_unix_socket = False
         self._ended = False
         #: Latest keep-alive, valid once every frame drained before it has been handled; the leader takes it.
         self.keepalive: Keepalive | None = None
@@ -92,7 +90,6 @@ class ReplicationStream:
             SourceLost: the connection ended.
         """
         with socket.socket(fileno=self._fd) as view:
-            self.is_unix_socket = view.family == socket.AF_UNIX
             try:
                 view.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _receive_buffer_bytes(view))
             finally:

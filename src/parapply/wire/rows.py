@@ -50,10 +50,10 @@ _length_at = struct.Struct(">I").unpack_from
 _array_header = struct.Struct(">iiIii").pack
 
 TEXT_OID = 25
-#: Types of pg_catalog whose values `columns_of` makes from their text: bool, int8, int2, int4, float8, date, timestamp,
-#: timestamptz, uuid. None in the interpreted twin: there it costs the leader more than it spares the target.
+#: Types of pg_catalog whose values `columns_of` makes from their text: bool, bytea, int8, int2, int4, float8, date,
+#: timestamp, timestamptz, uuid. None in the interpreted twin: there it costs the leader more than it spares the target.
 BINARY_TYPES: frozenset[int] = (
-    frozenset((16, 20, 21, 23, 701, 1082, 1114, 1184, 2950)) if cython.compiled else frozenset()
+    frozenset((16, 17, 20, 21, 23, 701, 1082, 1114, 1184, 2950)) if cython.compiled else frozenset()
 )
 
 #: Offsets inside a CopyData frame that holds Insert, Update or Delete outside a stream block.

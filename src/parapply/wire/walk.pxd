@@ -7,7 +7,7 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.string cimport memcmp, memcpy
-from parapply.wire.binary cimport binary_width, write_binary
+from parapply.wire.binary cimport binary_bytes, binary_width, write_binary
 
 cdef enum:
     _WALK_KIND = 25
@@ -260,7 +260,7 @@ cdef inline bytes frame_value(bytes frame, Py_ssize_t position):
 # What becomes of the columns of a set: each position's output, and where the next value goes.
 cdef struct Output:
     unsigned int type_oid
-    Py_ssize_t width  # of a value's binary form; 0 for text
+    Py_ssize_t width  # as `binary_width`
     Py_ssize_t size
     unsigned char *next  # NULL once a value was met that must be sent as text
 
@@ -343,7 +343,7 @@ cdef inline void _put_int(unsigned char *out, unsigned int value) noexcept:
 cdef inline void _add_size(Output *output, Py_ssize_t length) noexcept:
     output.size += 4
     if length >= 0:
-        output.size += output.width if output.width else length
+        output.size += binary_bytes(output.width, length)
 
 
 # Copy one value, its length in front, to where an output goes on; from its text to binary where that is wanted.
@@ -362,8 +362,9 @@ cdef inline int _copy_value(Output *output, const unsigned char *value) except -
                 memcpy(output.next, value, 4 + length)
         output.next += 4 + length
     elif write_binary(output.type_oid, value + 4, length, output.next + 4):
-        _put_int(output.next, <unsigned int> output.width)
-        output.next += 4 + output.width
+        length = binary_bytes(output.width, length)
+        _put_int(output.next, <unsigned int> length)
+        output.next += 4 + length
     else:
         output.next = NULL
     return 0

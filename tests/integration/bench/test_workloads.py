@@ -91,6 +91,16 @@ PROOFS = {
         "their texts lie elsewhere": "SELECT pg_relation_size(reltoastrelid) > 2000 * 2500 FROM pg_class "
         "WHERE oid = 'documents'::regclass",
     },
+    "documents": {
+        "half of them came": f"SELECT count(*) = 1000 + {FEW // 2} FROM documents",
+        "the others changed": f"SELECT sum(revision) = {FEW // 2} FROM documents",
+        "rows of 2 kB, in line": "SELECT avg(pg_column_size(body)) BETWEEN 1500 AND 2000 FROM documents",
+    },
+    "blobs": {
+        "files came": f"SELECT count(*) = 1000 + {FEW} FROM files",
+        "of 1.5 kB, none compressed": "SELECT min(octet_length(content)) = 1536 AND "
+        "min(pg_column_size(content)) > 1536 FROM files",
+    },
     "queue": {
         # 50 for each client: 17 jobs came, 17 were begun, 16 went.
         "as many come as go": "SELECT count(*) = 102 FROM jobs",

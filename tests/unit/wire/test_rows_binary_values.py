@@ -21,7 +21,8 @@ from parapply.wire.rows import BINARY_TYPES, NULL, columns_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-BOOL, INT8, INT2, INT4, FLOAT8, DATE, TIMESTAMP, TIMESTAMPTZ, UUID = 16, 20, 21, 23, 701, 1082, 1114, 1184, 2950
+BOOL, BYTEA, INT8, INT2, INT4, FLOAT8 = 16, 17, 20, 21, 23, 701
+DATE, TIMESTAMP, TIMESTAMPTZ, UUID = 1082, 1114, 1184, 2950
 _EPOCH = datetime(2000, 1, 1)  # noqa: DTZ001  of timestamps without a zone
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -45,6 +46,7 @@ MOMENTS = st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31, 23, 59, 59, 999
 #: A type, its values, their text and their binary form.
 FORMS: dict[int, tuple[st.SearchStrategy[object], Callable[..., str], Callable[..., bytes]]] = {
     BOOL: (st.booleans(), lambda value: "t" if value else "f", lambda value: b"\1" if value else b"\0"),
+    BYTEA: (st.binary(max_size=70), lambda value: "\\x" + value.hex(), lambda value: value),
     INT2: (_numbers(16), str, lambda value: struct.pack("!h", value)),
     INT4: (_numbers(32), str, lambda value: struct.pack("!i", value)),
     INT8: (_numbers(64), str, lambda value: struct.pack("!q", value)),
@@ -61,6 +63,10 @@ FORMS: dict[int, tuple[st.SearchStrategy[object], Callable[..., str], Callable[.
 #: What the input functions take or refuse, and what PostgreSQL does not print in a session of ours.
 ODD: dict[int, tuple[str, ...]] = {
     BOOL: ("true", "T", "1", "on", "", "tt"),
+    BYTEA: (
+        "", "\\", "\\x0", "\\xABCD", "\\x0g", "\\xg0", "\\x 00", "\\x0/", "\\x:0", "\\x0`", "\\\\000", "abcd", "x00",
+        "\\X00",
+    ),
     INT2: ("32768", "-32769", "", "-", "+1", " 1", "1 ", "0x1", "1_0", "1.0", "--1"),
     INT4: ("2147483648", "-2147483649", "1e3", "99999999999999999999"),
     INT8: ("9223372036854775808", "-9223372036854775809", "10000000000000000000", "99999999999999999999"),
@@ -113,7 +119,7 @@ def test_other_spellings_are_left_to_the_target(type_oid: int) -> None:
     if type_oid not in BINARY_TYPES:
         return
     _, text_of, _ = FORMS[type_oid]
-    usual = {DATE: "2026-01-01", UUID: str(uuid.UUID(int=7)), BOOL: "t"}.get(type_oid, "1")
+    usual = {BYTEA: "\\x00ff", DATE: "2026-01-01", UUID: str(uuid.UUID(int=7)), BOOL: "t"}.get(type_oid, "1")
     if type_oid in (TIMESTAMP, TIMESTAMPTZ):
         usual = text_of(datetime(2026, 1, 1, tzinfo=UTC).replace(tzinfo=None))
     assert _array(type_oid, [usual]) is not None
@@ -121,7 +127,7 @@ def test_other_spellings_are_left_to_the_target(type_oid: int) -> None:
         assert _array(type_oid, [usual, odd, usual]) is None, odd
 
 
-@given(st.sampled_from(sorted(FORMS)), st.text(alphabet="0123456789-+.: eE", max_size=30))
+@given(st.sampled_from(sorted(FORMS)), st.text(alphabet="0123456789-+.: eE\\x", max_size=30))
 def test_no_text_is_too_odd(type_oid: int, text: str) -> None:
     """Any text is refused or becomes one element; nothing is read behind its end."""
     if type_oid in BINARY_TYPES:

@@ -47,7 +47,6 @@ from parapply.wire.rows import (
     read_insert,
     read_update,
     text_of,
-    values_of,
 )
 
 if TYPE_CHECKING:
@@ -71,6 +70,14 @@ _oid = struct.Struct(">I").pack
 
 #: Bytes of rows in one set statement at most: far below the gigabyte that one parameter may have (trap T-45).
 SET_BYTES: Final = 32 * 1024 * 1024
+#: Bytes of rows in one set statement where rows are large. The target keeps a statement's parameters three times: in
+#: its message, as elements and as an array. What is above this many bytes glibc gives back to the kernel after each
+#: statement (mallopt(3), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD), and a fault for each page of the next one was a
+#: quarter of the target's CPU with rows of 4 kB, a sixth with 0.8 kB. With small rows what a statement costs counts
+#: for more.
+RUN_BYTES: Final = 128 * 1024
+#: Bytes of a row, on average over a set, from which rows are large.
+LARGE_ROW_BYTES: Final = 512
 #: Rows that get other keys, below which each by itself costs no more than a set.
 _FEW_MOVES: Final = 4
 
@@ -495,20 +502,31 @@ def _by_columns(rows: list[KeptRow], segment: NetSegment) -> dict[tuple[int, ...
 
 
 def _cut(rows: list[KeptRow], size_bytes: int) -> Iterator[list[KeptRow]]:
-    """Yield runs of rows of at most about SET_BYTES; nothing for no rows."""
+    """Yield runs of rows of at most about SET_BYTES, of large ones about RUN_BYTES; nothing for no rows.
+
+    Args:
+        rows: of one set.
+        size_bytes: of the whole batch, so at least theirs.
+    """
     if not rows:
         return
-    if size_bytes <= SET_BYTES:
+    if size_bytes < min(LARGE_ROW_BYTES * len(rows), SET_BYTES):
         yield rows
         return
+    sizes = [_row_bytes(row) for row in rows]
+    most_bytes = min(RUN_BYTES, SET_BYTES) if sum(sizes) >= LARGE_ROW_BYTES * len(rows) else SET_BYTES
     start = size = 0
-    for index, row in enumerate(rows):
-        row_bytes = sum([len(value) for value in values_of(row) if value is not UNCHANGED])
-        if size and size + row_bytes > SET_BYTES:
+    for index, row_bytes in enumerate(sizes):
+        if size and size + row_bytes > most_bytes:
             yield rows[start:index]
             start, size = index, 0
         size += row_bytes
     yield rows[start:]
+
+
+def _row_bytes(row: KeptRow) -> int:
+    # A frame is its row and few bytes more.
+    return len(row) if isinstance(row, bytes) else sum([len(value) for value in row if value is not UNCHANGED])
 
 
 def _is_moved(plan: TablePlan, old: Row, new: Row) -> bool:

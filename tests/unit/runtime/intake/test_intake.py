@@ -53,7 +53,6 @@ class _Stream:
     """Feeds frames as the socket would: what is here at once is drained at once."""
 
     gathers = True
-    is_unix_socket = True
     waiting_bytes = 0
 
     def __init__(self) -> None:

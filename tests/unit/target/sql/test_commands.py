@@ -20,7 +20,7 @@ from parapply.plan.table_changes import NET_REPLACE
 from parapply.target.catalogue.match import match
 from parapply.target.session.pipeline import ANY_COUNT
 from parapply.target.sql import commands
-from parapply.target.sql.commands import Command, CommandBuilder
+from parapply.target.sql.commands import LARGE_ROW_BYTES, RUN_BYTES, Command, CommandBuilder
 from parapply.target.sql.conditions import table_name
 from parapply.wire.assembler import Assembler
 from parapply.wire.rows import BINARY_TYPES, TEXT_OID
@@ -190,6 +190,21 @@ def test_large_sets_are_cut_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(command.expected for command in made) == 20
     assert all(len(parameter or b"") < 5000 for command in made for parameter in command.parameters)
     assert sum(len(elements(command.parameters[0])) for command in made) == 20
+
+
+@pytest.mark.parametrize(("width", "is_cut"), [(LARGE_ROW_BYTES, True), (LARGE_ROW_BYTES // 4, False)])
+def test_sets_of_large_rows_are_cut_early(width: int, *, is_cut: bool) -> None:
+    """Above RUN_BYTES the target's memory comes and goes with each statement; for small rows statements cost more."""
+    n_rows = 3 * RUN_BYTES // width
+    rows = [build.insert(cells(str(number), "x" * width, None), oid=PLAIN.oid) for number in range(n_rows)]
+    made = of_batch(*rows)
+    assert (len(made) > 1) is is_cut
+    assert sum(command.expected for command in made) == n_rows
+    found = [value for command in made for value in elements(command.parameters[0])]
+    assert len(found) == len(set(found)) == n_rows
+    if is_cut:
+        assert all(sum(len(array or b"") for array in command.parameters) <= RUN_BYTES for command in made)
+        assert len(made) <= 4
 
 
 def test_in_order_every_change_is_a_statement_of_its_own() -> None:
