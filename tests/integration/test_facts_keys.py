@@ -47,13 +47,14 @@ def test_columns_of_unique_indexes(worker: Worker) -> None:
     """Key columns come in the index's order without included ones; an expression leaves none to name (trap T-22)."""
     worker.run_text(
         "CREATE TABLE t(id int PRIMARY KEY, a int, n numeric, e text, v varchar(9), active bool, r int4range,"
-        " g text GENERATED ALWAYS AS (lower(e)) STORED UNIQUE, CONSTRAINT x EXCLUDE USING gist (r WITH &&));"
+        " g text GENERATED ALWAYS AS (lower(e)) STORED UNIQUE, CONSTRAINT later UNIQUE (v) DEFERRABLE,"
+        " CONSTRAINT x EXCLUDE USING gist (r WITH &&));"
         "CREATE UNIQUE INDEX pair ON t(n, a) INCLUDE (e); CREATE UNIQUE INDEX lowered ON t(a, lower(e));"
         "CREATE UNIQUE INDEX partial ON t(v) WHERE active;"
         "CREATE UNIQUE INDEX nulls ON t(a) NULLS NOT DISTINCT"
     )
     unique = _unique(worker, "t")
-    assert sorted(unique) == ["lowered", "nulls", "pair", "partial", "t_g_key", "x"]
+    assert sorted(unique) == ["later", "lowered", "nulls", "pair", "partial", "t_g_key", "x"]
     assert unique["pair"].columns == ("n", "a")
     assert unique["pair"].equalities == (Equality.NUMERIC, Equality.BYTES)
     assert (unique["lowered"].columns, unique["lowered"].equalities) == ((), ())
@@ -61,6 +62,7 @@ def test_columns_of_unique_indexes(worker: Worker) -> None:
     assert [name for name, index in unique.items() if index.is_partial] == ["partial"]
     assert [name for name, index in unique.items() if not index.is_nulls_distinct] == ["nulls"]
     assert [name for name, index in unique.items() if index.is_exclusion] == ["x"]
+    assert [name for name, index in unique.items() if not index.is_immediate] == ["later"]
     assert unique["partial"].equalities == (Equality.BYTES,)
 
 

@@ -63,6 +63,7 @@ class UniqueFacts(msgspec.Struct, frozen=True, kw_only=True):
     is_nulls_distinct: bool  # False for NULLS NOT DISTINCT
     is_partial: bool
     is_exclusion: bool  # compares by other operators than equality, too (EXCLUDE, WITHOUT OVERLAPS)
+    is_immediate: bool = True  # False for DEFERRABLE: checked when a statement ends, or at COMMIT
 
 
 class ForeignKeyFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +167,15 @@ class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
         Source: RemoteRelContainsLeftMostColumnOnIdx in relation.c.
         """
         return any(column.name in self.facts.indexed_columns for column in self.columns)
+
+    @property
+    def is_checked_by_statement(self) -> bool:
+        """Tell whether rows may be right only together, when the statement that writes them ends.
+
+        Where an enforced foreign key leads to the table itself, or values of a deferrable unique index change hands.
+        """
+        leads_here = any(one.is_enforced and one.parent_oid == self.facts.root_oid for one in self.foreign_keys)
+        return leads_here or not all(one.is_immediate for one in self.facts.unique)
 
     @property
     def checks_origin(self) -> bool:

@@ -54,6 +54,7 @@ def unique_facts(index: Mapping[str, Any]) -> UniqueFacts:
         is_nulls_distinct=index["is_nulls_distinct"],
         is_partial=index["is_partial"],
         is_exclusion=index["is_exclusion"],
+        is_immediate=index["is_immediate"],
     )
 
 

@@ -117,7 +117,8 @@ SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object(
     SELECT pg_catalog.json_agg(x.described ORDER BY x.ord) FROM index_column x WHERE x.indexrelid = i.indexrelid),
   'is_nulls_distinct', NOT coalesce((pg_catalog.to_jsonb(i) ->> 'indnullsnotdistinct')::bool, false),
   'is_partial', i.indpred IS NOT NULL,
-  'is_exclusion', i.indisexclusion
+  'is_exclusion', i.indisexclusion,
+  'is_immediate', i.indimmediate
 ) ORDER BY i.indrelid <> table_.oid, i.indrelid::pg_catalog.regclass::text, c.relname), '[]')
 FROM other_index i JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid"""
 

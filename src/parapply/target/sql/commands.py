@@ -441,7 +441,7 @@ def _sets(
 ) -> Iterator[Command]:
     """Yield the statement for runs of rows, each with one array for each position."""
     plan = statements.plan
-    for run in _cut(rows, size_bytes):
+    for run in _cut(rows, size_bytes, plan):
         prepared = build()
         parameters = columns_of(run, prepared.positions, prepared.type_oids, len(plan.columns))
         if None in parameters:
@@ -501,12 +501,13 @@ def _by_columns(rows: list[KeptRow], segment: NetSegment) -> dict[tuple[int, ...
     return by_columns(rows, len(segment.plan.columns))
 
 
-def _cut(rows: list[KeptRow], size_bytes: int) -> Iterator[list[KeptRow]]:
+def _cut(rows: list[KeptRow], size_bytes: int, plan: TablePlan) -> Iterator[list[KeptRow]]:
     """Yield runs of rows of at most about SET_BYTES, of large ones about RUN_BYTES; nothing for no rows.
 
     Args:
         rows: of one set.
         size_bytes: of the whole batch, so at least theirs.
+        plan: of their table.
     """
     if not rows:
         return
@@ -514,7 +515,8 @@ def _cut(rows: list[KeptRow], size_bytes: int) -> Iterator[list[KeptRow]]:
         yield rows
         return
     sizes = [_row_bytes(row) for row in rows]
-    most_bytes = min(RUN_BYTES, SET_BYTES) if sum(sizes) >= LARGE_ROW_BYTES * len(rows) else SET_BYTES
+    is_early = sum(sizes) >= LARGE_ROW_BYTES * len(rows) and not plan.is_checked_by_statement
+    most_bytes = min(RUN_BYTES, SET_BYTES) if is_early else SET_BYTES
     start = size = 0
     for index, row_bytes in enumerate(sizes):
         if size and size + row_bytes > most_bytes:

@@ -16,6 +16,7 @@ from parapply.plan.batch import Batch
 from parapply.plan.plans import Plans
 from parapply.plan.scheduler import Scheduler
 from parapply.plan.steps import ordered_changes
+from parapply.plan.table import ForeignKey
 from parapply.plan.table_changes import NET_REPLACE
 from parapply.target.catalogue.match import match
 from parapply.target.session.pipeline import ANY_COUNT
@@ -205,6 +206,31 @@ def test_sets_of_large_rows_are_cut_early(width: int, *, is_cut: bool) -> None:
     if is_cut:
         assert all(sum(len(array or b"") for array in command.parameters) <= RUN_BYTES for command in made)
         assert len(made) <= 4
+
+
+def test_rows_that_are_right_only_together_stay_in_one_statement() -> None:
+    """A row may refer to another of its table, or take over a deferrable value: both are looked at when it ends."""
+    plan = PLAIN.plan(0)
+    itself = ForeignKey(
+        name="itself", positions=(1,), parent_oid=plan.facts.root_oid, parent_columns=("id",), equalities=(),
+        is_old_sent=False, is_enforced=True, is_cascading=False,
+    )  # fmt: skip
+    later = plans_of_tests.unique("later", "a", is_immediate=False)
+    for together in (
+        msgspec.structs.replace(plan, foreign_keys=(itself,)),
+        msgspec.structs.replace(plan, facts=msgspec.structs.replace(plan.facts, unique=(later,))),
+    ):
+        plans = Plans()
+        n_rows = 2 * RUN_BYTES // LARGE_ROW_BYTES
+        text = "x" * LARGE_ROW_BYTES
+        rows = [build.insert(cells(str(number), text, None), oid=PLAIN.oid) for number in range(n_rows)]
+        one = transaction(plans, *rows)
+        plans.known[plan.relation] = together
+        plans.announce(plan.relation)
+        batch = Batch(1)
+        batch.add(one, plans)
+        made = CommandBuilder().of_steps(batch.steps, batch.size_bytes)
+        assert [command.expected for command in made] == [n_rows]
 
 
 def test_in_order_every_change_is_a_statement_of_its_own() -> None:
