@@ -174,7 +174,7 @@ class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
 
         Where an enforced foreign key leads to the table itself, or values of a deferrable unique index change hands.
         """
-        leads_here = any(one.is_enforced and one.parent_oid == self.facts.root_oid for one in self.foreign_keys)
+        leads_here = any(one.is_enforced and one.parent_oid == self.facts.root_oid for one in self.facts.foreign_keys)
         return leads_here or not all(one.is_immediate for one in self.facts.unique)
 
     @property

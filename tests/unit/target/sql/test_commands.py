@@ -16,7 +16,6 @@ from parapply.plan.batch import Batch
 from parapply.plan.plans import Plans
 from parapply.plan.scheduler import Scheduler
 from parapply.plan.steps import ordered_changes
-from parapply.plan.table import ForeignKey
 from parapply.plan.table_changes import NET_REPLACE
 from parapply.target.catalogue.match import match
 from parapply.target.session.pipeline import ANY_COUNT
@@ -211,21 +210,18 @@ def test_sets_of_large_rows_are_cut_early(width: int, *, is_cut: bool) -> None:
 def test_rows_that_are_right_only_together_stay_in_one_statement() -> None:
     """A row may refer to another of its table, or take over a deferrable value: both are looked at when it ends."""
     plan = PLAIN.plan(0)
-    itself = ForeignKey(
-        name="itself", positions=(1,), parent_oid=plan.facts.root_oid, parent_columns=("id",), equalities=(),
-        is_old_sent=False, is_enforced=True, is_cascading=False,
-    )  # fmt: skip
+    itself = plans_of_tests.foreign_key("itself", "a", parent_oid=plan.facts.root_oid)
     later = plans_of_tests.unique("later", "a", is_immediate=False)
-    for together in (
-        msgspec.structs.replace(plan, foreign_keys=(itself,)),
-        msgspec.structs.replace(plan, facts=msgspec.structs.replace(plan.facts, unique=(later,))),
+    for facts in (
+        msgspec.structs.replace(plan.facts, foreign_keys=(itself,)),
+        msgspec.structs.replace(plan.facts, unique=(later,)),
     ):
         plans = Plans()
         n_rows = 2 * RUN_BYTES // LARGE_ROW_BYTES
         text = "x" * LARGE_ROW_BYTES
         rows = [build.insert(cells(str(number), text, None), oid=PLAIN.oid) for number in range(n_rows)]
         one = transaction(plans, *rows)
-        plans.known[plan.relation] = together
+        plans.known[plan.relation] = msgspec.structs.replace(plan, facts=facts)
         plans.announce(plan.relation)
         batch = Batch(1)
         batch.add(one, plans)
