@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from parapply.plan.batch import Batch
-    from parapply.plan.footprint import Footprint
     from parapply.plan.waits import Wait
     from parapply.runtime.pool.job import Job
     from parapply.runtime.pool.streams import StreamBuffer
@@ -180,30 +179,10 @@ class WorkerPool:
         self._following.remove(job)
         self.changed()
 
-    def tell_followers(self) -> None:
-        """Have every worker that follows a transaction check again whether it may continue."""
-        for job in self._following:
-            job.stream.news.set()
-
     def has_passed(self, seq: int) -> bool:
         """Tell whether every batch up to a number has committed, the one included."""
         head = self._scheduler.head
         return self._last_seq >= seq and (head is None or head.seq > seq)
-
-    def is_beside(self, seq: int, piece: Footprint) -> bool:
-        """Tell whether a piece of a transaction in progress may run alongside what has not committed up to a number.
-
-        Those are large transactions that other workers follow, none of which touches the same, as far as is known.
-        """
-        if self._last_seq < seq:
-            return False
-        for earlier in self._scheduler.batches():
-            if earlier.seq > seq:
-                break
-            job = self._jobs[earlier.seq]
-            if not isinstance(job, StreamJob) or not job.stream.is_followed or job.stream.overlaps(piece):
-                return False
-        return True
 
     def submit(self, job: Job, now_s: float) -> None:
         """Take a closed batch, later than all before it; a worker may follow it already."""
@@ -404,7 +383,8 @@ class WorkerPool:
         for ready in freed.to_start:
             self._jobs[ready.seq].times.freed_s = now_s
             self._start(ready.seq)
-        self.tell_followers()
+        for following in self._following:
+            following.stream.news.set()
         for ready in freed.to_commit:
             self._tell(ready.seq)
         if self.is_relaxed and (head := self._scheduler.head) is not None:
