@@ -155,7 +155,6 @@ _LATER = {
     "resume": ("parapply.cli.pause", "resume"),
     "top": ("parapply.cli.top", "top"),
     "report": ("parapply.analysis.command", "report"),
-    "synth-log": ("parapply.analysis.synth_command", "synth_log"),
 }
 
 

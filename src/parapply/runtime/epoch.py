@@ -68,7 +68,6 @@ if TYPE_CHECKING:
     from parapply.config import ApplyConfig, Config
     from parapply.metrics.figures import Figures
     from parapply.model import Until
-    from parapply.runtime.intake.trace import Trace
     from parapply.runtime.observe.applylog_writer import ApplyLogWriter
     from parapply.runtime.observe.health import Health
     from parapply.runtime.pool.job import Job
@@ -148,7 +147,12 @@ class Epoch:
         )
         reader = SlotReader(ends.stream, assembler)
         self._batcher = Batcher(
-            reader, self._tables, self._pool, config=self._apply_config(), state=ends.state, trace=self._trace()
+            reader,
+            self._tables,
+            self._pool,
+            config=self._apply_config(),
+            state=ends.state,
+            notes_transactions=applylog_writer is not None and config.applylog.detail == "transaction",
         )
         starts = CopyStarts()
         copied = Copied(
@@ -477,13 +481,6 @@ class Epoch:
             shown=shown,
             sender_pid=self._ends.stream.sender_pid,
         )
-
-    def _trace(self) -> Trace | None:
-        if self._applylog_writer is None or self._config.applylog.detail != "transaction":
-            return None
-        from parapply.runtime.intake.trace import Trace  # noqa: PLC0415  seldom wanted, and six modules
-
-        return Trace(self._tables, self._config.apply.table_lock_threshold)
 
     def _stream_limits(self, piece_bytes: int) -> StreamLimits:
         memory_bytes = self._config.apply.memory_limit_bytes // 4
