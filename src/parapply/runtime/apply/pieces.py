@@ -110,7 +110,12 @@ class Pieces:
             ConflictStop, DataFailed, RolledBack, StatementFailed: as `apply`, of the one before.
             TargetLost, TargetRefused, ProtocolError: as everywhere.
         """
-        self.start(await self.plan(piece))
+        try:
+            planned = await self.plan(piece)
+        except BaseException:
+            self._pool.count_out(piece.size_bytes)
+            raise
+        self.start(planned)
 
     async def plan(self, piece: Transaction) -> PlannedPiece:
         """Plan a piece while the one before is executed; `start` must be called with it, or nothing any more.
@@ -200,7 +205,7 @@ class Pieces:
             if planned.batch is None or not await self._execute_sets(planned):
                 await self._execute_rows(planned)
         finally:
-            self._pool.held_bytes -= piece.size_bytes
+            self._pool.count_out(piece.size_bytes)
         self._job.counts.count_piece(piece, planned.batch, planned.after)
         self._pool.changed()
 

@@ -226,7 +226,7 @@ class StreamApply:
             raise _GiveWay(f"refused: {error}") from error
         await self._wait_until(lambda: self._pool.has_passed(self._after_seq))
         # Counted only now: while many followers wait, reading must continue.
-        self._pool.held_bytes += piece.size_bytes
+        self._pool.count_in(piece.size_bytes)
         pieces.start(planned)
 
     def _check_not_serial(self, piece: Transaction, pieces: Pieces) -> None:

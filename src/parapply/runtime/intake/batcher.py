@@ -230,7 +230,7 @@ class Batcher:
         job = self._large
         if announces:
             self.announce(piece.relations)
-        self._pool.held_bytes += piece.size_bytes
+        self._pool.count_in(piece.size_bytes)
         await job.pieces.put(piece)
         if piece.is_last:
             self.received_lsn = piece.end_lsn

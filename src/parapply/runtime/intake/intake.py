@@ -142,13 +142,12 @@ class Intake:
             if hold.holds(transaction):
                 await self._admission.wait_at_hold(transaction)
                 continue
+            what = "apply.delay_s"
             if left_s == math.inf:
-                reader.waits_for = "the end: what comes next is later than --until"
+                what = "the end: what comes next is later than --until"
                 self._on_end(transaction.commit_lsn)
-            else:
-                reader.waits_for = "apply.delay_s"
-            await hold.wait_for_change(min(left_s, _LOOK_S))
-        reader.waits_for = ""
+            with reader.waiting(what):
+                await hold.wait_for_change(min(left_s, _LOOK_S))
 
     async def _take_all(self, transactions: list[Transaction]) -> None:
         admission, room = self._admission, self._room

@@ -99,9 +99,7 @@ class WorkerPool:
         #: Called when there is room: a worker became idle, a batch committed, a piece was applied.
         self.changed = on_change
         self._on_committed = on_committed
-        #: Bytes of changes held in batches not committed and in pieces not applied: `intake` and the worker of a large
-        #: transaction count its pieces in and out. Read by intake.
-        self.held_bytes = 0
+        self._held_bytes = 0
 
     def __len__(self) -> int:
         """Return the number of batches not committed."""
@@ -111,6 +109,19 @@ class WorkerPool:
     def is_idle(self) -> bool:
         """Tell whether nothing is in flight."""
         return not self._jobs
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes of changes held in batches not committed and in pieces not applied."""
+        return self._held_bytes
+
+    def count_in(self, size_bytes: int) -> None:
+        """Count changes in: of a batch, or of a piece that comes; intake and workers do so with pieces."""
+        self._held_bytes += size_bytes
+
+    def count_out(self, size_bytes: int) -> None:
+        """Count changes out: they are applied, or dropped. Each piece that was counted in must come here once."""
+        self._held_bytes -= size_bytes
 
     def wants(self, batch: Batch) -> bool:
         """Tell whether a worker is idle and no closed batch waits for one; with the order kept, none waits at all.
@@ -198,7 +209,7 @@ class WorkerPool:
                 self._assigned.add(batch.seq)
                 job.stream.news.set()
         if not isinstance(job, LargeJob):
-            self.held_bytes += batch.size_bytes
+            self.count_in(batch.size_bytes)
             self.watermark.open(batch.end_lsn)
         if self._scheduler.add(batch):
             self._start(batch.seq)
@@ -377,7 +388,7 @@ class WorkerPool:
         if isinstance(job, StreamJob) and job in self._following:
             self._following.remove(job)
         if not isinstance(job, LargeJob):
-            self.held_bytes -= batch.size_bytes
+            self.count_out(batch.size_bytes)
         self._n_learnt += batch.is_thin
         freed = self._scheduler.committed(batch)
         for ready in freed.to_start:
@@ -391,6 +402,8 @@ class WorkerPool:
             self._tell(head.seq)
             self._unpark(head.seq)
         self._on_committed(job)
+        # A piece that was not counted out would take its part of the memory limit until the epoch ends.
+        assert self._held_bytes == 0 or self._jobs or self._following, "nothing is in flight, and something is held"
         if not batch.is_thin:
             self._assign()  # else the worker that had it, and knows the tables now, comes first: it asks at once
         self.changed()
