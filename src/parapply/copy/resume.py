@@ -31,6 +31,7 @@ import click
 from psycopg import sql
 
 from parapply.copy import snapshot as snapshots
+from parapply.copy import tables as on_target
 from parapply.copy.parts import Part, bounds, column_list, parts_of
 from parapply.copy.pump import pump
 from parapply.errors import SourceRefused
@@ -230,6 +231,9 @@ class Resumption:
             return "its parts are of different moments"
         if any(prints.get((part.leaf_schema, part.leaf_name)) != part.fingerprint for part in parts):
             return "its definition, its file or the publication is another"
+        return await self._why_not_here(table, sum(part.rows for part in parts))
+
+    async def _why_not_here(self, table: PublishedTable, n_copied: int) -> str:
         relation = sql.Identifier(table.schema, table.name)
         allowed = sql.SQL(
             "SELECT pg_catalog.has_table_privilege($1::regclass, 'SELECT')"
@@ -239,11 +243,16 @@ class Resumption:
             ((is_allowed,),) = await rows(self._target, allowed, [relation.as_string(None)])
         if not is_allowed:
             return "the target's role may not SELECT and DELETE"
-        query = sql.SQL("SELECT pg_catalog.count(*) FROM {}").format(relation)
+        relations = await on_target.alone(self._target, [table.full_name])
+        query = sql.SQL("SELECT pg_catalog.count(*) FROM {}").format(relations[table.full_name])
         with target_errors(f"counting the rows of {table.text}"):
             ((n_rows,),) = await rows(self._target, query)
-        if n_rows != sum(part.rows for part in parts):
+        if n_rows != n_copied:
             return "the target's rows are not those that were copied"
+        with target_errors(f"looking for foreign keys to {table.text}"):
+            async with self._target.transaction(force_rollback=True):
+                if acting := await on_target.still_acting(self._target, [table.full_name]):
+                    return f"rows of others would change by {acting[0]}"
         return ""
 
     async def _keys(
@@ -307,13 +316,15 @@ class Resumption:
         ours = dict(zip(table.columns, table.types, strict=True))
         relation = sql.Identifier(table.schema, table.name)
         into = sql.SQL("COPY {} ({}) FROM STDIN").format(relation, column_list(table.columns))
+        alone = (await on_target.alone(self._target, [table.full_name]))[table.full_name]
         more_rows = 0
         with target_errors(f"bringing {table.text} forward"):
             async with self._writer.transaction():
+                await on_target.still_acting(self._target, [table.full_name])
                 for first in range(0, len(keys), _KEYS_AT_ONCE):
                     some = keys[first : first + _KEYS_AT_ONCE]
                     remove = sql.SQL("DELETE FROM {} AS t USING {} WHERE {}").format(
-                        relation,
+                        alone,
                         _listed(some, [_TYPES[types[column]] for column in table.key]),
                         _equal(table.key),
                     )
