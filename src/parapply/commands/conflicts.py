@@ -21,7 +21,6 @@ from parapply.conflict import asking, listing, replay
 from parapply.errors import SourceLost, SourceRefused, TargetRefused
 from parapply.printable import printable
 from parapply.source import slot
-from parapply.target.session import origins
 from parapply.target.state import slots as state
 
 if TYPE_CHECKING:
@@ -152,11 +151,8 @@ async def _replay(config: Config, wanted: Filter, *, is_dry: bool, assume_yes: b
                 click.confirm(f"Apply {len(effects)} change{'s' if len(effects) > 1 else ''}?", abort=True)
             # As the workers write: what is replayed came from the publisher and must not go back there. An origin
             # outlives the command, so it is not made for a replay that is only shown, or refused.
-            problem = await origins.carry_origin(conn, origins.origin_name(slot_id, "replay"))
-            if problem and config.source.origin == "none":
-                raise TargetRefused(
-                    f'target: source.origin = "none" needs replication origins: {problem.text}', hint=problem.hint
-                )
+            tables = [config.mapping.target_of((one["schema_name"], one["table_name"])) for one in found]
+            await connect.carry_origin(config, conn, slot_id, "replay", "a replay", tables)
             async with conn.transaction():
                 effects = await replay.replay(conn, schema, role, found, config.mapping)
         if as_json:

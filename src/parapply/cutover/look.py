@@ -159,7 +159,8 @@ class CutoverLook:
             if table.oid in oids or names & {table.full_name, *_leaves(table)}:
                 continue
             with source_errors(f"reading {table.text}"):
-                query = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(sql.Identifier(table.schema, table.name))
+                only = sql.SQL("ONLY " if table.full_name in _leaves(table) else "")
+                query = sql.SQL("SELECT EXISTS (SELECT FROM {}{})").format(only, sql.Identifier(*table.full_name))
                 ((has_rows,),) = await rows(self._ahead.source, query)
             if has_rows:
                 found.append(table.text)

@@ -138,8 +138,8 @@ class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
     unique_keys: tuple[UniqueKey, ...] = ()
     foreign_keys: tuple[ForeignKey, ...] = ()
     is_shared: bool = False  # several published relations map to this target table: one lane in source order
-    #: Replication origins that write as this daemon; rows that others wrote must be noticed before they are ...
-    own_origins: tuple[int, ...] = ()
+    #: How the names of the slot's replication origins begin; rows that others wrote must be noticed before they are ...
+    own_origins: str = ""
     checks_update_origin: bool = False  # ... updated
     checks_delete_origin: bool = False  # ... deleted
 

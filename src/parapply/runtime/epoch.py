@@ -56,6 +56,7 @@ from parapply.source import slot
 from parapply.source.catch_up import behind_bytes
 from parapply.spill import Spill
 from parapply.target.catalogue.facts import privileges_for
+from parapply.target.session.origins import origin_name
 from parapply.target.sql.commands import CommandBuilder
 from parapply.target.state import slots as state
 from parapply.tasks import end_tasks
@@ -130,7 +131,7 @@ class Epoch:
             config.apply.tables,
             is_relaxed=is_relaxed,
             rules=self._conflict_handler.rules,
-            own_origins=ends.own_origins,
+            own_origins=origin_name(ends.state.slot_id, ""),
             privileges=privileges_for(ends.published, overwrites=self._conflict_handler.rules.overwrites),
             mapping=config.mapping if config.mapping.tables or config.mapping.schemas else None,
         )

@@ -338,7 +338,7 @@ class _Both:
         kept = found[: self._options.max_keys]
         texts: Sequence[str] = ()
         if kept and self._options.prints_statements:
-            texts = await statements(self._source[0], table.published, kept)
+            texts = await statements(self._source[0], table, kept)
         await source.done(table)
         await target.done(table)
         return Verdict(

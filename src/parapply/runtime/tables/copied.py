@@ -280,15 +280,17 @@ class Copied:
     async def _why_not_here(self, name: Name, *, may_be_missing: bool) -> str:
         """Return why a table of the publisher cannot begin empty on the target; empty: it can."""
         there = sql.SQL(
-            "SELECT EXISTS (SELECT FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n"
-            " ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p'))"
+            "SELECT c.relkind = 'p' FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n"
+            " ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')"
         )
         name = self._mapping.target_of(name)
-        has_rows = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(sql.Identifier(*name))
         async with self._control_pool.session() as conn:
             with settings.target_errors("looking for a new table"):
-                if not (await settings.rows(conn, there, list(name)))[0][0]:
+                if not (found := await settings.rows(conn, there, list(name))):
                     return "" if may_be_missing else "the target does not have it"
+            # Without the rows of tables that inherit from it.
+            only = sql.SQL("" if found[0][0] else "ONLY ")
+            has_rows = sql.SQL("SELECT EXISTS (SELECT FROM {}{})").format(only, sql.Identifier(*name))
             try:
                 with settings.target_errors("looking into a new table"):
                     is_full = (await settings.rows(conn, has_rows))[0][0]

@@ -45,7 +45,7 @@ class TablePlans:
         *,
         is_relaxed: bool = False,
         rules: Rules | None = None,
-        own_origins: tuple[int, ...] = (),
+        own_origins: str = "",
         privileges: Sequence[str] = facts.ROW_PRIVILEGES,
         mapping: MappingConfig | None = None,
     ) -> None:
@@ -58,7 +58,7 @@ class TablePlans:
             config: what the configuration says of single tables, by schema.table.
             is_relaxed: independent transactions commit in any order.
             rules: policies of conflicts; they may want rows read before they are changed.
-            own_origins: replication origins of the workers.
+            own_origins: how the names of the slot's replication origins begin.
             privileges: that every table must give.
             mapping: which tables have another name on the target; None: none.
         """

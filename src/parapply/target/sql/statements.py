@@ -379,11 +379,12 @@ class Statements:
         return _sql(self._foreign(f"{self._only} AS t", where), (), old_positions)
 
     def _foreign(self, tables: str, where: str) -> str:
-        own = ", ".join(str(origin) for origin in self.plan.own_origins)
+        # By name each time it runs: a copy or a replay makes origins while the daemon runs.
+        own = "SELECT roident FROM pg_catalog.pg_replication_origin WHERE pg_catalog.starts_with(roname, '{}')"
         return (
             f"WITH held AS MATERIALIZED (SELECT t.xmin AS x FROM {tables} WHERE {where} FOR UPDATE OF t) SELECT 1 FROM"
             " held, LATERAL pg_catalog.pg_xact_commit_timestamp_origin(held.x) AS w"
-            f" WHERE w.roident <> ALL (ARRAY[{own}]::oid[])"
+            f" WHERE w.roident <> ALL (ARRAY({own.format(self.plan.own_origins)}))"
         )
 
     @property
