@@ -33,6 +33,7 @@ from parapply.migrate.options import Choice, check_patterns
 from parapply.migrate.script import without_system_grants
 from parapply.migrate.show import Screen
 from parapply.model import format_lsn, parse_lsn
+from parapply.printable import printable
 from parapply.sequences import SequenceOptions
 from parapply.source import ddl_queue, refusals, slot
 from parapply.target.session import settings
@@ -309,9 +310,10 @@ class _Run:
         for text, names in (
             ("without a password, set one before they log in", made.without_password),
             ("without what only a superuser gives", made.without_attributes),
+            ("left out, as the target cannot have it without giving more", made.left_out),
         ):
             if names:
-                click.echo(f"roles: {text}: {', '.join(names)}", err=True)
+                click.echo(printable(f"roles: {text}: {', '.join(names)}"), err=True)
         return f"{len(made.made)} roles made"
 
     async def _schema(self) -> str:
@@ -354,7 +356,7 @@ class _Run:
         try:
             text, left_out = without_system_grants(script.decode())
         except ValueError as error:
-            raise later.unknown(error) from error
+            raise schemas.unknown(error) from error
         if left_out:
             click.echo(
                 f"schema: left out, as only a superuser of the target can run it: {'; '.join(left_out)}", err=True
