@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 from psycopg import sql
+from psycopg.errors import InsufficientPrivilege
 
 from parapply import connect, failpoints
 from parapply import init as beginning
@@ -340,11 +341,32 @@ class _Run:
                     return "was made"
                 await schemas.make(target, script)
                 await migrations.add_item(target, self._migration, _SCHEMA_ITEM)
+                await self._default_privileges(later.read(after))
                 kept = _Kept(later=after.decode(), commands=None if numbers is None else tuple(sorted(numbers)))
                 text = msgspec.json.encode(kept).decode()
                 await migrations.keep(target, self._migration, MigrationStep.SCHEMA, text)
         left_out = f", {n_left_out:,} GRANT and REVOKE left out" if n_left_out else ""
         return f"{len(script):,} bytes of SQL{left_out}"
+
+    async def _default_privileges(self, after: Script) -> None:
+        """Have tables that come by the stream from now on have the publisher's; pg_dump has them last.
+
+        Nothing that the schema has made gets others.
+        """
+        target, left_out = self._ends.target, []
+        for item in after.default_privileges:
+            try:
+                with settings.target_errors(f"making {item.title}"):
+                    async with target.transaction():
+                        await target.execute(item.text.encode())
+            except TargetRefused as error:
+                if not isinstance(error.__cause__, InsufficientPrivilege):
+                    raise
+                left_out += item.text.splitlines()
+            # Also of what is left out: the step `constraints` could not make it either.
+            await migrations.add_item(target, self._migration, item.digest)
+        if left_out:
+            click.echo(printable(f"schema: left out, needs their role: {' '.join(left_out)}"), err=True)
 
     async def _without_system_grants(self, script: bytes) -> tuple[bytes, int]:
         """Leave out, name and count what no role but a superuser can give; `schema` would end there."""
@@ -470,9 +492,16 @@ class _Run:
         assert row is not None
         lsn = parse_lsn(str(row[0]))
         async with self._noter.left_to_daemon():
-            daemon = await follow.daemon_of(self._options, self._ends.target, slot_id, "--until", format_lsn(lsn))
+            target, until = self._ends.target, ("--until", format_lsn(lsn))
+            daemon = await follow.daemon_of(self._options, target, slot_id, *until)
             with self._screen.counting(step, 1, "bytes of WAL") as counter:
-                await follow.reach(self._config, self._ends.target, slot_id, daemon, lsn, counter)
+                while not await follow.reach(self._config, target, slot_id, daemon, lsn, counter):
+                    if daemon.pid is not None:
+                        raise ParapplyError(
+                            f"the daemon was ended before it had applied up to {format_lsn(lsn)}",
+                            hint="the same command starts it again",
+                        )
+                    daemon = await follow.daemon_of(self._options, target, slot_id, *until)
             await daemon.end()
         return format_lsn(lsn)
 

@@ -35,6 +35,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     title: str  # for people
     text: str
     group: ItemGroup
+    is_default_privilege: bool = False
 
     @property
     def digest(self) -> str:
@@ -47,6 +48,11 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 
     head: str  # settings of the session
     items: tuple[Item, ...]
+
+    @property
+    def default_privileges(self) -> tuple[Item, ...]:
+        """Return what holds for objects that are made later, and changes none that is there."""
+        return tuple([item for item in self.items if item.is_default_privilege])
 
     @property
     def before_foreign_keys(self) -> tuple[Item, ...]:
@@ -88,12 +94,14 @@ def parse(text: str) -> Script:
         elif found and (not one.title or _BELONGS.match(one.skeleton)):
             found[-1].statements.append(one)
         else:
-            found.append(_Open(one.title, list(settings.values()), [one]))
+            needed = () if one.skeleton.startswith(_DEFAULT_PRIVILEGES) else settings.values()
+            found.append(_Open(one.title, list(needed), [one]))
     items = [
         Item(
             title=one.title,
             text=";\n".join([*one.settings, *[each.text for each in one.statements]]) + ";\n",
             group=_group(one.statements[0].skeleton),
+            is_default_privilege=all(each.skeleton.startswith(_DEFAULT_PRIVILEGES) for each in one.statements),
         )
         for one in found
         if one.statements
@@ -124,6 +132,7 @@ class _Open(msgspec.Struct, frozen=True):
     statements: list[Statement]
 
 
+_DEFAULT_PRIVILEGES = "ALTER DEFAULT PRIVILEGES "
 _SYSTEM_GRANT = re.compile(r"(GRANT|REVOKE) .* ON ([A-Z ]+ )?(pg_catalog\.|SCHEMA pg_catalog )")
 _BELONGS = re.compile(r"COMMENT ON |SECURITY LABEL ")
 _BUILD = re.compile(
