@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -18,7 +19,7 @@ from tests.fixtures.route import Route
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.fixtures.daemon import Daemon, RunCommand, StartDaemon
@@ -352,23 +353,19 @@ def test_a_write_after_the_fence_is_found(ends: Ends, tmp_path: Path) -> None:
     daemon = ends.start(ends.ahead, LISTEN)
     endpoint = Endpoint(daemon)
     with ends.source.connect(user=TARGET_ROLE) as kept:
-        done: list[subprocess.CompletedProcess[str]] = []
-        held = {"PARAPPLY_FAILPOINT": "cutover_stopping:hold", "PARAPPLY_FAILPOINT_DIR": str(tmp_path)}
-        thread = threading.Thread(target=lambda: done.append(ends.run("--keep-role", TARGET_ROLE, **held)))
-        thread.start()
-        held_at = tmp_path / "cutover_stopping.held"
-        while not held_at.exists():
-            assert thread.is_alive()
-            threading.Event().wait(0.01)
-        at = ("stopping", ends.back.slot)
-        endpoint.wait_until(lambda: endpoint.samples().get("parapply_cutover_step", {}).get(at[::-1]))
-        assert endpoint.samples()["parapply_cutover_fenced"] == {(): 1.0}
-        seen = ends.cutover()
-        assert [seen[key] for key in ("step", "is_fenced", "is_worked_on", "opened_at")] == [*at[:1], True, True, None]
-        daemon.kill()
-        kept.execute("INSERT INTO evt VALUES (7)")
-        held_at.unlink()
-        thread.join()
+        with _held(ends, tmp_path, "cutover_stopping", "--keep-role", TARGET_ROLE) as done:
+            at = ("stopping", ends.back.slot)
+            endpoint.wait_until(lambda: endpoint.samples().get("parapply_cutover_step", {}).get(at[::-1]))
+            assert endpoint.samples()["parapply_cutover_fenced"] == {(): 1.0}
+            seen = ends.cutover()
+            assert [seen[key] for key in ("step", "is_fenced", "is_worked_on", "opened_at")] == [
+                *at[:1],
+                True,
+                True,
+                None,
+            ]
+            daemon.kill()
+            kept.execute("INSERT INTO evt VALUES (7)")
         assert done[0].returncode == _REFUSED["source"], done[0]
         assert "1 transactions were committed on the source after the fence" in done[0].stderr
         ends.start(ends.ahead)
@@ -377,6 +374,79 @@ def test_a_write_after_the_fence_is_found(ends: Ends, tmp_path: Path) -> None:
     assert ends.target.rows("SELECT n FROM evt") == [(7,)]
     seen = ends.cutover()
     assert (seen["step"], seen["is_worked_on"], seen["gap_s"] > 0) == ("done", False, True)
+
+
+def test_what_comes_between_the_look_and_the_fence(ends: Ends, tmp_path: Path) -> None:
+    """A table that came is refused behind the fence, and everything is taken back: the way back would leave it out.
+
+    No session writes to the source after the cut-over: neither one that has taken a name like the daemon's, nor one
+    that had read the database's settings before the fence and was seen only after that.
+    """
+    ends.start(ends.ahead)
+    table = f"CREATE TABLE fresh (id int PRIMARY KEY); ALTER TABLE fresh OWNER TO {TARGET_ROLE}"
+    with _held(ends, tmp_path, "cutover_fencing") as refused:
+        ends.target.execute(table)
+        ends.source.execute(f"{table}; ALTER PUBLICATION pub ADD TABLE fresh")
+        ends.source.forget()
+    assert refused[0].returncode == _REFUSED["source"], refused[0]
+    assert "published since the cut-over looked at its tables: public.fresh" in refused[0].stderr
+    ends.check_nothing_left()
+
+    starter = _Starter(ends.source)
+    with ends.source.connect(user=TARGET_ROLE, application_name="parapply billing") as billing:
+        with _held(ends, tmp_path, "cutover_fencing", "--verify", "none") as done:
+            starter.start()
+        assert done[0].returncode == 0, done[0]
+        with pytest.raises(psycopg.OperationalError):
+            billing.execute("INSERT INTO evt VALUES (1)")
+    starter.is_over.set()
+    starter.join()
+    assert isinstance(starter.error, psycopg.Error), "a session that was starting wrote behind the fence"
+    assert ends.source.rows("SELECT n FROM evt") == []
+
+
+class _Starter(threading.Thread):
+    """A session that takes a second between the settings of its database and its first statement, which writes."""
+
+    error: psycopg.Error | None = None
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(daemon=True)
+        self._database = database
+        self.is_over = threading.Event()
+
+    def start(self) -> None:
+        """Return once it has begun."""
+        super().start()
+        self._database.wait_until(
+            "SELECT EXISTS (SELECT FROM pg_locks WHERE classid = 'pg_database'::regclass AND mode = 'RowExclusiveLock'"
+            " AND objid = (SELECT oid FROM pg_database WHERE datname = current_database()))"
+        )
+        self._database.forget()
+
+    def run(self) -> None:
+        try:
+            with self._database.connect(user=TARGET_ROLE, options="-c post_auth_delay=1") as session:
+                self.is_over.wait(60)
+                session.execute("INSERT INTO evt VALUES (2)")
+        except psycopg.Error as error:
+            self.error = error
+
+
+@contextmanager
+def _held(ends: Ends, tmp_path: Path, point: str, *words: str) -> Iterator[list[subprocess.CompletedProcess[str]]]:
+    """Run the command, hold it at a point for the block, and yield what has what became of it after that."""
+    done: list[subprocess.CompletedProcess[str]] = []
+    environ = {"PARAPPLY_FAILPOINT": f"{point}:hold", "PARAPPLY_FAILPOINT_DIR": str(tmp_path)}
+    thread = threading.Thread(target=lambda: done.append(ends.run(*words, **environ)))
+    thread.start()
+    held_at = tmp_path / f"{point}.held"
+    while not held_at.exists():
+        assert thread.is_alive(), done
+        threading.Event().wait(0.01)
+    yield done
+    held_at.unlink()
+    thread.join()
 
 
 def test_what_would_fail_is_refused_before_anything_is_made(

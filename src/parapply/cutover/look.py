@@ -21,7 +21,7 @@ from parapply.printable import printable
 from parapply.source import refusals, slot
 from parapply.source.slot import source_errors
 from parapply.target.session import lease, prepared
-from parapply.target.session.settings import rows
+from parapply.target.session.settings import rows, target_errors
 from parapply.target.state import commands, copies
 from parapply.target.state import slots as state
 from parapply.vocabulary import CopyState
@@ -74,17 +74,23 @@ class CutoverLook:
         self._tables: Sequence[PublishedTable] = ()
         self._told: set[str] = set()
 
-    async def refusals(self, tables: Sequence[PublishedTable]) -> list[ParapplyError]:
+    async def refusals(self, tables: Sequence[PublishedTable], *, has_made: bool) -> list[ParapplyError]:
         """Return all that would be refused.
 
         Args:
             tables: that the stream publishes.
+            has_made: the publication of the way back, by an earlier call.
 
         Raises:
             SourceLost, TargetLost: a connection broke, or tables are locked.
         """
         self._tables = tables
-        return [*await self._of_stream(), *await self._of_commands(), *await self._of_fence(), *await self._of_back()]
+        return [
+            *await self._of_stream(),
+            *await self._of_commands(),
+            *await self._of_fence(),
+            *await self._of_back(has_made=has_made),
+        ]
 
     def warn(self, text: str) -> None:
         """Print a warning, once."""
@@ -179,11 +185,24 @@ class CutoverLook:
             )
         ]
 
+    async def kept(self, *, with_daemon: bool) -> fence.Kept:
+        """Return whose sessions on the source stay.
+
+        Args:
+            with_daemon: the stream is still needed.
+
+        Raises:
+            TargetLost: the connection of the way back to it broke.
+        """
+        with target_errors("asking for its process"):
+            ((pid,),) = await rows(self._back.target, sql.SQL("SELECT pg_catalog.pg_backend_pid()"))
+        return fence.Kept(roles=self._options.keep_roles, pids=(pid,), with_daemon=with_daemon)
+
     async def _of_fence(self) -> list[ParapplyError]:
         source = self._ahead.source
         found: list[ParapplyError] = []
         if not self._options.fence_command:
-            found += await fence.refusals(source, self._options.keep_roles)
+            found += await fence.refusals(source, await self.kept(with_daemon=False))
         # Neither heeds default_transaction_read_only.
         with source_errors("looking who applies to the source"):
             subscriptions = await rows(
@@ -214,7 +233,7 @@ class CutoverLook:
             )
         return found
 
-    async def _of_back(self) -> list[ParapplyError]:
+    async def _of_back(self, *, has_made: bool) -> list[ParapplyError]:
         """Tell why the way back cannot be made, without making it."""
         reverse, back = self._reverse, self._back
         found: list[ParapplyError] = []
@@ -234,7 +253,7 @@ class CutoverLook:
         missing = await way_back.missing_publications(back.source, reverse.source.publications)
         if not missing:
             try:
-                await way_back.check_covers(back.source, reverse, self._tables)
+                await way_back.check_covers(back.source, reverse, self._tables, is_made=has_made)
             except SourceRefused as error:
                 found.append(error)
         elif len(reverse.source.publications) > 1:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 from psycopg import sql
+from psycopg.errors import InsufficientPrivilege
 
 from parapply import connect, failpoints
 from parapply import init as beginning
@@ -33,6 +34,7 @@ from parapply.migrate.options import Choice, check_patterns
 from parapply.migrate.script import without_system_grants
 from parapply.migrate.show import Screen
 from parapply.model import format_lsn, parse_lsn
+from parapply.printable import printable
 from parapply.sequences import SequenceOptions
 from parapply.source import ddl_queue, refusals, slot
 from parapply.target.session import settings
@@ -309,9 +311,10 @@ class _Run:
         for text, names in (
             ("without a password, set one before they log in", made.without_password),
             ("without what only a superuser gives", made.without_attributes),
+            ("left out, as the target cannot have it without giving more", made.left_out),
         ):
             if names:
-                click.echo(f"roles: {text}: {', '.join(names)}", err=True)
+                click.echo(printable(f"roles: {text}: {', '.join(names)}"), err=True)
         return f"{len(made.made)} roles made"
 
     async def _schema(self) -> str:
@@ -338,11 +341,32 @@ class _Run:
                     return "was made"
                 await schemas.make(target, script)
                 await migrations.add_item(target, self._migration, _SCHEMA_ITEM)
+                await self._default_privileges(later.read(after))
                 kept = _Kept(later=after.decode(), commands=None if numbers is None else tuple(sorted(numbers)))
                 text = msgspec.json.encode(kept).decode()
                 await migrations.keep(target, self._migration, MigrationStep.SCHEMA, text)
         left_out = f", {n_left_out:,} GRANT and REVOKE left out" if n_left_out else ""
         return f"{len(script):,} bytes of SQL{left_out}"
+
+    async def _default_privileges(self, after: Script) -> None:
+        """Have tables that come by the stream from now on have the publisher's; pg_dump has them last.
+
+        Nothing that the schema has made gets others.
+        """
+        target, left_out = self._ends.target, []
+        for item in after.default_privileges:
+            try:
+                with settings.target_errors(f"making {item.title}"):
+                    async with target.transaction():
+                        await target.execute(item.text.encode())
+            except TargetRefused as error:
+                if not isinstance(error.__cause__, InsufficientPrivilege):
+                    raise
+                left_out += item.text.splitlines()
+            # Also of what is left out: the step `constraints` could not make it either.
+            await migrations.add_item(target, self._migration, item.digest)
+        if left_out:
+            click.echo(printable(f"schema: left out, needs their role: {' '.join(left_out)}"), err=True)
 
     async def _without_system_grants(self, script: bytes) -> tuple[bytes, int]:
         """Leave out, name and count what no role but a superuser can give; `schema` would end there."""
@@ -354,7 +378,7 @@ class _Run:
         try:
             text, left_out = without_system_grants(script.decode())
         except ValueError as error:
-            raise later.unknown(error) from error
+            raise schemas.unknown(error) from error
         if left_out:
             click.echo(
                 f"schema: left out, as only a superuser of the target can run it: {'; '.join(left_out)}", err=True
@@ -468,9 +492,16 @@ class _Run:
         assert row is not None
         lsn = parse_lsn(str(row[0]))
         async with self._noter.left_to_daemon():
-            daemon = await follow.daemon_of(self._options, self._ends.target, slot_id, "--until", format_lsn(lsn))
+            target, until = self._ends.target, ("--until", format_lsn(lsn))
+            daemon = await follow.daemon_of(self._options, target, slot_id, *until)
             with self._screen.counting(step, 1, "bytes of WAL") as counter:
-                await follow.reach(self._config, self._ends.target, slot_id, daemon, lsn, counter)
+                while not await follow.reach(self._config, target, slot_id, daemon, lsn, counter):
+                    if daemon.pid is not None:
+                        raise ParapplyError(
+                            f"the daemon was ended before it had applied up to {format_lsn(lsn)}",
+                            hint="the same command starts it again",
+                        )
+                    daemon = await follow.daemon_of(self._options, target, slot_id, *until)
             await daemon.end()
         return format_lsn(lsn)
 

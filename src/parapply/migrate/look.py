@@ -59,7 +59,8 @@ SELECT n.nspname, c.relname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_nam
  WHERE c.relkind = 'm' AND c.relispopulated AND {_OWN} ORDER BY o.n, 1, 2"""  # noqa: S608  a constant
 _ROLES: Final = """
 SELECT r.rolname, bool_or(d.is_owner) FROM (
-    SELECT refobjid, deptype = 'o' AS is_owner FROM pg_catalog.pg_shdepend
+    SELECT refobjid, deptype = 'o' AND classid <> 'pg_catalog.pg_default_acl'::regclass AS is_owner
+      FROM pg_catalog.pg_shdepend
      WHERE dbid = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
        AND refclassid = 'pg_catalog.pg_authid'::regclass
        AND NOT (classid = 'pg_catalog.pg_namespace'::regclass AND objid IN (
@@ -67,8 +68,7 @@ SELECT r.rolname, bool_or(d.is_owner) FROM (
        AND NOT (classid = 'pg_catalog.pg_class'::regclass AND objid IN (
                 SELECT c.oid FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
                  WHERE n.nspname = ANY ($1::text[])))
-       AND NOT classid = ANY (ARRAY['pg_catalog.pg_publication'::regclass, 'pg_catalog.pg_subscription'::regclass,
-                                    'pg_catalog.pg_default_acl'::regclass])
+       AND NOT classid = ANY (ARRAY['pg_catalog.pg_publication'::regclass, 'pg_catalog.pg_subscription'::regclass])
     UNION ALL SELECT c.relowner, true FROM pg_catalog.pg_class AS c
      JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
     WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema' AND NOT n.nspname = ANY ($1::text[])) AS d
