@@ -14,6 +14,7 @@ from parapply.conflict.settle import may_be_conflict
 from parapply.errors import StatementFailed, TargetLost, TargetRefused
 from parapply.plan.batch import Batch
 from parapply.plan.steps import ordered_changes
+from parapply.runtime.apply.failure import may_follow_conflict
 from parapply.runtime.apply.sets import commands_of, found_code
 from parapply.runtime.pool.retry import Attempts
 
@@ -242,7 +243,7 @@ class Pieces:
                     raise
                 if await self._repair.learns(failure, commands, attempts):
                     continue
-                if may_be_conflict(failure, commands):
+                if may_be_conflict(failure, commands) or may_follow_conflict(failure, commands):
                     await self._repair.settle(planned.piece, changes)
                     return
                 await self._repair.look_at(failure, commands, planned.piece, attempts)
