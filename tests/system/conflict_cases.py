@@ -283,6 +283,13 @@ def _origins() -> list[ConflictCase]:
             transactions=changes[:1], rows=[(1, "b"), (2, "a")],
             found=["update_exists update applied_remote", "update_origin_differs update applied_remote"],
         ),
+        # The first row is a local client's, the second the publisher's, and nothing else tells them apart.
+        ConflictCase(
+            name="origin_differs_twins", tables="CREATE TABLE t (v text); ALTER TABLE t REPLICA IDENTITY FULL",
+            before="INSERT INTO t VALUES ('a')", policies=dict.fromkeys(kinds, "keep_local"),
+            transactions=["INSERT INTO t VALUES ('a')", "UPDATE t SET v = 'b'", "DELETE FROM t"],
+            rows=[("a",)], found=[],
+        ),
         # Whose row it is comes first, as in PostgreSQL 18: what is left out meets no row in its way.
         ConflictCase(
             name="origin_differs_before_exists", tables=tables["tables"],

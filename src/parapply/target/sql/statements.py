@@ -379,12 +379,18 @@ class Statements:
         return _sql(self._foreign(f"{self._only} AS t", where), (), old_positions)
 
     def _foreign(self, tables: str, where: str) -> str:
+        return (
+            f"WITH held AS MATERIALIZED (SELECT t.xmin AS x FROM {tables} WHERE {where} FOR UPDATE OF t)"
+            f" SELECT 1 FROM held WHERE ({self._is_foreign('held.x')})"
+        )
+
+    def _is_foreign(self, xmin: str) -> str:
+        """Return a query for whether another origin has written a row; NULL where that is not known any more."""
         # By name each time it runs: a copy or a replay makes origins while the daemon runs.
         own = "SELECT roident FROM pg_catalog.pg_replication_origin WHERE pg_catalog.starts_with(roname, '{}')"
         return (
-            f"WITH held AS MATERIALIZED (SELECT t.xmin AS x FROM {tables} WHERE {where} FOR UPDATE OF t) SELECT 1 FROM"
-            " held, LATERAL pg_catalog.pg_xact_commit_timestamp_origin(held.x) AS w"
-            f" WHERE w.roident <> ALL (ARRAY({own.format(self.plan.own_origins)}))"
+            f"SELECT w.roident <> ALL (ARRAY({own.format(self.plan.own_origins)}))"
+            f" FROM pg_catalog.pg_xact_commit_timestamp_origin({xmin}) AS w"
         )
 
     @property
@@ -450,6 +456,11 @@ class Statements:
         free = "LIMIT 1 FOR UPDATE SKIP LOCKED"
         # Of equal rows the one that looks the same, if there is one: an Append asks its parts in their order.
         choices = [f"SELECT * FROM ({any_row} AND {is_same} {free}) AS same"] if is_same else []
+        if self.plan.checks_origin:
+            # Of a local client's row and an equal one of the publisher's the latter is meant.
+            ours = f"{any_row} AND NOT coalesce(({self._is_foreign('t.xmin')}), false)"
+            own = [f"SELECT * FROM ({ours} AND {is_same} {free}) AS own_same"] if is_same else []
+            choices = [*own, f"SELECT * FROM ({ours} {free}) AS own", *choices]
         choices += [f"SELECT * FROM ({any_row} {free}) AS free", f"({any_row} LIMIT 1)"]
         one_row = " UNION ALL ".join(choices)
         return f"({row_id}) = ({one_row} LIMIT 1)", tuple(range(len(columns)))
