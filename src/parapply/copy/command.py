@@ -34,7 +34,7 @@ from parapply.vocabulary import CopyState
 from parapply.wire.ddl_queue import QUEUE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Sequence
+    from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
     from parapply.config import Config
     from parapply.copy.published import PublishedTable
@@ -130,6 +130,7 @@ async def _begin(
     """Make the slot and copy from its own snapshot: the stream begins where the copy ends."""
     schema = config.target.state_schema
     dsn = config.source.dsn.get_secret_value()
+    shapes = await on_target.shapes(ends.target, [table.here() for table in tables])
     async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(dsn, config.source.slot) as snapshot:
         told.cancel()
         failpoints.probe(failpoints.COPY_SLOT)
@@ -146,7 +147,7 @@ async def _begin(
         failpoints.probe(failpoints.COPY_STATE)
         click.echo(f"slot {config.source.slot!r}: starts at {format_lsn(snapshot.lsn)}, where the copy ends")
         # The stream begins with the snapshot: no command of before comes.
-        await _load(config, options, ends, made.slot_id, tables, snapshot, None)
+        await _load(config, options, ends, made.slot_id, tables, shapes, snapshot, None)
 
 
 async def go_on(
@@ -393,13 +394,14 @@ async def _copy_later(  # noqa: PLR0913, PLR0917  all that is known by now
     failpoints.probe(failpoints.COPY_STATE)
     await _until_seen(config, ends, slot_id)
     dsn = config.source.dsn.get_secret_value()
+    shapes = await on_target.shapes(ends.target, [table.here() for table in tables])
     async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(dsn, None) as snapshot:
         told.cancel()
         await copies.begin(ends.target, schema, slot_id, names, snapshot.lsn)
         if not options.tables:
             await _keep_marks(config, ends, slot_id)
         click.echo(f"{len(tables)} tables join the stream at {format_lsn(snapshot.lsn)}")
-        await _load(config, options, ends, slot_id, tables, snapshot, have_run)
+        await _load(config, options, ends, slot_id, tables, shapes, snapshot, have_run)
 
 
 async def _check_commands(config: Config, snapshot: SourceSnapshot, have_run: Collection[int]) -> None:
@@ -465,6 +467,7 @@ async def _load(  # noqa: PLR0913, PLR0917  all that is known by now
     ends: connect.Connections,
     slot_id: int,
     tables: Sequence[PublishedTable],
+    shapes: Mapping[Name, str],
     snapshot: SourceSnapshot,
     have_run: Collection[int] | None,
 ) -> None:
@@ -475,6 +478,7 @@ async def _load(  # noqa: PLR0913, PLR0917  all that is known by now
             config,
             slot_id,
             ends.target,
+            shapes=shapes,
             connections=options.connections,
             defers_indexes=options.defers_indexes,
             watcher=bar,
