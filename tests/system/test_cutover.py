@@ -12,6 +12,7 @@ import pytest
 from psycopg import sql
 
 from parapply import failpoints
+from parapply.target.state import copies
 from tests.fixtures.endpoint import LISTEN, Endpoint
 from tests.fixtures.plain import FAST
 from tests.fixtures.roles import SOURCE_ROLE, TARGET_ROLE
@@ -135,6 +136,26 @@ class Ends:
         daemon.wait_for_event("source_connected")
         return daemon
 
+    def run_other(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run another command with the configuration of the stream that is cut over."""
+        return self._run(self.ahead, command, *arguments)
+
+    def refuse_others(self) -> None:
+        """Fail unless the commands that write to the target, or end its state, say that it is cut over.
+
+        Raises:
+            AssertionError: one does not.
+        """
+        kept = self.target.rows("SELECT count(*) FROM evt")
+        for command in (
+            "refresh --table public.evt --truncate", "resume public.evt", "pause public.evt", "init --copy --truncate",
+            "sequences --exact", "conflicts replay 1 --yes",
+        ):  # fmt: skip
+            done = self.run_other(command)
+            assert done.returncode == _REFUSED["target"], (command, done)
+            assert f"slot '{self.ahead.slot}' was cut over: " in done.stderr, (command, done)
+        assert self.target.rows("SELECT count(*) FROM evt") == kept
+
     def cutover(self) -> dict[str, Any]:
         """Return what `parapply status` says of it."""
         seen = self._run(self.ahead, "status", "--json")
@@ -204,6 +225,7 @@ def test_there_and_back_under_a_writer(ends: Ends) -> None:
     assert "no client could write for " in there.stdout
     assert daemon.exit_code() == 4
     assert f"slot '{ends.ahead.slot}' was cut over: " in daemon.log_tail()
+    ends.refuse_others()
     with ends.source.connect(user=TARGET_ROLE) as session, pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
         session.execute("INSERT INTO evt VALUES (0)")
     writer.database = ends.target
@@ -241,6 +263,9 @@ def test_killed_at_each_step_it_goes_on_or_is_undone(ends: Ends) -> None:
     assert [one.returncode for one in done] == [-9] * len(done), done
     assert "a cut-over is under way, at step 6 of 9, stopping" in done[-1].stdout
     assert daemon.exit_code() == 4
+    dropped = ends.run_other("drop", "--yes")
+    assert dropped.returncode == _REFUSED["target"]
+    assert "is under way, at the step turning: only its note knows of the fence" in dropped.stderr
     undone = ends.run("--undo")
     assert undone.returncode == 0, undone
     writer.wait_for(4)
@@ -286,6 +311,7 @@ def test_what_fails_is_taken_back_by_itself(ends: Ends, tmp_path: Path) -> None:
     assert "fencing" not in differs.stdout
     ends.check_nothing_left()
     ends.target.execute("UPDATE item SET v = 1 WHERE id = 1")
+    _check_beside_a_copy(ends)
     ends.run("--verify", "none", killed_at="cutover_draining")
     ends.target.execute("UPDATE item SET v = 7 WHERE id = 1")
     differs = ends.run()
@@ -320,6 +346,17 @@ def test_what_fails_is_taken_back_by_itself(ends: Ends, tmp_path: Path) -> None:
     assert slow.returncode == 1
     assert "warning: not compared before the fence" in slow.stdout
     assert "not there after" in slow.stderr
+    ends.check_nothing_left()
+
+
+def _check_beside_a_copy(ends: Ends) -> None:
+    """A command that copies tables, begun after the first look, is noticed before clients wait."""
+    with ends.target.connect() as copying:
+        copying.execute(f"SELECT pg_advisory_lock({copies.LOCK_CLASS}, slot_id * 2) FROM parapply.slots")
+        beside = ends.run("--verify", "none")
+    assert beside.returncode == _REFUSED["target"]
+    assert "are being copied" in beside.stderr
+    assert "fencing" not in beside.stdout
     ends.check_nothing_left()
 
 

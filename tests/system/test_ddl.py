@@ -23,6 +23,7 @@ from tests.fixtures.route import Route
 from tests.fixtures.streams import LITTLE_MEMORY, MANY_ROWS, SOME_ROWS, fill
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator, Mapping
 
     from tests.fixtures.daemon import RunCommand, StartDaemon
@@ -166,6 +167,39 @@ def test_new_tables_from_their_first_row_on(
     told = [event for event in daemon.events if event["level"] in {"warning", "error"}]
     # The publisher's catalogue shows it before the stream has come to the command that makes it.
     assert [event for event in told if event.get("relation") not in {"public.in_progress", "public.early"}] == []
+
+
+def test_a_command_for_a_table_that_a_copy_has_not_begun_to_read(pair: Pair, run_command: RunCommand) -> None:
+    """Rows of a snapshot from before a command get no default that came with it: the copy is refused, and goes on anew.
+
+    The command runs on both sides, because nothing has locked the table there yet.
+    """
+    tables = "CREATE TABLE a_held (id int PRIMARY KEY); CREATE TABLE b_next (id int PRIMARY KEY);"
+    _create(pair, _TABLE + tables, published="TABLE t")
+    pair.source.execute(
+        "INSERT INTO a_held VALUES (1); INSERT INTO b_next VALUES (1); ALTER PUBLICATION pub ADD TABLE a_held, b_next"
+    )
+    daemon = pair.start(settings=_ON)
+    again = "refresh --table public.a_held --table public.b_next --connections 1 --truncate --set ddl.apply=true"
+    refused: list[subprocess.CompletedProcess[str]] = []
+    with pair.target.connect() as holder:
+        holder.execute("BEGIN; LOCK TABLE a_held IN SHARE MODE")
+        copying = threading.Thread(target=lambda: refused.append(run_command(pair.route, again)))
+        copying.start()
+        pair.target.wait_until(
+            "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'a_held'::regclass AND NOT granted)"
+        )
+        pair.write(_ddl("ALTER TABLE b_next ADD n int"), _ddl("ALTER TABLE b_next ALTER n SET DEFAULT 9"))
+        pair.target.wait_until("SELECT count(*) = 2 FROM parapply.ddl")
+        holder.execute("COMMIT")
+    copying.join(30)
+    assert refused[0].returncode == 4
+    assert "the columns of public.b_next changed after this copy began" in refused[0].stderr
+    done = run_command(pair.route, again)
+    assert done.returncode == 0, done.stderr
+    daemon.wait_caught_up()
+    assert pair.target.rows("SELECT id, n FROM b_next") == [(1, None)]
+    daemon.stop()
 
 
 def test_a_command_that_fails(pair: Pair) -> None:

@@ -159,6 +159,14 @@ def test_a_migration_that_is_killed_again_and_again(nasty: Route, run_command: R
     _check_equal(nasty)
     found = nasty.target.rows("SELECT step FROM parapply.migrations WHERE state <> 'done'")
     assert found == []
+    # Where clients write to the target by now, nothing of theirs goes.
+    note = "INSERT INTO parapply.cutovers (slot_id, step, reverse_slot, made_slot, made_publication, fence, opens)"
+    nasty.target.execute(f"{note} SELECT slot_id, 'done', 'back', true, true, 'database', '' FROM parapply.slots")
+    nasty.target.execute("SELECT lo_from_bytea(77001, 'of a client')")
+    for step in ("large-objects", "unlogged", "copy", "sequences"):
+        refused = run_command(nasty, "migrate", *arguments, "--only", step)
+        assert (refused.returncode, "was cut over: the target has taken over" in refused.stderr) == (4, True), refused
+    assert nasty.target.rows("SELECT lo_get(77001)") == [(b"of a client",)]
     assert nasty.target.rows("SELECT count(*) > 1 FROM (SELECT DISTINCT start_lsn FROM parapply.copies) AS a") == [
         (True,)
     ]

@@ -119,7 +119,8 @@ def test_t17_a_table_copied_again_does_not_go_back(
     both = TwoWay(source_db, target_db, start_daemon)
     one, other = both.nodes
     one.execute("INSERT INTO t VALUES (1, 'a'), (2, 'a'); INSERT INTO u VALUES (1, 'a')")
-    daemons = both.start({**_LAST, "conflict.update_origin_differs": "keep_local"})
+    policies = {"conflict.update_origin_differs": "keep_local", "conflict.update_missing": "skip"}
+    daemons = both.start({**_LAST, **policies})
     both.check_equal(daemons)
     tables = ("--table", "public.t", "--table", "public.u", "--truncate")
     done = run_command(both.routes[0], "refresh", *tables, "--set", "source.origin=none")
@@ -136,6 +137,18 @@ def test_t17_a_table_copied_again_does_not_go_back(
     assert one.rows("SELECT id, v FROM t ORDER BY id") == [(1, "b"), (2, "a")]
     assert one.rows("SELECT COALESCE(sum(changes), 0)::int FROM parapply.workers") == [(0,)]
     assert other.rows("SELECT count(*) FROM parapply.conflicts") == [(0,)]
+    # The same for a row that is replayed while the daemon runs.
+    other.execute(
+        "SELECT pg_replication_origin_create('else'); SELECT pg_replication_origin_session_setup('else');"
+        "DELETE FROM t WHERE id = 2; SELECT pg_replication_origin_session_reset(), pg_replication_origin_drop('else')"
+    )
+    one.execute("UPDATE t SET v = 'b' WHERE id = 2")
+    daemons[0].wait_caught_up()
+    replayed = run_command(both.routes[0], "conflicts replay", "--yes", "--type", "update_missing")
+    assert replayed.returncode == 0, replayed.stderr
+    one.execute("UPDATE t SET v = 'c' WHERE id = 2")
+    both.check_equal(daemons)
+    assert one.rows("SELECT v FROM t WHERE id = 2") == [("c",)]
     for daemon in daemons:
         daemon.stop()
 

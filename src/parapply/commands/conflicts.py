@@ -21,6 +21,7 @@ from parapply.conflict import asking, listing, replay
 from parapply.errors import SourceLost, SourceRefused, TargetRefused
 from parapply.printable import printable
 from parapply.source import slot
+from parapply.target.state import cutovers
 from parapply.target.state import slots as state
 
 if TYPE_CHECKING:
@@ -139,6 +140,8 @@ def replay_conflicts(config: Config, wanted: Filter, *, is_dry: bool, assume_yes
 async def _replay(config: Config, wanted: Filter, *, is_dry: bool, assume_yes: bool, as_json: bool) -> None:
     schema, role = config.target.state_schema, config.target.session_replication_role
     async with _opened(config, "conflicts") as (conn, slot_id):
+        if not is_dry:
+            await cutovers.check_may_write(conn, schema, slot_id, config.source.slot, until=cutovers.COPIES_STOP)
         found = await listing.read(conn, schema, slot_id, wanted, with_rows=True)
         _check_found(found, wanted)
         async with conn.transaction(force_rollback=True):

@@ -28,13 +28,13 @@ from parapply.model import format_lsn
 from parapply.plan.watermark import covers
 from parapply.source import ddl_queue, late_tables, slot
 from parapply.target.session import lease, settings
-from parapply.target.state import commands, copies
+from parapply.target.state import commands, copies, cutovers
 from parapply.target.state import slots as state
 from parapply.vocabulary import CopyState
 from parapply.wire.ddl_queue import QUEUE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Sequence
+    from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
     from parapply.config import Config
     from parapply.copy.published import PublishedTable
@@ -130,6 +130,7 @@ async def _begin(
     """Make the slot and copy from its own snapshot: the stream begins where the copy ends."""
     schema = config.target.state_schema
     dsn = config.source.dsn.get_secret_value()
+    shapes = await on_target.shapes(ends.target, [table.here() for table in tables])
     async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(dsn, config.source.slot) as snapshot:
         told.cancel()
         failpoints.probe(failpoints.COPY_SLOT)
@@ -146,7 +147,7 @@ async def _begin(
         failpoints.probe(failpoints.COPY_STATE)
         click.echo(f"slot {config.source.slot!r}: starts at {format_lsn(snapshot.lsn)}, where the copy ends")
         # The stream begins with the snapshot: no command of before comes.
-        await _load(config, options, ends, made.slot_id, tables, snapshot, None)
+        await _load(config, options, ends, made.slot_id, tables, shapes, snapshot, None)
 
 
 async def go_on(
@@ -170,6 +171,7 @@ async def go_on(
         SourceRefused, SourceLost, TargetRefused, TargetLost, LeaseHeld: as `begin`; the slot was begun without a copy.
     """
     name, schema = config.source.slot, config.target.state_schema
+    await _check_not_cut_over(config, ends, found.slot_id)
     published = await published_tables(ends.source, config.source.publications, config.mapping)
     known = await _known(config, ends, found.slot_id, published)
     if not known.is_listed:
@@ -225,13 +227,30 @@ async def _pause(config: Config, names: Sequence[str]) -> None:
     async with connect.open_both(config, "pause") as ends:
         found, known, published = await _slot_tables(config, ends)
         tables = _named(names, published)
-        await lease.take_lease(ends.target, found.slot_id, 0, lock_class=copies.LOCK_CLASS)
-        await lease.fence(ends.target, found.slot_id, lambda _: None, lock_class=copies.LOCK_CLASS)
+        await _take_lock(config, ends, found.slot_id)
         async with ends.target.transaction():
             await copies.add(ends.target, schema, found.slot_id, _oids(tables), is_listed=known.is_listed)
             await copies.pause(ends.target, schema, found.slot_id, [table.full_name for table in tables])
         await _until_seen(config, ends, found.slot_id)
         click.echo(f"paused: {_names([table.text for table in tables])}; `parapply resume` copies what is paused again")
+
+
+async def _take_lock(config: Config, ends: connect.Connections, slot_id: int) -> None:
+    """Take the copy lock of a slot that is not cut over, and wait until no session of an earlier copy writes.
+
+    Raises:
+        LeaseHeld: another process copies, or a cut-over is under way.
+        TargetRefused, TargetLost: it is cut over.
+    """
+    await lease.take_lease(ends.target, slot_id, 0, lock_class=copies.LOCK_CLASS)
+    await lease.fence(ends.target, slot_id, lambda _: None, lock_class=copies.LOCK_CLASS)
+    await _check_not_cut_over(config, ends, slot_id)
+
+
+async def _check_not_cut_over(config: Config, ends: connect.Connections, slot_id: int) -> None:
+    await cutovers.check_may_write(
+        ends.target, config.target.state_schema, slot_id, config.source.slot, until=cutovers.COPIES_STOP
+    )
 
 
 async def _slot_tables(
@@ -249,6 +268,7 @@ async def _slot_tables(
     found = await connect.known_state(config, ends.target, facts.system_identifier)
     if found is None:
         raise TargetRefused(f"the target knows nothing of slot {name!r}", hint="run `parapply init --copy`")
+    await _check_not_cut_over(config, ends, found.slot_id)
     if facts.slot is not None and facts.slot.is_two_phase:
         raise SourceRefused(
             f"slot {name!r} has two_phase: a transaction prepared before the copy and committed after it would be"
@@ -367,21 +387,21 @@ async def _copy_later(  # noqa: PLR0913, PLR0917  all that is known by now
     schema, slot_id = config.target.state_schema, found.slot_id
     # From the first note on, a copied table counts as not copied: its changes are left out until it is copied again.
     await slot.check_room(ends.source)
-    await lease.take_lease(ends.target, slot_id, 0, lock_class=copies.LOCK_CLASS)
-    await lease.fence(ends.target, slot_id, lambda _: None, lock_class=copies.LOCK_CLASS)
+    await _take_lock(config, ends, slot_id)
     names = [table.full_name for table in tables]
     before_lsn = (await slot.position(ends.source)).flush_lsn
     await copies.begin(ends.target, schema, slot_id, names, before_lsn)
     failpoints.probe(failpoints.COPY_STATE)
     await _until_seen(config, ends, slot_id)
     dsn = config.source.dsn.get_secret_value()
+    shapes = await on_target.shapes(ends.target, [table.here() for table in tables])
     async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(dsn, None) as snapshot:
         told.cancel()
         await copies.begin(ends.target, schema, slot_id, names, snapshot.lsn)
         if not options.tables:
             await _keep_marks(config, ends, slot_id)
         click.echo(f"{len(tables)} tables join the stream at {format_lsn(snapshot.lsn)}")
-        await _load(config, options, ends, slot_id, tables, snapshot, have_run)
+        await _load(config, options, ends, slot_id, tables, shapes, snapshot, have_run)
 
 
 async def _check_commands(config: Config, snapshot: SourceSnapshot, have_run: Collection[int]) -> None:
@@ -447,6 +467,7 @@ async def _load(  # noqa: PLR0913, PLR0917  all that is known by now
     ends: connect.Connections,
     slot_id: int,
     tables: Sequence[PublishedTable],
+    shapes: Mapping[Name, str],
     snapshot: SourceSnapshot,
     have_run: Collection[int] | None,
 ) -> None:
@@ -457,6 +478,7 @@ async def _load(  # noqa: PLR0913, PLR0917  all that is known by now
             config,
             slot_id,
             ends.target,
+            shapes=shapes,
             connections=options.connections,
             defers_indexes=options.defers_indexes,
             watcher=bar,

@@ -23,7 +23,7 @@ from parapply.copy.pump import pump
 from parapply.copy.queue import PartQueue
 from parapply.copy.rate import RateLimit
 from parapply.copy.writer import Writers
-from parapply.errors import ParapplyError, SourceRefused
+from parapply.errors import ParapplyError, SourceRefused, TargetRefused
 from parapply.source import slot
 from parapply.target.session import settings
 from parapply.target.state import copies, copy_parts
@@ -99,6 +99,7 @@ class CopyLoad:
         slot_id: int,
         control: settings.Connection,
         *,
+        shapes: Mapping[Name, str],
         connections: int,
         defers_indexes: bool,
         watcher: Watcher,
@@ -110,6 +111,7 @@ class CopyLoad:
             config: both ends.
             slot_id: of the state.
             control: session that holds the copy lock.
+            shapes: of the target's tables before the snapshot, as `tables.shapes` returns them.
             connections: on each side.
             defers_indexes: drop indexes that no constraint needs, and make them after the rows.
             watcher: called with all that is done.
@@ -119,6 +121,7 @@ class CopyLoad:
         self._schema = config.target.state_schema
         self._slot_id = slot_id
         self._control = control
+        self._shapes = shapes
         self._connections = connections
         self._defers_indexes = defers_indexes
         self._watcher = watcher
@@ -245,10 +248,27 @@ class CopyLoad:
                 limit=self._limit,
             )
             await _check_file(source, part)
+            await self._check_shape(table.published.here(), target)
             if table.is_noted:
                 await self._note_part(table.published, part, source, target, snapshot, n_rows, sizes[0])
         failpoints.probe(failpoints.COPY_PART_DONE)
         return n_rows
+
+    async def _check_shape(self, table: PublishedTable, target: settings.Connection) -> None:
+        """Refuse rows for a table whose columns have changed, as a command of the publisher changes them beside a copy.
+
+        Such a command is later than the snapshot, whose rows would get defaults that they never had, or come to columns
+        that now have each other's names. COPY holds a lock, so the columns stay as they are.
+
+        Raises:
+            TargetRefused: they have.
+            TargetLost: the connection broke.
+        """
+        if await on_target.shapes(target, [table]) != {table.full_name: self._shapes[table.full_name]}:
+            raise TargetRefused(
+                f"target: the columns of {table.text} changed after this copy began",
+                hint="run the same command again: it goes on with a new snapshot",
+            )
 
     async def _note_part(  # noqa: PLR0913, PLR0917  what is noted
         self,

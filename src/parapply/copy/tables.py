@@ -90,6 +90,26 @@ async def column_types(conn: Connection, tables: Sequence[PublishedTable]) -> di
     return types
 
 
+async def shapes(conn: Connection, tables: Sequence[PublishedTable]) -> dict[Name, str]:
+    """Return what decides what rows of a copy become in each table: names and types of its columns, and defaults.
+
+    Raises:
+        TargetRefused, TargetLost: they could not be read.
+    """
+    query = sql.SQL(
+        "SELECT n.nspname, c.relname, pg_catalog.md5(pg_catalog.string_agg(pg_catalog.concat_ws(':', a.attnum,"
+        " pg_catalog.quote_ident(a.attname), a.atttypid, a.atttypmod, a.attgenerated, a.attidentity,"
+        " pg_catalog.pg_get_expr(d.adbin, d.adrelid)), ',' ORDER BY a.attnum))"
+        " FROM unnest($1::text[], $2::text[]) AS w(schema_name, table_name)"
+        " JOIN pg_catalog.pg_namespace AS n ON n.nspname = w.schema_name"
+        " JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = w.table_name"
+        " LEFT JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
+        " LEFT JOIN pg_catalog.pg_attrdef AS d ON d.adrelid = c.oid AND d.adnum = a.attnum GROUP BY 1, 2"
+    )
+    with target_errors("reading the columns"):
+        return {(schema, name): text or "" for schema, name, text in await rows(conn, query, _names(tables))}
+
+
 def _names(tables: Sequence[PublishedTable]) -> list[list[str]]:
     return [[table.schema for table in tables], [table.name for table in tables]]
 

@@ -34,7 +34,7 @@ from parapply.copy import sequences
 from parapply.copy.published import published_tables
 from parapply.cutover import fence, late, way_back
 from parapply.cutover.look import CutoverLook, CutoverOptions
-from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRefused
+from parapply.errors import ConfigError, LeaseHeld, ParapplyError, SourceRefused, TargetRefused
 from parapply.logs import redact_text
 from parapply.model import format_lsn
 from parapply.plan.watermark import covers
@@ -44,7 +44,7 @@ from parapply.source import refusals, slot
 from parapply.source.slot import source_errors
 from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
-from parapply.target.state import cutovers
+from parapply.target.state import copies, cutovers
 from parapply.target.state import slots as state
 from parapply.verify import command as verifying
 
@@ -396,6 +396,7 @@ class _Cutover:
 
     async def _fence(self) -> None:
         options, source = self._options, self._ahead.source
+        await self._keep_copies_off()
         self._deadline_s = time.monotonic() + options.timeout_s
         if self._index < cutovers.STEPS.index("stopping"):
             await self._enter("fencing")
@@ -408,11 +409,22 @@ class _Cutover:
         n_ended = await fence.end_writers(source, kept, self._fenced_at, self._deadline_s)
         self._say("fencing", f"the source's database {source.info.dbname!r} is read only, {n_ended} sessions ended")
 
+    async def _keep_copies_off(self) -> None:
+        """Keep `refresh` and its like from the tables, until this command ends; then the noted step does."""
+        try:
+            await lease.take_lease(self._ahead.target, self._slot_id, 0, lock_class=copies.LOCK_CLASS)
+        except LeaseHeld as error:
+            raise TargetRefused(
+                "tables of this slot are being copied, or paused", hint="wait for the end of that command"
+            ) from error
+
     async def _drain(self) -> None:
         lsn = await fence.last_lsn(self._ahead.source, self._deadline_s)
         await self._enter("draining", fence_lsn=lsn)
         await lifecycle.applied(self._forward, lsn, max(0.0, self._deadline_s - time.monotonic()))
         await self._check_tables()
+        # One that began after the first look, and was ended before the fence, leaves a table in part.
+        await self._look.check_copied(lsn)
         self._say("draining", f"the target has everything up to {format_lsn(lsn)}")
 
     async def _check_tables(self) -> None:

@@ -92,6 +92,34 @@ class CutoverLook:
             *await self._of_back(has_made=has_made),
         ]
 
+    async def check_copied(self, low_lsn: int) -> None:
+        """Refuse tables of which the target does not have all, as `refusals` does; no copy runs since the fence.
+
+        Raises:
+            TargetRefused: there are some.
+            TargetLost: the connection broke.
+        """
+        copied = await copies.load(self._ahead.target, self._forward.target.state_schema, self._slot_id)
+        for error in self._of_copies(copied, low_lsn):
+            raise error
+
+    def _of_copies(self, copied: copies.Copies, low_lsn: int) -> list[ParapplyError]:
+        # One that is dropped since, or no more published, is of no concern.
+        names = {each for table in self._tables for each in (table.full_name, *_leaves(table))}
+        lacking = [
+            ".".join(row.name)
+            for row in copied.tables
+            if row.name in names and (row.state != CopyState.COPIED or (row.start_lsn or 0) > low_lsn)
+        ]
+        if not lacking:
+            return []
+        return [
+            TargetRefused(
+                f"the target does not have all of {fence.few(lacking)}: not copied, paused, or only now copied",
+                hint="see `parapply status`; `parapply refresh` or `parapply resume` copies them",
+            )
+        ]
+
     def warn(self, text: str) -> None:
         """Print a warning, once."""
         if text not in self._told:
@@ -109,21 +137,7 @@ class CutoverLook:
             )
         known = await state.load(ahead.target, schema, forward.source.slot, facts.system_identifier)
         copied = await copies.load(ahead.target, schema, self._slot_id)
-        low_lsn = known.low_lsn if known is not None else 0
-        # One that is dropped since, or no more published, is of no concern.
-        names = {each for table in self._tables for each in (table.full_name, *_leaves(table))}
-        lacking = [
-            ".".join(row.name)
-            for row in copied.tables
-            if row.name in names and (row.state != CopyState.COPIED or (row.start_lsn or 0) > low_lsn)
-        ]
-        if lacking:
-            found.append(
-                TargetRefused(
-                    f"the target does not have all of {fence.few(lacking)}: not copied, paused, or only now copied",
-                    hint="see `parapply status`; `parapply refresh` or `parapply resume` copies them",
-                )
-            )
+        found += self._of_copies(copied, known.low_lsn if known is not None else 0)
         if unlisted := await self._not_applied(copied):
             found.append(
                 TargetRefused(

@@ -38,7 +38,7 @@ from parapply.printable import printable
 from parapply.sequences import SequenceOptions
 from parapply.source import ddl_queue, refusals, slot
 from parapply.target.session import settings
-from parapply.target.state import commands, copies, copy_parts, migrations
+from parapply.target.state import commands, copies, copy_parts, cutovers, migrations
 from parapply.target.state import slots as state
 from parapply.target.state.schema import refuse_older
 from parapply.vocabulary import CopyState, MigrationStep
@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 _LOCK_WAIT_S: Final = 30.0
 _POLL_S: Final = 0.2
 _INCOMPLETE: Final = 1
+#: Steps that take nothing from a target which has taken over.
+_HARMLESS: Final = {MigrationStep.ROLES, MigrationStep.ANALYZE, MigrationStep.VIEWS}
 
 
 def migrate(config: Config, options: MigrateOptions) -> int:
@@ -177,6 +179,13 @@ class _Run:
         for step in self._wanted(known):
             await self._do(step)
 
+    async def _check_not_cut_over(self) -> None:
+        """Refuse to write to a target that clients write to: what they have made would go."""
+        config, target = self._config, self._ends.target
+        found = await connect.known_state(config, target, self._facts.system_identifier)
+        if found is not None:
+            await cutovers.check_may_write(target, config.target.state_schema, found.slot_id, config.source.slot)
+
     async def _lock(self) -> None:
         waits_s = 0.0
         while not await migrations.try_lock(self._ends.target, self._migration):
@@ -221,6 +230,8 @@ class _Run:
 
     async def _do(self, step: MigrationStep) -> None:
         target = self._ends.target
+        if step not in _HARMLESS:
+            await self._check_not_cut_over()
         await migrations.begin(target, self._migration, step)
         self._noter.begin(step)
         failpoints.probe(failpoints.MIGRATE_BEGUN)

@@ -251,11 +251,11 @@ class Connector:
                 self._log.warning("slot_adopted", slot=config.source.slot, start_lsn=format_lsn(found.low_lsn))
         # Before the lease, which the command holds that cuts over; and after it, which may have been awaited.
         name = config.source.slot
-        await cutovers.check_may_apply(control, config.target.state_schema, found.slot_id, name)
+        await cutovers.check_may_write(control, config.target.state_schema, found.slot_id, name)
         await self._own_the_slot(control, found.slot_id)
         if config.ddl.apply:
             await lease.take_commands(control, facts.system_identifier, facts.database, _COMMANDS_WAIT_S)
-        await cutovers.check_may_apply(control, config.target.state_schema, found.slot_id, name)
+        await cutovers.check_may_write(control, config.target.state_schema, found.slot_id, name)
         failpoints.probe(failpoints.RECOVERY)
         return control, found.slot_id
 

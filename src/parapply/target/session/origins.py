@@ -33,7 +33,7 @@ FUNCTIONS: Final = (
     "pg_replication_origin_xact_setup(pg_lsn, timestamptz)",
 )
 _GRANT_HINT: Final = f"GRANT EXECUTE ON FUNCTION {', '.join(FUNCTIONS)} TO the target's role (a superuser needs none)"
-#: A session that has just ended gives its lock back a moment before its origin.
+#: A session that has just ended gives its origin back a moment later.
 _TRIES: Final = 50
 _POLL_S: Final = 0.05
 #: All in use; none allowed.
@@ -130,11 +130,16 @@ async def release_origins(conn: Connection, names: Sequence[str]) -> None:
     query = sql.SQL(
         "SELECT pg_catalog.pg_replication_origin_drop(roname) FROM pg_catalog.pg_replication_origin WHERE roname = $1"
     )
-    with target_errors("releasing the replication origins"):
+    with target_errors("releasing the replication origins"), suppress(psycopg.errors.InsufficientPrivilege):
         for name in names:
-            with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.ObjectInUse):
-                async with conn.transaction(force_rollback=True):
-                    await rows(conn, query, [name])
+            for _ in range(_TRIES):
+                try:
+                    async with conn.transaction(force_rollback=True):
+                        await rows(conn, query, [name])
+                except psycopg.errors.ObjectInUse:
+                    await asyncio.sleep(_POLL_S)
+                else:
+                    break
 
 
 async def followers(conn: Connection, tables: Sequence[Name]) -> list[str]:
