@@ -14,7 +14,7 @@ import shlex
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 #: Settings that are lists of names, each quoted by itself. (guc_tables.c, GUC_LIST_QUOTE: extensions have none.) True:
 #: names of objects, which fold to lower case where they stand without quotes.
@@ -71,9 +71,26 @@ def qualified(*names: str) -> str:
     return ".".join(map(identifier, names))
 
 
-def identifiers(names: Sequence[str]) -> str:
-    """Return names as a list."""
-    return ", ".join(map(identifier, names))
+def shown(*names: str) -> str:
+    """Return a qualified name for a statement that people copy: as `qualified`, and every character of it prints.
+
+    What does not print acts on a terminal, or is lost on the way; SQL knows it by its number, too.
+
+    Raises:
+        ValueError: it has a NUL.
+    """
+    return ".".join(identifier(name) if name.isprintable() else _by_number(name) for name in names)
+
+
+def shown_list(names: Iterable[Sequence[str]]) -> str:
+    """Return qualified names for a statement that people copy."""
+    return ", ".join(shown(*name) for name in names)
+
+
+def _by_number(name: str) -> str:
+    _check(name)
+    kept = (char if char.isprintable() and char != "\\" else f"\\+{ord(char):06x}" for char in name)
+    return 'U&"' + "".join(kept).replace('"', '""') + '"'
 
 
 def setting(name: str, value: str) -> str:

@@ -16,6 +16,7 @@ import pytest
 from parapply.copy import schema as schemas
 from parapply.demo.binaries import find_binaries, find_program
 from parapply.demo.errors import DemoError
+from parapply.source.ddl_automatic import Automatic
 from parapply.source.ddl_queue import install_sql
 from tests.fixtures.pair import Pair, pair
 from tests.fixtures.plain import FAST
@@ -24,7 +25,7 @@ from tests.fixtures.streams import LITTLE_MEMORY, MANY_ROWS, SOME_ROWS, fill
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
@@ -324,9 +325,33 @@ def test_whoever_may_not_run_ddl_on_the_publisher_can_run_nothing_on_the_target(
 
 
 def test_what_would_differ_is_refused_on_the_publisher(pair: Pair) -> None:
-    """A new column whose value each server would work out by itself is refused where there are rows, with a way out."""
-    _create(pair, _TABLE + "CREATE TABLE empty (id int PRIMARY KEY)")
-    pair.write("INSERT INTO t VALUES (1, 'a')")
+    """A new column whose value each server would work out by itself is refused where there are rows, with a way out.
+
+    Rows count that the caller does not see: because of a policy, or because its snapshot is older.
+    """
+    hidden = (
+        "CREATE TABLE hidden (id int PRIMARY KEY); ALTER TABLE hidden ENABLE ROW LEVEL SECURITY;"
+        "ALTER TABLE hidden FORCE ROW LEVEL SECURITY; CREATE POLICY none ON hidden USING (false)"
+    )
+    _create(pair, f"{_TABLE} CREATE TABLE empty (id int PRIMARY KEY); {hidden}")
+    pair.write("INSERT INTO t VALUES (1, 'a')", "INSERT INTO hidden VALUES (1)")
+    pair.target.execute("ALTER TABLE hidden DISABLE ROW LEVEL SECURITY")
+    role = pair.source.source_role
+    pair.source.execute(
+        f"ALTER TABLE hidden OWNER TO {role}; GRANT CREATE ON SCHEMA public TO {role};"
+        f"GRANT USAGE ON SCHEMA parapply TO {role}; GRANT INSERT (command) ON parapply.ddl_queue TO {role}"
+    )
+    insert = "INSERT INTO parapply.ddl_queue (command) VALUES ('ALTER TABLE hidden ADD n timestamptz DEFAULT {}')"
+    for default in ("now()", "clock_timestamp()"):
+        assert "the rows of public.hidden would get" in _refused(
+            pair.source, f"SET ROLE {role}; {insert.format(default)}"
+        )
+    with pair.source.connect() as older:
+        older.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+        pair.source.execute("INSERT INTO empty VALUES (0)")
+        with pytest.raises(Exception, match=r"the rows of public\.empty would get"):
+            older.execute(_ddl("ALTER TABLE empty ADD n timestamptz DEFAULT now()").encode())
+    pair.source.execute("TRUNCATE empty")
     for column in (
         "n timestamptz DEFAULT now()", "n date DEFAULT CURRENT_DATE", "n float8 DEFAULT 1 + random()", "n serial",
         "n int GENERATED ALWAYS AS IDENTITY",
@@ -349,6 +374,55 @@ def test_what_would_differ_is_refused_on_the_publisher(pair: Pair) -> None:
         connection.execute(f"BEGIN; {_ddl('ALTER TABLE t ADD z int')}; PREPARE TRANSACTION 'p'".encode())
     pair.drain(settings=_ON)
     pair.check_equal()
+
+
+def test_a_type_changes_beside_transactions_that_wrote_it(pair: Pair) -> None:
+    """A command that changes what a type's values look like waits for them: they are sent as they were before it.
+
+    Else labels that change places would be others on the target without a word, and the rest stop the daemon.
+    """
+    types = (
+        "CREATE TYPE mood AS ENUM ('a', 'b'); CREATE DOMAIN part AS mood; CREATE TYPE both_of AS (m mood, n int);"
+        "CREATE DOMAIN few AS int; CREATE TABLE plain (id int PRIMARY KEY, m mood);"
+        "CREATE TABLE within (id int PRIMARY KEY, m both_of[], p part); CREATE TABLE other (id int PRIMARY KEY, n few)"
+    )
+    _create(pair, types)
+    for name in ("mood", "both_of", "part", "few"):
+        kind = "DOMAIN" if name in {"part", "few"} else "TYPE"
+        pair.target.execute(f"ALTER {kind} {name} OWNER TO {pair.target.target_role}")
+    daemon = pair.start(settings=_ON)
+    insert = "INSERT INTO within (id, m) VALUES ({n}, '{{\"(%s,1)\"}}')"
+    _beside(
+        pair, 1, ("INSERT INTO plain VALUES ({n}, 'a')", insert % "b"),
+        _ddl("ALTER TYPE mood RENAME VALUE 'a' TO 'c'"), _ddl("ALTER TYPE mood RENAME VALUE 'b' TO 'a'"),
+    )  # fmt: skip
+    _beside(pair, 2, (insert % "a",), _ddl("ALTER TYPE both_of ADD ATTRIBUTE t text"))
+    _beside(
+        pair, 3, ("INSERT INTO other VALUES ({n}, 9)",), _ddl("ALTER DOMAIN few ADD CHECK (VALUE < 5) NOT VALID")
+    )  # fmt: skip
+    # As people type it.
+    pair.source.execute(install_sql(["pub"], Automatic(tags=("ALTER TYPE",))))
+    _beside(pair, 4, ("INSERT INTO plain VALUES ({n}, 'a')",), "ALTER TYPE mood RENAME VALUE 'a' TO 'e'")
+    # A label that is new changes no value, and nothing waits for it.
+    with pair.source.connect() as writer:
+        writer.execute("BEGIN; INSERT INTO plain VALUES (9, 'c')")
+        pair.source.execute(_ddl("ALTER TYPE mood ADD VALUE 'd'"))
+        writer.execute("COMMIT")
+    daemon.wait_caught_up()
+    pair.check_equal()
+
+
+def _beside(pair: Pair, number: int, rows: Sequence[str], *commands: str) -> None:
+    """Run commands while a transaction that has written is open: they must wait, and it can be committed."""
+    with pair.source.connect() as writer, pair.source.connect() as waiter, ThreadPoolExecutor(1) as pool:
+        writer.execute("BEGIN")
+        for text in rows:
+            writer.execute(text.format(n=number).encode())
+        ((pid,),) = waiter.execute("SELECT pg_backend_pid()").fetchall()
+        done = pool.submit(lambda: [waiter.execute(text.encode()) for text in commands])
+        pair.source.wait_until(f"SELECT pg_blocking_pids({pid}) <> '{{}}'")
+        writer.execute("COMMIT")
+        done.result(30)
 
 
 @pytest.mark.parametrize("order", ["preserve", "relaxed"])

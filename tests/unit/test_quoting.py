@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -79,3 +81,28 @@ def test_a_nul_is_refused(quote: object) -> None:
     assert callable(quote)
     with pytest.raises(ValueError, match="NUL"):
         quote("a\0b")
+
+
+@given(st.lists(_TEXTS.filter(bool), min_size=1, max_size=2))
+def test_a_name_to_be_copied_prints(names: list[str]) -> None:
+    """Every character of a name in advice prints; one that prints all the same is written as usual."""
+    made = quoting.shown(*names)
+    assert made.isprintable()
+    if all(name.isprintable() for name in names):
+        assert made == quoting.qualified(*names) == quoting.shown_list([names])
+    if len(names) == 1 and not names[0].isprintable():
+        inner = made.removeprefix('U&"').removesuffix('"').replace('""', '"')
+        assert re.sub(r"\\\+([0-9a-f]{6})", lambda hit: chr(int(hit[1], 16)), inner) == names[0]
+
+
+def test_no_other_module_doubles_quotes() -> None:
+    """A rule for quotes stands in one module; the others are of a file's format, or of what a server prints."""
+    allowed = {"quoting.py", "demo/cluster.py", "verify/statements.py"}
+    source = Path(quoting.__file__).parent
+    doubling = re.compile(r"""replace\((["'])\\?["']\1, (["'])\\?["']{2}\2\)|chr\(39\)""")
+    found = {
+        path.relative_to(source).as_posix()
+        for path in source.rglob("*.py")
+        if doubling.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == allowed

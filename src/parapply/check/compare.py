@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 from psycopg import sql
 
 from parapply.check.findings import Code, Finding
-from parapply.check.source import quoted
 from parapply.check.types import takes_all
+from parapply.quoting import shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -53,7 +53,7 @@ def findings_of_shape(
         target: of the target's.
         facts: of the target's, for foreign keys that act.
     """
-    table = quoted(*name)
+    table = shown(*name)
     for column in target.columns.values():
         there = source.columns.get(column.name)
         place = f"column {sql.Identifier(column.name).as_string(None)} of {table}"

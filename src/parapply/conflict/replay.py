@@ -20,9 +20,10 @@ import msgspec
 import psycopg
 
 from parapply.errors import TargetRefused
+from parapply.quoting import identifier, literal, qualified
 from parapply.target.catalogue import facts as catalogue
 from parapply.target.session.settings import target_errors
-from parapply.target.sql.conditions import column_holds, quote_identifier, table_name
+from parapply.target.sql.conditions import column_holds, table_name
 from parapply.target.state.schema import in_schema
 from parapply.vocabulary import ConflictOutcome
 
@@ -132,7 +133,7 @@ async def _find(conn: Connection, facts: TableFacts, key: _Row) -> tuple[_Row | 
     conditions, values = [], []
     for name, value in key.items():
         if value is None:
-            conditions.append(f"t.{quote_identifier(name)} IS NULL")
+            conditions.append(f"t.{identifier(name)} IS NULL")
         else:
             values.append(value)
             conditions.append(column_holds(columns[name], f"${len(values)}"))
@@ -152,7 +153,7 @@ async def _insert(conn: Connection, facts: TableFacts, row: _Row) -> _Row | None
     table = f"{table_name(facts)} AS t"
     text = f"INSERT INTO {table} DEFAULT VALUES"
     if names:
-        targets = ", ".join(map(quote_identifier, names))
+        targets = ", ".join(map(identifier, names))
         values = ", ".join(f"${number}" for number in range(1, len(names) + 1))
         text = f"INSERT INTO {table} ({targets}) OVERRIDING SYSTEM VALUE VALUES ({values})"
     found = await _rows(conn, f"{text} RETURNING {_as_json(facts.columns)}", [row[name] for name in names])
@@ -164,7 +165,7 @@ async def _update(conn: Connection, facts: TableFacts, row: _Row, where: str) ->
     names = [name for name in _settable(facts, row) if name not in always]
     if not names:
         return None
-    sets = ", ".join(f"{quote_identifier(name)} = ${number}" for number, name in enumerate(names, 1))
+    sets = ", ".join(f"{identifier(name)} = ${number}" for number, name in enumerate(names, 1))
     text = f"UPDATE {_only(facts)} AS t SET {sets} WHERE {where} RETURNING {_as_json(facts.columns)}"
     found = await _rows(conn, text, [row[name] for name in names])
     return found[0][0] if found else None
@@ -174,7 +175,7 @@ async def _truncate(conn: Connection, conflict: _Row, name: str, mapping: Mappin
     alone = f"{conflict['schema_name']}.{conflict['table_name']}"
     listed = [one.split(".", 1) for one in str((conflict["key"] or {}).get("tables", alone)).split(", ")]
     tables = [mapping.target_of((schema, table)) for schema, table in listed]
-    names = ", ".join(f"{quote_identifier(schema)}.{quote_identifier(table)}" for schema, table in tables)
+    names = ", ".join(qualified(*name) for name in tables)
     await _rows(conn, f"TRUNCATE {names}", [])
     return Effect(conflict_id=conflict["conflict_id"], table=name, action="truncate", before=None, after=None)
 
@@ -185,8 +186,8 @@ def _settable(facts: TableFacts, row: _Row) -> list[str]:
 
 
 def _as_json(columns: Sequence[ColumnFacts]) -> str:
-    names = ", ".join("'" + column.name.replace("'", "''") + "'" for column in columns)
-    values = ", ".join(f"t.{quote_identifier(column.name)}::text" for column in columns)
+    names = ", ".join(literal(column.name) for column in columns)
+    values = ", ".join(f"t.{identifier(column.name)}::text" for column in columns)
     return f"pg_catalog.jsonb_object(ARRAY[{names}]::text[], ARRAY[{values}]::text[])"
 
 

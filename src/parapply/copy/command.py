@@ -26,6 +26,7 @@ from parapply.copy.published import check_readable, published_tables
 from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRefused
 from parapply.model import format_lsn
 from parapply.plan.watermark import covers
+from parapply.printable import printable
 from parapply.source import ddl_queue, late_tables, slot
 from parapply.target.session import lease, settings
 from parapply.target.state import commands, copies, cutovers
@@ -554,8 +555,8 @@ def _say_left_out(facts: slot.SourceFacts, published: Collection[Name]) -> None:
     """Say whose progress is published and will not be brought over."""
     for schema in sorted(facts.state_schemas.intersection([name[0] for name in published if name != QUEUE])):
         click.echo(
-            f"source: schema {schema} holds the progress of a parapply that applies, or applied, there: it is"
-            " published, and left out here; publish the other tables or schemas by name (docs/CONFLICTS.md, two-way"
+            f"source: schema {printable(schema)} holds the progress of a parapply that applies, or applied, there: it"
+            " is published, and left out here; publish the other tables or schemas by name (docs/CONFLICTS.md, two-way"
             " replication)"
         )
 
@@ -595,7 +596,7 @@ _IS_LEFT = "tables that are complete stay, and the same command goes on with the
 
 def _names(names: Sequence[str]) -> str:
     more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return printable(", ".join(names[:_MOST_NAMES])) + (f" and {more} more" if more > 0 else "")
 
 
 _WAITS_FOR_TRANSACTIONS = (

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-class Statement(msgspec.Struct, frozen=True):
+class DumpedStatement(msgspec.Struct, frozen=True):
     """A statement of a script."""
 
     title: str  # from the dump's comment before it; empty: the statement goes on with what came before
@@ -27,7 +27,7 @@ class Statement(msgspec.Struct, frozen=True):
     end: int  # after its semicolon
 
 
-def statements(text: str) -> Iterator[Statement]:
+def statements(text: str) -> Iterator[DumpedStatement]:
     """Yield a script's statements in their order.
 
     Raises:
@@ -53,7 +53,7 @@ def statements(text: str) -> Iterator[Statement]:
             raise ValueError("a quote that does not end")
         depth += {"(": 1, ")": -1}.get(piece, 0)
         if piece == ";" and not depth:
-            yield Statement(title, "".join(parts).strip(), "".join(skeleton).strip(), begin, position)
+            yield DumpedStatement(title, "".join(parts).strip(), "".join(skeleton).strip(), begin, position)
             title, parts, skeleton = "", [], []
         elif parts or kind != "space":
             begin = begin if parts else position - len(piece)
@@ -63,7 +63,7 @@ def statements(text: str) -> Iterator[Statement]:
         raise ValueError("a statement that does not end")
 
 
-def edited(text: str, edit: Callable[[Statement], str | None]) -> str:
+def edited(text: str, edit: Callable[[DumpedStatement], str | None]) -> str:
     """Return a script in which some statements are replaced, and everything else is as it was.
 
     Args:

@@ -20,13 +20,14 @@ from psycopg import conninfo, sql
 
 from parapply.copy.dumped import edited, statements
 from parapply.errors import ConfigError, SourceRefused, TargetRefused
+from parapply.quoting import identifier, qualified
 from parapply.source.ddl_automatic import TRIGGERS
 from parapply.target.session.settings import rows, target_errors
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from parapply.copy.dumped import Statement
+    from parapply.copy.dumped import DumpedStatement
     from parapply.target.session.settings import Connection
 
 #: Not what belongs to replication: the target has its own.
@@ -103,12 +104,8 @@ async def check_version(program: str, source_version_num: int) -> None:
 
 def without_tables(tables: Sequence[tuple[str, str]]) -> list[str]:
     """Return pg_dump's options that leave tables out, by schema and name as they are."""
-    return [f"--exclude-table={_pattern(schema)}.{_pattern(table)}" for schema, table in tables]
-
-
-def _pattern(name: str) -> str:
     # In double quotes a pattern is taken as it is.
-    return '"' + name.replace('"', '""') + '"'
+    return [f"--exclude-table={qualified(*name)}" for name in tables]
 
 
 async def dump(program: str, source_dsn: str, *, without: Sequence[str], options: Sequence[str] = _ALL) -> bytes:
@@ -132,7 +129,7 @@ async def dump(program: str, source_dsn: str, *, without: Sequence[str], options
         *options,
         _ENCODING,
         *([f"--restrict-key={key}"] if key else []),
-        *[f"--exclude-schema={_pattern(name)}" for name in without],
+        *[f"--exclude-schema={identifier(name)}" for name in without],
         f"--dbname={text}",
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -169,7 +166,7 @@ def _without_key(script: str, key: str) -> str:
     return before + within + end
 
 
-def _edit(one: Statement) -> str | None:
+def _edit(one: DumpedStatement) -> str | None:
     if _OWN_TRIGGERS.match(one.skeleton):
         return ""
     # Every target has it, and a dump makes it only where the publisher's differs.

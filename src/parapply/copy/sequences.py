@@ -72,7 +72,7 @@ def _print(outcomes: Sequence[SequenceOutcome], *, is_dry: bool, as_json: bool) 
         elif one.outcome == "ahead" and one.before:
             click.echo(f"{name}: stays at {one.before.last_value}, which is ahead of the source")
         elif one.reason:
-            click.echo(f"{name}: {one.outcome}: {one.reason}")
+            click.echo(f"{name}: {one.outcome}: {printable(one.reason)}")
     moved = sum(one.outcome == "moved" for one in outcomes)
     would = "would move" if is_dry else "moved"
     click.echo(f"{len(outcomes)} sequences, {moved} {would}")

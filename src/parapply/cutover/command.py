@@ -492,7 +492,7 @@ class _Cutover:
         deadline_s = time.monotonic() + self._forward.target.lease_wait_s
         await late.wait_until_unread(ahead.source, name, deadline_s)
         if self._fenced_at is not None:
-            # The daemon is gone: what is still there under a name like its own is somebody else's.
+            # The daemon is gone: what is still there under a name like its own is another program's.
             kept = await self._look.kept(with_daemon=False)
             await fence.end_writers(ahead.source, kept, self._fenced_at, deadline_s)
         if n_late := await late.count(ahead.source, self._forward, found.low_lsn):

@@ -22,6 +22,7 @@ from psycopg import conninfo, sql
 
 from parapply.errors import ParapplyError, SourceRefused
 from parapply.model import parse_lsn
+from parapply.quoting import shown
 from parapply.source.slot import source_errors
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ async def refusals_of_owner(conn: Connection) -> list[SourceRefused]:
         ((role, owner, database, is_owner),) = await _rows(conn, query)
     if is_owner:
         return []
-    owned, quoted = (sql.Identifier(name).as_string(None) for name in (owner, role))
+    owned, quoted = shown(owner), shown(role)
     return [
         SourceRefused(
             f"the role {role!r} may not fence the database {database!r}, which {owner!r} owns",
@@ -168,7 +169,7 @@ async def refusals(conn: Connection, kept: Kept) -> list[SourceRefused]:
     found = await refusals_of_owner(conn)
     held = [str(one) for one in await _sessions(conn, kept) if not one.may_be_ended]
     if held:
-        quoted = sql.Identifier(role).as_string(None)
+        quoted = shown(role)
         found.append(
             SourceRefused(
                 f"source: the role {role!r} may not end {few(held)}",

@@ -19,7 +19,7 @@ from psycopg import conninfo, sql
 from parapply import connect
 from parapply.cutover.fence import few
 from parapply.errors import SourceRefused, TargetRefused
-from parapply.quoting import identifier, qualified
+from parapply.quoting import shown, shown_list
 from parapply.source import refusals, slot
 from parapply.source.slot import source_errors
 from parapply.target.session import lease, origins, prepared
@@ -133,12 +133,12 @@ async def check_covers(
     leaves = {table: {(leaf.schema, leaf.name) for leaf in table.leaves} for table in tables}
     missing = [table for table in tables if table.full_name not in there and not leaves[table] <= there]
     if missing:
-        named = ", ".join([qualified(*table.full_name) for table in missing])
+        named = shown_list([table.full_name for table in missing])
         raise SourceRefused(
             f"the publication of the way back leaves out {few([table.text for table in missing])}",
             hint=AGAIN
             if is_made
-            else f"ALTER PUBLICATION {identifier(config.source.publications[0])} ADD TABLE {named} on the target",
+            else f"ALTER PUBLICATION {shown(config.source.publications[0])} ADD TABLE {named} on the target",
         )
     with source_errors("reading the publications"):
         async with psycopg.AsyncRawCursor(conn) as cursor:

@@ -101,7 +101,7 @@ async def _show(config: Config, *, as_json: bool) -> int:
             continue
         took = f" in {row.seconds:.1f} s" if row.finished_at else f" since {row.started_at}"
         figures = f", {row.done:,} of {row.total:,} {row.unit}" if row.unit else ""
-        click.echo(f"{step.value}: {row.state}{took}{figures}{f': {row.detail}' if row.detail else ''}")
+        click.echo(printable(f"{step.value}: {row.state}{took}{figures}{f': {row.detail}' if row.detail else ''}"))
     return 0
 
 
@@ -271,9 +271,8 @@ class _Run:
         refused = await look.refusals(self._ends, sight, self._choice, has_roles=self._options.has_roles)
         _raise_all(refused)
         if sight.settings:
-            click.echo(
-                f"not brought over: settings of the database (ALTER DATABASE ... SET): {', '.join(sight.settings)}"
-            )
+            names = ", ".join(sight.settings)
+            click.echo(printable(f"not brought over: settings of the database (ALTER DATABASE ... SET): {names}"))
         await state.ensure_schema(self._ends.target, self._config.target.state_schema)
         kept = msgspec.json.encode(self._choice).decode()
         await migrations.begin(self._ends.target, self._migration, MigrationStep.CHECK, kept)
@@ -391,9 +390,8 @@ class _Run:
         except ValueError as error:
             raise schemas.unknown(error) from error
         if left_out:
-            click.echo(
-                f"schema: left out, as only a superuser of the target can run it: {'; '.join(left_out)}", err=True
-            )
+            texts = "; ".join(left_out)
+            click.echo(printable(f"schema: left out, as only a superuser of the target can run it: {texts}"), err=True)
         return text.encode(), len(left_out)
 
     def _copy_options(self, rows_before: int = 0) -> copying.CopyOptions:
@@ -460,9 +458,10 @@ class _Run:
             now = later.read(await self._dump("post-data")).items
             since = [item.title for item in now if item.digest not in before]
             if since:
+                names = printable(", ".join(since))
                 click.echo(
                     f"constraints: came to the publisher after its schema was brought, and not made by this step:"
-                    f" {', '.join(since)}; parapply.replicate_ddl brings what it has run, the rest is yours to make",
+                    f" {names}; parapply.replicate_ddl brings what it has run, the rest is yours to make",
                     err=True,
                 )
         return done
@@ -574,7 +573,7 @@ class _Run:
         with self._screen.counting(MigrationStep.ANALYZE, len(names), "tables") as counter:
             skipped = await rest.analyze(self._config, counter, self._options.jobs, names)
         for text in skipped:
-            click.echo(f"analyze: {text}", err=True)
+            click.echo(printable(f"analyze: {text}"), err=True)
         return f"{len(names):,} tables" + (f", {len(skipped)} left out: see above" if skipped else "")
 
     async def _views(self) -> str:
@@ -582,7 +581,7 @@ class _Run:
         with self._screen.counting(MigrationStep.VIEWS, len(views), "views") as counter:
             skipped = await rest.refresh_views(self._config, counter, views)
         for text in skipped:
-            click.echo(f"views: {text}", err=True)
+            click.echo(printable(f"views: {text}"), err=True)
         return f"{len(views) - len(skipped):,} materialized views"
 
     async def _follow(self) -> str:

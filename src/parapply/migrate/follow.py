@@ -67,7 +67,7 @@ class Daemon:
             )
 
     async def has_ended(self, target: Connection, slot_id: int) -> bool:
-        """Tell whether it has ended by itself, and not failed; one that is not ours has when nobody holds the lease.
+        """Tell whether it has ended without a failure; one that is not ours has when no session holds the lease.
 
         Raises:
             ParapplyError: it is ours, and has failed.

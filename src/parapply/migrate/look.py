@@ -17,6 +17,7 @@ from psycopg import sql
 from parapply.check.server import read_rows
 from parapply.errors import ParapplyError, SourceRefused, TargetRefused
 from parapply.plan.copy_starts import Name
+from parapply.quoting import shown_list
 from parapply.source.slot import source_errors
 from parapply.target.session.settings import rows, target_errors
 
@@ -177,10 +178,10 @@ async def refusals(ends: Connections, sight: Sight, choice: Choice, *, has_roles
 def of_tables(sight: Sight) -> Iterator[ParapplyError]:
     """Yield why the tables that are meant are not those that are published."""
     if sight.not_published:
-        named = sql.SQL(", ").join([sql.Identifier(*name) for name in sight.not_published[:_MOST_NAMES]])
+        named = shown_list(sight.not_published[:_MOST_NAMES])
         yield SourceRefused(
             f"source: no publication has these tables, so their rows would stay behind: {few(sight.not_published)}",
-            hint=f"ALTER PUBLICATION ... ADD TABLE {named.as_string(None)}; or leave them out with --exclude",
+            hint=f"ALTER PUBLICATION ... ADD TABLE {named}; or leave them out with --exclude",
         )
     if sight.not_meant:
         yield SourceRefused(
@@ -233,7 +234,8 @@ async def _of_target(ends: Connections, sight: Sight, choice: Choice, *, has_rol
         found.append(
             TargetRefused(
                 f"target: the role may not make what {', '.join(foreign)} own",
-                hint=f"GRANT {', '.join(foreign)} TO the target's role, or --no-owner, and it owns everything",
+                hint=f"GRANT {shown_list([(name,) for name in foreign])} TO the target's role, or --no-owner, and it"
+                " owns everything",
             )
         )
     if absent := [name for name in sight.extensions if name not in available]:

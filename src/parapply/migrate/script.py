@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from parapply.copy.dumped import Statement, edited, statements
+from parapply.copy.dumped import DumpedStatement, edited, statements
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -117,7 +117,7 @@ def without_system_grants(text: str) -> tuple[str, tuple[str, ...]]:
     """
     left_out: list[str] = []
 
-    def edit(one: Statement) -> str | None:
+    def edit(one: DumpedStatement) -> str | None:
         if not _SYSTEM_GRANT.match(one.skeleton):
             return None
         left_out.append(one.text)
@@ -129,7 +129,7 @@ def without_system_grants(text: str) -> tuple[str, tuple[str, ...]]:
 class _Open(msgspec.Struct, frozen=True):
     title: str
     settings: list[str]
-    statements: list[Statement]
+    statements: list[DumpedStatement]
 
 
 _DEFAULT_PRIVILEGES = "ALTER DEFAULT PRIVILEGES "

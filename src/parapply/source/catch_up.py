@@ -16,6 +16,7 @@ import msgspec
 
 from parapply.errors import ProtocolError
 from parapply.model import FRAME_HEADER_BYTES, format_lsn
+from parapply.quoting import literal
 from parapply.source.options import start_options
 from parapply.wire.decode import decode
 from parapply.wire.messages import Commit
@@ -241,8 +242,3 @@ def end_lsn_of(frame: bytes) -> int:
     if not isinstance(message, Commit):
         raise ProtocolError(chr(frame[FRAME_HEADER_BYTES]), 0, "a transaction in progress begins inside another")
     return message.end_lsn
-
-
-def literal(text: str) -> str:
-    """Return text as an SQL literal; the session has standard_conforming_strings."""
-    return "'" + text.replace("'", "''") + "'"

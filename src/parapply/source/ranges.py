@@ -15,6 +15,7 @@ import psycopg
 from parapply import failpoints
 from parapply.errors import SourceLost
 from parapply.model import POSTGRES_EPOCH_US, parse_lsn
+from parapply.quoting import literal
 from parapply.source import catch_up
 from parapply.source.catch_up import RangePosition
 from parapply.source.transport import CopyFailed, QueryFailed
@@ -65,7 +66,7 @@ class WalRanges:
         # Its texts repeat, and a walsender takes no prepared statement.
         self._connection.prepare_threshold = None
         limits = self._plan.limits
-        slot, copy = catch_up.literal(self._plan.slot), catch_up.literal(self._copy)
+        slot, copy = literal(self._plan.slot), literal(self._copy)
         try:
             await self._execute(f"SELECT pg_catalog.pg_copy_logical_replication_slot({slot}, {copy}, true)")
         except QueryFailed as failure:
@@ -183,7 +184,7 @@ class WalRanges:
                 await self._connection.cancel_safe(timeout=_CANCEL_S)
 
     async def _drop(self) -> None:
-        await self._execute(f"SELECT pg_catalog.pg_drop_replication_slot({catch_up.literal(self._copy)})")
+        await self._execute(f"SELECT pg_catalog.pg_drop_replication_slot({literal(self._copy)})")
 
     def _refused(self, failure: QueryFailed) -> SourceLost:
         self.refusal = f"the publisher refused a range: {failure}"

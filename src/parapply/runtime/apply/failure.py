@@ -10,8 +10,8 @@ import psycopg
 
 from parapply.errors import ApplyFailed, StatementFailed
 from parapply.model import format_lsn
+from parapply.quoting import identifier
 from parapply.target.session.pipeline import ANY_COUNT
-from parapply.target.sql.conditions import quote_identifier
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -157,7 +157,7 @@ def apply_failed(  # noqa: PLR0913  what the line is made of
 
 def _shown(name: str) -> str:
     """Return a name as people must write it in SQL."""
-    return name if _PLAIN_NAME.fullmatch(name) else quote_identifier(name)
+    return name if _PLAIN_NAME.fullmatch(name) else identifier(name)
 
 
 def _of_another_table(failure: StatementFailed, command: Command | None) -> str:

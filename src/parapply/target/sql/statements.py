@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from parapply.errors import TargetRefused
 from parapply.plan.table import Equality
+from parapply.quoting import identifier
 from parapply.target.sql.conditions import (
     column_equals,
     column_is,
     column_is_null,
     key_condition,
-    quote_identifier,
     row_condition,
     same_text,
     table_name,
@@ -82,7 +82,7 @@ class Statements:
             position for position, column in enumerate(plan.columns) if column.base_type_oid in binary_types
         }
         self._table = table_name(plan.facts)
-        self._names = [quote_identifier(column.name) for column in plan.columns]
+        self._names = [identifier(column.name) for column in plan.columns]
         self._cache: dict[tuple[str, tuple[int, ...]], Sql] = {}
 
     def set_insert(self, present: tuple[int, ...]) -> Sql:
