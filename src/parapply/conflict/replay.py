@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psycopg
 
+from parapply.conflict.changes import RESTARTS_IDENTITY, listed_tables
 from parapply.errors import TargetRefused
-from parapply.quoting import identifier, literal, qualified
+from parapply.quoting import identifier, literal
 from parapply.target.catalogue import facts as catalogue
 from parapply.target.session.settings import target_errors
 from parapply.target.sql.conditions import column_holds, table_name
+from parapply.target.sql.statements import truncate
 from parapply.target.state.schema import in_schema
 from parapply.vocabulary import ConflictOutcome
 
@@ -90,7 +92,7 @@ async def _one(conn: Connection, role: str, conflict: _Row, mapping: MappingConf
     if facts is None:
         raise TargetRefused(f"target table {name} does not exist", hint="create it, or drop the conflict")
     if conflict["operation"] == "truncate":
-        return await _truncate(conn, conflict, name, mapping)
+        return await _truncate(conn, role, conflict, mapping)
     key, row = conflict["key"] or {}, conflict["remote_row"] or {}
     if not facts.key_columns and conflict["replayed_at"] is not None:
         why = f"it was replayed at {conflict['replayed_at']}, and without a key its row cannot be told from others"
@@ -171,13 +173,20 @@ async def _update(conn: Connection, facts: TableFacts, row: _Row, where: str) ->
     return found[0][0] if found else None
 
 
-async def _truncate(conn: Connection, conflict: _Row, name: str, mapping: MappingConfig) -> Effect:
-    alone = f"{conflict['schema_name']}.{conflict['table_name']}"
-    listed = [one.split(".", 1) for one in str((conflict["key"] or {}).get("tables", alone)).split(", ")]
-    tables = [mapping.target_of((schema, table)) for schema, table in listed]
-    names = ", ".join(qualified(*name) for name in tables)
-    await _rows(conn, f"TRUNCATE {names}", [])
-    return Effect(conflict_id=conflict["conflict_id"], table=name, action="truncate", before=None, after=None)
+async def _truncate(conn: Connection, role: str, conflict: _Row, mapping: MappingConfig) -> Effect:
+    """Empty the tables that the publisher has emptied, and no others, as the daemon would have."""
+    key = conflict["key"] or {}
+    tables = []
+    for there in listed_tables(key):
+        here = mapping.target_of(there)
+        facts = await catalogue.load_facts(conn, *here, role=role)
+        if facts is None:
+            raise TargetRefused(f"target table {'.'.join(here)} does not exist", hint="create it, or drop the conflict")
+        tables.append(facts)
+    made = truncate(tables, restart_identity=key.get(RESTARTS_IDENTITY) == "true")
+    await _rows(conn, made.text.decode("utf-8", "surrogateescape"), [])
+    names = ", ".join(f"{facts.schema}.{facts.name}" for facts in tables)
+    return Effect(conflict_id=conflict["conflict_id"], table=names, action="truncate", before=None, after=None)
 
 
 def _settable(facts: TableFacts, row: _Row) -> list[str]:
