@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from parapply.copy import schema
+from parapply.copy.dumped import edited
 
 _HEAD = "--\n-- PostgreSQL database dump\n--\n\nSET statement_timeout = 0;\nSET transaction_timeout = 0;\n\n"
 #: Forms of statements that are edited, as a text of the publisher's.
@@ -34,10 +35,10 @@ def test_what_targets_have_is_left_out_by_statements() -> None:
         "COMMENT ON EVENT TRIGGER parapply_ddl_1_begin IS 'a; ''b''';",
     )
     own = [_entry(f"own {number}", "EVENT TRIGGER", one) for number, one in enumerate(text)]
-    edited = schema.edited("".join([_HEAD, made, *own, _COMMENT]), schema._edit)
-    assert all(one not in edited for one in text)
-    assert "\nCREATE SCHEMA IF NOT EXISTS public;\n" in edited
-    assert edited.endswith(_COMMENT)
+    script = edited("".join([_HEAD, made, *own, _COMMENT]), schema._edit)
+    assert all(one not in script for one in text)
+    assert "\nCREATE SCHEMA IF NOT EXISTS public;\n" in script
+    assert script.endswith(_COMMENT)
 
 
 def test_only_settings_of_the_head_are_left_out() -> None:
