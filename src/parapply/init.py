@@ -22,6 +22,7 @@ from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRef
 from parapply.logs import redact_text
 from parapply.model import format_lsn
 from parapply.printable import printable
+from parapply.quoting import copyable
 from parapply.source import ddl_queue, failover, refusals, slot
 from parapply.source.ddl_automatic import Automatic
 from parapply.target.state import cutovers
@@ -208,7 +209,7 @@ def _errors(findings: Sequence[Finding]) -> Iterator[ParapplyError]:
 
 
 def _fix(finding: Finding) -> str:
-    return f"; here: {finding.fix}" if finding.fix else ""
+    return f"; here: {copyable(finding.fix)}" if finding.fix else ""
 
 
 def _text(finding: Finding) -> str:

@@ -9,6 +9,7 @@ Source: PostgreSQL manual, "Lexical Structure"; `ruleutils.c`, quote_identifier;
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from typing import TYPE_CHECKING, Final
@@ -30,6 +31,11 @@ _SPACE: Final = r"[ \t\n\r\f\v]*"
 _LISTED: Final = re.compile(
     rf'{_SPACE}(?:"(?P<quoted>(?:[^"]|"")*)"|(?P<plain>[^", \t\n\r\f\v][^, \t\n\r\f\v]*)){_SPACE}(?P<end>,|\Z)'
 )
+_QUOTED: Final = re.compile(
+    r"""(?P<escapes>\b[eE]'(?:[^'\\]|\\.|'')*')|(?P<text>'(?:[^']|'')*')|(?P<name>"(?:[^"]|"")*")""", re.DOTALL
+)
+#: Of a character's number: four digits are enough.
+_LAST_SHORT: Final = 0xFFFF
 _TO_LOWER: Final = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz")
 
 
@@ -72,14 +78,12 @@ def qualified(*names: str) -> str:
 
 
 def shown(*names: str) -> str:
-    """Return a qualified name for a statement that people copy: as `qualified`, and every character of it prints.
-
-    What does not print acts on a terminal, or is lost on the way; SQL knows it by its number, too.
+    """Return a qualified name for a statement that people copy.
 
     Raises:
         ValueError: it has a NUL.
     """
-    return ".".join(identifier(name) if name.isprintable() else _by_number(name) for name in names)
+    return copyable(qualified(*names))
 
 
 def shown_list(names: Iterable[Sequence[str]]) -> str:
@@ -87,10 +91,29 @@ def shown_list(names: Iterable[Sequence[str]]) -> str:
     return ", ".join(shown(*name) for name in names)
 
 
-def _by_number(name: str) -> str:
-    _check(name)
-    kept = (char if char.isprintable() and char != "\\" else f"\\+{ord(char):06x}" for char in name)
-    return 'U&"' + "".join(kept).replace('"', '""') + '"'
+def copyable(statements: str) -> str:
+    """Return statements of ours that mean the same, and in which every character within quotes prints.
+
+    What does not print acts on a terminal, or is lost on the way; SQL knows it by its number, too.
+    """
+    return _QUOTED.sub(_by_number, statements)
+
+
+def _by_number(found: re.Match[str]) -> str:
+    piece, kind = found[0], found.lastgroup
+    if piece.isprintable():
+        return piece
+    if kind != "escapes":
+        piece = piece.replace("\\", "\\\\")
+    short, long = ("\\{:04x}", "\\+{:06x}") if kind == "name" else ("\\u{:04x}", "\\U{:08x}")
+    numbers = {ord(char) for char in piece if not char.isprintable()}
+    signs = {number: (short if number <= _LAST_SHORT else long).format(number) for number in numbers}
+    return {"name": "U&", "text": "E"}.get(kind or "", "") + piece.translate(signs)
+
+
+def toml_string(text: str) -> str:
+    """Return a text as a basic string of TOML, which JSON's are but for what JSON need not escape."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def setting(name: str, value: str) -> str:

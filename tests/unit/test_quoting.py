@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -83,16 +84,20 @@ def test_a_nul_is_refused(quote: object) -> None:
         quote("a\0b")
 
 
-@given(st.lists(_TEXTS.filter(bool), min_size=1, max_size=2))
-def test_a_name_to_be_copied_prints(names: list[str]) -> None:
-    """Every character of a name in advice prints; one that prints all the same is written as usual."""
-    made = quoting.shown(*names)
+@given(st.lists(_TEXTS.filter(bool), min_size=1, max_size=2), _TEXTS)
+def test_what_is_to_be_copied_prints(names: list[str], value: str) -> None:
+    """Every character of a name and a value in advice prints; what prints all the same is written as usual."""
+    written = f"UPDATE {quoting.qualified(*names)} SET a = {quoting.literal(value)};"
+    made = quoting.copyable(written)
     assert made.isprintable()
-    if all(name.isprintable() for name in names):
-        assert made == quoting.qualified(*names) == quoting.shown_list([names])
-    if len(names) == 1 and not names[0].isprintable():
-        inner = made.removeprefix('U&"').removesuffix('"').replace('""', '"')
-        assert re.sub(r"\\\+([0-9a-f]{6})", lambda hit: chr(int(hit[1], 16)), inner) == names[0]
+    assert (made == written) is written.isprintable()
+    assert quoting.shown_list([names]) == quoting.copyable(quoting.qualified(*names))
+
+
+@given(st.text(max_size=20))
+def test_a_string_of_toml(text: str) -> None:
+    """A text of any characters is the same once it is read."""
+    assert tomllib.loads(f"a = {quoting.toml_string(text)}") == {"a": text}
 
 
 def test_no_other_module_doubles_quotes() -> None:

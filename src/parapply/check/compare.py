@@ -109,9 +109,9 @@ def _of_rules(table: str, source: TableShape, target: TableShape, facts: TableFa
             continue
         code = codes.get(rule.kind) or (Code.FOREIGN_KEY if rule.constraint in enforced else Code.FOREIGN_KEY_UNCHECKED)
         constraint = sql.Identifier(rule.constraint).as_string(None) if rule.constraint else ""
-        shown = constraint or rule.index
+        name = constraint or rule.index
         drop = f"ALTER TABLE {table} DROP CONSTRAINT {constraint};" if constraint else f"DROP INDEX {rule.index};"
         yield Finding(
             code=code, object=table, fix=drop,
-            found=f"{_KINDS[rule.kind]} {shown} of {table} is on the target alone: {rule.definition}",
+            found=f"{_KINDS[rule.kind]} {name} of {table} is on the target alone: {rule.definition}",
         )  # fmt: skip

@@ -18,6 +18,7 @@ from parapply.check.look import CheckOptions, look_at
 from parapply.cutover import fence, way_back
 from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRefused
 from parapply.printable import printable
+from parapply.quoting import copyable
 from parapply.source import refusals, slot
 from parapply.source.slot import source_errors
 from parapply.target.session import lease, prepared
@@ -317,7 +318,7 @@ class CutoverLook:
             if each.code in _OF_MAKING:
                 continue
             if is_refused:
-                fix = f"; here: {each.fix}" if each.fix else ""
+                fix = f"; here: {copyable(each.fix)}" if each.fix else ""
                 found.append(_error_of(each, f"{KINDS[each.code].advice}{fix}"))
             elif severity is Severity.WARNING:
                 self.warn(f"the way back, {each.code.value}: {each.found}")

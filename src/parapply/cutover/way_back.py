@@ -19,7 +19,7 @@ from psycopg import conninfo, sql
 from parapply import connect
 from parapply.cutover.fence import few
 from parapply.errors import SourceRefused, TargetRefused
-from parapply.quoting import shown, shown_list
+from parapply.quoting import copyable, shown, shown_list, toml_string
 from parapply.source import refusals, slot
 from parapply.source.slot import source_errors
 from parapply.target.session import lease, origins, prepared
@@ -164,7 +164,7 @@ async def make_publication(conn: Connection, config: Config, tables: Sequence[Pu
             await conn.execute(statement)
     except TargetRefused as error:
         raise TargetRefused(
-            str(error), hint=f"let the owner of the tables run it there: {statement.as_string(None)}"
+            str(error), hint=f"let the owner of the tables run it there: {copyable(statement.as_string(None))}"
         ) from error
 
 
@@ -284,8 +284,14 @@ def config_text(forward: Config, *, is_filtering: bool) -> str:
         "# Passwords belong into ~/.pgpass.",
     ]
     for section, pairs in values.items():
-        head += ["", f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in pairs.items())]
+        head += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in pairs.items())]
     return "\n".join(head) + "\n"
+
+
+def _toml(value: Any) -> str:  # noqa: ANN401  what a configuration holds
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return toml_string(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _without_password(dsn: str) -> str:

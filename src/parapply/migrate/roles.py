@@ -38,8 +38,13 @@ SELECT g.rolname, m.rolname, bool_or(a.admin_option),
   FROM pg_catalog.pg_auth_members AS a
   JOIN pg_catalog.pg_roles AS g ON g.oid = a.roleid JOIN pg_catalog.pg_roles AS m ON m.oid = a.member
  GROUP BY 1, 2 ORDER BY 1, 2"""
+#: Begins as `_ROLES`.
+_KNOWN: Final = """
+SELECT rolname, rolsuper, rolinherit, rolcreaterole, rolcreatedb, rolcanlogin, rolreplication, rolbypassrls
+  FROM pg_catalog.pg_roles"""
 #: server_version_num of the first server whose memberships have options.
 _OPTIONS_SINCE: Final = 160000
+_ATTRIBUTES: Final = ("SUPERUSER", "INHERIT", "CREATEROLE", "CREATEDB", "LOGIN", "REPLICATION", "BYPASSRLS")
 #: What only a superuser gives, by column.
 _HIGH: Final = ("SUPERUSER", "REPLICATION", "BYPASSRLS")
 
@@ -68,12 +73,13 @@ async def bring(ends: Connections) -> RolesMade:
         verifiers: dict[str, str | None] = {}
         if may_read:
             verifiers = dict(await read_rows(ends.source, "SELECT rolname, rolpassword FROM pg_catalog.pg_authid"))
+    rights = {row[0]: _rights(row) for row in there}
     made: list[str] = []
     lacking: list[str] = []
     bare: list[str] = []
     left_out: list[str] = []
     with target_errors("making the roles"):
-        known = {name for (name,) in await rows(ends.target, sql.SQL("SELECT rolname FROM pg_catalog.pg_roles"))}
+        known = {name: _rights(row) for row in await rows(ends.target, sql.SQL(_KNOWN)) for name in row[:1]}
         ((is_superuser,),) = await rows(
             ends.target, sql.SQL("SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = CURRENT_USER")
         )
@@ -100,13 +106,20 @@ async def bring(ends: Connections) -> RolesMade:
                 if member not in made:
                     continue
                 grant = _grant(options, inherits=inherits, has_options=has_options)
-                if grant is None or (group not in made and group not in known):
+                # A role of the same name may be another one there, which may more.
+                if grant is None or (group not in made and not known.get(group, {group}) <= rights.get(group, set())):
                     left_out.append(f"{member}: membership in {group}")
                     continue
                 await ends.target.execute(f"GRANT {identifier(group)} TO {identifier(member)}{grant}".encode())
     return RolesMade(
         made=tuple(made), without_password=tuple(bare), without_attributes=tuple(lacking), left_out=tuple(left_out)
     )
+
+
+def _rights(row: tuple[Any, ...]) -> set[str]:
+    """Return which of the rights a role has that its members may come by."""
+    has = dict(zip(_ATTRIBUTES, row[1:8], strict=True))
+    return {word for word in has if has[word] and word not in {"INHERIT", "LOGIN"}}
 
 
 def _grant(options: Sequence[bool], *, inherits: bool, has_options: bool) -> str | None:

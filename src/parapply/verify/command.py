@@ -30,6 +30,7 @@ from parapply.copy.published import PublishedTable, published_tables
 from parapply.errors import ParapplyError, SourceRefused
 from parapply.model import format_lsn
 from parapply.printable import printable
+from parapply.quoting import copyable
 from parapply.source import slot
 from parapply.target.session import settings
 from parapply.verify import canonical
@@ -383,7 +384,7 @@ def _line(verdict: Verdict) -> str:
     for one in verdict.found:
         many = f" ({one.count} rows)" if one.count > 1 else ""
         lines.append(f"  {one.kind:9} {printable(shown(columns, one.key))}{many}")
-    return "\n".join([*lines, *verdict.statements])
+    return "\n".join([*lines, *map(copyable, verdict.statements)])
 
 
 def _print(options: VerifyOptions, verdicts: Sequence[Verdict], taken: Snapshot) -> None:
