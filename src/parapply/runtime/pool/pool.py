@@ -113,6 +113,15 @@ class WorkerPool:
         """Tell whether nothing is in flight."""
         return not self._jobs
 
+    def is_done_but_large(self, *, is_open: bool) -> bool:
+        """Tell whether nothing is in flight that can be finished.
+
+        Args:
+            is_open: a large transaction has not come whole; it is always the last.
+        """
+        head = self.head
+        return head is None or (is_open and isinstance(head, LargeJob))
+
     def wants(self, batch: Batch) -> bool:
         """Tell whether a worker is idle and no closed batch waits for one; with the order kept, none waits at all.
 
