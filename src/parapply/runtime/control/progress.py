@@ -203,11 +203,11 @@ class Progress:
         self._wake.set()
 
     def _look_for_time(self) -> None:
-        """Set where to end if the publisher's clock has passed the time, and nothing later has come to say so."""
-        clock_us = self._shown.source_clock_us
-        if self._until_time_us is None or self._until_lsn is not None or clock_us is None:
+        """Set where to end if the publisher's WAL has passed the time, and nothing later has come to say so."""
+        passed_us = self._shown.passed_us
+        if self._until_time_us is None or self._until_lsn is not None or passed_us is None:
             return
-        if clock_us > self._until_time_us + _COMMITTING_US:
+        if passed_us > self._until_time_us + _COMMITTING_US:
             self._until_lsn = self._shown.source_insert_lsn
 
     def received(self) -> None:
