@@ -42,7 +42,6 @@ from parapply.runtime.observe.applylog_records import TargetNames, batch_record,
 from parapply.runtime.observe.gauges import Parts
 from parapply.runtime.observe.meter import count
 from parapply.runtime.observe.monitor import Monitor
-from parapply.runtime.pool.job import LargeJob
 from parapply.runtime.pool.pool import WorkerPool
 from parapply.runtime.pool.scaling import Scaling
 from parapply.runtime.pool.streams import StreamBuffers, StreamLimits
@@ -231,7 +230,7 @@ class Epoch:
             pool=self._pool,
             on_keepalive=self._progress.keepalive,
             on_received=self._progress.received,
-            on_end=self._progress.ends_before,
+            on_end=self._progress.ends_at,
         )
         watch = CatalogueWatch(self._tables, ends.control_pool, config.apply.catalogue_check_s)
         stall = StallCheck(self._pool, workers, ends.control_pool, two_phase, config.apply.stall_check_s)
@@ -444,9 +443,7 @@ class Epoch:
     def _changed(self) -> None:
         self._intake.worker_changed()
         self._requests.moved.set()
-        head = self._pool.head
-        # A large transaction that has not come whole cannot be finished, but it is always the last.
-        if head is None or (self._batcher.is_inside_large and isinstance(head, LargeJob)):
+        if self._pool.is_done_but_large(is_open=self._batcher.is_inside_large):
             self._idle.set()
         else:
             self._idle.clear()

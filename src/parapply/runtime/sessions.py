@@ -411,19 +411,22 @@ class Connector:
 
         stream = await connecting
         await stream.check_same(facts)
-        reason = await self._catch_up(stream, facts, found, command, two_phase=two_phase)
+        reason = await self._catch_up(
+            stream, facts, found, command, is_streaming=streaming != "off", two_phase=two_phase
+        )
         if reason:
             await stream.start(command(found.resume_lsn), reason)
         self._last_reader = stream
         return stream
 
-    async def _catch_up(
+    async def _catch_up(  # noqa: PLR0913  what there is to read, and how
         self,
         stream: CatchUpStream,
         facts: slot.SourceFacts,
         found: state.SlotState,
         command: Callable[[int], str],
         *,
+        is_streaming: bool,
         two_phase: bool,
     ) -> str:
         """Begin to read in ranges if there is much to catch up; return why it is a stream."""
@@ -449,6 +452,7 @@ class Connector:
                 slot=source.slot,
                 start_lsn=found.resume_lsn,
                 options=range_options(facts.server_version_num, source.publications, source.origin),
+                is_streaming=is_streaming,
                 limits=limits,
             )
             self._ranges_from_lsn = found.resume_lsn

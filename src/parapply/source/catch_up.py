@@ -61,6 +61,8 @@ _MEGABYTE = 1024 * 1024
 LITTLE: Final = "little to catch up"
 CAUGHT_UP: Final = "caught up"
 IN_PROGRESS: Final = "a transaction in progress is too large for a range"
+#: No reason that passes: a stream that is left before all of it has come would send it from its beginning again.
+IN_PROGRESS_WHOLE: Final = "a transaction in progress is too large for a range, and comes whole after its commit"
 UNFINISHED: Final = "the last attempt to read a range did not come to its end"
 LARGE: Final = "the rows are large"
 PASSING: Final = frozenset({LITTLE, CAUGHT_UP, IN_PROGRESS, UNFINISHED, LARGE})
@@ -96,6 +98,7 @@ class CatchUp(msgspec.Struct, frozen=True, kw_only=True):
     slot: str
     start_lsn: int  # everything that ends up to here is on the target
     options: tuple[tuple[str, str], ...]  # pgoutput's, of a range
+    is_streaming: bool = True  # the stream that follows sends transactions in progress
     limits: RangeLimits
 
 

@@ -158,7 +158,7 @@ class WalRanges:
             # Nothing of a transaction in progress was handed over, nor anything after its beginning: what was, ends
             # with a Commit.
             end_lsn = catch_up.end_lsn_of(last) if last else before.copy_lsn
-            return end_lsn, catch_up.IN_PROGRESS
+            return end_lsn, catch_up.IN_PROGRESS if self._plan.is_streaming else catch_up.IN_PROGRESS_WHOLE
         self.n_read += 1
         message_bytes = size_bytes // max(n_messages, 1)
         return position.copy_lsn, catch_up.why_leave(

@@ -10,7 +10,16 @@ from parapply.vocabulary import DaemonState
 class Shown:
     """Written by the monitor, `state` also by progress when the epoch ends; read by progress, gauges and health."""
 
-    __slots__ = ("_clock", "lag_s", "looked_s", "source_clock_us", "source_insert_lsn", "source_lsn", "state")
+    __slots__ = (
+        "_clock",
+        "lag_s",
+        "looked_s",
+        "passed_us",
+        "source_clock_us",
+        "source_insert_lsn",
+        "source_lsn",
+        "state",
+    )
 
     def __init__(self) -> None:
         """Start before the monitor's first check."""
@@ -19,6 +28,8 @@ class Shown:
         #: Its clock at that moment, microseconds since 2000-01-01 UTC, and the end of all WAL that it had written then.
         self.source_clock_us: int | None = None
         self.source_insert_lsn = 0
+        #: The time that its WAL had passed: its clock, or, of a standby, of the last commit replayed. None: not known.
+        self.passed_us: int | None = None
         #: How far the target is behind; None: not checked yet.
         self.lag_s: float | None = None
         #: When the monitor last checked, by the event loop's clock.

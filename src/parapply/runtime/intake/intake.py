@@ -61,8 +61,8 @@ class Intake:
             pool: gets the batches.
             on_keepalive: called with every keep-alive, after what came before it was taken.
             on_received: called after every read, when what came is in the batcher's hands.
-            on_end: called with the commit LSN of the first transaction that never enters; everything before it is in
-                the worker pool's hands, and nothing more is read.
+            on_end: called with the end of what came before the first transaction that never enters; everything up to
+                there is in the worker pool's hands, and nothing more is read.
         """
         self._reader = reader
         self._room = room
@@ -145,7 +145,9 @@ class Intake:
             what = "apply.delay_s"
             if left_s == math.inf:
                 what = "the end: what comes next is later than --until"
-                self._on_end(transaction.commit_lsn)
+                # Not the transaction's own LSN: of a ROLLBACK PREPARED only the end is sent, and the publisher never
+                # sends again what begins before the position that it was told.
+                self._on_end(self._batcher.received_lsn)
             with reader.waiting(what):
                 await hold.wait_for_change(min(left_s, _LOOK_S))
 

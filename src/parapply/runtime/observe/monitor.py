@@ -146,7 +146,7 @@ class Monitor:
                 await asyncio.sleep(_LEAVE_S)
                 raise
             self._shown.source_lsn, self._shown.source_insert_lsn = position.flush_lsn, position.insert_lsn
-            self._shown.source_clock_us = position.clock_us
+            self._shown.source_clock_us, self._shown.passed_us = position.clock_us, position.passed_us
             self._shown.lag_s = self._lag_s(position.flush_lsn, position.clock_us)
             self._shown.looked_s = self._clock()
             trouble = self._conflict_handler.trouble

@@ -123,6 +123,15 @@ class WorkerPool:
         """Count changes out: they are applied, or dropped. Each piece that was counted in must come here once."""
         self._held_bytes -= size_bytes
 
+    def is_done_but_large(self, *, is_open: bool) -> bool:
+        """Tell whether nothing is in flight that can be finished.
+
+        Args:
+            is_open: a large transaction has not come whole; it is always the last.
+        """
+        head = self.head
+        return head is None or (is_open and isinstance(head, LargeJob))
+
     def wants(self, batch: Batch) -> bool:
         """Tell whether a worker is idle and no closed batch waits for one; with the order kept, none waits at all.
 
