@@ -20,7 +20,7 @@ from parapply.target.state.functions import functions
 from parapply.target.state.upgrades import UPGRADES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from parapply.target.session.settings import Connection
 
@@ -165,6 +165,12 @@ async def ensure_schema(conn: Connection, schema: str) -> bool:
             hint="stop here: if the server crashed since, progress is lost; else ALTER TABLE ... SET LOGGED",
         )
     return is_new
+
+
+def is_of_state(table: str, columns: Collection[str]) -> bool:
+    """Tell whether a table that is gone, and is known by name and columns only, was one of a state schema."""
+    found = COMMENTS.get(("TABLE", table))
+    return found is not None and len(columns) > 1 and set(columns) <= set(found[1])
 
 
 async def has_schema(conn: Connection, schema: str) -> bool:
