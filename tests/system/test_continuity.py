@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 _TABLES = """
 CREATE TABLE taken_out (id int PRIMARY KEY); CREATE TABLE filtered (id int PRIMARY KEY);
 CREATE TABLE m (id int PRIMARY KEY) PARTITION BY RANGE (id);
-CREATE TABLE m1 PARTITION OF m FOR VALUES FROM (0) TO (100); CREATE TABLE m2 PARTITION OF m FOR VALUES FROM (100) TO (200);
+CREATE TABLE m1 PARTITION OF m FOR VALUES FROM (0) TO (100);
+CREATE TABLE m2 PARTITION OF m FOR VALUES FROM (100) TO (200);
 CREATE TABLE untouched (id int PRIMARY KEY);
 """
 _ROOT = """
@@ -115,7 +116,7 @@ def test_a_publication_that_is_made_again(
 def test_partitions_of_a_root_that_is_published_as_one(
     source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
 ) -> None:
-    """None of them waits. One that is attached with rows makes the root wait before its first change; one without not."""
+    """None of them waits; one that is attached with rows makes the root wait before its first change is applied."""
     route = _copied(source_db, target_db, run_command, _ROOT, "TABLE p WITH (publish_via_partition_root)")
     daemon = start_daemon(route)
     source_db.execute("INSERT INTO p VALUES (1)")
