@@ -359,6 +359,9 @@ def test_what_would_differ_is_refused_on_the_publisher(pair: Pair) -> None:
         assert "the rows of public.t would get other values of n" in _refused(
             pair.source, _ddl(f"ALTER TABLE t ADD {column}")
         )
+    assert "while public.t is UNLOGGED its changes are not published" in _refused(
+        pair.source, _ddl("ALTER TABLE t SET UNLOGGED")
+    )
     pair.write(
         _ddl("ALTER TABLE empty ADD n timestamptz DEFAULT now()"),
         _ddl("ALTER TABLE t ADD k int DEFAULT 1 + 1, ADD n timestamptz"),

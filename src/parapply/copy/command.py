@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from parapply import connect, failpoints
+from parapply import connect, continuity, failpoints
 from parapply.commands import lifecycle
 from parapply.copy import schema as schemas
 from parapply.copy import snapshot as snapshots
@@ -27,7 +27,7 @@ from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRef
 from parapply.model import format_lsn
 from parapply.plan.watermark import covers
 from parapply.printable import printable
-from parapply.source import ddl_queue, late_tables, slot
+from parapply.source import ddl_queue, late_tables, publishing, slot
 from parapply.target.session import lease, settings
 from parapply.target.state import commands, copies, cutovers
 from parapply.target.state import slots as state
@@ -188,7 +188,7 @@ async def go_on(
         return False
     tables = [table for table in published if table.full_name in left]
     click.echo(f"slot {name!r}: {len(wanted) - len(left)} tables are copied, {len(left)} are left")
-    begun = {row.name for row in known.tables if row.state == CopyState.COPYING}
+    begun = {row.name for row in known.tables if row.state == CopyState.COPYING or row.is_again}
     await check_readable(ends.source, tables)
     if have_run is None:
         have_run = await _until_commands(config, ends, found.slot_id)
@@ -285,7 +285,7 @@ async def _refresh(config: Config, options: CopyOptions) -> None:
     async with connect.open_both(config, "refresh") as ends:
         found, known, published = await _slot_tables(config, ends)
         tables = _chosen(options, known, published)
-        begun = {row.name for row in known.tables if row.state == CopyState.COPYING}
+        begun = {row.name for row in known.tables if row.state == CopyState.COPYING or row.is_again}
         have_run = await _until_commands(config, ends, found.slot_id) if tables else None
         await _check_target(ends.target, tables, options, begun=begun)
         gone = sorted({row.name for row in known.tables} - {table.full_name for table in published})
@@ -349,17 +349,21 @@ def _say_paused(known: copies.Copies) -> None:
 async def _known(
     config: Config, ends: connect.Connections, slot_id: int, published: Sequence[PublishedTable]
 ) -> copies.Copies:
-    """Return what is known of the tables, by the names that they have now."""
+    """Return what is known of the tables, by the names that they have now, and looked at as the daemon does."""
     schema = config.target.state_schema
     known = await copies.load(ends.target, schema, slot_id)
     names = {row.source_oid: row.name for row in known.tables}
     renamed = {
         table.oid: table.full_name for table in published if names.get(table.oid, table.full_name) != table.full_name
     }
-    if not renamed:
-        return known
-    await copies.rename(ends.target, schema, slot_id, renamed)
-    return await copies.load(ends.target, schema, slot_id)
+    if renamed:
+        await copies.rename(ends.target, schema, slot_id, renamed)
+        known = await copies.load(ends.target, schema, slot_id)
+    found = await continuity.look(ends.source, ends.target, config, slot_id, known)
+    if found.altered:
+        altered = _names([".".join(name) for name in found.altered])
+        click.echo(f"warning: {continuity.ALTERED}: {altered}. Hint: {continuity.ALTERED_HINT}")
+    return await copies.load(ends.target, schema, slot_id) if found.has_changed else known
 
 
 async def _keep_marks(config: Config, ends: connect.Connections, slot_id: int) -> None:
@@ -473,7 +477,8 @@ async def _load(  # noqa: PLR0913, PLR0917  all that is known by now
     have_run: Collection[int] | None,
 ) -> None:
     failpoints.probe(failpoints.COPY_BEGUN)
-    await _check_unchanged(config, tables, snapshot, have_run)
+    marks = await _check_unchanged(config, tables, snapshot, have_run)
+    await copies.keep_published(ends.target, config.target.state_schema, slot_id, marks)
     with Bar(listener=options.on_progress) as bar:
         load = CopyLoad(
             config,
@@ -503,7 +508,7 @@ def _came_late() -> SourceRefused:
 
 async def _check_unchanged(
     config: Config, tables: Sequence[PublishedTable], snapshot: SourceSnapshot, have_run: Collection[int] | None
-) -> None:
+) -> dict[int, str]:
     """Refuse tables that changed while the snapshot was awaited, which may take as long as other transactions do.
 
     A column that came in that time would be left out of the copy, and the stream does not bring what is before it.
@@ -515,6 +520,9 @@ async def _check_unchanged(
         snapshot: to be copied.
         have_run: commands of the publisher that have run here, by number; None: none run here that the snapshot shows.
 
+    Returns:
+        How they are published in the snapshot.
+
     Raises:
         SourceRefused: one did, or came.
         SourceLost: the connection broke.
@@ -522,6 +530,7 @@ async def _check_unchanged(
     dsn, name = config.source.dsn.get_secret_value(), f"parapply copy {config.source.slot}"
     async with await snapshots.open_reader(dsn, name, snapshot) as reader:
         published = await published_tables(reader, config.source.publications, config.mapping)
+        marks = await publishing.published(reader, config.source.publications, [table.oid for table in tables])
         has_more = have_run is not None and not (await ddl_queue.numbers(reader)).issubset(have_run)
     if has_more:
         raise _came_late()
@@ -531,6 +540,7 @@ async def _check_unchanged(
             f"source: changed, or no longer published, while the snapshot was awaited: {', '.join(changed)}",
             hint=f"run the same command again; {_IS_LEFT}",
         )
+    return marks
 
 
 def _shape(table: PublishedTable) -> tuple[object, ...]:

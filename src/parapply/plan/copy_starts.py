@@ -41,7 +41,8 @@ class Start(NamedTuple):
 
 #: Of a table that is applied from the slot's start.
 _FROM_THE_START = Start(0, is_copied=True)
-_NEVER = Start(None, is_copied=False)
+#: Of a table none of whose changes is applied.
+NEVER = Start(None, is_copied=False)
 
 
 class CopyStarts:
@@ -50,6 +51,7 @@ class CopyStarts:
     def __init__(self) -> None:
         """Know of no copies: every change is applied."""
         self._tables: Mapping[Known, Start] = {}
+        self._beside: Mapping[int, Start] = {}
         #: How many known tables get no changes until they are copied.
         self.n_waiting = 0
         self._others = _FROM_THE_START
@@ -71,11 +73,18 @@ class CopyStarts:
             return None
         return max([start.lsn or 0 for start in starts], default=0)
 
-    def update(self, tables: Mapping[Known, Start], *, is_listed: bool) -> None:
-        """Take what is known of all tables; with `is_listed` a table not among them gets no changes."""
+    def update(self, tables: Mapping[Known, Start], beside: Mapping[int, Start], *, is_listed: bool) -> None:
+        """Take what is known of all tables; with `is_listed` a table not among them gets no changes.
+
+        Args:
+            tables: that are copied, or wait.
+            beside: others that are announced, and count neither as copied nor as waiting.
+            is_listed: as said.
+        """
         self._tables = tables
+        self._beside = beside
         self.n_waiting = sum(start.lsn is None for start in tables.values())
-        self._others = _NEVER if is_listed else _FROM_THE_START
+        self._others = NEVER if is_listed else _FROM_THE_START
         starts = {oid: self._start(oid, name) for oid, name in self._names.items()}
         self._apart = {oid: start for oid, start in starts.items() if start.lsn != 0}
 
@@ -89,8 +98,8 @@ class CopyStarts:
 
     def _start(self, oid: int, name: Name) -> Start:
         if name[0] in self._left_out:
-            return _NEVER
-        start = self._tables.get(oid)
+            return NEVER
+        start = self._tables.get(oid) or self._beside.get(oid)
         return start if start is not None else self._tables.get(name, self._others)
 
     def _start_of(self, relation: Relation) -> Start:

@@ -164,6 +164,7 @@ class Epoch:
             starts=starts,
             known=ends.copies,
             low_lsn=low_lsn,
+            take_gap=ends.stream.take_gap,
         )
         starts.leave_out(ends.source_facts.state_schemas)
         admission = Admission(reader, self._batcher, self._tables, copied, two_phase, starts=starts, state=ends.state)

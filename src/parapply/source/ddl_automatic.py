@@ -253,6 +253,11 @@ BEGIN
          WHERE TG_TAG IN ('CREATE TABLE', 'CREATE SCHEMA') AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
            AND c.oid IN (SELECT objid FROM pg_event_trigger_ddl_commands()
                           WHERE command_tag = 'CREATE TABLE' AND classid = 'pg_class'::regclass);
+        SELECT c.oid::regclass INTO place FROM pg_class AS c
+         WHERE state -> 'widths' ? c.oid::text AND c.relpersistence = 'u' LIMIT 1;
+        IF FOUND THEN
+            problem := format('while %s is UNLOGGED its changes are not published', place);
+        END IF;
         FOR place, column_name IN
             @columns@
         LOOP

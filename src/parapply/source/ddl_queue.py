@@ -248,6 +248,13 @@ BEGIN
        OR EXISTS (SELECT FROM pg_proc WHERE pronamespace = pg_my_temp_schema()) THEN
         RAISE EXCEPTION 'parapply: temporary objects are not replicated' USING ERRCODE = '0A000';
     END IF;
+    SELECT c.oid::regclass INTO place FROM pg_class AS c
+     WHERE widths ? c.oid::text AND c.relpersistence = 'u' LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'parapply: while % is UNLOGGED its changes are not published', place USING ERRCODE = '0A000',
+            HINT = 'Run it on each server by itself; once the table is LOGGED again, `parapply refresh --table` with '
+                '--truncate brings its rows.';
+    END IF;
     -- New tables, and which publications have them from the first: then the stream has all of their rows, whatever
     -- becomes of them before it is read.
     SELECT COALESCE(jsonb_agg(jsonb_build_object('oid', c.oid::bigint, 'schema', n.nspname, 'name', c.relname,

@@ -54,6 +54,8 @@ SESSION_SETTINGS: tuple[tuple[str, str], ...] = (
     ("statement_timeout", "0"),
     ("lock_timeout", "0"),
     ("idle_in_transaction_session_timeout", "0"),
+    # A warning says that a publication was missing.
+    ("client_min_messages", "warning"),
     # Questions to the catalogue look dear to the planner and take milliseconds; to compile one took a second.
     ("jit", "off"),
 )

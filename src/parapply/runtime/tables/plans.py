@@ -78,6 +78,8 @@ class TablePlans:
         self.target_names: dict[str, str] = {}
         #: By name on the target, the publisher's of the table that is applied to it; where there is a mapping.
         self._sources: dict[tuple[str, str], tuple[str, str]] = {}
+        #: Names on the publisher by which to look for tables that a transaction still calls by an earlier one.
+        self._renamed: dict[Relation, tuple[str, str]] = {}
         #: As the catalogue has it; `plans` holds what trust in prediction leaves of it.
         self._planned: dict[Relation, TablePlan] = {}
         #: Names and publisher's OIDs of what was ever planned.
@@ -133,6 +135,15 @@ class TablePlans:
             self.plans.refused.pop(relation, None)
             self._put(relation, plan)
             self._forget_namesakes(relation)
+
+    async def apply_as(self, relation: Relation, name: tuple[str, str]) -> None:
+        """Apply changes of a relation to the table that has another name of the publisher's, and plan it again.
+
+        Raises:
+            TargetLost: the connection ended.
+        """
+        self._renamed[relation] = name
+        await self.resolve([relation])
 
     async def read_ahead(self, relations: Iterable[Relation]) -> None:
         """Wait until relations are read ahead, as far as they are being read; not for long where that takes long."""
@@ -350,7 +361,8 @@ class TablePlans:
         )
 
     def _target_of(self, relation: Relation) -> tuple[str, str]:
-        return relation.full_name if self._mapping is None else self._mapping.target_of(relation.full_name)
+        name = self._renamed.get(relation, relation.full_name)
+        return name if self._mapping is None else self._mapping.target_of(name)
 
     def _check_alone(self, relation: Relation) -> None:
         """Refuse a second table of the publisher for one of the target: what depends on what could not be told."""
