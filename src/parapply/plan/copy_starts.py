@@ -11,9 +11,8 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from parapply.model import FRAME_HEADER_BYTES, Relation, Transaction
-from parapply.wire.decode import decode
-from parapply.wire.messages import Truncate
+from parapply.model import Relation, Transaction
+from parapply.plan.steps import read_truncate, without_tables
 from parapply.wire.rows import KIND_AT, RELATION_AT, TRUNCATE
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ Name: TypeAlias = "tuple[str, str]"
 Known: TypeAlias = "int | Name"
 
 _relation_at = struct.Struct(">I").unpack_from
-_truncate_head = struct.Struct(">IB")
 
 
 class Start(NamedTuple):
@@ -179,8 +177,7 @@ def _oids(frame: bytes) -> tuple[int, ...]:
     if len(frame) < RELATION_AT + 4:
         return ()
     if frame[KIND_AT] == TRUNCATE:
-        message = decode(frame[FRAME_HEADER_BYTES:])
-        return tuple(message.relation_oids) if isinstance(message, Truncate) else ()
+        return read_truncate(frame).relation_oids
     return (_relation_at(frame, RELATION_AT)[0],)
 
 
@@ -190,11 +187,7 @@ def _kept(frame: bytes, apart: Mapping[int, Start]) -> bytes | None:
     left = [oid for oid in oids if oid not in apart]
     if len(left) == len(oids):
         return frame
-    if not left:
-        return None
-    # Int32 number of relations, Int8 flags, Int32 each. (PostgreSQL manual, "Logical Replication Message Formats".)
-    flags = frame[KIND_AT + 5]
-    return frame[: KIND_AT + 1] + _truncate_head.pack(len(left), flags) + struct.pack(f">{len(left)}I", *left)
+    return without_tables(frame, left) if left else None
 
 
 def _with_changes(whole: Transaction, changes: list[bytes | Relation], dropped_bytes: int) -> Transaction:

@@ -21,9 +21,8 @@ from parapply.applylog_schema import (
     WaitedFor,
 )
 from parapply.model import Relation, format_lsn
+from parapply.plan.steps import read_truncate
 from parapply.runtime.pool.job import SetJob
-from parapply.wire.decode import decode
-from parapply.wire.messages import Truncate
 from parapply.wire.rows import DELETE, INSERT, KIND_AT, RELATION_AT, TRUNCATE
 
 if TYPE_CHECKING:
@@ -183,9 +182,7 @@ def _counted_of(transaction: Transaction, names: dict[int, str]) -> _Counted:
             continue
         kind = change[KIND_AT]
         if kind == TRUNCATE:
-            message = decode(change[KIND_AT:])
-            assert isinstance(message, Truncate), "its kind says so"
-            for oid in message.relation_oids:
+            for oid in read_truncate(change).relation_oids:
                 rows.setdefault(names[oid], RowCounts()).truncate += 1
             continue
         counts = rows.setdefault(names[int.from_bytes(change[RELATION_AT : RELATION_AT + 4])], RowCounts())

@@ -31,7 +31,7 @@ from parapply.plan.table_changes import (
 from parapply.target.session.pipeline import ANY_COUNT, Statement
 from parapply.target.sql.conditions import table_name
 from parapply.target.sql.moves import can_move, runs_of_moves
-from parapply.target.sql.statements import CHECK_LATER, CHECK_NOW, Sql, Statements, acting_code, truncate
+from parapply.target.sql.statements import CHECK_LATER, CHECK_NOW, Sql, Statements, acting_code, delete_all, truncate
 from parapply.target.sql.whole_rows import net_rows
 from parapply.wire.rows import (
     BINARY_TYPES,
@@ -388,11 +388,15 @@ class CommandBuilder:
         out.append(Command(prepared, parameters, expected=expected, operation=operation, plan=plan))
 
     def _truncate(self, step: TruncateStep) -> list[Command]:
-        prepared = truncate([plan.facts for plan in step.plans], restart_identity=step.restart_identity)
-        texts = [prepared]
+        if step.is_partial:
+            # A table that is left out may refer to these, and PostgreSQL then refuses TRUNCATE. Children come first.
+            prepared = [delete_all(plan.facts) for plan in reversed(step.plans)]
+        else:
+            prepared = [truncate([plan.facts for plan in step.plans], restart_identity=step.restart_identity)]
+        texts = prepared
         if any(foreign.is_enforced for plan in step.plans for foreign in plan.foreign_keys):
             # What changed the table before may have left deferred checks, and PostgreSQL truncates no such table.
-            texts = [CHECK_NOW, prepared, CHECK_LATER]
+            texts = [CHECK_NOW, *prepared, CHECK_LATER]
         commands = [Command(text, (), expected=ANY_COUNT, operation="truncate", plan=step.plans[0]) for text in texts]
         for command in commands:
             command.others = step.plans[1:]

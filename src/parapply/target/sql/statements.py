@@ -481,6 +481,11 @@ def truncate(tables: Sequence[TableFacts], *, restart_identity: bool) -> Sql:
     return _sql(f"TRUNCATE TABLE {', '.join(dict.fromkeys(targets))} {identity} IDENTITY RESTRICT", ())
 
 
+def delete_all(facts: TableFacts) -> Sql:
+    """Return a DELETE of every row of a table, without those of tables that inherit from it."""
+    return _sql(f"DELETE FROM {table_name(facts) if facts.is_partitioned else f'ONLY {table_name(facts)}'}", ())
+
+
 @cache
 def acting_code(role: str, *, is_partitioned: bool) -> Sql:
     """Return the statement whose rows are triggers and rules that act on tables, and tables replaced, as a set form.

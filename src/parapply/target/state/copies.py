@@ -272,7 +272,9 @@ async def pause(conn: Connection, schema: str, slot_id: int, names: Sequence[Nam
         "UPDATE {s}.copies AS c SET state = 'waiting', start_lsn = NULL, rows = NULL, size_bytes = NULL, reason = $4,"
         " is_seen = false, started_at = NULL, finished_at = NULL"
         " FROM unnest($2::text[], $3::text[]) AS n(schema_name, table_name)"
-        " WHERE c.slot_id = $1::int AND c.schema_name = n.schema_name AND c.table_name = n.table_name",
+        " WHERE c.slot_id = $1::int AND c.schema_name = n.schema_name AND c.table_name = n.table_name"
+        # One that is paused already is nothing new to the daemon, which would never say that it has seen it.
+        " AND NOT (c.state = 'waiting' AND c.reason = $4)",
         schema,
     )
     with target_errors("noting what is paused"):
