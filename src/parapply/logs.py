@@ -80,6 +80,7 @@ EVENTS: Final = {
     "table_joined": "info: a table made after the first copy is applied from its first row on",
     "table_renamed": "info: a table that is applied has another name on the publisher; its former one",
     "table_waits": "warning: published and not applied; told once and each day, until `parapply refresh` has copied it",
+    "publication_altered": "warning: a publication was altered and altered back; changes of between may be missing",
     "state_left_out": "info: schemas of the publisher with tables of parapply's own: none of their rows is applied",
     "sequence_missing": "warning: a sequence of the publisher could not be set; why; told once and each day",
     "sequences_not_carried": "warning: a round of sequences.interval_s has set none; why; told once and each day",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 
+from parapply.target.state.schema import ensure_schema
 from tests.fixtures.plain import FAST, check_equal
 from tests.fixtures.route import Route
 
@@ -139,4 +142,26 @@ def test_partitions_of_a_root_that_is_published_as_one(
     daemon.wait_caught_up()
     check_equal(route, "p")
     assert _waiting(route) == {}
+    daemon.stop()
+
+
+def test_a_state_schema_that_is_gone_from_the_publisher(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """Its changes, still in WAL, are left out by what its tables look like; no table waits for a copy."""
+    route = _copied(source_db, target_db, run_command, "CREATE TABLE t (id int PRIMARY KEY)", "ALL TABLES")
+
+    async def make() -> None:
+        async with await psycopg.AsyncConnection.connect(source_db.dsn, autocommit=True) as conn:
+            await ensure_schema(conn, "progress")
+
+    asyncio.run(make())
+    source_db.execute("INSERT INTO t VALUES (1); DROP SCHEMA progress CASCADE")
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    check_equal(route, "t")
+    assert daemon.events_of("state_left_out")
+    assert _waiting(route) == {}
+    taken = run_command(route, "snapshot", "--", "true")
+    assert taken.returncode == 0, taken.stderr
     daemon.stop()

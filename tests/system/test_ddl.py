@@ -19,7 +19,7 @@ from parapply.demo.errors import DemoError
 from parapply.source.ddl_automatic import Automatic
 from parapply.source.ddl_queue import install_sql
 from tests.fixtures.pair import Pair, pair
-from tests.fixtures.plain import FAST
+from tests.fixtures.plain import FAST, check_equal
 from tests.fixtures.route import Route
 from tests.fixtures.streams import LITTLE_MEMORY, MANY_ROWS, SOME_ROWS, fill
 
@@ -428,6 +428,28 @@ def _beside(pair: Pair, number: int, rows: Sequence[str], *commands: str) -> Non
         done.result(30)
 
 
+def test_rows_written_beside_the_rename_of_their_schema(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """ALTER SCHEMA ... RENAME waits for no transaction: one that goes on comes later, with the table's earlier name."""
+    for database in (source_db, target_db):
+        database.execute("CREATE SCHEMA s; CREATE TABLE s.t (id int PRIMARY KEY)")
+    target_db.execute(f"GRANT CREATE ON DATABASE {target_db.dbname} TO {target_db.target_role};"
+                      f" ALTER SCHEMA s OWNER TO {target_db.target_role}")  # fmt: skip
+    source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES;" + install_sql(["pub"]))
+    route = Route(source=source_db, target=target_db, settings={**FAST, **_ON})
+    done = run_command(route, "init", "--copy")
+    assert done.returncode == 0, done.stderr
+    daemon = start_daemon(route)
+    with source_db.connect() as connection:
+        connection.execute("BEGIN; INSERT INTO s.t VALUES (1)")
+        source_db.execute(_ddl("ALTER SCHEMA s RENAME TO s2"))
+        connection.execute("INSERT INTO s2.t VALUES (2); UPDATE s2.t SET id = 3 WHERE id = 1; COMMIT")
+    daemon.wait_caught_up()
+    check_equal(route, "s2.t")
+    daemon.stop()
+
+
 @pytest.mark.parametrize("order", ["preserve", "relaxed"])
 def test_commands_amid_the_load_of_others(pair: Pair, order: str) -> None:
     """Columns come and go, tables are made and renamed while others write: nothing waits for ever, nothing is lost."""
@@ -713,6 +735,7 @@ def test_what_people_type_is_recorded(  # noqa: PLR0915  one pair of servers for
         assert "inside a function" in _not_recorded(source, text)
     assert "fills it" in _not_recorded(source, "CREATE TABLE filled AS SELECT 1 AS x")
     assert "get other values of a" in _not_recorded(source, "ALTER TABLE t ADD a timestamptz DEFAULT now()")
+    assert "while public.t is UNLOGGED" in _not_recorded(source, "ALTER TABLE t SET UNLOGGED")
     assert "temporary object" in _not_recorded(source, "CREATE TEMP TABLE u ()", "CREATE TABLE b (LIKE u)")
     assert "before the name" in _not_recorded(source, "CREATE INDEX CONCURRENTLY ON t (n)")
     assert "Run it by itself" in _refused(source, _ddl("CREATE INDEX CONCURRENTLY another ON t (n)"))

@@ -94,7 +94,7 @@ _FULL: LiteralString = """
                       AND pg_catalog.pg_relation_size(below.oid) <> 0)
      ORDER BY 2""".replace("WAS_MADE_THERE", WAS_MADE_THERE)
 
-#: What a publication sends unless it is told otherwise.
+#: What a publication sends by default.
 _ALL: Final = frozenset("iudt")
 _NOT_FOR_A_TIME: Final = (
     "it was not published for a time: the publication was dropped, or the table was taken out of it, detached or"

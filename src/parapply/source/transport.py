@@ -56,7 +56,7 @@ class Transport(Protocol):
     keepalive: bytes | None
     #: Whether the last `drain` took everything that had come.
     is_drained: bool
-    #: The server has warned that a publication was missing; whoever takes it puts False here.
+    #: The server has warned that a publication was missing; the stream puts False here when it takes that.
     has_gap: bool
 
     @property

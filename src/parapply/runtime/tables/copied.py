@@ -47,6 +47,8 @@ _READ_S = 5.0
 _AGAIN_S = 86_400.0
 #: New tables checked in one go: each costs a query.
 _TABLES = 50
+#: Tables named in one warning.
+_MOST_NAMES = 5
 _HINT = "`parapply refresh` copies it; until then its changes are left out"
 _HINT_AGAIN = "`parapply refresh` empties it and copies it again; until then its changes are left out"
 
@@ -177,7 +179,7 @@ class Copied:
         if found.altered:
             names = sorted([".".join(name) for name in found.altered])
             self._log.warning(
-                "publication_altered", relation=names[0], tables=len(names), reason=continuity.ALTERED,
+                "publication_altered", relation=", ".join(names[:_MOST_NAMES]), reason=continuity.ALTERED,
                 hint=continuity.ALTERED_HINT,
             )  # fmt: skip
         if found.has_changed:

@@ -458,7 +458,7 @@ async def keep_published(conn: Connection, schema: str, slot_id: int, marks: Map
 async def note_published(conn: Connection, schema: str, slot_id: int, changes: Sequence[PublishedChange]) -> None:
     """Keep how tables are published, and have those wait of which changes may be missing.
 
-    A table whose copy has begun since is left alone, as is one that somebody else has looked at.
+    A table whose copy has begun since is left alone, as is one that another look has changed.
 
     Raises:
         TargetRefused, TargetLost: it could not be written.
