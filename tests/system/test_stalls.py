@@ -54,6 +54,28 @@ def test_t30_a_foreign_session_between_head_and_later_batch(route: Route, start_
     check_equal(route)
 
 
+def test_who_holds_a_batch_up_is_told(route: Route, start_daemon: StartDaemon) -> None:
+    """A batch that waits for a foreign session is in the log with the facts, and in the state's reason."""
+    route.source.execute("INSERT INTO item VALUES (1, 0)")
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    with foreign_transaction(route.target, "SELECT FROM item WHERE id = 1 FOR UPDATE") as foreign:
+        route.source.execute("UPDATE item SET v = 1 WHERE id = 1")
+        told = daemon.wait_for_event("batch_blocked")
+        pid = foreign.info.backend_pid
+        assert (told["pid"], told["application_name"], told["relation"], told["mode"]) == (
+            pid, "foreign", "public.item", "ShareLock",
+        )  # fmt: skip
+        assert told["wait_s"] >= 5
+        assert told["level"] == "warning"
+        words = rf"SELECT reason ~ 'blocked for \d+ s by a lock held by pid {pid}' FROM parapply.progress"
+        route.target.wait_until(words)
+    assert daemon.wait_for_event("batch_unblocked")["wait_s"] >= 5
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(route)
+
+
 def test_locked_tables_do_not_hold_up_the_start(route: Route, start_daemon: StartDaemon) -> None:
     """A table that somebody has locked on either end keeps a daemon that starts from no other table."""
     route.source.execute("INSERT INTO item VALUES (1, 0)")

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from parapply.vocabulary import DaemonState
 
+#: Seconds after which a wait for a foreign session is told: in the log, and as the reason of the state.
+BLOCKED_S: Final = 5.0
+
 
 class Shown:
-    """Written by the monitor, `state` also by progress when the epoch ends; read by progress, gauges and health."""
+    """Written by the monitor, `state` also by progress when the epoch ends, `blocked` by the stall check.
+
+    Read by progress, gauges and health.
+    """
 
     __slots__ = (
         "_clock",
+        "blocked",
         "lag_s",
         "looked_s",
         "passed_us",
@@ -35,8 +43,22 @@ class Shown:
         #: When the monitor last checked, by the event loop's clock.
         self._clock = asyncio.get_running_loop().time
         self.looked_s = self._clock()
+        #: Since when, by the event loop's clock, a batch waits for foreign sessions, and for whom; None: none does.
+        self.blocked: tuple[float, str] | None = None
         #: State and reason.
         self.state = (DaemonState.RUNNING, "")
+
+    @property
+    def blocked_s(self) -> float:
+        """Return how long a batch has waited for foreign sessions; 0: none does."""
+        return self._clock() - self.blocked[0] if self.blocked else 0.0
+
+    @property
+    def blocked_reason(self) -> str:
+        """Return for whom a batch waits, once it has waited for long; else nothing."""
+        if self.blocked is None or self.blocked_s < BLOCKED_S:
+            return ""
+        return f"blocked for {self.blocked_s:.0f} s by {self.blocked[1]}"
 
     def source_time_us(self) -> int | None:
         """Return the publisher's time, or a little less, in microseconds since 2000-01-01 UTC; None: not known yet."""
