@@ -53,7 +53,7 @@ def _check_until_a_time(source: Database, standby: Database, route: Route, start
     # The monitor has looked, and the lag in seconds says so.
     slot = "SELECT lag_s IS NOT NULL AND updated_at > clock_timestamp() - interval '1 s' FROM parapply.slots"
     route.target.wait_until(slot)
-    assert daemon.is_running
+    assert daemon.is_running()
     standby.execute("SELECT pg_wal_replay_resume()")
     assert daemon.exit_code() == 0, daemon.log_tail()
     assert route.target.rows("SELECT n FROM evt WHERE n < 0") == [(-1,)]

@@ -233,7 +233,7 @@ class Epoch:
             workers,
             ends.control_pool,
             two_phase,
-            shown=shown,
+            on_blocked=shown.block,
             stall_check_s=config.apply.stall_check_s,
         )
         behind = CatchUpWatch(

@@ -18,19 +18,18 @@ from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
+from parapply.limits import BLOCKED_S
 from parapply.logs import get_logger
 from parapply.model import format_lsn
-from parapply.runtime.control.shown import BLOCKED_S
 from parapply.runtime.pool.job import OutcomeJob
 from parapply.target.session import prepared, settings
 from parapply.vocabulary import WorkerState
 from parapply.wire.messages import RollbackPrepared
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from parapply.runtime.apply.worker import Worker
-    from parapply.runtime.control.shown import Shown
     from parapply.runtime.pool.job import Job
     from parapply.runtime.pool.pool import WorkerPool
     from parapply.runtime.pool.two_phase import TwoPhase
@@ -103,7 +102,7 @@ class StallCheck:
         control_pool: ControlPool,
         two_phase: TwoPhase,
         *,
-        shown: Shown,
+        on_blocked: Callable[[tuple[float, str] | None], None],
         stall_check_s: float,
     ) -> None:
         """Start with nothing checked.
@@ -113,14 +112,14 @@ class StallCheck:
             workers: of the worker pool.
             control_pool: to ask the target.
             two_phase: knows what is prepared.
-            shown: gets the longest wait for foreign sessions.
+            on_blocked: gets since when a batch waits for foreign sessions, the longest, and for whom; None: none does.
             stall_check_s: how long a batch may take before the server is asked.
         """
         self._pool = pool
         self._workers = workers
         self._control_pool = control_pool
         self._two_phase = two_phase
-        self._shown = shown
+        self._on_blocked = on_blocked
         self._stall_check_s = stall_check_s
         self._blocked: dict[int, _Blocked] = {}
         self._clock = asyncio.get_running_loop().time
@@ -152,7 +151,7 @@ class StallCheck:
                 wait_s = round(self._clock() - over.since_s, 1)
                 self._log.info("batch_unblocked", worker=number, seq=over.job.batch.seq, wait_s=wait_s)
         longest = min(self._blocked.values(), key=lambda one: one.since_s, default=None)
-        self._shown.blocked = None if longest is None else (longest.since_s, longest.holder)
+        self._on_blocked(None if longest is None else (longest.since_s, longest.holder))
 
     async def _tell_blocked(self, worker: Worker, job: Job, holder: str, pids: Sequence[int], gids: list[str]) -> None:
         """Take notice of a wait for foreign sessions, and log it once it is long."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
 
+from parapply.limits import BLOCKED_S
 from parapply.vocabulary import DaemonState
-
-#: Seconds after which a wait for a foreign session is told: in the log, and as the reason of the state.
-BLOCKED_S: Final = 5.0
 
 
 class Shown:
@@ -47,6 +44,10 @@ class Shown:
         self.blocked: tuple[float, str] | None = None
         #: State and reason.
         self.state = (DaemonState.RUNNING, "")
+
+    def block(self, blocked: tuple[float, str] | None) -> None:
+        """Take since when a batch waits for foreign sessions, and for whom."""
+        self.blocked = blocked
 
     @property
     def blocked_s(self) -> float:
