@@ -220,6 +220,11 @@ def _told(request: asking.SkipRequest) -> str:
         return f"skipped: transaction {request.remote_xid}; its {request.kept} changes are in `parapply conflicts list`"
     if request.outcome == "accepted":
         return "accepted: the daemon skips it when it comes"
+    if request.outcome == "unanswered":
+        return (
+            "noted, not answered: the daemon may have sent the transaction's COMMIT, which may still succeed, and"
+            " cannot skip it before that fails; `parapply status` says which session it waits for"
+        )
     return "noted: no daemon runs; the next `parapply run` skips it"
 
 

@@ -234,7 +234,14 @@ class Epoch:
             on_end=self._progress.ends_at,
         )
         watch = CatalogueWatch(self._tables, ends.control_pool, config.apply.catalogue_check_s)
-        stall = StallCheck(self._pool, workers, ends.control_pool, two_phase, config.apply.stall_check_s)
+        stall = StallCheck(
+            self._pool,
+            workers,
+            ends.control_pool,
+            two_phase,
+            on_blocked=shown.block,
+            stall_check_s=config.apply.stall_check_s,
+        )
         behind = CatchUpWatch(
             ends.stream,
             reader,
