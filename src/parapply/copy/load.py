@@ -24,6 +24,7 @@ from parapply.copy.queue import PartQueue
 from parapply.copy.rate import RateLimit
 from parapply.errors import SourceRefused
 from parapply.source import slot
+from parapply.target.catalogue.facts import check_foreign_code
 from parapply.target.session import lease, settings
 from parapply.target.state import copies, copy_parts
 
@@ -175,7 +176,13 @@ class CopyLoad:
                 if indexes := found.get(table.here().full_name):
                     await self._drop_indexes(table.full_name, indexes)
         emptied = [table.here() for table in tables if table.oid not in kept]
-        await on_target.empty(self._control, await on_target.not_empty(self._control, emptied))
+        full = await on_target.not_empty(self._control, emptied)
+        with settings.target_errors("emptying tables"):
+            async with self._control.transaction():
+                if self._config.target.apply_as == "owner":
+                    for table in full:
+                        await check_foreign_code(self._control, *table.full_name, table.columns)
+                await on_target.empty(self._control, full)
 
     async def _drop_indexes(self, name: Name, found: Sequence[Deferrable]) -> None:
         kept = self._indexes.get(name, [])
@@ -234,6 +241,8 @@ class CopyLoad:
         # What is noted of a part is in the transaction of its COPY, which ends only once the file is known to be the
         # snapshot's.
         async with target.transaction():
+            if self._config.target.apply_as == "owner":
+                await check_foreign_code(target, *table.published.here().full_name, table.published.columns)
             n_rows, _ = await pump(
                 source,
                 target,
