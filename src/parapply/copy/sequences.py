@@ -15,6 +15,7 @@ import msgspec
 from parapply import connect
 from parapply.printable import printable
 from parapply.sequences import carry
+from parapply.target.state import schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +44,7 @@ async def bring(config: Config, how: SequenceOptions, *, as_json: bool = False) 
 
 async def _copy(config: Config, how: SequenceOptions) -> list[SequenceOutcome]:
     async with connect.open_both(config, "sequences") as ends:
+        await schema.has_schema(ends.target, config.target.state_schema)  # a newer one's commands are not ours
         return await carry(ends, how)
 
 
