@@ -51,6 +51,7 @@ class Mallory:
         self.role = role
 
     def text(self, text: str, **more: str) -> str:
+        """Return SQL with the names put in."""
         attacks = ", ".join(f"'{attack.format(role=self.role)}'" for attack in _ATTACKS)
         return text.format(role=self.role, attacks=attacks, **more)
 
@@ -61,6 +62,7 @@ class Mallory:
 
     @property
     def is_superuser(self) -> bool:
+        """Tell whether an attack on the target was a success."""
         query = f"SELECT rolsuper FROM pg_roles WHERE rolname = '{self.role}'"
         return bool(self.route.target.rows(query)[0][0])
 
@@ -68,7 +70,7 @@ class Mallory:
 @pytest.fixture(scope="module")
 def mallory(server_pool: ServerPool, pg_major: int) -> Iterator[Mallory]:
     """A route into databases where Mallory owns tables; the daemon applies as a superuser."""
-    ends = {end: create_end(server_pool.own(end, pg_major), end) for end in ("source", "target")}  # type: ignore[arg-type]
+    ends = {end: create_end(server_pool.own(end, pg_major), end) for end in ("source", "target")}
     source, target = ends["source"], ends["target"]
     role = f"mallory_{secrets.token_hex(4)}"
     route = Route(source=source, target=target, target_dsn=target.dsn, settings=FAST)
@@ -136,7 +138,8 @@ def test_the_switch_says_that_the_code_may_run(mallory: Mallory, new_slot: Calla
         mallory.on(route.target, "DROP TRIGGER attack ON {role}.early")
 
 
-_HARMLESS = """CREATE TABLE {role}.c (id int PRIMARY KEY DEFAULT nextval('{role}.n'), v text CHECK (v <> '' AND length(v) < 9),
+_HARMLESS = """CREATE TABLE {role}.c (id int PRIMARY KEY DEFAULT nextval('{role}.n'),
+  v text CHECK (v <> '' AND length(v) < 9),
   at timestamptz DEFAULT now() CHECK (at > '2000-01-01'), w text GENERATED ALWAYS AS (lower(v)) STORED);
 CREATE INDEX ON {role}.c (upper(v)) WHERE id > 0"""
 
