@@ -140,6 +140,9 @@ def test_unlogged_state_and_newer_layout_are_refused(target_db: Database) -> Non
             await conn.execute("ALTER TABLE x.applied SET LOGGED; UPDATE x.schema_version SET version = 99")
             with pytest.raises(TargetRefused, match="99"):
                 await state.ensure_schema(conn, "x")
+            # `check`, `drop` and the other commands that make none ask by this.
+            with pytest.raises(TargetRefused, match="99"):
+                await state.has_schema(conn, "x")
 
     asyncio.run(run())
 

@@ -108,7 +108,7 @@ def _plan(relation: Relation, target: TableFacts, config: Config) -> TablePlan |
     try:
         return match.match(
             relation, target, parallel=setting.parallel if setting else "auto",
-            is_relaxed=config.apply.commit_order == "relaxed",
+            is_relaxed=config.apply.commit_order == "relaxed", apply_as=config.target.apply_as,
         )  # fmt: skip
     except TargetRefused as error:
         return Finding(code=Code.COLUMNS_REFUSED, object=shown(target.schema, target.name), found=str(error))

@@ -138,14 +138,14 @@ def replay_conflicts(config: Config, wanted: Filter, *, is_dry: bool, assume_yes
 
 
 async def _replay(config: Config, wanted: Filter, *, is_dry: bool, assume_yes: bool, as_json: bool) -> None:
-    schema, role = config.target.state_schema, config.target.session_replication_role
+    schema = config.target.state_schema
     async with _opened(config, "conflicts") as (conn, slot_id):
         if not is_dry:
             await cutovers.check_may_write(conn, schema, slot_id, config.source.slot, until=cutovers.COPIES_STOP)
         found = await listing.read(conn, schema, slot_id, wanted, with_rows=True)
         _check_found(found, wanted)
         async with conn.transaction(force_rollback=True):
-            effects = await replay.replay(conn, schema, role, found, config.mapping)
+            effects = await replay.replay(conn, schema, found, config.mapping, config.target)
         if not as_json:
             for effect in effects:
                 click.echo("\n".join(map(printable, replay.as_lines(effect))))
@@ -157,7 +157,7 @@ async def _replay(config: Config, wanted: Filter, *, is_dry: bool, assume_yes: b
             tables = [config.mapping.target_of((one["schema_name"], one["table_name"])) for one in found]
             await connect.carry_origin(config, conn, slot_id, "replay", "a replay", tables)
             async with conn.transaction():
-                effects = await replay.replay(conn, schema, role, found, config.mapping)
+                effects = await replay.replay(conn, schema, found, config.mapping, config.target)
         if as_json:
             click.echo(json.dumps([msgspec.structs.asdict(effect) for effect in effects], indent=2))
         else:

@@ -32,7 +32,7 @@ from parapply.vocabulary import ConflictOutcome
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parapply.config import MappingConfig
+    from parapply.config import MappingConfig, TargetConfig
     from parapply.plan.table import ColumnFacts, TableFacts
     from parapply.target.session.settings import Connection
 
@@ -51,25 +51,29 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def replay(
-    conn: Connection, schema: str, role: str, conflicts: Sequence[_Row], mapping: MappingConfig
+    conn: Connection, schema: str, conflicts: Sequence[_Row], mapping: MappingConfig, target: TargetConfig
 ) -> list[Effect]:
     """Apply conflicts in the order given, inside the open transaction, and mark them as replayed.
 
     Args:
         conn: inside a transaction.
         schema: of the state.
-        role: session_replication_role of the session.
         conflicts: as `listing.read` returns them, with rows.
         mapping: which tables have another name here.
+        target: which code may run.
 
     Raises:
         TargetRefused: one cannot be applied; roll back.
         TargetLost: the connection broke.
     """
+    role = target.session_replication_role
     effects = []
     mark = in_schema("UPDATE {s}.conflicts SET replayed_at = pg_catalog.now() WHERE conflict_id = $1::bigint", schema)
     for conflict in conflicts:
         _check(conflict)
+        if target.apply_as == "owner":
+            here = mapping.target_of((conflict["schema_name"], conflict["table_name"]))
+            await catalogue.check_foreign_code(conn, *here, conflict["remote_row"] or ())
         with target_errors(f"replaying conflict {conflict['conflict_id']}"):
             effects.append(await _one(conn, role, conflict, mapping))
             await _rows(conn, mark.as_string(None), [conflict["conflict_id"]])

@@ -25,6 +25,7 @@ from parapply.copy.rate import RateLimit
 from parapply.copy.writer import Writers
 from parapply.errors import ParapplyError, SourceRefused, TargetRefused
 from parapply.source import slot
+from parapply.target.catalogue.facts import check_foreign_code
 from parapply.target.session import settings
 from parapply.target.state import copies, copy_parts
 
@@ -189,7 +190,13 @@ class CopyLoad:
                 if indexes := found.get(table.here().full_name):
                     await self._drop_indexes(table.full_name, indexes)
         emptied = [table.here() for table in tables if table.oid not in kept]
-        await on_target.empty(target, await on_target.not_empty(target, emptied))
+        full = await on_target.not_empty(target, emptied)
+        with settings.target_errors("emptying tables"):
+            async with target.transaction():
+                if self._config.target.apply_as == "owner":
+                    for table in full:
+                        await check_foreign_code(target, *table.full_name, table.columns)
+                await on_target.empty(target, full)
 
     async def _drop_indexes(self, name: Name, found: Sequence[Deferrable]) -> None:
         kept = self._indexes.get(name, [])
@@ -238,6 +245,8 @@ class CopyLoad:
         # What is noted of a part is in the transaction of its COPY, which ends only once the file is known to be the
         # snapshot's.
         async with writer.transaction():
+            if self._config.target.apply_as == "owner":
+                await check_foreign_code(target, *table.published.here().full_name, table.published.columns)
             n_rows, _ = await pump(
                 source,
                 target,

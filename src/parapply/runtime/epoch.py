@@ -133,6 +133,7 @@ class Epoch:
             own_origins=origin_name(ends.state.slot_id, ""),
             privileges=privileges_for(ends.published, overwrites=self._conflict_handler.rules.overwrites),
             mapping=config.mapping if config.mapping.tables or config.mapping.schemas else None,
+            apply_as=config.target.apply_as,
         )
         self._target_names = TargetNames(self._tables.target_names)
         piece_bytes = min(_PIECE_BYTES, config.apply.memory_limit_bytes // 4)

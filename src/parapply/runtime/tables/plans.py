@@ -48,6 +48,7 @@ class TablePlans:
         own_origins: str = "",
         privileges: Sequence[str] = facts.ROW_PRIVILEGES,
         mapping: MappingConfig | None = None,
+        apply_as: str = "owner",
     ) -> None:
         """Start with nothing announced.
 
@@ -61,6 +62,7 @@ class TablePlans:
             own_origins: how the names of the slot's replication origins begin.
             privileges: that every table must give.
             mapping: which tables have another name on the target; None: none.
+            apply_as: as of `match`.
         """
         #: In force where intake reads. Batches and retries keep their own view of `current`.
         self.plans = Plans()
@@ -74,6 +76,7 @@ class TablePlans:
         self._own_origins = own_origins
         self._privileges = privileges
         self._mapping = mapping
+        self._apply_as = apply_as
         #: Of the tables that have another name on the target, that name by the publisher's, as schema.table.
         self.target_names: dict[str, str] = {}
         #: By name on the target, the publisher's of the table that is applied to it; where there is a mapping.
@@ -344,7 +347,7 @@ class TablePlans:
         self._check_alone(relation)
         setting = self._config.get(relation.qualified_name)
         parallel = setting.parallel if setting else "auto"
-        plan = match.match(relation, found, parallel=parallel, is_relaxed=self._is_relaxed)
+        plan = match.match(relation, found, parallel=parallel, is_relaxed=self._is_relaxed, apply_as=self._apply_as)
         if (found.schema, found.name) != relation.full_name:
             plan = replace(plan, reason=f"{plan.reason}; on the target {found.schema}.{found.name}")
         if self._rules is None:

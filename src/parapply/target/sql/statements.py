@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from parapply.errors import TargetRefused
 from parapply.plan.table import Equality
 from parapply.quoting import identifier
+from parapply.target.catalogue.query import GUARD_SQL
 from parapply.target.sql.conditions import (
     column_equals,
     column_is,
@@ -521,6 +522,12 @@ def acting_code(role: str, *, is_partitioned: bool) -> Sql:
     return _sql(text, (0, 1))._replace(is_set=True)
 
 
+def lock_table(facts: TableFacts) -> Sql:
+    """Return the statement that takes the lock of a change, so that no trigger, rule or constraint comes later."""
+    only = "" if facts.is_partitioned else "ONLY "
+    return _sql(f"LOCK TABLE {only}{table_name(facts)} IN ROW EXCLUSIVE MODE", (), type_oids=())
+
+
 def counted(prepared: Sql) -> Sql:
     """Return a statement that fails unless it finds as many rows as its last parameter, an int8, says.
 
@@ -562,3 +569,7 @@ def _sql(
 #: Around a TRUNCATE: deferred checks of what came before are made at once, those of what follows later again.
 CHECK_NOW = _sql("SET CONSTRAINTS ALL IMMEDIATE", ())
 CHECK_LATER = _sql("SET CONSTRAINTS ALL DEFERRED", ())
+
+#: Behind `lock_table`: fails if the table has code of an owner who may not become the role that applies. Its parameters
+#: are schema, table and a binary text[] of the columns that are sent.
+NO_FOREIGN_CODE = _sql(GUARD_SQL, (0, 1, 2), type_oids=())

@@ -149,10 +149,7 @@ async def ensure_schema(conn: Connection, schema: str) -> bool:
             await _bring_up(conn, schema)
             found = await _version(conn, schema)
         if found != SCHEMA_VERSION:
-            raise TargetRefused(
-                f"state schema {schema!r} has version {found}; this parapply knows version {SCHEMA_VERSION}",
-                hint="run the parapply that wrote it, or a newer one",
-            )
+            raise _unknown(schema, found)
         # One is of the event triggers of `init --ddl=automatic`, where the target is a publisher, too.
         query = sql.SQL(
             "SELECT c.relname FROM pg_catalog.pg_class AS c WHERE c.relnamespace = (SELECT oid FROM"
@@ -175,14 +172,24 @@ def is_of_state(table: str, columns: Collection[str]) -> bool:
 
 
 async def has_schema(conn: Connection, schema: str) -> bool:
-    """Tell whether the state schema is there.
+    """Tell whether the state schema is there, of this version or an older one.
 
     Raises:
-        TargetRefused: a privilege is missing.
+        TargetRefused: it is of a newer version, or a privilege is missing.
         TargetLost: the connection broke.
     """
     with target_errors("looking for the state schema"):
-        return await _version(conn, schema) is not None
+        found = await _version(conn, schema)
+    if found is not None and found > SCHEMA_VERSION:
+        raise _unknown(schema, found)
+    return found is not None
+
+
+def _unknown(schema: str, found: int | None) -> TargetRefused:
+    return TargetRefused(
+        f"state schema {schema!r} has version {found}; this parapply knows version {SCHEMA_VERSION}",
+        hint="run the parapply that wrote it, or a newer one",
+    )
 
 
 async def refuse_older(conn: Connection, schema: str) -> None:
