@@ -27,7 +27,7 @@ Rows = list[dict[str, Any]]
 
 #: WAL that is not read yet and is no backlog: what is on its way.
 BEHIND_BYTES: Final = 1 << 20
-#: Seconds after which a wait for a foreign session is told: in the log, and as the reason of the state.
+#: Seconds after which a wait for a foreign session is shown: in the log, and as the reason of the state.
 BLOCKED_S: Final = 5.0
 #: Part of a processor from which on the leader has no more to give: it shares the machine, and is seen once a second.
 _FULL: Final = 0.7

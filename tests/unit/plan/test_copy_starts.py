@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from parapply.model import FRAME_HEADER_BYTES, Column, Relation, Transaction
+from parapply.model import Column, Relation, Transaction
 from parapply.plan.copy_starts import CopyStarts, Start
+from parapply.plan.steps import read_truncate
 from parapply.target.state.copies import Copies, CopyRow
-from parapply.wire.decode import decode
-from parapply.wire.messages import Truncate
 from tests import build
 
 _ONE, _TWO = ("s", "one"), ("s", "two")
@@ -86,8 +85,7 @@ def test_a_truncate_keeps_the_other_tables(starts: CopyStarts) -> None:
     whole = _transaction(50, build.xlog_data(build.truncate(1, 2, flags=2)))
     (kept,) = starts.without_skipped(whole).changes
     assert isinstance(kept, bytes)
-    message = decode(kept[FRAME_HEADER_BYTES:])
-    assert isinstance(message, Truncate)
+    message = read_truncate(kept)
     assert (message.relation_oids, message.restart_identity, message.cascade) == ((2,), True, False)
     assert starts.without_skipped(_transaction(50, build.xlog_data(build.truncate(1)))).changes == []
 

@@ -88,7 +88,7 @@ class _Blocked:
     job: Job
     since_s: float
     holder: str
-    #: After how many seconds it is told next.
+    #: After how many seconds it is logged next.
     next_s: float = BLOCKED_S
 
 
