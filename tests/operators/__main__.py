@@ -1,0 +1,69 @@
+"""Operators for hours: `python -m tests.operators --minutes 60`, or `make faults OPERATORS=1`."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import click
+
+from tests.operators.lab import Lab, fresh_seed, lab
+from tests.operators.machines import MACHINES
+from tests.operators.search import n_steps, search
+
+
+@click.command()
+@click.option("--minutes", default=60.0, show_default=True, help="How long; 0: one turn of each machine.")
+@click.option("--steps", "most_steps", default=0, help="End after so many steps.")
+@click.option("--seed", type=int, help="Of the first turn; fresh when left out. Alone: one turn.")
+@click.option("--versions", default="", help="Such as 18,15; all that are found.")
+@click.option("--machine", "machines", multiple=True, type=click.Choice(list(MACHINES)), help="Only this; repeatable.")
+@click.option("--length", default=25, show_default=True, help="Steps of an example.")
+@click.option("--without", multiple=True, help="A rule that is left out; repeatable.")
+@click.option("--no-shrink", is_flag=True, help="Leave a failing script as it was found.")
+@click.option("--go-on", is_flag=True, help="Go on with other seeds after something was found.")
+@click.option("--found", type=click.Path(path_type=Path), help="Append what is found to this file.")
+def main(
+    *, minutes: float, most_steps: int, seed: int | None, versions: str, machines: tuple[str, ...], length: int,
+    without: tuple[str, ...], no_shrink: bool, go_on: bool, found: Path | None,
+) -> None:  # fmt: skip
+    """Do what operators do, in any order, and look whether both sides are equal. Ends with 1 if something was found."""
+    if seed is not None and not go_on and not most_steps:
+        minutes = 0.0
+    n_found, began_s = 0, time.monotonic()
+    with lab([int(word) for word in versions.split(",") if word]) as made:
+        number = fresh_seed() if seed is None else seed
+        while True:
+            left = minutes - (time.monotonic() - began_s) / 60 if minutes else 0.0
+            try:
+                search(
+                    made, machines=machines, minutes=left, most_steps=most_steps, seed=number, steps=length, without=without,
+                    shrinks=not no_shrink, tell=click.echo,
+                )  # fmt: skip
+            except Exception as error:  # noqa: BLE001  whatever it is, it was found
+                n_found += 1
+                text = "".join(traceback.format_exception(error, limit=-3))
+                click.echo(text)
+                if found:
+                    with found.open("a", encoding="utf-8") as file:
+                        file.write(f"==== after {n_steps(made)} steps\n{text}\n")
+            made.has_found = False
+            number = fresh_seed()
+            is_over = made.is_over or (most_steps and n_steps(made) >= most_steps)
+            if not go_on or is_over or not (minutes or most_steps):
+                break
+        _print(made, time.monotonic() - began_s, n_found)
+    sys.exit(1 if n_found else 0)
+
+
+def _print(made: Lab, took_s: float, n_found: int) -> None:
+    for name, count in sorted(made.counts.items()):
+        click.echo(f"{count:8,} {name}")
+    rate = n_steps(made) / max(took_s, 1e-3)
+    click.echo(f"{n_steps(made):,} steps in {took_s:.0f} s ({rate:.1f} a second); found: {n_found}")
+
+
+if __name__ == "__main__":
+    main()

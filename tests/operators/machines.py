@@ -1,0 +1,96 @@
+"""The state machines, by topology. All share the model of `world.py` and `oracle.py`."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize
+
+from tests.operators.layouts import FAMILIES
+from tests.operators.rules_base import OneStream
+from tests.operators.rules_daemon import Daemons, Tables
+from tests.operators.rules_publication import Publications
+from tests.operators.rules_rows import LocalRows, Rows
+from tests.operators.world import both, make_world
+
+_FAMILIES = st.lists(st.sampled_from(FAMILIES), min_size=1, max_size=3, unique=True)
+_FORMS = st.sampled_from(["named", "all", "schema"])
+_PAIRS = st.tuples(st.integers(0, 3), st.integers(0, 3))
+
+
+class _OneWay(OneStream):
+    """Makes the example's tables, publication and slot, with some rows copied."""
+
+    def begin_one_way(
+        self, families: list, form: str, pair: tuple[int, int], settings: dict[str, str | float], *, via_root: bool,
+        has_ddl: bool = False,
+    ) -> None:  # fmt: skip
+        """Make the pair and copy."""
+        if self.lab.is_over:
+            return
+        majors = self.lab.majors
+        chosen = majors[pair[0] % len(majors)], majors[pair[1] % len(majors)]
+        with self._told():
+            world = make_world(self.lab, chosen, settings={**settings, **({"ddl.apply": "true"} if has_ddl else {})})
+            self.world, world.has_ddl, world.quiet = world, has_ddl, self.quiet
+            for family in families:
+                both(world, family.statements)
+                self.tables += family.listed
+            what = {"named": f"TABLE {', '.join(self.tables)}", "all": "ALL TABLES", "schema": "TABLES IN SCHEMA public"}
+            if form == "named" and any(family.name == "inherited" for family in families):
+                what["named"] = "TABLE " + ", ".join(f"ONLY {name}" for name in self.tables)
+            root = " WITH (publish_via_partition_root = true)" if via_root else ""
+            world.publication_sql = f"CREATE PUBLICATION pub FOR {what[form]}{root}"
+            world.on_source(world.publication_sql)
+            for number, name in enumerate(self.tables, 1):
+                world.on_source(f"INSERT INTO {name} (id, v) SELECT g, 'copied' FROM generate_series(1, {number + 2}) AS g")
+            done = world.init()
+            assert done.returncode == 0, done.stderr
+
+
+class Stream(Rows, Daemons, Tables, Publications, _OneWay):
+    """One stream: rows, the daemon's life, copies, and what becomes of the publication."""
+
+    @initialize(
+        families=_FAMILIES, form=_FORMS, pair=_PAIRS, via_root=st.booleans(), two_phase=st.booleans(),
+        role=st.sampled_from(["replica", "replica", "origin"]), order=st.sampled_from(["preserve", "relaxed"]),
+    )  # fmt: skip
+    def begin_example(
+        self, families: list, form: str, pair: tuple[int, int], via_root: bool, two_phase: bool, role: str, order: str
+    ) -> None:
+        """Make the pair."""
+        settings: dict[str, str | float] = {"apply.commit_order": order}
+        if two_phase:
+            settings["source.two_phase"] = "true"
+        if role != "replica":
+            settings["target.session_replication_role"] = role
+        self.is_named = form == "named"
+        self.begin_one_way(families, form, pair, settings, via_root=via_root)
+        if self.world is not None:
+            self.publication_sql = self.world.publication_sql
+
+    def heal(self) -> None:
+        """Publish everything again."""
+        super().heal()
+        assert self.world is not None
+        self.world.on_source("DROP PUBLICATION IF EXISTS pub")
+        self.world.on_source(self.publication_sql)
+
+
+class Conflicts(Rows, LocalRows, Daemons, Tables, _OneWay):
+    """One stream, and clients that write to the target."""
+
+    @initialize(
+        families=_FAMILIES, pair=_PAIRS, policy=st.sampled_from(["", "skip", "apply_remote"]), two_phase=st.booleans()
+    )
+    def begin_example(self, families: list, pair: tuple[int, int], policy: str, two_phase: bool) -> None:
+        """Make the pair."""
+        settings: dict[str, str | float] = {"source.two_phase": "true"} if two_phase else {}
+        if policy:
+            kinds = ("insert_exists", "update_exists", "multiple_unique_conflicts", "update_missing", "delete_missing")
+            settings |= {f"conflict.{kind}": "skip" if kind == "delete_missing" else policy for kind in kinds}
+        self.begin_one_way(families, "all", pair, settings, via_root=False)
+        if self.world is not None:
+            self.world.policies = bool(policy)
+
+
+MACHINES = {"stream": Stream, "conflicts": Conflicts}

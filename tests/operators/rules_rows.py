@@ -1,0 +1,150 @@
+"""What applications do: rows, large and open transactions, savepoints, prepared transactions; local clients of the target."""
+
+from __future__ import annotations
+
+import psycopg
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from tests.operators.rules_base import IDS, PICK, OneStream
+from tests.operators.world import World
+
+
+class Rows(OneStream):
+    """Rules about rows on the publisher."""
+
+    @rule(pick=PICK, row=IDS)
+    def insert(self, pick: int, row: int) -> None:
+        """A row, if its key is free."""
+        text = f"INSERT INTO {self.table(pick)} (id, v) VALUES ({row}, '{self.value()}') ON CONFLICT DO NOTHING"
+        self.step("insert", lambda world: world.on_source(text))
+
+    @rule(pick=PICK, row=IDS)
+    def update(self, pick: int, row: int) -> None:
+        """A row's value."""
+        text = f"UPDATE {self.table(pick)} SET v = '{self.value()}' WHERE id = {row}"
+        self.step("update", lambda world: world.on_source(text))
+
+    @rule(pick=PICK, row=IDS, other=IDS)
+    def move(self, pick: int, row: int, other: int) -> None:
+        """A row's key."""
+        text = f"UPDATE {self.table(pick)} SET id = {other} WHERE id = {row}"
+        self.step("move", lambda world: world.on_source(text))
+
+    @rule(pick=PICK, row=IDS)
+    def delete(self, pick: int, row: int) -> None:
+        """A row."""
+        text = f"DELETE FROM {self.table(pick)} WHERE id = {row}"
+        self.step("delete", lambda world: world.on_source(text))
+
+    @rule(pick=PICK, only=st.booleans())
+    def truncate(self, pick: int, only: bool) -> None:
+        """A table, with its children or without."""
+        text = f"TRUNCATE {'ONLY ' if only else ''}{self.table(pick)} CASCADE"
+        self.step("truncate", lambda world: world.on_source(text))
+
+    @rule(pick=PICK, first=st.integers(100, 103), rows=st.sampled_from([300, 3000]), is_kept=st.booleans())
+    def large(self, pick: int, first: int, rows: int, is_kept: bool) -> None:
+        """A transaction that comes in progress, with a savepoint that is rolled back."""
+        table, value = self.table(pick), self.value()
+        text = (
+            f"BEGIN; INSERT INTO {table} (id, v) SELECT g, '{value}' FROM generate_series({first}, {first + rows}) AS g"
+            f" ON CONFLICT DO NOTHING; SAVEPOINT a; UPDATE {table} SET v = repeat('x', 200) WHERE id > 50;"
+            f" ROLLBACK TO a; DELETE FROM {table} WHERE id > {first + 20}; {'COMMIT' if is_kept else 'ROLLBACK'}"
+        )
+        self.step("large", lambda world: world.on_source(text))
+
+    @precondition(lambda self: len(self.open) < 2)
+    @rule(pick=PICK, row=IDS, label=st.sampled_from(["", "a", "b", "c"]))
+    def begin(self, pick: int, row: int, label: str) -> None:
+        """A transaction that stays open."""
+        table, value = self.table(pick), self.value()
+        columns, values = ("id, v, k", f"{row}, '{value}', '{label}'") if label else ("id, v", f"{row}, '{value}'")
+        text = f"INSERT INTO {table} ({columns}) VALUES ({values}) ON CONFLICT DO NOTHING"
+        self.step("begin", lambda world: self._begin(world, text))
+
+    def _begin(self, world: World, text: str) -> None:
+        session = psycopg.connect(world.source.dsn, options="-c lock_timeout=200")
+        world.script.append(f"source, session {len(self.open)}: BEGIN; {text}")
+        try:
+            session.execute(text.encode())
+        except psycopg.Error:
+            session.close()
+        else:
+            self.open.append(session)
+
+    @precondition(lambda self: self.open)
+    @rule(is_kept=st.booleans())
+    def end(self, is_kept: bool) -> None:
+        """The oldest open transaction ends."""
+        self.step("end", lambda world: self._end(world, is_kept=is_kept))
+
+    def _end(self, world: World, *, is_kept: bool) -> None:
+        session = self.open.pop(0)
+        world.script.append(f"source, session 0: {'COMMIT' if is_kept else 'ROLLBACK'}")
+        try:
+            if is_kept:
+                session.commit()
+        except psycopg.Error as error:
+            world.script[-1] += f"  -- {error}"
+        finally:
+            session.close()
+
+    @precondition(lambda self: len(self.prepared) < 2)
+    @rule(pick=PICK, row=IDS, rows=st.sampled_from([1, 1, 2000]))
+    def prepare(self, pick: int, row: int, rows: int) -> None:
+        """A transaction is prepared."""
+        gid, table = f"g{len(self.prepared)}_{self.value()}", self.table(pick)
+        change = (
+            f"UPDATE {table} SET v = '{gid}' WHERE id = {row}"
+            if rows == 1
+            else f"INSERT INTO {table} (id, v) SELECT g, '{gid}' FROM generate_series(5000, 5000 + {rows}) AS g"
+            " ON CONFLICT DO NOTHING"
+        )
+        text = f"BEGIN; {change}; PREPARE TRANSACTION '{gid}'"
+        self.step("prepare", lambda world: self.prepared.append(gid) if world.on_source(text) else None)
+
+    @precondition(lambda self: self.prepared)
+    @rule(is_kept=st.booleans())
+    def decide(self, is_kept: bool) -> None:
+        """The oldest prepared transaction ends."""
+        gid = self.prepared.pop(0)
+        self.step("decide", lambda world: world.on_source(f"{'COMMIT' if is_kept else 'ROLLBACK'} PREPARED '{gid}'"))
+
+
+class LocalRows(OneStream):
+    """Rules about clients that write to the target."""
+
+    @rule(pick=PICK, row=IDS)
+    def local_insert(self, pick: int, row: int) -> None:
+        """A row that the publisher does not know."""
+        self._local(pick, f"INSERT INTO {{}} (id, v) VALUES ({row}, 'local') ON CONFLICT DO NOTHING")
+
+    @rule(pick=PICK, row=IDS)
+    def local_delete(self, pick: int, row: int) -> None:
+        """A row that the publisher has."""
+        self._local(pick, f"DELETE FROM {{}} WHERE id = {row}")
+
+    @rule(pick=PICK, row=IDS)
+    def local_update(self, pick: int, row: int) -> None:
+        """A row that the publisher has, too."""
+        self._local(pick, f"UPDATE {{}} SET v = 'local' WHERE id = {row}")
+
+    def _local(self, pick: int, text: str) -> None:
+        table = self.table(pick)
+
+        def action(world: World) -> None:
+            if world.on_target(text.format(table)):
+                world.dirty.add(table)
+
+        self.step("local write", action)
+
+    @rule(pick=PICK, row=IDS, other=IDS)
+    def two_changes(self, pick: int, row: int, other: int) -> None:
+        """Two changes of one transaction, which may both meet other rows."""
+        table, value = self.table(pick), self.value()
+        text = (
+            f"BEGIN; UPDATE {table} SET v = '{value}' WHERE id = {row};"
+            f" INSERT INTO {table} (id, v) VALUES ({other}, '{value}') ON CONFLICT DO NOTHING; COMMIT"
+        )
+        self.step("two changes", lambda world: world.on_source(text))

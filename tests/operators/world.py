@@ -1,0 +1,453 @@
+"""One pair of databases, the stream between them, and what an operator does with it.
+
+In go statements and commands; out come findings (`Violation`). Every action is a line of `script`, so that a failure
+can be read, and done by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from tests.fixtures import warm
+from tests.fixtures.daemon import Daemon, _environment
+from tests.fixtures.databases import create_end, drop_database
+from tests.fixtures.route import Route
+from tests.operators import oracle
+from tests.operators.lab import Lab, Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tests.fixtures.databases import Database
+
+#: A daemon that moves nothing for so long, with nothing in its way, stands still.
+STILL_S = 12.0
+_COMMAND_S = 40.0
+_LOCK_MS = 150
+_STOP_S = 40.0
+#: From a start until the daemon has looked for tables that wait.
+_LOOK_S = 3.0
+_POLL_S = 0.02
+#: Hints that are followed before it counts that they lead nowhere.
+_MOST_HINTS = 6
+_LSN = re.compile(r"parapply skip --lsn ([0-9A-F]+/[0-9A-F]+)|(?:LSN|lsn) ([0-9A-F]+/[0-9A-F]+)")
+FAST: Mapping[str, str | float] = {
+    "apply.advance_interval_s": 0.05, "apply.stall_check_s": 0.2, "apply.catalogue_check_s": 0.2,
+    "source.reconnect_min_s": 0.05, "source.reconnect_max_s": 0.3, "target.lease_wait_s": 15, "apply.workers": 2,
+}  # fmt: skip
+#: Commands that make a slot.
+_COPIES = ("init", "refresh", "resume")
+#: Exit codes by which a command refuses.
+REFUSED = (1, 2, 3, 4, 5)
+
+
+@dataclass
+class Ends:
+    """Two databases of an example.
+
+    Attributes:
+        source: of the publisher.
+        target: of the subscriber.
+    """
+
+    source: Database
+    target: Database
+
+
+@dataclass
+class World:
+    """One stream and its operator.
+
+    Attributes:
+        lab: servers and counters.
+        route: what replicates where to.
+        script: what was done, a line each.
+        daemon: the one that runs, if one does.
+        dirty: tables that a local client wrote to here, whose rows may differ until they are copied again.
+        policies: whether conflicts are settled by policies, so that none may stop the daemon.
+        has_ddl: commands of the queue run on the target.
+        publication_sql: makes the publication anew where it is gone.
+    """
+
+    lab: Lab
+    route: Route
+    script: list[str] = field(default_factory=list)
+    daemon: Daemon | None = None
+    dirty: set[str] = field(default_factory=set)
+    policies: bool = False
+    has_ddl: bool = False
+    #: Ends open transactions, which a new slot and a copy's snapshot wait for.
+    quiet: Callable[[], None] = field(default=lambda: None)
+    publication_sql: str = "CREATE PUBLICATION pub FOR ALL TABLES"
+    _sessions: dict[str, psycopg.Connection] = field(default_factory=dict)
+
+    @property
+    def source(self) -> Database:
+        """The publisher's database."""
+        return self.route.source
+
+    @property
+    def target(self) -> Database:
+        """The subscriber's database."""
+        return self.route.target
+
+    # Statements of applications and of operators.
+
+    def on_source(self, text: str) -> bool:
+        """Run SQL on the publisher; say whether it was accepted."""
+        return self._sql("source", self.source, text)
+
+    def on_target(self, text: str) -> bool:
+        """Run SQL on the target."""
+        return self._sql("target", self.target, text)
+
+    def _sql(self, name: str, database: Database, text: str) -> bool:
+        self.script.append(f"{name}: {text}")
+        session = self._sessions.get(name)
+        if session is None or session.closed:
+            # What another open transaction holds is not waited for.
+            session = self._sessions[name] = database.connect(options=f"-c lock_timeout={_LOCK_MS}")
+            session.prepare_threshold = None
+        try:
+            session.execute(text.encode())
+        except psycopg.Error as error:
+            if not session.closed:
+                session.execute("ROLLBACK")
+            self.script[-1] += f"  -- {str(error).splitlines()[0]}"
+            self.lab.counts["SQL refused"] += 1
+            return False
+        return True
+
+    # Commands.
+
+    def command(self, *words: str, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end; a traceback or a refusal without words is a violation."""
+        name, *options = words
+        tail = " ".join(options)
+        env = "".join(f"{key}={value} " for key, value in (environ or {}).items())
+        self.script.append(f"$ {env}parapply {name} {tail}".rstrip())
+        if name in _COPIES:
+            self.quiet()
+        try:
+            done = warm.run([*name.split(), *self.route.arguments(), *options], _environment(environ), _COMMAND_S)
+        except subprocess.TimeoutExpired:
+            log = self.daemon.log_tail() if self.daemon else "no daemon"
+            raise Violation(f"parapply {name} does not end within {_COMMAND_S:g} s\n{log}") from None
+        self.script[-1] += f"  -> {done.returncode}"
+        self.lab.counts[f"parapply {name}"] += 1
+        self._judge_words(name, done)
+        return done
+
+    def _judge_words(self, name: str, done: subprocess.CompletedProcess[str]) -> None:
+        said = done.stderr.strip()
+        if "Traceback" in said:
+            raise Violation(f"parapply {name} ended with a traceback:\n{said}")
+        if done.returncode == 0 or done.returncode < 0:
+            return
+        self.script[-1] += f" {said.splitlines()[-1][:300] if said else '(nothing said)'}"
+        self.lab.counts["refusals"] += 1
+        if done.returncode not in REFUSED or not (said or done.stdout.strip()):
+            raise Violation(f"parapply {name} ended with {done.returncode} and said: {said!r}")
+
+    def status(self) -> dict[str, Any]:
+        """Return what `status --json` says."""
+        done = self.command("status", "--json")
+        if done.returncode:
+            raise Violation(f"status was refused: {done.stderr}")
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    # The daemon.
+
+    def start(self, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
+        """Start the daemon, if none runs."""
+        if self.daemon is not None:
+            return
+        self.script.append(f"$ parapply run {' '.join(arguments)} &".replace("  ", " "))
+        self.daemon = Daemon(self.route, *arguments, environ=environ)
+        self.lab.counts["parapply run"] += 1
+
+    def stop(self) -> None:
+        """Ask the daemon for its end."""
+        daemon = self.daemon
+        if daemon is None:
+            return
+        self.script.append("# SIGTERM")
+        if not daemon.is_running():
+            self.ended()
+            return
+        daemon.send(15)  # type: ignore[arg-type]
+        if daemon.runs_for(_STOP_S):
+            daemon.end()
+            self.daemon = None
+            raise Violation(f"the daemon did not end after SIGTERM:\n{daemon.log_tail()}")
+        self.ended()
+
+    def kill(self) -> None:
+        """Kill the daemon."""
+        if self.daemon is None:
+            return
+        self.script.append("# SIGKILL")
+        self.lab.counts["kills"] += 1
+        self.daemon.end()
+        self.daemon = None
+
+    def ended(self) -> str:
+        """Take note of a daemon that has ended, and do what its hint says; return the line that it ended with."""
+        daemon, self.daemon = self.daemon, None
+        assert daemon is not None
+        code = daemon.exit_code()
+        line = next((one for one in reversed(daemon.lines) if one.strip()), "")
+        if code in {0, -9, -15}:
+            self.lab.counts["kills"] += code == -9
+            return ""
+        self.script.append(f"# the daemon ended with {code}: {line[:400]}")
+        self.lab.counts["daemon refused"] += 1
+        if code not in REFUSED or "Traceback" in "\n".join(daemon.lines):
+            raise Violation(f"the daemon ended with {code}:\n{daemon.log_tail()}")
+        self.follow(code, line)
+        return line
+
+    def follow(self, code: int, line: str) -> None:
+        """Do what the hint of a refusal says; one that cannot be followed is a violation."""
+        if code == 5:
+            self._pass_conflict(line)
+        elif re.search(r"parapply drop.*(init|copy the tables again)", line) or "--copy --truncate" in line:
+            self.again()
+        elif "`parapply refresh`" in line or "refresh --table" in line:
+            self.renew()
+        elif re.search(r"(again later|run the same command again|CREATE PUBLICATION)", line):
+            self.on_source(self.publication_sql)
+        else:
+            raise Violation(f"a refusal without a hint that can be followed (exit {code}): {line}")
+
+    def _pass_conflict(self, line: str) -> None:
+        """Skip the transaction that stopped the daemon, where a local client is the cause."""
+        kept = self.command("conflicts list", "--json")
+        self.lab.counts["conflicts"] += 1
+        if not self.dirty:
+            raise Violation(f"no local client wrote here, and the daemon stopped: {line}")
+        if self.policies:
+            raise Violation(f"policies settle each conflict, and the daemon stopped: {line}\n{kept.stdout}")
+        found = _LSN.search(line)
+        if not found or (kept.returncode == 0 and kept.stdout.strip() in {"", "[]"}):
+            raise Violation(f"a conflict that is not counted, or not named: {line}\n{kept.stdout}{kept.stderr}")
+        self.dirty.update(self.published())
+        done = self.command("skip", "--lsn", found[1] or found[2])
+        if done.returncode:
+            raise Violation(f"the transaction that is named cannot be skipped: {done.stderr}")
+
+    def again(self) -> None:
+        """Drop the slot and its state, and begin anew with a copy."""
+        self.kill()
+        done = self.command("drop", "--yes")
+        if done.returncode == 0:
+            done = self.init("--truncate")
+        if done.returncode:
+            raise Violation(f"`drop`, then `init --copy --truncate` is refused: {done.stderr}")
+        self.dirty.clear()
+
+    def init(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """Make the slot and copy."""
+        # A parallel copy knows no order of foreign keys.
+        done = self.command("init", "--copy", "--set", "target.session_replication_role=replica", *options)
+        if done.returncode == 0 and self.has_ddl:
+            self.command("init", "--ddl")
+        return done
+
+    # What must hold.
+
+    def published(self) -> list[str]:
+        """Return the names of the published tables."""
+        return [one.name for one in oracle.published(self.source, self.route.publication)]
+
+    def told(self) -> dict[str, str]:
+        """Return tables that the product says are not applied, with the state."""
+        return oracle.told(self.target, self.route.slot)
+
+    def settle(self, *, still_s: float = STILL_S) -> bool:
+        """Wait until the target has all of the publisher; say whether the daemon still runs.
+
+        Raises:
+            Violation: nothing moves, and the daemon does not end.
+        """
+        daemon = self.daemon
+        if daemon is None:
+            return False
+        lsn = self.route.end_of_source_lsn()
+        query = (
+            "SELECT lowest_remote_lsn >= %s::pg_lsn, (lowest_remote_lsn, highest_remote_lsn)::text"
+            " FROM parapply.progress WHERE slot_name = %s"
+        )
+        before, since_s = "", time.monotonic()
+        while True:
+            row: Any = None
+            with _quiet(psycopg.Error), self.target.session() as session:
+                row = session.execute(query.encode(), [lsn, self.route.slot]).fetchone()
+            if row and row[0]:
+                return True
+            if not daemon.is_running():
+                self.ended()
+                return False
+            now = str(row)
+            if now != before:
+                before, since_s = now, time.monotonic()
+            elif time.monotonic() - since_s > still_s:
+                daemon.send(10)  # type: ignore[arg-type]
+                raise Violation(f"nothing moves for {still_s:g} s: {now}; {self._state()}\n{daemon.log_tail()}")
+            time.sleep(_POLL_S)
+
+    def _state(self) -> str:
+        seen = self.status()
+        prepared = self.target.rows("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
+        workers = [(one["state"], one["waits_for"]) for one in seen["workers"]]
+        return f"status: {seen['state']}, {seen['reason']!r}, lag {seen['lag_bytes']}, {workers}, prepared {prepared}"
+
+    def silent(self) -> dict[str, str]:
+        """Return published tables that differ although nothing says so, with what differs."""
+        differing = oracle.differences(self.source, self.target, self.route.publication)
+        if not differing:
+            return {}
+        told = self.told()
+        return {name: what for name, what in differing.items() if name not in told and name not in self.dirty}
+
+    def check(self) -> None:
+        """Both sides are equal as far as they should be, or the product says which tables are not.
+
+        The daemon looks for such tables when it starts and once a minute; so one that is silent is started again.
+        """
+        if self.daemon is None or not self.settle():
+            return
+        found = self.silent()
+        if not found:
+            return
+        self.script.append(f"# differs: {', '.join(found)}")
+        self.stop()
+        self.start()
+        if not self.settle():
+            return
+        deadline_s = time.monotonic() + _LOOK_S
+        while (found := self.silent()) and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+        if found:
+            what = "\n".join(f"{name}: {one}" for name, one in found.items())
+            raise Violation(f"not equal, and nothing says so ({self._state()}):\n{what}")
+
+    def renew(self) -> None:
+        """Copy again what waits, is paused, or was written to by local clients, as the hints say."""
+        told = self.told()
+        published = set(self.published())
+        for name in sorted(self.dirty & published):
+            told.setdefault(name, "dirty")
+        for name, state in sorted(told.items()):
+            if name not in published:
+                continue
+            if state == "paused":
+                self._followed("resume", f"public.{name}")
+            elif state == "dirty":
+                self._followed("refresh", "--table", f"public.{name}", "--truncate")
+            else:
+                done = self.command("refresh", "--table", f"public.{name}")
+                if done.returncode and "--truncate" in done.stderr:
+                    self._followed("refresh", "--table", f"public.{name}", "--truncate")
+            self.dirty.discard(name)
+
+    def _followed(self, *words: str) -> None:
+        """Do what a hint says, again where that is what the answer says."""
+        for _ in range(_MOST_HINTS):
+            done = self.command(*words)
+            if done.returncode == 0:
+                return
+            if "again" not in done.stderr:
+                break
+        self.script.append("# refused")
+
+    def finish(self, heal: Callable[[], None]) -> None:
+        """End the example: all hints are followed, both sides are equal, and `drop` leaves nothing.
+
+        Args:
+            heal: ends what an application has in hand, and gives back what the publication needs.
+        """
+        self.script.append("# the end")
+        heal()
+        for _ in range(_MOST_HINTS):
+            self.start()
+            if not self.settle():
+                continue
+            self.check()
+            if self.daemon is None:
+                continue
+            if not self._left():
+                break
+            self.renew()
+        else:
+            raise Violation(f"the hints lead nowhere: {self._left() or 'the daemon does not run'}")
+        self._check_status()
+        self.stop()
+        done = self.command("drop", "--yes")
+        if done.returncode:
+            raise Violation(f"drop is refused: {done.stderr}")
+        if left := oracle.left_behind(self.source, self.target, self.route.slot):
+            raise Violation(f"drop leaves {left}")
+
+    def _left(self) -> str:
+        differing = oracle.differences(self.source, self.target, self.route.publication)
+        told = {name: state for name, state in self.told().items() if name in set(self.published())}
+        return "" if not differing and not told else f"{told} {differing}"
+
+    def _check_status(self) -> None:
+        seen = self.status()
+        if seen["state"] != "running" or not seen["is_daemon_connected"]:
+            raise Violation(f"a daemon runs and all is equal, and status says: {seen['state']} {seen['reason']}")
+
+    def close(self) -> None:
+        """Remove all of it."""
+        if self.daemon is not None:
+            self.daemon.end()
+            self.daemon = None
+        for session in self._sessions.values():
+            session.close()
+        for database in (self.target, self.source):
+            drop_database(database)
+
+
+class _quiet:  # noqa: N801  as contextlib names its own
+    """Let errors of a class pass."""
+
+    def __init__(self, kind: type[BaseException]) -> None:
+        """Keep the class."""
+        self._kind = kind
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        """Say whether the error is of the class."""
+        return kind is not None and issubclass(kind, self._kind)
+
+
+def make_world(
+    lab: Lab, majors: tuple[int, int], *, settings: Mapping[str, str | float] | None = None, slot: str = "app"
+) -> World:
+    """Return a pair of fresh databases."""
+    source = create_end(lab.server("source", majors[0]), "source")
+    target = create_end(lab.server("target", majors[1]), "target")
+    route = Route(
+        source=source, target=target, settings={**FAST, **(settings or {})}, source_dsn=source.dsn,
+        target_dsn=target.dsn, slot=f"{slot}_{source.dbname[-8:]}",
+    )  # fmt: skip
+    return World(lab=lab, route=route, script=[f"# PostgreSQL {majors[0]} to {majors[1]}; {dict(settings or {})}"])
+
+
+def both(world: World, statements: Sequence[str]) -> None:
+    """Run statements on both sides."""
+    for text in statements:
+        world.on_source(text)
+        world.on_target(text)
