@@ -22,18 +22,20 @@ from tests.operators.search import n_steps, search
 @click.option("--machine", "machines", multiple=True, type=click.Choice(list(MACHINES)), help="Only this; repeatable.")
 @click.option("--length", default=25, show_default=True, help="Steps of an example.")
 @click.option("--without", multiple=True, help="A rule that is left out; repeatable.")
+@click.option("--without-tables", multiple=True, help="A family of tables that is left out; repeatable.")
 @click.option("--no-shrink", is_flag=True, help="Leave a failing script as it was found.")
 @click.option("--go-on", is_flag=True, help="Go on with other seeds after something was found.")
 @click.option("--found", type=click.Path(path_type=Path), help="Append what is found to this file.")
 def main(
     *, minutes: float, most_steps: int, seed: int | None, versions: str, machines: tuple[str, ...], length: int,
-    without: tuple[str, ...], no_shrink: bool, go_on: bool, found: Path | None,
+    without: tuple[str, ...], without_tables: tuple[str, ...], no_shrink: bool, go_on: bool, found: Path | None,
 ) -> None:  # fmt: skip
     """Do what operators do, in any order, and look whether both sides are equal. Ends with 1 if something was found."""
     if seed is not None and not go_on and not most_steps:
         minutes = 0.0
     n_found, began_s = 0, time.monotonic()
     with lab([int(word) for word in versions.split(",") if word]) as made:
+        made.left_out.update(without_tables)
         number = fresh_seed() if seed is None else seed
         while True:
             left = minutes - (time.monotonic() - began_s) / 60 if minutes else 0.0

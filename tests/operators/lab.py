@@ -42,6 +42,8 @@ class Lab:
         """Start nothing yet."""
         self._pool = pool
         self.majors = tuple(majors)
+        #: Names of families of tables that examples leave out.
+        self.left_out: set[str] = set()
         self.counts: Counter[str] = Counter()
         self.deadline_s = float("inf")
         self.has_found = False

@@ -10,6 +10,7 @@ from tests.operators.rules_base import OneStream
 from tests.operators.rules_daemon import Daemons, Tables
 from tests.operators.rules_publication import Publications
 from tests.operators.rules_rows import LocalRows, Rows
+from tests.operators.rules_schema import Schema
 from tests.operators.world import both, make_world
 
 _FAMILIES = st.lists(st.sampled_from(FAMILIES), min_size=1, max_size=3, unique=True)
@@ -22,16 +23,17 @@ class _OneWay(OneStream):
 
     def begin_one_way(
         self, families: list, form: str, pair: tuple[int, int], settings: dict[str, str | float], *, via_root: bool,
-        has_ddl: bool = False,
+        way: str = "",
     ) -> None:  # fmt: skip
         """Make the pair and copy."""
         if self.lab.is_over:
             return
+        families = [one for one in families if one.name not in self.lab.left_out] or [FAMILIES[0]]
         majors = self.lab.majors
         chosen = majors[pair[0] % len(majors)], majors[pair[1] % len(majors)]
         with self._told():
-            world = make_world(self.lab, chosen, settings={**settings, **({"ddl.apply": "true"} if has_ddl else {})})
-            self.world, world.has_ddl, world.quiet = world, has_ddl, self.quiet
+            world = make_world(self.lab, chosen, settings={**settings, **({"ddl.apply": "true"} if way in {"queue", "automatic"} else {})})
+            self.world, world.ddl_way, world.quiet = world, way, self.quiet
             for family in families:
                 both(world, family.statements)
                 self.tables += family.listed
@@ -93,4 +95,17 @@ class Conflicts(Rows, LocalRows, Daemons, Tables, _OneWay):
             self.world.policies = bool(policy)
 
 
-MACHINES = {"stream": Stream, "conflicts": Conflicts}
+class Ddl(Rows, Schema, Daemons, Tables, _OneWay):
+    """One stream, and a schema that changes."""
+
+    @initialize(
+        families=_FAMILIES, form=st.sampled_from(["all", "schema"]), pair=_PAIRS, via_root=st.booleans(),
+        way=st.sampled_from(["queue", "queue", "automatic", "hand"]),
+    )  # fmt: skip
+    def begin_example(self, families: list, form: str, pair: tuple[int, int], via_root: bool, way: str) -> None:
+        """Make the pair."""
+        self.way, self.attached = way, []
+        self.begin_one_way(families, form, pair, {}, via_root=via_root, way=way)
+
+
+MACHINES = {"stream": Stream, "conflicts": Conflicts, "ddl": Ddl}

@@ -68,7 +68,7 @@ class OneStream(RuleBasedStateMachine):
 
     def table(self, pick: int) -> str:
         """Return one of the tables."""
-        return self.tables[pick % len(self.tables)]
+        return self.tables[pick % len(self.tables)] if self.tables else "nothing"
 
     def close_sessions(self) -> None:
         """End what applications have open."""

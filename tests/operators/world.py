@@ -38,6 +38,8 @@ _POLL_S = 0.02
 #: Hints that are followed before it counts that they lead nowhere.
 _MOST_HINTS = 6
 _LSN = re.compile(r"parapply skip --lsn ([0-9A-F]+/[0-9A-F]+)|(?:LSN|lsn) ([0-9A-F]+/[0-9A-F]+)")
+#: Hints that end in a slot and a copy made anew.
+_ANEW = re.compile(r"parapply drop.*(init|copy the tables again)|--copy --truncate")
 FAST: Mapping[str, str | float] = {
     "apply.advance_interval_s": 0.05, "apply.stall_check_s": 0.2, "apply.catalogue_check_s": 0.2,
     "source.reconnect_min_s": 0.05, "source.reconnect_max_s": 0.3, "target.lease_wait_s": 15, "apply.workers": 2,
@@ -72,7 +74,7 @@ class World:
         daemon: the one that runs, if one does.
         dirty: tables that a local client wrote to here, whose rows may differ until they are copied again.
         policies: whether conflicts are settled by policies, so that none may stop the daemon.
-        has_ddl: commands of the queue run on the target.
+        ddl_way: how commands come to the target: queue, automatic, hand; or not at all.
         publication_sql: makes the publication anew where it is gone.
     """
 
@@ -82,7 +84,7 @@ class World:
     daemon: Daemon | None = None
     dirty: set[str] = field(default_factory=set)
     policies: bool = False
-    has_ddl: bool = False
+    ddl_way: str = ""
     #: Ends open transactions, which a new slot and a copy's snapshot wait for.
     quiet: Callable[[], None] = field(default=lambda: None)
     publication_sql: str = "CREATE PUBLICATION pub FOR ALL TABLES"
@@ -219,7 +221,7 @@ class World:
         """Do what the hint of a refusal says; one that cannot be followed is a violation."""
         if code == 5:
             self._pass_conflict(line)
-        elif re.search(r"parapply drop.*(init|copy the tables again)", line) or "--copy --truncate" in line:
+        elif _ANEW.search(line):
             self.again()
         elif "`parapply refresh`" in line or "refresh --table" in line:
             self.renew()
@@ -258,8 +260,8 @@ class World:
         """Make the slot and copy."""
         # A parallel copy knows no order of foreign keys.
         done = self.command("init", "--copy", "--set", "target.session_replication_role=replica", *options)
-        if done.returncode == 0 and self.has_ddl:
-            self.command("init", "--ddl")
+        if done.returncode == 0 and self.ddl_way in {"queue", "automatic"}:
+            self.command("init", "--ddl" if self.ddl_way == "queue" else "--ddl=automatic")
         return done
 
     # What must hold.
@@ -349,25 +351,15 @@ class World:
         for name, state in sorted(told.items()):
             if name not in published:
                 continue
-            if state == "paused":
-                self._followed("resume", f"public.{name}")
-            elif state == "dirty":
-                self._followed("refresh", "--table", f"public.{name}", "--truncate")
-            else:
-                done = self.command("refresh", "--table", f"public.{name}")
-                if done.returncode and "--truncate" in done.stderr:
-                    self._followed("refresh", "--table", f"public.{name}", "--truncate")
-            self.dirty.discard(name)
-
-    def _followed(self, *words: str) -> None:
-        """Do what a hint says, again where that is what the answer says."""
-        for _ in range(_MOST_HINTS):
-            done = self.command(*words)
-            if done.returncode == 0:
+            words = ["resume", f"public.{name}"] if state == "paused" else ["refresh", "--table", f"public.{name}"]
+            done = self.command(*words, *(["--truncate"] if state == "dirty" else []))
+            if done.returncode and "--truncate" in done.stderr:
+                done = self.command(*words, "--truncate")
+            if done.returncode and _ANEW.search(done.stderr):
+                self.again()
                 return
-            if "again" not in done.stderr:
-                break
-        self.script.append("# refused")
+            if done.returncode == 0:
+                self.dirty.discard(name)
 
     def finish(self, heal: Callable[[], None]) -> None:
         """End the example: all hints are followed, both sides are equal, and `drop` leaves nothing.
