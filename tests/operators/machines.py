@@ -11,6 +11,7 @@ from tests.operators.rules_daemon import Daemons, Tables
 from tests.operators.rules_publication import Publications
 from tests.operators.rules_rows import LocalRows, Rows
 from tests.operators.rules_schema import Schema
+from tests.operators.two_way import TwoWay
 from tests.operators.world import both, make_world
 
 _FAMILIES = st.lists(st.sampled_from(FAMILIES), min_size=1, max_size=3, unique=True)
@@ -82,14 +83,17 @@ class Conflicts(Rows, LocalRows, Daemons, Tables, _OneWay):
     """One stream, and clients that write to the target."""
 
     @initialize(
-        families=_FAMILIES, pair=_PAIRS, policy=st.sampled_from(["", "skip", "apply_remote"]), two_phase=st.booleans()
-    )
-    def begin_example(self, families: list, pair: tuple[int, int], policy: str, two_phase: bool) -> None:
+        families=_FAMILIES, pair=_PAIRS, policy=st.sampled_from(["", "skip", "apply_remote"]),
+        origin=st.sampled_from(["", "last_update_wins", "keep_local"]), two_phase=st.booleans(),
+    )  # fmt: skip
+    def begin_example(self, families: list, pair: tuple[int, int], policy: str, origin: str, two_phase: bool) -> None:
         """Make the pair."""
         settings: dict[str, str | float] = {"source.two_phase": "true"} if two_phase else {}
         if policy:
             kinds = ("insert_exists", "update_exists", "multiple_unique_conflicts", "update_missing", "delete_missing")
             settings |= {f"conflict.{kind}": "skip" if kind == "delete_missing" else policy for kind in kinds}
+        if origin:
+            settings |= dict.fromkeys(("conflict.update_origin_differs", "conflict.delete_origin_differs"), origin)
         self.begin_one_way(families, "all", pair, settings, via_root=False)
         if self.world is not None:
             self.world.policies = bool(policy)
@@ -108,4 +112,4 @@ class Ddl(Rows, Schema, Daemons, Tables, _OneWay):
         self.begin_one_way(families, form, pair, {}, via_root=via_root, way=way)
 
 
-MACHINES = {"stream": Stream, "conflicts": Conflicts, "ddl": Ddl}
+MACHINES = {"stream": Stream, "conflicts": Conflicts, "ddl": Ddl, "two_way": TwoWay}

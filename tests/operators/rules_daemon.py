@@ -7,10 +7,11 @@ from hypothesis.stateful import precondition, rule
 
 from parapply import failpoints
 from tests.operators.lab import Violation
-from tests.operators.rules_base import PICK, OneStream
+from tests.operators.rules_base import IDS, PICK, OneStream
 from tests.operators.world import World
 
 _POINTS = tuple(sorted(failpoints.NAMES - {failpoints.DRAIN}))
+_COPY_POINTS = (failpoints.COPY_PART, failpoints.COPY_BEGUN, failpoints.COPY_TABLE_DONE)
 #: A daemon with --until ends within that.
 _UNTIL_S = 25.0
 
@@ -114,6 +115,22 @@ class Tables(OneStream):
         done = world.command(*words)
         if done.returncode == 0 and ("--truncate" in words or words[0] == "resume"):
             world.dirty.discard(self.table(pick))
+
+    @rule(pick=PICK, row=IDS, point=st.sampled_from(_COPY_POINTS), is_truncated=st.booleans())
+    def refresh_beside(self, pick: int, row: int, point: str, is_truncated: bool) -> None:
+        """Copy one table while the publisher changes its rows."""
+        table, value = self.table(pick), self.value()
+
+        def change(world: World) -> None:
+            world.on_source(f"UPDATE {table} SET v = '{value}' WHERE id = {row}")
+            world.on_source(f"DELETE FROM {table} WHERE id = {row + 1}")
+
+        def action(world: World) -> None:
+            words = ["refresh", "--table", f"public.{table}", *(["--truncate"] if is_truncated else [])]
+            if world.beside(words, point, lambda: change(world)) == 0 and is_truncated:
+                world.dirty.discard(table)
+
+        self.step("refresh beside changes", action)
 
     @rule()
     def verify(self) -> None:

@@ -7,10 +7,14 @@ can be read, and done by hand.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -110,7 +114,7 @@ class World:
         """Run SQL on the target."""
         return self._sql("target", self.target, text)
 
-    def _sql(self, name: str, database: Database, text: str) -> bool:
+    def _sql(self, name: str, database: Database, text: str, *, is_again: bool = True) -> bool:
         self.script.append(f"{name}: {text}")
         session = self._sessions.get(name)
         if session is None or session.closed:
@@ -120,6 +124,9 @@ class World:
         try:
             session.execute(text.encode())
         except psycopg.Error as error:
+            if session.closed and is_again:
+                self.script.pop()
+                return self._sql(name, database, text, is_again=False)
             if not session.closed:
                 session.execute("ROLLBACK")
             self.script[-1] += f"  -- {str(error).splitlines()[0]}"
@@ -157,6 +164,35 @@ class World:
         self.lab.counts["refusals"] += 1
         if done.returncode not in REFUSED or not (said or done.stdout.strip()):
             raise Violation(f"parapply {name} ended with {done.returncode} and said: {said!r}")
+
+    def beside(self, words: Sequence[str], point: str, action: Callable[[], object]) -> int:
+        """Hold a command at a point, do something, and let it go on; return its exit code."""
+        if words[0] in _COPIES:
+            self.quiet()
+        with TemporaryDirectory() as folder, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            Path(folder).chmod(0o777)
+            armed = {"PARAPPLY_FAILPOINT": f"{point}:hold", "PARAPPLY_FAILPOINT_DIR": folder}
+            self.script.append(f"$ parapply {' '.join(words)} &  # held at {point}")
+            arguments = [words[0], *self.route.arguments(), *words[1:]]
+            process = warm.start(arguments, _environment(armed), (None, os.dup(out.fileno()), os.dup(err.fileno())))
+            held, deadline_s = Path(folder) / f"{point}.held", time.monotonic() + _COMMAND_S
+            try:
+                while not held.exists() and process.poll() is None and time.monotonic() < deadline_s:
+                    time.sleep(_POLL_S)
+                action()
+                held.unlink(missing_ok=True)
+                code = process.wait(_COMMAND_S)
+            except subprocess.TimeoutExpired:
+                raise Violation(f"parapply {words[0]} does not end within {_COMMAND_S:g} s") from None
+            finally:
+                process.kill()
+            out.seek(0)
+            err.seek(0)
+            done = subprocess.CompletedProcess(arguments, code, out.read().decode(), err.read().decode())
+        self.script.append(f"# {words[0]} goes on and ends with {code}")
+        self.lab.counts[f"parapply {words[0]}"] += 1
+        self._judge_words(words[0], done)
+        return code
 
     def status(self) -> dict[str, Any]:
         """Return what `status --json` says."""
