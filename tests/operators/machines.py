@@ -11,6 +11,7 @@ from tests.operators.rules_daemon import Daemons, Tables
 from tests.operators.rules_publication import Publications
 from tests.operators.rules_rows import LocalRows, Rows
 from tests.operators.rules_schema import Schema
+from tests.operators.switch import Switch
 from tests.operators.two_way import TwoWay
 from tests.operators.world import both, make_world
 
@@ -112,4 +113,4 @@ class Ddl(Rows, Schema, Daemons, Tables, _OneWay):
         self.begin_one_way(families, form, pair, {}, via_root=via_root, way=way)
 
 
-MACHINES = {"stream": Stream, "conflicts": Conflicts, "ddl": Ddl, "two_way": TwoWay}
+MACHINES = {"stream": Stream, "conflicts": Conflicts, "ddl": Ddl, "two_way": TwoWay, "switch": Switch}

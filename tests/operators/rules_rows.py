@@ -132,12 +132,7 @@ class LocalRows(OneStream):
 
     def _local(self, pick: int, text: str) -> None:
         table = self.table(pick)
-
-        def action(world: World) -> None:
-            if world.on_target(text.format(table)):
-                world.dirty.add(table)
-
-        self.step("local write", action)
+        self.step("local write", lambda world: world.local(table, text.format(table)))
 
     @rule(pick=PICK, row=IDS, other=IDS)
     def two_changes(self, pick: int, row: int, other: int) -> None:
