@@ -108,6 +108,16 @@ def told(target: Database, slot: str) -> dict[str, str]:
     return dict(target.rows(query.format(sql.Literal(slot))))
 
 
+def below_roots(source: Database, publication: str) -> set[str]:
+    """Return the partitions of published roots, whose rows come under the root's name."""
+    roots = [one.name for one in published(source, publication) if one.is_root]
+    below: set[str] = set()
+    for name in roots:
+        query = sql.SQL("SELECT relid::regclass::text FROM pg_partition_tree({}::regclass) WHERE level > 0")
+        below.update(one for (one,) in source.rows(query.format(sql.Literal(name))))
+    return below
+
+
 def left_behind(source: Database, target: Database, slot: str) -> list[str]:
     """Return what a slot that was dropped has left on either side."""
     left = []

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 from hypothesis import HealthCheck, Phase
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.internal.conjecture import engine
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from tests.operators.lab import fresh_seed
 from tests.operators.machines import MACHINES
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 #: Examples of one machine before the next one has its turn, and steps of an example.
 _EXAMPLES = 6
 _STEPS = 25
+_SHRINK_S = 120.0
 
 
 def settings(examples: int, steps: int, *, shrinks: bool = True) -> hypothesis.settings:
@@ -31,6 +33,13 @@ def settings(examples: int, steps: int, *, shrinks: bool = True) -> hypothesis.s
     )  # fmt: skip
 
 
+def _restricted(machine: type, without: Sequence[str], only: Sequence[str]) -> type[RuleBasedStateMachine]:
+    """Return a machine without some of its rules."""
+    rules = [name for name in dir(machine) if hasattr(getattr(machine, name), "hypothesis_stateful_rule")]
+    left_out = [name for name in rules if name in without or (only and name not in only)]
+    return type(machine.__name__, (machine,), dict.fromkeys(left_out))
+
+
 def n_steps(lab: Lab) -> int:
     """Return how many steps were done."""
     return sum(count for name, count in lab.counts.items() if name.startswith("step "))
@@ -38,7 +47,8 @@ def n_steps(lab: Lab) -> int:
 
 def search(
     lab: Lab, *, machines: Sequence[str] = (), minutes: float = 0.0, most_steps: int = 0, seed: int | None = None,
-    steps: int = _STEPS, without: Sequence[str] = (), shrinks: bool = True, tell: Callable[[str], object] = lambda _: None,
+    steps: int = _STEPS, without: Sequence[str] = (), only: Sequence[str] = (),
+    shrink_s: float = _SHRINK_S, tell: Callable[[str], object] = lambda _: None,
 ) -> None:  # fmt: skip
     """Run examples of machines in turn, each turn with the next seed.
 
@@ -50,13 +60,16 @@ def search(
         seed: of the first turn; fresh when left out.
         steps: of an example.
         without: names of rules that are left out.
-        shrinks: make a failing script as short as it gets.
+        only: names of the only rules that are done.
+        shrink_s: seconds to make a failing script shorter; 0: leave it.
         tell: called with a line for each turn.
 
     Raises:
         AssertionError: a machine found something; its notes hold the script, and the seed that repeats it.
     """
     number = fresh_seed() if seed is None else seed
+    # Hypothesis has no setting for it.
+    engine.MAX_SHRINKING_SECONDS = int(shrink_s)
     if minutes:
         lab.deadline_s = time.monotonic() + minutes * 60
     names = list(machines) or list(MACHINES)
@@ -65,9 +78,9 @@ def search(
             if lab.is_over or (most_steps and n_steps(lab) >= most_steps):
                 return
             tell(f"{name}, seed {number}, {n_steps(lab)} steps")
-            machine = hypothesis.seed(number)(type(MACHINES[name].__name__, (MACHINES[name],), dict.fromkeys(without)))
+            machine = hypothesis.seed(number)(_restricted(MACHINES[name], without, only))
             try:
-                run_state_machine_as_test(machine, settings=settings(_EXAMPLES, steps, shrinks=shrinks))  # type: ignore[arg-type]
+                run_state_machine_as_test(machine, settings=settings(_EXAMPLES, steps, shrinks=shrink_s > 0))  # type: ignore[arg-type]
             except BaseException as error:
                 error.add_note(f"again: python -m tests.operators --machine {name} --seed {number}")
                 raise

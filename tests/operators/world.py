@@ -383,6 +383,9 @@ class World:
         """
         if self.daemon is None or not self.settle():
             return
+        told = self.told()
+        if told and (needless := told.keys() & oracle.below_roots(self.source, self.route.publication)):
+            raise Violation(f"{sorted(needless)} wait, and their root is applied; told: {told}")
         found = self.silent()
         if not found:
             return
