@@ -67,7 +67,7 @@ class Stream(Rows, Daemons, Tables, Publications, _OneWay):
             settings["source.two_phase"] = "true"
         if role != "replica":
             settings["target.session_replication_role"] = role
-        self.is_named = form == "named"
+        self.is_named, self.begins_via_root = form == "named", str(via_root).lower()
         self.begin_one_way(families, form, pair, settings, via_root=via_root)
         if self.world is not None:
             self.publication_sql = self.world.publication_sql
@@ -76,8 +76,16 @@ class Stream(Rows, Daemons, Tables, Publications, _OneWay):
         """Publish everything again."""
         super().heal()
         assert self.world is not None
-        self.world.on_source("DROP PUBLICATION IF EXISTS pub")
-        self.world.on_source(self.publication_sql)
+        if not self.is_changed:
+            return
+        if self.is_gone:
+            self.world.on_source(self.publication_sql)
+            return
+        options = f"publish = 'insert, update, delete, truncate', publish_via_partition_root = {self.begins_via_root}"
+        self.world.on_source(f"ALTER PUBLICATION pub SET ({options})")
+        if self.is_named:
+            names = ", ".join(f"ONLY {name}" for name in self.tables)
+            self.world.on_source(f"ALTER PUBLICATION pub SET TABLE {names}")
 
 
 class Conflicts(Rows, LocalRows, Daemons, Tables, _OneWay):

@@ -37,7 +37,7 @@ _COMMAND_S = 40.0
 _LOCK_MS = 150
 _STOP_S = 40.0
 #: From a start until the daemon has looked for tables that wait.
-_LOOK_S = 3.0
+_LOOK_S = 1.5
 _POLL_S = 0.02
 #: Hints that are followed before it counts that they lead nowhere.
 _MOST_HINTS = 6
@@ -396,6 +396,9 @@ class World:
             return
         deadline_s = time.monotonic() + _LOOK_S
         while (found := self.silent()) and time.monotonic() < deadline_s:
+            if self.daemon is not None and not self.daemon.is_running():
+                self.ended()
+                return
             time.sleep(_POLL_S)
         if found:
             what = "\n".join(f"{name}: {one}" for name, one in found.items())
@@ -454,9 +457,14 @@ class World:
         return "" if not differing and not told else f"{told} {differing}"
 
     def _check_status(self) -> None:
-        seen = self.status()
-        if seen["state"] != "running" or not seen["is_daemon_connected"]:
-            raise Violation(f"a daemon runs and all is equal, and status says: {seen['state']} {seen['reason']}")
+        deadline_s = time.monotonic() + STILL_S
+        while True:
+            seen = self.status()
+            if seen["state"] == "running" and seen["is_daemon_connected"]:
+                return
+            if time.monotonic() > deadline_s:
+                raise Violation(f"a daemon runs and all is equal, and status says: {seen['state']} {seen['reason']}")
+            time.sleep(_POLL_S * 10)
 
     def close(self) -> None:
         """Remove all of it."""
