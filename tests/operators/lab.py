@@ -41,6 +41,7 @@ class Lab:
     def __init__(self, pool: ServerPool, majors: Sequence[int]) -> None:
         """Start nothing yet."""
         self._pool = pool
+        self._kept: dict[str, PgServer] = {}
         self.majors = tuple(majors)
         #: Names of families of tables that examples leave out.
         self.left_out: set[str] = set()
@@ -56,6 +57,19 @@ class Lab:
     def server(self, role: str, major: int) -> PgServer:
         """Return the running server of a role and a version."""
         return self._pool.own("source" if role == "source" else "target", major)
+
+    def kept(self, name: str, major: int) -> PgServer:
+        """Return a server that may be stopped and put back, the same for each example of the run."""
+        server = self._kept.get(name)
+        if server is None:
+            server = self._kept[name] = self._pool.new(name, major)
+        server.start()
+        return server
+
+    def close(self) -> None:
+        """Remove the servers that only this lab knows."""
+        for server in self._kept.values():
+            server.cleanup()
 
     def own_server(self, name: str, major: int, **settings: str | int) -> PgServer:
         """Return a new server that the caller removes."""
@@ -88,6 +102,7 @@ def lab(majors: Sequence[int] = (), pool: ServerPool | None = None) -> Iterator[
             pool = ServerPool(Selection(external_dsns={}, binaries=binaries, problem="", majors=tuple(binaries)))
             stack.callback(pool.close)
         made = Lab(pool, [one for one in majors or sorted(binaries, reverse=True) if one in binaries])
+        stack.callback(made.close)
         _current.append(made)
         stack.callback(_current.pop)
         yield made

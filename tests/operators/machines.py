@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
 from tests.operators.layouts import FAMILIES
+from tests.operators.restore import Restored, Standby, Takeover
 from tests.operators.rules_base import OneStream
 from tests.operators.rules_daemon import Daemons, Tables
 from tests.operators.rules_publication import Publications
@@ -121,4 +122,7 @@ class Ddl(Rows, Schema, Daemons, Tables, _OneWay):
         self.begin_one_way(families, form, pair, {}, via_root=via_root, way=way)
 
 
-MACHINES = {"stream": Stream, "conflicts": Conflicts, "ddl": Ddl, "two_way": TwoWay, "switch": Switch}
+MACHINES = {
+    "stream": Stream, "conflicts": Conflicts, "ddl": Ddl, "two_way": TwoWay, "switch": Switch,
+    "restored": Restored, "takeover": Takeover, "standby": Standby,
+}  # fmt: skip

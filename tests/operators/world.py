@@ -147,13 +147,21 @@ class World:
 
     # Commands.
 
-    def command(self, *words: str, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end; a traceback or a refusal without words is a violation."""
+    def command(
+        self, *words: str, environ: Mapping[str, str] | None = None, is_quiet: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end; a traceback or a refusal without words is a violation.
+
+        Args:
+            words: the command and its options.
+            environ: further variables.
+            is_quiet: end what applications have in hand before a slot is made, which would wait for them.
+        """
         name, *options = words
         tail = " ".join(options)
         env = "".join(f"{key}={value} " for key, value in (environ or {}).items())
         self.script.append(f"$ {env}parapply {name} {tail}".rstrip())
-        if name in _COPIES:
+        if name in _COPIES and is_quiet:
             self.quiet()
         try:
             done = warm.run([*name.split(), *self.route.arguments(), *options], _environment(environ), _COMMAND_S)
