@@ -22,7 +22,7 @@ from tests.operators.search import n_steps, search
 @click.option("--machine", "machines", multiple=True, type=click.Choice(list(MACHINES)), help="Only this; repeatable.")
 @click.option("--length", default=25, show_default=True, help="Steps of an example.")
 @click.option("--without", multiple=True, help="A rule that is left out; repeatable.")
-@click.option("--without-tables", multiple=True, help="A family of tables that is left out; repeatable.")
+@click.option("--without-tables", multiple=True, help="Left out: a family of tables, `origin` policies, pausing `twice`.")
 @click.option("--only", multiple=True, help="The only rules that are done; repeatable.")
 @click.option("--shrink", "shrink_s", default=120.0, show_default=True, help="Seconds to make a failing script shorter.")
 @click.option("--go-on", is_flag=True, help="Go on with other seeds after something was found.")

@@ -43,7 +43,7 @@ class Lab:
         self._pool = pool
         self._kept: dict[str, PgServer] = {}
         self.majors = tuple(majors)
-        #: Names of families of tables that examples leave out.
+        #: What examples leave out: families of tables; `origin`, the policies of that; `twice`, a pause after a pause.
         self.left_out: set[str] = set()
         self.counts: Counter[str] = Counter()
         self.deadline_s = float("inf")

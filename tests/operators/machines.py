@@ -102,7 +102,7 @@ class Conflicts(Rows, LocalRows, Daemons, Tables, _OneWay):
         if policy:
             kinds = ("insert_exists", "update_exists", "multiple_unique_conflicts", "update_missing", "delete_missing")
             settings |= {f"conflict.{kind}": "skip" if kind == "delete_missing" else policy for kind in kinds}
-        if origin:
+        if origin and "origin" not in self.lab.left_out:
             settings |= dict.fromkeys(("conflict.update_origin_differs", "conflict.delete_origin_differs"), origin)
         self.begin_one_way(families, "all", pair, settings, via_root=False)
         if self.world is not None:

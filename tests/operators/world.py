@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 #: A daemon that moves nothing for so long, with nothing in its way, stands still.
 STILL_S = 12.0
-_COMMAND_S = 40.0
+_COMMAND_S = 25.0
 _LOCK_MS = 150
 _STOP_S = 40.0
 #: From a start until the daemon has looked for tables that wait.
@@ -391,6 +391,7 @@ class World:
         """
         if self.daemon is None or not self.settle():
             return
+        self._check_prepared()
         told = self.told()
         if told and (needless := told.keys() & oracle.below_roots(self.source, self.route.publication)):
             raise Violation(f"{sorted(needless)} wait, and their root is applied; told: {told}")
@@ -411,6 +412,17 @@ class World:
         if found:
             what = "\n".join(f"{name}: {one}" for name, one in found.items())
             raise Violation(f"not equal, and nothing says so ({self._state()}):\n{what}")
+
+    def _check_prepared(self) -> None:
+        """Nothing is prepared on the target that the publisher has decided."""
+        if "source.two_phase" not in self.route.settings:
+            return
+        query = "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()"
+        deadline_s = time.monotonic() + _LOOK_S
+        while self.target.rows(query) > self.source.rows(query):
+            if time.monotonic() > deadline_s:
+                raise Violation(f"prepared here, and decided on the publisher: {self._state()}")
+            time.sleep(_POLL_S)
 
     def renew(self) -> None:
         """Copy again what waits, is paused, or was written to by local clients, as the hints say."""
