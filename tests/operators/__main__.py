@@ -22,14 +22,19 @@ from tests.operators.search import n_steps, search
 @click.option("--machine", "machines", multiple=True, type=click.Choice(list(MACHINES)), help="Only this; repeatable.")
 @click.option("--length", default=25, show_default=True, help="Steps of an example.")
 @click.option("--without", multiple=True, help="A rule that is left out; repeatable.")
-@click.option("--without-tables", multiple=True, help="Left out: a family of tables, `origin` policies, pausing `twice`.")
+@click.option(
+    "--without-tables", multiple=True, help="Left out: a family of tables, `origin` policies, pausing `twice`."
+)
 @click.option("--only", multiple=True, help="The only rules that are done; repeatable.")
-@click.option("--shrink", "shrink_s", default=120.0, show_default=True, help="Seconds to make a failing script shorter.")
+@click.option(
+    "--shrink", "shrink_s", default=120.0, show_default=True, help="Seconds to make a failing script shorter."
+)
 @click.option("--go-on", is_flag=True, help="Go on with other seeds after something was found.")
 @click.option("--found", type=click.Path(path_type=Path), help="Append what is found to this file.")
 def main(
     *, minutes: float, most_steps: int, seed: int | None, versions: str, machines: tuple[str, ...], length: int,
-    without: tuple[str, ...], without_tables: tuple[str, ...], only: tuple[str, ...], shrink_s: float, go_on: bool, found: Path | None,
+    without: tuple[str, ...], without_tables: tuple[str, ...], only: tuple[str, ...], shrink_s: float, go_on: bool,
+    found: Path | None,
 ) -> None:  # fmt: skip
     """Do what operators do, in any order, and look whether both sides are equal. Ends with 1 if something was found."""
     if seed is not None and not go_on and not most_steps:
@@ -42,8 +47,8 @@ def main(
             left = minutes - (time.monotonic() - began_s) / 60 if minutes else 0.0
             try:
                 search(
-                    made, machines=machines, minutes=left, most_steps=most_steps, seed=number, steps=length, without=without,
-                    only=only, shrink_s=shrink_s, tell=click.echo,
+                    made, machines=machines, minutes=left, most_steps=most_steps, seed=number, steps=length,
+                    without=without, only=only, shrink_s=shrink_s, tell=click.echo,
                 )  # fmt: skip
             except Exception as error:  # noqa: BLE001  whatever it is, it was found
                 n_found += 1

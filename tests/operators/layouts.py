@@ -23,6 +23,10 @@ class Family:
     statements: tuple[str, ...]
     listed: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        """Return the name, which says all in a script."""
+        return self.name
+
 
 FAMILIES: Final = (
     Family("plain", ("CREATE TABLE plain (id int PRIMARY KEY, v text)",), ("plain",)),

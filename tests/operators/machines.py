@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from tests.operators.layouts import FAMILIES
+from tests.operators.layouts import FAMILIES, Family
 from tests.operators.restore import Restored, Standby, Takeover
 from tests.operators.rules_base import OneStream
 from tests.operators.rules_daemon import Daemons, Tables
@@ -25,8 +25,8 @@ class _OneWay(OneStream):
     """Makes the example's tables, publication and slot, with some rows copied."""
 
     def begin_one_way(
-        self, families: list, form: str, pair: tuple[int, int], settings: dict[str, str | float], *, via_root: bool,
-        way: str = "",
+        self, families: list[Family], form: str, pair: tuple[int, int], settings: dict[str, str | float], *,
+        via_root: bool, way: str = "",
     ) -> None:  # fmt: skip
         """Make the pair and copy."""
         if self.lab.is_over:
@@ -35,19 +35,29 @@ class _OneWay(OneStream):
         majors = self.lab.majors
         chosen = majors[pair[0] % len(majors)], majors[pair[1] % len(majors)]
         with self._told():
-            world = make_world(self.lab, chosen, settings={**settings, **({"ddl.apply": "true"} if way in {"queue", "automatic"} else {})})
+            world = make_world(
+                self.lab,
+                chosen,
+                settings={**settings, **({"ddl.apply": "true"} if way in {"queue", "automatic"} else {})},
+            )
             self.world, world.ddl_way, world.quiet = world, way, self.quiet
             for family in families:
                 both(world, family.statements)
                 self.tables += family.listed
-            what = {"named": f"TABLE {', '.join(self.tables)}", "all": "ALL TABLES", "schema": "TABLES IN SCHEMA public"}
+            what = {
+                "named": f"TABLE {', '.join(self.tables)}",
+                "all": "ALL TABLES",
+                "schema": "TABLES IN SCHEMA public",
+            }
             if form == "named" and any(family.name == "inherited" for family in families):
                 what["named"] = "TABLE " + ", ".join(f"ONLY {name}" for name in self.tables)
             root = " WITH (publish_via_partition_root = true)" if via_root else ""
             world.publication_sql = f"CREATE PUBLICATION pub FOR {what[form]}{root}"
             world.on_source(world.publication_sql)
             for number, name in enumerate(self.tables, 1):
-                world.on_source(f"INSERT INTO {name} (id, v) SELECT g, 'copied' FROM generate_series(1, {number + 2}) AS g")
+                world.on_source(
+                    f"INSERT INTO {name} (id, v) SELECT g, 'copied' FROM generate_series(1, {number + 2}) AS g"
+                )
             done = world.init()
             assert done.returncode == 0, done.stderr
 
@@ -60,8 +70,9 @@ class Stream(Rows, Daemons, Tables, Publications, _OneWay):
         role=st.sampled_from(["replica", "replica", "origin"]), order=st.sampled_from(["preserve", "relaxed"]),
     )  # fmt: skip
     def begin_example(
-        self, families: list, form: str, pair: tuple[int, int], via_root: bool, two_phase: bool, role: str, order: str
-    ) -> None:
+        self, *, families: list[Family], form: str, pair: tuple[int, int], via_root: bool, two_phase: bool, role: str,
+        order: str,
+    ) -> None:  # fmt: skip
         """Make the pair."""
         settings: dict[str, str | float] = {"apply.commit_order": order}
         if two_phase:
@@ -96,7 +107,9 @@ class Conflicts(Rows, LocalRows, Daemons, Tables, _OneWay):
         families=_FAMILIES, pair=_PAIRS, policy=st.sampled_from(["", "skip", "apply_remote"]),
         origin=st.sampled_from(["", "last_update_wins", "keep_local"]), two_phase=st.booleans(),
     )  # fmt: skip
-    def begin_example(self, families: list, pair: tuple[int, int], policy: str, origin: str, two_phase: bool) -> None:
+    def begin_example(
+        self, *, families: list[Family], pair: tuple[int, int], policy: str, origin: str, two_phase: bool
+    ) -> None:
         """Make the pair."""
         settings: dict[str, str | float] = {"source.two_phase": "true"} if two_phase else {}
         if policy:
@@ -116,7 +129,7 @@ class Ddl(Rows, Schema, Daemons, Tables, _OneWay):
         families=_FAMILIES, form=st.sampled_from(["all", "schema"]), pair=_PAIRS, via_root=st.booleans(),
         way=st.sampled_from(["queue", "queue", "automatic", "hand"]),
     )  # fmt: skip
-    def begin_example(self, families: list, form: str, pair: tuple[int, int], via_root: bool, way: str) -> None:
+    def begin_example(self, families: list[Family], form: str, pair: tuple[int, int], via_root: bool, way: str) -> None:
         """Make the pair."""
         self.way, self.attached = way, []
         self.begin_one_way(families, form, pair, {}, via_root=via_root, way=way)

@@ -24,6 +24,10 @@ SELECT p.schemaname, p.tablename, p.attnames::text[], coalesce(p.rowfilter, 'tru
    AND (SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication WHERE pubname = {name})
  ORDER BY 1, 2
 """
+_SESSIONS = """
+SELECT 'session ' || application_name FROM pg_stat_activity
+ WHERE datname = current_database() AND application_name LIKE 'parapply%'
+"""
 _MOST_ROWS = 20
 
 
@@ -125,12 +129,9 @@ def left_behind(source: Database, target: Database, slot: str) -> list[str]:
         (source, "SELECT 'slot ' || slot_name FROM pg_replication_slots WHERE database = current_database()"),
         (target, "SELECT 'slot ' || slot_name FROM pg_replication_slots WHERE database = current_database()"),
         (target, "SELECT 'prepared ' || gid FROM pg_prepared_xacts WHERE database = current_database()"),
-        (target, "SELECT 'session ' || application_name FROM pg_stat_activity WHERE datname = current_database()"
-                 " AND application_name LIKE 'parapply%'"),
+        (target, _SESSIONS),
         (target, "SELECT 'schema ' || nspname FROM pg_namespace WHERE nspname = 'parapply'"),
     ]  # fmt: skip
     for database, query in looks:
         left += [name for (name,) in database.rows(query)]
     return left
-
-

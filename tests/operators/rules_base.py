@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine
@@ -116,9 +116,7 @@ class _Told:
     def __enter__(self) -> None:
         """Nothing to do."""
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:  # noqa: ANN401
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Note what was done."""
         if error is not None and isinstance(error, Exception):
             self._machine.failed(error)
-
-

@@ -1,6 +1,8 @@
-"""What operators do with the daemon and its tables: run, kill, run until, pause, resume, refresh, verify, begin anew."""
+"""What operators do with the daemon and its tables: run, kill, run until, pause, resume, refresh, verify, drop."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
@@ -8,7 +10,9 @@ from hypothesis.stateful import precondition, rule
 from parapply import failpoints
 from tests.operators.lab import Violation
 from tests.operators.rules_base import IDS, PICK, OneStream
-from tests.operators.world import World
+
+if TYPE_CHECKING:
+    from tests.operators.world import World
 
 _POINTS = tuple(sorted(failpoints.NAMES - {failpoints.DRAIN}))
 _COPY_POINTS = (failpoints.COPY_PART, failpoints.COPY_BEGUN, failpoints.COPY_TABLE_DONE)

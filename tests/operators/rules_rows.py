@@ -1,13 +1,17 @@
-"""What applications do: rows, large and open transactions, savepoints, prepared transactions; local clients of the target."""
+"""What applications do: rows, large, open and prepared transactions, savepoints; and local clients of the target."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import psycopg
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from tests.operators.rules_base import IDS, PICK, OneStream
-from tests.operators.world import World
+
+if TYPE_CHECKING:
+    from tests.operators.world import World
 
 
 class Rows(OneStream):

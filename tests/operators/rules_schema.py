@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from tests.operators.rules_base import PICK, OneStream
-from tests.operators.world import World
+
+if TYPE_CHECKING:
+    from tests.operators.world import World
 
 _LABELS = st.sampled_from("abcd")
 

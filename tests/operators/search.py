@@ -80,12 +80,10 @@ def search(
             tell(f"{name}, seed {number}, {n_steps(lab)} steps")
             machine = hypothesis.seed(number)(_restricted(MACHINES[name], without, only))
             try:
-                run_state_machine_as_test(machine, settings=settings(_EXAMPLES, steps, shrinks=shrink_s > 0))  # type: ignore[arg-type]
+                run_state_machine_as_test(machine, settings=settings(_EXAMPLES, steps, shrinks=shrink_s > 0))
             except BaseException as error:
                 error.add_note(f"again: python -m tests.operators --machine {name} --seed {number}")
                 raise
             number += 1
         if not minutes and not most_steps:
             return
-
-

@@ -166,7 +166,9 @@ class Switch(OneStream):
         if beside is not None:
             code = ahead.beside(command, point, beside)
         else:
-            code = ahead.command(*command, environ={"PARAPPLY_FAILPOINT": f"{point}:kill"} if point else None).returncode
+            code = ahead.command(
+                *command, environ={"PARAPPLY_FAILPOINT": f"{point}:kill"} if point else None
+            ).returncode
         if code == 0 and "--undo" not in words:
             self.active = 0 if "--back" in words else 1
         for world in (ahead, back):
@@ -267,4 +269,3 @@ class Switch(OneStream):
             left = database.rows("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()")
             if left:
                 raise Violation(f"a slot is left that no command knows: {left}")
-

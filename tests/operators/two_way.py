@@ -50,7 +50,10 @@ class TwoWay(OneStream):
             chosen = majors[pair[0] % len(majors)], majors[pair[1] % len(majors)]
             world = make_world(self.lab, chosen, settings=_POLICIES, slot="to_1")
             self.world = world
-            both(world, ["CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE PUBLICATION pub FOR TABLES IN SCHEMA public"])
+            both(
+                world,
+                ["CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE PUBLICATION pub FOR TABLES IN SCHEMA public"],
+            )
             for key in range(1, rows + 1):
                 self._put(0, key)
             route = world.route

@@ -231,6 +231,10 @@ class World:
         self.daemon = Daemon(self.route, *arguments, environ=environ)
         self.lab.counts["parapply run"] += 1
 
+    def runs(self) -> bool:
+        """Say whether the daemon that was started still runs."""
+        return self.daemon is not None and self.daemon.is_running()
+
     def stop(self) -> None:
         """Ask the daemon for its end."""
         daemon = self.daemon
@@ -393,7 +397,7 @@ class World:
             return
         self._check_prepared()
         told = self.told()
-        if told and (needless := told.keys() & oracle.below_roots(self.source, self.route.publication)):
+        if needless := (told.keys() & oracle.below_roots(self.source, self.route.publication) if told else set()):
             raise Violation(f"{sorted(needless)} wait, and their root is applied; told: {told}")
         found = self.silent()
         if not found:
@@ -405,7 +409,7 @@ class World:
             return
         deadline_s = time.monotonic() + _LOOK_S
         while (found := self.silent()) and time.monotonic() < deadline_s:
-            if self.daemon is not None and not self.daemon.is_running():
+            if not self.runs():
                 self.ended()
                 return
             time.sleep(_POLL_S)
