@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
 from tests.operators.layouts import FAMILIES, Family
+from tests.operators.migration import Migration
 from tests.operators.restore import Restored, Standby, Takeover
 from tests.operators.rules_base import OneStream
 from tests.operators.rules_daemon import Daemons, Tables
@@ -23,6 +24,9 @@ _PAIRS = st.tuples(st.integers(0, 3), st.integers(0, 3))
 
 class _OneWay(OneStream):
     """Makes the example's tables, publication and slot, with some rows copied."""
+
+    #: Of the first table; each further one has one more.
+    n_copied: int = 2
 
     def begin_one_way(
         self, families: list[Family], form: str, pair: tuple[int, int], settings: dict[str, str | float], *,
@@ -55,9 +59,8 @@ class _OneWay(OneStream):
             world.publication_sql = f"CREATE PUBLICATION pub FOR {what[form]}{root}"
             world.on_source(world.publication_sql)
             for number, name in enumerate(self.tables, 1):
-                world.on_source(
-                    f"INSERT INTO {name} (id, v) SELECT g, 'copied' FROM generate_series(1, {number + 2}) AS g"
-                )
+                series = f"generate_series(1, {number + self.n_copied})"
+                world.on_source(f"INSERT INTO {name} (id, v) SELECT g, 'copied' FROM {series} AS g")
             done = world.init()
             assert done.returncode == 0, done.stderr
 
@@ -103,6 +106,8 @@ class Stream(Rows, Daemons, Tables, Publications, _OneWay):
 class Conflicts(Rows, LocalRows, Daemons, Tables, _OneWay):
     """One stream, and clients that write to the target."""
 
+    n_copied = 1
+
     @initialize(
         families=_FAMILIES, pair=_PAIRS, policy=st.sampled_from(["", "skip", "apply_remote"]),
         origin=st.sampled_from(["", "last_update_wins", "keep_local"]), two_phase=st.booleans(),
@@ -137,5 +142,5 @@ class Ddl(Rows, Schema, Daemons, Tables, _OneWay):
 
 MACHINES = {
     "stream": Stream, "conflicts": Conflicts, "ddl": Ddl, "two_way": TwoWay, "switch": Switch,
-    "restored": Restored, "takeover": Takeover, "standby": Standby,
+    "restored": Restored, "takeover": Takeover, "standby": Standby, "migration": Migration,
 }  # fmt: skip
