@@ -109,7 +109,10 @@ def told(target: Database, slot: str) -> dict[str, str]:
         "SELECT c.table_name, CASE WHEN c.reason ~ 'pause' THEN 'paused' ELSE c.state END FROM parapply.copies AS c"
         " JOIN parapply.slots AS s USING (slot_id) WHERE s.slot_name = {} AND c.state <> 'copied'"
     )
-    return dict(target.rows(query.format(sql.Literal(slot))))
+    try:
+        return dict(target.rows(query.format(sql.Literal(slot))))
+    except DemoError:
+        return {}  # There is no slot here yet.
 
 
 def below_roots(source: Database, publication: str) -> set[str]:

@@ -40,9 +40,9 @@ class Restored(Rows, Daemons):
         super().__init__()
         self._saved: set[str] = set()
 
-    @initialize(pair=st.tuples(st.integers(0, 3), st.integers(0, 3)))
-    def begin_example(self, pair: tuple[int, int]) -> None:
-        """Make the pair and copy."""
+    @initialize(pair=st.tuples(st.integers(0, 3), st.integers(0, 3)), saved=st.sampled_from(["source", "target"]))
+    def begin_example(self, pair: tuple[int, int], saved: str) -> None:
+        """Make the pair, copy, and save one of them."""
         if self.lab.is_over:
             return
         majors = self.lab.majors
@@ -62,6 +62,7 @@ class Restored(Rows, Daemons):
             world.on_source("CREATE PUBLICATION pub FOR ALL TABLES")
             done = world.init()
             assert done.returncode == 0, done.stderr
+            self._save(world, saved)
 
     def _server(self, side: str) -> tuple[Database, PgServer]:
         assert self.world is not None
@@ -71,29 +72,27 @@ class Restored(Rows, Daemons):
     @rule(side=_SIDES)
     def save(self, side: str) -> None:
         """Copy the files of a server that is stopped."""
+        self.step("save", lambda world: self._save(world, side))
 
-        def action(world: World) -> None:
-            self.quiet()
-            database, server = self._server(side)
-            database.forget()
-            world.script.append(f"{side}: stop; cp -a DATA COPY; start")
-            server.stop()
-            saved = server.data_dir.with_name("saved")
-            shutil.rmtree(saved, ignore_errors=True)
-            subprocess.run(["cp", "-a", str(server.data_dir), str(saved)], check=True)
-            server.start()
-            self._saved.add(side)
-
-        self.step("save", action)
+    def _save(self, world: World, side: str) -> None:
+        self.quiet()
+        database, server = self._server(side)
+        database.forget()
+        world.script.append(f"{side}: stop; cp -a DATA COPY; start")
+        server.stop()
+        saved = server.data_dir.with_name("saved")
+        shutil.rmtree(saved, ignore_errors=True)
+        subprocess.run(["cp", "-a", str(server.data_dir), str(saved)], check=True)
+        server.start()
+        self._saved.add(side)
 
     @precondition(lambda self: self._saved)
-    @rule(side=_SIDES, rows=st.sampled_from([0, 1, 600]))
-    def restore(self, side: str, rows: int) -> None:
+    @rule(rows=st.sampled_from([0, 1, 600]))
+    def restore(self, rows: int) -> None:
         """Put the copy back; then the publisher may write at once."""
 
         def action(world: World) -> None:
-            if side not in self._saved:
-                return
+            side = sorted(self._saved)[0]
             self.quiet()
             self._saved.discard(side)
             database, server = self._server(side)
@@ -207,7 +206,6 @@ class Standby(OneStream):
         self._servers: list[PgServer] = []
         self._is_promoted = False
         self._primary: Any = None
-        self.noted = ""
 
     @initialize(pick=st.integers(0, 3))
     def begin_example(self, pick: int) -> None:

@@ -30,6 +30,8 @@ class OneStream(RuleBasedStateMachine):
     """
 
     world: World | None = None
+    #: A moment of the publisher's clock that an operator has noted.
+    noted: str = ""
 
     def __init__(self) -> None:
         """Begin an example."""
@@ -60,6 +62,12 @@ class OneStream(RuleBasedStateMachine):
         self.lab.has_found = True
         if self.world is not None:
             error.add_note("\n".join(["script:", *self.world.script]))
+
+    def note(self, world: World) -> None:
+        """Note what time it is on the publisher."""
+        rows = world.source.rows("SELECT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US')")
+        self.noted = f"{rows[0][0]}+00"
+        world.script.append("# the time is noted")
 
     def value(self) -> str:
         """Return a value that no row has yet."""

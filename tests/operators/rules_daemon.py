@@ -27,9 +27,6 @@ def _runs(machine: OneStream) -> bool:
 class Daemons(OneStream):
     """Rules about the daemon."""
 
-    #: A moment of the publisher's clock that an operator has noted.
-    noted: str = ""
-
     @precondition(lambda self: not _runs(self))
     @rule()
     def run(self) -> None:
@@ -76,13 +73,7 @@ class Daemons(OneStream):
     @rule()
     def note_time(self) -> None:
         """Look at the publisher's clock."""
-
-        def action(world: World) -> None:
-            rows = world.source.rows("SELECT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US')")
-            self.noted = f"{rows[0][0]}+00"
-            world.script.append("# the time is noted")
-
-        self.step("note the time", action)
+        self.step("note the time", self.note)
 
     @precondition(lambda self: self.noted and not _runs(self))
     @rule()

@@ -109,7 +109,14 @@ class Rows(OneStream):
             " ON CONFLICT DO NOTHING"
         )
         text = f"BEGIN; {change}; PREPARE TRANSACTION '{gid}'"
-        self.step("prepare", lambda world: self.prepared.append(gid) if world.on_source(text) else None)
+
+        def action(world: World) -> None:
+            if world.on_source(text):
+                self.prepared.append(gid)
+                # Between a PREPARE and its outcome is a moment that somebody may want to go back to.
+                self.note(world)
+
+        self.step("prepare", action)
 
     @precondition(lambda self: self.prepared)
     @rule(is_kept=st.booleans())

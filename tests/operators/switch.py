@@ -253,6 +253,11 @@ class Switch(OneStream):
         ahead.script.append("# the end")
         self._look()
         if not self._write("t"):
+            # A daemon that was started too early is in the way, as the refusal says.
+            for world in (ahead, back):
+                if world.daemon is not None:
+                    world.daemon.end()
+                    world.daemon = None
             self._cutover("", "--undo")
             if not self._write("t"):
                 self._cutover("")
