@@ -92,7 +92,7 @@ class Restored(Rows, Daemons):
         """Put the copy back; then the publisher may write at once."""
 
         def action(world: World) -> None:
-            side = sorted(self._saved)[0]
+            side = min(self._saved)
             self.quiet()
             self._saved.discard(side)
             database, server = self._server(side)

@@ -238,15 +238,18 @@ class Switch(OneStream):
                     self._finish()
                 self.lab.counts["examples"] += 1
         finally:
-            for world in (ahead, self.back):
-                if world is not None and world.daemon:
-                    world.daemon.end()
-                    world.daemon = None
+            self._end_daemons()
             for database in (ahead.source, ahead.target):
                 database.server.execute(f'ALTER DATABASE "{database.dbname}" RESET ALL')
             ahead.close()
             self._folder.cleanup()
             self.world = None
+
+    def _end_daemons(self) -> None:
+        for world in (self.world, self.back):
+            if world is not None and world.daemon is not None:
+                world.daemon.end()
+                world.daemon = None
 
     def _finish(self) -> None:
         ahead, back = self._ends()
@@ -254,20 +257,14 @@ class Switch(OneStream):
         self._look()
         if not self._write("t"):
             # A daemon that was started too early is in the way, as the refusal says.
-            for world in (ahead, back):
-                if world.daemon is not None:
-                    world.daemon.end()
-                    world.daemon = None
+            self._end_daemons()
             self._cutover("", "--undo")
             if not self._write("t"):
                 self._cutover("")
                 if not self._write("t"):
                     raise Violation("clients cannot write, and neither --undo nor the cut-over helps")
         self._look()
-        for world in (ahead, back):
-            if world.daemon is not None:
-                world.daemon.end()
-                world.daemon = None
+        self._end_daemons()
         for world in (back, ahead):
             world.command("drop", "--yes")
         for database in (ahead.source, ahead.target):
