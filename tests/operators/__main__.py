@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 import time
 import traceback
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
+import msgspec
 
+from parapply import __version__
 from tests.operators.lab import Lab, fresh_seed, lab
 from tests.operators.machines import MACHINES
 from tests.operators.search import n_steps, search
@@ -30,11 +34,12 @@ from tests.operators.search import n_steps, search
     "--shrink", "shrink_s", default=120.0, show_default=True, help="Seconds to make a failing script shorter."
 )
 @click.option("--go-on", is_flag=True, help="Go on with other seeds after something was found.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the counts here.")
 @click.option("--found", type=click.Path(path_type=Path), help="Append what is found to this file.")
 def main(
     *, minutes: float, most_steps: int, seed: int | None, versions: str, machines: tuple[str, ...], length: int,
     without: tuple[str, ...], without_tables: tuple[str, ...], only: tuple[str, ...], shrink_s: float, go_on: bool,
-    found: Path | None,
+    json_path: Path | None, found: Path | None,
 ) -> None:  # fmt: skip
     """Do what operators do, in any order, and look whether both sides are equal. Ends with 1 if something was found."""
     if seed is not None and not go_on and not most_steps:
@@ -62,8 +67,19 @@ def main(
             is_over = made.is_over or (most_steps and n_steps(made) >= most_steps)
             if not go_on or is_over or not (minutes or most_steps):
                 break
-        _print(made, time.monotonic() - began_s, n_found)
+        took_s = time.monotonic() - began_s
+        _print(made, took_s, n_found)
+        if json_path:
+            json_path.write_bytes(msgspec.json.format(msgspec.json.encode(_as_json(made, took_s, n_found)), indent=1))
     sys.exit(1 if n_found else 0)
+
+
+def _as_json(made: Lab, took_s: float, n_found: int) -> dict[str, object]:
+    return {
+        "at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", "parapply": __version__, "python": platform.python_version(),
+        "versions": made.majors, "minutes": round(took_s / 60, 1), "steps": n_steps(made), "found": n_found,
+        "counts": dict(sorted(made.counts.items())),
+    }  # fmt: skip
 
 
 def _print(made: Lab, took_s: float, n_found: int) -> None:

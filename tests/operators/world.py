@@ -137,11 +137,13 @@ class World:
         return True
 
     def local(self, table: str, text: str) -> None:
-        """Have a local client write to a table of the target, its partitions and children."""
+        """Have a local client write to a table of the target, its partitions, children, and what refers to them."""
         if self.on_target(text):
             query = (
-                "WITH RECURSIVE t AS (SELECT to_regclass('{0}')::oid AS o UNION SELECT inhrelid FROM pg_inherits, t"
-                " WHERE inhparent = o) SELECT relname FROM pg_class, t WHERE pg_class.oid = o"
+                "WITH RECURSIVE below AS (SELECT inhparent AS o, inhrelid AS p FROM pg_inherits"
+                " UNION SELECT confrelid, conrelid FROM pg_constraint WHERE contype = 'f'),"
+                " t AS (SELECT to_regclass('{0}')::oid AS o UNION SELECT below.p FROM below, t WHERE below.o = t.o)"
+                " SELECT relname FROM pg_class, t WHERE pg_class.oid = t.o"
             )
             self.dirty.update(name for (name,) in self.target.rows(query.format(table)))
 
