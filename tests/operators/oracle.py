@@ -125,7 +125,7 @@ def below_roots(source: Database, publication: str) -> set[str]:
     return below
 
 
-def left_behind(source: Database, target: Database, slot: str) -> list[str]:
+def left_behind(source: Database, target: Database) -> list[str]:
     """Return what a slot that was dropped has left on either side."""
     left = []
     looks = [

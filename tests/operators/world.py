@@ -363,7 +363,8 @@ class World:
             row: Any = None
             with _quiet(psycopg.Error), self.target.session() as session:
                 row = session.execute(query.encode(), [lsn, self.route.slot]).fetchone()
-            if row and row[0]:
+            # A publisher that was put back is behind what the target has: its daemon has to have seen it.
+            if row and row[0] and daemon.events_of("source_connected") and daemon.is_running():
                 return True
             if not daemon.is_running():
                 self.ended()
@@ -464,30 +465,38 @@ class World:
             self.check()
             if self.daemon is None:
                 continue
-            if not self._left():
+            if self._left():
+                self.renew()
+            elif self._is_well():
                 break
-            self.renew()
         else:
             raise Violation(f"the hints lead nowhere: {self._left() or 'the daemon does not run'}")
-        self._check_status()
         self.stop()
         done = self.command("drop", "--yes")
         if done.returncode:
             raise Violation(f"drop is refused: {done.stderr}")
-        if left := oracle.left_behind(self.source, self.target, self.route.slot):
-            raise Violation(f"drop leaves {left}")
+        deadline_s = time.monotonic() + STILL_S
+        # A session ends a moment after its client.
+        while left := oracle.left_behind(self.source, self.target):
+            if time.monotonic() > deadline_s:
+                raise Violation(f"drop leaves {left}")
+            time.sleep(_POLL_S)
 
     def _left(self) -> str:
         differing = oracle.differences(self.source, self.target, self.route.publication)
         told = {name: state for name, state in self.told().items() if name in set(self.published())}
         return "" if not differing and not told else f"{told} {differing}"
 
-    def _check_status(self) -> None:
+    def _is_well(self) -> bool:
+        """Say whether the daemon runs on, which status must say soon, too."""
         deadline_s = time.monotonic() + STILL_S
         while True:
             seen = self.status()
+            if not self.runs():
+                self.ended()
+                return False
             if seen["state"] == "running" and seen["is_daemon_connected"]:
-                return
+                return True
             if time.monotonic() > deadline_s:
                 raise Violation(f"a daemon runs and all is equal, and status says: {seen['state']} {seen['reason']}")
             time.sleep(_POLL_S * 10)
