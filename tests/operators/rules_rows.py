@@ -129,31 +129,38 @@ class Rows(OneStream):
 class LocalRows(OneStream):
     """Rules about clients that write to the target."""
 
+    #: What the publisher does to a row that a client of the target has written, the last ones.
+    _touched: tuple[str, ...] = ()
+
     @rule(pick=PICK, row=_FEW)
     def local_insert(self, pick: int, row: int) -> None:
         """A row that the publisher does not know."""
         self._local(pick, f"INSERT INTO {{}} (id, v) VALUES ({row}, 'local') ON CONFLICT DO NOTHING")
+        self._touch(f"INSERT INTO {self.table(pick)} (id, v) VALUES ({row}, '{{}}') ON CONFLICT DO NOTHING")
 
     @rule(pick=PICK, row=_FEW)
     def local_delete(self, pick: int, row: int) -> None:
         """A row that the publisher has."""
         self._local(pick, f"DELETE FROM {{}} WHERE id = {row}")
+        self._touch(f"UPDATE {self.table(pick)} SET v = '{{}}' WHERE id = {row}")
 
     @rule(pick=PICK, row=_FEW)
     def local_update(self, pick: int, row: int) -> None:
         """A row that the publisher has, too."""
         self._local(pick, f"UPDATE {{}} SET v = 'local' WHERE id = {row}")
+        self._touch(f"DELETE FROM {self.table(pick)} WHERE id = {row}")
 
     def _local(self, pick: int, text: str) -> None:
         table = self.table(pick)
         self.step("local write", lambda world: world.local(table, text.format(table)))
 
-    @rule(pick=PICK, row=_FEW, other=_FEW)
-    def two_changes(self, pick: int, row: int, other: int) -> None:
-        """Two changes of one transaction, which may both meet other rows."""
-        table, value = self.table(pick), self.value()
-        text = (
-            f"BEGIN; UPDATE {table} SET v = '{value}' WHERE id = {row};"
-            f" INSERT INTO {table} (id, v) VALUES ({other}, '{value}') ON CONFLICT DO NOTHING; COMMIT"
-        )
-        self.step("two changes", lambda world: world.on_source(text))
+    def _touch(self, text: str) -> None:
+        self._touched = (*self._touched[-1:], text)
+
+    @precondition(lambda self: self._touched)
+    @rule(is_turned=st.booleans())
+    def meet(self, is_turned: bool) -> None:
+        """A transaction of the publisher changes what local clients have written."""
+        changes = [text.format(self.value()) for text in self._touched]
+        text = "; ".join(["BEGIN", *(reversed(changes) if is_turned else changes), "COMMIT"])
+        self.step("changes that meet", lambda world: world.on_source(text))
