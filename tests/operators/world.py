@@ -317,6 +317,9 @@ class World:
         done = self.command("drop", "--yes")
         if done.returncode == 0:
             done = self.init("--truncate")
+        if done.returncode and "no publication" in done.stderr:
+            self.on_source(self.publication_sql)
+            done = self.init("--truncate")
         if done.returncode and re.search("table_missing|columns_refused", done.stderr):
             # What commands of the queue would have made.
             self.on_target("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
