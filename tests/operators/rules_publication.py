@@ -18,7 +18,7 @@ class Publications(OneStream):
     is_changed: bool = False
     begins_via_root: str = "false"
 
-    def change(self, name: str, text: str) -> None:
+    def publication(self, name: str, text: str) -> None:
         """Do a step that changes the publication."""
         self.is_changed = True
         self.step(name, lambda world: world.on_source(text))
@@ -28,14 +28,14 @@ class Publications(OneStream):
         """A table leaves."""
         if self.is_named:
             text = f"ALTER PUBLICATION pub DROP TABLE ONLY {self.table(pick)}"
-            self.change("publication without a table", text)
+            self.publication("publication without a table", text)
 
     @rule(pick=PICK)
     def publish(self, pick: int) -> None:
         """A table comes, or comes back."""
         if self.is_named:
             text = f"ALTER PUBLICATION pub ADD TABLE ONLY {self.table(pick)}"
-            self.change("publication with a table", text)
+            self.publication("publication with a table", text)
 
     @rule(limit=st.sampled_from([4, 100000]), pick=PICK)
     def filter(self, pick: int, limit: int) -> None:
@@ -44,30 +44,30 @@ class Publications(OneStream):
             return
         others = ", ".join(f"ONLY {name}" for name in self.tables if name != self.table(pick))
         text = f"ALTER PUBLICATION pub SET TABLE ONLY {self.table(pick)} WHERE (id < {limit})"
-        self.change("row filter", f"{text}, {others}" if others else text)
+        self.publication("row filter", f"{text}, {others}" if others else text)
 
     @rule(actions=st.sampled_from(["insert", "insert, update", "insert, update, delete, truncate"]))
     def actions(self, actions: str) -> None:
         """Which actions are published."""
         text = f"ALTER PUBLICATION pub SET (publish = '{actions}')"
-        self.change("published actions", text)
+        self.publication("published actions", text)
 
     @precondition(lambda self: not self.is_gone)
     @rule()
     def drop_publication(self) -> None:
         """It is gone."""
         self.is_gone = True
-        self.change("no publication", "DROP PUBLICATION pub")
+        self.publication("no publication", "DROP PUBLICATION pub")
 
     @precondition(lambda self: self.is_gone)
     @rule()
     def make_publication(self) -> None:
         """It is made again."""
         self.is_gone = False
-        self.change("publication made", self.publication_sql)
+        self.publication("publication made", self.publication_sql)
 
     @rule(is_on=st.booleans())
     def via_root(self, is_on: bool) -> None:
         """Rows of partitions come under the root's name, or not."""
         text = f"ALTER PUBLICATION pub SET (publish_via_partition_root = {str(is_on).lower()})"
-        self.change("via root", text)
+        self.publication("via root", text)
