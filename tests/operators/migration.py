@@ -42,6 +42,9 @@ class Migration(Rows, Tables):
             return
         families = [one for one in families if one.name not in self.lab.left_out] or [FAMILIES[0]]
         majors = self.lab.majors
+        if majors[pair[1] % len(majors)] < majors[pair[0] % len(majors)]:
+            # A child's own primary key is dumped as an older server does not read it, and refused by name.
+            families = [one for one in families if one.name != "inherited"] or [FAMILIES[0]]
         with self._told():
             source = create_end(self.lab.server("source", majors[pair[0] % len(majors)]), "source")
             target = create_end(self.lab.server("target", majors[pair[1] % len(majors)]), "bare_target")

@@ -6,6 +6,7 @@ side has them as soon as its daemon has come to the end.
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -169,7 +170,9 @@ class Switch(OneStream):
             code = ahead.command(
                 *command, environ={"PARAPPLY_FAILPOINT": f"{point}:kill"} if point else None
             ).returncode
-        if code == 0 and "--undo" not in words:
+        # Killed behind the opening: the other side has taken over.
+        is_open = code == -signal.SIGKILL and point in {"cutover_ending", "cutover_done"}
+        if (code == 0 or is_open) and "--undo" not in words:
             self.active = 0 if "--back" in words else 1
         for world in (ahead, back):
             if world.daemon is not None and not world.daemon.runs_for(0.0 if code else 5.0):
