@@ -230,7 +230,7 @@ class Standby(OneStream):
                 source_dsn=make_conninfo(source.dsn), slot=f"app_{before.dbname[-8:]}",
             )  # fmt: skip
             world = self.world = World(lab=self.lab, route=route, script=[f"# a standby of {major} is the publisher"])
-            world.quiet = lambda: None
+            world.quiet, world.is_promised = lambda: None, True
             done = self._with_snapshots(world, "init", "--copy")
             assert done.returncode == 0, done.stderr
 

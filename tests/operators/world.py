@@ -81,6 +81,7 @@ class World:
         policies: whether conflicts are settled by policies, so that none may stop the daemon.
         ddl_way: how commands come to the target: queue, automatic, hand; or not at all.
         is_tolerant: a daemon may refuse, and stays away then: the machine knows better.
+        is_promised: nothing that happens here may end in a refusal.
         publication_sql: makes the publication anew where it is gone.
     """
 
@@ -92,6 +93,7 @@ class World:
     policies: bool = False
     ddl_way: str = ""
     is_tolerant: bool = False
+    is_promised: bool = False
     #: Ends open transactions, which a new slot and a copy's snapshot wait for.
     quiet: Callable[[], None] = field(default=lambda: None)
     publication_sql: str = "CREATE PUBLICATION pub FOR ALL TABLES"
@@ -283,6 +285,8 @@ class World:
         """Do what the hint of a refusal says; one that cannot be followed is a violation."""
         if self.is_tolerant:
             return
+        if self.is_promised:
+            raise Violation(f"the daemon goes on here, as is promised, and was refused: {line}")
         if code == 5:
             self._pass_conflict(line)
         elif code == 2 and "name a later time" in line:
