@@ -121,9 +121,14 @@ class LocalRows(OneStream):
     #: What the publisher does to a row that a client of the target has written, the last ones.
     _touched: tuple[str, ...] = ()
 
-    @rule(kind=st.sampled_from(["insert", "update", "delete"]), pick=PICK, row=_FEW)
-    def local(self, kind: str, pick: int, row: int) -> None:
-        """A row of the target comes, changes or goes; later the publisher does what does not go with that."""
+    @rule(
+        kind=st.sampled_from(["insert", "update", "delete"]),
+        pick=PICK,
+        row=_FEW,
+        met=st.sampled_from(["", "as", "turned"]),
+    )
+    def local(self, kind: str, pick: int, row: int, met: str) -> None:
+        """A row of the target comes, changes or goes; then the publisher may do what does not go with the last ones."""
         table = self.table(pick)
         text, touch = {
             "insert": (
@@ -135,11 +140,7 @@ class LocalRows(OneStream):
         }[kind]
         self.step("local write", lambda world: world.local(table, text))
         self._touched = (*self._touched[-1:], touch)
-
-    @precondition(lambda self: self._touched)
-    @rule(is_turned=st.booleans())
-    def meet(self, is_turned: bool) -> None:
-        """A transaction of the publisher changes what local clients have written."""
-        changes = [text.format(self.value()) for text in self._touched]
-        text = "; ".join(["BEGIN", *(reversed(changes) if is_turned else changes), "COMMIT"])
-        self.step("changes that meet", lambda world: world.on_source(text))
+        if met:
+            changes = [one.format(self.value()) for one in self._touched]
+            both = "; ".join(["BEGIN", *(reversed(changes) if met == "turned" else changes), "COMMIT"])
+            self.step("changes that meet", lambda world: world.on_source(both))
