@@ -18,7 +18,7 @@ from bench.runners import BY_QUERY, CEILING
 from parapply.demo.errors import DemoError
 from parapply.demo.race import write_checkpoints
 from parapply.demo.stage import BANK, PUBLICATION, end
-from parapply.source.catch_up import literal
+from parapply.quoting import literal
 from parapply.source.options import start_options
 
 if TYPE_CHECKING:

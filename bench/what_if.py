@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bench.catchup import prepare
 from bench.compare import is_equal
+from bench.logged import recorded_of
 from bench.options import FAST, Disk, Options
 from bench.workloads import LARGE_ROWS, WORKLOADS
 from parapply.analysis.duck import DuckEngine
 from parapply.analysis.job import ReportRequest, make_report
-from parapply.analysis.logged import recorded_of
 from parapply.analysis.prediction import ORDERS, Prediction, predict
 from parapply.analysis.progress import Silent
 from parapply.applylog_schema import Record, read_record
@@ -219,7 +219,7 @@ def _log_of(folder: Path, kind: Kind, order: Order, workers: int, number: int) -
 
 def _verdict(log: Path) -> str:
     with TemporaryDirectory(prefix="parapply-report-") as out, closing(DuckEngine("1g", None)) as engine:
-        request = ReportRequest(log=str(log), out=out, what_if_transactions=0)
+        request = ReportRequest(log=str(log), out=out, has_what_if=False)
         return " ".join([said.words for said in make_report(engine, request, Silent()).verdicts.values()])
 
 

@@ -1,6 +1,6 @@
 """`python -m bench.micro.report_follow`: what a new file costs `parapply report --follow`, by how much there is.
 
-In go numbers of days; for each a log with a batch a minute and a file an hour is made as `parapply synth-log` does, and
+In go numbers of days; for each a log with a batch a minute and a file an hour is made as `bench.synth` does, and
 converted but for its last files. These come one by one then. Out come, for each, the CPU time and the seconds that one
 took (medians), how many files of Parquet and entries of the manifest there were, and the bytes of the process, printed
 and written as JSON.
@@ -22,11 +22,11 @@ import click
 from bench.output import write_result
 from bench.processes import peak_bytes
 from bench.report import machine_facts
+from bench.synth.shape import LogShape
+from bench.synth.write import write_logs
 from parapply.analysis.duck import DuckEngine
 from parapply.analysis.job import ReportRequest, checked_store, convert, show
 from parapply.analysis.progress import Silent
-from parapply.analysis.shape import LogShape
-from parapply.analysis.synth import write_logs
 
 _RESULTS: Final = Path(__file__).parents[1] / "results"
 _MINUTES: Final = 1440

@@ -1,6 +1,6 @@
 """`python -m bench.micro.report_scale`: time and memory of `parapply report` over logs of growing size.
 
-In go numbers of records; for each a log is made by `parapply synth-log`, reported by the command in a process of its
+In go numbers of records; for each a log is made by `python -m bench.synth`, reported by the command in a process of its
 own, and removed. Out come, for each, seconds of each run, what its processes hold in memory at most, and sizes on disk,
 printed and written as JSON. A second report over the same log reads no file: the difference is the conversion. With
 ``--kill-after`` a report is killed once so many loads are converted, all its processes at once, and the measured one
@@ -28,6 +28,8 @@ import psutil
 from bench.output import write_result
 from bench.processes import peak_bytes
 from bench.report import machine_facts
+from bench.synth.shape import LogShape
+from bench.synth.write import write_logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +38,7 @@ _RESULTS: Final = Path(__file__).parents[1] / "results"
 _LOOK_S: Final = 0.5
 _SAID: Final = "said"
 _COUNTED: Final = ("java", "python")
-#: Records of a day of a log that grows, and the day of all the times in it that `synth-log` makes.
+#: Records of a day of a log that grows, and the day of all the times in it that `bench.synth` makes.
 _DAY_RECORDS: Final = 1_000_000
 _MADE_DAY: Final = b"202611%02d"
 _TIME_DAY: Final = b'"2026-11-%02dT'
@@ -93,7 +95,7 @@ def _measure(folder: Path, size: int, options: dict[str, Any]) -> dict[str, Any]
     if options["is_growing"]:
         _grow(folder, log, size, options["detail"])
     elif options["log"] is None:
-        _run(folder, "synth-log", "--out", str(log), "--records", str(size), "--detail", options["detail"])
+        write_logs(LogShape(records=size, detail=options["detail"]), log, lambda _: None)
     report = ["report", str(log), "--out", str(out), *(
         word for name in ("engine", "memory", "cores") for word in (f"--{name}", str(options[name]))
     )]  # fmt: skip
@@ -122,7 +124,7 @@ def _grow(folder: Path, log: Path, size: int, detail: str) -> None:
     """Add days to a log until it is large enough; each is the first one again, as a run of its own."""
     made = folder / "made"
     if not made.exists():
-        _run(folder, "synth-log", "--out", str(made), "--records", str(_DAY_RECORDS), "--detail", detail)
+        write_logs(LogShape(records=_DAY_RECORDS, detail=detail), made, lambda _: None)
         log.mkdir()
     first_day, first_time = _MADE_DAY % 1, _TIME_DAY % 1
     for day in range(1, size // _DAY_RECORDS + 1):

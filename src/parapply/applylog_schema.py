@@ -23,8 +23,6 @@ SCHEMA_VERSION: Final = 1
 READABLE_VERSIONS: Final = (1,)
 #: Transaction ids listed in a batch's record: enough to find one by hand, short enough for merged batches.
 XIDS_LIMIT: Final = 32
-#: Dependencies listed in a transaction's record, those on the latest transactions.
-DEPENDS_ON_LIMIT: Final = 16
 #: Late keys listed in a record: a row that holds up many batches is among them soon.
 LATE_ROWS_LIMIT: Final = 4
 #: Conflicts listed in a record, the rest is counted; all of them are in the history on the target.
@@ -80,16 +78,6 @@ class ConflictCount(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     outcome: str
     conflicts: int  # how many
-
-
-class Dependency(msgspec.Struct, frozen=True, kw_only=True):
-    """An earlier source transaction that must take effect first, and why: the nearest one that holds the same."""
-
-    seq: int  # of the transaction, within the run; for a barrier everything up to it
-    kind: str  # a `WaitKind`, or one of a later version
-    table: str = ""  # schema.table of the changes concerned; of a barrier: where code runs, or the first one truncated
-    name: str = ""  # of the index or constraint; of a barrier its `BarrierReason`
-    changes: int = 0  # changes of this transaction that must come after; 0: all of them
 
 
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="batch"):
@@ -180,8 +168,6 @@ class TransactionRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="re
     size_bytes: int  # as in BatchRecord
     n_changes: int  # rows, and TRUNCATE statements of however many tables
     rows: dict[str, RowCounts]  # by schema.table
-    depends_on: tuple[Dependency, ...] = ()  # at most DEPENDS_ON_LIMIT, the latest first
-    depends_on_left_out: int = 0
     conflicts: tuple[ConflictRecord, ...] = ()
 
 

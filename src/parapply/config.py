@@ -187,6 +187,7 @@ class TargetConfig(_Section, frozen=True):
     dsn: Secret = Secret("")
     state_schema: str = "parapply"
     session_replication_role: Literal["replica", "origin"] = "replica"
+    apply_as: Literal["owner", "role"] = "owner"
     synchronous_commit: Literal["off", "on", "local", "remote_write", "remote_apply"] = "off"
     lease_wait_s: Seconds = LEASE_WAIT_S
 

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from parapply.conflict.rules import Rules
 from parapply.errors import ParapplyError, SourceRefused, TargetRefused
 from parapply.source import failover, refusals, slot
-from parapply.target.session import lease, prepared, settings
+from parapply.target.session import lease, origins, prepared, settings
 from parapply.target.state import slots as state
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from parapply.config import Config
+    from parapply.plan.copy_starts import Name
 
 #: Seconds for the last word of a daemon: its end, or its next attempt, waits for that.
 SHOW_LIMIT_S = 4.0
@@ -129,6 +131,40 @@ async def known_position(conn: settings.Connection, found: state.SlotState | Non
         low_lsn=found.low_lsn,
         high_lsn=max([found.high_lsn, *[end_lsn for _, end_lsn in pending.values()]]),
     )
+
+
+async def carry_origin(  # noqa: PLR0913, PLR0917  whose session writes what
+    config: Config, conn: settings.Connection, slot_id: int, who: str, what: str, tables: Sequence[Name]
+) -> bool:
+    """Make a command's session write under an origin of the slot, as the workers do, and say whether it does.
+
+    Without one its rows go on to each subscriber of the target: in a two-way set-up to the publisher, as a client's.
+
+    Args:
+        config: policies, and what is asked of the publisher.
+        conn: writes users' rows from now on.
+        slot_id: of the state.
+        who: name of the session among those of the slot.
+        what: is to be done, for the message.
+        tables: that are written, by their names on the target.
+
+    Raises:
+        TargetRefused: it does not, and something needs that.
+        TargetLost: the connection broke.
+    """
+    problem = await origins.carry_origin(conn, origins.origin_name(slot_id, who))
+    if problem is None:
+        return True
+    needing = Rules(config.conflict).needing()
+    if not needing and config.source.origin == "none":
+        needing = 'source.origin = "none"'
+    hint = problem.hint
+    if not needing and (slots := await origins.followers(conn, tables)):
+        needing = f"{what}, which slot {slots[0]!r} on the target would send on as changes of a client,"
+        hint = f"{hint}; or drop that slot first if nothing follows it"
+    if needing:
+        raise TargetRefused(f"target: {needing} needs replication origins: {problem.text}", hint=hint)
+    return False
 
 
 def new_slot(config: Config, facts: slot.SourceFacts, low_lsn: int) -> state.NewSlot:

@@ -57,7 +57,7 @@ class ParapplyError(Exception):
         text = printable(" ".join(str(self).split()))
         if not self.hint:
             return text
-        return f"{text}{'' if text.endswith(_STOPS) else '.'} Hint: {' '.join(self.hint.split())}"
+        return f"{text}{'' if text.endswith(_STOPS) else '.'} Hint: {printable(' '.join(self.hint.split()))}"
 
 
 class ConfigError(ParapplyError):

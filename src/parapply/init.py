@@ -22,8 +22,10 @@ from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRef
 from parapply.logs import redact_text
 from parapply.model import format_lsn
 from parapply.printable import printable
+from parapply.quoting import copyable
 from parapply.source import ddl_queue, failover, refusals, slot
 from parapply.source.ddl_automatic import Automatic
+from parapply.target.state import cutovers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -103,6 +105,8 @@ async def _init(
         facts = await slot.inspect(ends.source, name)
         found = await connect.known_state(config, ends.target, facts.system_identifier)
         if found is not None:
+            # Before hints that are none for a target which has taken over.
+            await cutovers.check_may_write(ends.target, config.target.state_schema, found.slot_id, name)
             await slot.check_publications(ends.source, config.source.publications)
             dsn, two_phase = config.source.dsn.get_secret_value(), config.source.two_phase
             position = await connect.known_position(ends.target, found)
@@ -205,7 +209,7 @@ def _errors(findings: Sequence[Finding]) -> Iterator[ParapplyError]:
 
 
 def _fix(finding: Finding) -> str:
-    return f"; here: {finding.fix}" if finding.fix else ""
+    return f"; here: {copyable(finding.fix)}" if finding.fix else ""
 
 
 def _text(finding: Finding) -> str:

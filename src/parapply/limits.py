@@ -4,6 +4,7 @@ In go rows of seconds by state, of what reading took, and of samples of the work
 time by limit and a `LimitVerdict`. The report has them from the apply log, the daemon from its own last minutes. The
 time is divided by what there was at each moment:
 
+- a batch stood at a lock of another session, whatever else waited: the *target*;
 - a worker was free and nothing waited for it: the *source* had nothing more. Where it had more, that was not read, the
   *publisher* was waited for, or the *leader* was busy;
 - a worker was free, and a batch waited for another one's commit, or all had a batch and late rows were being applied:
@@ -26,6 +27,8 @@ Rows = list[dict[str, Any]]
 
 #: WAL that is not read yet and is no backlog: what is on its way.
 BEHIND_BYTES: Final = 1 << 20
+#: Seconds after which a wait for a foreign session is shown: in the log, and as the reason of the state.
+BLOCKED_S: Final = 5.0
 #: Part of a processor from which on the leader has no more to give: it shares the machine, and is seen once a second.
 _FULL: Final = 0.7
 _FLUSH: Final = ("IO:WALSync", "IO:WALWrite", "LWLock:WALWrite", "IPC:SyncRep", "IO:WalSync", "IO:WalWrite")
@@ -133,13 +136,17 @@ def limits(moments: Rows, reading: Rows, backends: Rows, blockers: Rows) -> Rows
         if by_s > 0:
             found[limit, detail] = found.get((limit, detail), 0.0) + by_s
 
-    free_s = seconds.get("nothing", 0.0) + seconds.get("worker free", 0.0)
+    # A batch that stands at a lock is no free worker's want of work, nor a dependency of those that wait for it.
+    locked = _share(backends, _is_lock)
+    for state in ("worker free", "dependency", "commit"):
+        add("target", "locks", seconds.get(state, 0.0) * locked)
+    free_s = seconds.get("nothing", 0.0) + seconds.get("worker free", 0.0) * (1 - locked)
     for limit, part_s in _of_free_workers(free_s, reading):
         add(limit, "", part_s)
-    add("dependency", _dependency(blockers), seconds.get("dependency", 0.0) + seconds.get("late rows", 0.0))
+    waited_s = seconds.get("dependency", 0.0) * (1 - locked) + seconds.get("late rows", 0.0)
+    add("dependency", _dependency(blockers), waited_s)
     flush = _share(backends, is_flush)
-    commit_s = seconds.get("commit", 0.0)
-    add("commit", "flush" if flush > _HALF else "order", commit_s)
+    add("commit", "flush" if flush > _HALF else "order", seconds.get("commit", 0.0) * (1 - locked))
     for limit, detail, share in _of_target(backends, reading):
         add(limit, detail, seconds.get("executing", 0.0) * share)
     total_s = sum(found.values())
@@ -150,6 +157,8 @@ def limits(moments: Rows, reading: Rows, backends: Rows, blockers: Rows) -> Rows
 
 
 _HALF: Final = 0.5
+#: Part of the time from which on a limit is named though the source had nothing more for a larger one.
+_NOTABLE: Final = 0.4
 
 
 def _of_free_workers(free_s: float, reading: Rows) -> Iterable[tuple[str, float]]:
@@ -183,6 +192,11 @@ def _of_target(backends: Rows, reading: Rows) -> Iterable[tuple[str, str, float]
 def is_flush(wait: str) -> bool:
     """Tell whether a session that waits so flushes WAL."""
     return wait in _FLUSH
+
+
+def _is_lock(wait: str) -> bool:
+    """Tell whether a session waits for a lock of another; to wait for one who makes a file longer is work."""
+    return wait.startswith("Lock:") and wait not in ("Lock:extend", "Lock:page")
 
 
 def _sort_of(wait: str) -> tuple[str, str]:
@@ -225,6 +239,9 @@ def said(  # noqa: PLR0913, PLR0917  what there is to say
     if not rows:
         return None
     first = rows[0]
+    if first["cause"] == "source":
+        # "Nothing to do" is no answer where something else takes a good part of the time.
+        first = next((row for row in rows[1:] if row["share"] >= _NOTABLE), first)
     limit, detail = first["cause"], first["detail"]
     words = _DETAIL_WORDS.get((limit, detail), _WORDS[limit])
     named = named if limit == "dependency" else ""
@@ -234,7 +251,7 @@ def said(  # noqa: PLR0913, PLR0917  what there is to say
         share=first["share"],
         words=f"{words}{f' on {named}' if named else ''}, {_percent(first['share'])} of the time.",
         advice=_ADVICE.get((limit, detail)) or _ADVICE[limit, ""],
-        evidence=tuple(_evidence(rows, reading, backends, span, more)),
+        evidence=tuple(_evidence(limit, rows, reading, backends, span, more)),
     )
 
 
@@ -244,9 +261,10 @@ def named(wait: dict[str, Any]) -> str:
     return f"{what} in {wait['table']}" if wait["table"] else what
 
 
-def _evidence(rows: Rows, reading: Rows, backends: Rows, span: str, more: Iterable[str]) -> Iterable[str]:
+def _evidence(  # noqa: PLR0913, PLR0917  what there is to say
+    limit: str, rows: Rows, reading: Rows, backends: Rows, span: str, more: Iterable[str]
+) -> Iterable[str]:
     parts = [f"{' '.join((row['cause'], row['detail'])).strip()} {_percent(row['share'])}" for row in rows]
-    limit = rows[0]["cause"]
     yield f"Of the {span}: {', '.join(parts)}."
     yield from more
     samples = sum(row["samples"] for row in backends)
@@ -262,4 +280,5 @@ def _evidence(rows: Rows, reading: Rows, backends: Rows, span: str, more: Iterab
 
 
 def _percent(share: float) -> str:
-    return f"{share * 100:.0f}\N{NO-BREAK SPACE}%"
+    # A plain space: terminals get it, and there every other one is escaped.
+    return f"{share * 100:.0f} %"

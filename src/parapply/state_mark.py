@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from typing import LiteralString
 
-#: Subquery for FROM: schema_name of each such schema of the database, known by an index that every version has and
-#: nothing else; a state schema whatever its name is. By an index of the catalogue: its time does not grow with tables.
+#: What COMMENT ON SCHEMA says of a state schema.
+STATE_COMMENT: Final[LiteralString] = "Progress of parapply, which applies logical replication here."
+
+#: Subquery for FROM: schema_name of each such schema of the database, a state schema whatever its name is. It is known
+#: by an index that every version has and nothing else, and by what only the schema's owner could do: its comment, or
+#: tables of his own. A role that may only create tables there could else have all others of the schema left out. By an
+#: index of the catalogue: its time does not grow with tables.
 STATE_SCHEMAS_SQL: Final[LiteralString] = """
 (SELECT n.nspname AS schema_name
    FROM pg_catalog.pg_class AS mark
@@ -21,6 +26,8 @@ STATE_SCHEMAS_SQL: Final[LiteralString] = """
    JOIN pg_catalog.pg_class AS c ON c.oid = i.indrelid AND c.relname = 'schema_version'
    JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
   WHERE mark.relname = 'schema_version_one_row'
+    AND (c.relowner = n.nspowner
+         OR pg_catalog.obj_description(n.oid, 'pg_namespace') = 'SAID')
   UNION
  SELECT n.nspname
    FROM pg_catalog.pg_class AS mark
@@ -28,4 +35,4 @@ STATE_SCHEMAS_SQL: Final[LiteralString] = """
    JOIN pg_catalog.pg_class AS c ON c.oid = i.indrelid AND c.relname = 'ddl_queue'
    JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = 'parapply'
   WHERE mark.relname = 'ddl_queue_id')
-"""
+""".replace("SAID", STATE_COMMENT)

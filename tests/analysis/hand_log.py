@@ -19,7 +19,6 @@ import msgspec
 from parapply.applylog_schema import (
     BatchRecord,
     ConflictRecord,
-    Dependency,
     RowCounts,
     TargetName,
     TransactionRecord,
@@ -81,15 +80,10 @@ RECORDS: list[Record] = [
     ),
     transaction(
         2, 2, commit_time=0.0, committed_at=0.15, rows={A: RowCounts(update=2)}, n_changes=2,
-        depends_on=(Dependency(seq=1, kind="key", table=A, name="a_pkey"),),
     ),
     transaction(3, 2, commit_time=0.01, committed_at=0.15, rows={B: RowCounts(insert=2)}, n_changes=2),
     transaction(
         4, 2, commit_time=0.02, committed_at=0.15, rows={B: RowCounts(insert=2)}, n_changes=2,
-        depends_on=(
-            Dependency(seq=3, kind="unique", table=B, name="b_code"),
-            Dependency(seq=1, kind="key", table=A, name="a_pkey"),
-        ),
     ),
     batch(
         3, commit_time_first=12.0, commit_time_last=12.0, received_at=12.01, started_at=12.02, committed_at=12.07,
@@ -98,7 +92,7 @@ RECORDS: list[Record] = [
     ),
     transaction(
         5, 3, commit_time=12.0, received_at=12.01, committed_at=12.07, n_changes=2,
-        rows={B: RowCounts(delete=1, truncate=1)}, depends_on=(Dependency(seq=4, kind="barrier", name="truncate"),),
+        rows={B: RowCounts(delete=1, truncate=1)},
     ),
 ]  # fmt: skip
 

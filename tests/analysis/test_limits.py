@@ -100,7 +100,7 @@ def test_the_commit_of_late_rows_is_a_commit(engine: DuckEngine, tmp_path: Path)
 
 def _verdict(engine: DuckEngine, out: Path, scope: Scope) -> LimitVerdict:
     interval_s = make_views(Store(engine, str(out)), scope)
-    tables = compute(engine, interval_s, 0, lambda _: None, _FIGURES) | {"what_if": []}
+    tables = compute(engine, interval_s, lambda _: None, _FIGURES)
     found = verdict(tables["limits"], tables)
     assert found
     return found

@@ -21,13 +21,13 @@ import msgspec
 import pytest
 from pyarrow import parquet
 
+from bench.logged import recorded_of
 from parapply.analysis import more_workers
 from parapply.analysis.compute import QUERIES
 from parapply.analysis.figures import FIGURES
 from parapply.analysis.fold import fold
 from parapply.analysis.follow import look
 from parapply.analysis.job import ReportRequest, check_readable, convert, make_report, show
-from parapply.analysis.logged import recorded_of
 from parapply.analysis.page import Made, render
 from parapply.analysis.progress import Silent
 from parapply.analysis.store import SUFFIXES, Store
@@ -87,9 +87,7 @@ def test_every_figure_has_the_columns_of_its_definition(
     """Definitions, queries and Parquet tables agree in names and order."""
     outcome, out = hand_made
     assert set(outcome.tables) == {figure.name for figure in FIGURES}
-    assert set(QUERIES) | {"what_if", "critical_path", "ignored_files", "limits", "chain", "comparison", "days"} == set(
-        outcome.tables
-    )
+    assert set(QUERIES) | {"what_if", "ignored_files", "limits", "chain", "comparison", "days"} == set(outcome.tables)
     for figure in FIGURES:
         table = parquet.read_schema(out / "tables" / f"{figure.name}.parquet")
         assert table.names == list(figure.columns), figure.name
@@ -138,9 +136,6 @@ def test_times_of_a_hand_made_log(hand_made: tuple[ReportOutcome, Path]) -> None
     assert sum(row["share"] for row in outcome.tables["waits"]) == pytest.approx(1)
     columns = ("table", "kind", "name", "batches", "seconds", "late_keys")
     assert _rows(outcome, "dependencies", *columns) == [(A, "key", "a_pkey", 1, 0.01, 2)]
-    assert _rows(outcome, "transaction_dependencies", "table", "kind", "name", "transactions") == [
-        (A, "key", "a_pkey", 2), ("", "barrier", "truncate", 1), (B, "unique", "b_code", 1),
-    ]  # fmt: skip
     states = {
         (row["at"] == BEGIN, row["held"], row["executing"]): round(row["seconds"], 6)
         for row in outcome.tables["parallelism"]
@@ -152,18 +147,14 @@ def test_times_of_a_hand_made_log(hand_made: tuple[ReportOutcome, Path]) -> None
 
 
 def test_more_workers_of_a_hand_made_log(hand_made: tuple[ReportOutcome, Path]) -> None:
-    """The what-if sees every transaction with its batch's times, and the chain through all three batches."""
+    """The what-if sees every batch with its times."""
     outcome, _ = hand_made
-    rows = {(row["unit"], row["commit_order"], row["workers"]): row for row in outcome.tables["what_if"]}
-    assert rows["batch", "preserve", 1]["units"] == 3
-    assert rows["transaction", "relaxed", 1]["units"] == 5
-    # The publisher committed the last batch 12 s after the first, and it takes 0.05 s. The first was read at 0.01 s,
-    # and transaction 4 10 ms before its commit, as the two clocks say. No number of workers ends sooner.
-    seconds = {unit: {round(row["seconds"], 2) for row in rows.values() if row["unit"] == unit} for unit, *_ in rows}
-    assert seconds == {"batch": {12.05}, "transaction": {12.03}}
-    assert {(round(row["speed_up"], 3), row["limit"]) for row in rows.values()} == {(1.0, "source")}
-    assert all(row["least_s"] <= row["seconds"] <= row["most_s"] for row in rows.values())
-    assert {row["link"] for row in outcome.tables["critical_path"]} == {"source", "work"}
+    rows = outcome.tables["what_if"]
+    assert {row["units"] for row in rows} == {3}
+    # The publisher committed the last batch 12 s after the first, and it takes 0.05 s: no number ends sooner.
+    assert {round(row["seconds"], 2) for row in rows} == {12.05}
+    assert {(round(row["speed_up"], 3), row["limit"]) for row in rows} == {(1.0, "source")}
+    assert all(row["least_s"] <= row["seconds"] <= row["most_s"] for row in rows)
     assert "bring: with the commit order kept nothing (the source is the limit)" in outcome.in_short["app"][-1]
 
 
@@ -190,7 +181,7 @@ def test_two_spans_are_compared(engine: DuckEngine, tmp_path: Path) -> None:
     midnight = BEGIN + timedelta(seconds=10)
     request = ReportRequest(
         log=str(tmp_path / "log"), out=str(tmp_path / "out"), scope=Scope(since=midnight),
-        compare=Scope(until=midnight), what_if_transactions=0,
+        compare=Scope(until=midnight), has_what_if=False,
     )  # fmt: skip
     outcome = make_report(engine, request, Silent())
     rows = {row["what"]: (row["then"], row["now"], row["change"]) for row in outcome.tables["comparison"]}
@@ -445,7 +436,6 @@ def test_a_flawed_log_gives_no_wrong_figure(flawed: tuple[ReportOutcome, Path]) 
     assert _rows(outcome, "summary", *columns) == [("app", 4, 4, 532, 2, 3), ("relaxed", 2, 2, 0, 0, 0)]
     assert [row["conflicts"] for row in outcome.tables["conflicts"]] == [532]
     assert [row["reason"] for row in outcome.tables["bad_lines"]] == ["the field n_transactions is below 0"]
-    assert {row["units"] for row in outcome.tables["what_if"] if row["unit"] == "transaction"} == {2}
 
 
 def test_what_is_executed_while_it_comes_is_not_after_it_came(flawed: tuple[ReportOutcome, Path]) -> None:
@@ -535,7 +525,7 @@ def limited(engine: DuckEngine, tmp_path_factory: pytest.TempPathFactory) -> Rep
         *_busy("locks", 0.18, 0.0, 0.02), *_limited("locks", 1 << 26, {"Lock:transactionid": 4}, paused_s=0.9),
         *_busy("old", 0.18, 0.0, 0.02),
     ])  # fmt: skip
-    request = ReportRequest(log=str(folder / "log"), out=str(folder / "out"), what_if_transactions=0)
+    request = ReportRequest(log=str(folder / "log"), out=str(folder / "out"), has_what_if=False)
     return make_report(engine, request, Silent())
 
 
@@ -599,7 +589,7 @@ def test_following_counts_each_record_once(engine: DuckEngine, tmp_path: Path) -
     A broken file is passed over, and read once it is whole.
     """
     log = tmp_path / "log"
-    request = ReportRequest(log=str(log), out=str(tmp_path / "out"), what_if_transactions=0)
+    request = ReportRequest(log=str(log), out=str(tmp_path / "out"), has_what_if=False)
     loaded: list[int] = []
     ended = threading.Event()
     ended.set()  # after the first look
@@ -629,7 +619,7 @@ def test_small_loads_become_few(engine: DuckEngine, tmp_path: Path) -> None:
     A day of which records come again is counted again, and only that.
     """
     log, out = tmp_path / "log", tmp_path / "out"
-    request = ReportRequest(log=str(log), out=str(out), what_if_transactions=0, window=timedelta(hours=1))
+    request = ReportRequest(log=str(log), out=str(out), has_what_if=False, window=timedelta(hours=1))
     store = Store(engine, request.out)
     days: list[list[int]] = []
     for n in range(7):
@@ -719,8 +709,7 @@ def test_a_real_run_is_what_both_servers_say(
         " pg_stat_get_tuples_deleted(relid) FROM pg_stat_user_tables"
     )
     assert sums == {table: counts for table, *counts in counted}
-    assert _rows(outcome, "transaction_dependencies", "table", "kind")[0] == ("public.item", "key")
-    assert {row["units"] for row in outcome.tables["what_if"] if row["unit"] == "transaction"} == {202}
+    assert summary["transaction_records"] == summary["transactions"]
     records = [read_record(line) for path in (tmp_path / "log").iterdir() for line in path.read_bytes().splitlines()]
     batches = [record for record in records if isinstance(record, BatchRecord)]
     # What is played is the same by SQL and by the records.

@@ -1,9 +1,8 @@
-"""Spark over the same logs as DuckDB, and over the rows of `verify`. One module, so that Java starts once."""
+"""Spark over the same logs as DuckDB. One module, so that Java starts once."""
 
 from __future__ import annotations
 
 import gzip
-import json
 import shutil
 import threading
 from typing import TYPE_CHECKING, Any
@@ -19,11 +18,8 @@ from parapply.analysis.spark import SparkEngine
 from parapply.analysis.store import Store
 from parapply.analysis.views import Scope, make_views
 from parapply.applylog_schema import BackendSample, ConflictCount, ConflictRecord, IntervalRecord, LateKey
-from parapply.cli.main import main
 from parapply.errors import ReportRefused
-from parapply.verify.spark import JARS
 from tests.analysis.hand_log import RECORDS, A, at, batch, old_line, transaction, write
-from tests.system.verify_cases import damaged
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,8 +28,6 @@ if TYPE_CHECKING:
 
     from parapply.analysis.duck import DuckEngine
     from parapply.analysis.engine import Engine, Rows
-    from tests.fixtures.daemon import RunCommand, StartDaemon
-    from tests.fixtures.databases import Database
 
 # The first test waits for Java, too.
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -132,23 +126,3 @@ def test_what_java_may_not_read_is_no_matter_of_memory(spark: SparkSession) -> N
     denied = java.java.io.FileNotFoundException("/log/apply-1.jsonl (Permission denied)")
     with pytest.raises(ReportRefused, match="Permission denied"), SparkEngine(spark).errors():
         raise Py4JJavaError("denied", denied)
-
-
-@pytest.mark.jdbc
-def test_spark_sums_up_the_same_rows(  # noqa: PLR0917  fixtures
-    spark: SparkSession, source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    """The report of `verify` is the same whether the servers or Spark sum up the rows, but for its LSN.
-
-    Spark's session is that of these tests, which has the driver already; `verify` asks for the same.
-    """
-    monkeypatch.setattr(type(spark), "stop", lambda _: None)
-    route = damaged(source_db, target_db, run_command, start_daemon)
-    reports = []
-    for engine in ("postgres", "spark"):
-        assert main(["verify", *route.arguments(), "--json", "--engine", engine]) == 1
-        reports.append(json.loads(capsys.readouterr().out)["tables"])
-    assert reports[0] == reports[1]
-    assert sum(len(table["differences"]) for table in reports[0]) == 7
-    assert spark.conf.get("spark.jars") == str(next(jar for jar in JARS if jar.exists()))

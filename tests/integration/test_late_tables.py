@@ -164,7 +164,7 @@ async def test_what_the_stream_has_whole(source_db: Database) -> None:
             for name, oid in oids.items()
         }
         assert found == {name: reason for name, (_, reason) in _CASES.items()}
-        uncovered = await late_tables.uncovered(conn, ["pub"], [await _oid(conn, "m")])
+        uncovered = await late_tables.uncovered(conn, ["pub"], [await _oid(conn, "m")], [await _oid(conn, "m")])
         assert [name for _, (_, name) in uncovered] == ["later", "in_schema", "moved_at_once", "moved_in", "unlogged"]
         await conn.execute("ALTER PUBLICATION pub DROP TABLE m; ALTER PUBLICATION pub ADD TABLE m")
         line = await late_tables.places(conn, ["pub"], oids["made"])

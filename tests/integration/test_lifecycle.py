@@ -243,6 +243,10 @@ def test_status_shows_all_and_survives_a_dead_source(pair: Pair, capsys: pytest.
     screen = " ".join(capsys.readouterr().out.split())
     assert "none runs; nothing was updated since" in screen
     assert "[red]batch 7[/red]" not in screen
+    # A daemon that has lost an end holds no lease, and its state says what it does.
+    pair.state("UPDATE {s}.slots SET state = 'reconnecting', pid = 17 RETURNING 1")
+    status.show(pair.config, as_json=False, watch=False)
+    assert "reconnecting, pid 17 on" in " ".join(capsys.readouterr().out.split())
     dead = changed(pair.config, "source", dsn=type(pair.config.source.dsn)("host=127.0.0.1 port=1 password=hidden"))
     status.show(dead, as_json=True, watch=False)
     report = json.loads(capsys.readouterr().out)

@@ -13,6 +13,7 @@ from psycopg.conninfo import make_conninfo
 
 from parapply.errors import SourceRefused, TargetRefused
 from parapply.model import format_lsn, parse_lsn
+from parapply.source.slot import state_schemas
 from parapply.target.session import settings
 from parapply.target.state import schema as state_schema
 from parapply.target.state import slots as state
@@ -139,6 +140,9 @@ def test_unlogged_state_and_newer_layout_are_refused(target_db: Database) -> Non
             await conn.execute("ALTER TABLE x.applied SET LOGGED; UPDATE x.schema_version SET version = 99")
             with pytest.raises(TargetRefused, match="99"):
                 await state.ensure_schema(conn, "x")
+            # `check`, `drop` and the other commands that make none ask by this.
+            with pytest.raises(TargetRefused, match="99"):
+                await state.has_schema(conn, "x")
 
     asyncio.run(run())
 
@@ -345,3 +349,35 @@ async def test_a_monitoring_role_may_read_everything_and_write_nothing(target_db
             watcher.execute("DELETE FROM parapply.applied")
     target_db.execute("DROP OWNED BY parapply_watcher")
     target_db.execute("DROP ROLE parapply_watcher")
+
+
+async def test_a_table_named_like_ours_makes_no_state_schema(target_db: Database) -> None:
+    """Who may only create tables in a schema cannot have the others in it left out; a state schema is still known."""
+    role = f"mallory_{target_db.dbname}"
+    target_db.execute(f"CREATE ROLE {role}; CREATE SCHEMA shop; CREATE TABLE shop.t (id int)")
+    try:
+        target_db.execute(
+            f"GRANT CREATE, USAGE ON SCHEMA shop TO {role}; SET ROLE {role};"
+            " CREATE TABLE shop.schema_version (x int CONSTRAINT schema_version_one_row PRIMARY KEY)"
+        )
+        async with control(target_db.dsn) as conn:
+            await state.ensure_schema(conn, "x")
+            before = await state_schemas(conn)
+            assert "x" in before
+            assert "shop" not in before
+            target_db.execute("ALTER TABLE x.schema_version OWNER TO " + role)
+            assert await state_schemas(conn) == before, "by its comment"
+    finally:
+        target_db.execute(f"RESET ROLE; DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_a_schema_with_tables_of_others_is_refused(target_db: Database) -> None:
+    """All of a state schema counts as parapply's own once its server is a publisher; another's table of a name, too."""
+    target_db.execute("CREATE SCHEMA shop; CREATE TABLE shop.schema_version (version text)")
+
+    async def run() -> None:
+        async with control(target_db.dsn) as conn:
+            await state.ensure_schema(conn, "shop")
+
+    with pytest.raises(TargetRefused, match="holds tables of others, such as schema_version"):
+        asyncio.run(run())

@@ -283,6 +283,29 @@ def _origins() -> list[ConflictCase]:
             transactions=changes[:1], rows=[(1, "b"), (2, "a")],
             found=["update_exists update applied_remote", "update_origin_differs update applied_remote"],
         ),
+        # The first row is a local client's, the second the publisher's, and nothing else tells them apart.
+        ConflictCase(
+            name="origin_differs_twins", tables="CREATE TABLE t (v text); ALTER TABLE t REPLICA IDENTITY FULL",
+            before="INSERT INTO t VALUES ('a')", policies=dict.fromkeys(kinds, "keep_local"),
+            transactions=["INSERT INTO t VALUES ('a')", "UPDATE t SET v = 'b'", "DELETE FROM t"],
+            rows=[("a",)], found=[],
+        ),
+        # Whose row it is comes first, as in PostgreSQL 18: what is left out meets no row in its way.
+        ConflictCase(
+            name="origin_differs_before_exists", tables=tables["tables"],
+            target_tables=f"{tables['tables']}; CREATE UNIQUE INDEX ON t (v) WHERE v <> 'a'",
+            before="INSERT INTO t VALUES (9, 'b')", policies={"update_origin_differs": "keep_local"},
+            transactions=changes[:1], rows=[(1, "a"), (2, "a"), (9, "b")],
+            found=["update_origin_differs update kept_local"],
+        ),
+        ConflictCase(
+            name="origin_differs_undone_by_exists", tables=tables["tables"],
+            target_tables=f"{tables['tables']}; CREATE UNIQUE INDEX ON t (v) WHERE v <> 'a'",
+            before="INSERT INTO t VALUES (9, 'b')",
+            policies={"update_origin_differs": "apply_remote", "update_exists": "keep_local"},
+            transactions=changes[:1], rows=[(1, "a"), (2, "a"), (9, "b")],
+            found=["update_exists update kept_local", "update_origin_differs update kept_local"],
+        ),
     ]  # fmt: skip
 
 
@@ -297,7 +320,19 @@ def _long() -> list[ConflictCase]:
             transactions=["INSERT INTO t SELECT n, 'remote' FROM generate_series(1, 200) AS n"],
             query="SELECT v, count(*) FROM t GROUP BY v ORDER BY v", rows=[("local", 5), ("remote", 195)],
             found=["insert_exists insert kept_local"] * 5,
-        )
+        ),
+        # The server reports the key that is taken before the row that was not found is noticed.
+        ConflictCase(
+            name="missing_then_exists",
+            tables="CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'a')",
+            before="DELETE FROM t WHERE id = 1; INSERT INTO t VALUES (2, 'local')",
+            policies={"update_missing": "skip", "insert_exists": "keep_local"},
+            transactions=[
+                "UPDATE t SET v = 'b' WHERE id = 1; INSERT INTO t VALUES (2, 'remote'), (3, 'remote')",
+            ],
+            rows=[(2, "local"), (3, "remote")],
+            found=["update_missing update skipped", "insert_exists insert kept_local"],
+        ),
     ]  # fmt: skip
 
 

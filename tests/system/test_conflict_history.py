@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from parapply.model import format_lsn
 from tests.fixtures.pair import SECRET, Pair, pair
+from tests.fixtures.plain import lsn_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -243,6 +245,26 @@ def test_what_is_replayed_of_a_table_without_a_key_is_exact(pair: Pair, run_comm
     assert again.stdout.endswith("0 applied, 4 not\n"), again.stderr
     assert "it was replayed at" in again.stdout
     pair.check_equal()
+
+
+def test_a_replayed_truncate_empties_what_the_publisher_has_emptied(pair: Pair, run_command: RunCommand) -> None:
+    """Not the children of a table, which have rows of their own, whatever their names are."""
+    pair.create(
+        'CREATE TABLE "par, public.kid" (id int PRIMARY KEY, v int);'
+        'CREATE TABLE kid (PRIMARY KEY (id)) INHERITS ("par, public.kid")',
+        published='TABLE ONLY "par, public.kid", ONLY kid',
+    )
+    pair.write('INSERT INTO "par, public.kid" VALUES (1, 1)', "INSERT INTO kid VALUES (2, 2)")
+    pair.drain()
+    pair.write('TRUNCATE ONLY "par, public.kid"')
+    lsn = format_lsn(lsn_of(pair.source))
+    assert run_command(pair.route, "skip", "--lsn", lsn).returncode == 0
+    pair.drain()
+    assert pair.target.rows('SELECT count(*) FROM ONLY "par, public.kid"') == [(1,)]
+    replayed = run_command(pair.route, "conflicts replay", "--lsn", lsn, "--yes")
+    assert "truncate public.par, public.kid\n" in replayed.stdout, replayed.stderr
+    pair.check_equal()
+    assert pair.target.rows("SELECT v FROM ONLY kid") == [(2,)]
 
 
 def test_retention(pair: Pair) -> None:

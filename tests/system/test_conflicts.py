@@ -172,6 +172,39 @@ def test_t46_a_conflict_inside_a_large_transaction(pair: Pair) -> None:
     pair.check_equal()
 
 
+def test_two_conflicts_in_one_transaction_stop_at_the_first(pair: Pair) -> None:
+    """The first change that met other data is the one named, though the server reports a later one's error before it.
+
+    An update that finds no row, then a key that is taken: with default settings the daemon stops. The history has the
+    first conflict.
+    """
+    pair.create("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    pair.write("INSERT INTO t VALUES (1, 'old')")
+    pair.drain()
+    pair.target.execute("DELETE FROM t; INSERT INTO t VALUES (2, 'local')")
+    xid = pair.write_one("UPDATE t SET v = 'new' WHERE id = 1", "INSERT INTO t VALUES (2, 'new')")
+    pair.check_conflict(pair.start(), kind="update_missing", xid=xid, place="public.t, key (id)")
+    assert pair.target.rows("SELECT conflict_type, change_no FROM parapply.conflicts") == [("update_missing", 1)]
+
+
+def test_a_cause_is_settled_before_its_consequence(pair: Pair) -> None:
+    """A child without its parent is no error where the change before it would have made the parent, by its policy."""
+    pair.create(
+        "CREATE TABLE parent (id int PRIMARY KEY, v int);"
+        "CREATE TABLE child (id int PRIMARY KEY, parent_id int REFERENCES parent)"
+    )
+    pair.write("INSERT INTO parent VALUES (2, 0)")
+    settings = {"target.session_replication_role": "origin", "conflict.update_missing": "apply_remote"}
+    pair.drain(settings=settings)
+    pair.target.execute("DELETE FROM parent")
+    pair.write_one("UPDATE parent SET v = 1 WHERE id = 2", "INSERT INTO child VALUES (2, 2)")
+    pair.drain(settings=settings)
+    pair.check_equal()
+    assert pair.target.rows("SELECT conflict_type, outcome FROM parapply.conflicts") == [
+        ("update_missing", "applied_remote")
+    ]
+
+
 def test_t35_a_check_at_the_commit_fails_the_transaction(pair: Pair) -> None:
     """What a deferred trigger refuses at COMMIT is refused: nothing is recorded, and a restart tries again (T-35)."""
     pair.create("CREATE TABLE t (id int PRIMARY KEY, v text)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -11,6 +12,7 @@ import pytest
 from psycopg import sql
 
 from parapply import failpoints
+from parapply.target.state import copies
 from tests.fixtures.endpoint import LISTEN, Endpoint
 from tests.fixtures.plain import FAST
 from tests.fixtures.roles import SOURCE_ROLE, TARGET_ROLE
@@ -18,7 +20,7 @@ from tests.fixtures.route import Route
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.fixtures.daemon import Daemon, RunCommand, StartDaemon
@@ -134,6 +136,26 @@ class Ends:
         daemon.wait_for_event("source_connected")
         return daemon
 
+    def run_other(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run another command with the configuration of the stream that is cut over."""
+        return self._run(self.ahead, command, *arguments)
+
+    def refuse_others(self) -> None:
+        """Fail unless the commands that write to the target, or end its state, say that it is cut over.
+
+        Raises:
+            AssertionError: one does not.
+        """
+        kept = self.target.rows("SELECT count(*) FROM evt")
+        for command in (
+            "refresh --table public.evt --truncate", "resume public.evt", "pause public.evt", "init --copy --truncate",
+            "sequences --exact", "conflicts replay 1 --yes",
+        ):  # fmt: skip
+            done = self.run_other(command)
+            assert done.returncode == _REFUSED["target"], (command, done)
+            assert f"slot '{self.ahead.slot}' was cut over: " in done.stderr, (command, done)
+        assert self.target.rows("SELECT count(*) FROM evt") == kept
+
     def cutover(self) -> dict[str, Any]:
         """Return what `parapply status` says of it."""
         seen = self._run(self.ahead, "status", "--json")
@@ -203,6 +225,7 @@ def test_there_and_back_under_a_writer(ends: Ends) -> None:
     assert "no client could write for " in there.stdout
     assert daemon.exit_code() == 4
     assert f"slot '{ends.ahead.slot}' was cut over: " in daemon.log_tail()
+    ends.refuse_others()
     with ends.source.connect(user=TARGET_ROLE) as session, pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
         session.execute("INSERT INTO evt VALUES (0)")
     writer.database = ends.target
@@ -240,6 +263,9 @@ def test_killed_at_each_step_it_goes_on_or_is_undone(ends: Ends) -> None:
     assert [one.returncode for one in done] == [-9] * len(done), done
     assert "a cut-over is under way, at step 6 of 9, stopping" in done[-1].stdout
     assert daemon.exit_code() == 4
+    dropped = ends.run_other("drop", "--yes")
+    assert dropped.returncode == _REFUSED["target"]
+    assert "is under way, at the step turning: only its note knows of the fence" in dropped.stderr
     undone = ends.run("--undo")
     assert undone.returncode == 0, undone
     writer.wait_for(4)
@@ -285,6 +311,7 @@ def test_what_fails_is_taken_back_by_itself(ends: Ends, tmp_path: Path) -> None:
     assert "fencing" not in differs.stdout
     ends.check_nothing_left()
     ends.target.execute("UPDATE item SET v = 1 WHERE id = 1")
+    _check_beside_a_copy(ends)
     ends.run("--verify", "none", killed_at="cutover_draining")
     ends.target.execute("UPDATE item SET v = 7 WHERE id = 1")
     differs = ends.run()
@@ -322,6 +349,17 @@ def test_what_fails_is_taken_back_by_itself(ends: Ends, tmp_path: Path) -> None:
     ends.check_nothing_left()
 
 
+def _check_beside_a_copy(ends: Ends) -> None:
+    """A command that copies tables, begun after the first look, is noticed before clients wait."""
+    with ends.target.connect() as copying:
+        copying.execute(f"SELECT pg_advisory_lock({copies.LOCK_CLASS}, slot_id * 2) FROM parapply.slots")
+        beside = ends.run("--verify", "none")
+    assert beside.returncode == _REFUSED["target"]
+    assert "are being copied" in beside.stderr
+    assert "fencing" not in beside.stdout
+    ends.check_nothing_left()
+
+
 def _check_failed_take_back(ends: Ends) -> None:
     """Where taking back fails, it is seen whether clients can write, and that `--undo` goes on."""
     ends.run("--verify", "none", "--fence-command", "true", killed_at="cutover_draining")
@@ -352,23 +390,19 @@ def test_a_write_after_the_fence_is_found(ends: Ends, tmp_path: Path) -> None:
     daemon = ends.start(ends.ahead, LISTEN)
     endpoint = Endpoint(daemon)
     with ends.source.connect(user=TARGET_ROLE) as kept:
-        done: list[subprocess.CompletedProcess[str]] = []
-        held = {"PARAPPLY_FAILPOINT": "cutover_stopping:hold", "PARAPPLY_FAILPOINT_DIR": str(tmp_path)}
-        thread = threading.Thread(target=lambda: done.append(ends.run("--keep-role", TARGET_ROLE, **held)))
-        thread.start()
-        held_at = tmp_path / "cutover_stopping.held"
-        while not held_at.exists():
-            assert thread.is_alive()
-            threading.Event().wait(0.01)
-        at = ("stopping", ends.back.slot)
-        endpoint.wait_until(lambda: endpoint.samples().get("parapply_cutover_step", {}).get(at[::-1]))
-        assert endpoint.samples()["parapply_cutover_fenced"] == {(): 1.0}
-        seen = ends.cutover()
-        assert [seen[key] for key in ("step", "is_fenced", "is_worked_on", "opened_at")] == [*at[:1], True, True, None]
-        daemon.kill()
-        kept.execute("INSERT INTO evt VALUES (7)")
-        held_at.unlink()
-        thread.join()
+        with _held(ends, tmp_path, "cutover_stopping", "--keep-role", TARGET_ROLE) as done:
+            at = ("stopping", ends.back.slot)
+            endpoint.wait_until(lambda: endpoint.samples().get("parapply_cutover_step", {}).get(at[::-1]))
+            assert endpoint.samples()["parapply_cutover_fenced"] == {(): 1.0}
+            seen = ends.cutover()
+            assert [seen[key] for key in ("step", "is_fenced", "is_worked_on", "opened_at")] == [
+                *at[:1],
+                True,
+                True,
+                None,
+            ]
+            daemon.kill()
+            kept.execute("INSERT INTO evt VALUES (7)")
         assert done[0].returncode == _REFUSED["source"], done[0]
         assert "1 transactions were committed on the source after the fence" in done[0].stderr
         ends.start(ends.ahead)
@@ -377,6 +411,79 @@ def test_a_write_after_the_fence_is_found(ends: Ends, tmp_path: Path) -> None:
     assert ends.target.rows("SELECT n FROM evt") == [(7,)]
     seen = ends.cutover()
     assert (seen["step"], seen["is_worked_on"], seen["gap_s"] > 0) == ("done", False, True)
+
+
+def test_what_comes_between_the_look_and_the_fence(ends: Ends, tmp_path: Path) -> None:
+    """A table that came is refused behind the fence, and everything is taken back: the way back would leave it out.
+
+    No session writes to the source after the cut-over: neither one that has taken a name like the daemon's, nor one
+    that had read the database's settings before the fence and was seen only after that.
+    """
+    ends.start(ends.ahead)
+    table = f"CREATE TABLE fresh (id int PRIMARY KEY); ALTER TABLE fresh OWNER TO {TARGET_ROLE}"
+    with _held(ends, tmp_path, "cutover_fencing") as refused:
+        ends.target.execute(table)
+        ends.source.execute(f"{table}; ALTER PUBLICATION pub ADD TABLE fresh")
+        ends.source.forget()
+    assert refused[0].returncode == _REFUSED["source"], refused[0]
+    assert "published since the cut-over looked at its tables: public.fresh" in refused[0].stderr
+    ends.check_nothing_left()
+
+    starter = _Starter(ends.source)
+    with ends.source.connect(user=TARGET_ROLE, application_name="parapply billing") as billing:
+        with _held(ends, tmp_path, "cutover_fencing", "--verify", "none") as done:
+            starter.start()
+        assert done[0].returncode == 0, done[0]
+        with pytest.raises(psycopg.OperationalError):
+            billing.execute("INSERT INTO evt VALUES (1)")
+    starter.is_over.set()
+    starter.join()
+    assert isinstance(starter.error, psycopg.Error), "a session that was starting wrote behind the fence"
+    assert ends.source.rows("SELECT n FROM evt") == []
+
+
+class _Starter(threading.Thread):
+    """A session that takes a second between the settings of its database and its first statement, which writes."""
+
+    error: psycopg.Error | None = None
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(daemon=True)
+        self._database = database
+        self.is_over = threading.Event()
+
+    def start(self) -> None:
+        """Return once it has begun."""
+        super().start()
+        self._database.wait_until(
+            "SELECT EXISTS (SELECT FROM pg_locks WHERE classid = 'pg_database'::regclass AND mode = 'RowExclusiveLock'"
+            " AND objid = (SELECT oid FROM pg_database WHERE datname = current_database()))"
+        )
+        self._database.forget()
+
+    def run(self) -> None:
+        try:
+            with self._database.connect(user=TARGET_ROLE, options="-c post_auth_delay=1") as session:
+                self.is_over.wait(60)
+                session.execute("INSERT INTO evt VALUES (2)")
+        except psycopg.Error as error:
+            self.error = error
+
+
+@contextmanager
+def _held(ends: Ends, tmp_path: Path, point: str, *words: str) -> Iterator[list[subprocess.CompletedProcess[str]]]:
+    """Run the command, hold it at a point for the block, and yield what has what became of it after that."""
+    done: list[subprocess.CompletedProcess[str]] = []
+    environ = {"PARAPPLY_FAILPOINT": f"{point}:hold", "PARAPPLY_FAILPOINT_DIR": str(tmp_path)}
+    thread = threading.Thread(target=lambda: done.append(ends.run(*words, **environ)))
+    thread.start()
+    held_at = tmp_path / f"{point}.held"
+    while not held_at.exists():
+        assert thread.is_alive(), done
+        threading.Event().wait(0.01)
+    yield done
+    held_at.unlink()
+    thread.join()
 
 
 def test_what_would_fail_is_refused_before_anything_is_made(

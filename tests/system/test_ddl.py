@@ -16,14 +16,16 @@ import pytest
 from parapply.copy import schema as schemas
 from parapply.demo.binaries import find_binaries, find_program
 from parapply.demo.errors import DemoError
+from parapply.source.ddl_automatic import Automatic
 from parapply.source.ddl_queue import install_sql
 from tests.fixtures.pair import Pair, pair
-from tests.fixtures.plain import FAST
+from tests.fixtures.plain import FAST, check_equal
 from tests.fixtures.route import Route
 from tests.fixtures.streams import LITTLE_MEMORY, MANY_ROWS, SOME_ROWS, fill
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    import subprocess
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
@@ -168,6 +170,39 @@ def test_new_tables_from_their_first_row_on(
     assert [event for event in told if event.get("relation") not in {"public.in_progress", "public.early"}] == []
 
 
+def test_a_command_for_a_table_that_a_copy_has_not_begun_to_read(pair: Pair, run_command: RunCommand) -> None:
+    """Rows of a snapshot from before a command get no default that came with it: the copy is refused, and goes on anew.
+
+    The command runs on both sides, because nothing has locked the table there yet.
+    """
+    tables = "CREATE TABLE a_held (id int PRIMARY KEY); CREATE TABLE b_next (id int PRIMARY KEY);"
+    _create(pair, _TABLE + tables, published="TABLE t")
+    pair.source.execute(
+        "INSERT INTO a_held VALUES (1); INSERT INTO b_next VALUES (1); ALTER PUBLICATION pub ADD TABLE a_held, b_next"
+    )
+    daemon = pair.start(settings=_ON)
+    again = "refresh --table public.a_held --table public.b_next --connections 1 --truncate --set ddl.apply=true"
+    refused: list[subprocess.CompletedProcess[str]] = []
+    with pair.target.connect() as holder:
+        holder.execute("BEGIN; LOCK TABLE a_held IN SHARE MODE")
+        copying = threading.Thread(target=lambda: refused.append(run_command(pair.route, again)))
+        copying.start()
+        pair.target.wait_until(
+            "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'a_held'::regclass AND NOT granted)"
+        )
+        pair.write(_ddl("ALTER TABLE b_next ADD n int"), _ddl("ALTER TABLE b_next ALTER n SET DEFAULT 9"))
+        pair.target.wait_until("SELECT count(*) = 2 FROM parapply.ddl")
+        holder.execute("COMMIT")
+    copying.join(30)
+    assert refused[0].returncode == 4
+    assert "the columns of public.b_next changed after this copy began" in refused[0].stderr
+    done = run_command(pair.route, again)
+    assert done.returncode == 0, done.stderr
+    daemon.wait_caught_up()
+    assert pair.target.rows("SELECT id, n FROM b_next") == [(1, None)]
+    daemon.stop()
+
+
 def test_a_command_that_fails(pair: Pair) -> None:
     """It rolls its transaction back and stops the daemon with one line; named in ddl.skip, it is left out and told."""
     _create(pair)
@@ -290,9 +325,33 @@ def test_whoever_may_not_run_ddl_on_the_publisher_can_run_nothing_on_the_target(
 
 
 def test_what_would_differ_is_refused_on_the_publisher(pair: Pair) -> None:
-    """A new column whose value each server would work out by itself is refused where there are rows, with a way out."""
-    _create(pair, _TABLE + "CREATE TABLE empty (id int PRIMARY KEY)")
-    pair.write("INSERT INTO t VALUES (1, 'a')")
+    """A new column whose value each server would work out by itself is refused where there are rows, with a way out.
+
+    Rows count that the caller does not see: because of a policy, or because its snapshot is older.
+    """
+    hidden = (
+        "CREATE TABLE hidden (id int PRIMARY KEY); ALTER TABLE hidden ENABLE ROW LEVEL SECURITY;"
+        "ALTER TABLE hidden FORCE ROW LEVEL SECURITY; CREATE POLICY none ON hidden USING (false)"
+    )
+    _create(pair, f"{_TABLE} CREATE TABLE empty (id int PRIMARY KEY); {hidden}")
+    pair.write("INSERT INTO t VALUES (1, 'a')", "INSERT INTO hidden VALUES (1)")
+    pair.target.execute("ALTER TABLE hidden DISABLE ROW LEVEL SECURITY")
+    role = pair.source.source_role
+    pair.source.execute(
+        f"ALTER TABLE hidden OWNER TO {role}; GRANT CREATE ON SCHEMA public TO {role};"
+        f"GRANT USAGE ON SCHEMA parapply TO {role}; GRANT INSERT (command) ON parapply.ddl_queue TO {role}"
+    )
+    insert = "INSERT INTO parapply.ddl_queue (command) VALUES ('ALTER TABLE hidden ADD n timestamptz DEFAULT {}')"
+    for default in ("now()", "clock_timestamp()"):
+        assert "the rows of public.hidden would get" in _refused(
+            pair.source, f"SET ROLE {role}; {insert.format(default)}"
+        )
+    with pair.source.connect() as older:
+        older.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+        pair.source.execute("INSERT INTO empty VALUES (0)")
+        with pytest.raises(Exception, match=r"the rows of public\.empty would get"):
+            older.execute(_ddl("ALTER TABLE empty ADD n timestamptz DEFAULT now()").encode())
+    pair.source.execute("TRUNCATE empty")
     for column in (
         "n timestamptz DEFAULT now()", "n date DEFAULT CURRENT_DATE", "n float8 DEFAULT 1 + random()", "n serial",
         "n int GENERATED ALWAYS AS IDENTITY",
@@ -300,6 +359,9 @@ def test_what_would_differ_is_refused_on_the_publisher(pair: Pair) -> None:
         assert "the rows of public.t would get other values of n" in _refused(
             pair.source, _ddl(f"ALTER TABLE t ADD {column}")
         )
+    assert "while public.t is UNLOGGED its changes are not published" in _refused(
+        pair.source, _ddl("ALTER TABLE t SET UNLOGGED")
+    )
     pair.write(
         _ddl("ALTER TABLE empty ADD n timestamptz DEFAULT now()"),
         _ddl("ALTER TABLE t ADD k int DEFAULT 1 + 1, ADD n timestamptz"),
@@ -315,6 +377,77 @@ def test_what_would_differ_is_refused_on_the_publisher(pair: Pair) -> None:
         connection.execute(f"BEGIN; {_ddl('ALTER TABLE t ADD z int')}; PREPARE TRANSACTION 'p'".encode())
     pair.drain(settings=_ON)
     pair.check_equal()
+
+
+def test_a_type_changes_beside_transactions_that_wrote_it(pair: Pair) -> None:
+    """A command that changes what a type's values look like waits for them: they are sent as they were before it.
+
+    Else labels that change places would be others on the target without a word, and the rest stop the daemon.
+    """
+    types = (
+        "CREATE TYPE mood AS ENUM ('a', 'b'); CREATE DOMAIN part AS mood; CREATE TYPE both_of AS (m mood, n int);"
+        "CREATE DOMAIN few AS int; CREATE TABLE plain (id int PRIMARY KEY, m mood);"
+        "CREATE TABLE within (id int PRIMARY KEY, m both_of[], p part); CREATE TABLE other (id int PRIMARY KEY, n few)"
+    )
+    _create(pair, types)
+    for name in ("mood", "both_of", "part", "few"):
+        kind = "DOMAIN" if name in {"part", "few"} else "TYPE"
+        pair.target.execute(f"ALTER {kind} {name} OWNER TO {pair.target.target_role}")
+    daemon = pair.start(settings=_ON)
+    insert = "INSERT INTO within (id, m) VALUES ({n}, '{{\"(%s,1)\"}}')"
+    _beside(
+        pair, 1, ("INSERT INTO plain VALUES ({n}, 'a')", insert % "b"),
+        _ddl("ALTER TYPE mood RENAME VALUE 'a' TO 'c'"), _ddl("ALTER TYPE mood RENAME VALUE 'b' TO 'a'"),
+    )  # fmt: skip
+    _beside(pair, 2, (insert % "a",), _ddl("ALTER TYPE both_of ADD ATTRIBUTE t text"))
+    _beside(
+        pair, 3, ("INSERT INTO other VALUES ({n}, 9)",), _ddl("ALTER DOMAIN few ADD CHECK (VALUE < 5) NOT VALID")
+    )  # fmt: skip
+    # As people type it.
+    pair.source.execute(install_sql(["pub"], Automatic(tags=("ALTER TYPE",))))
+    _beside(pair, 4, ("INSERT INTO plain VALUES ({n}, 'a')",), "ALTER TYPE mood RENAME VALUE 'a' TO 'e'")
+    # A label that is new changes no value, and nothing waits for it.
+    with pair.source.connect() as writer:
+        writer.execute("BEGIN; INSERT INTO plain VALUES (9, 'c')")
+        pair.source.execute(_ddl("ALTER TYPE mood ADD VALUE 'd'"))
+        writer.execute("COMMIT")
+    daemon.wait_caught_up()
+    pair.check_equal()
+
+
+def _beside(pair: Pair, number: int, rows: Sequence[str], *commands: str) -> None:
+    """Run commands while a transaction that has written is open: they must wait, and it can be committed."""
+    with pair.source.connect() as writer, pair.source.connect() as waiter, ThreadPoolExecutor(1) as pool:
+        writer.execute("BEGIN")
+        for text in rows:
+            writer.execute(text.format(n=number).encode())
+        ((pid,),) = waiter.execute("SELECT pg_backend_pid()").fetchall()
+        done = pool.submit(lambda: [waiter.execute(text.encode()) for text in commands])
+        pair.source.wait_until(f"SELECT pg_blocking_pids({pid}) <> '{{}}'")
+        writer.execute("COMMIT")
+        done.result(30)
+
+
+def test_rows_written_beside_the_rename_of_their_schema(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """ALTER SCHEMA ... RENAME waits for no transaction: one that goes on comes later, with the table's earlier name."""
+    for database in (source_db, target_db):
+        database.execute("CREATE SCHEMA s; CREATE TABLE s.t (id int PRIMARY KEY)")
+    target_db.execute(f"GRANT CREATE ON DATABASE {target_db.dbname} TO {target_db.target_role};"
+                      f" ALTER SCHEMA s OWNER TO {target_db.target_role}")  # fmt: skip
+    source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES;" + install_sql(["pub"]))
+    route = Route(source=source_db, target=target_db, settings={**FAST, **_ON})
+    done = run_command(route, "init", "--copy")
+    assert done.returncode == 0, done.stderr
+    daemon = start_daemon(route)
+    with source_db.connect() as connection:
+        connection.execute("BEGIN; INSERT INTO s.t VALUES (1)")
+        source_db.execute(_ddl("ALTER SCHEMA s RENAME TO s2"))
+        connection.execute("INSERT INTO s2.t VALUES (2); UPDATE s2.t SET id = 3 WHERE id = 1; COMMIT")
+    daemon.wait_caught_up()
+    check_equal(route, "s2.t")
+    daemon.stop()
 
 
 @pytest.mark.parametrize("order", ["preserve", "relaxed"])
@@ -602,6 +735,7 @@ def test_what_people_type_is_recorded(  # noqa: PLR0915  one pair of servers for
         assert "inside a function" in _not_recorded(source, text)
     assert "fills it" in _not_recorded(source, "CREATE TABLE filled AS SELECT 1 AS x")
     assert "get other values of a" in _not_recorded(source, "ALTER TABLE t ADD a timestamptz DEFAULT now()")
+    assert "while public.t is UNLOGGED" in _not_recorded(source, "ALTER TABLE t SET UNLOGGED")
     assert "temporary object" in _not_recorded(source, "CREATE TEMP TABLE u ()", "CREATE TABLE b (LIKE u)")
     assert "before the name" in _not_recorded(source, "CREATE INDEX CONCURRENTLY ON t (n)")
     assert "Run it by itself" in _refused(source, _ddl("CREATE INDEX CONCURRENTLY another ON t (n)"))

@@ -140,10 +140,13 @@ def test_tables_made_later(
     daemon.wait_caught_up()
     check_equal(route, "a", "b", "c", "d", "absent", "kept")
     assert _waiting(route) == []
-    _both(route, "CREATE TABLE e (id int PRIMARY KEY)")
-    source_db.execute("INSERT INTO e VALUES (1)")
+    # Rows of a table that inherits are not those of its parent.
+    _both(route, "CREATE TABLE e (id int PRIMARY KEY)", "CREATE TABLE child (PRIMARY KEY (id)) INHERITS (e)")
+    source_db.execute("INSERT INTO child VALUES (1)")
     daemon.wait_caught_up()
-    check_equal(route, "e")
+    source_db.execute("INSERT INTO e VALUES (2)")
+    daemon.wait_caught_up()
+    check_equal(route, "e", "child")
     daemon.stop()
 
 

@@ -18,6 +18,7 @@ from psycopg import sql
 from parapply import failpoints
 from parapply.demo.binaries import find_binaries, find_program
 from parapply.source.ddl_queue import install_sql
+from parapply.target.session import lease
 from tests.fixtures.daemon import Daemon
 from tests.fixtures.plain import FAST
 from tests.fixtures.roles import SOURCE_ROLE, TARGET_ROLE
@@ -158,6 +159,14 @@ def test_a_migration_that_is_killed_again_and_again(nasty: Route, run_command: R
     _check_equal(nasty)
     found = nasty.target.rows("SELECT step FROM parapply.migrations WHERE state <> 'done'")
     assert found == []
+    # Where clients write to the target by now, nothing of theirs goes.
+    note = "INSERT INTO parapply.cutovers (slot_id, step, reverse_slot, made_slot, made_publication, fence, opens)"
+    nasty.target.execute(f"{note} SELECT slot_id, 'done', 'back', true, true, 'database', '' FROM parapply.slots")
+    nasty.target.execute("SELECT lo_from_bytea(77001, 'of a client')")
+    for step in ("large-objects", "unlogged", "copy", "sequences"):
+        refused = run_command(nasty, "migrate", *arguments, "--only", step)
+        assert (refused.returncode, "was cut over: the target has taken over" in refused.stderr) == (4, True), refused
+    assert nasty.target.rows("SELECT lo_get(77001)") == [(b"of a client",)]
     assert nasty.target.rows("SELECT count(*) > 1 FROM (SELECT DISTINCT start_lsn FROM parapply.copies) AS a") == [
         (True,)
     ]
@@ -222,7 +231,10 @@ def test_a_migration_to_an_older_version(nasty: Route, run_command: RunCommand, 
 def test_what_only_a_superuser_grants_is_left_out_and_named(
     source_db: Database, target_db: Database, run_command: RunCommand
 ) -> None:
-    """A role without superuser makes the schema all the same, with the grants on its own objects."""
+    """A role without superuser makes the schema all the same, with the grants on its own objects.
+
+    Default privileges of a role that it is no member of are left out, too.
+    """
     source_db.execute(
         "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR ALL TABLES;"
         f"GRANT SELECT ON t TO {SOURCE_ROLE}; GRANT EXECUTE ON FUNCTION pg_ls_waldir() TO {SOURCE_ROLE}"
@@ -237,9 +249,48 @@ def test_what_only_a_superuser_grants_is_left_out_and_named(
     assert done.returncode == 0, done.stderr
     named = "only a superuser of the target can run it: GRANT ALL ON FUNCTION pg_catalog.pg_ls_waldir(OUT name text,"
     assert named in done.stderr
+    assert "needs their role: ALTER DEFAULT PRIVILEGES FOR ROLE postgres" in done.stderr
     ((detail,),) = target_db.rows("SELECT detail FROM parapply.migrations WHERE step = 'schema'")
     assert re.search(r"SQL, [1-9]\d* GRANT and REVOKE left out$", detail), detail
     assert target_db.rows(f"SELECT has_table_privilege('{SOURCE_ROLE}', 't', 'SELECT')") == [(True,)]
+
+
+@pytest.mark.pg_majors(18)
+def test_a_daemon_that_ends_too_early_and_what_comes_by_the_stream(
+    source_db: Database, target_db: Database, run_command: RunCommand, tmp_path: Path
+) -> None:
+    """A daemon of a command that was killed, which ends before this one's LSN, is followed by another.
+
+    A table that the stream makes before the step `constraints` has the default privileges of the publisher.
+    """
+    source_db.execute(
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY REFERENCES t);"
+        "INSERT INTO t VALUES (1); CREATE PUBLICATION pub FOR ALL TABLES;"
+        "ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO PUBLIC"
+    )
+    source_db.execute(install_sql(["pub"]))
+    route = Route(
+        source=source_db, target=target_db, settings={**FAST, "ddl.apply": "true"}, source_dsn=source_db.dsn,
+        target_dsn=target_db.dsn,
+    )  # fmt: skip
+    arguments = ("--pg-bin", _pg_bin(), "--daemon-log", str(tmp_path / "daemon.log"), "--jobs", "1")
+    killed = {"PARAPPLY_FAILPOINT": f"{failpoints.COPY_TABLE_DONE}:kill"}
+    assert run_command(route, "migrate", *arguments, environ=killed).returncode == -signal.SIGKILL
+    source_db.execute("INSERT INTO t VALUES (2)")
+    assert run_command(route, "migrate", *arguments, "--to", "indexes").returncode == 0
+    source_db.execute("SELECT parapply.replicate_ddl('CREATE TABLE fresh (id int PRIMARY KEY)')")
+    source_db.execute("INSERT INTO fresh VALUES (1)")
+    with target_db.connect() as other:
+        ((slot_id,),) = target_db.rows("SELECT slot_id FROM parapply.slots")
+        other.execute("SELECT pg_advisory_lock(%s, %s)", [lease.LOCK_CLASS, lease.lease_key(slot_id)])
+        command = Daemon(route, *arguments, "--to", "catch-up", verb="migrate")
+        target_db.wait_until(
+            "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE '%lowest_remote_lsn%' AND datname ="
+            " current_database() AND pid <> pg_backend_pid())"
+        )
+    assert command.exit_code() == 0, command.log_tail()
+    assert contents(target_db, "public") == contents(source_db, "public")
+    assert target_db.rows("SELECT has_table_privilege('public', 'fresh', 'SELECT')") == [(True,)]
 
 
 def _watched(route: Route, command: Daemon, run_command: RunCommand) -> Daemon:

@@ -12,7 +12,7 @@ from tests.fixtures.plain import WORKER_IS_BLOCKED, check_equal, foreign_transac
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.fixtures.daemon import StartDaemon
+    from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
     from tests.fixtures.route import Route
 
@@ -49,6 +49,32 @@ def test_t30_a_foreign_session_between_head_and_later_batch(route: Route, start_
         foreign.execute(f"SET LOCAL statement_timeout = '{_STALL_TIMEOUT_S}s'".encode())
         pool.submit(foreign.execute, b"SELECT FROM item WHERE id = 2 FOR UPDATE").result()
         daemon.wait_for_event("stall_broken")
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(route)
+
+
+def test_who_holds_a_batch_up_is_told(route: Route, start_daemon: StartDaemon, run_command: RunCommand) -> None:
+    """A batch that waits for a foreign session is in the log with the facts, and in the state's reason."""
+    route.source.execute("INSERT INTO item VALUES (1, 0)")
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    with foreign_transaction(route.target, "SELECT FROM item WHERE id = 1 FOR UPDATE") as foreign:
+        route.source.execute("UPDATE item SET v = 1 WHERE id = 1")
+        told = daemon.wait_for_event("batch_blocked")
+        pid = foreign.info.backend_pid
+        assert (told["pid"], told["application_name"], told["relation"], told["mode"]) == (
+            pid, "foreign", "public.item", "ShareLock",
+        )  # fmt: skip
+        assert told["wait_s"] >= 5
+        # Its COMMIT is on its way, and the answer comes in time all the same.
+        asked = run_command(route, "skip", "--lsn", str(told["end_lsn"]), "--wait", "1")
+        assert asked.returncode == 0, asked
+        assert "noted, not answered" in asked.stdout
+        assert told["level"] == "warning"
+        words = rf"SELECT reason ~ 'blocked for \d+ s by a lock held by pid {pid}' FROM parapply.progress"
+        route.target.wait_until(words)
+    assert daemon.wait_for_event("batch_unblocked")["wait_s"] >= 5
     daemon.wait_caught_up()
     daemon.stop()
     check_equal(route)

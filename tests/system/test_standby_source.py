@@ -41,6 +41,24 @@ def _run_with_snapshots(
         return running.result()
 
 
+def _check_until_a_time(source: Database, standby: Database, route: Route, start_daemon: StartDaemon) -> None:
+    """`run --until TIME` goes by what the standby has replayed, not by its clock: what it has not replayed may come."""
+    standby.execute("SELECT pg_wal_replay_pause()")
+    source.execute("INSERT INTO evt VALUES (-1)")
+    ((time,),) = source.rows("SELECT clock_timestamp()::text")
+    source.execute("SELECT pg_sleep(1.1)")
+    source.execute("INSERT INTO evt VALUES (-2)")
+    daemon = start_daemon(route, "--until", time)
+    daemon.wait_for_event("source_connected")
+    # The monitor has looked, and the lag in seconds says so.
+    slot = "SELECT lag_s IS NOT NULL AND updated_at > clock_timestamp() - interval '1 s' FROM parapply.slots"
+    route.target.wait_until(slot)
+    assert daemon.is_running()
+    standby.execute("SELECT pg_wal_replay_resume()")
+    assert daemon.exit_code() == 0, daemon.log_tail()
+    assert route.target.rows("SELECT n FROM evt WHERE n < 0") == [(-1,)]
+
+
 @pytest.mark.pg_majors(16, 18)
 def test_a_standby_is_the_publisher(
     own_servers: OwnServers, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon, tmp_path: Path
@@ -85,6 +103,10 @@ def test_a_standby_is_the_publisher(
     assert [one["reason"] for one in daemon.events_of("catch_up_declined")] == ["the publisher is a standby"]
     verified = _run_with_snapshots(run_command, route, "verify")
     assert verified.returncode == 0, verified
+    daemon.stop()
+    _check_until_a_time(source, Database(dbname="source", server=standby), route, start_daemon)
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
     primary.stop()
     standby.execute("SELECT pg_promote(true, 60)")
     promoted = Database(dbname="source", server=standby)

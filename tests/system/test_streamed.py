@@ -267,6 +267,25 @@ def test_t54_a_chunk_waits_for_what_committed_before_it(lab: _Lab) -> None:
     assert spilled(lab.daemon, xid) == []
 
 
+def test_a_waiting_one_that_is_rolled_back_leaves_its_worker(lab: _Lab) -> None:
+    """A follower that waits for an earlier commit ends with its transaction, though that commit is still held up."""
+    source, target = lab.route.source, lab.route.target
+    source.execute("INSERT INTO one VALUES (90000, 'old')")
+    lab.check("one")
+    with source.connect() as session:
+        with foreign_transaction(target, "SELECT FROM one WHERE id = 90000 FOR UPDATE"):
+            source.execute("UPDATE one SET v = 'first' WHERE id = 90000")
+            session.execute("BEGIN")
+            xid = xid_of(session)
+            session.execute(fill("three", 20_001))
+            wait_received(lab.route)
+            lab.daemon.wait_for_event("stream_followed", count=1 + _n_followed_before(lab.daemon, xid))
+            session.execute("ROLLBACK")
+            wait_none_follows(lab.route)
+        lab.check("one", "three")
+    assert spilled(lab.daemon, xid) == []
+
+
 def _n_followed_before(daemon: Daemon, xid: int) -> int:
     return sum(event["xid"] != xid for event in daemon.events_of("stream_followed"))
 

@@ -60,6 +60,33 @@ def test_t58_prepared_before_the_slot_had_two_phase(pair: Pair) -> None:
     check_nothing_is_left(pair.target)
 
 
+def test_a_time_between_a_prepare_and_its_outcome(pair: Pair) -> None:
+    """`run --until TIME` leaves every outcome after TIME to the next run: a rollback, and a late large commit.
+
+    Of a ROLLBACK PREPARED only the end is sent, and what the slot was told to be past never comes again. A large one
+    that was prepared before the slot had two_phase has the PREPARE's time in its first piece, and never comes whole.
+    """
+    pair.create(TABLES)
+    pair.drain()
+    write_prepared(pair.source, "late", *rows_from(1, LARGE))
+    pair.drain()
+    pair.start(settings={**TWO_PHASE, **LARGE.settings}).stop()
+    write_prepared(pair.source, "undone", *rows_from(200_001, WHOLE))
+    for gid, what in (("undone", "ROLLBACK"), ("late", "COMMIT")):
+        ((time,),) = pair.source.rows("SELECT clock_timestamp()::text")
+        decide(pair.source, gid, what)
+        pair.source.execute("INSERT INTO evt VALUES (0, 'later')")
+        daemon = pair.start("--until", time, settings={**TWO_PHASE, **LARGE.settings})
+        assert daemon.exit_code() == 0, daemon.log_tail()
+        assert n_prepared(pair.target) == (gid == "undone")
+    assert pair.target.rows("SELECT count(*) FROM t") == [(0,)]
+    daemon = pair.start(settings={**TWO_PHASE, **LARGE.settings})
+    daemon.wait_caught_up()
+    daemon.stop()
+    pair.check_equal()
+    check_nothing_is_left(pair.target)
+
+
 @pytest.mark.pg_majors(15, 18)
 def test_t58_prepared_before_and_streamed_afterwards(pair: Pair) -> None:
     """T-58: the publisher may stream it all the same, to make room for others: it still ends with its outcome only.

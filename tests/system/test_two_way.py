@@ -108,6 +108,51 @@ def test_t17_the_last_update_wins_on_both_nodes(
         daemon.stop()
 
 
+def test_t17_a_table_copied_again_does_not_go_back(
+    source_db: Database, target_db: Database, start_daemon: StartDaemon, run_command: RunCommand
+) -> None:
+    """What `refresh --truncate` does on one node is no local change there: neither its TRUNCATE nor its rows are sent.
+
+    Its rows are the publisher's for every policy, with the time of the snapshot. The places of its origins are free
+    again, of which a server has few.
+    """
+    both = TwoWay(source_db, target_db, start_daemon)
+    one, other = both.nodes
+    one.execute("INSERT INTO t VALUES (1, 'a'), (2, 'a'); INSERT INTO u VALUES (1, 'a')")
+    policies = {"conflict.update_origin_differs": "keep_local", "conflict.update_missing": "skip"}
+    daemons = both.start({**_LAST, **policies})
+    both.check_equal(daemons)
+    tables = ("--table", "public.t", "--table", "public.u", "--truncate")
+    done = run_command(both.routes[0], "refresh", *tables, "--set", "source.origin=none")
+    assert done.returncode == 0, done.stderr
+    written = (
+        "SELECT count(DISTINCT w.timestamp), pg_catalog.bool_and(o.roname LIKE 'parapply%copy%') FROM"
+        " (SELECT xmin FROM t UNION ALL SELECT xmin FROM u) AS r, pg_xact_commit_timestamp_origin(r.xmin) AS w"
+        " LEFT JOIN pg_replication_origin AS o ON o.roident = w.roident"
+    )
+    assert other.rows(written) == [(1, True)]
+    assert other.rows("SELECT count(*) FROM pg_replication_origin_status WHERE external_id LIKE '%copy%'") == [(0,)]
+    one.execute("UPDATE t SET v = 'b' WHERE id = 1")
+    both.check_equal(daemons)
+    assert one.rows("SELECT id, v FROM t ORDER BY id") == [(1, "b"), (2, "a")]
+    assert one.rows("SELECT COALESCE(sum(changes), 0)::int FROM parapply.workers") == [(0,)]
+    assert other.rows("SELECT count(*) FROM parapply.conflicts") == [(0,)]
+    # The same for a row that is replayed while the daemon runs.
+    other.execute(
+        "SELECT pg_replication_origin_create('else'); SELECT pg_replication_origin_session_setup('else');"
+        "DELETE FROM t WHERE id = 2; SELECT pg_replication_origin_session_reset(), pg_replication_origin_drop('else')"
+    )
+    one.execute("UPDATE t SET v = 'b' WHERE id = 2")
+    daemons[0].wait_caught_up()
+    replayed = run_command(both.routes[0], "conflicts replay", "--yes", "--type", "update_missing")
+    assert replayed.returncode == 0, replayed.stderr
+    one.execute("UPDATE t SET v = 'c' WHERE id = 2")
+    both.check_equal(daemons)
+    assert one.rows("SELECT v FROM t WHERE id = 2") == [("c",)]
+    for daemon in daemons:
+        daemon.stop()
+
+
 @pytest.mark.bare_target
 def test_t17_without_the_privilege_the_daemon_says_what_will_not_work(
     source_db: Database, target_db: Database, start_daemon: StartDaemon, run_command: RunCommand
@@ -152,6 +197,16 @@ def test_t17_without_the_privilege_the_daemon_says_what_will_not_work(
     assert "GRANT EXECUTE ON FUNCTION" in kept.stderr
     assert target_db.rows("SELECT v FROM t WHERE id = 2") == [("local",)]
     assert target_db.rows("SELECT replayed_at FROM parapply.conflicts") == [(None,)]
+    # Nor is a table emptied and copied again where a slot may send that on.
+    target_db.execute("CREATE PUBLICATION back FOR TABLE t")
+    back = Route(source=target_db, target=source_db, slot=f"{route.slot}_back")
+    make_slot(back)
+    copied = run_command(route, "refresh", "--table", "public.t", "--truncate")
+    assert copied.returncode == 4
+    assert f"the copy, which slot '{back.slot}' on the target would send on" in copied.stderr
+    assert "GRANT EXECUTE ON FUNCTION" in copied.stderr
+    assert target_db.rows("SELECT v FROM t WHERE id = 2") == [("local",)]
+    target_db.execute("DROP PUBLICATION back")
     assert run_command(route, *replay).returncode == 0
     assert target_db.rows("SELECT v FROM t WHERE id = 2") == [("remote",)]
 

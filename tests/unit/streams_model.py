@@ -162,14 +162,13 @@ class Target:
         assert piece.changes, "a piece without changes"
         return PlannedPiece(piece, {}, None, [], {})
 
-    def start(self, planned: PlannedPiece, *, may_repeat: bool) -> None:
+    def start(self, planned: PlannedPiece) -> None:
         """Apply a piece."""
-        assert may_repeat, "nothing comes before it"
         self.changes += planned.piece.changes
 
     async def add(self, piece: Transaction) -> None:
         """Do both."""
-        self.start(await self.plan(piece), may_repeat=True)
+        self.start(await self.plan(piece))
 
     async def settle(self) -> None:
         """Nothing is under way."""

@@ -14,7 +14,6 @@ from parapply.applylog_schema import (
     BackendSample,
     BatchRecord,
     ConflictRecord,
-    Dependency,
     IntervalRecord,
     Record,
     RowCounts,
@@ -46,8 +45,6 @@ def transaction() -> TransactionRecord:
         size_bytes=120,
         n_changes=2,
         rows={"public.t": RowCounts(insert=2)},
-        depends_on=(Dependency(seq=6, kind="key", table="public.t", changes=1),),
-        depends_on_left_out=1,
         conflicts=(ConflictRecord(type="update_missing", table="public.t", policy="skip", outcome="skipped"),),
     )
 
@@ -189,7 +186,7 @@ def test_the_manual_names_every_field() -> None:
     for tag, section in (("batch", batch), ("transaction", rest)):
         for name in RECORDS[tag].__struct_fields__:
             assert f"`{name}`" in section or name == "schema_version", f"{tag}: {name}"
-    for kind in (ConflictRecord, Dependency, RowCounts, WaitedFor):
+    for kind in (ConflictRecord, RowCounts, WaitedFor):
         for name in kind.__struct_fields__:
             assert f"`{name}`" in manual, f"{kind.__name__}: {name}"
     for kind_of in WaitKind:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,22 @@ def test_every_figure_is_read_back() -> None:
     assert at("parapply_batch_transactions_count") == 4
     assert at("parapply_batch_transactions_sum") == 1e9 + 6
     assert found["process_open_fds", ()] > 2
+
+
+def test_a_service_that_sees_only_processes_has_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under systemd's ProcSubset=pid nothing but the directories of processes is in /proc: no figure needs more."""
+    read = Path.read_text
+
+    def hidden(self: Path, *args: str, **kwargs: str) -> str:
+        if not str(self).startswith("/proc/self/"):
+            raise FileNotFoundError(self)
+        return read(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "read_text", hidden)
+    found = _samples(exposition("s", {}, ()))
+    named = {"cpu_seconds_total", "start_time_seconds", "virtual_memory_bytes", "resident_memory_bytes", "open_fds"}
+    assert {name for name, _ in found} >= {f"process_{each}" for each in named}
+    assert time.time() - 86_400 < found["process_start_time_seconds", ()] < time.time()
 
 
 def test_a_migration_and_a_cut_over_are_read_back() -> None:

@@ -85,3 +85,17 @@ def test_secrets_stand_in_files() -> None:
     assert _settings("EnvironmentFile") == ["-/etc/parapply/%i.env"]
     assert _settings("LoadCredential") == ["pgpass:/etc/parapply/%i.pgpass"]
     assert not re.search(r"DSN=|password=", UNIT.read_text(encoding="utf-8"))
+
+
+def test_libpq_takes_the_credential(tmp_path: Path) -> None:
+    """The daemon's password file is its user's alone, also where systemd's credential shows its ACL as mode 0440."""
+    (tmp_path / "parapply" / "app").mkdir(parents=True)
+    (tmp_path / "pgpass").write_text("*:*:*:*:secret\n", encoding="utf-8")
+    (tmp_path / "pgpass").chmod(0o440)
+    commands = [*_settings("ExecStartPre"), *(x for x in _settings("Environment") if x.startswith("PGPASSFILE="))]
+    first, passfile = (
+        x.replace("%d", str(tmp_path)).replace("%t", str(tmp_path)).replace("%i", "app") for x in commands
+    )
+    subprocess.run(first.split(), check=True, timeout=20)
+    copy = Path(passfile.removeprefix("PGPASSFILE="))
+    assert (copy.stat().st_mode & 0o777, copy.read_text(encoding="utf-8")) == (0o600, "*:*:*:*:secret\n")

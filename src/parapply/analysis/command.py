@@ -95,8 +95,8 @@ def _common_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--compare", metavar="SINCE..UNTIL", callback=_span, help="Another span of time next to it.",
         ),
         click.option(
-            "--what-if", "what_if_transactions", type=click.IntRange(min=0), default=50_000, show_default=True,
-            metavar="N", help="Transactions of a slot that are replayed with more workers at most; 0: none.",
+            "--what-if/--no-what-if", "has_what_if", default=True, show_default=True,
+            help="Predict what other numbers of workers would do.",
         ),
         click.option("--json", "is_json", is_flag=True, help="Print one JSON object for programs."),
     ]  # fmt: skip
@@ -254,7 +254,7 @@ def _run(engine: Engine, logdir: str, options: dict[str, Any], follow: Callable[
         out=options["out"],
         scope=Scope(slot=slot, since=options["since"], until=options["until"]),
         compare=Scope(slot=slot, since=span[0], until=span[1]) if span else None,
-        what_if_transactions=options["what_if_transactions"],
+        has_what_if=options["has_what_if"],
     )
     if options["is_following"]:
         _follow(engine, request, options["every_s"], options["is_json"], follow, options["window_h"])

@@ -10,15 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 from parapply import limits
 from parapply.analysis import more_workers, queries_culprit, queries_limits, queries_time, queries_work, verdict
 from parapply.analysis.figures import FIGURES
-from parapply.analysis.units import Row, of_transactions
-from parapply.analysis.whatif import WORKERS, what_if
-from parapply.errors import ReportRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
 
     from parapply.analysis.engine import Engine, Rows, Tables
-    from parapply.analysis.whatif import WhatIf
 
 
 QUERIES: Final = {
@@ -30,7 +26,6 @@ QUERIES: Final = {
     "latency": queries_time.LATENCY,
     "waits": queries_time.WAITS,
     "dependencies": queries_time.DEPENDENCIES,
-    "transaction_dependencies": queries_time.TRANSACTION_DEPENDENCIES,
     "batch_sizes": queries_work.BATCH_SIZES,
     "retries": queries_work.RETRIES,
     "conflicts": queries_work.CONFLICTS,
@@ -52,25 +47,26 @@ QUERIES: Final = {
 _LIMITED_BY: Final = ("moments", "reading", "backends", "blockers")
 #: Links of a chain that are followed.
 _LONGEST_CHAIN: Final = 50
-#: Microseconds that the way from the publisher takes at most: more is waiting.
-_LONGEST_WAY_US: Final = 1_000_000
+#: Numbers of workers that are predicted.
+WORKERS: Final = (1, 2, 4, 8, 16, 32, 64)
 
 
 def compute(
     engine: Engine,
     interval_s: int,
-    what_if_transactions: int,
     begin: Callable[[str], None],
     only: Container[str] = QUERIES,
+    *,
+    what_if: bool = False,
 ) -> Tables:
     """Compute the figures.
 
     Args:
         engine: with the views of `views.make_views`.
         interval_s: length of an interval.
-        what_if_transactions: how many transactions of a slot are replayed; 0 leaves the what-if out.
         begin: called with the title of each figure before it is computed.
         only: names of figures with a query; those that `limits.limits` takes must be among them.
+        what_if: predict what other numbers of workers would do.
 
     Raises:
         ReportRefused: the log has the same records twice.
@@ -93,10 +89,14 @@ def compute(
         for limit in limits.limits(*(_of(tables[name], row["slot"]) for name in _LIMITED_BY))
     ]
     tables["chain"] = [link for row in _first_of_slots(tables["blockers"]) for link in _chain(engine, row)]
-    if not what_if_transactions:
-        return tables | {"what_if": [], "critical_path": []}
-    begin("With more workers")
-    tables |= _what_if_tables(engine, what_if_transactions, tables)
+    tables["what_if"] = []
+    if what_if:
+        begin("With more workers")
+        shares = {
+            slot: verdict.shares_of((row["wait"], row["samples"]) for row in _of(tables["backends"], slot)).commit
+            for slot in [row["slot"] for row in tables["summary"]]
+        }
+        tables["what_if"] = more_workers.predicted(engine, WORKERS, shares)
     return tables
 
 
@@ -125,60 +125,3 @@ def _chain(engine: Engine, last: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if link["holder_seq"] is None:
             return
         seq = link["holder_seq"]
-
-
-def _what_if_tables(engine: Engine, limit: int, known: Tables) -> Tables:
-    shares = {
-        row["slot"]: verdict.shares_of((one["wait"], one["samples"]) for one in _of(known["backends"], row["slot"]))
-        for row in known["summary"]
-    }
-    predicted = more_workers.predicted(engine, WORKERS, {slot: one.commit for slot, one in shares.items()})
-    tables: Tables = {"what_if": predicted, "critical_path": []}
-    for run in _first_of_slots(engine.rows(queries_time.WHAT_IF_RUNS)):
-        arguments = {"slot": run["slot"], "run": run["run"], "after_seq": run["last_seq"] - limit}
-        (source,) = engine.rows(queries_time.WHAT_IF_SOURCE, **arguments)
-        # Where nothing came fast the shortest way holds a backlog's waiting, and says nothing of the clocks.
-        way_us = source["shortest_us"] if source["shortest_us"] <= _LONGEST_WAY_US else 0
-        arguments["begun_us"] = source["first_us"] - way_us
-        workers = _workers(_of(known["reading"], run["slot"]), _of(known["summary"], run["slot"]))
-        # Streamed, sorted by the engine: this process keeps the replay's window only.
-        rows = engine.stream(queries_time.WHAT_IF_ROWS, **arguments)
-        try:
-            result = what_if(of_transactions(Row(*row) for row in rows), sorted({*WORKERS, workers, 2 * workers}))
-        except ValueError as error:
-            raise ReportRefused(
-                f"Transactions of slot {run['slot']} are in the log twice: {error}.",
-                hint="leave copies of the same files out; --what-if 0 counts them twice",
-            ) from error
-        _add_what_if(tables, run, result)
-    return tables
-
-
-def _workers(reading: Rows, summary: Rows) -> int:
-    """Return how many workers the daemon has; of an old log how many have committed something."""
-    return int((reading or summary)[0]["workers"])
-
-
-def _add_what_if(tables: Tables, run: dict[str, Any], result: WhatIf) -> None:
-    slot = run["slot"]
-    for one in result.attainable:
-        tables["what_if"].append(
-            {
-                "slot": slot,
-                "unit": "transaction",
-                "commit_order": one.order,
-                "workers": one.workers,
-                "seconds": one.makespan_s,
-                "least_s": one.makespan_s,
-                "most_s": one.makespan_s,
-                "speed_up": one.speed_up,
-                "limit": str(one.limit),
-                "units": result.n_units,
-                "until": run["until"],
-            }
-        )
-    for order, path in result.critical_path.items():
-        for label, link_s in sorted(path.items(), key=lambda item: -item[1]):
-            tables["critical_path"].append(
-                {"slot": slot, "unit": "transaction", "commit_order": order, "link": str(label), "seconds": link_s}
-            )

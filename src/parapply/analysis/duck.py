@@ -24,6 +24,7 @@ from parapply.analysis.local import LocalStorage
 from parapply.analysis.schema import DAY, FILE, KIND, LOAD, TORN
 from parapply.applylog_schema import RECORDS
 from parapply.errors import ReportFailed, ReportRefused
+from parapply.quoting import identifier, plain_literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -132,7 +133,7 @@ class DuckEngine:
         target = Path(folder.removeprefix("file:"))
         target.mkdir(parents=True, exist_ok=True)
         copy = (
-            f"COPY ({in_duckdb(query)}) TO {_text(str(target))} (FORMAT parquet, COMPRESSION zstd,"
+            f"COPY ({in_duckdb(query)}) TO {plain_literal(str(target))} (FORMAT parquet, COMPRESSION zstd,"
             f" PARTITION_BY ({KIND}, {DAY}, {LOAD}), APPEND, FILENAME_PATTERN 'part-{{uuid}}')"
         )
         try:
@@ -171,7 +172,7 @@ class DuckEngine:
         del columns[TORN]
         self.make_table("line_files", {"path": text, FILE: text}, list(files.items()))
         self.make_table("torn_lines", {FILE: text, TORN: text}, torn)
-        types = ", ".join(f"'{name}': {_text(type_)}" for name, type_ in columns.items())
+        types = ", ".join(f"'{name}': {plain_literal(type_)}" for name, type_ in columns.items())
         query = f"SELECT CAST(NULL AS {text}) AS path, CAST(NULL AS {text}) AS {KIND} WHERE false"
         if files:
             query = (
@@ -219,16 +220,12 @@ def _any_record() -> type[msgspec.Struct]:
 
 
 def _columns(columns: dict[str, str]) -> str:
-    return ", ".join(f'"{name}" {type_}' for name, type_ in columns.items())
+    return ", ".join(f"{identifier(name)} {type_}" for name, type_ in columns.items())
 
 
 def _paths(paths: Iterable[str]) -> str:
     """Return paths as a list; their signs are no patterns."""
-    return f"[{', '.join(_text(path.translate(_PATTERN_SIGNS)) for path in paths)}]"
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
+    return f"[{', '.join(plain_literal(path.translate(_PATTERN_SIGNS)) for path in paths)}]"
 
 
 def _in_utc(value: Any) -> Any:  # noqa: ANN401  of a row

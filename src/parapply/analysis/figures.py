@@ -171,19 +171,6 @@ FIGURES: Final[tuple[Figure, ...]] = (
         },
     ),
     Figure(
-        name="transaction_dependencies",
-        title="What transactions depend on",
-        meaning="One row a slot, table, kind and key, over the dependencies of all source transactions.",
-        columns={
-            **_SLOT,
-            "table": "schema.table",
-            "kind": "key, unique, foreign key, table or barrier",
-            "name": "index or constraint",
-            "transactions": "source transactions with such a dependency",
-        },
-        needs="transaction",
-    ),
-    Figure(
         name="batch_sizes",
         title="Sizes of batches",
         meaning="One row a slot and class of size: 1, 2 to 3, 4 to 7, 8 to 15 ... source transactions in a batch.",
@@ -240,36 +227,21 @@ FIGURES: Final[tuple[Figure, ...]] = (
         name="what_if",
         title="With more workers",
         meaning=(
-            "One row a slot, unit, commit order and number of workers (docs/WHATIF.md). Batches: a prediction, by the "
-            "daemon's rules and what the latest run with enough batches says of the target. Transactions: what their "
-            "dependencies allow, by the latest ones of the longest run; needs detail = transaction."
+            "One row a slot, commit order and number of workers (docs/WHATIF.md): a prediction, by the daemon's rules "
+            "and what the latest run with enough batches says of the target."
         ),
         columns={
             **_SLOT,
-            "unit": "batch: formed again as the daemon does; transaction: each by itself",
             "commit_order": "preserve or relaxed",
             "workers": "0: as many as there is work for",
             "seconds": "from the first start to the last commit",
-            "least_s": "the shortest time that the log does not rule out; of transactions the same",
+            "least_s": "the shortest time that the log does not rule out",
             "most_s": "the longest",
             "speed_up": "against one worker",
             "limit": "what keeps it from being faster",
-            "units": "that it was learned from, or replayed",
+            "units": "batches that it was learned from",
             "until": "last commit of the run that they are of, UTC",
         },
-    ),
-    Figure(
-        name="critical_path",
-        title="The longest chain",
-        meaning="One row a slot, unit, commit order and link: what the longest chain of dependencies is made of.",
-        columns={
-            **_SLOT,
-            "unit": "transaction",
-            "commit_order": "preserve or relaxed",
-            "link": "a table's key, unique index, foreign key, the table, the commit order, or the work itself",
-            "seconds": "of the chain; the sum is its length",
-        },
-        needs="transaction",
     ),
     Figure(
         name="moments",

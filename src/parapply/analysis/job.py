@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from parapply.analysis.storage import Storage, StoredFile
     from parapply.limits import LimitVerdict
 
-#: Transactions that are replayed at most: some seconds for each hundred thousand.
-WHAT_IF_TRANSACTIONS: Final = 50_000
 #: Name of the page below the folder of the report.
 PAGE: Final = "report.html"
 _DENIED_HINT: Final = "run it as a user who may read the log's folders and files, and write into --out"
@@ -42,7 +40,7 @@ class ReportRequest:
         log: folder of the apply log, by any name that Hadoop knows.
         out: folder of the report; it keeps what was converted, so that the next report reads new files only.
         scope: which records are read.
-        what_if_transactions: how many transactions of a slot are replayed at most; 0 leaves it out.
+        has_what_if: predict what other numbers of workers would do.
         compare: another span of time, set beside the scope's.
         window: only the latest records, and a row for each day of all; None: all of them.
         refresh_s: the page reloads itself so often; 0 never.
@@ -51,7 +49,7 @@ class ReportRequest:
     log: str
     out: str
     scope: Scope = field(default_factory=Scope)
-    what_if_transactions: int = WHAT_IF_TRANSACTIONS
+    has_what_if: bool = True
     compare: Scope | None = None
     refresh_s: int = 0
     window: timedelta | None = None
@@ -136,8 +134,8 @@ def show(
         tables: Tables = {"files": [], "summary": []}
         if interval_s:
             steps.expect(len(QUERIES) + 1)
-            limit = request.what_if_transactions
-            tables = compute(engine, interval_s, limit, steps.begin) | {"ignored_files": left_out}
+            tables = compute(engine, interval_s, steps.begin, what_if=request.has_what_if)
+            tables["ignored_files"] = left_out
             tables["comparison"] = comparison(then, tables) if then else []
             tables["days"] = [row for row in days if scope.slot in (None, row["slot"])]
             for name, table in tables.items():
@@ -186,7 +184,7 @@ def _compared(store: Store, scope: Scope, steps: Steps) -> Tables:
     if not interval_s:
         raise ReportRefused("No record is in the span of --compare.", hint="times are in UTC, of commits on the target")
     steps.expect(len(COMPARED))
-    return compute(store.engine, interval_s, 0, steps.begin, COMPARED)
+    return compute(store.engine, interval_s, steps.begin, COMPARED)
 
 
 def checked_store(engine: Engine, request: ReportRequest) -> Store:

@@ -1,4 +1,4 @@
-"""The figure `what_if` of batches: predictions from the latest run of each slot that says enough.
+"""The figure `what_if`: predictions from the latest run of each slot that says enough.
 
 In go an engine with the views; out come rows. At most `BATCHES` batches of a slot are held, whatever the log's size:
 those of the last so many numbers of the run.
@@ -46,7 +46,7 @@ SELECT unix_micros(ended_at) / 1e6 AS ended_s, length_s, workers, leader_cpu_s, 
 
 
 def predicted(engine: Engine, workers: Sequence[int], flush_shares: dict[str, float | None]) -> Rows:
-    """Return the rows of `what_if` whose unit is `batch`.
+    """Return the rows of `what_if`.
 
     Args:
         engine: with the views of `views.make_views`.
@@ -69,13 +69,12 @@ def predicted(engine: Engine, workers: Sequence[int], flush_shares: dict[str, fl
         except ValueError as error:
             raise ReportRefused(
                 f"Batches of slot {run['slot']} are in the log twice: {error}.",
-                hint="leave copies of the same files out; --what-if 0 counts them twice",
+                hint="leave copies of the same files out; --no-what-if counts them twice",
             ) from error
         one_worker_s = {one.order: one.seconds for one in prediction.predicted if one.workers == 1}
         rows += [
             {
                 "slot": run["slot"],
-                "unit": "batch",
                 "commit_order": one.order,
                 "workers": one.workers,
                 "seconds": one.seconds,

@@ -52,14 +52,6 @@ SELECT slot, waited_for.table AS table, waited_for.kind AS kind, waited_for.name
  GROUP BY ALL ORDER BY slot, seconds DESC, batches DESC, table, kind, name
 """
 
-# A transaction counts once for each table and key, however many earlier ones it lists.
-TRANSACTION_DEPENDENCIES: Final = """
-SELECT slot, one.table AS table, one.kind AS kind, one.name AS name, count(*) AS transactions
-  FROM (SELECT slot, explode(array_distinct(transform(depends_on, d -> struct(d.table, d.kind, d.name)))) AS one
-          FROM transactions WHERE size(depends_on) > 0)
- GROUP BY ALL ORDER BY slot, transactions DESC, table, kind, name
-"""
-
 # A batch is cut at the bounds of intervals, so that each interval is swept by itself and on any machine. Where several
 # things happen at one time their order does not matter: no time passes between them.
 PARALLELISM: Final = """
@@ -80,26 +72,4 @@ SELECT slot, at, held, executing, sum(until_us - us) / 1e6 AS seconds
         WINDOW moments AS (PARTITION BY slot, at ORDER BY us ROWS UNBOUNDED PRECEDING))
  WHERE held > 0 AND until_us > us
  GROUP BY slot, at, held, executing ORDER BY slot, at, held, executing
-"""
-
-# Every batch has its changes by table, the record of a transaction their number.
-WHAT_IF_ROWS: Final = """
-SELECT transactions.seq, transactions.batch_seq, transactions.n_changes,
-       batches.n_rows + batches.n_truncates AS n_batch,
-       batches.execute_s, batches.commit_s, transactions.depends_on,
-       greatest(0, (unix_micros(transactions.commit_time) - :begun_us) / 1e6) AS release_s
-  FROM transactions JOIN batches
-    ON batches.slot = transactions.slot AND batches.run = transactions.run AND batches.seq = transactions.batch_seq
- WHERE transactions.slot = :slot AND transactions.run = :run AND transactions.seq > :after_seq
- ORDER BY transactions.seq
-"""
-WHAT_IF_RUNS: Final = """
-SELECT slot, run, count(*) AS n, max(seq) AS last_seq, max(committed_at) AS until
-  FROM transactions GROUP BY slot, run ORDER BY slot, n DESC, run
-"""
-# When the first of the replayed transactions had come, and the shortest way of any, by two clocks.
-WHAT_IF_SOURCE: Final = """
-SELECT min(unix_micros(received_at)) AS first_us,
-       min(unix_micros(received_at) - unix_micros(commit_time)) AS shortest_us
-  FROM transactions WHERE slot = :slot AND run = :run AND seq > :after_seq
 """

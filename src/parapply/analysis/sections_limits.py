@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from parapply.analysis import plots, words
-from parapply.analysis.plots import Plot, bar_height, bars
+from parapply.analysis.plots import Plot
 from parapply.analysis.section import Section
 
 if TYPE_CHECKING:
     from parapply.analysis.engine import Rows, Tables
 
 _ORDERS: Final = (("preserve", "commit order kept", plots.BLUE), ("relaxed", "relaxed", plots.ORANGE))
-_UNITS: Final = (("batch", "predicted", "solid"), ("transaction", "as dependencies allow", "dot"))
 _ORDER_WORDS: Final = {name: order_words for name, order_words, _ in _ORDERS}
-_UNIT_WORDS: Final = {name: unit_words for name, unit_words, _ in _UNITS}
 
 
 def batches(tables: Tables) -> Section:
@@ -113,34 +111,22 @@ def _retry_rows(retries: Rows, n_transactions: int) -> list[tuple[str, ...]]:
 
 
 def more_workers(tables: Tables) -> Section:
-    """What other numbers of workers would do, and what dependencies would allow."""
+    """What other numbers of workers would do."""
     rows = tables["what_if"]
     if not rows:
         return Section(title="With more workers", lead="Left out, or there is no batch to learn from.")
-    found = [_speed_up(rows)]
-    for order, order_words, _ in _ORDERS:
-        shown = [row for row in tables["critical_path"] if row["commit_order"] == order][: plots.MOST_BARS]
-        if shown:
-            found.append(_path(shown, order_words))
-    units = {row["unit"]: row["units"] for row in rows}
-    by_itself = (
-        f"What dependencies allow is of {words.number(units['transaction'])} transactions, each by itself: a bound."
-        if "transaction" in units
-        else 'What dependencies would allow needs applylog.detail = "transaction".'
-    )
     return Section(
         title="With more workers",
         lead=(
-            f"Predicted from {words.number(units['batch'])} batches: the daemon's rules are played with what the log "
-            f"says of execution, COMMITs, processors and the source. {by_itself} docs/WHATIF.md says how. Of 18 "
+            f"Predicted from {words.number(rows[0]['units'])} batches: the daemon's rules are played with what the log "
+            "says of execution, COMMITs, processors and the source. docs/WHATIF.md says how. Of 18 "
             "measured runs that the source did not limit, with half to four times the log's workers, 15 were within "
             "15 % of the prediction, and all within the span; on a machine that is busy with other things fewer are."
         ),
-        plots=found,
-        header=("what", "commit order", "workers", "speed-up", "seconds", "from", "to", "what limits it"),
+        plots=[_speed_up(rows)],
+        header=("commit order", "workers", "speed-up", "seconds", "from", "to", "what limits it"),
         rows=[
             (
-                _UNIT_WORDS[row["unit"]],
                 _ORDER_WORDS[row["commit_order"]],
                 str(row["workers"] or "as many as needed"),
                 f"{row['speed_up']:.2f}",
@@ -166,30 +152,29 @@ def _speed_up(rows: Rows) -> Plot:
         }
     ]
     for order, order_words, color in _ORDERS:
-        for unit, unit_words, dash in _UNITS:
-            mine = [row for row in rows if (row["unit"], row["commit_order"]) == (unit, order) and row["workers"]]
-            if not mine:
-                continue
-            traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines+markers",
-                    "name": f"{order_words}, {unit_words}",
-                    "x": [row["workers"] for row in mine],
-                    "y": [row["speed_up"] for row in mine],
-                    "error_y": {
-                        "type": "data",
-                        "symmetric": False,
-                        "array": [_times(row, "least_s") - row["speed_up"] for row in mine],
-                        "arrayminus": [row["speed_up"] - _times(row, "most_s") for row in mine],
-                        "thickness": 1,
-                    },
-                    "text": [plots.text(row["limit"]) for row in mine],
-                    "hovertemplate": "%{x} workers: %{y:.2f} times as fast<br>limit: %{text}<extra></extra>",
-                    "line": {"color": color, "dash": dash, "width": 2},
-                    "marker": {"size": 8},
-                }
-            )
+        mine = [row for row in rows if row["commit_order"] == order and row["workers"]]
+        if not mine:
+            continue
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": order_words,
+                "x": [row["workers"] for row in mine],
+                "y": [row["speed_up"] for row in mine],
+                "error_y": {
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [_times(row, "least_s") - row["speed_up"] for row in mine],
+                    "arrayminus": [row["speed_up"] - _times(row, "most_s") for row in mine],
+                    "thickness": 1,
+                },
+                "text": [plots.text(row["limit"]) for row in mine],
+                "hovertemplate": "%{x} workers: %{y:.2f} times as fast<br>limit: %{text}<extra></extra>",
+                "line": {"color": color, "width": 2},
+                "marker": {"size": 8},
+            }
+        )
     return Plot(
         title="Speed-up",
         caption=(
@@ -208,16 +193,6 @@ def _speed_up(rows: Rows) -> Plot:
 def _times(row: dict[str, Any], name: str) -> float:
     """Return the speed-up if it took so long."""
     return float(row["speed_up"] * row["seconds"] / row[name]) if row[name] else float(row["speed_up"])
-
-
-def _path(path: Rows, order_words: str) -> Plot:
-    return Plot(
-        title=f"The longest chain, {order_words}",
-        caption="What ties its links together, in seconds. With a worker for every batch it takes about this long.",
-        data=[bars("chain", [row["link"] for row in path], [row["seconds"] for row in path], plots.PURPLE)],
-        layout={"xaxis": {"ticksuffix": " s"}, "yaxis": {"autorange": "reversed"}, "showlegend": False},
-        height=bar_height(len(path)),
-    )
 
 
 def _size_class(at_least: int) -> str:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 from psycopg import sql
 
 from parapply.check.findings import Code, Finding
-from parapply.check.source import quoted
 from parapply.check.types import takes_all
+from parapply.quoting import shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -53,7 +53,7 @@ def findings_of_shape(
         target: of the target's.
         facts: of the target's, for foreign keys that act.
     """
-    table = quoted(*name)
+    table = shown(*name)
     for column in target.columns.values():
         there = source.columns.get(column.name)
         place = f"column {sql.Identifier(column.name).as_string(None)} of {table}"
@@ -109,9 +109,9 @@ def _of_rules(table: str, source: TableShape, target: TableShape, facts: TableFa
             continue
         code = codes.get(rule.kind) or (Code.FOREIGN_KEY if rule.constraint in enforced else Code.FOREIGN_KEY_UNCHECKED)
         constraint = sql.Identifier(rule.constraint).as_string(None) if rule.constraint else ""
-        shown = constraint or rule.index
+        name = constraint or rule.index
         drop = f"ALTER TABLE {table} DROP CONSTRAINT {constraint};" if constraint else f"DROP INDEX {rule.index};"
         yield Finding(
             code=code, object=table, fix=drop,
-            found=f"{_KINDS[rule.kind]} {shown} of {table} is on the target alone: {rule.definition}",
+            found=f"{_KINDS[rule.kind]} {name} of {table} is on the target alone: {rule.definition}",
         )  # fmt: skip

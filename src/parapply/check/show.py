@@ -18,6 +18,7 @@ from parapply.check.findings import Severity
 from parapply.check.kinds import KINDS
 from parapply.plan.table import Lane
 from parapply.printable import printable
+from parapply.quoting import copyable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -101,7 +102,7 @@ def _section(code: Code, findings: Sequence[Finding]) -> Iterator[Text]:
     for each in findings[:_MOST_SHOWN]:
         yield Text(f"    - {printable(each.found)}")
         if each.fix:
-            yield Text(f"      {printable(each.fix)}", style="cyan")
+            yield Text(f"      {printable(copyable(each.fix))}", style="cyan")
     if len(findings) > _MOST_SHOWN:
         yield Text(f"    and {len(findings) - _MOST_SHOWN:,} more, which --json lists")
 

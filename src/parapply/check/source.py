@@ -19,6 +19,7 @@ from parapply.copy.published import PublishedTable, published_tables
 from parapply.errors import SourceRefused, TargetRefused
 from parapply.model import Column, Relation
 from parapply.plan.copy_starts import Name
+from parapply.quoting import shown
 from parapply.source import refusals, slot
 from parapply.source.options import start_options, streaming_of
 from parapply.source.slot import SourceFacts, source_errors
@@ -156,11 +157,6 @@ class SourceSide(msgspec.Struct, frozen=True, kw_only=True):
             and (each.columns or each.replica_identity == "f")
             for each in self.identities
         )
-
-
-def quoted(schema: str, name: str) -> str:
-    """Return a name as SQL takes it."""
-    return sql.Identifier(schema, name).as_string(None)
 
 
 def few(names: Sequence[str]) -> str:
@@ -400,7 +396,7 @@ def _of_identities(identities: Sequence[Identity]) -> Iterator[Finding]:
         ]
         if each.is_partitioned or each.columns or each.replica_identity == "f" or not changes:
             continue
-        table = quoted(*each.name)
+        table = shown(*each.name)
         index = sql.Identifier(each.unique_index).as_string(None) if each.unique_index else ""
         way = f"USING INDEX {index}" if index else "FULL"
         why = {"n": "NOTHING", "d": "DEFAULT without a primary key", "i": "an index that is gone"}
@@ -419,7 +415,7 @@ def _of_filters(rows: Sequence[tuple[Any, ...]], identities: Sequence[Identity])
         for each in by_root.get(oid, ()):
             if each.is_partitioned or not (each.columns or (each.replica_identity == "f" and has_list)):
                 continue
-            table = quoted(*each.name)
+            table = shown(*each.name)
             # Dependencies of a list and of a filter are not told apart: a column of both must be in the text.
             read = [name for name in named if not has_list or sql.Identifier(name).as_string(None).strip('"') in text]
             outside = [name for name in read if name not in each.columns] if each.replica_identity != "f" else []
@@ -447,10 +443,10 @@ def _of_select(identities: Sequence[Identity], server: Server) -> Iterator[Findi
     names = sorted({each.name for each in identities if not (each.may_select or each.is_partitioned)})
     for schema, table in names:
         yield Finding(
-            code=Code.SOURCE_SELECT, object=quoted(schema, table),
-            found=f"role {role} may not read {quoted(schema, table)}",
+            code=Code.SOURCE_SELECT, object=shown(schema, table),
+            found=f"role {role} may not read {shown(schema, table)}",
             fix=f"GRANT USAGE ON SCHEMA {sql.Identifier(schema).as_string(None)} TO {role};"
-            f" GRANT SELECT ON {quoted(schema, table)} TO {role};",
+            f" GRANT SELECT ON {shown(schema, table)} TO {role};",
         )  # fmt: skip
 
 
@@ -462,7 +458,7 @@ def _of_others(
     left_out = states | {QUEUE[0]} if QUEUE in published else states
     for kind, schema, name in rows:
         if schema not in left_out and (schema, name) not in published:
-            by_kind.setdefault(kind, []).append(quoted(schema, name))
+            by_kind.setdefault(kind, []).append(shown(schema, name))
     for kind, names in by_kind.items():
         codes = {"sequence": Code.SEQUENCES, "table": Code.TABLE_UNPUBLISHED}
         plural = "s" if len(names) > 1 else ""

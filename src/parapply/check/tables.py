@@ -15,11 +15,11 @@ from psycopg import sql
 from parapply.check.compare import findings_of_shape, findings_of_types
 from parapply.check.findings import Code, Finding
 from parapply.check.shapes import read_shapes, read_types
-from parapply.check.source import quoted
 from parapply.conflict.rules import Rules
 from parapply.copy import tables as on_target
 from parapply.errors import TargetRefused
 from parapply.plan.table import Lane, TableFacts, TablePlan
+from parapply.quoting import shown
 from parapply.target.catalogue import facts, match
 from parapply.target.session.settings import target_errors
 
@@ -69,7 +69,7 @@ async def read_tables(
                 findings.append(_missing(name))
             continue
         if isinstance(target, TargetRefused):
-            findings.append(Finding(code=Code.TABLE_REFUSED, object=quoted(*name), found=str(target)))
+            findings.append(Finding(code=Code.TABLE_REFUSED, object=shown(*name), found=str(target)))
             continue
         if name in denied:
             findings.append(_denied(name, denied[name], sql.Identifier(conn.info.user).as_string(None), privileges))
@@ -92,13 +92,11 @@ async def read_tables(
 
 
 def _missing(name: Name) -> Finding:
-    return Finding(
-        code=Code.TABLE_MISSING, object=quoted(*name), found=f"{quoted(*name)} is published but missing here"
-    )
+    return Finding(code=Code.TABLE_MISSING, object=shown(*name), found=f"{shown(*name)} is published but missing here")
 
 
 def _denied(name: Name, error: TargetRefused, role: str, privileges: Sequence[str]) -> Finding:
-    table, schema = quoted(*name), sql.Identifier(name[0]).as_string(None)
+    table, schema = shown(*name), sql.Identifier(name[0]).as_string(None)
     fix = f"GRANT USAGE ON SCHEMA {schema} TO {role}; GRANT {', '.join(privileges)}, TRUNCATE ON {table} TO {role};"
     if "row-level security" in str(error):
         fix = f"ALTER ROLE {role} BYPASSRLS;"
@@ -110,10 +108,10 @@ def _plan(relation: Relation, target: TableFacts, config: Config) -> TablePlan |
     try:
         return match.match(
             relation, target, parallel=setting.parallel if setting else "auto",
-            is_relaxed=config.apply.commit_order == "relaxed",
+            is_relaxed=config.apply.commit_order == "relaxed", apply_as=config.target.apply_as,
         )  # fmt: skip
     except TargetRefused as error:
-        return Finding(code=Code.COLUMNS_REFUSED, object=quoted(target.schema, target.name), found=str(error))
+        return Finding(code=Code.COLUMNS_REFUSED, object=shown(target.schema, target.name), found=str(error))
 
 
 def _of_plan(plan: TablePlan, *, can_change: bool, is_replica: bool) -> Iterator[Finding]:
@@ -124,7 +122,7 @@ def _of_plan(plan: TablePlan, *, can_change: bool, is_replica: bool) -> Iterator
         can_change: updates or deletes can come; else how they would be applied does not matter.
         is_replica: triggers and rules act only if they are enabled for the replica role, or always.
     """
-    table = quoted(plan.facts.schema, plan.facts.name)
+    table = shown(plan.facts.schema, plan.facts.name)
     if plan.refusal and can_change:
         yield Finding(code=Code.UPDATES_REFUSED, object=table, found=plan.refusal)
     if plan.lane is Lane.SERIAL and not plan.reason.startswith("serial: the configuration"):
@@ -163,9 +161,9 @@ async def _of_rows(conn: Connection, tables: Sequence[PublishedTable], wanted: W
     return [
         Finding(
             code=code,
-            object=quoted(*table.full_name),
-            found=f"{quoted(*table.full_name)} holds rows already",
-            fix=f"TRUNCATE {quoted(*table.full_name)};",
+            object=shown(*table.full_name),
+            found=f"{shown(*table.full_name)} holds rows already",
+            fix=f"TRUNCATE {shown(*table.full_name)};",
         )
         for table in await on_target.not_empty(conn, tables)
     ]

@@ -38,8 +38,9 @@ _PARAMETER_GRANTS_SINCE: Final = 150000
 #: Locale providers as pg_database names them.
 _PROVIDERS: Final = {"c": "libc", "i": "ICU", "b": "built-in", "d": "default"}
 
+#: Those of a copy's sessions keep no place of the server.
 _ORIGINS: Final = """
-SELECT (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_origin),
+SELECT (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_origin WHERE roname !~ '^parapply_[0-9]+_copy_'),
   (SELECT pg_catalog.bool_and(pg_catalog.has_function_privilege('pg_catalog.' || f, 'EXECUTE'))
    FROM pg_catalog.unnest($1::text[]) AS f)"""
 

@@ -155,7 +155,6 @@ _LATER = {
     "resume": ("parapply.cli.pause", "resume"),
     "top": ("parapply.cli.top", "top"),
     "report": ("parapply.analysis.command", "report"),
-    "synth-log": ("parapply.analysis.synth_command", "synth_log"),
 }
 
 
@@ -449,7 +448,6 @@ def snapshot(
 Examples:
   parapply verify --config app.toml
   parapply verify --config app.toml --table public.orders --statements
-  parapply verify --config app.toml --engine spark --spark-master spark://cluster:7077
   parapply verify --config app.toml --json | jq '.tables[] | select(.is_equal | not)'
 Exit 0: all equal; 1: a table differs. The daemon must run; both sides stay in use.""",
 )
@@ -475,15 +473,6 @@ Exit 0: all equal; 1: a table differs. The daemon must run; both sides stay in u
     metavar="S",
     help="Longest pause of the daemon for the source's snapshot.",
 )
-@click.option(
-    "--engine",
-    type=click.Choice(["postgres", "spark"]),
-    default="postgres",
-    show_default=True,
-    help="Who sums up the rows: both servers, or Spark over JDBC.",
-)
-@click.option("--spark-master", metavar="URL", help="For --engine spark.  [default: this machine]")
-@click.option("--jdbc-jar", metavar="FILE", help="PostgreSQL's JDBC driver for --engine spark.")
 @click.option("--statements", "prints_statements", is_flag=True, help="Print SQL that would repair the target.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
 def verify(
@@ -494,9 +483,6 @@ def verify(
     sampled_ranges: int | None,
     max_pause_s: float,
     prints_statements: bool,
-    engine: Literal["postgres", "spark"],
-    spark_master: str | None,
-    jdbc_jar: str | None,
     as_json: bool,
     **options: Any,  # noqa: ANN401  click's options
 ) -> int:
@@ -504,10 +490,6 @@ def verify(
     config = _load(options)
     from parapply.verify import command  # noqa: PLC0415
 
-    if engine == "spark" and not spark_master:
-        from parapply.analysis.java import find_java  # noqa: PLC0415
-
-        find_java(os.environ).apply(os.environ)
     how = command.VerifyOptions(
         tables=tables,
         connections=connections,
@@ -515,9 +497,6 @@ def verify(
         sampled_ranges=sampled_ranges or 0,
         max_pause_s=max_pause_s,
         prints_statements=prints_statements,
-        engine=engine,
-        spark_master=spark_master,
-        jdbc_jar=jdbc_jar,
         as_json=as_json,
     )
     return command.verify(config, how)

@@ -21,7 +21,7 @@ from parapply.conflict import asking, listing, replay
 from parapply.errors import SourceLost, SourceRefused, TargetRefused
 from parapply.printable import printable
 from parapply.source import slot
-from parapply.target.session import origins
+from parapply.target.state import cutovers
 from parapply.target.state import slots as state
 
 if TYPE_CHECKING:
@@ -138,12 +138,14 @@ def replay_conflicts(config: Config, wanted: Filter, *, is_dry: bool, assume_yes
 
 
 async def _replay(config: Config, wanted: Filter, *, is_dry: bool, assume_yes: bool, as_json: bool) -> None:
-    schema, role = config.target.state_schema, config.target.session_replication_role
+    schema = config.target.state_schema
     async with _opened(config, "conflicts") as (conn, slot_id):
+        if not is_dry:
+            await cutovers.check_may_write(conn, schema, slot_id, config.source.slot, until=cutovers.COPIES_STOP)
         found = await listing.read(conn, schema, slot_id, wanted, with_rows=True)
         _check_found(found, wanted)
         async with conn.transaction(force_rollback=True):
-            effects = await replay.replay(conn, schema, role, found, config.mapping)
+            effects = await replay.replay(conn, schema, found, config.mapping, config.target)
         if not as_json:
             for effect in effects:
                 click.echo("\n".join(map(printable, replay.as_lines(effect))))
@@ -152,13 +154,10 @@ async def _replay(config: Config, wanted: Filter, *, is_dry: bool, assume_yes: b
                 click.confirm(f"Apply {len(effects)} change{'s' if len(effects) > 1 else ''}?", abort=True)
             # As the workers write: what is replayed came from the publisher and must not go back there. An origin
             # outlives the command, so it is not made for a replay that is only shown, or refused.
-            problem = await origins.carry_origin(conn, origins.origin_name(slot_id, "replay"))
-            if problem and config.source.origin == "none":
-                raise TargetRefused(
-                    f'target: source.origin = "none" needs replication origins: {problem.text}', hint=problem.hint
-                )
+            tables = [config.mapping.target_of((one["schema_name"], one["table_name"])) for one in found]
+            await connect.carry_origin(config, conn, slot_id, "replay", "a replay", tables)
             async with conn.transaction():
-                effects = await replay.replay(conn, schema, role, found, config.mapping)
+                effects = await replay.replay(conn, schema, found, config.mapping, config.target)
         if as_json:
             click.echo(json.dumps([msgspec.structs.asdict(effect) for effect in effects], indent=2))
         else:
@@ -221,6 +220,11 @@ def _told(request: asking.SkipRequest) -> str:
         return f"skipped: transaction {request.remote_xid}; its {request.kept} changes are in `parapply conflicts list`"
     if request.outcome == "accepted":
         return "accepted: the daemon skips it when it comes"
+    if request.outcome == "unanswered":
+        return (
+            "noted, not answered: the daemon may have sent the transaction's COMMIT, which may still succeed, and"
+            " cannot skip it before that fails; `parapply status` says which session it waits for"
+        )
     return "noted: no daemon runs; the next `parapply run` skips it"
 
 

@@ -19,7 +19,7 @@ from parapply.model import format_lsn, parse_lsn
 from parapply.plan.watermark import covers
 from parapply.source import slot
 from parapply.target.session import lease, origins, prepared, settings
-from parapply.target.state import migrations
+from parapply.target.state import cutovers, migrations
 from parapply.target.state import slots as state
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ async def _drop(config: Config, *, assume_yes: bool) -> None:
             await lease.take_lease(ends.target, found.slot_id, 0)
             # Nor may a session of one that was killed prepare anything from now on.
             await lease.fence(ends.target, found.slot_id, _say_whom_drop_waits_for)
-            await _check_removable(ends.target, schema, found.slot_id)
+            await _check_removable(ends.target, schema, found.slot_id, name)
         if facts.slot is not None:
             await slot.drop_slot(ends.source, name)
             click.echo(f"source: slot {name!r} dropped")
@@ -124,13 +124,21 @@ async def _drop_schema(target: settings.Connection, schema: str) -> None:
         click.echo(f"target: state schema {schema!r} is left: {error.line()}")
 
 
-async def _check_removable(target: settings.Connection, schema: str, slot_id: int) -> None:
-    """Refuse before the slot is gone what the target would refuse after it.
+async def _check_removable(target: settings.Connection, schema: str, slot_id: int, name: str) -> None:
+    """Refuse before the slot is gone what the target would refuse after it, and what nothing could take back after it.
 
     Raises:
-        TargetRefused: a privilege is missing, or another role prepared a transaction.
+        TargetRefused: a privilege is missing, another role prepared a transaction, or a cut-over is under way.
         TargetLost: the connection broke.
     """
+    await state.ensure_schema(target, schema)
+    cutover = await cutovers.read(target, schema, slot_id)
+    if cutover is not None and cutover.holds_others:
+        raise TargetRefused(
+            f"a cut-over of slot {name!r} is under way, at the step {cutover.step}: only its note knows of the fence on"
+            f" the source, and of slot {cutover.reverse_slot!r} on the target",
+            hint="`parapply cutover` goes on with it, or takes it back with --undo; then `parapply drop`",
+        )
     await prepared.check_may_end(target, slot_id)
     await state.check_may_drop(target, schema, slot_id)
 

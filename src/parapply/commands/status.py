@@ -20,7 +20,7 @@ from rich.text import Text
 from parapply.commands.state_reader import StateReader, collect, is_present, is_silent
 from parapply.errors import ParapplyError
 from parapply.printable import printable_tree
-from parapply.vocabulary import CopyState, WorkerState
+from parapply.vocabulary import CopyState, DaemonState, WorkerState
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -218,6 +218,9 @@ def _daemon_line(report: dict[str, Any]) -> str:
         since = report["started_at"][:19]
         silent = f"; nothing heard for {duration(report['silent_s'])}" if is_silent(report) else ""
         return f"pid {report['pid']} on {report['host']}, version {report['version']}, since {since} UTC{silent}"
+    if report["state"] == DaemonState.RECONNECTING:
+        # It holds no lease while it is not connected; one that was killed then looks the same.
+        return f"reconnecting, pid {report['pid']} on {report['host']}; last heard of {report['silent_s']:,.0f} s ago"
     return f"none runs; nothing was updated since {report['updated_at'][:19]} UTC ({report['silent_s']:,.0f} s)"
 
 

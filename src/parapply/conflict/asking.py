@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from parapply.target.session.settings import Connection
 
 _POLL_S = 0.1
+#: Seconds for the daemon's answer at least: it looks once a second, and cannot answer while it commits the transaction.
+_ANSWER_S = 5.0
 _PASSED_HINT = (
     "only a transaction that has not been applied can be skipped; look for its end LSN in the daemon's error, in "
     "`parapply status` or `parapply conflicts list`"
@@ -32,7 +34,7 @@ class SkipRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request and what became of it."""
 
     lsn: str
-    outcome: str  # requested (no daemon has answered), accepted, skipped
+    outcome: str  # requested (no daemon runs), unanswered (one runs and cannot say yet), accepted, skipped
     remote_xid: int | None  # once skipped
     kept: int  # changes in the history, once skipped
 
@@ -47,7 +49,7 @@ async def ask(  # noqa: PLR0913  who, which, how long
         schema: of the state.
         slot_id: of the state.
         lsn: end LSN.
-        wait_s: how long to wait until a running daemon has skipped it; its answer is waited for in any case.
+        wait_s: how long to wait until a running daemon has skipped it; its answer is waited for a little in any case.
         source_lsn: where the publisher's WAL ends; None if that is not known, and the daemon's last record of it
             counts.
 
@@ -111,7 +113,7 @@ async def take_back(conn: Connection, schema: str, slot_id: int, lsn: int) -> bo
 
 
 async def _wait(conn: Connection, schema: str, slot_id: int, lsn: int, wait_s: float) -> SkipRequest:
-    deadline_s = time.monotonic() + wait_s
+    began_s = time.monotonic()
     while True:
         with target_errors("reading what became of a request to skip"):
             found = await _read(conn, schema, slot_id, lsn)
@@ -120,9 +122,12 @@ async def _wait(conn: Connection, schema: str, slot_id: int, lsn: int, wait_s: f
         if found.outcome == "passed":
             raise _has_passed(lsn)
         has_daemon = any(holder.is_leader for holder in await lease.holders(conn, slot_id))
-        is_answered = found.outcome == "accepted" and time.monotonic() >= deadline_s
+        waited_s = time.monotonic() - began_s
+        is_answered = found.outcome == "accepted" and waited_s >= wait_s
         if found.outcome == "skipped" or is_answered or not has_daemon:
             return found
+        if found.outcome == "requested" and waited_s >= max(wait_s, _ANSWER_S):
+            return msgspec.structs.replace(found, outcome="unanswered")
         await asyncio.sleep(_POLL_S)
 
 

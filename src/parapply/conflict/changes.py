@@ -5,13 +5,47 @@ Off the hot path: here a value may become an object.
 
 from __future__ import annotations
 
+import re
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from parapply.plan.table import TablePlan
+from parapply.quoting import identifier
 from parapply.wire.rows import DELETE, INSERT, KIND_AT, UNCHANGED, Row, read_delete, read_insert, read_update, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from parapply.plan.steps import TruncateStep
 
 #: Characters of one value that the history keeps; a jsonb takes 256 MB, and a row of it must be read by people.
 _VALUE_CHARACTERS = 16 * 1024 * 1024
+
+
+#: In the history's key of a TRUNCATE: that it restarted the sequences of the tables.
+RESTARTS_IDENTITY = "restart_identity"
+_NAME = r'("(?:[^"]|"")*"|[^".,]+)'
+_LISTED = re.compile(rf"{_NAME}\.{_NAME}(?:, |\Z)")
+
+
+def key_of_truncate(step: TruncateStep) -> dict[str, str | None]:
+    """Return what the history has of a TRUNCATE in place of a key: its tables, and whether sequences restart."""
+    listed = [f"{_listed(plan.relation.schema)}.{_listed(plan.relation.name)}" for plan in step.plans]
+    return {"tables": ", ".join(listed), **({RESTARTS_IDENTITY: "true"} if step.restart_identity else {})}
+
+
+def listed_tables(key: Mapping[str, str | None]) -> list[tuple[str, str]]:
+    """Return the publisher's tables, schema and name, from what `key_of_truncate` returned."""
+    return [(_plain(schema), _plain(name)) for schema, name in _LISTED.findall(key.get("tables") or "")]
+
+
+def _listed(part: str) -> str:
+    return identifier(part) if set(part) & set('".,') else part
+
+
+def _plain(part: str) -> str:
+    return part[1:-1].replace('""', '"') if part.startswith('"') else part
 
 
 class RowChange(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ import msgspec
 
 from parapply.conflict.kinds import LocalRow
 from parapply.conflict.statements import found_by, only, row_as_text, statement
-from parapply.target.sql.conditions import quote_identifier
+from parapply.quoting import identifier
 from parapply.wire.rows import UNCHANGED, text_of
 
 if TYPE_CHECKING:
@@ -253,8 +253,8 @@ def _new_row(change: RowChange, own: LocalRow | None, shape: _Shape) -> tuple[st
         if column.generated is None:
             # A column that only the target has gets its default, which cannot be known without running it.
             parameters.append(sent.get(column.name))
-            columns.append(f"${len(parameters)}::text::{column.type} AS {quote_identifier(column.name)}")
-    made = [f"({one.generated}) AS {quote_identifier(one.name)}" for one in shape.columns if one.generated is not None]
+            columns.append(f"${len(parameters)}::text::{column.type} AS {identifier(column.name)}")
+    made = [f"({one.generated}) AS {identifier(one.name)}" for one in shape.columns if one.generated is not None]
     row = f"(SELECT {', '.join(columns)}) AS sent"
     return (f"(SELECT sent.*, {', '.join(made)} FROM {row}) AS made" if made else row), parameters
 

@@ -19,17 +19,20 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psycopg
 
+from parapply.conflict.changes import RESTARTS_IDENTITY, listed_tables
 from parapply.errors import TargetRefused
+from parapply.quoting import identifier, literal
 from parapply.target.catalogue import facts as catalogue
 from parapply.target.session.settings import target_errors
-from parapply.target.sql.conditions import column_holds, quote_identifier, table_name
+from parapply.target.sql.conditions import column_holds, table_name
+from parapply.target.sql.statements import truncate
 from parapply.target.state.schema import in_schema
 from parapply.vocabulary import ConflictOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parapply.config import MappingConfig
+    from parapply.config import MappingConfig, TargetConfig
     from parapply.plan.table import ColumnFacts, TableFacts
     from parapply.target.session.settings import Connection
 
@@ -48,25 +51,29 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def replay(
-    conn: Connection, schema: str, role: str, conflicts: Sequence[_Row], mapping: MappingConfig
+    conn: Connection, schema: str, conflicts: Sequence[_Row], mapping: MappingConfig, target: TargetConfig
 ) -> list[Effect]:
     """Apply conflicts in the order given, inside the open transaction, and mark them as replayed.
 
     Args:
         conn: inside a transaction.
         schema: of the state.
-        role: session_replication_role of the session.
         conflicts: as `listing.read` returns them, with rows.
         mapping: which tables have another name here.
+        target: which code may run.
 
     Raises:
         TargetRefused: one cannot be applied; roll back.
         TargetLost: the connection broke.
     """
+    role = target.session_replication_role
     effects = []
     mark = in_schema("UPDATE {s}.conflicts SET replayed_at = pg_catalog.now() WHERE conflict_id = $1::bigint", schema)
     for conflict in conflicts:
         _check(conflict)
+        if target.apply_as == "owner":
+            here = mapping.target_of((conflict["schema_name"], conflict["table_name"]))
+            await catalogue.check_foreign_code(conn, *here, conflict["remote_row"] or ())
         with target_errors(f"replaying conflict {conflict['conflict_id']}"):
             effects.append(await _one(conn, role, conflict, mapping))
             await _rows(conn, mark.as_string(None), [conflict["conflict_id"]])
@@ -89,7 +96,7 @@ async def _one(conn: Connection, role: str, conflict: _Row, mapping: MappingConf
     if facts is None:
         raise TargetRefused(f"target table {name} does not exist", hint="create it, or drop the conflict")
     if conflict["operation"] == "truncate":
-        return await _truncate(conn, conflict, name, mapping)
+        return await _truncate(conn, role, conflict, mapping)
     key, row = conflict["key"] or {}, conflict["remote_row"] or {}
     if not facts.key_columns and conflict["replayed_at"] is not None:
         why = f"it was replayed at {conflict['replayed_at']}, and without a key its row cannot be told from others"
@@ -132,7 +139,7 @@ async def _find(conn: Connection, facts: TableFacts, key: _Row) -> tuple[_Row | 
     conditions, values = [], []
     for name, value in key.items():
         if value is None:
-            conditions.append(f"t.{quote_identifier(name)} IS NULL")
+            conditions.append(f"t.{identifier(name)} IS NULL")
         else:
             values.append(value)
             conditions.append(column_holds(columns[name], f"${len(values)}"))
@@ -152,7 +159,7 @@ async def _insert(conn: Connection, facts: TableFacts, row: _Row) -> _Row | None
     table = f"{table_name(facts)} AS t"
     text = f"INSERT INTO {table} DEFAULT VALUES"
     if names:
-        targets = ", ".join(map(quote_identifier, names))
+        targets = ", ".join(map(identifier, names))
         values = ", ".join(f"${number}" for number in range(1, len(names) + 1))
         text = f"INSERT INTO {table} ({targets}) OVERRIDING SYSTEM VALUE VALUES ({values})"
     found = await _rows(conn, f"{text} RETURNING {_as_json(facts.columns)}", [row[name] for name in names])
@@ -164,19 +171,26 @@ async def _update(conn: Connection, facts: TableFacts, row: _Row, where: str) ->
     names = [name for name in _settable(facts, row) if name not in always]
     if not names:
         return None
-    sets = ", ".join(f"{quote_identifier(name)} = ${number}" for number, name in enumerate(names, 1))
+    sets = ", ".join(f"{identifier(name)} = ${number}" for number, name in enumerate(names, 1))
     text = f"UPDATE {_only(facts)} AS t SET {sets} WHERE {where} RETURNING {_as_json(facts.columns)}"
     found = await _rows(conn, text, [row[name] for name in names])
     return found[0][0] if found else None
 
 
-async def _truncate(conn: Connection, conflict: _Row, name: str, mapping: MappingConfig) -> Effect:
-    alone = f"{conflict['schema_name']}.{conflict['table_name']}"
-    listed = [one.split(".", 1) for one in str((conflict["key"] or {}).get("tables", alone)).split(", ")]
-    tables = [mapping.target_of((schema, table)) for schema, table in listed]
-    names = ", ".join(f"{quote_identifier(schema)}.{quote_identifier(table)}" for schema, table in tables)
-    await _rows(conn, f"TRUNCATE {names}", [])
-    return Effect(conflict_id=conflict["conflict_id"], table=name, action="truncate", before=None, after=None)
+async def _truncate(conn: Connection, role: str, conflict: _Row, mapping: MappingConfig) -> Effect:
+    """Empty the tables that the publisher has emptied, and no others, as the daemon would have."""
+    key = conflict["key"] or {}
+    tables = []
+    for there in listed_tables(key):
+        here = mapping.target_of(there)
+        facts = await catalogue.load_facts(conn, *here, role=role)
+        if facts is None:
+            raise TargetRefused(f"target table {'.'.join(here)} does not exist", hint="create it, or drop the conflict")
+        tables.append(facts)
+    made = truncate(tables, restart_identity=key.get(RESTARTS_IDENTITY) == "true")
+    await _rows(conn, made.text.decode("utf-8", "surrogateescape"), [])
+    names = ", ".join(f"{facts.schema}.{facts.name}" for facts in tables)
+    return Effect(conflict_id=conflict["conflict_id"], table=names, action="truncate", before=None, after=None)
 
 
 def _settable(facts: TableFacts, row: _Row) -> list[str]:
@@ -185,8 +199,8 @@ def _settable(facts: TableFacts, row: _Row) -> list[str]:
 
 
 def _as_json(columns: Sequence[ColumnFacts]) -> str:
-    names = ", ".join("'" + column.name.replace("'", "''") + "'" for column in columns)
-    values = ", ".join(f"t.{quote_identifier(column.name)}::text" for column in columns)
+    names = ", ".join(literal(column.name) for column in columns)
+    values = ", ".join(f"t.{identifier(column.name)}::text" for column in columns)
     return f"pg_catalog.jsonb_object(ARRAY[{names}]::text[], ARRAY[{values}]::text[])"
 
 

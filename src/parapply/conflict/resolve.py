@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parapply.conflict.kinds import EXISTS
-from parapply.conflict.statements import literal, only, statement
+from parapply.conflict.statements import only, statement
+from parapply.quoting import identifier, literal
 from parapply.target.session.pipeline import ANY_COUNT
 from parapply.target.sql.commands import Command
-from parapply.target.sql.conditions import quote_identifier, types_unaltered
+from parapply.target.sql.conditions import types_unaltered
 from parapply.target.sql.statements import Sql, Statements
 from parapply.wire.rows import text_of
 
@@ -72,7 +73,7 @@ def _delete(change: RowChange, row: LocalRow) -> Command:
 
 def _overwrite(change: RowChange, row: LocalRow) -> Command:
     columns = change.plan.columns
-    sets = ", ".join(f"{quote_identifier(column.name)} = ${number}" for number, column in enumerate(columns, 2))
+    sets = ", ".join(f"{identifier(column.name)} = ${number}" for number, column in enumerate(columns, 2))
     text = f"UPDATE {only(change.plan)} AS t SET {sets} WHERE t.ctid = $1::tid AND t.tableoid = {_table(row)}"
     text += f" AND {types_unaltered(change.plan.facts, columns)}"
     values = [None if value is None else text_of(value) for value in change.new or []]

@@ -26,6 +26,7 @@ from parapply.conflict.policies import Action, Facing, decide, outcome
 from parapply.conflict.resolve import inserting, remote_wins
 from parapply.errors import StatementFailed
 from parapply.plan.steps import TruncateStep
+from parapply.target.session.pipeline import ANY_COUNT
 from parapply.vocabulary import ConflictOutcome, ConflictType
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ _RUN: Final = 64
 #: A change may meet one conflict after another: another writer's row, a row in the way, one that has come since.
 _ROUNDS: Final = 8
 _UNIQUE: Final = "23505"
+_DIVISION_BY_ZERO: Final = "22012"
 
 
 def may_be_conflict(failure: StatementFailed, commands: Sequence[Command]) -> bool:
@@ -107,11 +109,9 @@ class Settler:
                 at += len(run)
                 continue
             index, failure = failed
-            if index:
-                # They were applied a moment ago; if they fail now the loop finds the one to blame.
-                again = await self._run(run[:index])
-                if again is not None:
-                    continue
+            # They were applied a moment ago. What fails of them now, for another session's sake, is judged before it.
+            while index and (failed := await self._run(run[:index])) is not None:
+                index, failure = failed
             await self._settle(run[index], first_no + at + index, failure)
             at += index + 1
 
@@ -126,13 +126,21 @@ class Settler:
             self.commands += made
             owners += [index] * len(made)
         try:
-            await self._session.piece(self.commands)
+            # Else an error of the server would be reported before the count of an earlier change, though that change
+            # comes first, and may be what the error follows from.
+            await self._session.piece(self.commands, counts_on_server=True)
         except StatementFailed as failure:
             await self._session.undo_piece()
-            if not may_be_conflict(failure, self.commands):
+            # Of a wrong count or a division of the user's: by itself the change says which.
+            is_count = failure.sqlstate == _DIVISION_BY_ZERO and failure.statement in self._counted()
+            if not (is_count or may_be_conflict(failure, self.commands)):
                 raise
             return owners[failure.statement], failure
         return None
+
+    def _counted(self) -> list[int]:
+        """Return which of the commands in hand must find a number of rows."""
+        return [index for index, command in enumerate(self.commands) if command.expected != ANY_COUNT]
 
     async def _settle(
         self, change: tuple[TablePlan, bytes] | TruncateStep, change_no: int, failure: StatementFailed
@@ -144,14 +152,10 @@ class Settler:
         # A change that failed as part of a run is tried by itself first, because what was in its way may be gone.
         commands = own
         for _ in range(_ROUNDS):
-            self.commands = list(commands)
-            try:
-                await self._session.piece(self.commands)
-            except StatementFailed as failed:
-                failure = failed
-                await self._session.undo_piece()
-            else:
+            failed = await self._tried(commands)
+            if failed is None:
                 return
+            failure = failed
             if not may_be_conflict(failure, self.commands):
                 raise failure
             found = await self._look(row_change, failure)
@@ -164,6 +168,7 @@ class Settler:
                 raise ConflictStop(conflict, failure, self.commands[failure.statement], _why(conflict))
             self._settled[change_no, conflict.type] = conflict
             if action is Action.DROP:
+                self._left_out(change_no, conflict.outcome)
                 return
             if conflict.type in ORIGIN_DIFFERS:
                 own = [command for command in own if command.operation != "origin"]
@@ -171,6 +176,27 @@ class Settler:
                 own = [inserting(row_change)]
             commands = remote_wins(conflict.type, row_change, conflict.local_rows, first_by_key=first_by_key, own=own)
         raise failure
+
+    async def _tried(self, commands: Sequence[Command]) -> StatementFailed | None:
+        """Execute the commands of one change; return what failed, undone."""
+        self.commands = list(commands)
+        # Whose row it is must be known before its new values are looked at, as in the built-in subscription.
+        n_looks = sum(command.operation == "origin" for command in commands)
+        for at, part in ((0, self.commands[:n_looks]), (n_looks, self.commands[n_looks:])):
+            try:
+                if part:
+                    await self._session.piece(part)
+            except StatementFailed as failure:
+                await self._session.undo_piece()
+                failure.statement += at if failure.statement >= 0 else 0
+                return failure
+        return None
+
+    def _left_out(self, change_no: int, done: ConflictOutcome) -> None:
+        """Correct the outcome of a change's earlier conflicts, undone when a later one left the change out."""
+        for (number, kind), conflict in list(self._settled.items()):
+            if number == change_no:
+                self._settled[number, kind] = msgspec.structs.replace(conflict, outcome=done)
 
     async def _look(self, change: RowChange, failure: StatementFailed) -> tuple[Conflict, bool] | None:
         """Return the conflict that a failure means; None if nothing is in the way any more.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from parapply.quoting import identifier, literal
 from parapply.target.session.pipeline import Statement
-from parapply.target.sql.conditions import key_condition, quote_identifier, row_condition, table_name
+from parapply.target.sql.conditions import key_condition, row_condition, table_name
 from parapply.target.sql.statements import Sql
 
 if TYPE_CHECKING:
@@ -21,11 +22,6 @@ def statement(text: str, parameters: Sequence[bytes | None] = ()) -> Statement:
     name = b"x" + blake2b(encoded, digest_size=16).hexdigest().encode()
     prepared = Sql(name=name, text=encoded, n_parameters=len(parameters), is_set=False, positions=())
     return Statement(prepared, parameters)
-
-
-def literal(text: str) -> str:
-    """Return a text as an SQL literal; the session has standard_conforming_strings on."""
-    return "'" + text.replace("'", "''") + "'"
 
 
 def only(plan: TablePlan) -> str:
@@ -46,7 +42,7 @@ def row_as_text(plan: TablePlan) -> str:
     """Return an expression of jsonb: every column of the target's row, as text by name."""
     # In pieces: a function takes a hundred arguments at most, an array constructor any number.
     names = ", ".join(literal(column.name) for column in plan.facts.columns)
-    values = ", ".join(f"t.{quote_identifier(column.name)}::text" for column in plan.facts.columns)
+    values = ", ".join(f"t.{identifier(column.name)}::text" for column in plan.facts.columns)
     if not names:
         return "'{}'::jsonb"
     return f"pg_catalog.jsonb_object(ARRAY[{names}]::text[], ARRAY[{values}]::text[])"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from parapply import connect, failpoints
+from parapply import connect, continuity, failpoints
 from parapply.commands import lifecycle
 from parapply.copy import schema as schemas
 from parapply.copy import snapshot as snapshots
@@ -26,15 +26,16 @@ from parapply.copy.published import check_readable, published_tables
 from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRefused
 from parapply.model import format_lsn
 from parapply.plan.watermark import covers
-from parapply.source import ddl_queue, late_tables, slot
+from parapply.printable import printable
+from parapply.source import ddl_queue, late_tables, publishing, slot
 from parapply.target.session import lease, settings
-from parapply.target.state import commands, copies
+from parapply.target.state import commands, copies, cutovers
 from parapply.target.state import slots as state
 from parapply.vocabulary import CopyState
 from parapply.wire.ddl_queue import QUEUE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Sequence
+    from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
     from parapply.config import Config
     from parapply.copy.published import PublishedTable
@@ -130,6 +131,7 @@ async def _begin(
     """Make the slot and copy from its own snapshot: the stream begins where the copy ends."""
     schema = config.target.state_schema
     dsn = config.source.dsn.get_secret_value()
+    shapes = await on_target.shapes(ends.target, [table.here() for table in tables])
     async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(dsn, config.source.slot) as snapshot:
         told.cancel()
         failpoints.probe(failpoints.COPY_SLOT)
@@ -146,7 +148,7 @@ async def _begin(
         failpoints.probe(failpoints.COPY_STATE)
         click.echo(f"slot {config.source.slot!r}: starts at {format_lsn(snapshot.lsn)}, where the copy ends")
         # The stream begins with the snapshot: no command of before comes.
-        await _load(config, options, ends, made.slot_id, tables, snapshot, None)
+        await _load(config, options, ends, made.slot_id, tables, shapes, snapshot, None)
 
 
 async def go_on(
@@ -170,6 +172,7 @@ async def go_on(
         SourceRefused, SourceLost, TargetRefused, TargetLost, LeaseHeld: as `begin`; the slot was begun without a copy.
     """
     name, schema = config.source.slot, config.target.state_schema
+    await _check_not_cut_over(config, ends, found.slot_id)
     published = await published_tables(ends.source, config.source.publications, config.mapping)
     known = await _known(config, ends, found.slot_id, published)
     if not known.is_listed:
@@ -185,7 +188,7 @@ async def go_on(
         return False
     tables = [table for table in published if table.full_name in left]
     click.echo(f"slot {name!r}: {len(wanted) - len(left)} tables are copied, {len(left)} are left")
-    begun = {row.name for row in known.tables if row.state == CopyState.COPYING}
+    begun = {row.name for row in known.tables if row.state == CopyState.COPYING or row.is_again}
     await check_readable(ends.source, tables)
     if have_run is None:
         have_run = await _until_commands(config, ends, found.slot_id)
@@ -225,13 +228,30 @@ async def _pause(config: Config, names: Sequence[str]) -> None:
     async with connect.open_both(config, "pause") as ends:
         found, known, published = await _slot_tables(config, ends)
         tables = _named(names, published)
-        await lease.take_lease(ends.target, found.slot_id, 0, lock_class=copies.LOCK_CLASS)
-        await lease.fence(ends.target, found.slot_id, lambda _: None, lock_class=copies.LOCK_CLASS)
+        await _take_lock(config, ends, found.slot_id)
         async with ends.target.transaction():
             await copies.add(ends.target, schema, found.slot_id, _oids(tables), is_listed=known.is_listed)
             await copies.pause(ends.target, schema, found.slot_id, [table.full_name for table in tables])
         await _until_seen(config, ends, found.slot_id)
         click.echo(f"paused: {_names([table.text for table in tables])}; `parapply resume` copies what is paused again")
+
+
+async def _take_lock(config: Config, ends: connect.Connections, slot_id: int) -> None:
+    """Take the copy lock of a slot that is not cut over, and wait until no session of an earlier copy writes.
+
+    Raises:
+        LeaseHeld: another process copies, or a cut-over is under way.
+        TargetRefused, TargetLost: it is cut over.
+    """
+    await lease.take_lease(ends.target, slot_id, 0, lock_class=copies.LOCK_CLASS)
+    await lease.fence(ends.target, slot_id, lambda _: None, lock_class=copies.LOCK_CLASS)
+    await _check_not_cut_over(config, ends, slot_id)
+
+
+async def _check_not_cut_over(config: Config, ends: connect.Connections, slot_id: int) -> None:
+    await cutovers.check_may_write(
+        ends.target, config.target.state_schema, slot_id, config.source.slot, until=cutovers.COPIES_STOP
+    )
 
 
 async def _slot_tables(
@@ -249,6 +269,7 @@ async def _slot_tables(
     found = await connect.known_state(config, ends.target, facts.system_identifier)
     if found is None:
         raise TargetRefused(f"the target knows nothing of slot {name!r}", hint="run `parapply init --copy`")
+    await _check_not_cut_over(config, ends, found.slot_id)
     if facts.slot is not None and facts.slot.is_two_phase:
         raise SourceRefused(
             f"slot {name!r} has two_phase: a transaction prepared before the copy and committed after it would be"
@@ -264,7 +285,7 @@ async def _refresh(config: Config, options: CopyOptions) -> None:
     async with connect.open_both(config, "refresh") as ends:
         found, known, published = await _slot_tables(config, ends)
         tables = _chosen(options, known, published)
-        begun = {row.name for row in known.tables if row.state == CopyState.COPYING}
+        begun = {row.name for row in known.tables if row.state == CopyState.COPYING or row.is_again}
         have_run = await _until_commands(config, ends, found.slot_id) if tables else None
         await _check_target(ends.target, tables, options, begun=begun)
         gone = sorted({row.name for row in known.tables} - {table.full_name for table in published})
@@ -328,17 +349,21 @@ def _say_paused(known: copies.Copies) -> None:
 async def _known(
     config: Config, ends: connect.Connections, slot_id: int, published: Sequence[PublishedTable]
 ) -> copies.Copies:
-    """Return what is known of the tables, by the names that they have now."""
+    """Return what is known of the tables, by the names that they have now, and looked at as the daemon does."""
     schema = config.target.state_schema
     known = await copies.load(ends.target, schema, slot_id)
     names = {row.source_oid: row.name for row in known.tables}
     renamed = {
         table.oid: table.full_name for table in published if names.get(table.oid, table.full_name) != table.full_name
     }
-    if not renamed:
-        return known
-    await copies.rename(ends.target, schema, slot_id, renamed)
-    return await copies.load(ends.target, schema, slot_id)
+    if renamed:
+        await copies.rename(ends.target, schema, slot_id, renamed)
+        known = await copies.load(ends.target, schema, slot_id)
+    found = await continuity.look(ends.source, ends.target, config, slot_id, known)
+    if found.altered:
+        altered = _names([".".join(name) for name in found.altered])
+        click.echo(f"warning: {continuity.ALTERED}: {altered}. Hint: {continuity.ALTERED_HINT}")
+    return await copies.load(ends.target, schema, slot_id) if found.has_changed else known
 
 
 async def _keep_marks(config: Config, ends: connect.Connections, slot_id: int) -> None:
@@ -367,21 +392,21 @@ async def _copy_later(  # noqa: PLR0913, PLR0917  all that is known by now
     schema, slot_id = config.target.state_schema, found.slot_id
     # From the first note on, a copied table counts as not copied: its changes are left out until it is copied again.
     await slot.check_room(ends.source)
-    await lease.take_lease(ends.target, slot_id, 0, lock_class=copies.LOCK_CLASS)
-    await lease.fence(ends.target, slot_id, lambda _: None, lock_class=copies.LOCK_CLASS)
+    await _take_lock(config, ends, slot_id)
     names = [table.full_name for table in tables]
     before_lsn = (await slot.position(ends.source)).flush_lsn
     await copies.begin(ends.target, schema, slot_id, names, before_lsn)
     failpoints.probe(failpoints.COPY_STATE)
     await _until_seen(config, ends, slot_id)
     dsn = config.source.dsn.get_secret_value()
+    shapes = await on_target.shapes(ends.target, [table.here() for table in tables])
     async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(dsn, None) as snapshot:
         told.cancel()
         await copies.begin(ends.target, schema, slot_id, names, snapshot.lsn)
         if not options.tables:
             await _keep_marks(config, ends, slot_id)
         click.echo(f"{len(tables)} tables join the stream at {format_lsn(snapshot.lsn)}")
-        await _load(config, options, ends, slot_id, tables, snapshot, have_run)
+        await _load(config, options, ends, slot_id, tables, shapes, snapshot, have_run)
 
 
 async def _check_commands(config: Config, snapshot: SourceSnapshot, have_run: Collection[int]) -> None:
@@ -447,16 +472,19 @@ async def _load(  # noqa: PLR0913, PLR0917  all that is known by now
     ends: connect.Connections,
     slot_id: int,
     tables: Sequence[PublishedTable],
+    shapes: Mapping[Name, str],
     snapshot: SourceSnapshot,
     have_run: Collection[int] | None,
 ) -> None:
     failpoints.probe(failpoints.COPY_BEGUN)
-    await _check_unchanged(config, tables, snapshot, have_run)
+    marks = await _check_unchanged(config, tables, snapshot, have_run)
+    await copies.keep_published(ends.target, config.target.state_schema, slot_id, marks)
     with Bar(listener=options.on_progress) as bar:
         load = CopyLoad(
             config,
             slot_id,
             ends.target,
+            shapes=shapes,
             connections=options.connections,
             defers_indexes=options.defers_indexes,
             watcher=bar,
@@ -480,7 +508,7 @@ def _came_late() -> SourceRefused:
 
 async def _check_unchanged(
     config: Config, tables: Sequence[PublishedTable], snapshot: SourceSnapshot, have_run: Collection[int] | None
-) -> None:
+) -> dict[int, str]:
     """Refuse tables that changed while the snapshot was awaited, which may take as long as other transactions do.
 
     A column that came in that time would be left out of the copy, and the stream does not bring what is before it.
@@ -492,6 +520,9 @@ async def _check_unchanged(
         snapshot: to be copied.
         have_run: commands of the publisher that have run here, by number; None: none run here that the snapshot shows.
 
+    Returns:
+        How they are published in the snapshot.
+
     Raises:
         SourceRefused: one did, or came.
         SourceLost: the connection broke.
@@ -499,6 +530,7 @@ async def _check_unchanged(
     dsn, name = config.source.dsn.get_secret_value(), f"parapply copy {config.source.slot}"
     async with await snapshots.open_reader(dsn, name, snapshot) as reader:
         published = await published_tables(reader, config.source.publications, config.mapping)
+        marks = await publishing.published(reader, config.source.publications, [table.oid for table in tables])
         has_more = have_run is not None and not (await ddl_queue.numbers(reader)).issubset(have_run)
     if has_more:
         raise _came_late()
@@ -508,6 +540,7 @@ async def _check_unchanged(
             f"source: changed, or no longer published, while the snapshot was awaited: {', '.join(changed)}",
             hint=f"run the same command again; {_IS_LEFT}",
         )
+    return marks
 
 
 def _shape(table: PublishedTable) -> tuple[object, ...]:
@@ -532,8 +565,8 @@ def _say_left_out(facts: slot.SourceFacts, published: Collection[Name]) -> None:
     """Say whose progress is published and will not be brought over."""
     for schema in sorted(facts.state_schemas.intersection([name[0] for name in published if name != QUEUE])):
         click.echo(
-            f"source: schema {schema} holds the progress of a parapply that applies, or applied, there: it is"
-            " published, and left out here; publish the other tables or schemas by name (docs/CONFLICTS.md, two-way"
+            f"source: schema {printable(schema)} holds the progress of a parapply that applies, or applied, there: it"
+            " is published, and left out here; publish the other tables or schemas by name (docs/CONFLICTS.md, two-way"
             " replication)"
         )
 
@@ -573,7 +606,7 @@ _IS_LEFT = "tables that are complete stay, and the same command goes on with the
 
 def _names(names: Sequence[str]) -> str:
     more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return printable(", ".join(names[:_MOST_NAMES])) + (f" and {more} more" if more > 0 else "")
 
 
 _WAITS_FOR_TRANSACTIONS = (

@@ -8,7 +8,7 @@ interrupted copy forward; a table of which that is not possible is copied again 
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
 from psycopg import sql
@@ -22,13 +22,15 @@ from parapply.copy.parts import COPIED_PAGES, copy_in, copy_out
 from parapply.copy.pump import pump
 from parapply.copy.queue import PartQueue
 from parapply.copy.rate import RateLimit
-from parapply.errors import SourceRefused
+from parapply.copy.writer import Writers
+from parapply.errors import ParapplyError, SourceRefused, TargetRefused
 from parapply.source import slot
-from parapply.target.session import lease, settings
+from parapply.target.catalogue.facts import check_foreign_code
+from parapply.target.session import settings
 from parapply.target.state import copies, copy_parts
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from parapply.config import Config
     from parapply.copy.leaves import Leaf
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from parapply.copy.published import PublishedTable
     from parapply.copy.snapshot import SourceSnapshot
     from parapply.copy.tables import Deferrable
+    from parapply.copy.writer import Writer
     from parapply.plan.copy_starts import Name
     from parapply.target.state.copy_parts import CopiedPart
 
@@ -97,6 +100,7 @@ class CopyLoad:
         slot_id: int,
         control: settings.Connection,
         *,
+        shapes: Mapping[Name, str],
         connections: int,
         defers_indexes: bool,
         watcher: Watcher,
@@ -108,6 +112,7 @@ class CopyLoad:
             config: both ends.
             slot_id: of the state.
             control: session that holds the copy lock.
+            shapes: of the target's tables before the snapshot, as `tables.shapes` returns them.
             connections: on each side.
             defers_indexes: drop indexes that no constraint needs, and make them after the rows.
             watcher: called with all that is done.
@@ -117,6 +122,7 @@ class CopyLoad:
         self._schema = config.target.state_schema
         self._slot_id = slot_id
         self._control = control
+        self._shapes = shapes
         self._connections = connections
         self._defers_indexes = defers_indexes
         self._watcher = watcher
@@ -133,8 +139,11 @@ class CopyLoad:
         """
         of_here = await on_target.column_types(self._control, [table.here() for table in tables])
         types = {table.full_name: of_here[table.here().full_name] for table in tables}
-        kept = await resume.Resumption(self._config, self._slot_id, self._control, types).run(tables, snapshot)
-        await self._prepare([table for table in tables if table.leaves], kept)
+        names = [table.here().full_name for table in tables]
+        writers = Writers(self._config, self._slot_id, self._control.info.backend_pid, snapshot, names)
+        async with writers.open(1) as writer:
+            kept = await resume.Resumption(self._config, self._slot_id, writer, types).run(tables, snapshot)
+            await self._prepare([table for table in tables if table.leaves], kept, writer.conn)
         under_way = []
         for published in tables:
             done = kept.get(published.oid, [])
@@ -157,16 +166,22 @@ class CopyLoad:
         for table in under_way:
             if not table.parts:
                 self._complete.put_nowait(table)
+        n_lanes = min(self._connections, len(parts))
         try:
             async with asyncio.TaskGroup() as group:
-                for number in range(1, min(self._connections, len(parts)) + 1):
-                    group.create_task(self._lane(number, queue, by_name, snapshot), name=f"copy-{number}")
+                for number in range(1, n_lanes + 1):
+                    group.create_task(self._lane(number, queue, by_name, snapshot, writers), name=f"copy-{number}")
                 group.create_task(self._note(under_way), name="copy-notes")
         except ExceptionGroup as errors:
             # The others were ended because of the first one.
             raise errors.exceptions[0] from errors
+        finally:
+            with suppress(ParapplyError):
+                await writers.release_origins(self._control, max(n_lanes, 1))
 
-    async def _prepare(self, tables: Sequence[PublishedTable], kept: Collection[int]) -> None:
+    async def _prepare(
+        self, tables: Sequence[PublishedTable], kept: Collection[int], target: settings.Connection
+    ) -> None:
         known = await copies.load(self._control, self._schema, self._slot_id)
         self._indexes = {row.name: list(row.indexes) for row in known.tables if row.indexes}
         if self._defers_indexes:
@@ -175,7 +190,13 @@ class CopyLoad:
                 if indexes := found.get(table.here().full_name):
                     await self._drop_indexes(table.full_name, indexes)
         emptied = [table.here() for table in tables if table.oid not in kept]
-        await on_target.empty(self._control, await on_target.not_empty(self._control, emptied))
+        full = await on_target.not_empty(target, emptied)
+        with settings.target_errors("emptying tables"):
+            async with target.transaction():
+                if self._config.target.apply_as == "owner":
+                    for table in full:
+                        await check_foreign_code(target, *table.full_name, table.columns)
+                await on_target.empty(target, full)
 
     async def _drop_indexes(self, name: Name, found: Sequence[Deferrable]) -> None:
         kept = self._indexes.get(name, [])
@@ -187,41 +208,31 @@ class CopyLoad:
                 await on_target.run_all(self._control, [index.drop for index in found], "dropping indexes")
         self._indexes[name] = makes
 
-    @asynccontextmanager
-    async def _sessions(self, snapshot: SourceSnapshot) -> AsyncIterator[tuple[slot.Connection, settings.Connection]]:
-        """Open a session on each end, until the block ends."""
-        name = f"parapply copy {self._config.source.slot}"
-        target_config = self._config.target
-        source = await snapshots.open_reader(self._config.source.dsn.get_secret_value(), name, snapshot)
-        async with source:
-            target = await settings.connect_control(
-                target_config.dsn.get_secret_value(), role=target_config.session_replication_role, application_name=name
-            )
-            async with target:
-                with settings.target_errors("joining the copy"):
-                    # So that nothing of an interrupted copy is still on its way when the next one begins.
-                    lock = lease.worker_lock_sql(self._slot_id, self._control.info.backend_pid, copies.LOCK_CLASS)
-                    await target.execute(lock.encode())
-                    await target.execute("SET synchronous_commit = off")
-                yield source, target
-
     async def _lane(
-        self, number: int, queue: PartQueue, tables: Mapping[Name, _Table], snapshot: SourceSnapshot
+        self,
+        number: int,
+        queue: PartQueue,
+        tables: Mapping[Name, _Table],
+        snapshot: SourceSnapshot,
+        writers: Writers,
     ) -> None:
-        async with self._sessions(snapshot) as (source, target):
+        application_name = f"parapply copy {self._config.source.slot}"
+        source = await snapshots.open_reader(self._config.source.dsn.get_secret_value(), application_name, snapshot)
+        async with source, writers.open(number) as writer:
             while (taken := queue.take(number)) is not None:
                 name, part = taken
                 table = tables[name]
-                n_rows = await self._copy(table, part, source, target, snapshot)
+                n_rows = await self._copy(table, part, source, writer, snapshot)
                 table.parts_left -= 1
                 self._watcher.part_done(part, n_rows)
                 if not table.parts_left:
-                    await self._make_indexes(table.published, target)
+                    await self._make_indexes(table.published, writer.conn)
                     self._complete.put_nowait(table)
 
     async def _copy(
-        self, table: _Table, part: Part, source: slot.Connection, target: settings.Connection, snapshot: SourceSnapshot
+        self, table: _Table, part: Part, source: slot.Connection, writer: Writer, snapshot: SourceSnapshot
     ) -> int:
+        target = writer.conn
         sizes = [0]
 
         def on_data(rows: int, size_bytes: int) -> None:
@@ -233,7 +244,9 @@ class CopyLoad:
 
         # What is noted of a part is in the transaction of its COPY, which ends only once the file is known to be the
         # snapshot's.
-        async with target.transaction():
+        async with writer.transaction():
+            if self._config.target.apply_as == "owner":
+                await check_foreign_code(target, *table.published.here().full_name, table.published.columns)
             n_rows, _ = await pump(
                 source,
                 target,
@@ -244,10 +257,27 @@ class CopyLoad:
                 limit=self._limit,
             )
             await _check_file(source, part)
+            await self._check_shape(table.published.here(), target)
             if table.is_noted:
                 await self._note_part(table.published, part, source, target, snapshot, n_rows, sizes[0])
         failpoints.probe(failpoints.COPY_PART_DONE)
         return n_rows
+
+    async def _check_shape(self, table: PublishedTable, target: settings.Connection) -> None:
+        """Refuse rows for a table whose columns have changed, as a command of the publisher changes them beside a copy.
+
+        Such a command is later than the snapshot, whose rows would get defaults that they never had, or come to columns
+        that now have each other's names. COPY holds a lock, so the columns stay as they are.
+
+        Raises:
+            TargetRefused: they have.
+            TargetLost: the connection broke.
+        """
+        if await on_target.shapes(target, [table]) != {table.full_name: self._shapes[table.full_name]}:
+            raise TargetRefused(
+                f"target: the columns of {table.text} changed after this copy began",
+                hint="run the same command again: it goes on with a new snapshot",
+            )
 
     async def _note_part(  # noqa: PLR0913, PLR0917  what is noted
         self,

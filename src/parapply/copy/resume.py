@@ -31,6 +31,7 @@ import click
 from psycopg import sql
 
 from parapply.copy import snapshot as snapshots
+from parapply.copy import tables as on_target
 from parapply.copy.parts import Part, bounds, column_list, parts_of
 from parapply.copy.pump import pump
 from parapply.errors import SourceRefused
@@ -50,8 +51,8 @@ if TYPE_CHECKING:
     from parapply.copy.leaves import Leaf
     from parapply.copy.published import PublishedTable
     from parapply.copy.snapshot import SourceSnapshot
+    from parapply.copy.writer import Writer
     from parapply.model import Relation
-    from parapply.target.session import settings
     from parapply.target.state.copy_parts import CopiedPart
     from parapply.wire.messages import TupleData
 
@@ -159,7 +160,7 @@ class Resumption:
         self,
         config: Config,
         slot_id: int,
-        control: settings.Connection,
+        writer: Writer,
         types: Mapping[tuple[str, str], Mapping[str, int]],
     ) -> None:
         """Keep what is needed; open nothing.
@@ -167,13 +168,14 @@ class Resumption:
         Args:
             config: both ends.
             slot_id: of the state.
-            control: session that holds the copy lock.
+            writer: session that writes the rows.
             types: of the target's columns, by table.
         """
         self._config = config
         self._schema = config.target.state_schema
         self._slot_id = slot_id
-        self._control = control
+        self._writer = writer
+        self._target = writer.conn
         self._types = types
 
     async def run(self, tables: Sequence[PublishedTable], snapshot: SourceSnapshot) -> dict[int, list[CopiedPart]]:
@@ -183,7 +185,7 @@ class Resumption:
             SourceRefused, SourceLost, TargetRefused, TargetLost: nothing that was noted is lost.
         """
         noted: defaultdict[int, list[CopiedPart]] = defaultdict(list)
-        for part in await copy_parts.load(self._control, self._schema, self._slot_id):
+        for part in await copy_parts.load(self._target, self._schema, self._slot_id):
             noted[part.source_oid].append(part)
         wanted = {table.oid: table for table in tables if table.oid in noted}
         if not wanted:
@@ -205,7 +207,7 @@ class Resumption:
             what = f"copied from its start: {reasons[oid]}" if reasons[oid] else f"{len(noted[oid])} parts are here"
             click.echo(f"{printable(table.text)}: {what}")
         # Before their rows go.
-        await copy_parts.forget(self._control, self._schema, self._slot_id, [oid for oid in wanted if reasons[oid]])
+        await copy_parts.forget(self._target, self._schema, self._slot_id, [oid for oid in wanted if reasons[oid]])
         return {oid: noted[oid] for oid in kept}
 
     async def _prints(self, reader: slot.Connection, table: PublishedTable) -> dict[tuple[str, str], str]:
@@ -229,20 +231,28 @@ class Resumption:
             return "its parts are of different moments"
         if any(prints.get((part.leaf_schema, part.leaf_name)) != part.fingerprint for part in parts):
             return "its definition, its file or the publication is another"
+        return await self._why_not_here(table, sum(part.rows for part in parts))
+
+    async def _why_not_here(self, table: PublishedTable, n_copied: int) -> str:
         relation = sql.Identifier(table.schema, table.name)
         allowed = sql.SQL(
             "SELECT pg_catalog.has_table_privilege($1::regclass, 'SELECT')"
             " AND pg_catalog.has_table_privilege($1::regclass, 'DELETE')"
         )
         with target_errors(f"looking what the role may do with {table.text}"):
-            ((is_allowed,),) = await rows(self._control, allowed, [relation.as_string(None)])
+            ((is_allowed,),) = await rows(self._target, allowed, [relation.as_string(None)])
         if not is_allowed:
             return "the target's role may not SELECT and DELETE"
-        query = sql.SQL("SELECT pg_catalog.count(*) FROM {}").format(relation)
+        relations = await on_target.alone(self._target, [table.full_name])
+        query = sql.SQL("SELECT pg_catalog.count(*) FROM {}").format(relations[table.full_name])
         with target_errors(f"counting the rows of {table.text}"):
-            ((n_rows,),) = await rows(self._control, query)
-        if n_rows != sum(part.rows for part in parts):
+            ((n_rows,),) = await rows(self._target, query)
+        if n_rows != n_copied:
             return "the target's rows are not those that were copied"
+        with target_errors(f"looking for foreign keys to {table.text}"):
+            async with self._target.transaction(force_rollback=True):
+                if acting := await on_target.still_acting(self._target, [table.full_name]):
+                    return f"rows of others would change by {acting[0]}"
         return ""
 
     async def _keys(
@@ -306,25 +316,27 @@ class Resumption:
         ours = dict(zip(table.columns, table.types, strict=True))
         relation = sql.Identifier(table.schema, table.name)
         into = sql.SQL("COPY {} ({}) FROM STDIN").format(relation, column_list(table.columns))
+        alone = (await on_target.alone(self._target, [table.full_name]))[table.full_name]
         more_rows = 0
         with target_errors(f"bringing {table.text} forward"):
-            async with self._control.transaction():
+            async with self._writer.transaction():
+                await on_target.still_acting(self._target, [table.full_name])
                 for first in range(0, len(keys), _KEYS_AT_ONCE):
                     some = keys[first : first + _KEYS_AT_ONCE]
                     remove = sql.SQL("DELETE FROM {} AS t USING {} WHERE {}").format(
-                        relation,
+                        alone,
                         _listed(some, [_TYPES[types[column]] for column in table.key]),
                         _equal(table.key),
                     )
-                    cursor = await self._control.execute(remove)
+                    cursor = await self._target.execute(remove)
                     more_rows -= cursor.rowcount
                     for out in _selects(table, parts, some, [_TYPES[ours[column]] for column in table.key]):
                         n_rows, _ = await pump(
-                            reader, self._control, out, into, relation=table.text, on_data=lambda *_: None
+                            reader, self._target, out, into, relation=table.text, on_data=lambda *_: None
                         )
                         more_rows += n_rows
                 await copy_parts.bring_forward(
-                    self._control, self._schema, self._slot_id, table.oid, lsn=lsn, more_rows=more_rows
+                    self._target, self._schema, self._slot_id, table.oid, lsn=lsn, more_rows=more_rows
                 )
 
 

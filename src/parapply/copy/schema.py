@@ -11,18 +11,23 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import secrets
 import shutil
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import conninfo, sql
 
+from parapply.copy.dumped import edited, statements
 from parapply.errors import ConfigError, SourceRefused, TargetRefused
+from parapply.quoting import identifier, qualified
+from parapply.source.ddl_automatic import TRIGGERS
 from parapply.target.session.settings import rows, target_errors
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from parapply.copy.dumped import DumpedStatement
     from parapply.target.session.settings import Connection
 
 #: Not what belongs to replication: the target has its own.
@@ -99,12 +104,8 @@ async def check_version(program: str, source_version_num: int) -> None:
 
 def without_tables(tables: Sequence[tuple[str, str]]) -> list[str]:
     """Return pg_dump's options that leave tables out, by schema and name as they are."""
-    return [f"--exclude-table={_pattern(schema)}.{_pattern(table)}" for schema, table in tables]
-
-
-def _pattern(name: str) -> str:
     # In double quotes a pattern is taken as it is.
-    return '"' + name.replace('"', '""') + '"'
+    return [f"--exclude-table={qualified(*name)}" for name in tables]
 
 
 async def dump(program: str, source_dsn: str, *, without: Sequence[str], options: Sequence[str] = _ALL) -> bytes:
@@ -121,12 +122,14 @@ async def dump(program: str, source_dsn: str, *, without: Sequence[str], options
         SourceRefused: pg_dump failed.
     """
     text, variables = connection(source_dsn, os.environ)
+    key = await _restrict_key(program)
     process = await asyncio.create_subprocess_exec(
         program,
         *_OPTIONS,
         *options,
         _ENCODING,
-        *[f"--exclude-schema={_pattern(name)}" for name in without],
+        *([f"--restrict-key={key}"] if key else []),
+        *[f"--exclude-schema={identifier(name)}" for name in without],
         f"--dbname={text}",
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -136,11 +139,46 @@ async def dump(program: str, source_dsn: str, *, without: Sequence[str], options
     script, errors = await process.communicate()
     if process.returncode:
         raise _failed(errors.decode(errors="replace"), process.returncode)
-    # Commands of psql, by which newer versions keep it from running others.
-    script = b"\n".join(line for line in script.split(b"\n") if not line.startswith((b"\\restrict", b"\\unrestrict")))
-    script = _OWN_TRIGGERS.sub(b"", script)
+    try:
+        return edited(_without_key(script.decode(), key), _edit).encode()
+    except ValueError as error:
+        raise unknown(error) from error
+
+
+async def _restrict_key(program: str) -> str:
+    """Return a key for the commands of psql by which pg_dump restricts it, empty where pg_dump writes none."""
+    process = await asyncio.create_subprocess_exec(
+        program, "--help", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    said, _ = await process.communicate()
+    return secrets.token_hex(16) if b"--restrict-key" in said else ""
+
+
+def _without_key(script: str, key: str) -> str:
+    r"""Return a script without its first `\restrict` and its last `\unrestrict`, which only psql knows.
+
+    Every other line of that form is text of the publisher's, which must come over as it is.
+    """
+    if not key:
+        return script
+    before, _, after = script.partition(f"\\restrict {key}\n")
+    within, _, end = after.rpartition(f"\\unrestrict {key}\n")
+    return before + within + end
+
+
+def _edit(one: DumpedStatement) -> str | None:
+    if _OWN_TRIGGERS.match(one.skeleton):
+        return ""
     # Every target has it, and a dump makes it only where the publisher's differs.
-    return script.replace(b"\nCREATE SCHEMA public;\n", b"\nCREATE SCHEMA IF NOT EXISTS public;\n")
+    return "CREATE SCHEMA IF NOT EXISTS public;" if one.skeleton == "CREATE SCHEMA public" else None
+
+
+def unknown(error: ValueError) -> ConfigError:
+    """Return the error for a script that cannot be cut up."""
+    return ConfigError(
+        f"pg_dump has written {error}",
+        hint="take a pg_dump of a version from 15 to 18, or run pg_dump and psql by hand, and go on with --from",
+    )
 
 
 def _failed(said: str, code: int | None) -> SourceRefused:
@@ -198,9 +236,14 @@ def fitting(script: str, known: Collection[str]) -> str:
         script: as pg_dump writes it.
         known: names of the server's settings.
     """
-    head, mark, rest = script.partition("\n-- Name: ")
-    lines = [line for line in head.split("\n") if not (found := _SETTING.match(line)) or found[1] in known]
-    return "\n".join(lines) + mark + rest
+    kept, position = [], 0
+    for one in statements(script):
+        if one.title:
+            break
+        if (found := _SETTING.match(one.skeleton)) and found[1] not in known:
+            kept.append(script[position : one.begin])
+            position = one.end
+    return "".join([*kept, script[position:]])
 
 
 def refused(error: TargetRefused, script: str) -> TargetRefused:
@@ -226,7 +269,7 @@ def refused(error: TargetRefused, script: str) -> TargetRefused:
 
 #: Event triggers of `init --ddl=automatic`, whose functions are in a schema that is left out.
 _OWN_TRIGGERS = re.compile(
-    rb"^(CREATE|ALTER|COMMENT ON) EVENT TRIGGER parapply_ddl_\d_\w+ [^';]*('[^']*')?;$", re.MULTILINE
+    rf"(CREATE|ALTER|COMMENT ON|SECURITY LABEL FOR \S+ ON) EVENT TRIGGER ({'|'.join(TRIGGERS)})\b"
 )
 _SETTING = re.compile(r"SET (\w+) = ")
 _NO_PRIVILEGE = "42501"

@@ -15,12 +15,15 @@ import msgspec
 from parapply import connect
 from parapply.printable import printable
 from parapply.sequences import carry
+from parapply.target.state import cutovers, schema
+from parapply.target.state import slots as state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parapply.config import Config
     from parapply.sequences import SequenceOptions, SequenceOutcome
+    from parapply.target.session.settings import Connection
 
 _INCOMPLETE = 1
 
@@ -43,7 +46,19 @@ async def bring(config: Config, how: SequenceOptions, *, as_json: bool = False) 
 
 async def _copy(config: Config, how: SequenceOptions) -> list[SequenceOutcome]:
     async with connect.open_both(config, "sequences") as ends:
+        await schema.has_schema(ends.target, config.target.state_schema)  # a newer one's commands are not ours
+        if not how.is_dry:
+            await _check_not_cut_over(config, ends.target)
         return await carry(ends, how)
+
+
+async def _check_not_cut_over(config: Config, target: Connection) -> None:
+    """Refuse a target that clients take values from; no state is needed otherwise."""
+    schema, name = config.target.state_schema, config.source.slot
+    if await state.has_schema(target, schema):
+        await state.ensure_schema(target, schema)
+        for slot_id in await state.find_slots(target, schema, name):
+            await cutovers.check_may_write(target, schema, slot_id, name)
 
 
 def _print(outcomes: Sequence[SequenceOutcome], *, is_dry: bool, as_json: bool) -> None:
@@ -58,7 +73,7 @@ def _print(outcomes: Sequence[SequenceOutcome], *, is_dry: bool, as_json: bool) 
         elif one.outcome == "ahead" and one.before:
             click.echo(f"{name}: stays at {one.before.last_value}, which is ahead of the source")
         elif one.reason:
-            click.echo(f"{name}: {one.outcome}: {one.reason}")
+            click.echo(f"{name}: {one.outcome}: {printable(one.reason)}")
     moved = sum(one.outcome == "moved" for one in outcomes)
     would = "would move" if is_dry else "moved"
     click.echo(f"{len(outcomes)} sequences, {moved} {would}")

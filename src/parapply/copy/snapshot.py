@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import secrets
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
@@ -28,11 +28,16 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 
+#: Microseconds since 2000-01-01 UTC.
+_NOW: Final = "SELECT ((EXTRACT(epoch FROM pg_catalog.clock_timestamp()) - 946684800) * 1000000)::bigint"
+
+
 class SourceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot that was exported and can be imported now."""
 
     lsn: int  # shows every transaction whose commit record lies before it, and no other
     name: str  # for SET TRANSACTION SNAPSHOT
+    time_us: int  # on the publisher's clock, since 2000-01-01 UTC; what the snapshot does not show was committed later
 
 
 def tell_what_is_awaited(conn: slot.Connection) -> None:
@@ -65,13 +70,15 @@ async def exported(dsn: str, slot_name: str | None) -> AsyncIterator[SourceSnaps
         kind = "" if slot_name else "TEMPORARY "
         tell_what_is_awaited(conn)
         with slot.source_errors(f"creating the slot {name!r}"):
+            # Before it waits for transactions: one that ends while it waits, and after the snapshot, is later, too.
+            ((time_us,),) = await (await conn.execute(_NOW)).fetchall()
             # The form that all versions take; since 15 there is a longer one for the same.
             cursor = await conn.execute(
                 f'CREATE_REPLICATION_SLOT "{name}" {kind}LOGICAL "pgoutput" EXPORT_SNAPSHOT'.encode()
             )
             row = await cursor.fetchone()
         assert row is not None
-        yield SourceSnapshot(lsn=parse_lsn(str(row[1])), name=str(row[2]))
+        yield SourceSnapshot(lsn=parse_lsn(str(row[1])), name=str(row[2]), time_us=int(time_us))
 
 
 async def open_reader(dsn: str, name: str, snapshot: SourceSnapshot) -> slot.Connection:

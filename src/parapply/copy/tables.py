@@ -5,9 +5,11 @@ In: a control session, published tables. Out: answers, and statements run.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 import msgspec
+import psycopg
 from psycopg import sql
 
 from parapply.errors import TargetRefused
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Tables queried in one statement: each is a lock until it ends.
 _AT_ONCE = 64
+#: Foreign keys named in one message.
+_MOST_NAMES: Final = 5
 
 
 async def check_columns(conn: Connection, tables: Sequence[PublishedTable]) -> None:
@@ -86,12 +90,57 @@ async def column_types(conn: Connection, tables: Sequence[PublishedTable]) -> di
     return types
 
 
+async def shapes(conn: Connection, tables: Sequence[PublishedTable]) -> dict[Name, str]:
+    """Return what decides what rows of a copy become in each table: names and types of its columns, and defaults.
+
+    Raises:
+        TargetRefused, TargetLost: they could not be read.
+    """
+    query = sql.SQL(
+        "SELECT n.nspname, c.relname, pg_catalog.md5(pg_catalog.string_agg(pg_catalog.concat_ws(':', a.attnum,"
+        " pg_catalog.quote_ident(a.attname), a.atttypid, a.atttypmod, a.attgenerated, a.attidentity,"
+        " pg_catalog.pg_get_expr(d.adbin, d.adrelid)), ',' ORDER BY a.attnum))"
+        " FROM unnest($1::text[], $2::text[]) AS w(schema_name, table_name)"
+        " JOIN pg_catalog.pg_namespace AS n ON n.nspname = w.schema_name"
+        " JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = w.table_name"
+        " LEFT JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
+        " LEFT JOIN pg_catalog.pg_attrdef AS d ON d.adrelid = c.oid AND d.adnum = a.attnum GROUP BY 1, 2"
+    )
+    with target_errors("reading the columns"):
+        return {(schema, name): text or "" for schema, name, text in await rows(conn, query, _names(tables))}
+
+
 def _names(tables: Sequence[PublishedTable]) -> list[list[str]]:
     return [[table.schema for table in tables], [table.name for table in tables]]
 
 
+def _few(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
 def _quoted(table: PublishedTable) -> str:
     return sql.Identifier(table.schema, table.name).as_string(None)
+
+
+async def alone(conn: Connection, names: Sequence[Name]) -> dict[Name, sql.Composed]:
+    """Return what means each table in a statement without tables that inherit from it: their rows are not its own.
+
+    Raises:
+        TargetRefused, TargetLost: the catalogue could not be read.
+    """
+    query = sql.SQL(
+        "SELECT w.schema_name, w.table_name, EXISTS (SELECT FROM pg_catalog.pg_class AS c"
+        " JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = w.schema_name AND c.relname = w.table_name AND c.relkind = 'p')"
+        " FROM unnest($1::text[], $2::text[]) AS w(schema_name, table_name)"
+    )
+    with target_errors("looking for partitioned tables"):
+        found = await rows(conn, query, [[schema for schema, _ in names], [name for _, name in names]])
+    return {
+        (schema, name): sql.SQL("{}" if is_partitioned else "ONLY {}").format(sql.Identifier(schema, name))
+        for schema, name, is_partitioned in found
+    }
 
 
 async def not_empty(conn: Connection, tables: Sequence[PublishedTable]) -> list[PublishedTable]:
@@ -101,12 +150,11 @@ async def not_empty(conn: Connection, tables: Sequence[PublishedTable]) -> list[
         TargetRefused, TargetLost: they could not be read.
     """
     full: list[PublishedTable] = []
+    relations = await alone(conn, [table.full_name for table in tables])
     for first in range(0, len(tables), _AT_ONCE):
         some = tables[first : first + _AT_ONCE]
         one = sql.SQL("EXISTS (SELECT FROM {})")
-        query = sql.SQL("SELECT {}").format(
-            sql.SQL(", ").join([one.format(sql.Identifier(table.schema, table.name)) for table in some])
-        )
+        query = sql.SQL("SELECT {}").format(sql.SQL(", ").join([one.format(relations[t.full_name]) for t in some]))
         with target_errors("looking whether the tables are empty"):
             (answers,) = await rows(conn, query)
         full += [table for table, has_rows in zip(some, answers, strict=True) if has_rows]
@@ -114,12 +162,13 @@ async def not_empty(conn: Connection, tables: Sequence[PublishedTable]) -> list[
 
 
 async def empty(conn: Connection, tables: Sequence[PublishedTable]) -> None:
-    """Take all rows out of tables, in one transaction.
+    """Take all rows out of tables, in one transaction, and none out of others.
 
     By TRUNCATE, which waits until no session reads them; by DELETE where foreign keys of other tables lead here.
 
     Raises:
-        TargetRefused, TargetLost: it could not be done.
+        TargetRefused: it could not be done, or a foreign key would change rows of another table.
+        TargetLost: the connection broke.
     """
     if not tables:
         return
@@ -128,19 +177,60 @@ async def empty(conn: Connection, tables: Sequence[PublishedTable]) -> None:
         " AND NOT conrelid::text = ANY ($2::text[]))"
     )
     names = [_quoted(table) for table in tables]
-    together: list[sql.Identifier] = []
-    single: list[sql.Identifier] = []
+    relations = await alone(conn, [table.full_name for table in tables])
+    together: list[sql.Composed] = []
+    single: list[sql.Composed] = []
     with target_errors("emptying tables"):
         async with conn.transaction():
             # As regclass prints them, which is quoted and with the schema, for the search path is empty.
             printed = [(await rows(conn, sql.SQL("SELECT $1::regclass::text"), [name]))[0][0] for name in names]
             for table, name in zip(tables, names, strict=True):
                 ((is_referenced,),) = await rows(conn, query, [name, printed])
-                (single if is_referenced else together).append(sql.Identifier(table.schema, table.name))
+                (single if is_referenced else together).append(relations[table.full_name])
             if together:
                 await rows(conn, sql.SQL("TRUNCATE {}").format(sql.SQL(", ").join(together)))
-            for identifier in single:
-                await rows(conn, sql.SQL("DELETE FROM {}").format(identifier))
+            if single and (acting := await still_acting(conn, list(relations), but=list(relations))):
+                raise TargetRefused(
+                    f"target: emptying tables would change rows of others by {_few(acting)}",
+                    hint="GRANT SET ON PARAMETER session_replication_role TO the target's role; or name the tables of"
+                    " these foreign keys, too, in the same command",
+                )
+            for relation in single:
+                await rows(conn, sql.SQL("DELETE FROM {}").format(relation))
+
+
+async def still_acting(conn: Connection, names: Sequence[Name], *, but: Sequence[Name] = ()) -> list[str]:
+    """Keep foreign keys from acting on other rows when rows are deleted in this transaction; return those that do.
+
+    Under session_replication_role = origin ON DELETE CASCADE, SET NULL and SET DEFAULT would change rows that do not
+    come again, because the publisher does not send what is undone here.
+
+    Args:
+        conn: inside a transaction.
+        names: of the tables of which rows will be deleted.
+        but: foreign keys of these do not matter.
+
+    Raises:
+        TargetRefused, TargetLost: the catalogue could not be read.
+    """
+    with suppress(psycopg.errors.InsufficientPrivilege):
+        async with conn.transaction():
+            await rows(conn, sql.SQL("SELECT pg_catalog.set_config('session_replication_role', 'replica', true)"))
+    query = sql.SQL(
+        "SELECT DISTINCT k.conname || ' of ' || k.conrelid::regclass FROM unnest($1::text[]) AS w(name)"
+        " CROSS JOIN LATERAL (SELECT w.name::regclass UNION"
+        " SELECT p.relid FROM pg_catalog.pg_partition_tree(w.name::regclass) AS p) AS m(oid)"
+        " JOIN pg_catalog.pg_constraint AS k ON k.contype = 'f' AND k.confrelid = m.oid"
+        " AND k.confdeltype IN ('c', 'n', 'd')"
+        " JOIN pg_catalog.pg_trigger AS t ON t.tgconstraint = k.oid AND t.tgrelid = k.confrelid"
+        " AND t.tgenabled IN ('A',"
+        " CASE pg_catalog.current_setting('session_replication_role') WHEN 'replica' THEN 'R' ELSE 'O' END)"
+        " WHERE NOT EXISTS (SELECT FROM unnest($2::regclass[]) AS b(oid) WHERE b.oid = k.conrelid"
+        " OR k.conrelid IN (SELECT p.relid FROM pg_catalog.pg_partition_tree(b.oid) AS p)) ORDER BY 1"
+    )
+    with target_errors("looking for foreign keys that act"):
+        quoted = [[sql.Identifier(*name).as_string(None) for name in some] for some in (names, but)]
+        return [str(name) for (name,) in await rows(conn, query, quoted)]
 
 
 async def check_access(

@@ -34,7 +34,7 @@ from parapply.copy import sequences
 from parapply.copy.published import published_tables
 from parapply.cutover import fence, late, way_back
 from parapply.cutover.look import CutoverLook, CutoverOptions
-from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRefused
+from parapply.errors import ConfigError, LeaseHeld, ParapplyError, SourceRefused, TargetRefused
 from parapply.logs import redact_text
 from parapply.model import format_lsn
 from parapply.plan.watermark import covers
@@ -44,12 +44,13 @@ from parapply.source import refusals, slot
 from parapply.source.slot import source_errors
 from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
-from parapply.target.state import cutovers
+from parapply.target.state import copies, cutovers
 from parapply.target.state import slots as state
 from parapply.verify import command as verifying
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from datetime import datetime
 
     from parapply.config import Config
 
@@ -196,6 +197,10 @@ class _Cutover:
         #: By this call: the daemon was stopped; writers were let in.
         self._has_stopped = False
         self._has_opened = False
+        #: By this call, and not by a command of the operator's.
+        self._fenced_at: datetime | None = None
+        #: Tables that were looked at before anything was made.
+        self._tables: frozenset[int] = frozenset()
         #: What was found while clients still wrote.
         self._before: verifying.VerifyResult | None = None
 
@@ -287,7 +292,8 @@ class _Cutover:
         """
         forward = self._forward
         tables = await published_tables(self._ahead.source, forward.source.publications, forward.mapping)
-        refused = await self._look.refusals(tables)
+        self._tables = frozenset(table.oid for table in tables)
+        refused = await self._look.refusals(tables, has_made=self._row is not None and self._row.made_publication)
         if self._options.is_dry:
             self._say_plan(len(tables))
         if refused:
@@ -351,7 +357,8 @@ class _Cutover:
         tables = await published_tables(self._ahead.source, self._forward.source.publications, self._forward.mapping)
         if await way_back.missing_publications(back.source, reverse.source.publications):
             await way_back.make_publication(self._ahead.target, reverse, tables)
-        await way_back.check_covers(back.source, reverse, tables)
+        assert self._row is not None
+        await way_back.check_covers(back.source, reverse, tables, is_made=self._row.made_publication)
         facts = await slot.inspect(back.source, reverse.source.slot)
         if facts.slot is None:
             await slot.create_slot(back.source, reverse.source.slot, two_phase=reverse.source.two_phase)
@@ -389,6 +396,7 @@ class _Cutover:
 
     async def _fence(self) -> None:
         options, source = self._options, self._ahead.source
+        await self._keep_copies_off()
         self._deadline_s = time.monotonic() + options.timeout_s
         if self._index < cutovers.STEPS.index("stopping"):
             await self._enter("fencing")
@@ -396,14 +404,44 @@ class _Cutover:
             await fence.run_command(options.fence_command, source, is_on=True)
             self._say("fencing", "by --fence-command")
             return
-        n_ended = await fence.end_writers(source, options.keep_roles, self._deadline_s)
+        self._fenced_at = await fence.put_up(source, self._deadline_s)
+        kept = await self._look.kept(with_daemon=True)
+        n_ended = await fence.end_writers(source, kept, self._fenced_at, self._deadline_s)
         self._say("fencing", f"the source's database {source.info.dbname!r} is read only, {n_ended} sessions ended")
+
+    async def _keep_copies_off(self) -> None:
+        """Keep `refresh` and its like from the tables, until this command ends; then the noted step does."""
+        try:
+            await lease.take_lease(self._ahead.target, self._slot_id, 0, lock_class=copies.LOCK_CLASS)
+        except LeaseHeld as error:
+            raise TargetRefused(
+                "tables of this slot are being copied, or paused", hint="wait for the end of that command"
+            ) from error
 
     async def _drain(self) -> None:
         lsn = await fence.last_lsn(self._ahead.source, self._deadline_s)
         await self._enter("draining", fence_lsn=lsn)
         await lifecycle.applied(self._forward, lsn, max(0.0, self._deadline_s - time.monotonic()))
+        await self._check_tables()
+        # One that began after the first look, and was ended before the fence, leaves a table in part.
+        await self._look.check_copied(lsn)
         self._say("draining", f"the target has everything up to {format_lsn(lsn)}")
+
+    async def _check_tables(self) -> None:
+        """Look once more at what is published, both ways: until the fence anybody could change it.
+
+        Raises:
+            SourceRefused: a table came that was not looked at, or the way back leaves one out.
+        """
+        assert self._row is not None
+        forward = self._forward
+        tables = await published_tables(self._ahead.source, forward.source.publications, forward.mapping)
+        if new := [table.text for table in tables if table.oid not in self._tables]:
+            raise SourceRefused(
+                f"source: published since the cut-over looked at its tables: {fence.few(new)}", hint=way_back.AGAIN
+            )
+        is_made = self._row.made_publication
+        await way_back.check_covers(self._back.source, self._reverse, tables, is_made=is_made)
 
     async def _compare(self) -> None:
         await self._enter("comparing")
@@ -451,7 +489,12 @@ class _Cutover:
                 f"the target no longer has everything up to {format_lsn(fence_lsn or 0)}",
                 hint="start the daemon, and give the same command again",
             )
-        await late.wait_until_unread(ahead.source, name, time.monotonic() + self._forward.target.lease_wait_s)
+        deadline_s = time.monotonic() + self._forward.target.lease_wait_s
+        await late.wait_until_unread(ahead.source, name, deadline_s)
+        if self._fenced_at is not None:
+            # The daemon is gone: what is still there under a name like its own is another program's.
+            kept = await self._look.kept(with_daemon=False)
+            await fence.end_writers(ahead.source, kept, self._fenced_at, deadline_s)
         if n_late := await late.count(ahead.source, self._forward, found.low_lsn):
             await self._back_to_draining()
             raise SourceRefused(

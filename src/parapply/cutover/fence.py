@@ -22,10 +22,11 @@ from psycopg import conninfo, sql
 
 from parapply.errors import ParapplyError, SourceRefused
 from parapply.model import parse_lsn
+from parapply.quoting import shown
 from parapply.source.slot import source_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from parapply.source.slot import Connection
 
@@ -35,8 +36,9 @@ COMMAND: Final = "command"
 #: Seconds between two looks at sessions that end.
 _POLL_S: Final = 0.01
 
-# Without walsenders, which write nothing, and without parapply's own sessions. A role sees of other roles' sessions the
-# process, the role and the name, and not when they began.
+# Without walsenders, which write nothing. While the daemon is needed what has the name of parapply's sessions is left
+# out, too; any session may have taken it. A role sees of other roles' sessions the process, the role and the name, and
+# not when they began.
 _SESSIONS: Final = """
 SELECT a.pid, a.usename::text, a.backend_start,
        CASE WHEN me.rolsuper THEN true WHEN r.rolsuper THEN false
@@ -45,9 +47,18 @@ SELECT a.pid, a.usename::text, a.backend_start,
   JOIN pg_catalog.pg_roles AS r ON r.oid = a.usesysid
   JOIN pg_catalog.pg_roles AS me ON me.rolname = CURRENT_USER
  WHERE a.datname = pg_catalog.current_database() AND a.pid <> pg_catalog.pg_backend_pid()
-   AND a.usename <> ALL ($1::name[]) AND NOT pg_catalog.starts_with(a.application_name, 'parapply ')
+   AND a.usename <> ALL ($1::name[]) AND a.pid <> ALL ($2::int[])
+   AND NOT ($3::bool AND pg_catalog.starts_with(a.application_name, 'parapply '))
    AND a.pid NOT IN (SELECT pid FROM pg_catalog.pg_stat_replication)
  ORDER BY 1"""
+
+# A session reads the settings of its database while it starts, shows itself in pg_stat_activity after that, and holds
+# this lock from before the one until after the other. (postinit.c, InitPostgres)
+_STARTING: Final = """
+SELECT l.pid FROM pg_catalog.pg_locks AS l
+ WHERE l.locktype = 'object' AND l.database = 0 AND l.classid = 'pg_catalog.pg_database'::pg_catalog.regclass
+   AND l.objid = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+   AND l.mode = 'RowExclusiveLock' AND l.granted AND l.pid <> pg_catalog.pg_backend_pid()"""
 
 # A transaction that has written holds the lock on its own number, which every role may see.
 _WRITING: Final = """
@@ -90,9 +101,18 @@ async def _rows(conn: Connection, query: str, params: Sequence[object] = ()) -> 
         return await cursor.fetchall()
 
 
-async def _sessions(conn: Connection, kept_roles: Collection[str]) -> list[_Session]:
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose sessions stay."""
+
+    roles: tuple[str, ...]
+    pids: tuple[int, ...]  # of the cut-over itself
+    with_daemon: bool  # and everything that has such a name; without it nothing that has
+
+
+async def _sessions(conn: Connection, kept: Kept) -> list[_Session]:
     with source_errors("reading the sessions"):
-        return [_Session(*row) for row in await _rows(conn, _SESSIONS, [list(kept_roles)])]
+        found = await _rows(conn, _SESSIONS, [list(kept.roles), list(kept.pids), kept.with_daemon])
+        return [_Session(*row) for row in found]
 
 
 async def prepared(conn: Connection) -> list[str]:
@@ -120,7 +140,7 @@ async def refusals_of_owner(conn: Connection) -> list[SourceRefused]:
         ((role, owner, database, is_owner),) = await _rows(conn, query)
     if is_owner:
         return []
-    owned, quoted = (sql.Identifier(name).as_string(None) for name in (owner, role))
+    owned, quoted = shown(owner), shown(role)
     return [
         SourceRefused(
             f"the role {role!r} may not fence the database {database!r}, which {owner!r} owns",
@@ -129,7 +149,7 @@ async def refusals_of_owner(conn: Connection) -> list[SourceRefused]:
     ]
 
 
-async def refusals(conn: Connection, kept_roles: Collection[str]) -> list[SourceRefused]:
+async def refusals(conn: Connection, kept: Kept) -> list[SourceRefused]:
     """Tell why this role could not fence the database, or the fence would not hold; nothing is changed.
 
     Raises:
@@ -144,12 +164,12 @@ async def refusals(conn: Connection, kept_roles: Collection[str]) -> list[Source
            AND s.setdatabase IN (0, (SELECT oid FROM pg_catalog.pg_database
                                       WHERE datname = pg_catalog.current_database()))"""
     with source_errors("looking whether the database can be fenced"):
-        exempted = sorted({str(name) for (name,) in await _rows(conn, exempt)} - set(kept_roles))
+        exempted = sorted({str(name) for (name,) in await _rows(conn, exempt)} - set(kept.roles))
         ((role,),) = await _rows(conn, "SELECT CURRENT_USER::text")
     found = await refusals_of_owner(conn)
-    held = [str(one) for one in await _sessions(conn, kept_roles) if not one.may_be_ended]
+    held = [str(one) for one in await _sessions(conn, kept) if not one.may_be_ended]
     if held:
-        quoted = sql.Identifier(role).as_string(None)
+        quoted = shown(role)
         found.append(
             SourceRefused(
                 f"source: the role {role!r} may not end {few(held)}",
@@ -184,12 +204,33 @@ async def is_up(conn: Connection) -> bool:
     return bool(found)
 
 
-async def end_writers(conn: Connection, kept_roles: Collection[str], deadline_s: float) -> int:
-    """Make new sessions of the database read only, end the old ones, and return how many ended.
+async def put_up(conn: Connection, deadline_s: float) -> datetime:
+    """Make new sessions of the database read only, and return since when they are.
 
     Args:
         conn: a role that owns the database.
-        kept_roles: whose sessions stay.
+        deadline_s: by time.monotonic().
+
+    Raises:
+        SourceRefused: a privilege is missing.
+        SourceLost: the connection broke.
+        ParapplyError: a session that began before has not started in time.
+    """
+    await _set_read_only(conn, is_on=True)
+    with source_errors("reading the clock"):
+        ((fenced_at,),) = await _rows(conn, "SELECT pg_catalog.clock_timestamp()")
+    await _wait_for_starting(conn, deadline_s)
+    assert isinstance(fenced_at, datetime)
+    return fenced_at
+
+
+async def end_writers(conn: Connection, kept: Kept, fenced_at: datetime, deadline_s: float) -> int:
+    """End the sessions that are older than the fence, and return how many ended.
+
+    Args:
+        conn: as for `put_up`.
+        kept: whose sessions stay.
+        fenced_at: what that returned.
         deadline_s: by time.monotonic().
 
     Raises:
@@ -197,25 +238,34 @@ async def end_writers(conn: Connection, kept_roles: Collection[str], deadline_s:
         SourceLost: the connection broke.
         ParapplyError: a session has not ended in time.
     """
-    await _set_read_only(conn, is_on=True)
-    with source_errors("reading the clock"):
-        ((fenced_at,),) = await _rows(conn, "SELECT pg_catalog.clock_timestamp()")
-    n_ended = 0
-    # Twice: one that was starting while the fence came up shows itself a moment later, with the old setting.
-    for _ in range(2):
-        old = {one.pid: one for one in await _sessions(conn, kept_roles) if not one.began_after(fenced_at)}
-        for one in old.values():
-            with source_errors(f"ending {one}"):
-                await _rows(conn, "SELECT pg_catalog.pg_terminate_backend($1::int)", [one.pid])
-        n_ended += len(old)
-        while old:
-            there = {one.pid for one in await _sessions(conn, kept_roles)}
-            old = {pid: one for pid, one in old.items() if pid in there}
-            if old and time.monotonic() >= deadline_s:
-                named = few([str(one) for one in old.values()])
-                raise ParapplyError(f"source: {named} did not end in time", hint="see pg_stat_activity there")
-            await asyncio.sleep(_POLL_S if old else 0)
+    old = {one.pid: one for one in await _sessions(conn, kept) if not one.began_after(fenced_at)}
+    n_ended = len(old)
+    for one in old.values():
+        with source_errors(f"ending {one}"):
+            await _rows(conn, "SELECT pg_catalog.pg_terminate_backend($1::int)", [one.pid])
+    while old:
+        there = {one.pid for one in await _sessions(conn, kept)}
+        old = {pid: one for pid, one in old.items() if pid in there}
+        if old:
+            await _wait([str(one) for one in old.values()], "did not end in time", deadline_s)
     return n_ended
+
+
+async def _wait_for_starting(conn: Connection, deadline_s: float) -> None:
+    """Return once every session shows itself that may have read the setting as it was before the fence."""
+    starting: set[int] | None = None
+    while starting is None or starting:
+        with source_errors("reading which sessions start"):
+            now = {int(pid) for (pid,) in await _rows(conn, _STARTING)}
+        starting = now if starting is None else starting & now
+        if starting:
+            await _wait([f"process {pid}" for pid in sorted(starting)], "did not start in time", deadline_s)
+
+
+async def _wait(names: Sequence[str], what: str, deadline_s: float) -> None:
+    if time.monotonic() >= deadline_s:
+        raise ParapplyError(f"source: {few(names)} {what}", hint="see pg_stat_activity and pg_locks there")
+    await asyncio.sleep(_POLL_S)
 
 
 async def lift_fence(conn: Connection) -> None:

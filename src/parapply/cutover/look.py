@@ -18,10 +18,11 @@ from parapply.check.look import CheckOptions, look_at
 from parapply.cutover import fence, way_back
 from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRefused
 from parapply.printable import printable
+from parapply.quoting import copyable
 from parapply.source import refusals, slot
 from parapply.source.slot import source_errors
 from parapply.target.session import lease, prepared
-from parapply.target.session.settings import rows
+from parapply.target.session.settings import rows, target_errors
 from parapply.target.state import commands, copies
 from parapply.target.state import slots as state
 from parapply.vocabulary import CopyState
@@ -74,17 +75,51 @@ class CutoverLook:
         self._tables: Sequence[PublishedTable] = ()
         self._told: set[str] = set()
 
-    async def refusals(self, tables: Sequence[PublishedTable]) -> list[ParapplyError]:
+    async def refusals(self, tables: Sequence[PublishedTable], *, has_made: bool) -> list[ParapplyError]:
         """Return all that would be refused.
 
         Args:
             tables: that the stream publishes.
+            has_made: the publication of the way back, by an earlier call.
 
         Raises:
             SourceLost, TargetLost: a connection broke, or tables are locked.
         """
         self._tables = tables
-        return [*await self._of_stream(), *await self._of_commands(), *await self._of_fence(), *await self._of_back()]
+        return [
+            *await self._of_stream(),
+            *await self._of_commands(),
+            *await self._of_fence(),
+            *await self._of_back(has_made=has_made),
+        ]
+
+    async def check_copied(self, low_lsn: int) -> None:
+        """Refuse tables of which the target does not have all, as `refusals` does; no copy runs since the fence.
+
+        Raises:
+            TargetRefused: there are some.
+            TargetLost: the connection broke.
+        """
+        copied = await copies.load(self._ahead.target, self._forward.target.state_schema, self._slot_id)
+        for error in self._of_copies(copied, low_lsn):
+            raise error
+
+    def _of_copies(self, copied: copies.Copies, low_lsn: int) -> list[ParapplyError]:
+        # One that is dropped since, or no more published, is of no concern.
+        names = {each for table in self._tables for each in (table.full_name, *_leaves(table))}
+        lacking = [
+            ".".join(row.name)
+            for row in copied.tables
+            if row.name in names and (row.state != CopyState.COPIED or (row.start_lsn or 0) > low_lsn)
+        ]
+        if not lacking:
+            return []
+        return [
+            TargetRefused(
+                f"the target does not have all of {fence.few(lacking)}: not copied, paused, or only now copied",
+                hint="see `parapply status`; `parapply refresh` or `parapply resume` copies them",
+            )
+        ]
 
     def warn(self, text: str) -> None:
         """Print a warning, once."""
@@ -103,21 +138,7 @@ class CutoverLook:
             )
         known = await state.load(ahead.target, schema, forward.source.slot, facts.system_identifier)
         copied = await copies.load(ahead.target, schema, self._slot_id)
-        low_lsn = known.low_lsn if known is not None else 0
-        # One that is dropped since, or no more published, is of no concern.
-        names = {each for table in self._tables for each in (table.full_name, *_leaves(table))}
-        lacking = [
-            ".".join(row.name)
-            for row in copied.tables
-            if row.name in names and (row.state != CopyState.COPIED or (row.start_lsn or 0) > low_lsn)
-        ]
-        if lacking:
-            found.append(
-                TargetRefused(
-                    f"the target does not have all of {fence.few(lacking)}: not copied, paused, or only now copied",
-                    hint="see `parapply status`; `parapply refresh` or `parapply resume` copies them",
-                )
-            )
+        found += self._of_copies(copied, known.low_lsn if known is not None else 0)
         if unlisted := await self._not_applied(copied):
             found.append(
                 TargetRefused(
@@ -159,7 +180,8 @@ class CutoverLook:
             if table.oid in oids or names & {table.full_name, *_leaves(table)}:
                 continue
             with source_errors(f"reading {table.text}"):
-                query = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(sql.Identifier(table.schema, table.name))
+                only = sql.SQL("ONLY " if table.full_name in _leaves(table) else "")
+                query = sql.SQL("SELECT EXISTS (SELECT FROM {}{})").format(only, sql.Identifier(*table.full_name))
                 ((has_rows,),) = await rows(self._ahead.source, query)
             if has_rows:
                 found.append(table.text)
@@ -178,11 +200,24 @@ class CutoverLook:
             )
         ]
 
+    async def kept(self, *, with_daemon: bool) -> fence.Kept:
+        """Return whose sessions on the source stay.
+
+        Args:
+            with_daemon: the stream is still needed.
+
+        Raises:
+            TargetLost: the connection of the way back to it broke.
+        """
+        with target_errors("asking for its process"):
+            ((pid,),) = await rows(self._back.target, sql.SQL("SELECT pg_catalog.pg_backend_pid()"))
+        return fence.Kept(roles=self._options.keep_roles, pids=(pid,), with_daemon=with_daemon)
+
     async def _of_fence(self) -> list[ParapplyError]:
         source = self._ahead.source
         found: list[ParapplyError] = []
         if not self._options.fence_command:
-            found += await fence.refusals(source, self._options.keep_roles)
+            found += await fence.refusals(source, await self.kept(with_daemon=False))
         # Neither heeds default_transaction_read_only.
         with source_errors("looking who applies to the source"):
             subscriptions = await rows(
@@ -213,7 +248,7 @@ class CutoverLook:
             )
         return found
 
-    async def _of_back(self) -> list[ParapplyError]:
+    async def _of_back(self, *, has_made: bool) -> list[ParapplyError]:
         """Tell why the way back cannot be made, without making it."""
         reverse, back = self._reverse, self._back
         found: list[ParapplyError] = []
@@ -233,7 +268,7 @@ class CutoverLook:
         missing = await way_back.missing_publications(back.source, reverse.source.publications)
         if not missing:
             try:
-                await way_back.check_covers(back.source, reverse, self._tables)
+                await way_back.check_covers(back.source, reverse, self._tables, is_made=has_made)
             except SourceRefused as error:
                 found.append(error)
         elif len(reverse.source.publications) > 1:
@@ -283,7 +318,7 @@ class CutoverLook:
             if each.code in _OF_MAKING:
                 continue
             if is_refused:
-                fix = f"; here: {each.fix}" if each.fix else ""
+                fix = f"; here: {copyable(each.fix)}" if each.fix else ""
                 found.append(_error_of(each, f"{KINDS[each.code].advice}{fix}"))
             elif severity is Severity.WARNING:
                 self.warn(f"the way back, {each.code.value}: {each.found}")

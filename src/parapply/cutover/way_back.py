@@ -19,6 +19,7 @@ from psycopg import conninfo, sql
 from parapply import connect
 from parapply.cutover.fence import few
 from parapply.errors import SourceRefused, TargetRefused
+from parapply.quoting import copyable, shown, shown_list, toml_string
 from parapply.source import refusals, slot
 from parapply.source.slot import source_errors
 from parapply.target.session import lease, origins, prepared
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 #: server_version_num of the first publisher that can leave out what a subscriber wrote.
 ORIGIN_SINCE: Final = 160000
+#: What to do about what came while the cut-over was under way.
+AGAIN: Final = "give the same command again once everything is taken back: it takes them in"
 _OPERATIONS: Final = frozenset({"insert", "update", "delete", "truncate"})
 
 _WITHOUT_IDENTITY: Final = """
@@ -105,8 +108,16 @@ async def without_identity(ends: Connections, tables: Sequence[PublishedTable]) 
     return [str(name) for (name,) in there if (name,) not in here]
 
 
-async def check_covers(conn: slot.Connection, config: Config, tables: Sequence[PublishedTable]) -> None:
+async def check_covers(
+    conn: slot.Connection, config: Config, tables: Sequence[PublishedTable], *, is_made: bool
+) -> None:
     """Refuse publications of the way back that leave out a table, rows, columns or an operation: they would be lost.
+
+    Args:
+        conn: to the target that takes over.
+        config: of the way back.
+        tables: that the stream publishes.
+        is_made: the cut-over has made the publication, and drops it when everything is taken back.
 
     Raises:
         SourceRefused: they do.
@@ -120,11 +131,14 @@ async def check_covers(conn: slot.Connection, config: Config, tables: Sequence[P
         )
     there = set(await slot.published_tables(conn, config.source.publications))
     leaves = {table: {(leaf.schema, leaf.name) for leaf in table.leaves} for table in tables}
-    missing = [table.text for table in tables if table.full_name not in there and not leaves[table] <= there]
+    missing = [table for table in tables if table.full_name not in there and not leaves[table] <= there]
     if missing:
+        named = shown_list([table.full_name for table in missing])
         raise SourceRefused(
-            f"the publication of the way back leaves out {few(missing)}",
-            hint=f"ALTER PUBLICATION {config.source.publications[0]} ADD TABLE ... on the target",
+            f"the publication of the way back leaves out {few([table.text for table in missing])}",
+            hint=AGAIN
+            if is_made
+            else f"ALTER PUBLICATION {shown(config.source.publications[0])} ADD TABLE {named} on the target",
         )
     with source_errors("reading the publications"):
         async with psycopg.AsyncRawCursor(conn) as cursor:
@@ -150,7 +164,7 @@ async def make_publication(conn: Connection, config: Config, tables: Sequence[Pu
             await conn.execute(statement)
     except TargetRefused as error:
         raise TargetRefused(
-            str(error), hint=f"let the owner of the tables run it there: {statement.as_string(None)}"
+            str(error), hint=f"let the owner of the tables run it there: {copyable(statement.as_string(None))}"
         ) from error
 
 
@@ -270,8 +284,14 @@ def config_text(forward: Config, *, is_filtering: bool) -> str:
         "# Passwords belong into ~/.pgpass.",
     ]
     for section, pairs in values.items():
-        head += ["", f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in pairs.items())]
+        head += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in pairs.items())]
     return "\n".join(head) + "\n"
+
+
+def _toml(value: Any) -> str:  # noqa: ANN401  what a configuration holds
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return toml_string(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _without_password(dsn: str) -> str:

@@ -7,6 +7,9 @@ sixth of a second by way of the official client, whose parser the tests use.
 from __future__ import annotations
 
 import os
+import time
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -78,22 +81,34 @@ def _escaped(text: str) -> str:
 
 
 def _process() -> dict[str, float]:
-    """Return what the kernel says of this process (proc(5)); nothing where there is no Linux."""
-    try:
-        # The name of the program, in parentheses, may hold blanks. What follows begins with the third field.
-        fields = (_PROC / "stat").read_text().rpartition(")")[2].split()
-        n_files = len(os.listdir(_PROC / "fd"))  # noqa: PTH208  hundreds of Path objects for their number
-        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
-        files = next(line for line in (_PROC / "limits").read_text().splitlines() if line.startswith("Max open files"))
-    except (OSError, StopIteration):
-        return {}
-    ticks_s = os.sysconf("SC_CLK_TCK")
-    limit = files.split()[3]
-    return {
-        "process_cpu_seconds_total": (int(fields[11]) + int(fields[12])) / ticks_s,
-        "process_start_time_seconds": int(boot.split()[1]) + int(fields[19]) / ticks_s,
-        "process_virtual_memory_bytes": int(fields[20]),
-        "process_resident_memory_bytes": int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
-        "process_open_fds": n_files,
-        **({"process_max_fds": int(limit)} if limit.isdecimal() else {}),
-    }
+    """Return what the kernel says of this process (proc(5)), each figure that can be read; nothing where no Linux is.
+
+    Of /proc only this process's own directory is used: a service may see nothing else (ProcSubset=pid).
+    """
+    found: dict[str, float] = {}
+    with suppress(OSError):
+        fields = _fields()
+        ticks_s = os.sysconf("SC_CLK_TCK")
+        found["process_cpu_seconds_total"] = (int(fields[11]) + int(fields[12])) / ticks_s
+        found["process_start_time_seconds"] = _started_s()
+        found["process_virtual_memory_bytes"] = int(fields[20])
+        found["process_resident_memory_bytes"] = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError):
+        found["process_open_fds"] = len(os.listdir(_PROC / "fd"))  # noqa: PTH208  hundreds of Path objects
+    with suppress(OSError):
+        files = [line for line in (_PROC / "limits").read_text().splitlines() if line.startswith("Max open files")]
+        if files and (limit := files[0].split()[3]).isdecimal():
+            found["process_max_fds"] = int(limit)
+    return found
+
+
+def _fields() -> list[str]:
+    # The name of the program, in parentheses, may hold blanks. What follows begins with the third field.
+    return (_PROC / "stat").read_text().rpartition(")")[2].split()
+
+
+@cache
+def _started_s() -> float:
+    """Return when this process began; once, because a clock that is set must not look like a restart."""
+    since_boot_s = int(_fields()[19]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot_s

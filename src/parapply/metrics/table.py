@@ -215,6 +215,11 @@ READING_PAUSED: Final = Metric(
     "gauge",
     "1 while nothing is read: memory or queue are full, a copy is awaited, or what comes next is not due.",
 )
+BLOCKED_SECONDS: Final = Metric(
+    "parapply_blocked_seconds",
+    "gauge",
+    "How long a batch has waited for a lock of a foreign session or prepared transaction on the target; 0: none waits.",
+)
 STREAMS: Final = Metric("parapply_streams_open", "gauge", "Transactions in progress on the publisher, as far as sent.")
 SPILL_BYTES: Final = Metric("parapply_spill_bytes", "gauge", "Bytes of them on disk.")
 SPILL_LIMIT: Final = Metric("parapply_spill_limit_bytes", "gauge", "apply.spill_limit_bytes.")
@@ -282,7 +287,7 @@ METRICS: Final = (
     BATCH_TRANSACTIONS, BATCH_CHANGES, BATCH_BYTES, BATCH_SECONDS,
     STAGE_SECONDS, WAITS, WAIT_SECONDS,
     RETRIES, CONFLICTS, TABLE_CONFLICTS, RECONNECTS,
-    WORKERS, QUEUE_BATCHES, QUEUE_BYTES, QUEUE_LIMIT, READING, READING_PAUSED,
+    WORKERS, QUEUE_BATCHES, QUEUE_BYTES, QUEUE_LIMIT, READING, READING_PAUSED, BLOCKED_SECONDS,
     STREAMS, SPILL_BYTES, SPILL_LIMIT, PREPARED, TABLES_WAITING, APPLYLOG_DROPPED,
     MIGRATION_STEP, MIGRATION_SECONDS, MIGRATION_DONE, MIGRATION_EXPECTED, MIGRATION_BYTES, MIGRATION_LEFT,
     CUTOVER_STEP, CUTOVER_STEP_SECONDS, CUTOVER_FENCED, CUTOVER_GAP,

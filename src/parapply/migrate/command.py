@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 from psycopg import sql
+from psycopg.errors import InsufficientPrivilege
 
 from parapply import connect, failpoints
 from parapply import init as beginning
@@ -33,10 +34,11 @@ from parapply.migrate.options import Choice, check_patterns
 from parapply.migrate.script import without_system_grants
 from parapply.migrate.show import Screen
 from parapply.model import format_lsn, parse_lsn
+from parapply.printable import printable
 from parapply.sequences import SequenceOptions
 from parapply.source import ddl_queue, refusals, slot
 from parapply.target.session import settings
-from parapply.target.state import commands, copies, copy_parts, migrations
+from parapply.target.state import commands, copies, copy_parts, cutovers, migrations
 from parapply.target.state import slots as state
 from parapply.target.state.schema import refuse_older
 from parapply.vocabulary import CopyState, MigrationStep
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
 _LOCK_WAIT_S: Final = 30.0
 _POLL_S: Final = 0.2
 _INCOMPLETE: Final = 1
+#: Steps that take nothing from a target which has taken over.
+_HARMLESS: Final = {MigrationStep.ROLES, MigrationStep.ANALYZE, MigrationStep.VIEWS}
 
 
 def migrate(config: Config, options: MigrateOptions) -> int:
@@ -97,7 +101,7 @@ async def _show(config: Config, *, as_json: bool) -> int:
             continue
         took = f" in {row.seconds:.1f} s" if row.finished_at else f" since {row.started_at}"
         figures = f", {row.done:,} of {row.total:,} {row.unit}" if row.unit else ""
-        click.echo(f"{step.value}: {row.state}{took}{figures}{f': {row.detail}' if row.detail else ''}")
+        click.echo(printable(f"{step.value}: {row.state}{took}{figures}{f': {row.detail}' if row.detail else ''}"))
     return 0
 
 
@@ -175,6 +179,13 @@ class _Run:
         for step in self._wanted(known):
             await self._do(step)
 
+    async def _check_not_cut_over(self) -> None:
+        """Refuse to write to a target that clients write to: what they have made would go."""
+        config, target = self._config, self._ends.target
+        found = await connect.known_state(config, target, self._facts.system_identifier)
+        if found is not None:
+            await cutovers.check_may_write(target, config.target.state_schema, found.slot_id, config.source.slot)
+
     async def _lock(self) -> None:
         waits_s = 0.0
         while not await migrations.try_lock(self._ends.target, self._migration):
@@ -219,6 +230,8 @@ class _Run:
 
     async def _do(self, step: MigrationStep) -> None:
         target = self._ends.target
+        if step not in _HARMLESS:
+            await self._check_not_cut_over()
         await migrations.begin(target, self._migration, step)
         self._noter.begin(step)
         failpoints.probe(failpoints.MIGRATE_BEGUN)
@@ -258,9 +271,8 @@ class _Run:
         refused = await look.refusals(self._ends, sight, self._choice, has_roles=self._options.has_roles)
         _raise_all(refused)
         if sight.settings:
-            click.echo(
-                f"not brought over: settings of the database (ALTER DATABASE ... SET): {', '.join(sight.settings)}"
-            )
+            names = ", ".join(sight.settings)
+            click.echo(printable(f"not brought over: settings of the database (ALTER DATABASE ... SET): {names}"))
         await state.ensure_schema(self._ends.target, self._config.target.state_schema)
         kept = msgspec.json.encode(self._choice).decode()
         await migrations.begin(self._ends.target, self._migration, MigrationStep.CHECK, kept)
@@ -309,9 +321,10 @@ class _Run:
         for text, names in (
             ("without a password, set one before they log in", made.without_password),
             ("without what only a superuser gives", made.without_attributes),
+            ("left out, as the target cannot have it without giving more", made.left_out),
         ):
             if names:
-                click.echo(f"roles: {text}: {', '.join(names)}", err=True)
+                click.echo(printable(f"roles: {text}: {', '.join(names)}"), err=True)
         return f"{len(made.made)} roles made"
 
     async def _schema(self) -> str:
@@ -338,11 +351,32 @@ class _Run:
                     return "was made"
                 await schemas.make(target, script)
                 await migrations.add_item(target, self._migration, _SCHEMA_ITEM)
+                await self._default_privileges(later.read(after))
                 kept = _Kept(later=after.decode(), commands=None if numbers is None else tuple(sorted(numbers)))
                 text = msgspec.json.encode(kept).decode()
                 await migrations.keep(target, self._migration, MigrationStep.SCHEMA, text)
         left_out = f", {n_left_out:,} GRANT and REVOKE left out" if n_left_out else ""
         return f"{len(script):,} bytes of SQL{left_out}"
+
+    async def _default_privileges(self, after: Script) -> None:
+        """Have tables that come by the stream from now on have the publisher's; pg_dump has them last.
+
+        Nothing that the schema has made gets others.
+        """
+        target, left_out = self._ends.target, []
+        for item in after.default_privileges:
+            try:
+                with settings.target_errors(f"making {item.title}"):
+                    async with target.transaction():
+                        await target.execute(item.text.encode())
+            except TargetRefused as error:
+                if not isinstance(error.__cause__, InsufficientPrivilege):
+                    raise
+                left_out += item.text.splitlines()
+            # Also of what is left out: the step `constraints` could not make it either.
+            await migrations.add_item(target, self._migration, item.digest)
+        if left_out:
+            click.echo(printable(f"schema: left out, needs their role: {' '.join(left_out)}"), err=True)
 
     async def _without_system_grants(self, script: bytes) -> tuple[bytes, int]:
         """Leave out, name and count what no role but a superuser can give; `schema` would end there."""
@@ -354,11 +388,10 @@ class _Run:
         try:
             text, left_out = without_system_grants(script.decode())
         except ValueError as error:
-            raise later.unknown(error) from error
+            raise schemas.unknown(error) from error
         if left_out:
-            click.echo(
-                f"schema: left out, as only a superuser of the target can run it: {'; '.join(left_out)}", err=True
-            )
+            texts = "; ".join(left_out)
+            click.echo(printable(f"schema: left out, as only a superuser of the target can run it: {texts}"), err=True)
         return text.encode(), len(left_out)
 
     def _copy_options(self, rows_before: int = 0) -> copying.CopyOptions:
@@ -425,9 +458,10 @@ class _Run:
             now = later.read(await self._dump("post-data")).items
             since = [item.title for item in now if item.digest not in before]
             if since:
+                names = printable(", ".join(since))
                 click.echo(
                     f"constraints: came to the publisher after its schema was brought, and not made by this step:"
-                    f" {', '.join(since)}; parapply.replicate_ddl brings what it has run, the rest is yours to make",
+                    f" {names}; parapply.replicate_ddl brings what it has run, the rest is yours to make",
                     err=True,
                 )
         return done
@@ -468,9 +502,16 @@ class _Run:
         assert row is not None
         lsn = parse_lsn(str(row[0]))
         async with self._noter.left_to_daemon():
-            daemon = await follow.daemon_of(self._options, self._ends.target, slot_id, "--until", format_lsn(lsn))
+            target, until = self._ends.target, ("--until", format_lsn(lsn))
+            daemon = await follow.daemon_of(self._options, target, slot_id, *until)
             with self._screen.counting(step, 1, "bytes of WAL") as counter:
-                await follow.reach(self._config, self._ends.target, slot_id, daemon, lsn, counter)
+                while not await follow.reach(self._config, target, slot_id, daemon, lsn, counter):
+                    if daemon.pid is not None:
+                        raise ParapplyError(
+                            f"the daemon was ended before it had applied up to {format_lsn(lsn)}",
+                            hint="the same command starts it again",
+                        )
+                    daemon = await follow.daemon_of(self._options, target, slot_id, *until)
             await daemon.end()
         return format_lsn(lsn)
 
@@ -532,7 +573,7 @@ class _Run:
         with self._screen.counting(MigrationStep.ANALYZE, len(names), "tables") as counter:
             skipped = await rest.analyze(self._config, counter, self._options.jobs, names)
         for text in skipped:
-            click.echo(f"analyze: {text}", err=True)
+            click.echo(printable(f"analyze: {text}"), err=True)
         return f"{len(names):,} tables" + (f", {len(skipped)} left out: see above" if skipped else "")
 
     async def _views(self) -> str:
@@ -540,7 +581,7 @@ class _Run:
         with self._screen.counting(MigrationStep.VIEWS, len(views), "views") as counter:
             skipped = await rest.refresh_views(self._config, counter, views)
         for text in skipped:
-            click.echo(f"views: {text}", err=True)
+            click.echo(printable(f"views: {text}"), err=True)
         return f"{len(views) - len(skipped):,} materialized views"
 
     async def _follow(self) -> str:

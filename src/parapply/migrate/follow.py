@@ -66,6 +66,18 @@ class Daemon:
                 hint=f"its log is {self._log}; mend what it says and run the same command",
             )
 
+    async def has_ended(self, target: Connection, slot_id: int) -> bool:
+        """Tell whether it has ended without a failure; one that is not ours has when no session holds the lease.
+
+        Raises:
+            ParapplyError: it is ours, and has failed.
+            TargetLost: the connection broke.
+        """
+        if self._process is None:
+            return not await lease.holders(target, slot_id)
+        self.check()
+        return not self.is_running
+
     async def end(self) -> None:
         """Return when it has come to its end, at once if it was not started here.
 
@@ -125,22 +137,27 @@ async def daemon_of(options: MigrateOptions, target: Connection, slot_id: int, *
 
 async def reach(  # noqa: PLR0913, PLR0917  whose, where to
     config: Config, target: Connection, slot_id: int, daemon: Daemon, lsn: int, counter: Counter
-) -> None:
-    """Return when the target shows everything up to an LSN.
+) -> bool:
+    """Wait until the target shows everything up to an LSN; return false if the daemon has ended before.
+
+    One that was there may be of a command that was killed, and end at an earlier LSN.
 
     Raises:
-        ParapplyError: the daemon has ended before.
+        ParapplyError: the daemon has failed.
         TargetRefused, TargetLost: the progress cannot be read.
     """
     first_lsn: int | None = None
     while True:
+        # Before the progress: what it has written at its end counts.
+        has_ended = await daemon.has_ended(target, slot_id)
         low_lsn, *_ = await _progress(config, target, slot_id)
         first_lsn = low_lsn if first_lsn is None else first_lsn
         counter.total = max(1, lsn - first_lsn)
         counter.set(max(0, min(low_lsn, lsn) - first_lsn), f"at {format_lsn(low_lsn)}")
         if covers(low_lsn, lsn):
-            return
-        daemon.check()
+            return True
+        if has_ended:
+            return False
         await asyncio.sleep(_POLL_S)
 
 
@@ -156,9 +173,8 @@ async def small_lag(  # noqa: PLR0913, PLR0917  whose, how small
     n_looks = 0
     while True:
         low_lsn, lag_s, state, reason, seconds = await _progress(config, target, slot_id)
-        if daemon.pid is None and not await lease.holders(target, slot_id):
+        if await daemon.has_ended(target, slot_id):
             raise ParapplyError(f"the daemon has ended: {reason or state}", hint="see its log, then run this again")
-        daemon.check()
         is_small = state == "running" and seconds < _FRESH_S and lag_s is not None and lag_s <= max_lag_s
         n_looks = n_looks + 1 if is_small else 0
         counter.set(0, f"lag {'not known yet' if lag_s is None else f'{lag_s:.1f} s'}, at {format_lsn(low_lsn)}")

@@ -16,7 +16,7 @@ import psycopg
 from parapply import failpoints
 from parapply.connect import open_target
 from parapply.copy import schema as schemas
-from parapply.errors import ConfigError, TargetRefused
+from parapply.errors import TargetRefused
 from parapply.migrate.script import Script, parse, runs
 from parapply.target.session.settings import target_errors
 from parapply.target.state import migrations
@@ -42,15 +42,7 @@ def read(text: bytes) -> Script:
     try:
         return parse(text.decode())
     except ValueError as error:
-        raise unknown(error) from error
-
-
-def unknown(error: ValueError) -> ConfigError:
-    """Return the error for a script that cannot be cut up."""
-    return ConfigError(
-        f"pg_dump has written {error}",
-        hint="take a pg_dump of a version from 15 to 18, or run pg_dump and psql by hand, and go on with --from",
-    )
+        raise schemas.unknown(error) from error
 
 
 class Later:

@@ -17,6 +17,7 @@ from psycopg import sql
 from parapply.check.server import read_rows
 from parapply.errors import ParapplyError, SourceRefused, TargetRefused
 from parapply.plan.copy_starts import Name
+from parapply.quoting import shown_list
 from parapply.source.slot import source_errors
 from parapply.target.session.settings import rows, target_errors
 
@@ -59,7 +60,8 @@ SELECT n.nspname, c.relname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_nam
  WHERE c.relkind = 'm' AND c.relispopulated AND {_OWN} ORDER BY o.n, 1, 2"""  # noqa: S608  a constant
 _ROLES: Final = """
 SELECT r.rolname, bool_or(d.is_owner) FROM (
-    SELECT refobjid, deptype = 'o' AS is_owner FROM pg_catalog.pg_shdepend
+    SELECT refobjid, deptype = 'o' AND classid <> 'pg_catalog.pg_default_acl'::regclass AS is_owner
+      FROM pg_catalog.pg_shdepend
      WHERE dbid = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
        AND refclassid = 'pg_catalog.pg_authid'::regclass
        AND NOT (classid = 'pg_catalog.pg_namespace'::regclass AND objid IN (
@@ -67,8 +69,7 @@ SELECT r.rolname, bool_or(d.is_owner) FROM (
        AND NOT (classid = 'pg_catalog.pg_class'::regclass AND objid IN (
                 SELECT c.oid FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
                  WHERE n.nspname = ANY ($1::text[])))
-       AND NOT classid = ANY (ARRAY['pg_catalog.pg_publication'::regclass, 'pg_catalog.pg_subscription'::regclass,
-                                    'pg_catalog.pg_default_acl'::regclass])
+       AND NOT classid = ANY (ARRAY['pg_catalog.pg_publication'::regclass, 'pg_catalog.pg_subscription'::regclass])
     UNION ALL SELECT c.relowner, true FROM pg_catalog.pg_class AS c
      JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
     WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema' AND NOT n.nspname = ANY ($1::text[])) AS d
@@ -177,10 +178,10 @@ async def refusals(ends: Connections, sight: Sight, choice: Choice, *, has_roles
 def of_tables(sight: Sight) -> Iterator[ParapplyError]:
     """Yield why the tables that are meant are not those that are published."""
     if sight.not_published:
-        named = sql.SQL(", ").join([sql.Identifier(*name) for name in sight.not_published[:_MOST_NAMES]])
+        named = shown_list(sight.not_published[:_MOST_NAMES])
         yield SourceRefused(
             f"source: no publication has these tables, so their rows would stay behind: {few(sight.not_published)}",
-            hint=f"ALTER PUBLICATION ... ADD TABLE {named.as_string(None)}; or leave them out with --exclude",
+            hint=f"ALTER PUBLICATION ... ADD TABLE {named}; or leave them out with --exclude",
         )
     if sight.not_meant:
         yield SourceRefused(
@@ -233,7 +234,8 @@ async def _of_target(ends: Connections, sight: Sight, choice: Choice, *, has_rol
         found.append(
             TargetRefused(
                 f"target: the role may not make what {', '.join(foreign)} own",
-                hint=f"GRANT {', '.join(foreign)} TO the target's role, or --no-owner, and it owns everything",
+                hint=f"GRANT {shown_list([(name,) for name in foreign])} TO the target's role, or --no-owner, and it"
+                " owns everything",
             )
         )
     if absent := [name for name in sight.extensions if name not in available]:

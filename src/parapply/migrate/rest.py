@@ -19,6 +19,7 @@ from psycopg import sql
 from parapply.check.server import read_rows
 from parapply.connect import open_target
 from parapply.copy.pump import pump
+from parapply.copy.tables import still_acting
 from parapply.errors import TargetRefused
 from parapply.source.slot import source_errors
 from parapply.target.session.settings import rows, target_errors
@@ -139,6 +140,11 @@ async def unlogged(ends: Connections, names: Sequence[Name], counter: Counter, l
         sizes: list[int] = []
         with target_errors(f"copying into {text}"):
             async with ends.target.transaction():
+                if acting := await still_acting(ends.target, [name]):
+                    raise TargetRefused(
+                        f"target: emptying {text} would change rows of other tables by {acting[0]}",
+                        hint="GRANT SET ON PARAMETER session_replication_role TO the target's role",
+                    )
                 await rows(ends.target, sql.SQL("DELETE FROM ONLY {}").format(table))
                 await pump(
                     ends.source,

@@ -14,10 +14,13 @@ import msgspec
 from psycopg import sql
 
 from parapply.check.server import read_rows
+from parapply.quoting import identifier, literal, setting
 from parapply.source.slot import source_errors
 from parapply.target.session.settings import rows, target_errors
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parapply.connect import Connections
 
 _ROLES: Final = """
@@ -26,9 +29,22 @@ SELECT r.rolname, r.rolsuper, r.rolinherit, r.rolcreaterole, r.rolcreatedb, r.ro
   FROM pg_catalog.pg_roles AS r
   LEFT JOIN pg_catalog.pg_db_role_setting AS s ON s.setrole = r.oid AND s.setdatabase = 0
  WHERE r.rolname !~ '^pg_' ORDER BY 1"""
+# Of several grantors all grants hold together. An older server has no such options: its members may SET ROLE, and
+# inherit as the role's own attribute says.
 _MEMBERS: Final = """
-SELECT g.rolname, m.rolname, a.admin_option FROM pg_catalog.pg_auth_members AS a
-  JOIN pg_catalog.pg_roles AS g ON g.oid = a.roleid JOIN pg_catalog.pg_roles AS m ON m.oid = a.member ORDER BY 1, 2"""
+SELECT g.rolname, m.rolname, bool_or(a.admin_option),
+       bool_or(COALESCE((pg_catalog.to_jsonb(a) ->> 'inherit_option')::bool, m.rolinherit)),
+       bool_or(COALESCE((pg_catalog.to_jsonb(a) ->> 'set_option')::bool, true)), bool_or(m.rolinherit)
+  FROM pg_catalog.pg_auth_members AS a
+  JOIN pg_catalog.pg_roles AS g ON g.oid = a.roleid JOIN pg_catalog.pg_roles AS m ON m.oid = a.member
+ GROUP BY 1, 2 ORDER BY 1, 2"""
+#: Begins as `_ROLES`.
+_KNOWN: Final = """
+SELECT rolname, rolsuper, rolinherit, rolcreaterole, rolcreatedb, rolcanlogin, rolreplication, rolbypassrls
+  FROM pg_catalog.pg_roles"""
+#: server_version_num of the first server whose memberships have options.
+_OPTIONS_SINCE: Final = 160000
+_ATTRIBUTES: Final = ("SUPERUSER", "INHERIT", "CREATEROLE", "CREATEDB", "LOGIN", "REPLICATION", "BYPASSRLS")
 #: What only a superuser gives, by column.
 _HIGH: Final = ("SUPERUSER", "REPLICATION", "BYPASSRLS")
 
@@ -39,6 +55,7 @@ class RolesMade(msgspec.Struct, frozen=True, kw_only=True):
     made: tuple[str, ...]
     without_password: tuple[str, ...]  # that may log in
     without_attributes: tuple[str, ...]  # role and what it lacks
+    left_out: tuple[str, ...]  # memberships and settings that the target cannot have as they are
 
 
 async def bring(ends: Connections) -> RolesMade:
@@ -56,11 +73,13 @@ async def bring(ends: Connections) -> RolesMade:
         verifiers: dict[str, str | None] = {}
         if may_read:
             verifiers = dict(await read_rows(ends.source, "SELECT rolname, rolpassword FROM pg_catalog.pg_authid"))
+    rights = {row[0]: _rights(row) for row in there}
     made: list[str] = []
     lacking: list[str] = []
     bare: list[str] = []
+    left_out: list[str] = []
     with target_errors("making the roles"):
-        known = {name for (name,) in await rows(ends.target, sql.SQL("SELECT rolname FROM pg_catalog.pg_roles"))}
+        known = {name: _rights(row) for row in await rows(ends.target, sql.SQL(_KNOWN)) for name in row[:1]}
         ((is_superuser,),) = await rows(
             ends.target, sql.SQL("SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = CURRENT_USER")
         )
@@ -73,27 +92,48 @@ async def bring(ends: Connections) -> RolesMade:
                 lacking += [f"{row[0]}: {one}" for one in lacks]
                 if row[5] and not verifiers.get(row[0]):
                     bare.append(row[0])
-                await rows(ends.target, text)
+                await ends.target.execute(text.encode())
                 for one in row[10]:
                     name, _, value = one.partition("=")
-                    await rows(
-                        ends.target,
-                        sql.SQL("ALTER ROLE {} SET {} TO {}").format(
-                            sql.Identifier(row[0]), sql.Identifier(*name.split(".")), _setting(name, value)
-                        ),
-                    )
-            for group, member, is_admin in members:
-                if member not in made or (group not in made and group not in known):
+                    try:
+                        text = f"ALTER ROLE {identifier(row[0])} SET {setting(name, value)}"
+                    except ValueError as error:
+                        left_out.append(f"{row[0]}: {name} ({error})")
+                        continue
+                    await ends.target.execute(text.encode())
+            has_options = ends.target.info.server_version >= _OPTIONS_SINCE
+            for group, member, *options, inherits in members:
+                if member not in made:
                     continue
-                admin = sql.SQL(" WITH ADMIN OPTION" if is_admin else "")
-                await rows(
-                    ends.target,
-                    sql.SQL("GRANT {} TO {}{}").format(sql.Identifier(group), sql.Identifier(member), admin),
-                )
-    return RolesMade(made=tuple(made), without_password=tuple(bare), without_attributes=tuple(lacking))
+                grant = _grant(options, inherits=inherits, has_options=has_options)
+                # A role of the same name may be another one there, which may more.
+                if grant is None or (group not in made and not known.get(group, {group}) <= rights.get(group, set())):
+                    left_out.append(f"{member}: membership in {group}")
+                    continue
+                await ends.target.execute(f"GRANT {identifier(group)} TO {identifier(member)}{grant}".encode())
+    return RolesMade(
+        made=tuple(made), without_password=tuple(bare), without_attributes=tuple(lacking), left_out=tuple(left_out)
+    )
 
 
-def _make(row: tuple[Any, ...], verifier: str | None, *, is_superuser: bool) -> tuple[sql.Composed, list[str]]:
+def _rights(row: tuple[Any, ...]) -> set[str]:
+    """Return which of the rights a role has that its members may come by."""
+    has = dict(zip(_ATTRIBUTES, row[1:8], strict=True))
+    return {word for word in has if has[word] and word not in {"INHERIT", "LOGIN"}}
+
+
+def _grant(options: Sequence[bool], *, inherits: bool, has_options: bool) -> str | None:
+    """Return the end of a GRANT that gives no more than the publisher's; None if every one would."""
+    is_admin, is_inherited, may_set = options
+    if has_options:
+        words = (("ADMIN", is_admin), ("INHERIT", is_inherited), ("SET", may_set))
+        return " WITH " + ", ".join(f"{word} {str(has).upper()}" for word, has in words)
+    if not may_set or (inherits and not is_inherited):
+        return None
+    return " WITH ADMIN OPTION" if is_admin else ""
+
+
+def _make(row: tuple[Any, ...], verifier: str | None, *, is_superuser: bool) -> tuple[str, list[str]]:
     name, superuser, inherits, makes_roles, makes_databases, logs_in, replicates, bypasses, limit, until, _ = row
     high = dict(zip(_HIGH, (superuser, replicates, bypasses), strict=True))
     words = [
@@ -106,21 +146,9 @@ def _make(row: tuple[Any, ...], verifier: str | None, *, is_superuser: bool) -> 
         ],
         *([f"CONNECTION LIMIT {limit:d}"] if limit >= 0 else []),
     ]
-    text = sql.SQL("CREATE ROLE {} {}").format(sql.Identifier(name), sql.SQL(" ".join(words)))
+    text = f"CREATE ROLE {identifier(name)} {' '.join(words)}"
     if verifier:
-        text += sql.SQL(" PASSWORD {}").format(sql.Literal(verifier))
+        text += f" PASSWORD {literal(verifier)}"
     if until:
-        text += sql.SQL(" VALID UNTIL {}").format(sql.Literal(until))
+        text += f" VALID UNTIL {literal(until)}"
     return text, [word for word, has in high.items() if has and not is_superuser]
-
-
-#: Settings that are lists of names, each quoted by itself. (guc_tables.c, GUC_LIST_QUOTE)
-_LISTS: Final = frozenset(
-    {"local_preload_libraries", "search_path", "session_preload_libraries", "shared_preload_libraries",
-     "temp_tablespaces", "unix_socket_directories"}
-)  # fmt: skip
-
-
-def _setting(name: str, value: str) -> sql.Composable:
-    # The value of a list is SQL by itself, as the publisher has checked and printed it.
-    return sql.SQL(value or "''") if name in _LISTS else sql.Literal(value)

@@ -1,10 +1,9 @@
 """What pg_dump writes for the time after the rows, cut into statements that can run by themselves. Pure.
 
 In: a script of `pg_dump --section=post-data`. Out: its head, and items in the script's order, which is that of their
-dependencies. The cut is at semicolons that stand in no quotes and no parentheses, never at a line's form: a comment on
-an index may hold any text, the form of a dump's own lines included, and what it holds must not be run.
+dependencies.
 
-Source: PostgreSQL manual, "Lexical Structure"; `pg_backup_archiver.c`, _printTocEntry, for what comes before a header.
+Source: `pg_backup_archiver.c`, _printTocEntry, for what comes before a header.
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from parapply.copy.dumped import DumpedStatement, edited, statements
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,6 +35,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     title: str  # for people
     text: str
     group: ItemGroup
+    is_default_privilege: bool = False
 
     @property
     def digest(self) -> str:
@@ -46,6 +48,11 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 
     head: str  # settings of the session
     items: tuple[Item, ...]
+
+    @property
+    def default_privileges(self) -> tuple[Item, ...]:
+        """Return what holds for objects that are made later, and changes none that is there."""
+        return tuple([item for item in self.items if item.is_default_privilege])
 
     @property
     def before_foreign_keys(self) -> tuple[Item, ...]:
@@ -75,7 +82,7 @@ def parse(text: str) -> Script:
     head = ""
     found: list[_Open] = []
     settings: dict[str, str] = {}
-    for one in _statements(text):
+    for one in statements(text):
         if one.skeleton.startswith("SET default_"):
             # It comes before the header of what it is for, and holds until the next one.
             settings[one.skeleton.split(" ", 2)[1]] = one.text
@@ -87,12 +94,14 @@ def parse(text: str) -> Script:
         elif found and (not one.title or _BELONGS.match(one.skeleton)):
             found[-1].statements.append(one)
         else:
-            found.append(_Open(one.title, list(settings.values()), [one]))
+            needed = () if one.skeleton.startswith(_DEFAULT_PRIVILEGES) else settings.values()
+            found.append(_Open(one.title, list(needed), [one]))
     items = [
         Item(
             title=one.title,
             text=";\n".join([*one.settings, *[each.text for each in one.statements]]) + ";\n",
             group=_group(one.statements[0].skeleton),
+            is_default_privilege=all(each.skeleton.startswith(_DEFAULT_PRIVILEGES) for each in one.statements),
         )
         for one in found
         if one.statements
@@ -106,46 +115,24 @@ def without_system_grants(text: str) -> tuple[str, tuple[str, ...]]:
     Raises:
         ValueError: it ends within a statement.
     """
-    kept, left_out, position = [], [], 0
-    for one in _statements(text):
-        if _SYSTEM_GRANT.match(one.skeleton):
-            kept.append(text[position : one.begin])
-            position = one.end
-            left_out.append(one.text)
-    return "".join([*kept, text[position:]]), tuple(left_out)
+    left_out: list[str] = []
 
+    def edit(one: DumpedStatement) -> str | None:
+        if not _SYSTEM_GRANT.match(one.skeleton):
+            return None
+        left_out.append(one.text)
+        return ""
 
-class _Statement(msgspec.Struct, frozen=True):
-    title: str  # from the dump's comment before it; empty: the statement goes on with what came before
-    text: str
-    skeleton: str  # with one space between words, and without what stands in quotes
-    begin: int  # in the script
-    end: int  # after its semicolon
+    return edited(text, edit), tuple(left_out)
 
 
 class _Open(msgspec.Struct, frozen=True):
     title: str
     settings: list[str]
-    statements: list[_Statement]
+    statements: list[DumpedStatement]
 
 
-#: Words are tokens, so that a dollar sign or an E within a name begins no quotes.
-_TOKEN = re.compile(
-    r"""(?P<comment>--[^\n]*|/\*.*?\*/)
-      | (?P<escapes>[eE]'(?:[^'\\]|\\.|'')*')
-      | (?P<word>[A-Za-z_\x80-\U0010ffff][\w$]*)
-      | (?P<string>'(?:[^']|'')*')
-      | (?P<name>"(?:[^"]|"")*")
-      | (?P<dollars>\$(?P<tag>(?:[A-Za-z_\x80-\U0010ffff]\w*)?)\$.*?\$(?P=tag)\$)
-      | (?P<space>\s+)
-      | (?P<other>.)""",
-    re.VERBOSE | re.DOTALL,
-)
-#: As `_TOKEN`, for a database whose plain strings have escapes.
-_OLD_STRING = re.compile(r"'(?:[^'\\]|\\.|'')*'", re.DOTALL)
-#: What stands for a token in a skeleton.
-_SHOWN = {"space": " ", "string": "''", "escapes": "''", "dollars": "''", "name": '"n"'}
-_HEADER = re.compile(r"-- Name: (?P<name>.*); Type: (?P<type>[A-Z ]+); Schema: ")
+_DEFAULT_PRIVILEGES = "ALTER DEFAULT PRIVILEGES "
 _SYSTEM_GRANT = re.compile(r"(GRANT|REVOKE) .* ON ([A-Z ]+ )?(pg_catalog\.|SCHEMA pg_catalog )")
 _BELONGS = re.compile(r"COMMENT ON |SECURITY LABEL ")
 _BUILD = re.compile(
@@ -158,34 +145,3 @@ def _group(skeleton: str) -> ItemGroup:
     if _FOREIGN_KEY.match(skeleton):
         return ItemGroup.FOREIGN_KEY
     return ItemGroup.BUILD if _BUILD.match(skeleton) else ItemGroup.SERIAL
-
-
-def _statements(text: str) -> Iterator[_Statement]:
-    has_escapes = "\nSET standard_conforming_strings = off;" in text.partition("\n-- Name: ")[0]
-    position = depth = begin = 0
-    title = ""
-    parts: list[str] = []
-    skeleton: list[str] = []
-    while position < len(text):
-        found = _TOKEN.match(text, position)
-        assert found is not None
-        kind, piece = found.lastgroup, found[0]
-        if has_escapes and kind == "string" and (old := _OLD_STRING.match(text, position)):
-            piece = old[0]
-        position += len(piece)
-        if kind == "comment":
-            if not parts and (header := _HEADER.match(piece)):
-                title = f"{header['type'].lower()} {header['name']}"
-            continue
-        if kind == "other" and piece in "'\"":
-            raise ValueError("a quote that does not end")
-        depth += {"(": 1, ")": -1}.get(piece, 0)
-        if piece == ";" and not depth:
-            yield _Statement(title, "".join(parts).strip(), "".join(skeleton).strip(), begin, position)
-            title, parts, skeleton = "", [], []
-        elif parts or kind != "space":
-            begin = begin if parts else position - len(piece)
-            parts.append(piece)
-            skeleton.append(_SHOWN.get(kind or "", piece))
-    if parts:
-        raise ValueError("a statement that does not end")

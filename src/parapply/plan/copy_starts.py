@@ -11,9 +11,8 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from parapply.model import FRAME_HEADER_BYTES, Relation, Transaction
-from parapply.wire.decode import decode
-from parapply.wire.messages import Truncate
+from parapply.model import Relation, Transaction
+from parapply.plan.steps import read_truncate, without_tables
 from parapply.wire.rows import KIND_AT, RELATION_AT, TRUNCATE
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ Name: TypeAlias = "tuple[str, str]"
 Known: TypeAlias = "int | Name"
 
 _relation_at = struct.Struct(">I").unpack_from
-_truncate_head = struct.Struct(">IB")
 
 
 class Start(NamedTuple):
@@ -41,7 +39,8 @@ class Start(NamedTuple):
 
 #: Of a table that is applied from the slot's start.
 _FROM_THE_START = Start(0, is_copied=True)
-_NEVER = Start(None, is_copied=False)
+#: Of a table none of whose changes is applied.
+NEVER = Start(None, is_copied=False)
 
 
 class CopyStarts:
@@ -50,6 +49,7 @@ class CopyStarts:
     def __init__(self) -> None:
         """Know of no copies: every change is applied."""
         self._tables: Mapping[Known, Start] = {}
+        self._beside: Mapping[int, Start] = {}
         #: How many known tables get no changes until they are copied.
         self.n_waiting = 0
         self._others = _FROM_THE_START
@@ -71,11 +71,18 @@ class CopyStarts:
             return None
         return max([start.lsn or 0 for start in starts], default=0)
 
-    def update(self, tables: Mapping[Known, Start], *, is_listed: bool) -> None:
-        """Take what is known of all tables; with `is_listed` a table not among them gets no changes."""
+    def update(self, tables: Mapping[Known, Start], beside: Mapping[int, Start], *, is_listed: bool) -> None:
+        """Take what is known of all tables; with `is_listed` a table not among them gets no changes.
+
+        Args:
+            tables: that are copied, or wait.
+            beside: others that are announced, and count neither as copied nor as waiting.
+            is_listed: as said.
+        """
         self._tables = tables
+        self._beside = beside
         self.n_waiting = sum(start.lsn is None for start in tables.values())
-        self._others = _NEVER if is_listed else _FROM_THE_START
+        self._others = NEVER if is_listed else _FROM_THE_START
         starts = {oid: self._start(oid, name) for oid, name in self._names.items()}
         self._apart = {oid: start for oid, start in starts.items() if start.lsn != 0}
 
@@ -89,8 +96,8 @@ class CopyStarts:
 
     def _start(self, oid: int, name: Name) -> Start:
         if name[0] in self._left_out:
-            return _NEVER
-        start = self._tables.get(oid)
+            return NEVER
+        start = self._tables.get(oid) or self._beside.get(oid)
         return start if start is not None else self._tables.get(name, self._others)
 
     def _start_of(self, relation: Relation) -> Start:
@@ -170,8 +177,7 @@ def _oids(frame: bytes) -> tuple[int, ...]:
     if len(frame) < RELATION_AT + 4:
         return ()
     if frame[KIND_AT] == TRUNCATE:
-        message = decode(frame[FRAME_HEADER_BYTES:])
-        return tuple(message.relation_oids) if isinstance(message, Truncate) else ()
+        return read_truncate(frame).relation_oids
     return (_relation_at(frame, RELATION_AT)[0],)
 
 
@@ -181,11 +187,7 @@ def _kept(frame: bytes, apart: Mapping[int, Start]) -> bytes | None:
     left = [oid for oid in oids if oid not in apart]
     if len(left) == len(oids):
         return frame
-    if not left:
-        return None
-    # Int32 number of relations, Int8 flags, Int32 each. (PostgreSQL manual, "Logical Replication Message Formats".)
-    flags = frame[KIND_AT + 5]
-    return frame[: KIND_AT + 1] + _truncate_head.pack(len(left), flags) + struct.pack(f">{len(left)}I", *left)
+    return without_tables(frame, left) if left else None
 
 
 def _with_changes(whole: Transaction, changes: list[bytes | Relation], dropped_bytes: int) -> Transaction:

@@ -7,7 +7,8 @@ frames in source order.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import struct
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -20,6 +21,8 @@ from parapply.wire.messages import Truncate
 from parapply.wire.rows import KIND_AT, TRUNCATE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parapply.model import Transaction
     from parapply.plan.plans import Plans
 
@@ -30,11 +33,18 @@ class TablesStep(msgspec.Struct):
     tables: dict[int, TableChanges]
 
 
+#: Where a Truncate frame has its options, and one that no publisher sends: some of its tables are left out.
+_FLAGS_AT: Final = KIND_AT + 5
+_PARTIAL: Final = 0x80
+
+
 class TruncateStep(msgspec.Struct, frozen=True):
     """One TRUNCATE of all its relations at once."""
 
     plans: tuple[TablePlan, ...]
     restart_identity: bool
+    #: The publisher has emptied more tables with it, which are left out here.
+    is_partial: bool = False
 
     @property
     def stands_alone(self) -> bool:
@@ -78,12 +88,34 @@ def truncate_step(frame: bytes, plans: Plans) -> TruncateStep:
         ProtocolError: a relation was never announced, or the bytes are malformed.
         TargetRefused: a relation cannot be applied.
     """
-    message = decode(frame[FRAME_HEADER_BYTES:])
-    assert isinstance(message, Truncate)
+    message = read_truncate(frame)
     if not message.relation_oids:
         raise ProtocolError("T", 1, "no relation is truncated")
     tables = [plans.of_oid(oid, "T", 5) for oid in message.relation_oids]
-    return TruncateStep(tuple(tables), message.restart_identity)
+    return TruncateStep(tuple(tables), message.restart_identity, bool(frame[_FLAGS_AT] & _PARTIAL))
+
+
+def read_truncate(frame: bytes) -> Truncate:
+    """Read a Truncate frame, the publisher's or one of `without_tables`.
+
+    Raises:
+        ProtocolError: the bytes are malformed.
+    """
+    if len(frame) > _FLAGS_AT and frame[_FLAGS_AT] & _PARTIAL:
+        frame = frame[:_FLAGS_AT] + bytes([frame[_FLAGS_AT] & ~_PARTIAL]) + frame[_FLAGS_AT + 1 :]
+    message = decode(frame[FRAME_HEADER_BYTES:])
+    assert isinstance(message, Truncate)
+    return message
+
+
+def without_tables(frame: bytes, left: Sequence[int]) -> bytes:
+    """Return a Truncate frame with only some of its tables, at least one, by their OIDs.
+
+    Layout: Int32 number of relations, Int8 flags, Int32 each. (PostgreSQL manual, "Logical Replication Message
+    Formats".)
+    """
+    flags = frame[_FLAGS_AT] | _PARTIAL
+    return frame[: KIND_AT + 1] + struct.pack(f">IB{len(left)}I", len(left), flags, *left)
 
 
 def check_plans(transaction: Transaction, plans: Plans) -> None:

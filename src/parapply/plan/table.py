@@ -102,6 +102,14 @@ class ForeignKey(msgspec.Struct, frozen=True, kw_only=True):
     is_cascading: bool
 
 
+class ForeignCode(msgspec.Struct, frozen=True, kw_only=True):
+    """What would run as the role that applies, of owners who may not become it."""
+
+    role: str  # that applies
+    owners: tuple[str, ...]  # of the table and its partitions
+    code: tuple[tuple[str, str | None], ...]  # for people, and the column where it is one's default
+
+
 class TableFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One target table as the catalogue describes it now."""
 
@@ -120,6 +128,7 @@ class TableFacts(msgspec.Struct, frozen=True, kw_only=True):
     root_oid: int  # topmost table of the partition tree it belongs to; its own OID where there is none
     #: Columns that come first in an index on the whole table, or on each partition, by which equal values are found.
     indexed_columns: tuple[str, ...] = ()
+    foreign: ForeignCode | None = None  # None: every owner may become the role that applies
 
 
 class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,8 +147,8 @@ class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
     unique_keys: tuple[UniqueKey, ...] = ()
     foreign_keys: tuple[ForeignKey, ...] = ()
     is_shared: bool = False  # several published relations map to this target table: one lane in source order
-    #: Replication origins that write as this daemon; rows that others wrote must be noticed before they are ...
-    own_origins: tuple[int, ...] = ()
+    #: How the names of the slot's replication origins begin; rows that others wrote must be noticed before they are ...
+    own_origins: str = ""
     checks_update_origin: bool = False  # ... updated
     checks_delete_origin: bool = False  # ... deleted
 

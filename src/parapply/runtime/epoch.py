@@ -42,7 +42,6 @@ from parapply.runtime.observe.applylog_records import TargetNames, batch_record,
 from parapply.runtime.observe.gauges import Parts
 from parapply.runtime.observe.meter import count
 from parapply.runtime.observe.monitor import Monitor
-from parapply.runtime.pool.job import LargeJob
 from parapply.runtime.pool.pool import WorkerPool
 from parapply.runtime.pool.scaling import Scaling
 from parapply.runtime.pool.streams import StreamBuffers, StreamLimits
@@ -56,6 +55,7 @@ from parapply.source import slot
 from parapply.source.catch_up import behind_bytes
 from parapply.spill import Spill
 from parapply.target.catalogue.facts import privileges_for
+from parapply.target.session.origins import origin_name
 from parapply.target.sql.commands import CommandBuilder
 from parapply.target.state import slots as state
 from parapply.tasks import end_tasks
@@ -68,7 +68,6 @@ if TYPE_CHECKING:
     from parapply.config import ApplyConfig, Config
     from parapply.metrics.figures import Figures
     from parapply.model import Until
-    from parapply.runtime.intake.trace import Trace
     from parapply.runtime.observe.applylog_writer import ApplyLogWriter
     from parapply.runtime.observe.health import Health
     from parapply.runtime.pool.job import Job
@@ -131,9 +130,10 @@ class Epoch:
             config.apply.tables,
             is_relaxed=is_relaxed,
             rules=self._conflict_handler.rules,
-            own_origins=ends.own_origins,
+            own_origins=origin_name(ends.state.slot_id, ""),
             privileges=privileges_for(ends.published, overwrites=self._conflict_handler.rules.overwrites),
             mapping=config.mapping if config.mapping.tables or config.mapping.schemas else None,
+            apply_as=config.target.apply_as,
         )
         self._target_names = TargetNames(self._tables.target_names)
         piece_bytes = min(_PIECE_BYTES, config.apply.memory_limit_bytes // 4)
@@ -148,7 +148,12 @@ class Epoch:
         )
         reader = SlotReader(ends.stream, assembler)
         self._batcher = Batcher(
-            reader, self._tables, self._pool, config=self._apply_config(), state=ends.state, trace=self._trace()
+            reader,
+            self._tables,
+            self._pool,
+            config=self._apply_config(),
+            state=ends.state,
+            notes_transactions=applylog_writer is not None and config.applylog.detail == "transaction",
         )
         starts = CopyStarts()
         copied = Copied(
@@ -160,6 +165,7 @@ class Epoch:
             starts=starts,
             known=ends.copies,
             low_lsn=low_lsn,
+            take_gap=ends.stream.take_gap,
         )
         starts.leave_out(ends.source_facts.state_schemas)
         admission = Admission(reader, self._batcher, self._tables, copied, two_phase, starts=starts, state=ends.state)
@@ -226,10 +232,17 @@ class Epoch:
             pool=self._pool,
             on_keepalive=self._progress.keepalive,
             on_received=self._progress.received,
-            on_end=self._progress.ends_before,
+            on_end=self._progress.ends_at,
         )
         watch = CatalogueWatch(self._tables, ends.control_pool, config.apply.catalogue_check_s)
-        stall = StallCheck(self._pool, workers, ends.control_pool, two_phase, config.apply.stall_check_s)
+        stall = StallCheck(
+            self._pool,
+            workers,
+            ends.control_pool,
+            two_phase,
+            on_blocked=shown.block,
+            stall_check_s=config.apply.stall_check_s,
+        )
         behind = CatchUpWatch(
             ends.stream,
             reader,
@@ -439,9 +452,7 @@ class Epoch:
     def _changed(self) -> None:
         self._intake.worker_changed()
         self._requests.moved.set()
-        head = self._pool.head
-        # A large transaction that has not come whole cannot be finished, but it is always the last.
-        if head is None or (self._batcher.is_inside_large and isinstance(head, LargeJob)):
+        if self._pool.is_done_but_large(is_open=self._batcher.is_inside_large):
             self._idle.set()
         else:
             self._idle.clear()
@@ -477,13 +488,6 @@ class Epoch:
             shown=shown,
             sender_pid=self._ends.stream.sender_pid,
         )
-
-    def _trace(self) -> Trace | None:
-        if self._applylog_writer is None or self._config.applylog.detail != "transaction":
-            return None
-        from parapply.runtime.intake.trace import Trace  # noqa: PLC0415  seldom wanted, and six modules
-
-        return Trace(self._tables, self._config.apply.table_lock_threshold)
 
     def _stream_limits(self, piece_bytes: int) -> StreamLimits:
         memory_bytes = self._config.apply.memory_limit_bytes // 4

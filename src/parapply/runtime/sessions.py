@@ -73,7 +73,6 @@ class Sessions(msgspec.Struct, frozen=True):
     prepared: dict[int, tuple[str, int]]  # what is prepared on the target, as `prepared.pending` gives it
     copies: copies.Copies
     awaits_two_phase: bool  # it is wanted, and begins with the next epoch once every table is copied
-    own_origins: tuple[int, ...]  # replication origins by which rows of this daemon are known
     tracks_commits: bool  # the target knows when rows were written, and by which origin
     published: frozenset[str]  # of insert, update, delete, truncate
 
@@ -154,7 +153,6 @@ class Connector:
                 self._write_daemon(control, source_facts, slot_id, two_phase=two_phase),
             )
         self._check_origins([session for _, session in sessions])
-        own_origins = await self._own_origins(control, slot_id) if self._rules.needs_origin else ()
         self._tell_newer(source=source_facts.server_version_num, target=control.info.server_version)
         self._log.info("target_connected", low_lsn=format_lsn(found.low_lsn), workers=len(sessions))
         self._log.info("source_connected", slot=found.slot_name, start_lsn=format_lsn(found.resume_lsn))
@@ -176,16 +174,9 @@ class Connector:
             prepared=pending,
             copies=known,
             awaits_two_phase=self._config.source.two_phase and not two_phase,
-            own_origins=own_origins,
             tracks_commits=tracks_commits,
             published=published,
         )
-
-    async def _own_origins(self, control: settings.Connection, slot_id: int) -> tuple[int, ...]:
-        """Return the origins of all workers that may come: statements name them, so the rows of none are foreign."""
-        for number in range(1, self._config.apply.most_workers + 1):
-            await origins.make_origin(control, origins.origin_name(slot_id, number))
-        return await origins.own_origins(control, slot_id)
 
     def _tell_newer(self, **versions: int) -> None:
         """Log once that a server is newer than every version that this program was run with."""
@@ -260,11 +251,11 @@ class Connector:
                 self._log.warning("slot_adopted", slot=config.source.slot, start_lsn=format_lsn(found.low_lsn))
         # Before the lease, which the command holds that cuts over; and after it, which may have been awaited.
         name = config.source.slot
-        await cutovers.check_may_apply(control, config.target.state_schema, found.slot_id, name)
+        await cutovers.check_may_write(control, config.target.state_schema, found.slot_id, name)
         await self._own_the_slot(control, found.slot_id)
         if config.ddl.apply:
             await lease.take_commands(control, facts.system_identifier, facts.database, _COMMANDS_WAIT_S)
-        await cutovers.check_may_apply(control, config.target.state_schema, found.slot_id, name)
+        await cutovers.check_may_write(control, config.target.state_schema, found.slot_id, name)
         failpoints.probe(failpoints.RECOVERY)
         return control, found.slot_id
 
@@ -420,19 +411,22 @@ class Connector:
 
         stream = await connecting
         await stream.check_same(facts)
-        reason = await self._catch_up(stream, facts, found, command, two_phase=two_phase)
+        reason = await self._catch_up(
+            stream, facts, found, command, is_streaming=streaming != "off", two_phase=two_phase
+        )
         if reason:
             await stream.start(command(found.resume_lsn), reason)
         self._last_reader = stream
         return stream
 
-    async def _catch_up(
+    async def _catch_up(  # noqa: PLR0913  what there is to read, and how
         self,
         stream: CatchUpStream,
         facts: slot.SourceFacts,
         found: state.SlotState,
         command: Callable[[int], str],
         *,
+        is_streaming: bool,
         two_phase: bool,
     ) -> str:
         """Begin to read in ranges if there is much to catch up; return why it is a stream."""
@@ -458,6 +452,7 @@ class Connector:
                 slot=source.slot,
                 start_lsn=found.resume_lsn,
                 options=range_options(facts.server_version_num, source.publications, source.origin),
+                is_streaming=is_streaming,
                 limits=limits,
             )
             self._ranges_from_lsn = found.resume_lsn

@@ -16,6 +16,7 @@ import msgspec
 
 from parapply.errors import ProtocolError
 from parapply.model import FRAME_HEADER_BYTES, format_lsn
+from parapply.quoting import literal
 from parapply.source.options import start_options
 from parapply.wire.decode import decode
 from parapply.wire.messages import Commit
@@ -60,6 +61,8 @@ _MEGABYTE = 1024 * 1024
 LITTLE: Final = "little to catch up"
 CAUGHT_UP: Final = "caught up"
 IN_PROGRESS: Final = "a transaction in progress is too large for a range"
+#: No reason that passes: a stream that is left before all of it has come would send it from its beginning again.
+IN_PROGRESS_WHOLE: Final = "a transaction in progress is too large for a range, and comes whole after its commit"
 UNFINISHED: Final = "the last attempt to read a range did not come to its end"
 LARGE: Final = "the rows are large"
 PASSING: Final = frozenset({LITTLE, CAUGHT_UP, IN_PROGRESS, UNFINISHED, LARGE})
@@ -95,6 +98,7 @@ class CatchUp(msgspec.Struct, frozen=True, kw_only=True):
     slot: str
     start_lsn: int  # everything that ends up to here is on the target
     options: tuple[tuple[str, str], ...]  # pgoutput's, of a range
+    is_streaming: bool = True  # the stream that follows sends transactions in progress
     limits: RangeLimits
 
 
@@ -241,8 +245,3 @@ def end_lsn_of(frame: bytes) -> int:
     if not isinstance(message, Commit):
         raise ProtocolError(chr(frame[FRAME_HEADER_BYTES]), 0, "a transaction in progress begins inside another")
     return message.end_lsn
-
-
-def literal(text: str) -> str:
-    """Return text as an SQL literal; the session has standard_conforming_strings."""
-    return "'" + text.replace("'", "''") + "'"

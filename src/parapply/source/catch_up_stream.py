@@ -163,6 +163,8 @@ class CatchUpStream:
         assert self._command is not None
         while True:
             end_lsn, reason = await ranges.read(self._take)
+            if self._stream.transport.has_gap:
+                self._stream.note_gap(end_lsn)
             self._hold(Keepalive(end_lsn=end_lsn, send_time_us=0, reply_requested=False))
             if reason:
                 break
@@ -250,6 +252,10 @@ class CatchUpStream:
             self._bell.recv(1)
             self._listen()
         return found
+
+    def take_gap(self) -> int | None:
+        """See `ReplicationStream.take_gap`."""
+        return self._stream.take_gap()
 
     def send_status(
         self, written_lsn: int, flushed_lsn: int, applied_lsn: int, *, reply_requested: bool = False

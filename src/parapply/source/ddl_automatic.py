@@ -142,6 +142,9 @@ BEGIN
         state := state || jsonb_build_object('widths', (SELECT jsonb_object_agg(oid, relnatts) FROM pg_class
                                                          WHERE relkind = 'r' AND relpersistence = 'p'));
     END IF;
+    IF TG_TAG IN ('ALTER TYPE', 'ALTER DOMAIN') THEN
+        state := state || jsonb_build_object('shapes', (@shapes@));
+    END IF;
     PERFORM set_config('parapply.ddl_state', state::text, true);
     PERFORM set_config('search_path', path, true);
 END $begin$;
@@ -203,7 +206,6 @@ DECLARE
     made jsonb;
     place regclass;
     column_name name;
-    has_rows boolean;
 BEGIN
     SELECT count(*), COALESCE(bool_or(schema_name IS DISTINCT FROM 'pg_temp' AND NOT in_extension), false)
       INTO n_objects, has_lasting FROM pg_event_trigger_ddl_commands();
@@ -251,14 +253,23 @@ BEGIN
          WHERE TG_TAG IN ('CREATE TABLE', 'CREATE SCHEMA') AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
            AND c.oid IN (SELECT objid FROM pg_event_trigger_ddl_commands()
                           WHERE command_tag = 'CREATE TABLE' AND classid = 'pg_class'::regclass);
+        SELECT c.oid::regclass INTO place FROM pg_class AS c
+         WHERE state -> 'widths' ? c.oid::text AND c.relpersistence = 'u' LIMIT 1;
+        IF FOUND THEN
+            problem := format('while %s is UNLOGGED its changes are not published', place);
+        END IF;
         FOR place, column_name IN
             @columns@
         LOOP
-            EXECUTE format('SELECT EXISTS (SELECT FROM ONLY %s)', place) INTO has_rows;
-            IF has_rows THEN
+            IF pg_relation_size(place) > 0 THEN
                 problem := format('the rows of %s would get other values of %I there: add the column without a '
                                   'default, then set the default, then UPDATE the rows', place, column_name);
             END IF;
+        END LOOP;
+        FOR place IN
+            @holders@
+        LOOP
+            EXECUTE format('LOCK TABLE ONLY %s IN SHARE MODE', place);
         END LOOP;
     END IF;
     IF problem <> '' THEN
@@ -281,19 +292,18 @@ _SAY: Final = {
 }
 
 
-def install_sql(automatic: Automatic, columns: str, forms: Sequence[tuple[str, str]]) -> str:
+def install_sql(automatic: Automatic, forms: Sequence[tuple[str, str]]) -> str:
     """Return what makes the event triggers, besides the queue.
 
     Args:
         automatic: what is recorded.
-        columns: the query of the queue's own trigger for new columns that each server would fill by itself.
-        forms: marks in the text, and the literals that they stand for.
+        forms: marks in the text, and the queries and literals of the queue's own trigger that they stand for.
     """
     tags = sql.SQL("ARRAY[{}]::text[]").format(sql.SQL(", ").join([sql.Literal(tag) for tag in automatic.tags]))
     say = _SAY[automatic.inexact]
-    text = _OBJECTS.replace("@columns@", columns).replace("@tags@", tags.as_string(None)).replace("@say@", say)
-    for mark, literal in forms:
-        text = text.replace(mark, literal)
+    text = _OBJECTS
+    for mark, what in (*forms, ("@tags@", tags.as_string(None)), ("@say@", say)):
+        text = text.replace(mark, what)
     about = f"parapply init --ddl=automatic; what cannot be recorded: {automatic.inexact}; recorded: "
     about += ", ".join(automatic.tags)
     for name, (event, function) in TRIGGERS.items():

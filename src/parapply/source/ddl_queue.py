@@ -47,6 +47,37 @@ _COLUMNS: Final = r"""SELECT a.attrelid::regclass, a.attname
                 OR EXISTS (SELECT FROM regexp_matches(value.expression, ':(?:op)?funcid (\d+)', 'g') AS hit(groups)
                              JOIN pg_proc AS p ON p.oid = hit.groups[1]::oid WHERE p.provolatile <> 'i'))"""
 
+#: Of types: what the values in rows are printed by, or are checked by on the target. A change of it locks no table.
+_SHAPES: Final = """
+        SELECT e.enumtypid, 'label ' || e.oid, e.enumlabel::text FROM pg_enum AS e
+         UNION ALL
+        SELECT c.reltype, 'fields ' || c.oid, string_agg(concat(a.attnum, a.attisdropped), ' ' ORDER BY a.attnum)
+          FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid WHERE c.relkind = 'c' GROUP BY 1, 2
+         UNION ALL
+        SELECT t.oid, 'checks ' || t.oid, COALESCE(string_agg(k.oid::text, ' ' ORDER BY k.oid), '')
+          FROM pg_type AS t LEFT JOIN pg_constraint AS k ON k.contypid = t.oid WHERE t.typtype = 'd' GROUP BY 1, 2"""
+_ALL_SHAPES: Final = f"""
+        SELECT jsonb_object_agg(one.part, one.shape) FROM ({_SHAPES}) AS one(type, part, shape)"""  # noqa: S608  constant
+
+#: Tables with values of types whose shape is another one now, also within arrays, ranges, domains and composite types.
+#: A transaction that has written such a value and is not over would send it as it was, after the command.
+_HOLDERS: Final = f"""
+        WITH RECURSIVE now(type, part, shape) AS ({_SHAPES}),
+          within(type) AS (
+            SELECT now.type FROM now WHERE @shapes@ ->> now.part <> now.shape
+             UNION
+            SELECT next.type FROM within AS w CROSS JOIN LATERAL (
+                SELECT t.oid FROM pg_type AS t WHERE t.typelem = w.type OR t.typbasetype = w.type
+                 UNION ALL
+                SELECT unnest(ARRAY[r.rngtypid, r.rngmultitypid]) FROM pg_range AS r WHERE r.rngsubtype = w.type
+                 UNION ALL
+                SELECT c.reltype FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
+                 WHERE a.atttypid = w.type AND NOT a.attisdropped AND c.reltype <> 0) AS next(type))
+        SELECT c.oid::regclass FROM pg_class AS c
+         WHERE c.relkind = 'r' AND c.relpersistence = 'p'
+           AND EXISTS (SELECT FROM pg_attribute AS a JOIN within AS w ON w.type = a.atttypid
+                        WHERE a.attrelid = c.oid AND NOT a.attisdropped) ORDER BY c.oid"""  # noqa: S608  a constant
+
 #: Run again it brings an older one up to date. The names in it are those of `QUEUE`.
 _OBJECTS: Final = r"""
 -- Nothing of this is for the targets.
@@ -91,9 +122,9 @@ DECLARE
     plain pg_catalog.text;
     said pg_catalog.text;
     widths pg_catalog.jsonb;
+    shapes pg_catalog.jsonb;
     place pg_catalog.regclass;
     column_name pg_catalog.name;
-    has_rows boolean;
     tables pg_catalog.oid[];
 BEGIN
     -- No object of the caller's may take the place of one of the catalogue in what follows.
@@ -202,6 +233,9 @@ BEGIN
     IF NEW.tag = 'ALTER TABLE' THEN
         SELECT jsonb_object_agg(oid, relnatts) INTO widths FROM pg_class WHERE relkind = 'r' AND relpersistence = 'p';
     END IF;
+    IF NEW.tag IN ('ALTER TYPE', 'ALTER DOMAIN') THEN
+        shapes := (@shapes@);
+    END IF;
     IF NEW.tag IN ('CREATE TABLE', 'CREATE SCHEMA') THEN
         SELECT array_agg(oid) INTO tables FROM pg_class WHERE relkind IN ('r', 'p');
     END IF;
@@ -214,6 +248,13 @@ BEGIN
        OR EXISTS (SELECT FROM pg_proc WHERE pronamespace = pg_my_temp_schema()) THEN
         RAISE EXCEPTION 'parapply: temporary objects are not replicated' USING ERRCODE = '0A000';
     END IF;
+    SELECT c.oid::regclass INTO place FROM pg_class AS c
+     WHERE widths ? c.oid::text AND c.relpersistence = 'u' LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'parapply: while % is UNLOGGED its changes are not published', place USING ERRCODE = '0A000',
+            HINT = 'Run it on each server by itself; once the table is LOGGED again, `parapply refresh --table` with '
+                '--truncate brings its rows.';
+    END IF;
     -- New tables, and which publications have them from the first: then the stream has all of their rows, whatever
     -- becomes of them before it is read.
     SELECT COALESCE(jsonb_agg(jsonb_build_object('oid', c.oid::bigint, 'schema', n.nspname, 'name', c.relname,
@@ -224,16 +265,27 @@ BEGIN
                                          WHERE one.relid = c.oid)) AS has
      WHERE NEW.tag IN ('CREATE TABLE', 'CREATE SCHEMA') AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
        AND c.oid <> ALL (tables);
-    -- A new column's value in the rows that are there is not sent: each server works it out by itself.
+    -- A new column's value in the rows that are there is not sent: each server works it out by itself. Which rows the
+    -- caller sees says nothing of which there are: a policy or an older snapshot hides them.
     FOR place, column_name IN
         @columns@
     LOOP
-        EXECUTE format('SELECT EXISTS (SELECT FROM ONLY %s)', place) INTO has_rows;
-        IF has_rows THEN
+        IF pg_relation_size(place) > 0 THEN
             RAISE EXCEPTION 'parapply: the rows of % would get other values of % on the target', place,
                 quote_ident(column_name) USING ERRCODE = '0A000',
-                HINT = 'Add the column without a default, then set the default, then UPDATE the rows.';
+                HINT = 'Add the column without a default, then set the default, then UPDATE the rows. Rows that were '
+                    'deleted count until VACUUM.';
         END IF;
+    END LOOP;
+    FOR place IN
+        @holders@
+    LOOP
+        BEGIN
+            EXECUTE format('LOCK TABLE ONLY %s IN SHARE MODE', place);
+        EXCEPTION WHEN insufficient_privilege THEN
+            RAISE EXCEPTION 'parapply: % has values of this type, and this role may not wait for its writers', place
+                USING ERRCODE = '42501', HINT = 'GRANT UPDATE on the table to the role.';
+        END;
     END LOOP;
     -- Keeps the transaction from being prepared: the target could not see what its commands do before its outcome.
     PERFORM pg_notify('parapply_ddl', '');
@@ -281,12 +333,17 @@ def install_sql(publications: Sequence[str], automatic: Automatic | None = None)
     forms = [("@create@", sql.Literal(CREATE_LATER)), ("@drop@", sql.Literal(DROP_LATER))]
     literals = [(mark, literal.as_string(None)) for mark, literal in forms]
     objects = _OBJECTS.replace("@columns@", _COLUMNS.replace("@widths@", "widths"))
+    objects = objects.replace("@holders@", _HOLDERS.replace("@shapes@", "shapes")).replace("@shapes@", _ALL_SHAPES)
     for mark, literal in literals:
         objects = objects.replace(mark, literal)
     parts = [objects, publish.as_string(None)]
     if automatic is not None:
-        columns = _COLUMNS.replace("@widths@", "state -> 'widths'")
-        parts.append(ddl_automatic.install_sql(automatic, columns, literals))
+        queries = [
+            ("@columns@", _COLUMNS.replace("@widths@", "state -> 'widths'")),
+            ("@holders@", _HOLDERS.replace("@shapes@", "(state -> 'shapes')")),
+            ("@shapes@", _ALL_SHAPES),
+        ]
+        parts.append(ddl_automatic.install_sql(automatic, [*queries, *literals]))
     return "".join([*parts, "RESET parapply.record_ddl;\n"])
 
 

@@ -33,14 +33,16 @@ if TYPE_CHECKING:
 _SCHEMAS_SINCE: Final = 150000
 
 _ENTRIES: LiteralString = """
-    SELECT 'a' || p.oid AS mark, NULL::oid AS relid, NULL::oid AS nspid
+    SELECT 'a' || p.oid AS mark, NULL::oid AS relid, NULL::oid AS nspid, p.oid AS pubid, false AS is_part
       FROM pg_catalog.pg_publication AS p WHERE p.puballtables AND p.pubname = ANY ($1::text[])
     UNION ALL
-    SELECT 'r' || r.oid, r.prrelid, NULL FROM pg_catalog.pg_publication_rel AS r
+    SELECT 'r' || r.oid, r.prrelid, NULL, p.oid,
+           to_jsonb(r) ->> 'prqual' IS NOT NULL OR to_jsonb(r) ->> 'prattrs' IS NOT NULL
+      FROM pg_catalog.pg_publication_rel AS r
       JOIN pg_catalog.pg_publication AS p ON p.oid = r.prpubid WHERE p.pubname = ANY ($1::text[])"""
 _SCHEMA_ENTRIES: LiteralString = """
     UNION ALL
-    SELECT 'n' || s.oid, NULL, s.pnnspid FROM pg_catalog.pg_publication_namespace AS s
+    SELECT 'n' || s.oid, NULL, s.pnnspid, p.oid, false FROM pg_catalog.pg_publication_namespace AS s
       JOIN pg_catalog.pg_publication AS p ON p.oid = s.pnpubid WHERE p.pubname = ANY ($1::text[])"""
 
 _MARKS: LiteralString = """
@@ -49,6 +51,12 @@ _MARKS: LiteralString = """
     UNION ALL SELECT 'e' || i.inhrelid || '<' || i.inhparent || '@' || i.xmin FROM pg_catalog.pg_inherits AS i
       JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid AND c.relkind = 'p'"""
 
+#: Of a partition c with the row a of its first system column.
+WAS_MADE_THERE: LiteralString = """
+           EXISTS (SELECT FROM pg_catalog.pg_attribute AS k
+                    WHERE k.attrelid = c.oid AND k.attnum > 0 AND k.attinhcount > 0 AND k.xmin = a.xmin
+                      AND k.cmin::text::bigint - a.cmin::text::bigint <= 1 AND k.xmax = 0 AND a.xmax = 0)"""
+
 _LINE: LiteralString = """
     , line AS (
         SELECT $2::oid AS oid, 0 AS depth
@@ -56,9 +64,7 @@ _LINE: LiteralString = """
           JOIN pg_catalog.pg_class AS c ON c.oid = line.oid AND c.relispartition
           JOIN pg_catalog.pg_inherits AS i ON i.inhrelid = line.oid)
     SELECT c.oid::bigint, 'e' || i.inhrelid || '<' || i.inhparent || '@' || i.xmin,
-           EXISTS (SELECT FROM pg_catalog.pg_attribute AS k
-                    WHERE k.attrelid = c.oid AND k.attnum > 0 AND k.attinhcount > 0 AND k.xmin = a.xmin
-                      AND k.cmin::text::bigint - a.cmin::text::bigint <= 1 AND k.xmax = 0 AND a.xmax = 0),
+           WAS_MADE_THERE,
            EXISTS (SELECT FROM pg_catalog.pg_depend AS d
                     WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = c.oid AND d.objsubid = 0
                       AND d.refclassid = 'pg_catalog.pg_namespace'::regclass AND d.xmin = a.xmin
@@ -71,7 +77,7 @@ _LINE: LiteralString = """
       JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
       JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = -1
       LEFT JOIN pg_catalog.pg_inherits AS i ON i.inhrelid = c.oid AND c.relispartition
-     ORDER BY line.depth"""
+     ORDER BY line.depth""".replace("WAS_MADE_THERE", WAS_MADE_THERE)
 
 #: The leaves that are published, by themselves or with a partitioned table above them: by OID, with those above.
 _UNCOVERED: LiteralString = """
@@ -90,7 +96,7 @@ _UNCOVERED: LiteralString = """
     HAVING bool_or(c.oid IN (SELECT relid FROM entries WHERE relid IS NOT NULL)
                    OR c.relnamespace IN (SELECT nspid FROM entries WHERE nspid IS NOT NULL)
                    OR EXISTS (SELECT FROM entries WHERE relid IS NULL AND nspid IS NULL))
-       AND NOT bool_or(c.oid = ANY ($2::oid[]))
+       AND NOT bool_or(c.oid = ANY (CASE WHEN c.oid = line.leaf THEN $2::oid[] ELSE $3::oid[] END))
      ORDER BY 2, 3"""
 
 
@@ -114,7 +120,7 @@ async def marks(conn: Connection, publications: Sequence[str]) -> tuple[str, ...
         SourceRefused, SourceLost: it could not be read.
     """
     with source_errors("reading which tables there are"):
-        return tuple([str(mark) for (mark,) in await _rows(conn, _MARKS, [list(publications)])])
+        return tuple([str(mark) for (mark,) in await entry_rows(conn, _MARKS, [list(publications)])])
 
 
 async def places(conn: Connection, publications: Sequence[str], oid: int) -> tuple[TablePlace, ...]:
@@ -124,7 +130,7 @@ async def places(conn: Connection, publications: Sequence[str], oid: int) -> tup
         SourceRefused, SourceLost: they could not be read.
     """
     with source_errors("reading what is known of a table"):
-        found = await _rows(conn, _LINE, [list(publications), oid])
+        found = await entry_rows(conn, _LINE, [list(publications), oid])
     return tuple(
         TablePlace(
             oid=relid,
@@ -141,15 +147,21 @@ async def places(conn: Connection, publications: Sequence[str], oid: int) -> tup
 
 
 async def uncovered(
-    conn: Connection, publications: Sequence[str], known_oids: Collection[int]
+    conn: Connection, publications: Sequence[str], known_oids: Collection[int], root_oids: Collection[int]
 ) -> list[tuple[int, Name]]:
-    """Return the published tables that are not known, nor any partitioned table above them.
+    """Return the published tables that are not known, nor published as a partitioned table above them that is.
+
+    Args:
+        conn: plain session on the publisher.
+        publications: whose tables are looked for.
+        known_oids: of tables.
+        root_oids: of those below which partitions are published as them.
 
     Raises:
         SourceRefused, SourceLost: they could not be read.
     """
     with source_errors("looking for tables published since"):
-        found = await _rows(conn, _UNCOVERED, [list(publications), list(known_oids)])
+        found = await entry_rows(conn, _UNCOVERED, [list(publications), list(known_oids), list(root_oids)])
     return [(oid, (schema, name)) for oid, schema, name in found]
 
 
@@ -207,7 +219,7 @@ def _publishes_partitions(line: Sequence[TablePlace], known: Collection[str]) ->
     return bool(above) and table.edge in known and _publishes_partitions(above, known)
 
 
-async def _rows(conn: Connection, query: LiteralString, params: Sequence[object]) -> list[tuple[Any, ...]]:
+async def entry_rows(conn: Connection, query: LiteralString, params: Sequence[object]) -> list[tuple[Any, ...]]:
     """Run a query that reads the publications' entries; they are its first parameter."""
     schemas = _SCHEMA_ENTRIES if conn.info.server_version >= _SCHEMAS_SINCE else ""
     async with psycopg.AsyncRawCursor(conn) as cursor:

@@ -15,6 +15,7 @@ from psycopg import conninfo
 
 from parapply.errors import ConfigError, SourceRefused
 from parapply.model import format_lsn
+from parapply.quoting import identifier, plain_literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,6 +54,8 @@ SESSION_SETTINGS: tuple[tuple[str, str], ...] = (
     ("statement_timeout", "0"),
     ("lock_timeout", "0"),
     ("idle_in_transaction_session_timeout", "0"),
+    # A warning says that a publication was missing.
+    ("client_min_messages", "warning"),
     # Questions to the catalogue look dear to the planner and take milliseconds; to compile one took a second.
     ("jit", "off"),
 )
@@ -133,7 +136,7 @@ def _identifier_list(names: Sequence[str]) -> str:
     """Return names as SplitIdentifierString reads them: unquoted ones would be folded to lower case."""
     if not names or not all(names) or any("\0" in name for name in names):
         raise ConfigError("source.publications: name at least one publication; a name is not empty and has no NUL")
-    return ",".join('"' + name.replace('"', '""') + '"' for name in names)
+    return ",".join(map(identifier, names))
 
 
 def start_replication_sql(slot: str, start_lsn: int, options: Sequence[tuple[str, str]]) -> str:
@@ -150,8 +153,8 @@ def start_replication_sql(slot: str, start_lsn: int, options: Sequence[tuple[str
         ConfigError: no slot can have this name.
     """
     check_slot_name(slot)
-    pairs = ", ".join(f"\"{name}\" '{value.replace(chr(39), chr(39) * 2)}'" for name, value in options)
-    return f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(start_lsn)} ({pairs})'
+    pairs = ", ".join(f"{identifier(name)} {plain_literal(value)}" for name, value in options)
+    return f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {format_lsn(start_lsn)} ({pairs})"
 
 
 def check_slot_name(slot: str) -> None:

@@ -15,6 +15,7 @@ import psycopg
 from parapply import failpoints
 from parapply.errors import SourceLost
 from parapply.model import POSTGRES_EPOCH_US, parse_lsn
+from parapply.quoting import literal
 from parapply.source import catch_up
 from parapply.source.catch_up import RangePosition
 from parapply.source.transport import CopyFailed, QueryFailed
@@ -65,7 +66,7 @@ class WalRanges:
         # Its texts repeat, and a walsender takes no prepared statement.
         self._connection.prepare_threshold = None
         limits = self._plan.limits
-        slot, copy = catch_up.literal(self._plan.slot), catch_up.literal(self._copy)
+        slot, copy = literal(self._plan.slot), literal(self._copy)
         try:
             await self._execute(f"SELECT pg_catalog.pg_copy_logical_replication_slot({slot}, {copy}, true)")
         except QueryFailed as failure:
@@ -157,7 +158,7 @@ class WalRanges:
             # Nothing of a transaction in progress was handed over, nor anything after its beginning: what was, ends
             # with a Commit.
             end_lsn = catch_up.end_lsn_of(last) if last else before.copy_lsn
-            return end_lsn, catch_up.IN_PROGRESS
+            return end_lsn, catch_up.IN_PROGRESS if self._plan.is_streaming else catch_up.IN_PROGRESS_WHOLE
         self.n_read += 1
         message_bytes = size_bytes // max(n_messages, 1)
         return position.copy_lsn, catch_up.why_leave(
@@ -183,7 +184,7 @@ class WalRanges:
                 await self._connection.cancel_safe(timeout=_CANCEL_S)
 
     async def _drop(self) -> None:
-        await self._execute(f"SELECT pg_catalog.pg_drop_replication_slot({catch_up.literal(self._copy)})")
+        await self._execute(f"SELECT pg_catalog.pg_drop_replication_slot({literal(self._copy)})")
 
     def _refused(self, failure: QueryFailed) -> SourceLost:
         self.refusal = f"the publisher refused a range: {failure}"

@@ -87,6 +87,7 @@ class SourcePosition(msgspec.Struct, frozen=True, kw_only=True):
     """What the publisher is asked all the time."""
 
     clock_us: int  # microseconds since 2000-01-01 UTC; read before the LSNs
+    passed_us: int | None  # nothing that commits earlier comes later; None: a standby that has replayed no commit
     flush_lsn: int  # end of its durable WAL
     insert_lsn: int  # end of all its WAL; on a standby of what it has replayed
     standby_names: str  # for which its commits wait; empty on a standby, where nothing commits
@@ -263,14 +264,17 @@ async def position(conn: Connection) -> SourcePosition:
     """
     query: LiteralString = """
         SELECT (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint,
+               (extract(epoch FROM CASE WHEN r THEN pg_catalog.pg_last_xact_replay_timestamp()
+                                   ELSE pg_catalog.clock_timestamp() END) * 1000000)::bigint,
                CASE WHEN r THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END,
                CASE WHEN r THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_insert_lsn() END,
                CASE WHEN r THEN '' ELSE pg_catalog.current_setting('synchronous_standby_names') END
           FROM pg_catalog.pg_is_in_recovery() AS r"""
     with source_errors("reading the publisher's position"):
-        ((unix_us, flush, insert, standby_names),) = await _rows(conn, query)
+        ((unix_us, passed_unix_us, flush, insert, standby_names),) = await _rows(conn, query)
     return SourcePosition(
         clock_us=unix_us - POSTGRES_EPOCH_US,
+        passed_us=None if passed_unix_us is None else passed_unix_us - POSTGRES_EPOCH_US,
         flush_lsn=parse_lsn(flush) if flush else 0,
         insert_lsn=parse_lsn(insert) if insert else 0,
         standby_names=standby_names,

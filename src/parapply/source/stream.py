@@ -13,7 +13,7 @@ import struct
 import termios
 import time
 from ipaddress import ip_address
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from parapply.errors import SlotBusy, SourceLost, SourceRefused
 from parapply.model import POSTGRES_EPOCH_US
@@ -32,6 +32,8 @@ RECEIVE_BUFFER_BYTES = 4 * 1024 * 1024
 #: receiver's buffer full the kernel joins them, which cost the publisher an eighth less. A quarter of it stopped the
 #: sender.
 LOCAL_RECEIVE_BUFFER_BYTES = 256 * 1024
+#: After every other LSN.
+_ANY_LSN: Final = 2**64 - 1
 
 
 class ReplicationStream:
@@ -57,6 +59,7 @@ class ReplicationStream:
         self.keepalive: Keepalive | None = None
         #: Whether the last `drain` took everything that had come.
         self.is_drained = True
+        self._gap_lsn: int | None = None
         #: What was last reported as flushed; it never goes back. The leader reads it.
         self.confirmed_flush_lsn = 0
 
@@ -128,9 +131,21 @@ class ReplicationStream:
         except CopyFailed as failure:
             raise self._lost(failure) from failure
         self.is_drained = transport.is_drained
+        if transport.has_gap:
+            self.note_gap(_lsn_of(frames[-1]) if frames else _ANY_LSN)
         if transport.keepalive is not None:
             self.keepalive, transport.keepalive = parse_keepalive(transport.keepalive), None
         return frames
+
+    def note_gap(self, lsn: int) -> None:
+        """Note that a publication was missing while changes were decoded that lie before an LSN, and not far."""
+        self._transport.has_gap = False
+        self._gap_lsn = max(lsn, self._gap_lsn or 0)
+
+    def take_gap(self) -> int | None:
+        """Return that LSN, once; None: no publication was missing since the last call."""
+        lsn, self._gap_lsn = self._gap_lsn, None
+        return lsn
 
     def send_status(
         self, written_lsn: int, flushed_lsn: int, applied_lsn: int, *, reply_requested: bool = False
@@ -177,6 +192,11 @@ class ReplicationStream:
         self.pause_reading()
         self._ended = True
         return SourceLost(f"the stream from the publisher ended: {str(failure) or 'connection lost'}.")
+
+
+def _lsn_of(frame: bytes) -> int:
+    (lsn,) = struct.unpack_from(">Q", frame, 1)
+    return int(lsn)
 
 
 def _receive_buffer_bytes(view: socket.socket) -> int:

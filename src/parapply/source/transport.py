@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 #: Bytes of a range taken before workers and the planner get their turn: about ten milliseconds. What the kernel holds
 #: then lets the publisher go on sending.
 _TURN_BYTES = 2 * 1024 * 1024
+#: SQLSTATE of pgoutput's warning, from version 18 on, that it decodes changes while a publication is not there. Nothing
+#: that it publishes is sent then, and an older server ends the stream.
+_PUBLICATION_MISSING = "55000"
 
 
 class CopyFailed(Exception):
@@ -53,6 +56,8 @@ class Transport(Protocol):
     keepalive: bytes | None
     #: Whether the last `drain` took everything that had come.
     is_drained: bool
+    #: The server has warned that a publication was missing; the stream puts False here when it takes that.
+    has_gap: bool
 
     @property
     def has_early_data(self) -> bool:
@@ -112,8 +117,14 @@ class LibpqTransport:
         self.fd = self._pg.socket
         self.keepalive: bytes | None = None
         self.is_drained = True
+        self.has_gap = False
+        connection.add_notice_handler(self._look_at_notice)
         self.has_early_data = False
         self._rows = CopyReader()
+
+    def _look_at_notice(self, notice: psycopg.errors.Diagnostic) -> None:
+        if _is_gap(notice.severity_nonlocalized, notice.sqlstate):
+            self.has_gap = True
 
     async def ask(self, query: str, sent_us: int) -> None:
         """See Transport."""
@@ -256,6 +267,7 @@ class PlainTransport:
         self._reader = CopyReader()
         self._early: list[bytes] = []
         self.is_drained = True
+        self.has_gap = False
         self._unsent = b""
         self.fd = self._socket.fileno()
 
@@ -301,6 +313,7 @@ class PlainTransport:
                     await take(frames, unseen_bytes)
                     unseen_bytes = 0
                 for kind, contents in reader.others:
+                    self._look_at_notice(kind, contents)
                     if kind == ord("E"):
                         fields = error_fields(contents)
                     is_over = is_over or kind == ord("Z")
@@ -331,6 +344,7 @@ class PlainTransport:
                     raise CopyFailed("the server closed the connection unexpectedly")
                 self._reader.received(n_bytes, self._early)
                 for kind, contents in others:
+                    self._look_at_notice(kind, contents)
                     if kind == ord("E"):
                         fields = error_fields(contents)
                         raise CopyFailed(fields.get("M", ""), fields.get("C"))
@@ -369,13 +383,19 @@ class PlainTransport:
 
     def _look_at_others(self) -> None:
         for kind, contents in self._reader.others:
+            self._look_at_notice(kind, contents)
             if kind == ord("E"):
                 fields = error_fields(contents)
                 raise CopyFailed(f"{fields.get('S', 'ERROR')}: {fields.get('M', '')}", fields.get("C"))
             if kind in b"cCZ":
                 raise CopyFailed("the publisher ended the stream")
-        # Notices and parameter changes are nothing to us.
+        # Other notices and parameter changes are nothing to us.
         self._reader.others.clear()
+
+    def _look_at_notice(self, kind: int, contents: bytes) -> None:
+        if kind == ord("N"):
+            fields = error_fields(contents)
+            self.has_gap = self.has_gap or _is_gap(fields.get("V"), fields.get("C"))
 
     def write(self, message: bytes) -> None:
         """See Transport."""
@@ -401,6 +421,11 @@ class PlainTransport:
     def close(self) -> None:
         """See Transport."""
         self._socket.close()
+
+
+def _is_gap(severity: str | None, sqlstate: str | None) -> bool:
+    """Tell it of a notice; severity in English."""
+    return severity == "WARNING" and sqlstate == _PUBLICATION_MISSING
 
 
 async def _ready(fd: int, *, is_writing: bool = False) -> None:

@@ -97,6 +97,8 @@ def _head(history: ReadingHistory, width: int, limit_lines: int) -> list[Rendera
     if report["is_daemon_connected"]:
         state.append(report["state"], _STYLES.get(report["state"], ""))
         state.append(f"  {report['reason']}")
+    elif report["state"] == DaemonState.RECONNECTING:
+        state.append(f"reconnecting, pid {report['pid']}", "bold red")
     else:
         state.append("no daemon runs", "bold red")
     if is_silent(report):

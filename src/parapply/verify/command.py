@@ -14,7 +14,7 @@ import random
 import time
 from collections import deque
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -30,11 +30,12 @@ from parapply.copy.published import PublishedTable, published_tables
 from parapply.errors import ParapplyError, SourceRefused
 from parapply.model import format_lsn
 from parapply.printable import printable
+from parapply.quoting import copyable
 from parapply.source import slot
 from parapply.target.session import settings
 from parapply.verify import canonical
 from parapply.verify.differences import Difference, differences, differing_ranges, shown
-from parapply.verify.postgres import BEFORE_TABLES, AnyEnd, Compared, VerifyEnd
+from parapply.verify.postgres import BEFORE_TABLES, Compared, VerifyEnd
 from parapply.verify.sampled import drawn, ranges_of
 from parapply.verify.statements import statements
 
@@ -64,9 +65,6 @@ class VerifyOptions(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = _SNAPSHOT_TIMEOUT_S  # to wait for the daemon
     prints_statements: bool = False
     is_brief: bool = False  # tables that are equal get no line
-    engine: Literal["postgres", "spark"] = "postgres"
-    spark_master: str | None = None
-    jdbc_jar: str | None = None
     as_json: bool = False
 
 
@@ -190,15 +188,7 @@ class _Both:
         self._options = options
         self._stack = stack
         self._source: list[slot.Connection] = []
-        self._source_snapshot = ""
         self._seed = random.getrandbits(64)
-        self._spark = None
-        if options.engine == "spark":
-            # Before anything pauses for it, because a cluster takes its time.
-            from parapply.verify import spark  # noqa: PLC0415
-
-            self._spark = spark.start(options.spark_master, options.jdbc_jar)
-            stack.callback(self._spark.stop)
 
     async def open_source(self, standing_lsn: int) -> int:
         """Open the sessions on the publisher while the daemon is paused; return the LSN that they see."""
@@ -220,12 +210,11 @@ class _Both:
             with slot.source_errors("comparing"):
                 await reader.execute(BEFORE_TABLES)
             self._source.append(reader)
-        self._source_snapshot = snapshot.name
         return snapshot.lsn
 
     async def compare(self, tables: Sequence[PublishedTable], taken: Snapshot) -> VerifyResult:
         target = [await self._open_target(taken) for _ in range(self._options.connections)]
-        ends: tuple[AnyEnd, AnyEnd] = VerifyEnd(self._source, is_source=True), VerifyEnd(target, is_source=False)
+        ends = VerifyEnd(self._source, is_source=True), VerifyEnd(target, is_source=False)
         types = await on_target.column_types(target[0], [table.here() for table in tables])
         leaves = await _target_leaves(target[0], tables)
         compared = []
@@ -233,20 +222,11 @@ class _Both:
             compared.append(await self._compared(table, leaves[table.oid], types[table.here().full_name]))
             # A large table's ranges were looked for.
             await ends[0].done(compared[-1])
-        if self._spark is not None:
-            from parapply.verify.spark import SparkEnd  # noqa: PLC0415
-
-            here, there = VerifyEnd(self._source, is_source=True), VerifyEnd(target, is_source=False)
-            name = self._source_snapshot
-            ends = (
-                SparkEnd(self._spark, here, self._source[0], name, is_source=True),
-                SparkEnd(self._spark, there, target[0], taken.name, is_source=False),
-            )
         with Bar("comparing", has_bytes=False) as bar:
             whole = [table for table in compared if not self._sample(table)]
             parts = [part for end in ends for table in whole for part in end.parts(table)]
             bar.begin(len(parts), sum(max(1, part.pages) for part in parts), sum(p.estimated_rows for p in parts))
-            if self._options.sampled_ranges and self._spark is None:
+            if self._options.sampled_ranges:
                 verdicts = await self._side_by_side(compared, target, bar)
             else:
                 verdicts = [self._said(await self._table(table, *ends, bar), bar) for table in compared]
@@ -339,7 +319,7 @@ class _Both:
         others = drawn(chosen, n_ranges - 1, self._options.sampled_ranges - 1, then[1].sampled if then else ())
         return [*others, n_ranges - 1]
 
-    async def _table(self, table: Compared, source: AnyEnd, target: AnyEnd, bar: Bar) -> Verdict:
+    async def _table(self, table: Compared, source: VerifyEnd, target: VerifyEnd, bar: Bar) -> Verdict:
         def on_part(part: Any, rows: int) -> None:  # noqa: ANN401  a Part
             bar.part_done(part, rows)
             bar.data(rows, 0, table.published.text)
@@ -359,7 +339,7 @@ class _Both:
         kept = found[: self._options.max_keys]
         texts: Sequence[str] = ()
         if kept and self._options.prints_statements:
-            texts = await statements(self._source[0], table.published, kept)
+            texts = await statements(self._source[0], table, kept)
         await source.done(table)
         await target.done(table)
         return Verdict(
@@ -404,7 +384,7 @@ def _line(verdict: Verdict) -> str:
     for one in verdict.found:
         many = f" ({one.count} rows)" if one.count > 1 else ""
         lines.append(f"  {one.kind:9} {printable(shown(columns, one.key))}{many}")
-    return "\n".join([*lines, *verdict.statements])
+    return "\n".join([*lines, *map(copyable, verdict.statements)])
 
 
 def _print(options: VerifyOptions, verdicts: Sequence[Verdict], taken: Snapshot) -> None:

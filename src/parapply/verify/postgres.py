@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
@@ -43,28 +43,6 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     published: PublishedTable
     target_leaves: tuple[Leaf, ...]
     ranges: canonical.Ranges
-
-
-class AnyEnd(Protocol):
-    """One end, whatever reads it."""
-
-    def parts(self, table: Compared) -> list[Part]:
-        """Return the parts of a table here."""
-        ...
-
-    async def summary(
-        self, table: Compared, on_part: Callable[[Part, int], None], numbers: Sequence[int] = ()
-    ) -> Summary:
-        """Return rows and sums of all ranges, or of some; `on_part` is called with each part and its rows."""
-        ...
-
-    async def rows(self, table: Compared, numbers: Sequence[int]) -> list[tuple[Key, int]]:
-        """Return key and hash of every row in some ranges."""
-        ...
-
-    async def done(self, table: Compared) -> None:
-        """Take notice that a table is compared: nothing of it is read any more."""
-        ...
 
 
 class VerifyEnd:

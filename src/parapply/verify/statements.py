@@ -16,24 +16,28 @@ from parapply.verify.canonical import row_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from parapply.copy.leaves import Leaf
     from parapply.copy.published import PublishedTable
+    from parapply.plan.copy_starts import Name
     from parapply.source.slot import Connection
     from parapply.verify.differences import Difference, Key
+    from parapply.verify.postgres import Compared
 
 
-async def statements(source: Connection, table: PublishedTable, found: Sequence[Difference]) -> list[str]:
+async def statements(source: Connection, compared: Compared, found: Sequence[Difference]) -> list[str]:
     """Return the statements for each key that differs.
 
     Raises:
         SourceRefused, SourceLost: the rows could not be read.
     """
+    table = compared.published
     wanted = [one.key for one in found if one.kind != "extra"]
     # Without a key the row is its own.
     rows = await _source_rows(source, table, wanted) if table.key else {one.key: [one.key] * one.count for one in found}
     texts = []
     for one in found:
         if one.kind in {"extra", "different"}:
-            texts.append(_delete(table, one))
+            texts.append(_delete(compared, one))
         if one.kind in {"missing", "different"}:
             texts += [_insert(table, row) for row in rows.get(one.key, [])[: one.count]]
     return texts
@@ -49,7 +53,7 @@ async def _source_rows(
         [sql.SQL("{}::pg_catalog.text").format(sql.Identifier(column)) for column in table.columns]
     )
     match = sql.SQL(" OR ").join([_matches(table.key, key) for key in keys])
-    query = sql.SQL("SELECT {} FROM {} WHERE {}").format(values, sql.Identifier(table.schema, table.name), match)
+    query = sql.SQL("SELECT {} FROM {} WHERE {}").format(values, _alone(table.full_name, table.leaves), match)
     with source_errors(f"reading {table.text}"):
         async with source.cursor() as cursor:
             await cursor.execute(query)
@@ -75,14 +79,23 @@ def _matches(columns: Sequence[str], key: Key) -> sql.Composed:
     )
 
 
-def _delete(table: PublishedTable, one: Difference) -> str:
-    relation = sql.Identifier(*table.here().full_name)
+def _alone(name: Name, leaves: Sequence[Leaf]) -> sql.Composed:
+    """Return what means a table without those that inherit from it: their rows are not its own."""
+    is_leaf = name in {(leaf.schema, leaf.name) for leaf in leaves}
+    return sql.SQL("ONLY {}" if is_leaf else "{}").format(sql.Identifier(*name))
+
+
+def _delete(compared: Compared, one: Difference) -> str:
+    table = compared.published
+    relation = _alone(table.here().full_name, compared.target_leaves)
     if table.key:
         query = sql.SQL("DELETE FROM {} WHERE {};").format(relation, _matches(table.key, one.key))
     else:
         same = sql.SQL("{} = {}::text").format(row_text(table.columns), sql.Literal(_row_literal(one.key)))
+        # Each partition has a row at the same ctid.
         query = sql.SQL(
-            "DELETE FROM {relation} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {relation} WHERE {same} LIMIT {count}));"
+            "DELETE FROM {relation} WHERE (tableoid, ctid) IN"
+            " (SELECT tableoid, ctid FROM {relation} WHERE {same} LIMIT {count});"
         ).format(relation=relation, same=same, count=one.count)
     return query.as_string(None)
 

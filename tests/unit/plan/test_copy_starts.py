@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from parapply.model import FRAME_HEADER_BYTES, Column, Relation, Transaction
+from parapply.model import Column, Relation, Transaction
 from parapply.plan.copy_starts import CopyStarts, Start
+from parapply.plan.steps import read_truncate
 from parapply.target.state.copies import Copies, CopyRow
-from parapply.wire.decode import decode
-from parapply.wire.messages import Truncate
 from tests import build
 
 _ONE, _TWO = ("s", "one"), ("s", "two")
@@ -36,7 +35,7 @@ def _transaction(commit_lsn: int, *changes: bytes) -> Transaction:
 def starts() -> CopyStarts:
     """One table copied as of 100, the other one known by name only; both are announced."""
     made = CopyStarts()
-    made.update({_ONE: Start(100, is_copied=True)}, is_listed=False)
+    made.update({_ONE: Start(100, is_copied=True)}, {}, is_listed=False)
     for name in (_ONE, _TWO):
         made.announce(_relation(name))
     return made
@@ -60,7 +59,7 @@ def test_a_commit_at_the_start_counts(starts: CopyStarts) -> None:
 def test_a_table_that_nobody_copies_gets_nothing() -> None:
     """With `is_listed` a table that is not copied waits for a refresh, however late its changes come."""
     starts = CopyStarts()
-    starts.update({_ONE: Start(0, is_copied=True)}, is_listed=True)
+    starts.update({_ONE: Start(0, is_copied=True)}, {}, is_listed=True)
     for name in (_ONE, _TWO):
         starts.announce(_relation(name))
     assert starts.without_skipped(_transaction(10**9, _insert(_TWO), _insert(_ONE))).changes == [_insert(_ONE)]
@@ -70,13 +69,13 @@ def test_a_table_that_nobody_copies_gets_nothing() -> None:
 
 def test_what_is_later_than_a_copy_under_way_waits(starts: CopyStarts) -> None:
     """Only a transaction with a change of that table waits, and only behind the copy's LSN."""
-    starts.update({_ONE: Start(200, is_copied=False)}, is_listed=False)
+    starts.update({_ONE: Start(200, is_copied=False)}, {}, is_listed=False)
     assert starts.exact_from_lsn is None
     assert starts.waits_for(_transaction(199, _insert(_ONE))) is None
     assert starts.waits_for(_transaction(200, _insert(_TWO))) is None
     assert starts.waits_for(_transaction(200, _insert(_TWO), _insert(_ONE))) == _ONE
     assert starts.copying_of([_relation(_ONE)], 200) == _ONE
-    starts.update({_ONE: Start(300, is_copied=True)}, is_listed=False)
+    starts.update({_ONE: Start(300, is_copied=True)}, {}, is_listed=False)
     assert starts.waits_for(_transaction(200, _insert(_ONE))) is None
     assert starts.without_skipped(_transaction(200, _insert(_ONE))).changes == []
 
@@ -86,8 +85,7 @@ def test_a_truncate_keeps_the_other_tables(starts: CopyStarts) -> None:
     whole = _transaction(50, build.xlog_data(build.truncate(1, 2, flags=2)))
     (kept,) = starts.without_skipped(whole).changes
     assert isinstance(kept, bytes)
-    message = decode(kept[FRAME_HEADER_BYTES:])
-    assert isinstance(message, Truncate)
+    message = read_truncate(kept)
     assert (message.relation_oids, message.restart_identity, message.cascade) == ((2,), True, False)
     assert starts.without_skipped(_transaction(50, build.xlog_data(build.truncate(1)))).changes == []
 
@@ -102,12 +100,12 @@ def test_what_is_read_later_keeps_its_own_place(starts: CopyStarts) -> None:
 
 def test_a_table_is_known_by_its_oid(starts: CopyStarts) -> None:
     """Under another name it goes on; another table of its name is not it. An older state has names only."""
-    starts.update({1: Start(None, is_copied=False), _TWO: Start(0, is_copied=True)}, is_listed=True)
+    starts.update({1: Start(None, is_copied=False), _TWO: Start(0, is_copied=True)}, {}, is_listed=True)
     renamed = Relation(oid=1, schema="s", name="other", replica_identity="d", columns=_relation(_ONE).columns)
     namesake = Relation(oid=3, schema="s", name="one", replica_identity="d", columns=renamed.columns)
     assert starts.n_waiting == 1
     assert starts.is_apart([renamed], 10**9)
-    starts.update({1: Start(0, is_copied=True), _TWO: Start(0, is_copied=True)}, is_listed=True)
+    starts.update({1: Start(0, is_copied=True), _TWO: Start(0, is_copied=True)}, {}, is_listed=True)
     assert not starts.is_apart([renamed, _relation(_TWO)], 10**9)
     assert starts.is_apart([namesake], 10**9)
     assert starts.n_waiting == 0

@@ -13,7 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from parapply.applylog_schema import CONFLICTS_LIMIT, ConflictRecord
-from parapply.conflict.changes import read_change
+from parapply.conflict.changes import key_of_truncate, read_change
 from parapply.conflict.history import ConflictHistory
 from parapply.conflict.kinds import Conflict, Policy, Source
 from parapply.conflict.rules import Rules
@@ -251,10 +251,6 @@ def entry_of(conflict: Conflict) -> ConflictRecord:
     )
 
 
-def _names(change: tuple[TablePlan, bytes] | TruncateStep) -> list[str]:
-    return [plan.relation.qualified_name for plan in change.plans] if isinstance(change, TruncateStep) else []
-
-
 def _skipped(
     source: Source, changes: Sequence[tuple[TablePlan, bytes] | TruncateStep], first_no: int
 ) -> Iterator[Conflict]:
@@ -266,7 +262,7 @@ def _skipped(
             schema=plan.relation.schema,
             table=plan.relation.name,
             operation=read.operation if read else "truncate",
-            key=read.key() if read else {"tables": ", ".join(_names(change))},
+            key=key_of_truncate(change) if isinstance(change, TruncateStep) else read_change(*change).key(),
             remote_row=read.remote_row() if read else None,
             is_complete=read.is_complete if read else True,
             local_rows=(),

@@ -102,7 +102,7 @@ class PiecesWithCommands(Pieces):
             await super().add(piece)
             return
         self.has_commands = True
-        self._pool.held_bytes -= piece.size_bytes
+        self._pool.count_out(piece.size_bytes)
         self._job.counts.n_transactions, self._job.counts.xids = 1, (piece.xid,)
         self._job.counts.size_bytes += piece.size_bytes
         for part in parts_of(piece, self._rules.queue()):

@@ -13,18 +13,21 @@ a head that waits for a foreign lock, two others may block each other.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
+from parapply.limits import BLOCKED_S
 from parapply.logs import get_logger
+from parapply.model import format_lsn
 from parapply.runtime.pool.job import OutcomeJob
 from parapply.target.session import prepared, settings
 from parapply.vocabulary import WorkerState
 from parapply.wire.messages import RollbackPrepared
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from parapply.runtime.apply.worker import Worker
     from parapply.runtime.pool.job import Job
@@ -57,6 +60,19 @@ _PREPARED = sql.SQL(
 )
 
 
+#: What a session waits for, and who the others are that it waits for; the first of those that block it itself. Of a row
+#: the waiting session holds the lock of its place.
+_FACTS = sql.SQL(
+    "SELECT coalesce(wanted.relation, (SELECT place.relation FROM pg_catalog.pg_locks AS place"
+    " WHERE place.pid = $1::int AND place.locktype = 'tuple' LIMIT 1))::regclass::text, wanted.mode,"
+    " a.pid, a.usename::text, a.application_name, a.xact_start::text, a.query_start::text"
+    " FROM pg_catalog.pg_locks AS wanted LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = ANY ($2::int[])"
+    " WHERE wanted.pid = $1::int AND NOT wanted.granted"
+    " ORDER BY a.pid = ANY (pg_catalog.pg_blocking_pids($1::int)) DESC NULLS LAST, a.pid LIMIT 1"
+)
+#: Seconds between two lines about one wait at most; the first ones come sooner.
+_LONGEST_S: Final = 600.0
+
 #: States in which the server works for a worker, and may wait: for a deferred constraint at COMMIT, too.
 AT_WORK: Final = (WorkerState.EXECUTING, WorkerState.RETRYING, WorkerState.COMMITTING)
 
@@ -65,15 +81,28 @@ AT_WORK: Final = (WorkerState.EXECUTING, WorkerState.RETRYING, WorkerState.COMMI
 _GIVE_BACK_CHECKS = 4
 
 
-class StallCheck:
-    """`foreign_waits` is written here and read by the monitor."""
+@dataclass
+class _Blocked:
+    """A batch that waits for foreign sessions."""
 
-    def __init__(
+    job: Job
+    since_s: float
+    holder: str
+    #: After how many seconds it is logged next.
+    next_s: float = BLOCKED_S
+
+
+class StallCheck:
+    """`foreign_waits` is written here and read by the monitor, like what is shown as blocked."""
+
+    def __init__(  # noqa: PLR0913  one place makes it
         self,
         pool: WorkerPool,
         workers: Sequence[Worker],
         control_pool: ControlPool,
         two_phase: TwoPhase,
+        *,
+        on_blocked: Callable[[tuple[float, str] | None], None],
         stall_check_s: float,
     ) -> None:
         """Start with nothing checked.
@@ -83,13 +112,16 @@ class StallCheck:
             workers: of the worker pool.
             control_pool: to ask the target.
             two_phase: knows what is prepared.
+            on_blocked: gets since when a batch waits for foreign sessions, the longest, and for whom; None: none does.
             stall_check_s: how long a batch may take before the server is asked.
         """
         self._pool = pool
         self._workers = workers
         self._control_pool = control_pool
         self._two_phase = two_phase
+        self._on_blocked = on_blocked
         self._stall_check_s = stall_check_s
+        self._blocked: dict[int, _Blocked] = {}
         self._clock = asyncio.get_running_loop().time
         self._log = get_logger()
         #: What a worker waits for on the target, by its number.
@@ -109,6 +141,50 @@ class StallCheck:
             for worker in self._workers:
                 if self._stands_still(worker):
                     await self._look(worker)
+            self._end_blocked()
+
+    def _end_blocked(self) -> None:
+        """Forget the waits that are over, and show the longest of the others."""
+        for number in self._blocked.keys() - self.foreign_waits.keys():
+            over = self._blocked.pop(number)
+            if over.next_s > BLOCKED_S:
+                wait_s = round(self._clock() - over.since_s, 1)
+                self._log.info("batch_unblocked", worker=number, seq=over.job.batch.seq, wait_s=wait_s)
+        longest = min(self._blocked.values(), key=lambda one: one.since_s, default=None)
+        self._on_blocked(None if longest is None else (longest.since_s, longest.holder))
+
+    async def _tell_blocked(self, worker: Worker, job: Job, holder: str, pids: Sequence[int], gids: list[str]) -> None:
+        """Take notice of a wait for foreign sessions, and log it once it is long."""
+        found = self._blocked.get(worker.number)
+        if found is None or found.job is not job:
+            found = self._blocked[worker.number] = _Blocked(job, max(worker.since_s, job.times.freed_s), holder)
+        found.holder = holder
+        wait_s = self._clock() - found.since_s
+        if wait_s < found.next_s:
+            return
+        with settings.target_errors("asking who blocks a batch"):
+            async with self._control_pool.session() as conn:
+                facts = await settings.rows(conn, _FACTS, [worker.session.pipeline.backend_pid, list(pids)])
+        if not facts:
+            return
+        found.next_s = min(2 * wait_s, wait_s + _LONGEST_S)
+        relation, mode, pid, role, application_name, xact_start, query_start = facts[0]
+        self._log.warning(
+            "batch_blocked",
+            worker=worker.number,
+            seq=job.batch.seq,
+            end_lsn=format_lsn(job.batch.end_lsn),
+            wait_s=round(wait_s, 1),
+            holder=holder,
+            gid=gids,
+            relation=relation,
+            mode=mode,
+            pid=pid,
+            role=role,
+            application_name=application_name,
+            xact_start=xact_start,
+            query_start=query_start,
+        )
 
     def _ask_back(self) -> None:
         """Free workers that wait for another batch for long, while batches that could start have none."""
@@ -136,11 +212,13 @@ class StallCheck:
         if job is None or job is not holder.job or holder.state not in AT_WORK:
             return
         own = {worker.session.pipeline.backend_pid: worker for worker in self._workers}
-        foreign = [f"pid {pid}" for pid in sorted(set(found) - own.keys() - {_NO_SESSION})]
+        pids = sorted(set(found) - own.keys() - {_NO_SESSION})
+        foreign = [f"pid {pid}" for pid in pids]
         gids = [str(gid) for (gid,) in held]
         foreign += [f"prepared transaction {gid}" for gid in gids]
         if foreign:
-            self.foreign_waits[holder.number] = f"a lock held by {', '.join(foreign)}"
+            waits_for = self.foreign_waits[holder.number] = f"a lock held by {', '.join(foreign)}"
+            await self._tell_blocked(holder, job, waits_for, pids, gids)
         await self._end_rolled_back(gids)
         for pid in found:
             blocker = own.get(pid)

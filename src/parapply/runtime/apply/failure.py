@@ -10,9 +10,12 @@ import psycopg
 
 from parapply.errors import ApplyFailed, StatementFailed
 from parapply.model import format_lsn
-from parapply.target.sql.conditions import quote_identifier
+from parapply.quoting import identifier
+from parapply.target.session.pipeline import ANY_COUNT
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parapply.conflict.kinds import ConflictStop
     from parapply.target.sql.commands import Command
 
@@ -73,6 +76,22 @@ def classify(failure: StatementFailed) -> FailureClass:
     if failure.sqlstate in _AGAIN:
         return FailureClass.AGAIN
     return FailureClass.STALE if failure.sqlstate in _STALE else FailureClass.FINAL
+
+
+def may_follow_conflict(failure: StatementFailed, commands: Sequence[Command]) -> bool:
+    """Return whether an error of the data may follow from a change before it that found no row.
+
+    The counts of a flight are looked at when all of it has succeeded, so the server's error is met first: a child
+    without the parent that an update of the same transaction was to find, for example.
+
+    Args:
+        failure: of `commands`, or of the COMMIT behind them.
+        commands: executed in one flight, in source order.
+    """
+    if not failure.sqlstate or classify(failure) is not FailureClass.FINAL:
+        return False
+    before = commands[: failure.statement] if failure.statement >= 0 else commands
+    return any(command.expected != ANY_COUNT and command.operation != "insert" for command in before)
 
 
 def apply_failed(  # noqa: PLR0913  what the line is made of
@@ -138,7 +157,7 @@ def apply_failed(  # noqa: PLR0913  what the line is made of
 
 def _shown(name: str) -> str:
     """Return a name as people must write it in SQL."""
-    return name if _PLAIN_NAME.fullmatch(name) else quote_identifier(name)
+    return name if _PLAIN_NAME.fullmatch(name) else identifier(name)
 
 
 def _of_another_table(failure: StatementFailed, command: Command | None) -> str:

@@ -117,7 +117,7 @@ class LargeApply:
         pieces = self._pieces(end.commit_lsn)
         try:
             async for piece in kept:
-                self._pool.held_bytes += piece.size_bytes
+                self._pool.count_in(piece.size_bytes)
                 await pieces.add(piece)
             await pieces.settle()
         except (ConflictStop, DataFailed, CommandFailed, TargetRefused, RolledBack) as stop:
@@ -243,7 +243,7 @@ class LargeApply:
             piece = await pieces.get()
             assert piece is not None, "the last piece says so"
             latest = piece
-            self._pool.held_bytes -= piece.size_bytes
+            self._pool.count_out(piece.size_bytes)
             self._pool.changed()
         return latest
 
@@ -251,5 +251,5 @@ class LargeApply:
 async def _taken(pieces: asyncio.Queue[Transaction | None], pool: WorkerPool) -> AsyncIterator[Transaction]:
     while (piece := await pieces.get()) is not None:
         yield piece
-        pool.held_bytes -= piece.size_bytes
+        pool.count_out(piece.size_bytes)
         pool.changed()

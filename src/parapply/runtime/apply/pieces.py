@@ -14,9 +14,9 @@ from parapply.conflict.settle import may_be_conflict
 from parapply.errors import StatementFailed, TargetLost, TargetRefused
 from parapply.plan.batch import Batch
 from parapply.plan.steps import ordered_changes
+from parapply.runtime.apply.failure import may_follow_conflict
 from parapply.runtime.apply.sets import commands_of, found_code
 from parapply.runtime.pool.retry import Attempts
-from parapply.target.session.pipeline import ANY_COUNT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,11 +49,6 @@ class PlannedPiece(NamedTuple):
     batch: Batch | None
     commands: list[Command]
     after: dict[int, TablePlan]
-
-    @property
-    def is_checked(self) -> bool:
-        """Tell whether each statement fails unless it finds the rows that it should."""
-        return all(command.expected != ANY_COUNT for command in self.commands)
 
 
 class Pieces:
@@ -116,7 +111,12 @@ class Pieces:
             ConflictStop, DataFailed, RolledBack, StatementFailed: as `apply`, of the one before.
             TargetLost, TargetRefused, ProtocolError: as everywhere.
         """
-        self.start(await self.plan(piece))
+        try:
+            planned = await self.plan(piece)
+        except BaseException:
+            self._pool.count_out(piece.size_bytes)
+            raise
+        self.start(planned)
 
     async def plan(self, piece: Transaction) -> PlannedPiece:
         """Plan a piece while the one before is executed; `start` must be called with it, or nothing any more.
@@ -139,17 +139,10 @@ class Pieces:
                 planned = await self._plan(piece, self.current)
         return planned
 
-    def start(self, planned: PlannedPiece, *, may_repeat: bool = True) -> None:
-        """Begin to execute a piece.
-
-        Args:
-            planned: of `plan`.
-            may_repeat: row by row, if its sets fail. Not alongside an earlier transaction, because not every count of a
-                single row is checked: a row that the earlier one will write would pass for one that need not be there.
-        """
+    def start(self, planned: PlannedPiece) -> None:
+        """Begin to execute a piece, the result of `plan`."""
         self.current = planned.after
-        executing = self._execute(planned, may_repeat=may_repeat)
-        self._under_way = asyncio.create_task(executing, name=f"piece of batch {self._job.batch.seq}")
+        self._under_way = asyncio.create_task(self._execute(planned), name=f"piece of batch {self._job.batch.seq}")
 
     async def settle(self) -> None:
         """Wait until what was begun is executed.
@@ -206,25 +199,25 @@ class Pieces:
         commands = await commands_of(batch, self._builder, self._tables.role)
         return PlannedPiece(piece, current, batch, commands, dict(plans.current))
 
-    async def _execute(self, planned: PlannedPiece, *, may_repeat: bool) -> None:
+    async def _execute(self, planned: PlannedPiece) -> None:
         """Apply one piece, as sets if that succeeds, else row by row."""
         piece = planned.piece
         try:
-            if planned.batch is None or not await self._execute_sets(planned, may_repeat=may_repeat):
+            if planned.batch is None or not await self._execute_sets(planned):
                 await self._execute_rows(planned)
         finally:
-            self._pool.held_bytes -= piece.size_bytes
+            self._pool.count_out(piece.size_bytes)
         self._job.counts.count_piece(piece, planned.batch, planned.after)
         self._pool.changed()
 
-    async def _execute_sets(self, planned: PlannedPiece, *, may_repeat: bool) -> bool:
+    async def _execute_sets(self, planned: PlannedPiece) -> bool:
         try:
             await self._session.piece(planned.commands)
         except StatementFailed as failure:
             await self._session.undo_piece()
             self._job.attempts += 1
             self._tables.is_in_doubt.set()
-            if self._job.must_yield or not may_repeat:
+            if self._job.must_yield:
                 raise
             if found_code(failure, planned.commands):
                 if self._repair is None:
@@ -250,7 +243,7 @@ class Pieces:
                     raise
                 if await self._repair.learns(failure, commands, attempts):
                     continue
-                if may_be_conflict(failure, commands):
+                if may_be_conflict(failure, commands) or may_follow_conflict(failure, commands):
                     await self._repair.settle(planned.piece, changes)
                     return
                 await self._repair.look_at(failure, commands, planned.piece, attempts)

@@ -19,6 +19,7 @@ from parapply.conflict.settle import may_be_conflict
 from parapply.errors import StatementFailed, TargetRefused
 from parapply.plan.steps import ordered_changes
 from parapply.runtime.apply.conflicts import source_of
+from parapply.runtime.apply.failure import may_follow_conflict
 from parapply.runtime.apply.transaction import record_at_head
 
 if TYPE_CHECKING:
@@ -112,7 +113,9 @@ class SerialApply:
             raise stop
         elif await self._repair.learns(stop.failure, stop.commands, attempts):
             return
-        elif not attempts.is_settling and may_be_conflict(stop.failure, stop.commands):
+        elif not attempts.is_settling and (
+            may_be_conflict(stop.failure, stop.commands) or may_follow_conflict(stop.failure, stop.commands)
+        ):
             attempts.is_settling = True
         else:
             await self._repair.look_at(job, stop.failure, stop.commands, transaction, attempts)

@@ -1,8 +1,7 @@
 """One streamed transaction on its worker: followed chunk by chunk, or applied at its commit.
 
 Following, the worker applies a chunk as soon as every batch that came before it has committed, because it can depend
-only on those (trap T-54). It does not wait for a large one that another worker follows and that touches other tables or
-other ranges of keys, as far as is known (`plan/footprint.py`); its commit does. Subtransactions are savepoints (T-51).
+only on those (trap T-54). Subtransactions are savepoints (T-51).
 Batches that come later, and commit before, never wait for it on purpose; if one does on the target, the follower rolls
 back, and all is applied at the commit, when everything earlier has committed. It also does so with anything that it
 cannot do exactly, or not without blocking others. Only a failure at the commit is a real error.
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from parapply import failpoints
 from parapply.errors import StatementFailed, TargetRefused
 from parapply.logs import get_logger
-from parapply.plan.footprint import Footprint
 from parapply.plan.steps import is_serial
 from parapply.runtime.apply.large import LargeApply
 from parapply.runtime.apply.pieces import CodeFound, Pieces
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 
     from parapply.model import Relation, Transaction
     from parapply.runtime.apply.kit import WorkerKit
-    from parapply.runtime.apply.pieces import PlannedPiece
     from parapply.runtime.apply.repair import Repair
     from parapply.runtime.apply.transaction import TargetTransaction
     from parapply.runtime.pool.job import StreamJob
@@ -205,22 +202,6 @@ class StreamApply:
             part = changes if len(changes) == end - begin else changes[begin:end]
             await self._piece(part, block.size_bytes * len(part) // len(changes), pieces)
 
-    async def _wait_for_earlier(self, planned: PlannedPiece) -> bool:
-        """Wait until a piece may be executed: what came before it has committed, or is apart from it and checked.
-
-        Returns:
-            Whether all of that has committed.
-        """
-        pool, seq = self._pool, self._after_seq
-        own, is_checked = Footprint.of(planned.batch), planned.is_checked
-        if self._stream.footprint.join(own):
-            # Later followers wait until something is known of a table.
-            pool.tell_followers()
-        await self._wait_until(lambda: pool.has_passed(seq) or (is_checked and pool.is_beside(seq, own)))
-        # Counted only now: while many followers wait, reading must continue.
-        pool.held_bytes += planned.piece.size_bytes
-        return pool.has_passed(seq)
-
     def _new_subs(self, block: Block) -> dict[int, int]:
         """Return the subtransactions that begin in a block, by the index of their first change."""
         known = {self._stream.xid, *[one.subxid for one in self._savepoints]}
@@ -241,10 +222,12 @@ class StreamApply:
             await self._tables.resolve_streamed(piece.relations)
             self._check_not_serial(piece, pieces)
             planned = await pieces.plan(piece)
-            may_repeat = await self._wait_for_earlier(planned)
         except TargetRefused as error:
             raise _GiveWay(f"refused: {error}") from error
-        pieces.start(planned, may_repeat=may_repeat)
+        await self._wait_until(lambda: self._pool.has_passed(self._after_seq))
+        # Counted only now: while many followers wait, reading must continue.
+        self._pool.count_in(piece.size_bytes)
+        pieces.start(planned)
 
     def _check_not_serial(self, piece: Transaction, pieces: Pieces) -> None:
         if is_serial(piece, self._tables.plans_from(pieces.current)):

@@ -86,7 +86,10 @@ class CatchUpWatch:
         """Return how far the stream is behind; None where it is not, or where ranges would not help."""
         source_lsn = self._shown.source_lsn
         # With reading paused the target is what takes the time.
-        if source_lsn is None or self._stream.reason not in PASSING or self._reader.is_paused or self._streams:
+        if source_lsn is None or self._stream.reason not in PASSING or self._reader.is_paused:
+            return None
+        # However long it takes: what has come of a transaction would come again from its beginning, for ever.
+        if self._streams or self._batcher.is_inside_large or self._reader.is_inside_transaction:
             return None
         lag_bytes = max(0, source_lsn - self._batcher.received_lsn)
         return lag_bytes if lag_bytes >= self._behind_bytes else None

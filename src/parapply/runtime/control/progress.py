@@ -196,19 +196,18 @@ class Progress:
             return
         self._wake.set()
 
-    def ends_before(self, commit_lsn: int) -> None:
-        """Take the commit LSN of the first transaction after `--until`; as `Intake` calls `on_end`."""
-        # What ends up to there is all that ends before it does, and a commit record is longer than what `covers` adds.
+    def ends_at(self, received_lsn: int) -> None:
+        """Take the end of what came before the first transaction after `--until`; as `Intake` calls `on_end`."""
         self._has_ended = True
-        self._until_lsn = self._idle_lsn = commit_lsn
+        self._until_lsn = self._idle_lsn = received_lsn
         self._wake.set()
 
     def _look_for_time(self) -> None:
-        """Set where to end if the publisher's clock has passed the time, and nothing later has come to say so."""
-        clock_us = self._shown.source_clock_us
-        if self._until_time_us is None or self._until_lsn is not None or clock_us is None:
+        """Set where to end if the publisher's WAL has passed the time, and nothing later has come to say so."""
+        passed_us = self._shown.passed_us
+        if self._until_time_us is None or self._until_lsn is not None or passed_us is None:
             return
-        if clock_us > self._until_time_us + _COMMITTING_US:
+        if passed_us > self._until_time_us + _COMMITTING_US:
             self._until_lsn = self._shown.source_insert_lsn
 
     def received(self) -> None:
@@ -307,7 +306,9 @@ class Progress:
 
     def _settle(self) -> None:
         """Move the watermark to the publisher's position when nothing is open (trap T-8)."""
-        if self._pool.is_idle and (self._has_ended or self._batcher.holds_nothing):
+        is_done = self._pool.is_idle and self._batcher.holds_nothing
+        # At the end nothing is open but a transaction whose last piece is too late: it is rolled back.
+        if is_done or (self._has_ended and self._pool.is_done_but_large(is_open=self._batcher.is_inside_large)):
             self._pool.watermark.reached(self._idle_lsn)
 
     def _advance_is_due(self) -> bool:

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import asyncio
 
+from parapply.limits import BLOCKED_S
 from parapply.vocabulary import DaemonState
 
 
 class Shown:
-    """Written by the monitor, `state` also by progress when the epoch ends; read by progress, gauges and health."""
+    """Written by the monitor, `state` also by progress when the epoch ends, `blocked` by the stall check.
 
-    __slots__ = ("_clock", "lag_s", "looked_s", "source_clock_us", "source_insert_lsn", "source_lsn", "state")
+    Read by progress, gauges and health.
+    """
+
+    __slots__ = (
+        "_clock",
+        "blocked",
+        "lag_s",
+        "looked_s",
+        "passed_us",
+        "source_clock_us",
+        "source_insert_lsn",
+        "source_lsn",
+        "state",
+    )
 
     def __init__(self) -> None:
         """Start before the monitor's first check."""
@@ -19,13 +33,33 @@ class Shown:
         #: Its clock at that moment, microseconds since 2000-01-01 UTC, and the end of all WAL that it had written then.
         self.source_clock_us: int | None = None
         self.source_insert_lsn = 0
+        #: The time that its WAL had passed: its clock, or, of a standby, of the last commit replayed. None: not known.
+        self.passed_us: int | None = None
         #: How far the target is behind; None: not checked yet.
         self.lag_s: float | None = None
         #: When the monitor last checked, by the event loop's clock.
         self._clock = asyncio.get_running_loop().time
         self.looked_s = self._clock()
+        #: Since when, by the event loop's clock, a batch waits for foreign sessions, and for whom; None: none does.
+        self.blocked: tuple[float, str] | None = None
         #: State and reason.
         self.state = (DaemonState.RUNNING, "")
+
+    def block(self, blocked: tuple[float, str] | None) -> None:
+        """Take since when a batch waits for foreign sessions, and for whom."""
+        self.blocked = blocked
+
+    @property
+    def blocked_s(self) -> float:
+        """Return how long a batch has waited for foreign sessions; 0: none does."""
+        return self._clock() - self.blocked[0] if self.blocked else 0.0
+
+    @property
+    def blocked_reason(self) -> str:
+        """Return for whom a batch waits, once it has waited for long; else nothing."""
+        if self.blocked is None or self.blocked_s < BLOCKED_S:
+            return ""
+        return f"blocked for {self.blocked_s:.0f} s by {self.blocked[1]}"
 
     def source_time_us(self) -> int | None:
         """Return the publisher's time, or a little less, in microseconds since 2000-01-01 UTC; None: not known yet."""

@@ -163,9 +163,8 @@ class Admission:
             SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
         """
         self._batcher.close_open()
-        self._reader.waits_for = "what is known of a new table"
-        await self._copied.settle(relations, may_be_missing=True)
-        self._reader.waits_for = ""
+        with self._reader.waiting("what is known of a new table"):
+            await self._copied.settle(relations, may_be_missing=True)
         for relation in relations:
             self.starts.announce(relation)
 
@@ -189,22 +188,19 @@ class Admission:
         return found
 
     async def _resolve(self, relations: Sequence[Relation]) -> None:
-        self._reader.waits_for = "the target's catalogue"
-        await self._tables.resolve(relations)
-        self._reader.waits_for = ""
+        with self._reader.waiting("the target's catalogue"):
+            await self._tables.resolve(relations)
 
     async def _settle(self, relations: Sequence[Relation]) -> None:
-        self._reader.waits_for = "what is known of a new table"
-        await self._copied.settle(relations)
-        self._reader.waits_for = ""
+        with self._reader.waiting("what is known of a new table"):
+            await self._copied.settle(relations)
 
     async def wait_at_hold(self, transaction: Transaction) -> None:
         """Wait until a transaction may pass that is held."""
         self._batcher.close_open()
         self._reader.stop()
-        self._reader.waits_for = "a snapshot"
-        await self.hold.wait(transaction)
-        self._reader.waits_for = ""
+        with self._reader.waiting("a snapshot"):
+            await self.hold.wait(transaction)
 
     def is_apart(self, relations: Sequence[Relation], lsn: int) -> bool:
         """Tell whether changes of relations may be left out, or must wait for a copy, in a commit at an LSN."""
@@ -228,6 +224,5 @@ class Admission:
         self._reader.stop()
         self._log.info("table_awaited", relation=".".join(name), commit_lsn=format_lsn(commit_lsn))
         self.starts_changed.clear()
-        self._reader.waits_for = "a copy"
-        await self.starts_changed.wait()
-        self._reader.waits_for = ""
+        with self._reader.waiting("a copy"):
+            await self.starts_changed.wait()

@@ -14,7 +14,7 @@ from parapply.plan.batch import Batch, Limits
 from parapply.plan.steps import is_serial
 from parapply.runtime.intake.closing import BatchClosing
 from parapply.runtime.intake.sizing import BatchSizing
-from parapply.runtime.pool.job import LargeJob, SetJob
+from parapply.runtime.pool.job import Alone, LargeJob, SetJob
 from parapply.wire.messages import Prepare
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from parapply.model import Relation, Transaction
     from parapply.plan.table import TablePlan
     from parapply.runtime.intake.reader import SlotReader
-    from parapply.runtime.intake.trace import Trace
     from parapply.runtime.pool.job import Job
     from parapply.runtime.pool.pool import WorkerPool
     from parapply.runtime.tables.plans import TablePlans
@@ -49,7 +48,7 @@ class Batcher:
         *,
         config: ApplyConfig,
         state: SlotState,
-        trace: Trace | None = None,
+        notes_transactions: bool = False,
     ) -> None:
         """Start with no batch open.
 
@@ -59,13 +58,15 @@ class Batcher:
             pool: gets the batches.
             config: limits.
             state: what the target had at the start.
-            trace: gets every transaction once it is in the worker pool's hands; None if not traced.
+            notes_transactions: for the apply log's records of single transactions.
         """
         self._reader = reader
         self._tables = tables
         self._pool = pool
         self._table_lock_threshold = config.table_lock_threshold
-        self._trace = trace
+        self._notes_transactions = notes_transactions
+        #: Source transactions handed over so far, while they are noted.
+        self._n_transactions = 0
         self._clock = asyncio.get_running_loop().time
         self._seq = 0
         self._open: SetJob | None = None
@@ -153,8 +154,8 @@ class Batcher:
             self._open = None
             raise
         job.times.received_s = self._reader.heard_s
-        if self._trace is not None:
-            self._trace.arrived(job)
+        if self._notes_transactions:
+            job.arrivals.append((len(job.batch.transactions), job.times.received_s))
         self.received(transactions[at - 1])
         if job.batch.is_full(self._limits):
             self._close()
@@ -204,8 +205,8 @@ class Batcher:
             self._open = None
             raise
         job.times.received_s = self._reader.heard_s
-        if self._trace is not None:
-            self._trace.arrived(job)
+        if self._notes_transactions:
+            job.arrivals.append((len(job.batch.transactions), job.times.received_s))
         if transaction.relations:
             self.plans_changed()
         return job
@@ -224,13 +225,12 @@ class Batcher:
             job.batch.is_barrier = job.batch.is_large = True
             job.batch.first_commit_time_us = job.batch.commit_time_us = piece.commit_time_us
             self._pool.submit(job, self._clock())
-            if self._trace is not None:
-                self._trace.alone(job, piece)
+            self._note_alone(job, piece)
         assert self._large is not None, "the pieces of a transaction come one after the other"
         job = self._large
         if announces:
             self.announce(piece.relations)
-        self._pool.held_bytes += piece.size_bytes
+        self._pool.count_in(piece.size_bytes)
         await job.pieces.put(piece)
         if piece.is_last:
             self.received_lsn = piece.end_lsn
@@ -273,8 +273,7 @@ class Batcher:
         # A worker that has followed it began before it had come.
         job.times.received_s = self._reader.heard_s
         self._pool.submit(job, self._clock())
-        if self._trace is not None:
-            self._trace.alone(job, event)
+        self._note_alone(job, event)
 
     def close_if_due(self) -> None:
         """Close the open batch if `closing.py` says so; called when something was read, or the pool has changed."""
@@ -314,5 +313,13 @@ class Batcher:
         job.batch.is_fence = self._tables.take_changed()
         job.counts.count_batch(job.batch)
         self._pool.submit(job, self._clock())
-        if self._trace is not None:
-            self._trace.batch(job)
+        self._note(job, len(job.batch.transactions))
+
+    def _note(self, job: Job, n_transactions: int) -> None:
+        if self._notes_transactions:
+            job.first_transaction = self._n_transactions + 1
+            self._n_transactions += n_transactions
+
+    def _note_alone(self, job: Job, event: Transaction) -> None:
+        self._note(job, 1)
+        job.alone = Alone(event.xid, event.commit_lsn, event.commit_time_us)

@@ -140,9 +140,8 @@ class CommandTransactions:
         """
         self._batcher.close_open()
         self._reader.stop()
-        self._reader.waits_for = "a command that runs outside of transactions"
-        await self._later.settled()
-        self._reader.waits_for = ""
+        with self._reader.waiting("a command that runs outside of transactions"):
+            await self._later.settled()
         await self._admission.settle_made(relations)
 
     async def after(self, relations: Sequence[Relation]) -> None:
@@ -152,15 +151,14 @@ class CommandTransactions:
             SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
         """
         self._reader.stop()
-        self._reader.waits_for = "commands of the publisher"
-        while not self._pool.is_idle:
-            self._moved.clear()
-            await self._moved.wait()
-        if self._has_later:
-            self._has_later = False
-            self._later.call()
-        await self._tables.read_all_again()
-        self._reader.waits_for = ""
+        with self._reader.waiting("commands of the publisher"):
+            while not self._pool.is_idle:
+                self._moved.clear()
+                await self._moved.wait()
+            if self._has_later:
+                self._has_later = False
+                self._later.call()
+            await self._tables.read_all_again()
         await self._admission.announce(_last(relations))
 
 

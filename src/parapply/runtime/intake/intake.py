@@ -61,8 +61,8 @@ class Intake:
             pool: gets the batches.
             on_keepalive: called with every keep-alive, after what came before it was taken.
             on_received: called after every read, when what came is in the batcher's hands.
-            on_end: called with the commit LSN of the first transaction that never enters; everything before it is in
-                the worker pool's hands, and nothing more is read.
+            on_end: called with the end of what came before the first transaction that never enters; everything up to
+                there is in the worker pool's hands, and nothing more is read.
         """
         self._reader = reader
         self._room = room
@@ -142,13 +142,14 @@ class Intake:
             if hold.holds(transaction):
                 await self._admission.wait_at_hold(transaction)
                 continue
+            what = "apply.delay_s"
             if left_s == math.inf:
-                reader.waits_for = "the end: what comes next is later than --until"
-                self._on_end(transaction.commit_lsn)
-            else:
-                reader.waits_for = "apply.delay_s"
-            await hold.wait_for_change(min(left_s, _LOOK_S))
-        reader.waits_for = ""
+                what = "the end: what comes next is later than --until"
+                # Not the transaction's own LSN: of a ROLLBACK PREPARED only the end is sent, and the publisher never
+                # sends again what begins before the position that it was told.
+                self._on_end(self._batcher.received_lsn)
+            with reader.waiting(what):
+                await hold.wait_for_change(min(left_s, _LOOK_S))
 
     async def _take_all(self, transactions: list[Transaction]) -> None:
         admission, room = self._admission, self._room

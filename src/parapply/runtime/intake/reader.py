@@ -6,11 +6,14 @@ While reading is paused the kernel's buffers fill up, and the publisher waits.
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from parapply.runtime.intake.gathering import SHORTEST_JUDGED_S, Gathering
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from parapply.model import Transaction
     from parapply.source.catch_up_stream import CatchUpStream
     from parapply.wire.assembler import Assembler
@@ -43,12 +46,24 @@ class SlotReader:
         self.heard_s = self._clock()
         #: Whether reading is paused: memory or the queue is full, or intake is busy. Read by progress and gauges.
         self.is_paused = False
-        #: What intake waits for outside of this daemon; empty while it works or waits for the workers. Written by the
-        #: admission, too. Read by the watchdog.
-        self.waits_for = ""
+        self._waits_for = ""
         self._waited_s = self._paused_s = 0.0
         #: Since when the present wait, and the present pause; 0.0: there is none.
         self._waits_since_s = self._paused_since_s = 0.0
+
+    @property
+    def waits_for(self) -> str:
+        """Return what intake waits for outside of this daemon; empty while it works or waits for the workers."""
+        return self._waits_for
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Have the watchdog know, while the block runs, what intake waits for outside of this daemon."""
+        before, self._waits_for = self._waits_for, what
+        try:
+            yield
+        finally:
+            self._waits_for = before
 
     @property
     def waited_s(self) -> float:
@@ -78,13 +93,12 @@ class SlotReader:
             ProtocolError: the stream cannot be read.
         """
         self.go_on()
-        self.waits_for = "the publisher"
         if not self._readable.is_set():
             self._waits_since_s = self._clock()
-            await self._readable.wait()
+            with self.waiting("the publisher"):
+                await self._readable.wait()
             self._waited_s += self._clock() - self._waits_since_s
             self._waits_since_s = 0.0
-        self.waits_for = ""
         self._readable.clear()
         # No name for the frames: it would keep the last of them, and one may be a gigabyte.
         transactions = self._assembler.push(self._stream.drain(_DRAIN_BYTES))
@@ -119,7 +133,7 @@ class SlotReader:
 
     def end(self) -> None:
         """Read no more at all."""
-        self.waits_for = "nothing: it has ended"
+        self._waits_for = "nothing: it has ended"
         self._stream.pause_reading()
 
     async def pause(self, pause_s: float) -> None:

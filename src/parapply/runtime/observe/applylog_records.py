@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from parapply.applylog import utc_text, wire_time_text
 from parapply.applylog_schema import (
@@ -15,18 +15,22 @@ from parapply.applylog_schema import (
     BatchRecord,
     ConflictCount,
     LateKey,
+    RowCounts,
     TargetName,
     TransactionRecord,
     WaitedFor,
 )
-from parapply.model import format_lsn
+from parapply.model import Relation, format_lsn
+from parapply.plan.steps import read_truncate
 from parapply.runtime.pool.job import SetJob
+from parapply.wire.rows import DELETE, INSERT, KIND_AT, RELATION_AT, TRUNCATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from parapply.applylog_schema import ConflictRecord
-    from parapply.runtime.pool.job import Job
+    from parapply.model import Transaction
+    from parapply.runtime.pool.job import Alone, Job
     from parapply.vocabulary import Reading
 
 
@@ -122,37 +126,74 @@ def batch_record(  # noqa: PLR0913, PLR0917  one place calls it
 
 
 def transaction_records(job: Job, slot: str, run: str, unix_minus_loop_s: float) -> Iterator[TransactionRecord]:
-    """Yield the records of a committed job's source transactions, as far as they were traced; arguments as above."""
-    committed_at = utc_text(job.times.committed_s + unix_minus_loop_s)
-    arrivals = iter(job.arrivals or [(1, job.times.received_s)])
-    n_arrived, received_at = 0, ""
-    batch_seq, worker, batch_end_lsn = job.batch.seq, job.worker, job.batch.end_lsn
-    # What is applied piece by piece is counted by the worker.
-    is_large = not job.batch.transactions
+    """Yield the records of a committed job's source transactions, if they were noted; arguments as above."""
+    if not job.first_transaction:
+        return
     conflicts = _by_transaction(job.conflicts)
-    for index, one in enumerate(job.traced):
-        if index >= n_arrived:
-            n_arrived, received_s = next(arrivals)
-            received_at = utc_text(received_s + unix_minus_loop_s)
-        yield TransactionRecord(
+
+    def record(seq: int, one: Transaction | Alone, received_s: float, counted: _Counted) -> TransactionRecord:
+        return TransactionRecord(
             slot=slot,
             run=run,
-            seq=one.seq,
-            batch_seq=batch_seq,
-            worker=worker,
+            seq=seq,
+            batch_seq=job.batch.seq,
+            worker=job.worker,
             xid=one.xid,
             commit_lsn=format_lsn(one.commit_lsn),
-            end_lsn=format_lsn(one.end_lsn or batch_end_lsn),
+            end_lsn=format_lsn(counted.end_lsn),
             commit_time=wire_time_text(one.commit_time_us),
-            received_at=received_at,
-            committed_at=committed_at,
-            size_bytes=job.counts.size_bytes if is_large else one.size_bytes,
-            n_changes=job.counts.n_changes if is_large else one.n_changes,
-            rows=job.counts.rows if is_large else one.rows,
-            depends_on=one.depends_on,
-            depends_on_left_out=one.left_out,
+            received_at=utc_text(received_s + unix_minus_loop_s),
+            committed_at=utc_text(job.times.committed_s + unix_minus_loop_s),
+            size_bytes=counted.size_bytes,
+            n_changes=counted.n_changes,
+            rows=counted.rows,
             conflicts=conflicts.get(one.commit_lsn, ()),
         )
+
+    if job.alone is not None:
+        # Counted by the worker, piece by piece.
+        counts = job.counts
+        counted = _Counted(job.batch.end_lsn, counts.size_bytes, counts.n_changes, counts.rows)
+        yield record(job.first_transaction, job.alone, job.times.received_s, counted)
+        return
+    assert isinstance(job, SetJob), "every other job is alone"
+    names = {oid: plan.relation.qualified_name for oid, plan in job.plans_before.items()}
+    arrivals = iter(job.arrivals)
+    n_arrived, received_s = next(arrivals)
+    for index, transaction in enumerate(job.batch.transactions):
+        if index >= n_arrived:
+            n_arrived, received_s = next(arrivals)
+        yield record(job.first_transaction + index, transaction, received_s, _counted_of(transaction, names))
+
+
+class _Counted(NamedTuple):
+    end_lsn: int
+    size_bytes: int
+    n_changes: int
+    rows: dict[str, RowCounts]
+
+
+def _counted_of(transaction: Transaction, names: dict[int, str]) -> _Counted:
+    """Count the changes of a transaction; `names` of relations by OID follow its announcements."""
+    rows: dict[str, RowCounts] = {}
+    for change in transaction.changes:
+        if isinstance(change, Relation):
+            names[change.oid] = change.qualified_name
+            continue
+        kind = change[KIND_AT]
+        if kind == TRUNCATE:
+            for oid in read_truncate(change).relation_oids:
+                rows.setdefault(names[oid], RowCounts()).truncate += 1
+            continue
+        counts = rows.setdefault(names[int.from_bytes(change[RELATION_AT : RELATION_AT + 4])], RowCounts())
+        if kind == INSERT:
+            counts.insert += 1
+        elif kind == DELETE:
+            counts.delete += 1
+        else:
+            counts.update += 1
+    n_changes = len(transaction.changes) - len(transaction.relations)
+    return _Counted(transaction.end_lsn, transaction.size_bytes, n_changes, rows)
 
 
 def _late_rows(job: Job, run: str) -> tuple[LateKey, ...]:

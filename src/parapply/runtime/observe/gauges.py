@@ -134,6 +134,7 @@ def _present(parts: Parts) -> Values:
     return {
         table.QUEUE_BATCHES: {(): len(parts.pool)},
         table.QUEUE_BYTES: {(): parts.pool.held_bytes + parts.batcher.open_bytes},
+        table.BLOCKED_SECONDS: {(): parts.shown.blocked_s},
         table.READING_PAUSED: {(): float(parts.reader.is_paused)},
         table.STREAMS: {(): len(parts.streams)},
         table.SPILL_BYTES: {(): parts.spill.used_bytes},

@@ -54,8 +54,13 @@ class Health:
         """Return the state, and why it is that if it is not plain."""
         if self._state[0] is DaemonState.RUNNING and self._gauges.parts is not None:
             shown, reason = self._gauges.parts.shown.state
-            return (shown, reason) if shown is DaemonState.RETRYING else self._state
+            # Still ready: a restart would wait for the same lock.
+            return (shown, reason) if shown is DaemonState.RETRYING else (self._state[0], self._blocked_reason)
         return self._state
+
+    @property
+    def _blocked_reason(self) -> str:
+        return "" if self._gauges.parts is None else self._gauges.parts.shown.blocked_reason
 
     @property
     def is_ready(self) -> bool:

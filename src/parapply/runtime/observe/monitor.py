@@ -146,11 +146,11 @@ class Monitor:
                 await asyncio.sleep(_LEAVE_S)
                 raise
             self._shown.source_lsn, self._shown.source_insert_lsn = position.flush_lsn, position.insert_lsn
-            self._shown.source_clock_us = position.clock_us
+            self._shown.source_clock_us, self._shown.passed_us = position.clock_us, position.passed_us
             self._shown.lag_s = self._lag_s(position.flush_lsn, position.clock_us)
             self._shown.looked_s = self._clock()
             trouble = self._conflict_handler.trouble
-            note = self._note or self._worker_tasks.reason
+            note = self._shown.blocked_reason or self._note or self._worker_tasks.reason
             self._shown.state = (DaemonState.RETRYING, trouble) if trouble else (DaemonState.RUNNING, note)
             await self.show()
             await self._look_at_moves()

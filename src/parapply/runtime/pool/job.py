@@ -6,7 +6,7 @@ All times are seconds of the event loop's clock, which is monotonic (fault F29: 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from parapply.runtime.pool.counts import NOTHING_COUNTED, JobCounts
 from parapply.vocabulary import Mode
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parapply.applylog_schema import ConflictRecord
-    from parapply.lineage.graph import Traced
     from parapply.model import Relation, Transaction
     from parapply.plan.batch import Batch
     from parapply.plan.halving import Halving
@@ -128,21 +127,30 @@ class Resume:
         self.suspects = ()
 
 
+class Alone(NamedTuple):
+    """A source transaction that is a job by itself."""
+
+    xid: int
+    commit_lsn: int
+    commit_time_us: int
+
+
 class _Job:
     """What every job has. Written by intake until it is submitted, then by the pool and its worker."""
 
     __slots__ = (
+        "alone",
         "arrivals",
         "attempts",
         "batch",
         "conflicts",
         "counts",
         "error",
+        "first_transaction",
         "is_left_out",
         "more_conflicts",
         "must_yield",
         "times",
-        "traced",
         "waited_for",
         "worker",
     )
@@ -171,10 +179,12 @@ class _Job:
         #: has rolled it back.
         self.is_left_out = False
         self.counts = JobCounts()
-        #: Written by the trace, only at ``applylog.detail = "transaction"``: the facts of each source transaction, and
-        #: how many had come at which time.
-        self.traced: list[Traced] = []
+        #: Written by the batcher, only at ``applylog.detail = "transaction"``: the number of its first source
+        #: transaction within the epoch (0: not noted), and how many had come at which time.
+        self.first_transaction = 0
         self.arrivals: list[tuple[int, float]] = []
+        #: Written by the batcher: its one source transaction, where the batch does not hold it.
+        self.alone: Alone | None = None
 
     def left_out(self) -> None:
         """Count nothing of a PREPARE that is recorded without being prepared: the publisher has rolled it back."""

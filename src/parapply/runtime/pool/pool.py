@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from parapply.plan.batch import Batch
-    from parapply.plan.footprint import Footprint
     from parapply.plan.waits import Wait
     from parapply.runtime.pool.job import Job
     from parapply.runtime.pool.streams import StreamBuffer
@@ -100,9 +99,7 @@ class WorkerPool:
         #: Called when there is room: a worker became idle, a batch committed, a piece was applied.
         self.changed = on_change
         self._on_committed = on_committed
-        #: Bytes of changes held in batches not committed and in pieces not applied: `intake` and the worker of a large
-        #: transaction count its pieces in and out. Read by intake.
-        self.held_bytes = 0
+        self._held_bytes = 0
 
     def __len__(self) -> int:
         """Return the number of batches not committed."""
@@ -112,6 +109,28 @@ class WorkerPool:
     def is_idle(self) -> bool:
         """Tell whether nothing is in flight."""
         return not self._jobs
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes of changes held in batches not committed and in pieces not applied."""
+        return self._held_bytes
+
+    def count_in(self, size_bytes: int) -> None:
+        """Count changes in: of a batch, or of a piece that comes; intake and workers do so with pieces."""
+        self._held_bytes += size_bytes
+
+    def count_out(self, size_bytes: int) -> None:
+        """Count changes out: they are applied, or dropped. Each piece that was counted in must come here once."""
+        self._held_bytes -= size_bytes
+
+    def is_done_but_large(self, *, is_open: bool) -> bool:
+        """Tell whether nothing is in flight that can be finished.
+
+        Args:
+            is_open: a large transaction has not come whole; it is always the last.
+        """
+        head = self.head
+        return head is None or (is_open and isinstance(head, LargeJob))
 
     def wants(self, batch: Batch) -> bool:
         """Tell whether a worker is idle and no closed batch waits for one; with the order kept, none waits at all.
@@ -180,30 +199,10 @@ class WorkerPool:
         self._following.remove(job)
         self.changed()
 
-    def tell_followers(self) -> None:
-        """Have every worker that follows a transaction check again whether it may continue."""
-        for job in self._following:
-            job.stream.news.set()
-
     def has_passed(self, seq: int) -> bool:
         """Tell whether every batch up to a number has committed, the one included."""
         head = self._scheduler.head
         return self._last_seq >= seq and (head is None or head.seq > seq)
-
-    def is_beside(self, seq: int, piece: Footprint) -> bool:
-        """Tell whether a piece of a transaction in progress may run alongside what has not committed up to a number.
-
-        Those are large transactions that other workers follow, none of which touches the same, as far as is known.
-        """
-        if self._last_seq < seq:
-            return False
-        for earlier in self._scheduler.batches():
-            if earlier.seq > seq:
-                break
-            job = self._jobs[earlier.seq]
-            if not isinstance(job, StreamJob) or not job.stream.is_followed or job.stream.overlaps(piece):
-                return False
-        return True
 
     def submit(self, job: Job, now_s: float) -> None:
         """Take a closed batch, later than all before it; a worker may follow it already."""
@@ -219,7 +218,7 @@ class WorkerPool:
                 self._assigned.add(batch.seq)
                 job.stream.news.set()
         if not isinstance(job, LargeJob):
-            self.held_bytes += batch.size_bytes
+            self.count_in(batch.size_bytes)
             self.watermark.open(batch.end_lsn)
         if self._scheduler.add(batch):
             self._start(batch.seq)
@@ -398,19 +397,22 @@ class WorkerPool:
         if isinstance(job, StreamJob) and job in self._following:
             self._following.remove(job)
         if not isinstance(job, LargeJob):
-            self.held_bytes -= batch.size_bytes
+            self.count_out(batch.size_bytes)
         self._n_learnt += batch.is_thin
         freed = self._scheduler.committed(batch)
         for ready in freed.to_start:
             self._jobs[ready.seq].times.freed_s = now_s
             self._start(ready.seq)
-        self.tell_followers()
+        for following in self._following:
+            following.stream.news.set()
         for ready in freed.to_commit:
             self._tell(ready.seq)
         if self.is_relaxed and (head := self._scheduler.head) is not None:
             self._tell(head.seq)
             self._unpark(head.seq)
         self._on_committed(job)
+        # A piece that was not counted out would take its part of the memory limit until the epoch ends.
+        assert self._held_bytes == 0 or self._jobs or self._following, "nothing is in flight, and something is held"
         if not batch.is_thin:
             self._assign()  # else the worker that had it, and knows the tables now, comes first: it asks at once
         self.changed()

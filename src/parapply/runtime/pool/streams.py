@@ -18,7 +18,6 @@ from parapply import failpoints
 from parapply.errors import SpillFailed
 from parapply.logs import get_logger
 from parapply.model import Relation, Transaction
-from parapply.plan.footprint import Footprint
 from parapply.wire.rows import KIND_AT, TRUNCATE
 
 if TYPE_CHECKING:
@@ -69,8 +68,6 @@ class StreamBuffer:
         self.todo: deque[Block | SubAborted] = deque()
         #: Bytes of pieces in `todo`.
         self.todo_bytes = 0
-        #: What it has planned, written by that worker; read by those that follow later transactions.
-        self.footprint = Footprint()
         #: Set when there is something new for that worker: work, the end, a batch that has committed, a wish to yield.
         self.news = asyncio.Event()
         #: How it ended: the event of its commit or prepare, or of its abort.
@@ -87,10 +84,6 @@ class StreamBuffer:
     def relations(self) -> list[Relation]:
         """Return what was announced in it, in order; what was rolled back comes again if it is needed (trap T-52)."""
         return [relation for _, relation in self.announced]
-
-    def overlaps(self, piece: Footprint) -> bool:
-        """Tell whether a piece of a later transaction may touch what this one does; it has ended on the publisher."""
-        return self.footprint.overlaps(piece, {relation.oid for _, relation in self.announced})
 
     def stop_following(self, why: str) -> None:
         """Detach the worker, which has rolled back and gives up; what is kept is applied at the commit."""

@@ -2,6 +2,8 @@
 
 A table that the state does not know joins from its first row on if the stream has every row of it, as
 `source/late_tables.py` decides. Else it waits for `parapply refresh`, and a warning says so as soon as that is known.
+So does a table that was copied and of which changes may be missing, because it was not published all the time
+(`continuity.py`).
 """
 
 from __future__ import annotations
@@ -11,12 +13,15 @@ from typing import TYPE_CHECKING
 
 from psycopg import sql
 
+from parapply import continuity
 from parapply.errors import TargetRefused
 from parapply.logs import get_logger
-from parapply.source import late_tables
+from parapply.plan.copy_starts import NEVER
+from parapply.source import late_tables, publishing
 from parapply.source.slot import state_schemas
 from parapply.target.session import settings
 from parapply.target.state import copies
+from parapply.target.state.schema import is_of_state
 from parapply.vocabulary import CopyState
 from parapply.wire.ddl_queue import QUEUE
 
@@ -25,9 +30,10 @@ if TYPE_CHECKING:
 
     from parapply.config import Config
     from parapply.model import Relation
-    from parapply.plan.copy_starts import CopyStarts, Name
+    from parapply.plan.copy_starts import CopyStarts, Known, Name, Start
     from parapply.runtime.tables.control_pool import ControlPool
     from parapply.runtime.tables.plans import TablePlans
+    from parapply.source.late_tables import TablePlace
     from parapply.source.slot import Connection
     from parapply.target.state.copies import Copies, CopyRow
     from parapply.wire.ddl_queue import MadeTable
@@ -41,7 +47,10 @@ _READ_S = 5.0
 _AGAIN_S = 86_400.0
 #: New tables checked in one go: each costs a query.
 _TABLES = 50
+#: Tables named in one warning.
+_MOST_NAMES = 5
 _HINT = "`parapply refresh` copies it; until then its changes are left out"
+_HINT_AGAIN = "`parapply refresh` empties it and copies it again; until then its changes are left out"
 
 
 class DailyWarnings:
@@ -73,6 +82,7 @@ class Copied:
         starts: CopyStarts,
         known: Copies,
         low_lsn: int,
+        take_gap: Callable[[], int | None],
     ) -> None:
         """Tell which tables are copied, as read with the state.
 
@@ -85,7 +95,9 @@ class Copied:
             starts: updated with every change.
             known: as read.
             low_lsn: the stream is read from here on.
+            take_gap: says, once, before which LSN a publication was missing, if one was.
         """
+        self._config = config
         self._publications = config.source.publications
         self._mapping = config.mapping
         self._schema = config.target.state_schema
@@ -95,16 +107,27 @@ class Copied:
         self._tables = tables
         self._starts = starts
         self._low_lsn = low_lsn
+        self._take_gap = take_gap
+        #: Partitions that are announced with the root that they are published as: the root's OID by theirs.
+        self._roots: dict[int, int] = {}
+        #: Tables of a parapply's progress on the publisher that are gone there.
+        self._gone: set[int] = set()
+        #: Announced under a name that the target does not have, and looked for under the publisher's name of now.
+        self._sought: set[Relation] = set()
         self._know(known)
         self._lock = asyncio.Lock()
         self._clock = asyncio.get_running_loop().time
         self._looked_s: float | None = None
+        #: A table has joined: the next look is due.
+        self._is_due = False
+        #: As `ReplicationStream.take_gap` gave it.
+        self._gap_lsn: int | None = None
         self._next_read_s = 0.0
         self._warnings = DailyWarnings()
         #: Called when the set of copied tables has changed; requests puts itself here.
         self.on_changed: Callable[[], None] = _ignore
         self._log = get_logger()
-        starts.update(known.starts(low_lsn), is_listed=known.is_listed)
+        self._update(known.starts(low_lsn))
 
     async def read(self, *, is_called: bool = True) -> None:
         """Read the state again, and log the tables that wait: at once, and once a day.
@@ -133,25 +156,50 @@ class Copied:
             SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
         """
         now_s = self._clock()
+        if (gap_lsn := self._take_gap()) is not None:
+            self._gap_lsn = max(gap_lsn, self._gap_lsn or 0)
+        is_due = is_due or self._is_due or self._gap_lsn is not None
         if not is_due and self._looked_s is not None and now_s - self._looked_s < _LOOK_S:
             return
-        if not self.known.is_listed or any(row.source_oid is None for row in self.known.tables):
-            return
-        is_first, self._looked_s = self._looked_s is None, now_s
+        is_first, self._looked_s, self._is_due = self._looked_s is None, now_s, False
         async with self._lock:
-            if is_first:
-                await self._marks()  # a state of an older version has them from now on
-            oids = [row.source_oid for row in self.known.tables if row.source_oid is not None]
-            found = await late_tables.uncovered(self._source, self._publications, oids)
-            if any(not self._is_left_out(name) for _, name in found):
-                # A cut-over may have made its state there a moment ago, of which the stream has sent nothing yet.
-                self._starts.leave_out(await state_schemas(self._source))
-            for oid, name in [one for one in found if not self._is_left_out(one[1])][:_TABLES]:
-                # A table that will join from its first row on has no rows, or they are on their way.
-                if reason := await self._why_not_whole(oid):
-                    await self._note(name, oid, reason)
+            await self._compare()
+            if self.known.is_listed and all(row.source_oid is not None for row in self.known.tables):
+                await self._look_for_others(is_first=is_first)
             await self._read()
         self._tell()
+
+    async def _compare(self) -> None:
+        """Have copied tables wait that were not published all the time."""
+        async with self._control_pool.session() as conn:
+            found = await continuity.look(
+                self._source, conn, self._config, self._slot_id, self.known, gap_lsn=self._gap_lsn
+            )
+        self._gap_lsn = None
+        if found.altered:
+            names = sorted([".".join(name) for name in found.altered])
+            self._log.warning(
+                "publication_altered", relation=", ".join(names[:_MOST_NAMES]), reason=continuity.ALTERED,
+                hint=continuity.ALTERED_HINT,
+            )  # fmt: skip
+        if found.has_changed:
+            await self._read()
+
+    async def _look_for_others(self, *, is_first: bool) -> None:
+        """Note published tables that the stream has not named."""
+        if is_first:
+            await self._marks()  # a state of an older version has them from now on
+        oids = [row.source_oid for row in self.known.tables if row.source_oid is not None]
+        roots = [row.source_oid for row in self.known.tables if row.source_oid is not None and _may_be_root(row)]
+        found = await late_tables.uncovered(self._source, self._publications, oids, roots)
+        if any(not self._is_left_out(name) for _, name in found):
+            # A cut-over may have made its state there a moment ago, of which the stream has sent nothing yet.
+            self._starts.leave_out(await state_schemas(self._source))
+        for oid, name in [one for one in found if not self._is_left_out(one[1])][:_TABLES]:
+            # A table that will join from its first row on has no rows, or they are on their way.
+            line = await late_tables.places(self._source, self._publications, oid)
+            if reason := late_tables.why_not_whole(line, await self._marks()):
+                await self._note(name, oid, reason)
 
     def is_settled(self, relations: Sequence[Relation]) -> bool:
         """Tell whether `settle` has nothing to do."""
@@ -208,6 +256,7 @@ class Copied:
         self.known = known
         self._is_under_way = known.is_under_way
         self._waiting = {row.name: row.reason for row in known.tables if row.state == CopyState.WAITING}
+        self._again = {row.name for row in known.tables if row.is_again}
         self._by_oid = {row.source_oid: row for row in known.tables if row.source_oid is not None}
         self._by_name = {row.name: row for row in known.tables}
 
@@ -217,16 +266,33 @@ class Copied:
     def _namesake(self, name: Name) -> CopyRow | None:
         return self._by_name.get(name)
 
+    def _root(self, oid: int) -> CopyRow | None:
+        """Return the root that a partition is published as, if it was announced so."""
+        row = self._row(self._roots.get(oid, 0))
+        return row if row is not None and _may_be_root(row) else None
+
+    def _update(self, starts: dict[Known, Start]) -> None:
+        """Say from where on tables are applied."""
+        beside = {oid: starts[root] for oid, root in self._roots.items() if root in starts}
+        beside |= dict.fromkeys(self._gone, NEVER)
+        self._starts.update(starts, beside, is_listed=self.known.is_listed)
+
     def _is_settled(self, relation: Relation) -> bool:
         name = relation.full_name
+        if self._starts.leaves_out(name[0]):
+            return True
+        if relation in self._tables.plans.refused and relation not in self._sought:
+            return False
         row = self._row(relation.oid)
         if row is not None:
             return row.name == name
+        if relation.oid in self._gone or self._root(relation.oid) is not None:
+            return True
         namesake = self._namesake(name)
         if namesake is not None and namesake.source_oid is None:
             return False
         # One in the schema of our own progress may belong to another parapply, made since the publisher was read.
-        return self._starts.leaves_out(name[0]) or (not self.known.is_listed and name[0] != self._schema)
+        return not self.known.is_listed and name[0] != self._schema
 
     async def _settle(self, relation: Relation, *, may_be_missing: bool) -> None:
         name, oid = relation.full_name, relation.oid
@@ -236,21 +302,78 @@ class Copied:
             return
         row, namesake = self._row(oid), self._namesake(name)
         if row is not None:
-            await self._rename({oid: name})
-            self._log.info("table_renamed", relation=relation.qualified_name, value=".".join(row.name))
-            return
-        if namesake is not None and namesake.source_oid is None:
+            await self._settle_known(relation, row)
+        elif namesake is not None and namesake.source_oid is None:
             async with self._control_pool.session() as conn:
                 await copies.identify(conn, self._schema, self._slot_id, name, oid)
+        else:
+            await self._settle_new(relation, namesake, may_be_missing=may_be_missing)
+
+    async def _settle_known(self, relation: Relation, row: CopyRow) -> None:
+        if relation in self._tables.plans.refused and await self._has_other_name(relation, row):
             return
-        if not self.known.is_listed:
+        if row.name != relation.full_name:
+            await self._rename({relation.oid: relation.full_name})
+            self._log.info("table_renamed", relation=relation.qualified_name, value=".".join(row.name))
+
+    async def _settle_new(self, relation: Relation, namesake: CopyRow | None, *, may_be_missing: bool) -> None:
+        name, oid = relation.full_name, relation.oid
+        self._sought.add(relation)
+        if not self.known.is_listed and name[0] != self._schema:
+            return
+        line = await late_tables.places(self._source, self._publications, oid)
+        if not line and is_of_state(relation.name, [column.name for column in relation.columns]):
+            self._log.info("state_left_out", schemas=[relation.schema])
+            self._gone.add(oid)
+            self._update(self.known.starts(self._low_lsn))
+            return
+        if not self.known.is_listed or await self._settle_partition(line):
             return
         if namesake is not None:
             await self._rename({oid: name})
-        reason = await self._why_not_whole(oid) or await self._why_not_here(name, may_be_missing=may_be_missing)
+        reason = late_tables.why_not_whole(line, await self._marks())
+        reason = reason or await self._why_not_here(name, may_be_missing=may_be_missing)
         await self._note(name, oid, reason)
         if not reason:
             self._log.info("table_joined", relation=relation.qualified_name)
+
+    async def _settle_partition(self, line: Sequence[TablePlace]) -> bool:
+        """Take a partition that is announced beside the root that it is published as; tell whether it is one.
+
+        It may have been attached since the last look, with rows: then its root waits before its first change is read.
+        """
+        for place in line[1:]:
+            root = self._row(place.oid)
+            if root is not None and _may_be_root(root):
+                self._roots[line[0].oid] = place.oid
+                if root.published_by is None or line[0].edge not in root.published_by.split():
+                    await self._compare()
+                self._update(self.known.starts(self._low_lsn))
+                return self._root(line[0].oid) is not None
+        return False
+
+    async def _has_other_name(self, relation: Relation, row: CopyRow) -> bool:
+        """Apply a table under its name of now that a transaction names as before; tell whether it is one.
+
+        ALTER SCHEMA ... RENAME waits for no transaction: one that goes on beside it is sent, later, with the name as of
+        each of its changes.
+        """
+        self._sought.add(relation)
+        now = (await late_tables.names(self._source, [relation.oid])).get(relation.oid)
+        if now is None or now == relation.full_name:
+            return False
+        other = self._namesake(now)
+        if (other is not None and other.source_oid != row.source_oid) or not await self._kind_of(now):
+            self._tables.plans.refused[relation] = TargetRefused(
+                f"target table {relation.qualified_name} does not exist; the publisher calls it {'.'.join(now)} now",
+                hint="the target's table that has its rows must have the old name until this transaction is applied:"
+                " rename it, start again, and do not create another one",
+            )
+            return False
+        await self._tables.apply_as(relation, now)
+        if row.name != now:
+            await self._rename({})
+        return True
 
     async def _rename(self, names: dict[int, Name]) -> None:
         """Note the names that tables have on the publisher now; of some, what the stream says.
@@ -264,10 +387,6 @@ class Copied:
         async with self._control_pool.session() as conn:
             await copies.rename(conn, self._schema, self._slot_id, changed)
 
-    async def _why_not_whole(self, oid: int) -> str:
-        line = await late_tables.places(self._source, self._publications, oid)
-        return late_tables.why_not_whole(line, await self._marks())
-
     async def _marks(self) -> frozenset[str]:
         """Return the marks, which a state of an older version has not: then those of now."""
         async with self._control_pool.session() as conn:
@@ -279,16 +398,14 @@ class Copied:
 
     async def _why_not_here(self, name: Name, *, may_be_missing: bool) -> str:
         """Return why a table of the publisher cannot begin empty on the target; empty: it can."""
-        there = sql.SQL(
-            "SELECT EXISTS (SELECT FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n"
-            " ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p'))"
-        )
-        name = self._mapping.target_of(name)
-        has_rows = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(sql.Identifier(*name))
+        kind = await self._kind_of(name)
+        if not kind:
+            return "" if may_be_missing else "the target does not have it"
+        # Without the rows of tables that inherit from it.
+        only = sql.SQL("" if kind == "p" else "ONLY ")
+        here = sql.Identifier(*self._mapping.target_of(name))
+        has_rows = sql.SQL("SELECT EXISTS (SELECT FROM {}{})").format(only, here)
         async with self._control_pool.session() as conn:
-            with settings.target_errors("looking for a new table"):
-                if not (await settings.rows(conn, there, list(name)))[0][0]:
-                    return "" if may_be_missing else "the target does not have it"
             try:
                 with settings.target_errors("looking into a new table"):
                     is_full = (await settings.rows(conn, has_rows))[0][0]
@@ -296,9 +413,21 @@ class Copied:
                 return error.line()
         return "it holds rows on the target already" if is_full else ""
 
+    async def _kind_of(self, name: Name) -> str:
+        """Return which kind of table of the publisher's the target has, as pg_class says it; empty: it has none."""
+        there = sql.SQL(
+            "SELECT c.relkind::text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n"
+            " ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')"
+        )
+        async with self._control_pool.session() as conn:
+            with settings.target_errors("looking for a table"):
+                found = await settings.rows(conn, there, list(self._mapping.target_of(name)))
+        return found[0][0] if found else ""
+
     async def _note(self, name: Name, oid: int, reason: str) -> None:
         async with self._control_pool.session() as conn:
             await copies.settle(conn, self._schema, self._slot_id, name, oid, reason)
+        self._is_due = self._is_due or not reason
 
     async def _read(self) -> None:
         async with self._control_pool.session() as conn:
@@ -312,7 +441,7 @@ class Copied:
         starts = found.starts(self._low_lsn)
         if starts != before.starts(self._low_lsn) or found.is_listed != before.is_listed:
             self._log.info("copies_changed", **{state.value: found.count(state) for state in CopyState})
-            self._starts.update(starts, is_listed=found.is_listed)
+            self._update(starts)
             self.on_changed()
 
     def _tell(self) -> None:
@@ -320,8 +449,13 @@ class Copied:
         self._tables.show_waiting(frozenset(waiting))
         for name in self._warnings.due(waiting, self._clock()):
             reason = waiting[name]
-            hint = None if reason == copies.PAUSED else _HINT
+            hint = None if reason == copies.PAUSED else _HINT_AGAIN if name in self._again else _HINT
             self._log.warning("table_waits", relation=".".join(name), reason=reason, hint=hint)
+
+
+def _may_be_root(row: CopyRow) -> bool:
+    """Tell whether partitions below a table may be published as it; before the first look it is not known."""
+    return row.published_by is None or publishing.is_by_root(row.published_by)
 
 
 def _ignore() -> None:

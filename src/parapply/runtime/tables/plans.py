@@ -45,9 +45,10 @@ class TablePlans:
         *,
         is_relaxed: bool = False,
         rules: Rules | None = None,
-        own_origins: tuple[int, ...] = (),
+        own_origins: str = "",
         privileges: Sequence[str] = facts.ROW_PRIVILEGES,
         mapping: MappingConfig | None = None,
+        apply_as: str = "owner",
     ) -> None:
         """Start with nothing announced.
 
@@ -58,9 +59,10 @@ class TablePlans:
             config: what the configuration says of single tables, by schema.table.
             is_relaxed: independent transactions commit in any order.
             rules: policies of conflicts; they may want rows read before they are changed.
-            own_origins: replication origins of the workers.
+            own_origins: how the names of the slot's replication origins begin.
             privileges: that every table must give.
             mapping: which tables have another name on the target; None: none.
+            apply_as: as of `match`.
         """
         #: In force where intake reads. Batches and retries keep their own view of `current`.
         self.plans = Plans()
@@ -74,10 +76,13 @@ class TablePlans:
         self._own_origins = own_origins
         self._privileges = privileges
         self._mapping = mapping
+        self._apply_as = apply_as
         #: Of the tables that have another name on the target, that name by the publisher's, as schema.table.
         self.target_names: dict[str, str] = {}
         #: By name on the target, the publisher's of the table that is applied to it; where there is a mapping.
         self._sources: dict[tuple[str, str], tuple[str, str]] = {}
+        #: Names on the publisher by which to look for tables that a transaction still calls by an earlier one.
+        self._renamed: dict[Relation, tuple[str, str]] = {}
         #: As the catalogue has it; `plans` holds what trust in prediction leaves of it.
         self._planned: dict[Relation, TablePlan] = {}
         #: Names and publisher's OIDs of what was ever planned.
@@ -133,6 +138,15 @@ class TablePlans:
             self.plans.refused.pop(relation, None)
             self._put(relation, plan)
             self._forget_namesakes(relation)
+
+    async def apply_as(self, relation: Relation, name: tuple[str, str]) -> None:
+        """Apply changes of a relation to the table that has another name of the publisher's, and plan it again.
+
+        Raises:
+            TargetLost: the connection ended.
+        """
+        self._renamed[relation] = name
+        await self.resolve([relation])
 
     async def read_ahead(self, relations: Iterable[Relation]) -> None:
         """Wait until relations are read ahead, as far as they are being read; not for long where that takes long."""
@@ -333,7 +347,7 @@ class TablePlans:
         self._check_alone(relation)
         setting = self._config.get(relation.qualified_name)
         parallel = setting.parallel if setting else "auto"
-        plan = match.match(relation, found, parallel=parallel, is_relaxed=self._is_relaxed)
+        plan = match.match(relation, found, parallel=parallel, is_relaxed=self._is_relaxed, apply_as=self._apply_as)
         if (found.schema, found.name) != relation.full_name:
             plan = replace(plan, reason=f"{plan.reason}; on the target {found.schema}.{found.name}")
         if self._rules is None:
@@ -350,7 +364,8 @@ class TablePlans:
         )
 
     def _target_of(self, relation: Relation) -> tuple[str, str]:
-        return relation.full_name if self._mapping is None else self._mapping.target_of(relation.full_name)
+        name = self._renamed.get(relation, relation.full_name)
+        return name if self._mapping is None else self._mapping.target_of(name)
 
     def _check_alone(self, relation: Relation) -> None:
         """Refuse a second table of the publisher for one of the target: what depends on what could not be told."""

@@ -16,10 +16,10 @@ from psycopg.rows import tuple_row
 from psycopg.types.json import set_json_loads
 
 from parapply.errors import TargetRefused
-from parapply.plan.table import ColumnFacts, TableFacts
+from parapply.plan.table import ColumnFacts, ForeignCode, TableFacts
 from parapply.target.catalogue.fingerprint import LOOKUPS
 from parapply.target.catalogue.key_facts import foreign_key_facts, indexed_equality, unique_facts
-from parapply.target.catalogue.query import ACCESS_SQL, FACTS_SQL, MANY_FACTS_SQL, OIDS_SQL
+from parapply.target.catalogue.query import ACCESS_SQL, FACTS_SQL, FOREIGN_SQL, MANY_FACTS_SQL, OIDS_SQL
 from parapply.target.session.settings import target_errors
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _table(schema: str, name: str, row: Sequence[Any]) -> TableFacts:
         TargetRefused: as `load_facts`.
     """
     oid, root_oid, kind, is_immediate, columns, key_columns, unique, foreign_keys, triggers, rules, code, *rest = row
-    foreign, unlogged, is_state, indexed = rest
+    foreign, unlogged, is_state, indexed, of_others = rest
     if is_state:
         raise own_table([f"{schema}.{name}"])
     if kind not in _TABLE_KINDS:
@@ -182,6 +182,7 @@ def _table(schema: str, name: str, row: Sequence[Any]) -> TableFacts:
         foreign_keys=tuple(foreign_key_facts(each, columns) for each in foreign_keys),
         root_oid=root_oid,
         indexed_columns=tuple(indexed),
+        foreign=of_others and msgspec.convert(of_others, ForeignCode),
     )
 
 
@@ -229,6 +230,48 @@ async def check_table_access(
     with target_errors(f"checking access to {table}"):
         found = await _rows(conn, ACCESS_SQL, ([facts.oid], list(privileges)))
     _check_access(facts, found[0] if found else None)
+
+
+def refuse_foreign_code(table: str, foreign: ForeignCode | None, sent: Collection[str]) -> None:
+    """Refuse a table with code of an owner who may not become the role that applies.
+
+    `SET ROLE` would keep no code within its owner's rights: it can set the role back, and a cursor WITH HOLD or a
+    deferred trigger runs at COMMIT as the session's own role.
+
+    Args:
+        table: schema.table, for people.
+        foreign: of its facts.
+        sent: columns that come from the publisher: their defaults do not act.
+
+    Raises:
+        TargetRefused: as said.
+    """
+    acting = [what for what, column in foreign.code if column is None or column not in sent] if foreign else []
+    if foreign is None or not acting:
+        return
+    role = sql.Identifier(foreign.role).as_string(None)
+    owners = ", ".join(sql.Identifier(owner).as_string(None) for owner in foreign.owners)
+    raise TargetRefused(
+        f"target table {table} belongs to {owners}, and its code would run with the rights of role {role}: "
+        f"{', '.join(sorted(set(acting)))}",
+        hint="apply as the owner (the user of target.dsn), or give the table to a role that you trust, or, if all of "
+        f"{role}'s rights may be {owners}'s: GRANT {role} TO {owners}; for every owner: target.apply_as = 'role'",
+    )
+
+
+async def check_foreign_code(conn: psycopg.AsyncConnection[Any], schema: str, name: str, sent: Collection[str]) -> None:
+    """Do what `refuse_foreign_code` does, and keep such code away until the end of the session's transaction.
+
+    Raises:
+        TargetRefused: as `refuse_foreign_code`.
+        TargetLost: the connection broke.
+    """
+    with target_errors(f"looking for code of {schema}.{name}"):
+        await conn.execute(sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(sql.Identifier(schema, name)))
+        ((role,),) = await _rows(conn, "SELECT pg_catalog.current_setting('session_replication_role')", ())
+        found = await _rows(conn, FOREIGN_SQL, (schema, name, role))
+    if found and found[0][0]:
+        refuse_foreign_code(f"{schema}.{name}", msgspec.convert(found[0][0], ForeignCode), sent)
 
 
 async def access_problems(

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from parapply.errors import TargetRefused
 from parapply.plan.table import ColumnFacts, Equality, Lane, TableFacts, TablePlan
 from parapply.target.catalogue.equality import equality_across
+from parapply.target.catalogue.facts import refuse_foreign_code
 from parapply.target.catalogue.match_keys import foreign_key_phrases, foreign_keys, unique_keys
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 PARALLEL: Final = ("auto", "always", "never")
 
 
-def match(relation: Relation, facts: TableFacts, *, parallel: str = "auto", is_relaxed: bool = False) -> TablePlan:
+def match(
+    relation: Relation, facts: TableFacts, *, parallel: str = "auto", is_relaxed: bool = False, apply_as: str = "owner"
+) -> TablePlan:
     """Return how changes of a published relation are applied to a target table.
 
     Args:
@@ -33,14 +36,19 @@ def match(relation: Relation, facts: TableFacts, *, parallel: str = "auto", is_r
         parallel: `auto`; `always` trusts triggers, rules, functions and exclusion constraints to be independent of the
             order; `never` makes the table serial.
         is_relaxed: independent transactions commit in any order: foreign keys matter also where nothing enforces them.
+        apply_as: `owner` refuses code that would have more rights than its owner; `role` runs it.
 
     Raises:
-        TargetRefused: published columns are missing or generated on the target; all of them are named.
+        TargetRefused: published columns are missing or generated on the target; all of them are named. Or the table
+            has code of another owner.
         ValueError: `parallel` is none of the three.
     """
     if parallel not in PARALLEL:
         raise ValueError(f"parallel is {parallel!r}, not one of {', '.join(PARALLEL)}")
     columns = _columns(relation, facts)
+    if apply_as == "role" and facts.foreign is not None:
+        facts = replace(facts, foreign=None)
+    refuse_foreign_code(f"{facts.schema}.{facts.name}", facts.foreign, {column.name for column in columns})
     key_positions, is_full, refusal = _identity(relation, facts, columns)
     why_no_set = _why_no_set(facts, columns, key_positions)
     is_by_row = bool(why_no_set) or (is_full and not refusal)

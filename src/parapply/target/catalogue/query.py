@@ -66,7 +66,9 @@ part(attnum, typid, is_compared) AS (  -- a column's type and every type inside 
     UNION ALL  -- a range compares with an operator class of its own, so its subtype needs none
     SELECT r.rngsubtype, false FROM pg_catalog.pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
   ) x(typid, is_compared)
-),
+)"""
+
+_EQUAL: Final = """
 class_ AS MATERIALIZED (  -- default operator classes that can tell equal from unequal, with their operator
   SELECT oc.opcintype, i.typispreferred, m.amname,
     'OPERATOR(' || pg_catalog.quote_ident(n.nspname) || '.' || o.oprname || ')' AS operator
@@ -228,12 +230,95 @@ FROM pg_catalog.pg_rewrite r
 WHERE r.ev_class = table_.oid AND r.rulename <> '_RETURN'
   AND r.ev_enabled IN ('A', CASE WHEN $3 = 'replica' THEN 'R' ELSE 'O' END)"""
 
+# An owner who may become this role anyway gains nothing by code that runs as it: itself, a superuser, its members.
+_MAY = "CASE WHEN pg_catalog.current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END"
+_TRUSTED: Final = f"pg_catalog.pg_has_role({{}}, CURRENT_USER, {_MAY})"
+
+#: Built-in functions that are not immutable and run no code of a user. Others may: query_to_xml takes SQL as text,
+#: domain_in and json_populate_record run the checks of a domain.
+_HARMLESS: Final = (
+    "age", "clock_timestamp", "concat", "concat_ws", "currval", "current_database", "current_schema",
+    "current_setting", "date", "date_part", "date_trunc", "extract", "format", "gen_random_uuid", "json_build_object",
+    "jsonb_build_object", "lastval", "nextval", "now", "pg_current_xact_id", "random", "statement_timestamp", "text",
+    "time", "timeofday", "timestamp", "timestamptz", "timetz", "timezone", "to_char", "to_date", "to_json", "to_jsonb",
+    "to_number", "to_timestamp", "transaction_timestamp", "txid_current", "uuidv4", "uuidv7",
+)  # fmt: skip
+
+# What PostgreSQL runs for a change of a row, by what the owner of the table or of a type has made. Expressions are
+# looked through by the numbers in their stored trees, because calls of built-in functions leave no trace in pg_depend.
+# A constant cannot hide one: its bytes are printed as numbers, so at most something harmless is found.
+_FOREIGN_CODE: Final = f"""
+SELECT pg_catalog.json_array_elements_text(({_TRIGGERS})) AS what, NULL::text AS column_name
+UNION ALL
+SELECT pg_catalog.json_array_elements_text(({_RULES})), NULL
+UNION ALL
+SELECT 'domain ' || t.oid::pg_catalog.regtype, NULL
+FROM part JOIN pg_catalog.pg_type t ON t.oid = part.typid AND t.typtype = 'd' AND NOT {_TRUSTED.format("t.typowner")}
+UNION ALL
+SELECT 'cast from text to ' || k.casttarget::pg_catalog.regtype, NULL
+FROM part JOIN pg_catalog.pg_cast k ON k.casttarget = part.typid
+  AND k.castsource = 'pg_catalog.text'::pg_catalog.regtype
+JOIN pg_catalog.pg_proc p ON p.oid = k.castfunc AND NOT {_TRUSTED.format("p.proowner")}
+UNION ALL
+SELECT 'range ' || r.rngtypid::pg_catalog.regtype, NULL
+FROM part JOIN pg_catalog.pg_range r ON r.rngtypid = part.typid
+JOIN pg_catalog.pg_proc p ON p.oid IN (r.rngsubdiff, r.rngcanonical) AND NOT {_TRUSTED.format("p.proowner")}
+UNION ALL
+SELECT e.what, e.column_name FROM (
+  SELECT 'check constraint ' || c.conname, NULL::text, c.conbin::text
+  FROM pg_catalog.pg_constraint c WHERE c.contype = 'c' AND c.conrelid IN (SELECT relid FROM tree)
+  UNION ALL
+  SELECT CASE WHEN a.attgenerated = '' THEN 'default' ELSE 'expression' END || ' of column ' || a.attname,
+    CASE WHEN a.attgenerated = '' THEN a.attname::text END, d.adbin::text
+  FROM pg_catalog.pg_attrdef d JOIN pg_catalog.pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
+  WHERE d.adrelid IN (SELECT relid FROM tree)
+  UNION ALL
+  SELECT 'index ' || i.indexrelid::pg_catalog.regclass, NULL, pg_catalog.concat(i.indexprs::text, i.indpred::text)
+  FROM pg_catalog.pg_index i WHERE i.indrelid IN (SELECT relid FROM tree)
+  UNION ALL
+  SELECT 'partition key of ' || k.partrelid::pg_catalog.regclass, NULL, k.partexprs::text
+  FROM pg_catalog.pg_partitioned_table k WHERE k.partrelid IN (SELECT relid FROM tree)
+) e(what, column_name, node)
+WHERE EXISTS (
+  SELECT FROM pg_catalog.pg_proc p
+  WHERE p.oid IN (
+    SELECT m[1]::oid FROM pg_catalog.regexp_matches(e.node, ':funcid ([0-9]+)', 'g') AS m
+    UNION ALL
+    SELECT o.oprcode FROM pg_catalog.regexp_matches(e.node, ':opno ([0-9]+)', 'g') AS m
+    JOIN pg_catalog.pg_operator o ON o.oid = m[1]::oid)
+  AND NOT ((p.provolatile = 'i' AND {_TRUSTED.format("p.proowner")})
+    OR (p.pronamespace = 'pg_catalog'::pg_catalog.regnamespace AND p.proname = ANY ('{{{",".join(_HARMLESS)}}}'))
+    OR (p.pronamespace = 'pg_catalog'::pg_catalog.regnamespace AND EXISTS (
+      SELECT FROM pg_catalog.pg_operator o WHERE o.oprcode = p.oid AND o.oid < 16384))))
+OR EXISTS (
+  SELECT FROM pg_catalog.regexp_matches(e.node, ':[a-z]*typ(?:e|eid|id)? ([0-9]+)', 'g') AS m
+  JOIN pg_catalog.pg_type t ON t.oid = m[1]::oid AND t.typtype = 'd' AND NOT {_TRUSTED.format("t.typowner")})"""  # noqa: S608
+
+_FOREIGN: Final = f"""
+SELECT pg_catalog.json_build_object('role', CURRENT_USER,
+  'owners', pg_catalog.json_agg(DISTINCT pg_catalog.pg_get_userbyid(c.relowner)),
+  'code', (SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_array(f.what, f.column_name)), '[]')
+    FROM ({_FOREIGN_CODE}) f))
+FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.relid AND NOT {_TRUSTED.format("c.relowner")}
+HAVING pg_catalog.count(*) > 0"""  # noqa: S608
+
+#: The last column of `FACTS_SQL` alone. Parameters as there.
+FOREIGN_SQL: Final = f"WITH RECURSIVE {_TABLE}, {_TYPES} SELECT ({_FOREIGN}) FROM table_"  # noqa: S608
+
+#: Fails with 42P01 if a table with other owners has code. Parameters: `$1` schema, `$2` table, `$3` columns that are
+#: sent as text[], whose defaults do not act.
+GUARD_SQL: Final = f"""WITH RECURSIVE {_TABLE}, {_TYPES}
+SELECT (SELECT (CASE WHEN EXISTS (
+    SELECT FROM ({_FOREIGN_CODE.replace("$3", "pg_catalog.current_setting('session_replication_role')")}) f
+    WHERE f.column_name IS NULL OR f.column_name <> ALL ($3::text[])) THEN 'parapply_code_of_another_owner' END
+  )::pg_catalog.regclass FROM table_)"""  # noqa: S608
+
 #: Columns: oid, OID of the partition tree's root, relkind, key is immediate (NULL without a key), then JSON: columns,
 #: key column names, other unique indexes, foreign keys, triggers, rules, code, foreign partitions, UNLOGGED
-#: tables; then whether it is in a schema of parapply's own progress, and the columns that come first in an index. No
-#: row: no such relation.
+#: tables; then whether it is in a schema of parapply's own progress, the columns that come first in an index, and the
+#: code of other owners (NULL: it has no other owner). No row: no such relation.
 FACTS_SQL: Final = f"""
-WITH RECURSIVE {_TABLE}, {_TYPES}, {KEY}, {FOREIGN_KEYS}, {INDEX_COLUMNS}, {_CODE}
+WITH RECURSIVE {_TABLE}, {_TYPES}, {_EQUAL}, {KEY}, {FOREIGN_KEYS}, {INDEX_COLUMNS}, {_CODE}
 SELECT table_.oid::int8, coalesce(pg_catalog.pg_partition_root(table_.oid), table_.oid)::oid::int8,
   table_.relkind::text,
   (SELECT indimmediate FROM key_),
@@ -250,7 +335,8 @@ SELECT table_.oid::int8, coalesce(pg_catalog.pg_partition_root(table_.oid), tabl
   (SELECT coalesce(pg_catalog.json_agg(c.oid::pg_catalog.regclass::text ORDER BY c.relname), '[]')
    FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.relid WHERE c.relkind = 'r' AND c.relpersistence = 'u'),
   EXISTS (SELECT FROM {STATE_SCHEMAS_SQL} AS own WHERE own.schema_name = $1),
-  ({INDEXED_SELECT})
+  ({INDEXED_SELECT}),
+  ({_FOREIGN})
 FROM table_
 """  # noqa: S608 - only the constants above are put together
 

@@ -1,15 +1,16 @@
-"""Replication origins of the worker sessions: by them a change applied here is known as one that came from elsewhere.
+"""Replication origins of sessions that write users' rows: a change applied here is known as one from elsewhere.
 
 A publisher that is asked for `origin = none` leaves such changes out, so in a two-way set-up nothing goes round; and a
 row that somebody else wrote last is told from one of ours. An origin belongs to one session at a time up to PostgreSQL
-18 (trap T-17), so each worker has one of its own. The functions need a superuser or a grant (manual, "Replication
-Progress Tracking", "Replication Management Functions"). Without them everything else works, and the daemon says what
-does not.
+18 (trap T-17), so each worker, each session of a copy and the replay of conflicts has one of its own. The functions
+need a superuser or a grant (manual, "Replication Progress Tracking", "Replication Management Functions"). Without them
+everything else works, and the daemon says what does not.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import psycopg
@@ -19,6 +20,9 @@ from parapply.target.session.lease import LOCK_CLASS
 from parapply.target.session.settings import first_line, rows, target_errors
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.plan.copy_starts import Name
     from parapply.target.session.settings import Connection
 
 #: The functions to grant.
@@ -29,7 +33,7 @@ FUNCTIONS: Final = (
     "pg_replication_origin_xact_setup(pg_lsn, timestamptz)",
 )
 _GRANT_HINT: Final = f"GRANT EXECUTE ON FUNCTION {', '.join(FUNCTIONS)} TO the target's role (a superuser needs none)"
-#: A session that has just ended gives its lock back a moment before its origin.
+#: A session that has just ended gives its origin back a moment later.
 _TRIES: Final = 50
 _POLL_S: Final = 0.05
 #: All in use; none allowed.
@@ -95,7 +99,7 @@ async def _hint_where_none_is_free(conn: Connection) -> str:
     )
     query = sql.SQL(
         "SELECT roname FROM pg_catalog.pg_replication_origin CROSS JOIN LATERAL"
-        " (SELECT pg_catalog.substring(roname, '^parapply_([0-9]{1,10})_[0-9a-z]+$')::int8 * 2) AS own (k)"
+        " (SELECT pg_catalog.substring(roname, '^parapply_([0-9]{1,10})_[0-9a-z_]+$')::int8 * 2) AS own (k)"
         " WHERE own.k IS NOT NULL AND NOT EXISTS (SELECT FROM pg_catalog.pg_locks AS l WHERE l.locktype = 'advisory'"
         " AND l.classid::int8 = $1::int8 AND l.objsubid = 2 AND l.objid::int8 IN (own.k, own.k + 1)) ORDER BY 1"
     )
@@ -110,31 +114,56 @@ async def _hint_where_none_is_free(conn: Connection) -> str:
     )
 
 
-async def make_origin(conn: Connection, name: str) -> None:
-    """Make an origin that is not there.
+async def release_origins(conn: Connection, names: Sequence[str]) -> None:
+    """Let other sessions have the places of origins in which no session is; the origins stay, with their numbers.
+
+    A server has few places, and an origin keeps the one that it was given until it is dropped. Dropping is no part of
+    its transaction there, so it is taken back. Where the role may not drop any, they stay.
+
+    Args:
+        conn: in autocommit mode.
+        names: of the origins; one that is not there is left out.
+
+    Raises:
+        TargetLost: the connection broke.
+    """
+    query = sql.SQL(
+        "SELECT pg_catalog.pg_replication_origin_drop(roname) FROM pg_catalog.pg_replication_origin WHERE roname = $1"
+    )
+    with target_errors("releasing the replication origins"), suppress(psycopg.errors.InsufficientPrivilege):
+        for name in names:
+            for _ in range(_TRIES):
+                try:
+                    async with conn.transaction(force_rollback=True):
+                        await rows(conn, query, [name])
+                except psycopg.errors.ObjectInUse:
+                    await asyncio.sleep(_POLL_S)
+                else:
+                    break
+
+
+async def followers(conn: Connection, tables: Sequence[Name]) -> list[str]:
+    """Return the slots of this database that may send changes of tables on: a publication has one of them.
 
     Raises:
         TargetRefused, TargetLost: as everywhere.
     """
     query = sql.SQL(
-        "SELECT pg_catalog.pg_replication_origin_create($1) WHERE NOT EXISTS"
-        " (SELECT FROM pg_catalog.pg_replication_origin WHERE roname = $1)"
+        "SELECT s.slot_name::text FROM pg_catalog.pg_replication_slots AS s WHERE s.plugin = 'pgoutput'"
+        " AND s.database = pg_catalog.current_database() AND EXISTS (SELECT"
+        " FROM unnest($1::text[], $2::text[]) AS w(s, t)"
+        " JOIN pg_catalog.pg_namespace AS n ON n.nspname = w.s"
+        " JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = w.t"
+        " CROSS JOIN LATERAL (SELECT c.oid::regclass UNION SELECT p.relid FROM pg_catalog.pg_partition_tree(c.oid) AS p"
+        " UNION SELECT a.relid FROM pg_catalog.pg_partition_ancestors(c.oid) AS a(relid)) AS m(oid)"
+        " JOIN pg_catalog.pg_class AS mc ON mc.oid = m.oid"
+        " JOIN pg_catalog.pg_namespace AS mn ON mn.oid = mc.relnamespace"
+        " JOIN pg_catalog.pg_publication_tables AS p ON p.schemaname = mn.nspname AND p.tablename = mc.relname)"
+        " ORDER BY 1"
     )
-    with target_errors("making a replication origin"):
-        await rows(conn, query, [name])
-
-
-async def own_origins(conn: Connection, slot_id: int) -> tuple[int, ...]:
-    """Return the identifiers of all origins of a slot, those of earlier daemons included.
-
-    Raises:
-        TargetRefused, TargetLost: as everywhere.
-    """
-    query = sql.SQL(
-        "SELECT roident::int FROM pg_catalog.pg_replication_origin WHERE pg_catalog.starts_with(roname, $1) ORDER BY 1"
-    )
-    with target_errors("reading the replication origins"):
-        return tuple([number for (number,) in await rows(conn, query, [origin_name(slot_id, "")])])
+    with target_errors("looking who follows the target"):
+        found = await rows(conn, query, [[schema for schema, _ in tables], [table for _, table in tables]])
+    return [str(name) for (name,) in found]
 
 
 async def drop_origins(conn: Connection, slot_id: int) -> str:

@@ -312,8 +312,13 @@ class WorkerSession:
         self._has_savepoint = False
         await self.pipeline.run([_BEGIN])
 
-    async def piece(self, commands: Sequence[Command]) -> None:
+    async def piece(self, commands: Sequence[Command], *, counts_on_server: bool = False) -> None:
         """Execute one piece of a large transaction behind a savepoint, which the next piece releases.
+
+        Args:
+            commands: of the piece.
+            counts_on_server: have the server check the counts, so that the first command that fails in any way is the
+                one reported. A wrong count is then 22012, division by zero, which may also be the user's.
 
         Raises:
             StatementFailed: as `execute`; the caller goes back with `undo_piece`.
@@ -321,6 +326,11 @@ class WorkerSession:
         """
         before = [_RELEASE, _SAVEPOINT] if self._has_savepoint else [_SAVEPOINT]
         self._has_savepoint = True
+        if counts_on_server:
+            # A rule refuses the form that counts (0A000).
+            checked = [command if command.plan.facts.rules else self._checked(command) for command in commands]
+            await self._run([*before, *checked], before=len(before))
+            return
         await self._run_checked([*before, *commands], commands, before=len(before))
 
     async def undo_piece(self) -> None:

@@ -20,6 +20,7 @@ from psycopg import conninfo, generators, pq, sql
 
 from parapply.driver import Session, dsn_problem, refusal_hint
 from parapply.errors import ConfigError, TargetLost, TargetRefused
+from parapply.quoting import literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -169,11 +170,11 @@ def _pairs(server_version_num: int, *, is_worker: bool) -> list[tuple[str, str]]
 def _set_all(pairs: Sequence[tuple[str, str]]) -> str:
     # search_path and DateStyle are lists: set_config takes the whole list as one text, SET would quote it as one name.
     # No `sql.Literal`, which takes a start milliseconds: names and values are ours, or checked by the configuration.
-    template = "pg_catalog.set_config('{0}', '{1}', false)"
+    template = "pg_catalog.set_config({0}, {1}, false)"
     # A role may not even set session_replication_role to what it is.
-    careful = f"CASE pg_catalog.current_setting('{{0}}') WHEN '{{1}}' THEN '{{1}}' ELSE {template} END"
+    careful = f"CASE pg_catalog.current_setting({{0}}) WHEN {{1}} THEN {{1}} ELSE {template} END"
     calls = [
-        (careful if name == "session_replication_role" else template).format(name, value.replace("'", "''"))
+        (careful if name == "session_replication_role" else template).format(literal(name), literal(value))
         for name, value in pairs
     ]
     return f"SELECT {', '.join(calls)}"

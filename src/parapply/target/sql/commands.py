@@ -31,7 +31,17 @@ from parapply.plan.table_changes import (
 from parapply.target.session.pipeline import ANY_COUNT, Statement
 from parapply.target.sql.conditions import table_name
 from parapply.target.sql.moves import can_move, runs_of_moves
-from parapply.target.sql.statements import CHECK_LATER, CHECK_NOW, Sql, Statements, acting_code, truncate
+from parapply.target.sql.statements import (
+    CHECK_LATER,
+    CHECK_NOW,
+    NO_FOREIGN_CODE,
+    Sql,
+    Statements,
+    acting_code,
+    delete_all,
+    lock_table,
+    truncate,
+)
 from parapply.target.sql.whole_rows import net_rows
 from parapply.wire.rows import (
     BINARY_TYPES,
@@ -59,7 +69,7 @@ if TYPE_CHECKING:
     from parapply.target.sql.whole_rows import Group
     from parapply.wire.rows import KeptRow
 
-Operation = Literal["insert", "update", "delete", "truncate", "exists", "origin", "incomplete", "code"]
+Operation = Literal["insert", "update", "delete", "truncate", "exists", "origin", "incomplete", "code", "guard"]
 
 _INT4: Final = 23
 _OID: Final = 26
@@ -143,6 +153,8 @@ class CommandBuilder:
         self._statements: dict[int, Statements] = {}
         #: Target tables with a trigger that seems to leave rows out.
         self._vetoed: set[int] = set()
+        #: A plan has owners whose code must not run: see `_guarded`.
+        self._is_guarding = False
 
     def of_steps(self, steps: Sequence[Step], size_bytes: int) -> list[Command]:
         """Return the commands of a batch's steps, in order.
@@ -163,7 +175,7 @@ class CommandBuilder:
                 commands += self.in_order(step.changes)
             else:
                 commands += self._truncate(step)
-        return commands
+        return self._guarded(commands) if self._is_guarding else commands
 
     def in_order(
         self, changes: Sequence[tuple[TablePlan, bytes] | TruncateStep], *, asks_first: bool = True
@@ -184,7 +196,7 @@ class CommandBuilder:
                 commands += self._truncate(change)
             else:
                 self._row(*change, commands, asks_first=asks_first)
-        return commands
+        return self._guarded(commands) if self._is_guarding else commands
 
     def vetoed(self, plan: TablePlan) -> None:
         """Note that a trigger may have vetoed a change of a table: from now on it is asked first."""
@@ -199,7 +211,7 @@ class CommandBuilder:
         for step in steps:
             if isinstance(step, TablesStep):
                 self._tables(step, size_bytes, commands, is_late=True)
-        return commands
+        return self._guarded(commands) if self._is_guarding else commands
 
     def for_thread(self) -> CommandBuilder:
         """Return another builder, for a thread: no two may use one."""
@@ -210,10 +222,30 @@ class CommandBuilder:
         """Drop the statements of plans that are no longer used."""
         self._statements.clear()
 
+    def _guarded(self, commands: list[Command]) -> list[Command]:
+        """Put before commands what fails if a table has code of an owner who may not become the role that applies.
+
+        Its lock keeps triggers, constraints and the like away until the end of the transaction.
+        """
+        tables = {
+            (plan.facts.oid, plan.relation): plan
+            for command in commands
+            for plan in (command.plan, *command.others)
+            if plan.facts.foreign is not None
+        }
+        guards: list[Command] = []
+        for plan in tables.values():
+            sent = _array(_TEXT, [column.name.encode("utf-8", "surrogateescape") for column in plan.columns])
+            names = [name.encode("utf-8", "surrogateescape") for name in (plan.facts.schema, plan.facts.name)]
+            for prepared, parameters in ((lock_table(plan.facts), []), (NO_FOREIGN_CODE, [*names, sent])):
+                guards.append(Command(prepared, parameters, expected=ANY_COUNT, operation="guard", plan=plan))
+        return guards + commands
+
     def _of(self, plan: TablePlan) -> Statements:
         found = self._statements.get(id(plan))
         if found is None:
             found = self._statements[id(plan)] = Statements(plan, BINARY_TYPES)
+            self._is_guarding = self._is_guarding or plan.facts.foreign is not None
         return found
 
     def _tables(self, step: TablesStep, size_bytes: int, out: list[Command], *, is_late: bool) -> None:
@@ -388,11 +420,16 @@ class CommandBuilder:
         out.append(Command(prepared, parameters, expected=expected, operation=operation, plan=plan))
 
     def _truncate(self, step: TruncateStep) -> list[Command]:
-        prepared = truncate([plan.facts for plan in step.plans], restart_identity=step.restart_identity)
-        texts = [prepared]
+        self._is_guarding = self._is_guarding or any(plan.facts.foreign is not None for plan in step.plans)
+        if step.is_partial:
+            # A table that is left out may refer to these, and PostgreSQL then refuses TRUNCATE. Children come first.
+            prepared = [delete_all(plan.facts) for plan in reversed(step.plans)]
+        else:
+            prepared = [truncate([plan.facts for plan in step.plans], restart_identity=step.restart_identity)]
+        texts = prepared
         if any(foreign.is_enforced for plan in step.plans for foreign in plan.foreign_keys):
             # What changed the table before may have left deferred checks, and PostgreSQL truncates no such table.
-            texts = [CHECK_NOW, prepared, CHECK_LATER]
+            texts = [CHECK_NOW, *prepared, CHECK_LATER]
         commands = [Command(text, (), expected=ANY_COUNT, operation="truncate", plan=step.plans[0]) for text in texts]
         for command in commands:
             command.others = step.plans[1:]

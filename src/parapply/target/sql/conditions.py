@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from parapply.plan.table import Equality
+from parapply.quoting import identifier, qualified
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,20 +21,9 @@ _ROUNDING: Final = {1083: "time", 1114: "timestamp", 1184: "timestamptz", 1186: 
 _LENGTH_OFFSET: Final = 4
 
 
-def quote_identifier(name: str) -> str:
-    """Return a name as a quoted SQL identifier; nothing in it keeps a meaning (trap T-60).
-
-    psycopg.sql.Identifier needs an adaptation context and this module must not do I/O; the rule is one: double the
-    quotation mark. Texts are never formatted with `%` or `{}` afterwards.
-
-    Source: PostgreSQL manual, "Lexical Structure", Identifiers and Key Words.
-    """
-    return '"' + name.replace('"', '""') + '"'
-
-
 def table_name(facts: TableFacts) -> str:
     """Return the table's quoted name with its schema, without ONLY."""
-    return f"{quote_identifier(facts.schema)}.{quote_identifier(facts.name)}"
+    return qualified(facts.schema, facts.name)
 
 
 def column_equals(column: ColumnFacts, value: str) -> str:
@@ -72,7 +62,7 @@ def types_unaltered(facts: TableFacts, columns: Sequence[ColumnFacts]) -> str:
     """
     row = f"(NULL::{table_name(facts)})"
     tests = [
-        f" OR ARRAY[{row}.{quote_identifier(column.name)}] OPERATOR(pg_catalog.=) NULL::{column.array_type_sql}"
+        f" OR ARRAY[{row}.{identifier(column.name)}] OPERATOR(pg_catalog.=) NULL::{column.array_type_sql}"
         for column in columns
         if column.array_type_sql
     ]
@@ -116,11 +106,11 @@ def column_is(column: ColumnFacts, value: str) -> str:
 
 def column_is_null(column: ColumnFacts) -> str:
     """Return the condition that a column is NULL; a composite of NULLs is not (see `row_condition`)."""
-    return f"t.{quote_identifier(column.name)} IS NOT DISTINCT FROM NULL"
+    return f"t.{identifier(column.name)} IS NOT DISTINCT FROM NULL"
 
 
 def _looks_like(column: ColumnFacts, value: str) -> str:
-    found, wanted = f"t.{quote_identifier(column.name)}", f"({_stored(column, value)})"
+    found, wanted = f"t.{identifier(column.name)}", f"({_stored(column, value)})"
     return f"{_printed(found)} OPERATOR(pg_catalog.=) {_printed(wanted)}"
 
 
@@ -134,7 +124,7 @@ def _same_value(column: ColumnFacts, value: str) -> str:
 
 
 def _equals(column: ColumnFacts, value: str) -> str:
-    name = f"t.{quote_identifier(column.name)}"
+    name = f"t.{identifier(column.name)}"
     if column.is_enum and column.type_oid != column.base_type_oid:
         # The operator of enums does not see through a domain.
         name += f"::{column.type_sql}"

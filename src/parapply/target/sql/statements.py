@@ -25,12 +25,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from parapply.errors import TargetRefused
 from parapply.plan.table import Equality
+from parapply.quoting import identifier
+from parapply.target.catalogue.query import GUARD_SQL
 from parapply.target.sql.conditions import (
     column_equals,
     column_is,
     column_is_null,
     key_condition,
-    quote_identifier,
     row_condition,
     same_text,
     table_name,
@@ -82,7 +83,7 @@ class Statements:
             position for position, column in enumerate(plan.columns) if column.base_type_oid in binary_types
         }
         self._table = table_name(plan.facts)
-        self._names = [quote_identifier(column.name) for column in plan.columns]
+        self._names = [identifier(column.name) for column in plan.columns]
         self._cache: dict[tuple[str, tuple[int, ...]], Sql] = {}
 
     def set_insert(self, present: tuple[int, ...]) -> Sql:
@@ -379,11 +380,18 @@ class Statements:
         return _sql(self._foreign(f"{self._only} AS t", where), (), old_positions)
 
     def _foreign(self, tables: str, where: str) -> str:
-        own = ", ".join(str(origin) for origin in self.plan.own_origins)
         return (
-            f"WITH held AS MATERIALIZED (SELECT t.xmin AS x FROM {tables} WHERE {where} FOR UPDATE OF t) SELECT 1 FROM"
-            " held, LATERAL pg_catalog.pg_xact_commit_timestamp_origin(held.x) AS w"
-            f" WHERE w.roident <> ALL (ARRAY[{own}]::oid[])"
+            f"WITH held AS MATERIALIZED (SELECT t.xmin AS x FROM {tables} WHERE {where} FOR UPDATE OF t)"
+            f" SELECT 1 FROM held WHERE ({self._is_foreign('held.x')})"
+        )
+
+    def _is_foreign(self, xmin: str) -> str:
+        """Return a query for whether another origin has written a row; NULL where that is not known any more."""
+        # By name each time it runs: a copy or a replay makes origins while the daemon runs.
+        own = "SELECT roident FROM pg_catalog.pg_replication_origin WHERE pg_catalog.starts_with(roname, '{}')"
+        return (
+            f"SELECT w.roident <> ALL (ARRAY({own.format(self.plan.own_origins)}))"
+            f" FROM pg_catalog.pg_xact_commit_timestamp_origin({xmin}) AS w"
         )
 
     @property
@@ -449,6 +457,11 @@ class Statements:
         free = "LIMIT 1 FOR UPDATE SKIP LOCKED"
         # Of equal rows the one that looks the same, if there is one: an Append asks its parts in their order.
         choices = [f"SELECT * FROM ({any_row} AND {is_same} {free}) AS same"] if is_same else []
+        if self.plan.checks_origin:
+            # Of a local client's row and an equal one of the publisher's the latter is meant.
+            ours = f"{any_row} AND NOT coalesce(({self._is_foreign('t.xmin')}), false)"
+            own = [f"SELECT * FROM ({ours} AND {is_same} {free}) AS own_same"] if is_same else []
+            choices = [*own, f"SELECT * FROM ({ours} {free}) AS own", *choices]
         choices += [f"SELECT * FROM ({any_row} {free}) AS free", f"({any_row} LIMIT 1)"]
         one_row = " UNION ALL ".join(choices)
         return f"({row_id}) = ({one_row} LIMIT 1)", tuple(range(len(columns)))
@@ -467,6 +480,11 @@ def truncate(tables: Sequence[TableFacts], *, restart_identity: bool) -> Sql:
     targets = [table_name(facts) if facts.is_partitioned else f"ONLY {table_name(facts)}" for facts in tables]
     identity = "RESTART" if restart_identity else "CONTINUE"
     return _sql(f"TRUNCATE TABLE {', '.join(dict.fromkeys(targets))} {identity} IDENTITY RESTRICT", ())
+
+
+def delete_all(facts: TableFacts) -> Sql:
+    """Return a DELETE of every row of a table, without those of tables that inherit from it."""
+    return _sql(f"DELETE FROM {table_name(facts) if facts.is_partitioned else f'ONLY {table_name(facts)}'}", ())
 
 
 @cache
@@ -502,6 +520,12 @@ def acting_code(role: str, *, is_partitioned: bool) -> Sql:
             f" WHERE NOT t.tgisinternal AND t.tgtype & 1 = 1 AND t.tgenabled {enabled}"
         )
     return _sql(text, (0, 1))._replace(is_set=True)
+
+
+def lock_table(facts: TableFacts) -> Sql:
+    """Return the statement that takes the lock of a change, so that no trigger, rule or constraint comes later."""
+    only = "" if facts.is_partitioned else "ONLY "
+    return _sql(f"LOCK TABLE {only}{table_name(facts)} IN ROW EXCLUSIVE MODE", (), type_oids=())
 
 
 def counted(prepared: Sql) -> Sql:
@@ -545,3 +569,7 @@ def _sql(
 #: Around a TRUNCATE: deferred checks of what came before are made at once, those of what follows later again.
 CHECK_NOW = _sql("SET CONSTRAINTS ALL IMMEDIATE", ())
 CHECK_LATER = _sql("SET CONSTRAINTS ALL DEFERRED", ())
+
+#: Behind `lock_table`: fails if the table has code of an owner who may not become the role that applies. Its parameters
+#: are schema, table and a binary text[] of the columns that are sent.
+NO_FOREIGN_CODE = _sql(GUARD_SQL, (0, 1, 2), type_oids=())

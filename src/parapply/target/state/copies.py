@@ -58,6 +58,7 @@ class CopyRow(msgspec.Struct, frozen=True, kw_only=True):
     rows: int | None = None  # so far, while it is copied
     size_bytes: int | None = None
     indexes: tuple[str, ...] = ()  # statements that make the indexes again which the copy has dropped
+    published_by: str | None = None  # marks of the last look (`source/publishing.py`); None: none since it was copied
 
     @property
     def name(self) -> Name:
@@ -73,6 +74,20 @@ class CopyRow(msgspec.Struct, frozen=True, kw_only=True):
     def is_late(self) -> bool:
         """Tell whether it was published later, the stream seemed not to have all of its rows, and no copy was begun."""
         return self.state == CopyState.WAITING and self.reason not in {"", PAUSED}
+
+    @property
+    def is_again(self) -> bool:
+        """Tell whether it was copied, and waits because changes of it may be missing: its rows came from the copy."""
+        return self.is_late and self.start_lsn is not None
+
+
+class PublishedChange(NamedTuple):
+    """How a table is published now, and has not been at the last look."""
+
+    source_oid: int
+    before: str | None  # marks as they were read
+    marks: str
+    reason: str  # why changes of it may be missing; empty: none is
 
 
 class Stamp(NamedTuple):
@@ -144,7 +159,7 @@ async def load(conn: Connection, schema: str, slot_id: int) -> Copies:
     # Check the lock after reading the rows, so that "no copier" holds for exactly those rows.
     query = in_schema(
         "SELECT s.copies_only, c.schema_name, c.table_name, c.state, c.start_lsn::text,"
-        " c.rows, c.size_bytes, c.indexes, c.source_oid, c.reason, c.xmin::text::bigint"
+        " c.rows, c.size_bytes, c.indexes, c.source_oid, c.reason, c.published_by, c.xmin::text::bigint"
         " FROM {s}.slots AS s LEFT JOIN {s}.copies AS c USING (slot_id)"
         " WHERE s.slot_id = $1::int ORDER BY 2, 3",
         schema,
@@ -162,8 +177,9 @@ async def load(conn: Connection, schema: str, slot_id: int) -> Copies:
             indexes=tuple(indexes or ()),
             source_oid=oid,
             reason=reason or "",
+            published_by=published_by,
         )
-        for _, name, table, state, start, n_rows, size, indexes, oid, reason, _ in found
+        for _, name, table, state, start, n_rows, size, indexes, oid, reason, published_by, _ in found
         if name is not None
     )
     stamp = Stamp(
@@ -210,7 +226,8 @@ async def add(conn: Connection, schema: str, slot_id: int, oids: Mapping[Name, i
         " SELECT $1::int, n.schema_name, n.table_name, n.source_oid, 'waiting'"
         " FROM unnest($2::text[], $3::text[], $4::bigint[]) AS n(schema_name, table_name, source_oid)"
         " ON CONFLICT (slot_id, schema_name, table_name) DO UPDATE SET source_oid = EXCLUDED.source_oid,"
-        " state = CASE WHEN c.source_oid <> EXCLUDED.source_oid THEN 'waiting' ELSE c.state END",
+        " state = CASE WHEN c.source_oid <> EXCLUDED.source_oid THEN 'waiting' ELSE c.state END,"
+        " published_by = CASE WHEN c.source_oid <> EXCLUDED.source_oid THEN NULL ELSE c.published_by END",
         schema,
     )
     update = in_schema("UPDATE {s}.slots SET copies_only = true WHERE slot_id = $1::int", schema)
@@ -255,7 +272,9 @@ async def pause(conn: Connection, schema: str, slot_id: int, names: Sequence[Nam
         "UPDATE {s}.copies AS c SET state = 'waiting', start_lsn = NULL, rows = NULL, size_bytes = NULL, reason = $4,"
         " is_seen = false, started_at = NULL, finished_at = NULL"
         " FROM unnest($2::text[], $3::text[]) AS n(schema_name, table_name)"
-        " WHERE c.slot_id = $1::int AND c.schema_name = n.schema_name AND c.table_name = n.table_name",
+        " WHERE c.slot_id = $1::int AND c.schema_name = n.schema_name AND c.table_name = n.table_name"
+        # One that is paused already is nothing new to the daemon, which would never say that it has seen it.
+        " AND NOT (c.state = 'waiting' AND c.reason = $4)",
         schema,
     )
     with target_errors("noting what is paused"):
@@ -412,12 +431,54 @@ async def join(conn: Connection, schema: str, slot_id: int, source_oid: int) -> 
         TargetRefused, TargetLost: it could not be written.
     """
     query = in_schema(
-        "UPDATE {s}.copies SET state = 'copied', start_lsn = '0/0', reason = ''"
+        "UPDATE {s}.copies SET state = 'copied', start_lsn = '0/0', reason = '', published_by = NULL"
         " WHERE slot_id = $1::int AND source_oid = $2::bigint AND state = 'waiting' AND reason NOT IN ('', $3)",
         schema,
     )
     with target_errors("noting a table that a command makes"):
         await rows(conn, query, [slot_id, source_oid, PAUSED])
+
+
+async def keep_published(conn: Connection, schema: str, slot_id: int, marks: Mapping[int, str]) -> None:
+    """Keep how tables were published when the snapshot of their copy was made, by the publisher's OIDs.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    query = in_schema(
+        "UPDATE {s}.copies AS c SET published_by = n.marks"
+        " FROM unnest($2::bigint[], $3::text[]) AS n(source_oid, marks)"
+        " WHERE c.slot_id = $1::int AND c.source_oid = n.source_oid",
+        schema,
+    )
+    with target_errors("noting how tables are published"):
+        await rows(conn, query, [slot_id, list(marks), list(marks.values())])
+
+
+async def note_published(conn: Connection, schema: str, slot_id: int, changes: Sequence[PublishedChange]) -> None:
+    """Keep how tables are published, and have those wait of which changes may be missing.
+
+    A table whose copy has begun since is left alone, as is one that another look has changed.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be written.
+    """
+    if not changes:
+        return
+    query = in_schema(
+        "UPDATE {s}.copies AS c SET published_by = n.marks, reason = n.reason,"
+        " state = CASE n.reason WHEN '' THEN 'copied' ELSE 'waiting' END"
+        " FROM unnest($2::bigint[], $3::text[], $4::text[], $5::text[]) AS n(source_oid, before, marks, reason)"
+        " WHERE c.slot_id = $1::int AND c.source_oid = n.source_oid AND c.state = 'copied'"
+        " AND c.published_by IS NOT DISTINCT FROM n.before",
+        schema,
+    )
+    columns = [list(column) for column in zip(*changes, strict=True)]
+    with target_errors("noting how tables are published"):
+        async with conn.transaction():
+            await rows(conn, query, [slot_id, *columns])
+            if any(change.reason for change in changes):
+                await notify(conn, slot_id)
 
 
 async def identify(conn: Connection, schema: str, slot_id: int, name: Name, source_oid: int) -> None:

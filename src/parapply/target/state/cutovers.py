@@ -26,7 +26,9 @@ STEPS: Final = (
 #: A cut-over that is being taken back.
 UNDOING: Final = "undoing"
 #: No daemon applies the slot from here on.
-_DAEMON_STOPS_AT: Final = STEPS.index("stopping")
+_DAEMON_STOPS: Final = "stopping"
+#: No table is copied from here on, because the target is compared, and then opened, as it is.
+COPIES_STOP: Final = "fencing"
 
 #: First key of the lock that one cut-over command at a time holds, the second is the slot: "cuto" in ASCII.
 LOCK_CLASS: Final = 0x6375746F
@@ -77,7 +79,12 @@ class Cutover(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def stops_daemon(self) -> bool:
         """Tell whether no daemon may apply the slot any more."""
-        return self.index >= _DAEMON_STOPS_AT
+        return self.index >= STEPS.index(_DAEMON_STOPS)
+
+    @property
+    def holds_others(self) -> bool:
+        """Tell whether only the cut-over's own command takes away what it has made: a fence, a slot and its state."""
+        return self.step not in {"ending", "done"}
 
     @property
     def is_open(self) -> bool:
@@ -186,15 +193,24 @@ async def forget(conn: Connection, schema: str, slot_id: int) -> None:
         await rows(conn, in_schema("DELETE FROM {s}.cutovers WHERE slot_id = $1::int", schema), [slot_id])
 
 
-async def check_may_apply(conn: Connection, schema: str, slot_id: int, slot_name: str) -> None:
-    """Refuse to apply a slot whose target has taken over, or is about to.
+async def check_may_write(
+    conn: Connection, schema: str, slot_id: int, slot_name: str, *, until: str = _DAEMON_STOPS
+) -> None:
+    """Refuse to write what comes from the publisher once the target has taken over, or is about to.
+
+    Args:
+        conn: control session.
+        schema: of the state.
+        slot_id: slot.
+        slot_name: for the message.
+        until: from this step on.
 
     Raises:
         TargetRefused: it has.
         TargetLost: the connection broke.
     """
     found = await read(conn, schema, slot_id)
-    if found is None or not found.stops_daemon:
+    if found is None or found.index < STEPS.index(until):
         return
     what = "the target has taken over" if found.is_open else f"it is under way, at the step {found.step}"
     raise TargetRefused(

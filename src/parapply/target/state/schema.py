@@ -14,13 +14,14 @@ from psycopg import sql
 
 from parapply.errors import TargetRefused
 from parapply.model import format_lsn
+from parapply.state_mark import STATE_COMMENT
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state.comments import COMMENTS
 from parapply.target.state.functions import functions
 from parapply.target.state.upgrades import UPGRADES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from parapply.target.session.settings import Connection
 
@@ -148,10 +149,7 @@ async def ensure_schema(conn: Connection, schema: str) -> bool:
             await _bring_up(conn, schema)
             found = await _version(conn, schema)
         if found != SCHEMA_VERSION:
-            raise TargetRefused(
-                f"state schema {schema!r} has version {found}; this parapply knows version {SCHEMA_VERSION}",
-                hint="run the parapply that wrote it, or a newer one",
-            )
+            raise _unknown(schema, found)
         # One is of the event triggers of `init --ddl=automatic`, where the target is a publisher, too.
         query = sql.SQL(
             "SELECT c.relname FROM pg_catalog.pg_class AS c WHERE c.relnamespace = (SELECT oid FROM"
@@ -167,15 +165,31 @@ async def ensure_schema(conn: Connection, schema: str) -> bool:
     return is_new
 
 
+def is_of_state(table: str, columns: Collection[str]) -> bool:
+    """Tell whether a table that is gone, and is known by name and columns only, was one of a state schema."""
+    found = COMMENTS.get(("TABLE", table))
+    return found is not None and len(columns) > 1 and set(columns) <= set(found[1])
+
+
 async def has_schema(conn: Connection, schema: str) -> bool:
-    """Tell whether the state schema is there.
+    """Tell whether the state schema is there, of this version or an older one.
 
     Raises:
-        TargetRefused: a privilege is missing.
+        TargetRefused: it is of a newer version, or a privilege is missing.
         TargetLost: the connection broke.
     """
     with target_errors("looking for the state schema"):
-        return await _version(conn, schema) is not None
+        found = await _version(conn, schema)
+    if found is not None and found > SCHEMA_VERSION:
+        raise _unknown(schema, found)
+    return found is not None
+
+
+def _unknown(schema: str, found: int | None) -> TargetRefused:
+    return TargetRefused(
+        f"state schema {schema!r} has version {found}; this parapply knows version {SCHEMA_VERSION}",
+        hint="run the parapply that wrote it, or a newer one",
+    )
 
 
 async def refuse_older(conn: Connection, schema: str) -> None:
@@ -198,7 +212,7 @@ async def refuse_older(conn: Connection, schema: str) -> None:
 async def _version(conn: Connection, schema: str) -> int | None:
     there = sql.SQL(
         "SELECT 1 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
-        " WHERE n.nspname = $1 AND c.relname = 'schema_version'"
+        " WHERE n.nspname = $1 AND c.relname = 'schema_version_one_row'"
     )
     if not await rows(conn, there, [schema]):
         return None
@@ -215,6 +229,7 @@ async def _bring_up(conn: Connection, schema: str) -> None:
         await rows(conn, sql.SQL("SELECT pg_catalog.pg_advisory_xact_lock($1)"), [_DDL_LOCK_KEY])
         found = await _version(conn, schema)
         if found is None:
+            await _check_free(conn, schema)
             await conn.execute(sql.SQL(_TABLES).format(s=name, start=start))
             await rows(conn, sql.SQL("INSERT INTO {s}.schema_version (version) VALUES (1)").format(s=name))
             found = 1
@@ -228,9 +243,26 @@ async def _bring_up(conn: Connection, schema: str) -> None:
         await rows(conn, sql.SQL("UPDATE {s}.schema_version SET version = $1").format(s=name), [missing[-1].version])
 
 
+async def _check_free(conn: Connection, schema: str) -> None:
+    """Refuse a schema with tables of others: all of a state schema is left out where its server is a publisher.
+
+    Raises:
+        TargetRefused: there are some.
+    """
+    query = sql.SQL(
+        "SELECT c.relname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = $1 AND c.relkind IN ('r', 'p', 'f', 'm')"
+        " AND NOT (n.nspname = 'parapply' AND c.relname IN ('ddl_queue', 'ddl_running')) ORDER BY 1 LIMIT 1"
+    )
+    if found := await rows(conn, query, [schema]):
+        raise TargetRefused(
+            f"target.state_schema = {schema!r} holds tables of others, such as {found[0][0]}",
+            hint="name a schema for parapply alone: it is made, and nothing in it counts as the application's",
+        )
+
+
 def _comments(schema: str) -> Iterator[sql.Composed]:
-    about = "Progress of parapply, which applies logical replication here."
-    yield sql.SQL("COMMENT ON SCHEMA {} IS {};").format(sql.Identifier(schema), sql.Literal(about))
+    yield sql.SQL("COMMENT ON SCHEMA {} IS {};").format(sql.Identifier(schema), sql.Literal(STATE_COMMENT))
     for (kind, relation), (comment, columns) in COMMENTS.items():
         statement = sql.SQL("COMMENT ON VIEW {} IS {};" if kind == "VIEW" else "COMMENT ON TABLE {} IS {};")
         yield statement.format(sql.Identifier(schema, relation), sql.Literal(comment))

@@ -48,6 +48,7 @@ __all__ = [
     "drop_slot_state",
     "ensure_schema",
     "find_slot",
+    "find_slots",
     "flush",
     "has_schema",
     "in_schema",
@@ -212,9 +213,7 @@ async def find_slot(conn: Connection, schema: str, slot_name: str) -> int:
         TargetRefused: the target knows nothing of the slot, or of two of that name.
         TargetLost: the connection broke.
     """
-    query = in_schema("SELECT slot_id FROM {s}.slots WHERE slot_name = $1", schema)
-    with target_errors("reading the state"):
-        found = await rows(conn, query, [slot_name])
+    found = await find_slots(conn, schema, slot_name)
     if not found:
         raise TargetRefused(f"the target knows nothing of slot {slot_name!r}", hint="run `parapply init`")
     if len(found) > 1:
@@ -222,7 +221,18 @@ async def find_slot(conn: Connection, schema: str, slot_name: str) -> int:
             f"the target has states of several slots {slot_name!r}, of different clusters",
             hint="give each a state schema of its own (target.state_schema)",
         )
-    return int(found[0][0])
+    return found[0]
+
+
+async def find_slots(conn: Connection, schema: str, slot_name: str) -> list[int]:
+    """Return the ids of the states of a name, of whatever cluster.
+
+    Raises:
+        TargetRefused, TargetLost: they cannot be read.
+    """
+    query = in_schema("SELECT slot_id FROM {s}.slots WHERE slot_name = $1", schema)
+    with target_errors("reading the state"):
+        return [int(slot_id) for (slot_id,) in await rows(conn, query, [slot_name])]
 
 
 def _slot_state(slot_name: str, found: Sequence[tuple[Any, ...]]) -> SlotState:

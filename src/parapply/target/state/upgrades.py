@@ -253,8 +253,12 @@ ALTER TABLE {s}.cutovers
     "",
 )
 
+#: Marks of how each table was published at the last look, as `source/publishing.py` says.
+_PUBLISHED = Upgrade(17, "ALTER TABLE {s}.copies ADD COLUMN published_by text;", "")
+
 #: In the order of their versions, without gaps.
 UPGRADES: Final = (
     _TWO_PHASE, _COPIES, _CONFLICTS, _COUNTS, _LATE_TABLES, _COMMENTS, _IN_DOUBT, _READING, _MIGRATIONS, _LIMITS,
     _COMMANDS, _COPY_PARTS, _CUTOVERS, _LATER_COMMANDS, _MOVES,
+    _PUBLISHED,
 )  # fmt: skip

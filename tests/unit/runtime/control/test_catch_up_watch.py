@@ -10,7 +10,7 @@ import pytest
 
 from parapply.errors import SourceLost
 from parapply.runtime.control.catch_up_watch import CatchUpWatch
-from parapply.source.catch_up import CAUGHT_UP, IN_PROGRESS
+from parapply.source.catch_up import CAUGHT_UP, IN_PROGRESS, IN_PROGRESS_WHOLE
 from parapply.vocabulary import Reading
 
 _LAG_BYTES = 1000
@@ -20,6 +20,7 @@ async def _looks(monkeypatch: pytest.MonkeyPatch, n_checks: int, *, pause_s: flo
     """Tell whether the stream is left within so many checks."""
     values: dict[str, Any] = {
         "reading": Reading.STREAM, "reason": CAUGHT_UP, "is_paused": False, "streams": [],
+        "is_inside_large": False, "is_inside_transaction": False,
         "source_lsn": 5000 + _LAG_BYTES, "received_lsn": 5000, **changed,
     }  # fmt: skip
     one = SimpleNamespace(**values)
@@ -56,6 +57,9 @@ async def test_three_checks_behind_leave_the_stream(monkeypatch: pytest.MonkeyPa
         {"source_lsn": None},
         {"is_paused": True},
         {"streams": ["one"]},
+        {"is_inside_large": True},
+        {"is_inside_transaction": True},
+        {"reason": IN_PROGRESS_WHOLE},
         {"reason": "source.catch_up is off"},
         {"reading": Reading.RANGES},
         {"pause_s": 1e9},

@@ -468,7 +468,7 @@ async def test_a_batch_of_a_backlog_leaves_while_intake_waits_for_room(monkeypat
         await lab.read(*lab.transaction(late_us=LATE_US))
         has_stopped = asyncio.Event()
         monkeypatch.setattr(SlotReader, "stop", lambda _: has_stopped.set())
-        lab.pool.held_bytes += 1 << 40
+        lab.pool.count_in(1 << 40)
         lab.stream.feed(*lab.transaction(late_us=LATE_US))
         async with asyncio.timeout(5):
             await has_stopped.wait()

@@ -32,6 +32,11 @@ def _look(state: str, backends: Mapping[str, int] | None = None, *, behind_bytes
         (_look("commit", {"IO:WALSync": 2}), "commit", "flush", "flushing"),
         (_look("executing", {"CPU": 2, "client": 1}), "target", "CPU", "on its processors"),
         (_look("executing", {"Lock:transactionid": 2}), "target", "locks", "locks of other sessions"),
+        # One batch stands at a lock, whatever the other workers wait for.
+        (_look("worker free", {"Lock:transactionid": 1}), "target", "locks", "locks of other sessions, 100 %"),
+        (_look("dependency", {"Lock:relation": 1}), "target", "locks", "locks of other sessions"),
+        (_look("commit", {"Lock:tuple": 1}), "target", "locks", "locks of other sessions"),
+        (_look("worker free", {"Lock:extend": 1}), "source", "", "nothing more that was due"),
     ],
 )
 def test_the_last_minutes_are_judged_by_the_report_s_rule(look: Look, limit: str, detail: str, words: str) -> None:
@@ -46,6 +51,15 @@ def test_the_last_minutes_are_judged_by_the_report_s_rule(look: Look, limit: str
     assert words in said["words"]
     assert said["advice"]
     assert said["evidence"][0].startswith("Of the last 120 s: ")
+
+
+def test_nothing_to_do_is_no_answer_where_two_fifths_are_something_else() -> None:
+    """The source is named only while nothing else takes a good part of the time."""
+    for n_locked, limit in ((39, "source"), (41, "target")):
+        limiting = Limiting()
+        for second in range(100):
+            limiting.add(_look("executing", {"Lock:tuple": 1}) if second < n_locked else _look("nothing"))
+        assert json.loads(limiting.take() or "")["limit"] == limit
 
 
 def test_a_verdict_is_given_every_few_seconds() -> None:

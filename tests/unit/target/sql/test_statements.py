@@ -9,8 +9,8 @@ from psycopg import sql
 
 from parapply.errors import TargetRefused
 from parapply.plan.table import ColumnFacts, Equality
+from parapply.quoting import identifier
 from parapply.target.catalogue.match import match
-from parapply.target.sql.conditions import quote_identifier
 from parapply.target.sql.statements import Sql, Statements, truncate
 from tests.unit.plans import column, relation, sent, table
 
@@ -29,7 +29,7 @@ def statements(columns: list[ColumnFacts], key: list[str], *, identity: str = "d
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1))
 def test_quoting_is_that_of_the_driver(name: str) -> None:
     """Names are quoted as psycopg.sql.Identifier does, whatever is in them (trap T-60)."""
-    assert quote_identifier(name) == sql.Identifier(name).as_string(None)
+    assert identifier(name) == sql.Identifier(name).as_string(None)
 
 
 def test_texts() -> None:

@@ -13,7 +13,6 @@ from parapply.applylog_schema import (
     XIDS_LIMIT,
     BatchRecord,
     ConflictRecord,
-    Dependency,
     RowCounts,
     TransactionRecord,
     WaitedFor,
@@ -24,7 +23,7 @@ from parapply.vocabulary import WaitKind
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from parapply.analysis.shape import LogShape
+    from bench.synth.shape import LogShape
     from parapply.applylog_schema import Record
 
 #: The first commit: midnight, so that long logs begin with a whole day.
@@ -50,7 +49,6 @@ class _Planned(NamedTuple):
 
     rows: dict[str, RowCounts]
     n_changes: int
-    depends_on: tuple[Dependency, ...]
     conflicts: tuple[ConflictRecord, ...]
 
 
@@ -191,24 +189,16 @@ class FileRecords:
                 size_bytes=one.n_changes * _CHANGE_BYTES,
                 n_changes=one.n_changes,
                 rows=one.rows,
-                depends_on=one.depends_on,
                 conflicts=one.conflicts,
             )
 
     def _transactions(self, count: int) -> list[_Planned]:
         shape, rng = self._shape, self._rng
         planned = []
-        for number in range(1, count + 1):
+        for _ in range(count):
             rows, n_changes = self._pools.rows[rng.getrandbits(14)]
-            depends_on: tuple[Dependency, ...] = ()
-            if rng.random() < shape.dependency_rate:
-                seq = self._seq + number - 1 - int(rng.expovariate(1 / max(shape.dependency_distance, 0.1)))
-                if seq > 0:
-                    kind, name = self._kind(next(iter(rows)))
-                    changes = 0 if kind == WaitKind.TABLE else 1
-                    depends_on = (Dependency(seq=seq, kind=kind, table=next(iter(rows)), name=name, changes=changes),)
             conflicts = self._conflicts(1) if shape.conflict_rate else ()
-            planned.append(_Planned(rows, n_changes, depends_on, conflicts))
+            planned.append(_Planned(rows, n_changes, conflicts))
         return planned
 
     def _waited_for(self, index: int) -> WaitedFor:
@@ -237,7 +227,7 @@ class FileRecords:
         if variants is None:
             # Of its own numbers: which file asks first depends on the process.
             rng = random.Random(f"{self._shape.seed}/rows/{n_transactions}")  # noqa: S311  no secret
-            drawn = [[_Planned(*rng.choice(self._pools.rows), (), ()) for _ in range(n_transactions)]
+            drawn = [[_Planned(*rng.choice(self._pools.rows), ()) for _ in range(n_transactions)]
                      for _ in range(_VARIANTS)]  # fmt: skip
             variants = self._pools.merged[n_transactions] = [_merged(each) for each in drawn]
         return variants[self._rng.randrange(_VARIANTS)]

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from parapply.analysis.synth_records import BEGIN_S, FileRecords
+from bench.synth.records import BEGIN_S, FileRecords
 from parapply.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from parapply.analysis.shape import LogShape
+    from bench.synth.shape import LogShape
     from parapply.applylog_schema import Record
 
 #: Records encoded at once.

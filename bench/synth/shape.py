@@ -20,8 +20,7 @@ class LogShape(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 4
     batch_transactions: int = 20  # of a batch, on average
     transaction_changes: int = 3  # of a transaction, on average
-    dependency_rate: float = 0.1  # of transactions depend on an earlier one
-    dependency_distance: int = 50  # transactions between the two, on average
+    dependency_rate: float = 0.1  # of batches wait for an earlier one
     conflict_rate: float = 0.0  # of transactions have one
     retry_rate: float = 0.001  # of batches are repeated
     execute_ms: float = 20.0  # of a batch, the median; its distribution is log-normal

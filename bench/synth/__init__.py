@@ -1,0 +1,1 @@
+"""Apply logs of a stated shape, for trying the report without servers."""

@@ -1,0 +1,159 @@
+"""Was every copied table published without a gap? The daemon looks from time to time, and each command that copies.
+
+In: a plain session on both ends, and what is known of the tables. Out: tables of which changes may be missing wait from
+then on, with the reason; `source/publishing.py` says what shows it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from psycopg import sql
+
+from parapply.source import late_tables, publishing
+from parapply.target.session import settings
+from parapply.target.state import copies
+from parapply.vocabulary import CopyState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.config import Config
+    from parapply.plan.copy_starts import Name
+    from parapply.source.slot import Connection
+    from parapply.target.state.copies import Copies, CopyRow
+
+#: Said of publications that were altered and altered back.
+ALTERED = "a publication was altered, and is as it was at the last look; what it did not publish in between is missing"
+ALTERED_HINT = "`parapply verify` says which tables differ; `parapply refresh --table ... --truncate` copies one again"
+
+
+class Found(NamedTuple):
+    """What a look has found."""
+
+    has_changed: bool  # what is known of the tables is to be read again
+    altered: list[Name]  # tables whose publication was altered, and is as it was
+
+
+async def look(  # noqa: PLR0913  both ends, and what is known
+    source: Connection,
+    target: settings.Connection,
+    config: Config,
+    slot_id: int,
+    known: Copies,
+    *,
+    gap_lsn: int | None = None,
+) -> Found:
+    """Compare how tables are published with how they were, and have those wait of which changes may be missing.
+
+    Args:
+        source: plain session on the publisher.
+        target: control session.
+        config: publications and state schema.
+        slot_id: of the state.
+        known: as read.
+        gap_lsn: a publication was missing while changes before this LSN were decoded, since the last look.
+
+    Raises:
+        SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
+    """
+    publications = config.source.publications
+    rows = [row for row in known.tables if row.source_oid is not None and row.state == CopyState.COPIED]
+    oids = None if not known.is_listed else [row.source_oid for row in rows if row.source_oid is not None]
+    now = await publishing.published(source, publications, oids)
+    changes: list[copies.PublishedChange] = []
+    altered: list[Name] = []
+    parts: dict[int, list[CopyRow]] = {}
+    for row in rows:
+        oid = row.source_oid or 0
+        before, marks = "" if _is_before(row, gap_lsn) else row.published_by, now.get(oid, "")
+        if before != marks or row.published_by != marks:
+            reason = publishing.why_incomplete(before, marks) if before is not None and marks else ""
+            changes.append(copies.PublishedChange(oid, row.published_by, marks, reason))
+            if before and not reason:
+                altered += [row.name] * publishing.altered(before, marks)
+                for part in publishing.new_partitions(before, marks):
+                    parts.setdefault(part, []).append(row)
+    if parts:
+        changes = await _with_partitions(source, target, config, known, changes, parts)
+    if not known.is_listed:
+        changes += await _unlisted(source, target, config, slot_id, known, now, is_gap=gap_lsn is not None)
+    await copies.note_published(target, config.target.state_schema, slot_id, changes)
+    return Found(bool(changes), altered)
+
+
+def _is_before(row: CopyRow, gap_lsn: int | None) -> bool:
+    """Tell whether a table's copy lacks what was not published in a gap."""
+    return gap_lsn is not None and (row.start_lsn or 0) <= gap_lsn
+
+
+async def _with_partitions(  # noqa: PLR0913, PLR0917  what the look knows
+    source: Connection,
+    target: settings.Connection,
+    config: Config,
+    known: Copies,
+    changes: Sequence[copies.PublishedChange],
+    parts: dict[int, list[CopyRow]],
+) -> list[copies.PublishedChange]:
+    """Return changes with those of roots below which partitions with rows were put.
+
+    A partition that was published by itself before has its rows here. As soon as it is below the root here, it is well.
+    """
+    by_oid = {row.source_oid: row for row in known.tables}
+    found = {change.source_oid: change for change in changes}
+    for part, name in await publishing.attached_full(source, config.source.publications, list(parts)):
+        for root in parts[part]:
+            change = found[root.source_oid or 0]
+            own = by_oid.get(part)
+            if own is None or own.state != CopyState.COPIED:
+                reason = f"partition {name} was attached, and may have had rows that were not published"
+                found[change.source_oid] = change._replace(reason=change.reason or reason)
+            elif not await _is_below(target, config.mapping.target_of(own.name), config.mapping.target_of(root.name)):
+                mark = publishing.new_partitions(root.published_by or "", change.marks)[part]
+                marks = " ".join([one for one in change.marks.split() if one != mark])
+                found[change.source_oid] = change._replace(marks=marks)
+    return list(found.values())
+
+
+async def _is_below(target: settings.Connection, part: Name, root: Name) -> bool:
+    query = sql.SQL(
+        "SELECT EXISTS (SELECT FROM pg_catalog.pg_partition_ancestors(pg_catalog.to_regclass("
+        "pg_catalog.format('%I.%I', $1::text, $2::text))) AS a(relid)"
+        " WHERE a.relid = pg_catalog.to_regclass(pg_catalog.format('%I.%I', $3::text, $4::text)))"
+    )
+    with settings.target_errors("looking for a partition"):
+        ((is_below,),) = await settings.rows(target, query, [*part, *root])
+    return bool(is_below)
+
+
+async def _unlisted(  # noqa: PLR0913, PLR0917  what the look knows
+    source: Connection,
+    target: settings.Connection,
+    config: Config,
+    slot_id: int,
+    known: Copies,
+    now: dict[int, str],
+    *,
+    is_gap: bool,
+) -> list[copies.PublishedChange]:
+    """Note tables of which changes may be missing, and how all are published, for a slot that was begun without a copy.
+
+    A table that was not published before is applied from its first change on.
+    """
+    schema = config.target.state_schema
+    listed = {row.source_oid for row in known.tables}
+    kept = await copies.load_marks(target, schema, slot_id)
+    before = {int(oid[1:]): marks for oid, _, marks in [text.partition(" ") for text in kept or ()]}
+    reasons = {
+        oid: reason
+        for oid, marks in now.items()
+        if oid in before and oid not in listed
+        if (reason := publishing.why_incomplete("" if is_gap else before[oid], marks))
+    }
+    names = await late_tables.names(source, reasons)
+    for oid, name in names.items():
+        await copies.settle(target, schema, slot_id, name, oid, reasons[oid])
+    marks = {**dict.fromkeys(before, ""), **now}
+    if marks != before:
+        await copies.keep_marks(target, schema, slot_id, [f"w{oid} {text}" for oid, text in marks.items()])
+    return [copies.PublishedChange(oid, None, now[oid], reasons[oid]) for oid in names]

@@ -1,0 +1,167 @@
+"""A copied table of which changes were not published: it waits with the reason, and `refresh` copies it again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from parapply.target.state.schema import ensure_schema
+from tests.fixtures.plain import FAST, check_equal
+from tests.fixtures.route import Route
+
+if TYPE_CHECKING:
+    from tests.fixtures.daemon import RunCommand, StartDaemon
+    from tests.fixtures.databases import Database
+
+_TABLES = """
+CREATE TABLE taken_out (id int PRIMARY KEY); CREATE TABLE filtered (id int PRIMARY KEY);
+CREATE TABLE m (id int PRIMARY KEY) PARTITION BY RANGE (id);
+CREATE TABLE m1 PARTITION OF m FOR VALUES FROM (0) TO (100);
+CREATE TABLE m2 PARTITION OF m FOR VALUES FROM (100) TO (200);
+CREATE TABLE untouched (id int PRIMARY KEY);
+"""
+_ROOT = """
+CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id);
+CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100);
+"""
+
+
+def _copied(source: Database, target: Database, run_command: RunCommand, tables: str, published: str) -> Route:
+    for database in (source, target):
+        database.execute(tables)
+    source.execute(f"CREATE PUBLICATION pub FOR {published}")
+    route = Route(source=source, target=target, settings={**FAST, "apply.workers": 2})
+    done = run_command(route, "init", "--copy")
+    assert done.returncode == 0, done.stderr
+    return route
+
+
+def _waiting(route: Route) -> dict[str, str]:
+    return dict(route.target.rows("SELECT table_name, reason FROM parapply.copies WHERE state = 'waiting'"))
+
+
+def test_tables_that_were_not_published_for_a_time(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """Taken out and back, another row filter, detached and attached: each waits; the others, and OWNER TO, do not."""
+    published = "TABLE taken_out, filtered WHERE (id < 100), m, untouched"
+    route = _copied(source_db, target_db, run_command, _TABLES, published)
+    daemon = start_daemon(route)
+    source_db.execute("INSERT INTO taken_out VALUES (1); INSERT INTO filtered VALUES (1), (101)")
+    daemon.wait_caught_up()
+    source_db.execute("ALTER PUBLICATION pub DROP TABLE taken_out; INSERT INTO taken_out VALUES (2)")
+    source_db.execute("ALTER PUBLICATION pub ADD TABLE taken_out")
+    source_db.execute("ALTER PUBLICATION pub SET TABLE taken_out, filtered, m, untouched")
+    source_db.execute("ALTER TABLE m DETACH PARTITION m1; INSERT INTO m1 VALUES (1)")
+    source_db.execute("ALTER TABLE m ATTACH PARTITION m1 FOR VALUES FROM (0) TO (100)")
+    refused = run_command(route, "snapshot", "--", "true")
+    assert "tables are not copied" in refused.stderr
+    waiting = _waiting(route)
+    assert sorted(waiting) == ["filtered", "m1", "taken_out"]
+    assert "made again" in waiting["taken_out"]
+    assert "row filter" in waiting["filtered"]
+    assert "attached" in waiting["m1"]
+    assert "again" in daemon.wait_for_event("table_waits")["hint"]
+    daemon.stop()
+    done = run_command(route, "refresh")
+    assert done.returncode == 0, done.stderr
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    check_equal(route, "taken_out", "filtered", "m", "untouched")
+    assert "nothing to do" in run_command(route, "refresh").stdout
+    assert not daemon.events_of("publication_altered")
+    source_db.execute("ALTER PUBLICATION pub SET (publish = 'insert'); ALTER PUBLICATION pub SET (publish ="
+                      " 'insert, update, delete, truncate')")  # fmt: skip
+    assert run_command(route, "snapshot", "--", "true").returncode == 0
+    daemon.wait_for_event("publication_altered")
+    assert _waiting(route) == {}
+    daemon.stop()
+
+
+@pytest.mark.parametrize("copies", [True, False], ids=["copied", "not_copied"])
+def test_a_publication_that_is_made_again(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon, *, copies: bool
+) -> None:
+    """Its tables wait as soon as the publisher decodes changes without it: the stream says so, no look is awaited."""
+    tables = "CREATE TABLE t (id int PRIMARY KEY)"
+    for database in (source_db, target_db):
+        database.execute(tables)
+    source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    route = Route(source=source_db, target=target_db, settings={**FAST, "apply.workers": 2})
+    done = run_command(route, "init", *(["--copy"] if copies else []))
+    assert done.returncode == 0, done.stderr
+    daemon = start_daemon(route)
+    source_db.execute("INSERT INTO t VALUES (1)")
+    daemon.wait_caught_up()
+    assert run_command(route, "snapshot", "--", "true").returncode == 0
+    source_db.execute("DROP PUBLICATION pub; INSERT INTO t VALUES (2); CREATE PUBLICATION pub FOR ALL TABLES")
+    source_db.execute("INSERT INTO t VALUES (3)")
+    assert daemon.wait_for_event("table_waits")["relation"] == "public.t"
+    assert "published" in _waiting(route)["t"]
+    more = [] if copies else ["--table", "public.t", "--truncate"]
+    done = run_command(route, "refresh", *more)
+    assert done.returncode == 0, done.stderr
+    daemon.wait_caught_up()
+    check_equal(route, "t")
+    # Made UNLOGGED and LOGGED again, with a look between.
+    source_db.execute("ALTER TABLE t SET UNLOGGED; INSERT INTO t VALUES (4)")
+    run_command(route, "snapshot", "--", "true")
+    source_db.execute("ALTER TABLE t SET LOGGED")
+    assert run_command(route, "snapshot", "--", "true").returncode != 0
+    assert list(_waiting(route)) == ["t"]
+    daemon.stop()
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_partitions_of_a_root_that_is_published_as_one(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """None of them waits; one that is attached with rows makes the root wait before its first change is applied."""
+    route = _copied(source_db, target_db, run_command, _ROOT, "TABLE p WITH (publish_via_partition_root)")
+    daemon = start_daemon(route)
+    source_db.execute("INSERT INTO p VALUES (1)")
+    target_db.execute("CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (100) TO (200);"
+                      " CREATE TABLE p3 PARTITION OF p FOR VALUES FROM (200) TO (300)")  # fmt: skip
+    source_db.execute("CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (100) TO (200); INSERT INTO p VALUES (101)")
+    daemon.wait_caught_up()
+    assert target_db.rows("SELECT table_name, state FROM parapply.copies") == [("p", "copied")]
+    verified = run_command(route, "verify")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    source_db.execute("CREATE TABLE p3 (id int PRIMARY KEY); INSERT INTO p3 VALUES (201)")
+    source_db.execute(
+        "ALTER TABLE p ATTACH PARTITION p3 FOR VALUES FROM (200) TO (300); UPDATE p SET id = 202 WHERE id = 201"
+    )
+    daemon.wait_caught_up()
+    assert "public.p3 was attached" in _waiting(route)["p"]
+    done = run_command(route, "refresh")
+    assert done.returncode == 0, done.stderr
+    source_db.execute("INSERT INTO p VALUES (2), (203)")
+    daemon.wait_caught_up()
+    check_equal(route, "p")
+    assert _waiting(route) == {}
+    daemon.stop()
+
+
+def test_a_state_schema_that_is_gone_from_the_publisher(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """Its changes, still in WAL, are left out by what its tables look like; no table waits for a copy."""
+    route = _copied(source_db, target_db, run_command, "CREATE TABLE t (id int PRIMARY KEY)", "ALL TABLES")
+
+    async def make() -> None:
+        async with await psycopg.AsyncConnection.connect(source_db.dsn, autocommit=True) as conn:
+            await ensure_schema(conn, "progress")
+
+    asyncio.run(make())
+    source_db.execute("INSERT INTO t VALUES (1); DROP SCHEMA progress CASCADE")
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    check_equal(route, "t")
+    assert daemon.events_of("state_left_out")
+    assert _waiting(route) == {}
+    taken = run_command(route, "snapshot", "--", "true")
+    assert taken.returncode == 0, taken.stderr
+    daemon.stop()

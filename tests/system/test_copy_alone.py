@@ -1,0 +1,143 @@
+"""Rows that a copy, or a repair, takes out of a table on the target are of that table alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from psycopg import sql
+
+from parapply import connect, failpoints
+from parapply.config import load_config
+from parapply.copy.rate import RateLimit
+from parapply.migrate import rest
+from parapply.migrate.show import Screen
+from parapply.vocabulary import MigrationStep
+from tests.fixtures.plain import FAST
+from tests.fixtures.route import Route
+from tests.fixtures.table_rows import contents
+
+if TYPE_CHECKING:
+    from tests.fixtures.daemon import RunCommand, StartDaemon
+    from tests.fixtures.databases import Database
+
+_INHERITED = "CREATE TABLE par (id int PRIMARY KEY, v text); CREATE TABLE a_chi (PRIMARY KEY (id)) INHERITS (par)"
+_REFERENCED = (
+    "CREATE TABLE pa (id int PRIMARY KEY); CREATE TABLE ch (id int PRIMARY KEY,"
+    " pid int REFERENCES pa ON DELETE CASCADE, q int REFERENCES pa ON DELETE SET NULL)"
+)
+#: A role that owns its tables, and may not set session_replication_role.
+_PLAIN = "parapply_no_replica"
+
+
+def test_a_parent_is_emptied_without_its_children(
+    source_db: Database, target_db: Database, run_command: RunCommand
+) -> None:
+    """Rows of a table that inherits from one that is copied again stay: `resume`, `refresh`, a copy that goes on."""
+    for node in (source_db, target_db):
+        node.execute(_INHERITED)
+    source_db.execute(
+        "INSERT INTO par SELECT g, 'p' FROM generate_series(1, 5) AS g; INSERT INTO a_chi"
+        " SELECT g, 'c' FROM generate_series(11, 17) AS g; CREATE PUBLICATION pub FOR TABLE par, a_chi"
+    )
+    route = Route(source=source_db, target=target_db)
+    environ = {"PARAPPLY_FAILPOINT": f"{failpoints.COPY_TABLE_DONE}:kill"}
+    killed = run_command(route, "init", "--copy", "--connections", "1", environ=environ)
+    assert killed.returncode == -signal.SIGKILL
+    assert target_db.rows("SELECT table_name FROM parapply.copies WHERE state = 'copied'") == [("a_chi",)]
+    for command in (
+        ("init", "--copy"),
+        ("pause", "public.par"),
+        ("resume", "public.par"),
+        ("refresh", "--table", "public.par", "--truncate"),
+    ):
+        done = run_command(route, *command)
+        assert done.returncode == 0, done.stderr
+        assert contents(target_db, "public") == contents(source_db, "public"), command
+
+
+@pytest.mark.bare_target
+def test_foreign_keys_do_not_act_when_a_parent_is_emptied(
+    source_db: Database, target_db: Database, run_command: RunCommand
+) -> None:
+    """Under session_replication_role = origin nothing cascades to a child's rows, which do not come again.
+
+    Where the role cannot prevent it, the copy is refused, with the keys, and nothing is gone.
+    """
+    role = sql.Identifier(_PLAIN)
+    target_db.execute(sql.SQL("DROP ROLE IF EXISTS {0}; CREATE ROLE {0} LOGIN").format(role))
+    target_db.execute(
+        sql.SQL("GRANT CREATE ON DATABASE {1} TO {0}; GRANT ALL ON SCHEMA public TO {0}").format(
+            role, sql.Identifier(target_db.dbname)
+        )
+    )
+    for node in (source_db, target_db):
+        node.execute(_REFERENCED)
+    target_db.execute(sql.SQL("ALTER TABLE pa OWNER TO {0}; ALTER TABLE ch OWNER TO {0}").format(role))
+    source_db.execute(
+        "INSERT INTO pa SELECT g FROM generate_series(1, 5) AS g;"
+        "INSERT INTO ch VALUES (1, 1, 2), (2, 3, 4), (3, NULL, 5);"
+        "CREATE PUBLICATION pub FOR TABLE pa, ch"
+    )
+    route = Route(source=source_db, target=target_db, target_dsn=target_db.dsn_with(user=_PLAIN))
+    as_origin = ("--set", "target.session_replication_role=origin")
+    source_db.execute("ALTER PUBLICATION pub DROP TABLE ch")
+    assert run_command(route, "init", "--copy", *as_origin).returncode == 0
+    source_db.execute("ALTER PUBLICATION pub ADD TABLE ch")
+    assert run_command(route, "refresh", *as_origin).returncode == 0
+    repair = ("refresh", "--table", "public.pa", "--truncate", *as_origin)
+    refused = run_command(route, *repair)
+    assert refused.returncode == 4
+    assert (
+        "emptying tables would change rows of others by ch_pid_fkey of public.ch, ch_q_fkey of public.ch"
+        in refused.stderr
+    )
+    assert contents(target_db, "public") == contents(source_db, "public")
+    target_db.execute(sql.SQL("GRANT SET ON PARAMETER session_replication_role TO {}").format(role))
+    done = run_command(route, *repair)
+    assert done.returncode == 0, done.stderr
+    assert contents(target_db, "public") == contents(source_db, "public")
+
+
+def test_foreign_keys_do_not_act_when_an_unlogged_parent_is_emptied(source_db: Database, target_db: Database) -> None:
+    """`migrate` copies unlogged tables in any order; a child's rows that have come before its parent's stay."""
+    for node in (source_db, target_db):
+        node.execute(_REFERENCED.replace("CREATE TABLE", "CREATE UNLOGGED TABLE"))
+        node.execute("INSERT INTO pa VALUES (1); INSERT INTO ch VALUES (1, 1, NULL)")
+    flags = {"source.dsn": source_db.dsn, "target.dsn": target_db.dsn, "source.slot": "unused",
+             "source.publications": ("pub",), "target.session_replication_role": "origin"}  # fmt: skip
+
+    async def bring() -> int:
+        async with connect.open_both(load_config(None, (), flags, {}), "migrate") as ends:
+            with Screen(as_json=True).counting(MigrationStep.UNLOGGED, 2, "tables") as counter:
+                return await rest.unlogged(ends, [("public", "ch"), ("public", "pa")], counter, RateLimit(0))
+
+    assert asyncio.run(bring()) == 2
+    assert contents(target_db, "public") == contents(source_db, "public")
+
+
+def test_the_statements_of_verify_delete_no_other_rows(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """In partitions rows have the same ctid, and in a table that inherits the same key; only what differs goes."""
+    for node in (source_db, target_db):
+        node.execute(
+            f"{_INHERITED}; CREATE TABLE p (k int, v text) PARTITION BY LIST (k);"
+            "CREATE TABLE p1 PARTITION OF p FOR VALUES IN (1); CREATE TABLE p2 PARTITION OF p FOR VALUES IN (2)"
+        )
+    source_db.execute(
+        "INSERT INTO p VALUES (2, 'right'); INSERT INTO a_chi VALUES (1, 'right'), (2, 'right');"
+        "INSERT INTO par VALUES (2, 'of the parent');"
+        "CREATE PUBLICATION pub FOR TABLE p, par, a_chi WITH (publish_via_partition_root = true)"
+    )
+    route = Route(source=source_db, target=target_db, settings=FAST)
+    assert run_command(route, "init", "--copy").returncode == 0
+    start_daemon(route).wait_for_event("source_connected")
+    target_db.execute("INSERT INTO p VALUES (1, 'extra'); INSERT INTO par VALUES (1, 'extra')")
+    target_db.execute("DELETE FROM ONLY par WHERE id = 2")
+    report = json.loads(run_command(route, "verify", "--json", "--statements").stdout)
+    target_db.execute("".join(text for table in report["tables"] for text in table["statements"]))
+    assert contents(target_db, "public") == contents(source_db, "public")

@@ -1,0 +1,226 @@
+"""The threat model of docs/PRIVILEGES.md: what each actor may not do, tried on one pair of servers."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from parapply.target.catalogue.facts import load_facts
+from parapply.target.session import settings
+from tests.fixtures.daemon import Daemon
+from tests.fixtures.databases import create_end, drop_database
+from tests.fixtures.plain import FAST
+from tests.fixtures.route import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from parapply.plan.table import TableFacts
+    from tests.fixtures.daemon import RunCommand
+    from tests.fixtures.databases import Database
+    from tests.fixtures.servers import ServerPool
+
+#: What code of an owner tries to become more than he is; what fails leaves the next one to be tried.
+_ATTACKS = (
+    "RESET ROLE", "SET ROLE NONE", "SET SESSION AUTHORIZATION DEFAULT", "RESET SESSION AUTHORIZATION",
+    "ALTER ROLE {role} SUPERUSER", "DECLARE late CURSOR WITH HOLD FOR SELECT {role}.rise()",
+)  # fmt: skip
+_CODE = """
+CREATE FUNCTION {role}.rise() RETURNS int LANGUAGE plpgsql AS $$ BEGIN
+  ALTER ROLE {role} SUPERUSER; RETURN 1; EXCEPTION WHEN OTHERS THEN RETURN 0; END $$;
+CREATE FUNCTION {role}.attack() RETURNS trigger LANGUAGE plpgsql AS $$ DECLARE one text; BEGIN
+  FOREACH one IN ARRAY ARRAY[{attacks}] LOOP
+    BEGIN EXECUTE one; EXCEPTION WHEN OTHERS THEN NULL; END;
+  END LOOP; RETURN NEW; END $$;
+"""
+_TRIGGER = """
+CREATE TRIGGER attack BEFORE INSERT ON {role}.{table} FOR EACH ROW EXECUTE FUNCTION {role}.attack();
+ALTER TABLE {role}.{table} ENABLE ALWAYS TRIGGER attack;
+"""
+
+
+class Mallory:
+    """Owns a schema and its tables on both sides, and nothing else. The daemon's role of the target is a superuser."""
+
+    def __init__(self, route: Route, role: str) -> None:
+        self.route = route
+        self.role = role
+
+    def text(self, text: str, **more: str) -> str:
+        """Return SQL with the names put in."""
+        attacks = ", ".join(f"'{attack.format(role=self.role)}'" for attack in _ATTACKS)
+        return text.format(role=self.role, attacks=attacks, **more)
+
+    def on(self, end: Database, text: str, **more: str) -> None:
+        """Run SQL as Mallory."""
+        with psycopg.connect(end.dsn_with(user=self.role), autocommit=True) as conn:
+            conn.execute(self.text(text, **more).encode())
+
+    @property
+    def is_superuser(self) -> bool:
+        """Tell whether an attack on the target was a success."""
+        query = f"SELECT rolsuper FROM pg_roles WHERE rolname = '{self.role}'"
+        return bool(self.route.target.rows(query)[0][0])
+
+
+@pytest.fixture(scope="module")
+def mallory(server_pool: ServerPool, pg_major: int) -> Iterator[Mallory]:
+    """A route into databases where Mallory owns tables; the daemon applies as a superuser."""
+    ends = {end: create_end(server_pool.own(end, pg_major), end) for end in ("source", "target")}
+    source, target = ends["source"], ends["target"]
+    role = f"mallory_{secrets.token_hex(4)}"
+    route = Route(source=source, target=target, target_dsn=target.dsn, settings=FAST)
+    mallory = Mallory(route, role)
+    for end in (source, target):
+        end.execute(f"CREATE ROLE {role} LOGIN; CREATE SCHEMA {role} AUTHORIZATION {role}")
+        mallory.on(end, "CREATE TABLE {role}.early (id int PRIMARY KEY); CREATE TABLE {role}.late (id int PRIMARY KEY)")
+    source.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    mallory.on(target, _CODE)
+    yield mallory
+    for database in ends.values():
+        database.execute(f"DROP OWNED BY {role} CASCADE")
+        drop_database(database)
+        database.server.execute(f"DROP ROLE {role}")
+
+
+@pytest.mark.parametrize("table", ["early", "late"])
+def test_an_owner_has_no_code_run_as_the_daemon(
+    mallory: Mallory, table: str, new_slot: Callable[[Route], None], run_command: RunCommand
+) -> None:
+    """Not by a trigger that was there before the daemon, nor by one that comes while the daemon runs unaware of it."""
+    route = Route(source=mallory.route.source, target=mallory.route.target, target_dsn=mallory.route.target_dsn,
+                  settings={**FAST, "apply.catalogue_check_s": 3600})  # fmt: skip
+    new_slot(route)
+    if table == "early":
+        mallory.on(route.target, _TRIGGER, table=table)
+        done = run_command(route, "check")
+        assert "its code would run with the rights of role" in done.stdout, done.stderr
+    daemon = Daemon(route)
+    try:
+        if table == "late":
+            mallory.on(route.source, "INSERT INTO {role}.late VALUES (1)")
+            daemon.wait_caught_up()
+            mallory.on(route.target, _TRIGGER, table=table)
+        mallory.on(route.source, "INSERT INTO {role}.{table} VALUES (2)", table=table)
+        assert daemon.exit_code(60) == 4, daemon.log_tail()
+        assert f"target table {mallory.role}.{table} belongs to" in daemon.log_tail()
+    finally:
+        daemon.end()
+        mallory.on(route.target, "DROP TRIGGER attack ON {role}.{table}", table=table)
+    assert not mallory.is_superuser
+    # Without the trigger the same change is applied.
+    daemon = Daemon(route)
+    try:
+        daemon.wait_caught_up()
+    finally:
+        daemon.end()
+    assert route.target.rows(f"SELECT id FROM {mallory.role}.{table} WHERE id = 2") == [(2,)]
+
+
+def test_the_switch_says_that_the_code_may_run(mallory: Mallory, new_slot: Callable[[Route], None]) -> None:
+    """With `role` an owner's code has all rights of the daemon's role: the attack is a real one."""
+    route = Route(source=mallory.route.source, target=mallory.route.target, target_dsn=mallory.route.target_dsn,
+                  settings={**FAST, "target.apply_as": "role"})  # fmt: skip
+    new_slot(route)
+    mallory.on(route.target, _TRIGGER, table="early")
+    mallory.on(route.source, "INSERT INTO {role}.early VALUES (9)")
+    daemon = Daemon(route)
+    try:
+        daemon.wait_caught_up()
+        assert mallory.is_superuser
+    finally:
+        daemon.end()
+        route.target.execute(f"ALTER ROLE {mallory.role} NOSUPERUSER")
+        mallory.on(route.target, "DROP TRIGGER attack ON {role}.early")
+
+
+_HARMLESS = """CREATE TABLE {role}.c (id int PRIMARY KEY DEFAULT nextval('{role}.n'),
+  v text CHECK (v <> '' AND length(v) < 9),
+  at timestamptz DEFAULT now() CHECK (at > '2000-01-01'), w text GENERATED ALWAYS AS (lower(v)) STORED);
+CREATE INDEX ON {role}.c (upper(v)) WHERE id > 0"""
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        (_HARMLESS, []),
+        ("CREATE TABLE {role}.c (id int CHECK ({role}.rise() > id))", ["check constraint c_id_check"]),
+        ("CREATE TABLE {role}.c (id int CHECK (query_to_xml('SELECT 1', true, true, '') IS NOT NULL))",
+         ["check constraint c_check"]),
+        ("CREATE TABLE {role}.c (id int DEFAULT {role}.rise())", ["default of column id"]),
+        (("CREATE FUNCTION {role}.calm(int) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT 1';"
+         " CREATE TABLE {role}.c (id int); CREATE INDEX i ON {role}.c ({role}.calm(id))"), ["index {role}.i"]),
+        ("CREATE DOMAIN {role}.d AS int; CREATE TABLE {role}.c (id {role}.d[])", ["domain {role}.d"]),
+        (("CREATE TABLE {role}.c (id int); CREATE RULE r AS ON INSERT TO {role}.c DO ALSO SELECT 1;"
+         " ALTER TABLE {role}.c ENABLE ALWAYS RULE r"), ["rule r"]),
+        (("CREATE TYPE {role}.e AS ENUM ('a'); CREATE FUNCTION {role}.cast(text) RETURNS {role}.e LANGUAGE sql"
+         " AS $$SELECT 'a'::{role}.e$$; CREATE CAST (text AS {role}.e) WITH FUNCTION {role}.cast(text);"
+         " CREATE TABLE {role}.c (id {role}.e)"), ["cast from text to {role}.e"]),
+        (("CREATE TABLE {role}.c (id int) PARTITION BY LIST (id); CREATE TABLE {role}.c1 PARTITION OF {role}.c DEFAULT;"
+         " ALTER TABLE {role}.c1 ADD CHECK ({role}.rise() > id)"), ["check constraint c1_id_check"]),
+    ],
+)  # fmt: skip
+def test_every_kind_of_code_is_found(mallory: Mallory, code: str, found: list[str]) -> None:
+    """Expressions of functions that cannot do harm are no code; a built-in function that runs SQL is."""
+    target = mallory.route.target
+
+    async def load() -> TableFacts | None:
+        async with await settings.connect_control(target.dsn, role="replica", application_name="test") as conn:
+            return await load_facts(conn, mallory.role, "c", role="replica")
+
+    mallory.on(target, "CREATE SEQUENCE {role}.n")
+    try:
+        mallory.on(target, code)
+        facts = asyncio.run(load())
+        assert facts is not None
+        assert facts.foreign is not None
+        assert facts.foreign.owners == (mallory.role,)
+        assert sorted(what for what, _ in facts.foreign.code) == [mallory.text(each) for each in found]
+    finally:
+        target.execute(
+            f"DROP TABLE IF EXISTS {mallory.role}.c CASCADE; DROP SEQUENCE {mallory.role}.n CASCADE;"
+            f" DROP TYPE IF EXISTS {mallory.role}.e CASCADE; DROP DOMAIN IF EXISTS {mallory.role}.d CASCADE;"
+            f" DROP FUNCTION IF EXISTS {mallory.role}.calm(int) CASCADE"
+        )
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE parapply.slots SET lowest_lsn = 'FFFF/0'", "DELETE FROM parapply.applied",
+        "SELECT * FROM parapply.conflicts", "CREATE TABLE parapply.x ()", "DROP SCHEMA parapply CASCADE",
+    ],
+)  # fmt: skip
+def test_a_role_of_the_target_has_no_part_in_the_state(mallory: Mallory, statement: str) -> None:
+    """A role without grants neither changes progress nor reads the rows of conflicts."""
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        mallory.on(mallory.route.target, statement)
+
+
+def test_values_are_neither_run_nor_told(mallory: Mallory, new_slot: Callable[[Route], None]) -> None:
+    """A value that reads like SQL is a value, by sets and row by row, and the log of its conflict does not have it."""
+    route, value = mallory.route, "'); ALTER ROLE {role} SUPERUSER; -- \\' $1 %s"
+    value = value.format(role=mallory.role)
+    for end in (route.source, route.target):
+        mallory.on(end, "CREATE TABLE {role}.word (v text PRIMARY KEY, w text)")
+    new_slot(route)
+    quoted = value.replace("'", "''")
+    text = f"INSERT INTO {mallory.role}.word VALUES ('{quoted}', 'a')"
+    route.source.execute(text)
+    daemon = Daemon(route)
+    try:
+        daemon.wait_caught_up()
+        assert route.target.rows(f"SELECT v FROM {mallory.role}.word") == [(value,)]
+        route.target.execute(f"DELETE FROM {mallory.role}.word")
+        route.source.execute(f"UPDATE {mallory.role}.word SET w = 'secret of a row'")
+        assert daemon.exit_code(60) == 5, daemon.log_tail()
+    finally:
+        daemon.end()
+    log = "\n".join(daemon.lines)
+    assert "secret of a row" not in log
+    assert "ALTER ROLE" not in log
+    assert not mallory.is_superuser
