@@ -381,6 +381,11 @@ class World:
             if now != before:
                 before, since_s = now, time.monotonic()
             elif time.monotonic() - since_s > still_s:
+                seen = self.status()
+                if seen["state"] == "reconnecting" and _ANEW.search(seen["reason"]):
+                    self.script.append(f"# reconnecting: {seen['reason']}")
+                    self.again()
+                    return False
                 daemon.send(10)  # type: ignore[arg-type]
                 raise Violation(f"nothing moves for {still_s:g} s: {now}; {self._state()}\n{daemon.log_tail()}")
             time.sleep(_POLL_S)
