@@ -327,7 +327,9 @@ class Standby(OneStream):
             if ended and not daemon.exit_code() and world.target.rows("SELECT v FROM plain WHERE id = 9") != [(value,)]:
                 raise Violation(f"run --until {until} ends with 0, and a row that was committed before is not there")
             if not ended:
-                self._write(world, "INSERT INTO plain VALUES (10, 'later') ON CONFLICT DO NOTHING")
+                # On a standby only something later says that the moment has passed.
+                later = f"INSERT INTO plain VALUES (10, '{self.value()}') ON CONFLICT (id) DO UPDATE SET v = excluded.v"
+                self._write(world, later)
                 if daemon.runs_for(20.0):
                     raise Violation("run --until a time does not end")
             world.daemon = None
