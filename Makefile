@@ -131,8 +131,9 @@ report: java ## tables and a page from an apply log: make report LOG=DIR [OUT=DI
 	@[ -n "$(LOG)" ] || { echo "name the folder of an apply log: make report LOG=/var/log/parapply" >&2; exit 2; }
 	@PYTHONPATH=src $(BIN)/python -m parapply report "$(LOG)" --out "$(or $(OUT),parapply-report)" $(REPORT)
 
-faults: venv ## break daemon, servers and network for an hour: make faults [FAULTS='--minutes 15 --seed 7']
-	@PYTHONPATH=src $(BIN)/python -m tests.faults $(FAULTS)
+# With OPERATORS=1: what operators do, in any order (tests/operators).
+faults: venv ## break daemon, servers and network for an hour: make faults [FAULTS='--minutes 15 --seed 7'] [OPERATORS=1]
+	@PYTHONPATH=src $(BIN)/python -m tests.$(if $(OPERATORS),operators,faults) $(FAULTS)
 
 soak: venv ## half an hour of mixed load with random kills: make soak [SOAK='--minutes 10 --json out.json']
 	@PYTHONPATH=src $(BIN)/python -m tests.faults.soak $(SOAK)
