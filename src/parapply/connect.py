@@ -181,8 +181,13 @@ def new_slot(config: Config, facts: slot.SourceFacts, low_lsn: int) -> state.New
     )
 
 
-async def adopt(config: Config, ends: Connections) -> state.SlotState:
+async def adopt(config: Config, ends: Connections, *, is_new: bool = False) -> state.SlotState:
     """Write the state of a slot that the target knows nothing of, from the slot's own position.
+
+    Args:
+        config: names the slot.
+        ends: a session on both.
+        is_new: it was made just now, and nobody has read it.
 
     Raises:
         SourceRefused: the slot cannot be read, or a publication is missing.
@@ -191,6 +196,9 @@ async def adopt(config: Config, ends: Connections) -> state.SlotState:
     name, schema = config.source.slot, config.target.state_schema
     facts = await slot.inspect(ends.source, name)
     refusals.check_slot(facts, name, None, two_phase=config.source.two_phase)
+    if facts.slot is not None and facts.slot.is_two_phase and not is_new:
+        await prepared.check_no_orphans(ends.target)
+        await refusals.check_undecided(ends.source, facts)
     await slot.check_publications(ends.source, config.source.publications)
     start_lsn = (facts.slot.confirmed_flush_lsn if facts.slot else None) or 0
     await state.create(ends.target, schema, new_slot(config, facts, start_lsn))

@@ -144,7 +144,7 @@ async def _begin(config: Config, ends: connect.Connections, facts: slot.SourceFa
             snapshots.tell_what_is_awaited(ends.source)
             await slot.create_slot(ends.source, name, two_phase=config.source.two_phase)
         async with lifecycle.new_slot(ends.source, "" if facts.slot else name):
-            adopted = await connect.adopt(config, ends)
+            adopted = await connect.adopt(config, ends, is_new=facts.slot is None)
     click.echo(f"slot {name!r}: starts at {format_lsn(adopted.low_lsn)}; rows from before are not copied")
 
 

@@ -16,6 +16,7 @@ from parapply.source.slot import connect, inspect, source_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import LiteralString
 
     from parapply.source.slot import Connection, SlotFacts, SourceFacts
 
@@ -140,6 +141,43 @@ def check_server(facts: SourceFacts) -> None:
         raise SourceRefused(
             "source: the server is a standby (in recovery), which decodes nothing before PostgreSQL 16",
             hint="point source.dsn to the primary, for example with target_session_attrs=read-write and all hosts",
+        )
+
+
+async def check_undecided(conn: Connection, facts: SourceFacts) -> None:
+    """Refuse to adopt a slot that may lie behind a PREPARE whose outcome is still to come.
+
+    Only the outcome would come then: whoever read the slot before was sent the PREPARE.
+
+    Args:
+        conn: plain session on the publisher.
+        facts: the publisher; the slot is there, and was not made just now.
+
+    Raises:
+        SourceRefused: something is prepared, or that cannot be seen.
+        SourceLost: the connection broke.
+    """
+    if facts.slot is None or not facts.slot.is_two_phase:
+        return
+    name = facts.slot.name
+    if facts.is_in_recovery:
+        raise SourceRefused(
+            f"slot {name!r} has two_phase, and a standby does not show what is prepared: only the outcome would come of"
+            " what the slot's last reader was sent as prepared",
+            hint="choose the name of a slot that does not exist: `parapply init --copy` makes it, and copies the rows",
+        )
+    query: LiteralString = (
+        "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database() ORDER BY prepared"
+    )
+    with source_errors("reading what is prepared"):
+        cursor = await conn.execute(query)
+        gids = [str(gid) for (gid,) in await cursor.fetchall()]
+    if gids:
+        raise SourceRefused(
+            f"slot {name!r} has two_phase, and {len(gids)} transactions are prepared on the publisher (the first is "
+            f"{gids[0]!r}): only the outcome would come of what the slot's last reader was sent as prepared",
+            hint="end them (COMMIT PREPARED, ROLLBACK PREPARED) and let that reader apply the outcome before the slot "
+            "is taken over; if it is gone, drop the slot: `parapply init --copy --truncate` makes another",
         )
 
 
