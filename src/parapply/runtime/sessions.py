@@ -23,7 +23,7 @@ from psycopg import sql
 from parapply import __version__, connect, failpoints
 from parapply.config import SAME_ROLE
 from parapply.conflict.rules import Rules
-from parapply.errors import ParapplyError, TargetLost, TargetRefused
+from parapply.errors import ParapplyError, SlotBusy, TargetLost, TargetRefused
 from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.runtime.tables.control_pool import ControlPool
@@ -92,6 +92,7 @@ class Connector:
         self._newer: set[str] = set()
         self._whole_until_lsn = 0
         self._last_reader: CatchUpStream | None = None
+        self._sender_pid = 0
         self._ranges_from_lsn = 0
         self._log = get_logger()
 
@@ -130,7 +131,7 @@ class Connector:
             tracks_commits = await origins.tracks_commits(control)
             self._check_tracking(tracks_commits=tracks_commits)
             await self._check_ddl_role(control)
-            connecting = begin(self._connect_stream(stack, first_look))
+            connecting = begin(self._connect_stream(stack, source, first_look))
             source_facts, found, published = await self._recover(control, source, first_look, slot_id)
             pending = await self._prepared(control, slot_id)
             known = await copies.load(control, self._config.target.state_schema, slot_id)
@@ -374,7 +375,9 @@ class Connector:
         found = options.streaming_of(facts.server_version_num, config.source.streaming)
         return "off" if config.apply.delay_s else found
 
-    async def _connect_stream(self, stack: AsyncExitStack, facts: slot.SourceFacts) -> CatchUpStream:
+    async def _connect_stream(
+        self, stack: AsyncExitStack, asked: slot.Connection, facts: slot.SourceFacts
+    ) -> CatchUpStream:
         source = self._config.source
         streams = self._streaming(facts) != "off"
         is_less = source.decoding_memory_bytes < facts.decoding_memory_bytes
@@ -384,7 +387,7 @@ class Connector:
             is_replication=True,
             decoding_memory_bytes=source.decoding_memory_bytes if streams and is_less else 0,
         )
-        stream = CatchUpStream(connection)
+        stream = CatchUpStream(connection, lambda: slot.read_slot(asked, source.slot))
         stack.push_async_callback(stream.close)
         return stream
 
@@ -411,9 +414,15 @@ class Connector:
 
         stream = await connecting
         await stream.check_same(facts)
+        own_pid, self._sender_pid = self._sender_pid, stream.sender_pid
+        try:
+            await stream.claim(source.slot, own_pid)
+        except SlotBusy:
+            self._sender_pid = own_pid
+            raise
         reason = await self._catch_up(stream, facts, found, command, two_phase=two_phase)
         if reason:
-            await stream.start(command(found.resume_lsn), reason)
+            await stream.start(command(found.resume_lsn), found.resume_lsn, reason)
         self._last_reader = stream
         return stream
 
