@@ -130,6 +130,7 @@ async def known_position(conn: settings.Connection, found: state.SlotState | Non
         timeline=found.timeline,
         low_lsn=found.low_lsn,
         high_lsn=max([found.high_lsn, *[end_lsn for _, end_lsn in pending.values()]]),
+        confirmed_flush_lsn=found.confirmed_flush_lsn,
     )
 
 
@@ -195,6 +196,7 @@ async def adopt(config: Config, ends: Connections, *, is_new: bool = False) -> s
     """
     name, schema = config.source.slot, config.target.state_schema
     facts = await slot.inspect(ends.source, name)
+    facts = await refusals.with_timeline(ends.source, facts, config.source.dsn.get_secret_value())
     refusals.check_slot(facts, name, None, two_phase=config.source.two_phase)
     if facts.slot is not None and facts.slot.is_two_phase and not is_new:
         await prepared.check_no_orphans(ends.target)

@@ -109,7 +109,7 @@ async def _init(
             await slot.check_publications(ends.source, config.source.publications)
             dsn, two_phase = config.source.dsn.get_secret_value(), config.source.two_phase
             position = await connect.known_position(ends.target, found)
-            await refusals.check(facts, dsn, name, position, two_phase=two_phase)
+            facts = await refusals.check(ends.source, facts, dsn, name, position, two_phase=two_phase)
             is_made = (await failover.ensure(dsn, facts, name, config.source.failover)) is not facts
             _tell_failover(config, facts)
             if copy is not None:

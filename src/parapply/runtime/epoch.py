@@ -268,6 +268,8 @@ class Epoch:
             note=_note(ends.whole_until_lsn, delay_s),
             figures=figures,
             intervals=self._intervals(reader, shown),
+            timeline=ends.source_facts.timeline,
+            ask_timeline=lambda: slot.replayed_timeline(ends.source, config.source.dsn.get_secret_value()),
         )
         self._shown_parts = Parts(
             ends.stream,

@@ -296,7 +296,7 @@ class Connector:
             raise TargetLost(f"target: the state of slot {name!r} was removed while this daemon took the lease")
         dsn = config.source.dsn.get_secret_value()
         known = await connect.known_position(control, found)
-        await refusals.check(facts, dsn, name, known, two_phase=config.source.two_phase)
+        facts = await refusals.check(source, facts, dsn, name, known, two_phase=config.source.two_phase)
         facts = await failover.ensure(dsn, facts, name, config.source.failover)
         if config.source.failover == "auto" and not self._is_failover_told and (why := failover.unprotected(facts)):
             self._is_failover_told = True

@@ -55,6 +55,7 @@ __all__ = [
     "load",
     "record_sql",
     "set_state",
+    "set_timeline",
     "write_daemon",
     "write_tables",
     "write_workers",
@@ -80,6 +81,7 @@ class SlotState(msgspec.Struct, frozen=True, kw_only=True):
     low_lsn: int  # everything that ends here or before is committed
     ranges: tuple[tuple[int, int], ...]  # every transaction that ends in [first, last] is committed, too
     members: frozenset[int]  # these, too
+    confirmed_flush_lsn: int = 0  # reported to the publisher; the watermark may be reported since
 
     @property
     def resume_lsn(self) -> int:
@@ -170,8 +172,8 @@ async def load(conn: Connection, schema: str, slot_name: str, system_identifier:
     # One statement, hence one snapshot: between two, an applied row could be pruned into a watermark not yet seen.
     query = in_schema(
         "SELECT slot_id, system_identifier, timeline, lowest_lsn, batch.first_lsn, batch.end_lsn,"
-        " batch.members::text[], batch.low_lsn FROM {s}.slots LEFT JOIN {s}.applied AS batch USING (slot_id)"
-        " WHERE slot_name = $1 ORDER BY batch.end_lsn",
+        " batch.members::text[], batch.low_lsn, confirmed_flush_lsn FROM {s}.slots"
+        " LEFT JOIN {s}.applied AS batch USING (slot_id) WHERE slot_name = $1 ORDER BY batch.end_lsn",
         schema,
     )
     with target_errors("reading the state"):
@@ -237,7 +239,8 @@ async def find_slots(conn: Connection, schema: str, slot_name: str) -> list[int]
 
 def _slot_state(slot_name: str, found: Sequence[tuple[Any, ...]]) -> SlotState:
     slot_id, system_identifier, timeline, lowest = found[0][:4]
-    batches = [row[4:] for row in found if row[5] is not None]
+    confirmed = found[0][8]
+    batches = [row[4:8] for row in found if row[5] is not None]
     low_lsn = max([parse_lsn(lowest), *(parse_lsn(low) for *_, low in batches)])
     ranges = []
     members: set[int] = set()
@@ -254,6 +257,7 @@ def _slot_state(slot_name: str, found: Sequence[tuple[Any, ...]]) -> SlotState:
         low_lsn=low_lsn,
         ranges=tuple(pair for pair in ranges if pair[1] > low_lsn),
         members=frozenset(member for member in members if member > low_lsn),
+        confirmed_flush_lsn=parse_lsn(confirmed) if confirmed else 0,
     )
 
 
@@ -319,6 +323,19 @@ async def advance(conn: Connection, schema: str, slot_id: int, progress: SlotPro
     if not found:
         raise gone(slot_id)
     return parse_lsn(found[0][0])
+
+
+async def set_timeline(conn: Connection, schema: str, slot_id: int, timeline: int) -> None:
+    """Note the timeline that the publisher has gone on to under a stream that continues.
+
+    Raises:
+        TargetRefused: the slot's row is gone.
+        TargetLost: the connection broke.
+    """
+    query = in_schema("UPDATE {s}.slots SET timeline = $2::int WHERE slot_id = $1::int RETURNING 1", schema)
+    with target_errors("noting the publisher's timeline"):
+        if not await rows(conn, query, [slot_id, timeline]):
+            raise gone(slot_id)
 
 
 async def flush(conn: Connection, schema: str, slot_id: int, low_lsn: int, high_lsn: int) -> None:
