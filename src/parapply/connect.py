@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
+from psycopg import sql
 
 from parapply.conflict.rules import Rules
 from parapply.errors import ParapplyError, SourceRefused, TargetRefused
@@ -60,6 +61,32 @@ async def open_target(config: Config, command: str) -> settings.Connection:
         role=config.target.session_replication_role,
         application_name=f"parapply {command} {config.source.slot}",
     )
+
+
+async def check_apart(target: settings.Connection, facts: slot.SourceFacts) -> None:
+    """Refuse a target that is the publisher's own database: each change would come back, without end.
+
+    Two servers may be copies of one cluster, and have one system identifier; a standby has that of its primary.
+
+    Raises:
+        TargetRefused: it is.
+        TargetLost: the connection broke.
+    """
+    query = sql.SQL(
+        "SELECT system_identifier, pg_catalog.current_database(),"
+        " (extract(epoch FROM pg_catalog.pg_postmaster_start_time()) * 1000000)::bigint"
+        " FROM pg_catalog.pg_control_system()"
+    )
+    with settings.target_errors("identifying the target"):
+        ((identifier, database, started_us),) = await settings.rows(target, query)
+    is_same = (str(identifier & 0xFFFF_FFFF_FFFF_FFFF), database) == (facts.system_identifier, facts.database)
+    if is_same and (started_us == facts.started_us or facts.is_in_recovery):
+        where = "a standby of it" if facts.is_in_recovery else "the same server"
+        raise TargetRefused(
+            f"target: source.dsn and target.dsn lead to one database, {database!r} (source.dsn to {where}): what is "
+            "applied there would come again, without end",
+            hint="correct one of the two",
+        )
 
 
 @asynccontextmanager

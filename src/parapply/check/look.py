@@ -20,7 +20,7 @@ from parapply.check.server import read_rows
 from parapply.check.source import few, read_source
 from parapply.check.tables import Wanted, read_tables
 from parapply.check.target import findings_of_machine, findings_of_target, read_target
-from parapply.connect import Connections, known_position
+from parapply.connect import Connections, check_apart, known_position
 from parapply.copy.published import PublishedTable
 from parapply.errors import SourceLost, SourceRefused, TargetLost, TargetRefused
 from parapply.plan.table import TablePlan
@@ -171,6 +171,7 @@ async def _look_at(  # noqa: PLR0913, PLR0917  what is known by now
     known: state.SlotState | None,
     of_state: Sequence[Finding],
 ) -> Report:
+    await check_apart(ends.target, facts)
     connections = options.connections if options.is_copy else 0
     # Both have ended when this goes on: neither reads on in a session that is about to be closed.
     source, there = await asyncio.gather(

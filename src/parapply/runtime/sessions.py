@@ -247,6 +247,7 @@ class Connector:
         async with connect.state_schema(control, config.target.state_schema):
             source, facts = await looking
             found = await state.load(control, config.target.state_schema, config.source.slot, facts.system_identifier)
+            await connect.check_apart(control, facts)
             if found is None:
                 found = await connect.adopt(config, connect.Connections(source, control))
                 self._log.warning("slot_adopted", slot=config.source.slot, start_lsn=format_lsn(found.low_lsn))

@@ -33,7 +33,7 @@ _REUSED_HINT = (
     "--truncate`)"
 )
 _LOST_HINT = (
-    "`parapply drop`, copy the tables again, `parapply init`; a larger max_slot_wal_keep_size keeps slots longer"
+    "`parapply drop`, then `parapply init --copy --truncate`; a larger max_slot_wal_keep_size keeps slots longer"
 )
 
 

@@ -81,6 +81,7 @@ class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     slot: SlotFacts | None
     synchronized_standby_slots: str = ""  # whose standbys a failover slot waits for; 17 and later
     hot_standby_feedback: bool = True
+    started_us: int = 0  # the server's start, microseconds since 1970-01-01 UTC
     state_schemas: frozenset[str] = frozenset()  # of parapplies that apply, or applied, to the publisher
 
 
@@ -222,12 +223,13 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
                (SELECT pg_catalog.to_jsonb(s) FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = $1),
                COALESCE(pg_catalog.current_setting('synchronized_standby_slots', true), ''),
                pg_catalog.current_setting('hot_standby_feedback')::bool,
+               (extract(epoch FROM pg_catalog.pg_postmaster_start_time()) * 1000000)::bigint,
                ARRAY(SELECT schema_name::text FROM {STATE_SCHEMAS_SQL} AS own)
           FROM pg_catalog.pg_is_in_recovery() AS r"""  # noqa: S608 - a constant
     with source_errors("inspecting the publisher"):
         found = await _rows(conn, query, [slot_name])
     ((identifier, timeline, database, wal_level, is_standby, timeout_s, decoding_bytes, flush, *rest),) = found
-    slot, synced, feedback, own = rest
+    slot, synced, feedback, started_us, own = rest
     return SourceFacts(
         # The control file's number is unsigned, SQL's bigint is not.
         system_identifier=str(identifier & 0xFFFF_FFFF_FFFF_FFFF),
@@ -242,6 +244,7 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
         slot=_slot_facts(slot) if slot else None,
         synchronized_standby_slots=synced,
         hot_standby_feedback=feedback,
+        started_us=started_us,
         state_schemas=frozenset(own),
     )
 
