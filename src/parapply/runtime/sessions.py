@@ -29,7 +29,7 @@ from parapply.model import format_lsn
 from parapply.runtime.tables.control_pool import ControlPool
 from parapply.runtime.tables.prefetch import CataloguePrefetch
 from parapply.runtime.worker_sessions import WorkerSessions
-from parapply.source import failover, options, refusals, slot
+from parapply.source import failover, history, options, refusals, slot
 from parapply.source.catch_up import UNFINISHED, CatchUp, RangeLimits, range_options, why_stream
 from parapply.source.catch_up_stream import CatchUpStream
 from parapply.target.session import lease, origins, prepared, settings
@@ -93,6 +93,8 @@ class Connector:
         self._whole_until_lsn = 0
         self._last_reader: CatchUpStream | None = None
         self._sender_pid = 0
+        #: The server that the last stream began on, and when it had started.
+        self._server = ("", 0)
         self._ranges_from_lsn = 0
         self._log = get_logger()
 
@@ -149,7 +151,7 @@ class Connector:
             )
             stack.push_async_callback(opener.close_all)
             stream, sessions, _ = await _together(
-                self._start(connecting, source_facts, found, streaming, two_phase=two_phase),
+                self._start(connecting, source, source_facts, found, streaming, two_phase=two_phase),
                 self._workers(opener),
                 self._write_daemon(control, source_facts, slot_id, two_phase=two_phase),
             )
@@ -392,9 +394,10 @@ class Connector:
         stack.push_async_callback(stream.close)
         return stream
 
-    async def _start(
+    async def _start(  # noqa: PLR0913  one place calls it
         self,
         connecting: asyncio.Task[CatchUpStream],
+        source_conn: slot.Connection,
         facts: slot.SourceFacts,
         found: state.SlotState,
         streaming: str,
@@ -421,11 +424,40 @@ class Connector:
         except SlotBusy:
             self._sender_pid = own_pid
             raise
+        await self._check_history(source_conn, facts, found)
         reason = await self._catch_up(stream, facts, found, command, two_phase=two_phase)
         if reason:
             await stream.start(command(found.resume_lsn), found.resume_lsn, reason)
         self._last_reader = stream
+        self._server = (facts.system_identifier, facts.started_us)
         return stream
+
+    async def _check_history(self, conn: slot.Connection, facts: slot.SourceFacts, found: state.SlotState) -> None:
+        """Refuse a publisher that was put back to an older state, and has written since, where its slot is behind.
+
+        Raises:
+            SourceRefused: it was.
+            SlotBusy, SourceLost: it cannot be asked now.
+        """
+        source = self._config.source
+        slot_lsn = (facts.slot.confirmed_flush_lsn if facts.slot else None) or 0
+        # A server that has served this daemon since its start was not put back.
+        if slot_lsn >= found.high_lsn or self._server == (facts.system_identifier, facts.started_us):
+            return
+        is_two_phase = facts.slot is not None and facts.slot.is_two_phase
+        why = ""
+        if found.has_forgotten:
+            why = "no record of what is applied is left"
+        elif found.high_lsn - slot_lsn > history.LIMIT_BYTES:
+            why = "the slot is too far behind"
+        elif source.two_phase and not is_two_phase:
+            why = "the slot does not send prepared transactions yet"
+        if not why:
+            name, version = source.slot, facts.server_version_num
+            start = options.start_options(version, source.publications, source.origin, two_phase=is_two_phase)
+            await history.check(conn, name, slot_lsn, start, low_lsn=found.low_lsn, recorded=found.recorded)
+            return
+        self._log.warning("history_unproved", slot=source.slot, reason=why)
 
     async def _catch_up(
         self,
