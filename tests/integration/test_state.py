@@ -202,7 +202,7 @@ def test_state_of_another_cluster_is_refused(target_db: Database) -> None:
 
 
 def test_watermark_never_goes_back_and_prunes(target_db: Database) -> None:
-    """A late, lower advance changes nothing; rows below the newest one that the watermark has passed go; display is kept."""
+    """A late, lower advance changes nothing; rows below the newest one that it has passed go; display is kept."""
     base = NEW.low_lsn
 
     async def run() -> None:

@@ -85,6 +85,7 @@ def test_a_publisher_put_back_that_has_written_past_the_watermark(
     server.stop()
     subprocess.run(["cp", "-a", str(server.data_dir), str(kept)], check=True)
     server.start()
+    told_lsn = 0
     for n in (2, 4):
         pair.write(f"INSERT INTO t VALUES ({n}, 'b')")
         if is_two_phase:

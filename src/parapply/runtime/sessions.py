@@ -444,6 +444,9 @@ class Connector:
         # A server that has served this daemon since its start was not put back.
         if slot_lsn >= found.high_lsn or self._server == (facts.system_identifier, facts.started_us):
             return
+        if not found.recorded and not found.has_forgotten:
+            # Nothing was applied yet; the way back of a cut-over begins past its slot.
+            return
         is_two_phase = facts.slot is not None and facts.slot.is_two_phase
         why = ""
         if found.has_forgotten:
