@@ -44,6 +44,8 @@ EVENTS: Final = {
     "catch_up_declined": "info: there is much to catch up, and the stream reads it; why",
     "stream_left": "info: the stream has fallen behind, and ranges are read instead; how far",
     "standby_changed": "info: commits on the publisher wait for this daemon from now on, or wait no more",
+    "history_unproved": "warning: the slot is behind what is applied, and nothing says that the publisher still has it",
+    "timeline_followed": "info: the publisher was promoted, or follows another primary, under a stream that continues",
     "failover_unprotected": "warning: source.failover is wanted, and what may keep the slot from surviving one; once",
     "source_lost": "warning: reconnecting after wait_s",
     "target_connected": "info: sessions open, state read",
@@ -110,6 +112,8 @@ EVENTS: Final = {
 KEYS: Final = frozenset(
     {
         "server_version",
+        "before",
+        "timeline",
         "slot",
         "seq",
         "xid",

@@ -226,3 +226,13 @@ async def test_servers_that_lack_everything(own_servers: OwnServers, monkeypatch
     assert {one.code for one in report.findings} - set(_SERVER_CODES) <= {
         Code.TABLE_MISSING, Code.LOCALE, Code.WAL_RETENTION,
     }  # fmt: skip
+
+
+def test_one_database_is_not_followed_into_itself(source_db: Database, run_command: RunCommand) -> None:
+    """Two ways to one database are refused by `check`, `init` and `run` (exit 4): each change would come again."""
+    source_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR ALL TABLES")
+    route = Route(source=source_db, target=source_db, source_dsn=f"{source_db.dsn} application_name=other")
+    for command in ("check", "init", "run"):
+        done = run_command(route, command)
+        assert (done.returncode, "lead to one database" in done.stderr) == (4, True), done
+    assert source_db.rows("SELECT count(*) FROM pg_namespace WHERE nspname = 'parapply'") == [(0,)]

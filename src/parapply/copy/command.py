@@ -140,7 +140,7 @@ async def _begin(
         async with lifecycle.new_slot(ends.source, config.source.slot), ends.target.transaction():
             if have_run is not None:
                 await _check_commands(config, snapshot, have_run)
-            made = await connect.adopt(config, ends)
+            made = await connect.adopt(config, ends, is_new=True)
             await lease.take_lease(ends.target, made.slot_id, 0, lock_class=copies.LOCK_CLASS)
             await copies.add(ends.target, schema, made.slot_id, _oids(tables), is_listed=True)
             await copies.begin(ends.target, schema, made.slot_id, names, snapshot.lsn)
