@@ -245,6 +245,8 @@ class Connector:
         await self._end_own(control)
         async with connect.state_schema(control, config.target.state_schema):
             source, facts = await looking
+            # Before the slot is adopted, because a cut-over refuses a way back that is applied already.
+            await connect.check_back(config, source, facts)
             found = await state.load(control, config.target.state_schema, config.source.slot, facts.system_identifier)
             if found is None:
                 found = await connect.adopt(config, connect.Connections(source, control))
