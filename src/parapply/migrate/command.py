@@ -350,7 +350,7 @@ class _Run:
             async with target.transaction():
                 if _SCHEMA_ITEM in await migrations.items(target, self._migration):
                     return "was made"
-                await schemas.make(target, script)
+                await schemas.make(target, script, is_migration=True)
                 await migrations.add_item(target, self._migration, _SCHEMA_ITEM)
                 await self._default_privileges(later.read(after))
                 kept = _Kept(later=after.decode(), commands=None if numbers is None else tuple(sorted(numbers)))
