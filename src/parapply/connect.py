@@ -16,6 +16,7 @@ from parapply.conflict.rules import Rules
 from parapply.errors import ParapplyError, SourceRefused, TargetRefused
 from parapply.source import failover, refusals, slot
 from parapply.target.session import lease, origins, prepared, settings
+from parapply.target.state import cutovers
 from parapply.target.state import slots as state
 
 if TYPE_CHECKING:
@@ -207,6 +208,30 @@ def new_slot(config: Config, facts: slot.SourceFacts, low_lsn: int) -> state.New
         commit_order=config.apply.commit_order,
         workers=config.apply.most_workers,
     )
+
+
+async def check_back(config: Config, source: slot.Connection, facts: slot.SourceFacts) -> None:
+    """Refuse the slot of the way back of a cut-over under way: the stream ahead runs, and rows would go round.
+
+    Args:
+        config: slot.
+        source: session on the publisher, which a cut-over makes the one that takes over.
+        facts: of the publisher. What it shows of the slot is no newer than what is read here.
+
+    Raises:
+        SourceRefused: the cut-over has not come to the step at which the way back begins.
+        SourceLost: the connection broke.
+    """
+    if not facts.state_schemas:
+        return
+    name = config.source.slot
+    with slot.source_errors("looking for a cut-over"):
+        step = await cutovers.step_before_back(source, facts.state_schemas, name)
+    if step:
+        raise SourceRefused(
+            f"source: slot {name!r} is the way back of a cut-over that is under way there, at the step {step}",
+            hint="go on with `parapply cutover`, or take it back (--undo); the way back is started once that is done",
+        )
 
 
 async def adopt(config: Config, ends: Connections, *, is_new: bool = False) -> state.SlotState:

@@ -103,6 +103,7 @@ async def _init(
             if automatic is not None:
                 click.echo(f"source: event triggers record {', '.join(automatic.tags)}; else they {automatic.inexact}")
         facts = await slot.inspect(ends.source, name)
+        await connect.check_back(config, ends.source, facts)
         found = await connect.known_state(config, ends.target, facts.system_identifier)
         if found is not None:
             # Before hints that are none for a target which has taken over.

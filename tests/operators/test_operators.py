@@ -1,4 +1,4 @@
-"""Half a minute of operators, always the same seeds, as part of the suite; hours of fresh ones: `make faults OPERATORS=1`.
+"""Half a minute of operators, the same seeds each time; hours of fresh ones: `make faults OPERATORS=1`.
 
 With `PARAPPLY_OPERATORS_MINUTES` it runs for that long, with fresh seeds.
 """

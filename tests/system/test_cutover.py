@@ -156,6 +156,21 @@ class Ends:
             assert f"slot '{self.ahead.slot}' was cut over: " in done.stderr, (command, done)
         assert self.target.rows("SELECT count(*) FROM evt") == kept
 
+    def refuse_way_back(self, step: str) -> None:
+        """Fail unless a daemon of the way back and its `init` are refused while the stream ahead can run, by name.
+
+        Both at once would send rows round without end.
+
+        Raises:
+            AssertionError: one is not.
+        """
+        for command in ("run", "init"):
+            done = self._run(self.back, command, timeout_s=30)
+            assert done.returncode == _REFUSED["source"], (command, done)
+            why = f"slot '{self.back.slot}' is the way back of a cut-over that is under way there, at the step {step}"
+            assert why in done.stderr, (command, done)
+            assert "take it back (--undo)" in done.stderr
+
     def cutover(self) -> dict[str, Any]:
         """Return what `parapply status` says of it."""
         seen = self._run(self.ahead, "status", "--json")
@@ -259,7 +274,11 @@ def test_killed_at_each_step_it_goes_on_or_is_undone(ends: Ends) -> None:
     writer = Writer(ends.source)
     writer.wait_for(4)
     before, after = failpoints.CUTOVER_NAMES[:7], failpoints.CUTOVER_NAMES[7:]
-    done = [ends.run(*_compared_at(point), killed_at=point) for point in before]
+    done = []
+    for point in before:
+        done.append(ends.run(*_compared_at(point), killed_at=point))
+        if point in {"cutover_preparing", "cutover_fencing", "cutover_turning"}:
+            ends.refuse_way_back(point.removeprefix("cutover_"))
     assert [one.returncode for one in done] == [-9] * len(done), done
     assert "a cut-over is under way, at step 6 of 9, stopping" in done[-1].stdout
     assert daemon.exit_code() == 4

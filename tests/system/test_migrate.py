@@ -233,7 +233,8 @@ def test_what_only_a_superuser_grants_is_left_out_and_named(
 ) -> None:
     """A role without superuser makes the schema all the same, with the grants on its own objects.
 
-    Default privileges of a role that it is no member of are left out, too.
+    Default privileges of a role that it is no member of are left out, too. A table that is there already is refused
+    with a hint that `migrate` can follow, and the same command goes on.
     """
     source_db.execute(
         "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR ALL TABLES;"
@@ -245,7 +246,13 @@ def test_what_only_a_superuser_grants_is_left_out_and_named(
         )
     )
     route = Route(source=source_db, target=target_db, settings=FAST, source_dsn=source_db.dsn)
-    done = run_command(route, "migrate", "--no-owner", "--to", "schema", "--pg-bin", _pg_bin())
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    words = ("--no-owner", "--to", "schema", "--pg-bin", _pg_bin())
+    refused = run_command(route, "migrate", *words)
+    assert refused.returncode == 4
+    assert "drop what is there if nothing needs it, and the same command goes on" in refused.stderr, refused
+    target_db.execute("DROP TABLE t")
+    done = run_command(route, "migrate", *words)
     assert done.returncode == 0, done.stderr
     named = "only a superuser of the target can run it: GRANT ALL ON FUNCTION pg_catalog.pg_ls_waldir(OUT name text,"
     assert named in done.stderr

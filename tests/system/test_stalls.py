@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from parapply.model import format_lsn
+from parapply.wire.decode import decode
+from parapply.wire.messages import Commit
 from tests.fixtures.plain import WORKER_IS_BLOCKED, check_equal, foreign_transaction, plain_route
 
 if TYPE_CHECKING:
@@ -54,7 +57,7 @@ def test_t30_a_foreign_session_between_head_and_later_batch(route: Route, start_
     check_equal(route)
 
 
-def test_who_holds_a_batch_up_is_told(route: Route, start_daemon: StartDaemon, run_command: RunCommand) -> None:
+def test_who_holds_a_batch_up_is_told(route: Route, start_daemon: StartDaemon) -> None:
     """A batch that waits for a foreign session is in the log with the facts, and in the state's reason."""
     route.source.execute("INSERT INTO item VALUES (1, 0)")
     daemon = start_daemon(route)
@@ -67,10 +70,6 @@ def test_who_holds_a_batch_up_is_told(route: Route, start_daemon: StartDaemon, r
             pid, "foreign", "public.item", "ShareLock",
         )  # fmt: skip
         assert told["wait_s"] >= 5
-        # Its COMMIT is on its way, and the answer comes in time all the same.
-        asked = run_command(route, "skip", "--lsn", str(told["end_lsn"]), "--wait", "1")
-        assert asked.returncode == 0, asked
-        assert "noted, not answered" in asked.stdout
         assert told["level"] == "warning"
         words = rf"SELECT reason ~ 'blocked for \d+ s by a lock held by pid {pid}' FROM parapply.progress"
         route.target.wait_until(words)
@@ -78,6 +77,36 @@ def test_who_holds_a_batch_up_is_told(route: Route, start_daemon: StartDaemon, r
     daemon.wait_caught_up()
     daemon.stop()
     check_equal(route)
+
+
+def test_t70_a_blocked_transaction_is_skipped(route: Route, start_daemon: StartDaemon, run_command: RunCommand) -> None:
+    """`skip` of a transaction that waits for a foreign session works while it waits, and its neighbours are applied.
+
+    Merged with them, it was executed in one flight with its COMMIT.
+    """
+    route.source.execute("INSERT INTO item VALUES (1, 0), (2, 0), (3, 0)")
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    daemon.stop()
+    for item in (1, 2, 3):
+        route.source.execute(f"UPDATE item SET v = 1 WHERE id = {item}")
+    sent = route.source.rows(
+        f"SELECT data FROM pg_logical_slot_peek_binary_changes('{route.slot}', NULL, NULL,"
+        " 'proto_version', '1', 'publication_names', 'pub')"
+    )
+    ends = [message.end_lsn for (data,) in sent if isinstance(message := decode(bytes(data)), Commit)]
+    with foreign_transaction(route.target, "SELECT FROM item WHERE id = 2 FOR UPDATE"):
+        daemon = start_daemon(route, settings={"apply.max_batch_transactions": 100})
+        route.target.wait_until(WORKER_IS_BLOCKED)
+        asked = run_command(route, "skip", "--lsn", format_lsn(ends[-2]), "--wait", "30")
+        assert (asked.returncode, asked.stdout.partition(":")[0]) == (0, "skipped"), asked
+        assert len(daemon.events_of("batch_cancelled")) == 1
+        daemon.wait_caught_up()
+        assert route.target.rows("SELECT id, v FROM item ORDER BY id") == [(1, 1), (2, 0), (3, 1)]
+    assert route.target.rows("SELECT outcome FROM parapply.skips") == [("skipped",)]
+    kept = "SELECT conflict_type, operation, remote_row->>'id' FROM parapply.conflicts"
+    assert route.target.rows(kept) == [("skipped", "update", "2")]
+    daemon.stop()
 
 
 def test_locked_tables_do_not_hold_up_the_start(route: Route, start_daemon: StartDaemon) -> None:

@@ -92,12 +92,11 @@ class Skips:
                     self.done(end_lsn)
                     await self._answer(conn, end_lsn, "passed")
                     continue
-                if outcome == "requested" and is_committing(end_lsn):
-                    continue  # known at the next query
                 self._ends.add(end_lsn)
                 if commit_text is not None:
                     self._commits[parse_lsn(commit_text)] = end_lsn
-                if outcome == "requested":
+                # Answered at the next query otherwise: it may succeed, or fail and be skipped.
+                if outcome == "requested" and not is_committing(end_lsn):
                     await self._answer(conn, end_lsn, "accepted")
                     accepted.append(end_lsn)
             wanted = {parse_lsn(text) for text, _, _ in found}

@@ -249,6 +249,8 @@ async def _take_lock(config: Config, ends: connect.Connections, slot_id: int) ->
 
 
 async def _check_not_cut_over(config: Config, ends: connect.Connections, slot_id: int) -> None:
+    """Refuse a target that takes over, and a source that has not taken over yet."""
+    await connect.check_back(config, ends.source, await slot.inspect(ends.source, config.source.slot))
     await cutovers.check_may_write(
         ends.target, config.target.state_schema, slot_id, config.source.slot, until=cutovers.COPIES_STOP
     )

@@ -196,8 +196,13 @@ def _failed(said: str, code: int | None) -> SourceRefused:
     return SourceRefused(f"pg_dump failed: {'; '.join(lines[:_MOST_LINES]) or f'exit code {code}'}", hint=hint)
 
 
-async def make(target: Connection, script: bytes) -> None:
+async def make(target: Connection, script: bytes, *, is_migration: bool = False) -> None:
     """Run a script of `dump` on the target, inside the caller's transaction; nothing for an empty one.
+
+    Args:
+        target: control session.
+        script: as `dump` returns it.
+        is_migration: of `migrate`, whose later steps make the rest; else of `init --copy --schema`.
 
     Raises:
         TargetRefused: something is there already, a privilege is missing, or the target is too old for it.
@@ -212,7 +217,7 @@ async def make(target: Connection, script: bytes) -> None:
             # The dump sets settings for its session.
             await target.execute("SET search_path = pg_catalog, pg_temp; SET row_security = off")
     except TargetRefused as error:
-        raise refused(error, text) from error
+        raise refused(error, text, is_migration=is_migration) from error
 
 
 async def known_settings(target: Connection) -> frozenset[str]:
@@ -246,7 +251,7 @@ def fitting(script: str, known: Collection[str]) -> str:
     return "".join([*kept, script[position:]])
 
 
-def refused(error: TargetRefused, script: str) -> TargetRefused:
+def refused(error: TargetRefused, script: str, *, is_migration: bool) -> TargetRefused:
     """Return the error with the line of the script that the server did not take, and what to do."""
     cause = error.__cause__
     if not isinstance(cause, psycopg.Error):
@@ -258,12 +263,16 @@ def refused(error: TargetRefused, script: str) -> TargetRefused:
         begin = script.rfind("\n", 0, max(0, begin - 1)) + 1
     statement = script[begin:].partition("\n")[0].strip() if position else ""
     hint = error.hint
+    by_hand = _BY_HAND_MIGRATING if is_migration else _BY_HAND
     if cause.sqlstate == _NO_PRIVILEGE:
-        hint = _MAKE_BY_HAND
+        hint = (
+            f"nothing was changed; make the schema as the role that shall own it, {by_hand}, or GRANT CREATE ON SCHEMA"
+            " and ON DATABASE to the target's role, which owns the tables then"
+        )
     elif (cause.sqlstate or "").startswith(_THERE_ALREADY):
-        hint = "leave out --schema if the tables are there; nothing was changed"
+        hint = _EMPTY if is_migration else "leave out --schema if the tables are there; nothing was changed"
     elif not hint:
-        hint = f"nothing was changed; make the schema by hand with what the target does not take left out: {_BY_HAND}"
+        hint = f"nothing was changed; make the schema by hand with what the target does not take left out: {by_hand}"
     return TargetRefused(f"{error} in the dump's line: {statement}" if statement else str(error), hint=hint)
 
 
@@ -276,7 +285,8 @@ _NO_PRIVILEGE = "42501"
 #: duplicate_table, duplicate_schema, duplicate_function, duplicate_object.
 _THERE_ALREADY = ("42P07", "42P06", "42723", "42710")
 _BY_HAND = "`pg_dump --schema-only --no-privileges`, then psql"
-_MAKE_BY_HAND = (
-    f"nothing was changed; make the schema as the role that shall own it, {_BY_HAND}, or GRANT CREATE ON SCHEMA and ON"
-    " DATABASE to the target's role, which owns the tables then"
+_BY_HAND_MIGRATING = "`pg_dump --section=pre-data --no-privileges`, then psql, and go on with --from copy"
+_EMPTY = (
+    "nothing was changed; give an empty database as the target, or drop what is there if nothing needs it, and the same"
+    " command goes on"
 )

@@ -15,6 +15,7 @@ import msgspec
 from parapply import connect
 from parapply.printable import printable
 from parapply.sequences import carry
+from parapply.source import slot
 from parapply.target.state import cutovers, schema
 from parapply.target.state import slots as state
 
@@ -48,6 +49,7 @@ async def _copy(config: Config, how: SequenceOptions) -> list[SequenceOutcome]:
     async with connect.open_both(config, "sequences") as ends:
         await schema.has_schema(ends.target, config.target.state_schema)  # a newer one's commands are not ours
         if not how.is_dry:
+            await connect.check_back(config, ends.source, await slot.inspect(ends.source, config.source.slot))
             await _check_not_cut_over(config, ends.target)
         return await carry(ends, how)
 

@@ -350,6 +350,8 @@ class _Cutover:
         await cutovers.begin(self._ahead.target, self._schema, self._slot_id, new)
         self._row = new
         failpoints.probe("cutover_preparing")
+        # Again: a daemon that adopted the slot since the first look did not see the note.
+        await way_back.stale_state(back, reverse)
         await self._prepare_rest()
 
     async def _prepare_rest(self) -> None:

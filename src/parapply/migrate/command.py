@@ -182,6 +182,7 @@ class _Run:
     async def _check_not_cut_over(self) -> None:
         """Refuse to write to a target that clients write to: what they have made would go."""
         config, target = self._config, self._ends.target
+        await connect.check_back(config, self._ends.source, self._facts)
         found = await connect.known_state(config, target, self._facts.system_identifier)
         if found is not None:
             await cutovers.check_may_write(target, config.target.state_schema, found.slot_id, config.source.slot)
@@ -349,7 +350,7 @@ class _Run:
             async with target.transaction():
                 if _SCHEMA_ITEM in await migrations.items(target, self._migration):
                     return "was made"
-                await schemas.make(target, script)
+                await schemas.make(target, script, is_migration=True)
                 await migrations.add_item(target, self._migration, _SCHEMA_ITEM)
                 await self._default_privileges(later.read(after))
                 kept = _Kept(later=after.decode(), commands=None if numbers is None else tuple(sorted(numbers)))

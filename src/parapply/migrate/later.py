@@ -109,7 +109,7 @@ class Later:
             cause = error.__cause__
             if isinstance(cause, psycopg.Error) and cause.sqlstate == _DEADLOCK:
                 raise
-            shown = schemas.refused(error, item.text)
+            shown = schemas.refused(error, item.text, is_migration=True)
             hint = error.hint or (
                 "mend it, on either end, and run the same command: it goes on with what is not made yet"
             )

@@ -247,6 +247,7 @@ class Epoch:
             workers,
             ends.control_pool,
             two_phase,
+            self._conflict_handler.skips,
             on_blocked=shown.block,
             stall_check_s=config.apply.stall_check_s,
         )

@@ -248,6 +248,8 @@ class Connector:
         await self._end_own(control)
         async with connect.state_schema(control, config.target.state_schema):
             source, facts = await looking
+            # Before the slot is adopted, because a cut-over refuses a way back that is applied already.
+            await connect.check_back(config, source, facts)
             found = await state.load(control, config.target.state_schema, config.source.slot, facts.system_identifier)
             await connect.check_apart(control, facts)
             if found is None:

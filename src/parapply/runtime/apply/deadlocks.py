@@ -3,8 +3,9 @@
 The server sees one session waiting for another that is idle in a transaction; only we know that the idle one waits for
 the first (trap T-30). So when a batch makes no progress, we ask the server which sessions block it; a later batch of
 ours rolls back and waits. For a foreign session the batch waits, and that is shown (F23), and so for a prepared
-transaction. But a prepared transaction that the publisher has rolled back in the meantime, as far as that was received,
-is rolled back at once, because its place in the order does not matter, and comes after the batch that waits (T-37).
+transaction; where the operator has asked to skip what waits, its statement is cancelled. But a prepared transaction
+that the publisher has rolled back in the meantime, as far as that was received, is rolled back at once, because its
+place in the order does not matter, and comes after the batch that waits (T-37).
 
 With the order kept only the head is checked, because everything waits for it in the end. Relaxed, every batch is: after
 a head that waits for a foreign lock, two others may block each other.
@@ -21,7 +22,7 @@ from psycopg import sql
 from parapply.limits import BLOCKED_S
 from parapply.logs import get_logger
 from parapply.model import format_lsn
-from parapply.runtime.pool.job import OutcomeJob
+from parapply.runtime.pool.job import OutcomeJob, SetJob
 from parapply.target.session import prepared, settings
 from parapply.vocabulary import WorkerState
 from parapply.wire.messages import RollbackPrepared
@@ -29,6 +30,7 @@ from parapply.wire.messages import RollbackPrepared
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from parapply.conflict.skips import Skips
     from parapply.runtime.apply.worker import Worker
     from parapply.runtime.pool.job import Job
     from parapply.runtime.pool.pool import WorkerPool
@@ -70,6 +72,11 @@ _FACTS = sql.SQL(
     " WHERE wanted.pid = $1::int AND NOT wanted.granted"
     " ORDER BY a.pid = ANY (pg_catalog.pg_blocking_pids($1::int)) DESC NULLS LAST, a.pid LIMIT 1"
 )
+#: Only what waits for a lock: COMMIT that waits for a standby has committed here already.
+_CANCEL = sql.SQL(
+    "SELECT pg_catalog.pg_cancel_backend(pid) FROM pg_catalog.pg_stat_activity"
+    " WHERE pid = $1::int AND wait_event_type = 'Lock'"
+)
 #: Seconds between two lines about one wait at most; the first ones come sooner.
 _LONGEST_S: Final = 600.0
 
@@ -101,6 +108,7 @@ class StallCheck:
         workers: Sequence[Worker],
         control_pool: ControlPool,
         two_phase: TwoPhase,
+        skips: Skips,
         *,
         on_blocked: Callable[[tuple[float, str] | None], None],
         stall_check_s: float,
@@ -112,6 +120,7 @@ class StallCheck:
             workers: of the worker pool.
             control_pool: to ask the target.
             two_phase: knows what is prepared.
+            skips: what the operator has asked to skip.
             on_blocked: gets since when a batch waits for foreign sessions, the longest, and for whom; None: none does.
             stall_check_s: how long a batch may take before the server is asked.
         """
@@ -119,6 +128,7 @@ class StallCheck:
         self._workers = workers
         self._control_pool = control_pool
         self._two_phase = two_phase
+        self._skips = skips
         self._on_blocked = on_blocked
         self._stall_check_s = stall_check_s
         self._blocked: dict[int, _Blocked] = {}
@@ -219,12 +229,34 @@ class StallCheck:
         if foreign:
             waits_for = self.foreign_waits[holder.number] = f"a lock held by {', '.join(foreign)}"
             await self._tell_blocked(holder, job, waits_for, pids, gids)
+            if self._is_to_skip(job):
+                await self._cancel(holder, job)
         await self._end_rolled_back(gids)
         for pid in found:
             blocker = own.get(pid)
             if blocker is None or blocker is holder or blocker.job is None:
                 continue
             await self._break(job, blocker)
+
+    def _is_to_skip(self, job: Job) -> bool:
+        """Tell whether a transaction is to be skipped that is executed now, alone or merged with others."""
+        if not self._skips or not isinstance(job, SetJob):
+            return False
+        transactions = job.batch.transactions
+        if job.resume is not None and not job.resume.halving.is_done:
+            part = job.resume.halving.part
+            transactions = transactions[part.start : part.end]
+        return any(self._skips.find(one.commit_lsn, one.end_lsn) is not None for one in transactions)
+
+    async def _cancel(self, worker: Worker, job: Job) -> None:
+        """Have the server end what a worker waits for; the batch is repeated at the head, and leaves out what it must.
+
+        COMMIT may be on its way behind the statement. The server does not execute it then, and its answer says so.
+        """
+        with settings.target_errors("cancelling a statement"):
+            async with self._control_pool.session() as conn:
+                if job is worker.job and await settings.rows(conn, _CANCEL, [worker.session.pipeline.backend_pid]):
+                    self._log.warning("batch_cancelled", worker=worker.number, seq=job.batch.seq)
 
     async def _end_rolled_back(self, gids: Sequence[str]) -> None:
         """Roll back those of the prepared transactions whose ROLLBACK PREPARED waits for its turn.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from psycopg import sql
 
 from parapply.errors import TargetRefused
 from parapply.model import parse_lsn
@@ -17,6 +18,8 @@ from parapply.target.session.settings import rows, target_errors
 from parapply.target.state.schema import in_schema, lsn_text
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from parapply.target.session.settings import Connection
 
 #: In their order. From `opening` on there is no way back but the other direction.
@@ -29,6 +32,11 @@ UNDOING: Final = "undoing"
 _DAEMON_STOPS: Final = "stopping"
 #: No table is copied from here on, because the target is compared, and then opened, as it is.
 COPIES_STOP: Final = "fencing"
+
+#: No daemon applies the slot of the way back before this step: the stream ahead runs, and rows would go round.
+_BACK_BEGINS: Final = "opening"
+#: What every role may read while a cut-over is under way: the role that reads the way back has no other right here.
+_READ_BY_ALL: Final = "USAGE ON SCHEMA {s}", "SELECT (step, reverse_slot) ON {s}.cutovers"
 
 #: First key of the lock that one cut-over command at a time holds, the second is the slot: "cuto" in ASCII.
 LOCK_CLASS: Final = 0x6375746F
@@ -134,6 +142,9 @@ async def begin(conn: Connection, schema: str, slot_id: int, cutover: Cutover) -
             await rows(conn, in_schema("DELETE FROM {s}.cutovers WHERE slot_id = $1::int", schema), [slot_id])
             values = [cutover.made_slot, cutover.made_publication, cutover.fence, cutover.opens]
             await rows(conn, query, [slot_id, cutover.step, cutover.reverse_slot, *values])
+            # With the row, and before the slot of the way back exists: who sees the slot can read its step.
+            for right in _READ_BY_ALL:
+                await conn.execute(in_schema(f"GRANT {right} TO PUBLIC", schema))
 
 
 async def enter(  # noqa: PLR0913  what a step leaves
@@ -163,7 +174,10 @@ async def enter(  # noqa: PLR0913  what a step leaves
         schema,
     )
     with target_errors("noting the step of the cut-over"):
-        found = await rows(conn, query, [slot_id, step, lsn_text(fence_lsn), lsn_text(takeover_lsn)])
+        async with conn.transaction():
+            found = await rows(conn, query, [slot_id, step, lsn_text(fence_lsn), lsn_text(takeover_lsn)])
+            if step == STEPS[-1]:
+                await _close(conn, schema)
     if not found:
         raise TargetRefused(
             "the cut-over is no longer noted on the target: it was undone, or the slot dropped",
@@ -190,7 +204,45 @@ async def forget(conn: Connection, schema: str, slot_id: int) -> None:
         TargetRefused, TargetLost: it could not be removed.
     """
     with target_errors("forgetting the cut-over"):
-        await rows(conn, in_schema("DELETE FROM {s}.cutovers WHERE slot_id = $1::int", schema), [slot_id])
+        async with conn.transaction():
+            await rows(conn, in_schema("DELETE FROM {s}.cutovers WHERE slot_id = $1::int", schema), [slot_id])
+            await _close(conn, schema)
+
+
+async def _close(conn: Connection, schema: str) -> None:
+    """Let other roles read nothing here any more, unless another slot is being cut over."""
+    query = in_schema("SELECT FROM {s}.cutovers WHERE step <> $1 LIMIT 1", schema)
+    if not await rows(conn, query, [STEPS[-1]]):
+        for right in _READ_BY_ALL:
+            await conn.execute(in_schema(f"REVOKE {right} FROM PUBLIC", schema))
+
+
+async def step_before_back(conn: Connection, schemas: Collection[str], slot_name: str) -> str:
+    """Return the step of a cut-over whose way back is a slot, as long as nothing may apply the slot; empty: it may.
+
+    Args:
+        conn: session on the slot's server, of any role.
+        schemas: that may be state schemas there.
+        slot_name: slot.
+    """
+    names = list(schemas)
+    open_ones = await rows(
+        conn,
+        sql.SQL(
+            "SELECT n.nspname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
+            " WHERE c.relname = 'cutovers' AND c.relkind = 'r' AND n.nspname = ANY ($1::text[])"
+            " AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')"
+            " AND pg_catalog.has_column_privilege(c.oid, 'step', 'SELECT')"
+            " AND pg_catalog.has_column_privilege(c.oid, 'reverse_slot', 'SELECT')"
+        ),
+        [names],
+    )
+    begins = STEPS.index(_BACK_BEGINS)
+    for (schema,) in open_ones:
+        query = in_schema("SELECT step FROM {s}.cutovers WHERE reverse_slot = $1 AND step <> ALL ($2::text[])", schema)
+        if found := await rows(conn, query, [slot_name, list(STEPS[begins:])]):
+            return str(found[0][0])
+    return ""
 
 
 async def check_may_write(
