@@ -74,6 +74,20 @@ def test_t68_a_settled_conflict_and_a_kill(pair: Pair) -> None:
     assert pair.target.rows("SELECT outcome, attempts FROM parapply.conflicts") == [("kept_local", 1)]
 
 
+def test_a_snapshot_says_that_changes_were_left_out(pair: Pair, run_command: RunCommand) -> None:
+    """It equals the publisher but for them; without any it says so without more."""
+    pair.create(_TABLE)
+    pair.target.execute("INSERT INTO t VALUES (7, 'local')")
+    daemon = pair.start(settings=_KEEP_LOCAL)
+    taken = run_command(pair.route, "snapshot", "--", "true")
+    assert " equals the publisher at " in taken.stdout, taken.stderr
+    assert "left out" not in taken.stdout
+    pair.write("INSERT INTO t VALUES (7, 'remote')")
+    daemon.wait_caught_up()
+    taken = run_command(pair.route, "snapshot", "--", "true")
+    assert ", but for 1 change that was left out (`parapply conflicts list`) (paused " in taken.stdout
+
+
 def test_t69_no_policy_ever_hides_a_change_of_order(pair: Pair) -> None:
     """Where unseen values are freed and taken all the time, policies that drop changes drop none (T-19, T-69)."""
     pair.create("CREATE TABLE u (id int PRIMARY KEY, email text UNIQUE)")
