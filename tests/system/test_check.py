@@ -35,7 +35,9 @@ def test_everything_wrong_is_found_at_once(source_db: Database, target_db: Datab
     """One report has every finding, with the quoted object and the SQL that mends it; and no other finding."""
     source_db.execute(SOURCE)
     target_db.execute(TARGET.format(role=target_db.target_role))
-    report = report_of(Route(source=source_db, target=target_db), run_command, "--copy", "--set", "ddl.apply=true")
+    wrong = ('conflict.tables."public.type".insert_exists=skip', 'apply.tables."nosuch.table".parallel=always')
+    settings = [word for one in ("ddl.apply=true", *wrong) for word in ("--set", one)]
+    report = report_of(Route(source=source_db, target=target_db), run_command, "--copy", *settings)
     found = [(one["code"], one["object"], f"{one['found']} {one['fix']}") for one in report["findings"]]
     for one in FOUND:
         assert [text for code, name, text in found if (code, name) == (one.code, one.object) and one.words in text], one

@@ -20,6 +20,7 @@ from parapply.check.server import read_rows
 from parapply.check.source import few, read_source
 from parapply.check.tables import Wanted, read_tables
 from parapply.check.target import findings_of_machine, findings_of_target, read_target
+from parapply.config import settings_without_table
 from parapply.connect import Connections, check_apart, known_position
 from parapply.copy.published import PublishedTable
 from parapply.errors import SourceLost, SourceRefused, TargetLost, TargetRefused
@@ -196,7 +197,17 @@ async def _look_at(  # noqa: PLR0913, PLR0917  what is known by now
         is_known=is_known,
     )
     plans, of_tables = await read_tables(ends.target, config, source, wanted)
-    findings = [*of_source, *findings_of_target(there, config, source), *of_tables, *findings_of_machine(config)]
+    unknown = settings_without_table(config, [relation.qualified_name for relation in source.relations])
+    of_settings = [
+        Finding(code=Code.SETTING_WITHOUT_TABLE, object=section, found=what) for section, what in unknown.items()
+    ]
+    findings = [
+        *of_source,
+        *findings_of_target(there, config, source),
+        *of_tables,
+        *of_settings,
+        *findings_of_machine(config),
+    ]
     severities = list(Severity)
     findings.sort(key=lambda each: (severities.index(KINDS[each.code].severity), _ORDER.index(each.code), each.object))
     return Report(

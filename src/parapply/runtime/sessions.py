@@ -21,7 +21,7 @@ import msgspec
 from psycopg import sql
 
 from parapply import __version__, connect, failpoints
-from parapply.config import SAME_ROLE
+from parapply.config import SAME_ROLE, settings_without_table
 from parapply.conflict.rules import Rules
 from parapply.errors import ParapplyError, SlotBusy, TargetLost, TargetRefused
 from parapply.logs import get_logger
@@ -88,6 +88,8 @@ class Connector:
         self._rules = Rules(config.conflict)
         self._is_told_of_origins = False
         self._is_failover_told = False
+        #: Sections of the configuration that were logged as naming no published table.
+        self._without_table: set[str] = set()
         #: Ends whose server was logged as newer than what was tested.
         self._newer: set[str] = set()
         self._whole_until_lsn = 0
@@ -156,6 +158,7 @@ class Connector:
                 self._write_daemon(control, source_facts, slot_id, two_phase=two_phase),
             )
         self._check_origins([session for _, session in sessions])
+        await self._tell_without_table(source)
         self._tell_newer(source=source_facts.server_version_num, target=control.info.server_version)
         self._log.info("target_connected", low_lsn=format_lsn(found.low_lsn), workers=len(sessions))
         self._log.info("source_connected", slot=found.slot_name, start_lsn=format_lsn(found.resume_lsn))
@@ -180,6 +183,23 @@ class Connector:
             tracks_commits=tracks_commits,
             published=published,
         )
+
+    async def _tell_without_table(self, source: slot.Connection) -> None:
+        """Log once that a section of the configuration names a table that is not published.
+
+        Raises:
+            SourceLost: the connection broke.
+        """
+        config = self._config
+        if not (config.apply.tables or config.conflict.tables or config.mapping.tables):
+            return
+        names = await slot.tables_to_expect(source, config.source.publications)
+        unknown = settings_without_table(config, [".".join(name) for name in names])
+        for section, what in unknown.items():
+            if section not in self._without_table:
+                self._without_table.add(section)
+                hint = "correct the name; if the table is published later, the setting holds from then on"
+                self._log.warning("setting_without_table", setting=section, reason=what, hint=hint)
 
     def _tell_newer(self, **versions: int) -> None:
         """Log once that a server is newer than every version that this program was run with."""

@@ -9,6 +9,8 @@ Source: traps T-1 to T-16; PostgreSQL manual, "Asynchronous Commit".
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -30,7 +32,7 @@ from parapply.target.state.display import (
 from parapply.target.state.schema import drop_schema, ensure_schema, gone, has_schema, in_schema, lsn_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from parapply.target.session.settings import Connection
 
@@ -79,7 +81,9 @@ class SlotState(msgspec.Struct, frozen=True, kw_only=True):
     system_identifier: str
     timeline: int
     low_lsn: int  # everything that ends here or before is committed
-    ranges: tuple[tuple[int, int], ...]  # every transaction that ends in [first, last] is committed, too
+    # Every transaction that ends in [first, last] is committed, too. They lie apart, in order, because one stuck
+    # transaction in relaxed order can leave very many, and each transaction that comes again is looked for in them.
+    ranges: tuple[tuple[int, int], ...]
     members: frozenset[int]  # these, too
     recorded: tuple[tuple[int, int], ...] = ()  # end LSN and commit time of the last transaction of each record
     has_forgotten: bool = False  # something was applied, and no record of it is left: from before the last one was kept
@@ -97,11 +101,10 @@ class SlotState(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_applied(self, end_lsn: int) -> bool:
         """Tell whether the source transaction that ends at `end_lsn` is committed here."""
-        return (
-            end_lsn <= self.low_lsn
-            or end_lsn in self.members
-            or any(first <= end_lsn <= last for first, last in self.ranges)
-        )
+        if end_lsn <= self.low_lsn or end_lsn in self.members:
+            return True
+        at = bisect_right(self.ranges, end_lsn, key=itemgetter(0))
+        return at > 0 and end_lsn <= self.ranges[at - 1][1]
 
 
 class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,12 +261,23 @@ def _slot_state(slot_name: str, found: Sequence[tuple[Any, ...]]) -> SlotState:
         system_identifier=system_identifier,
         timeline=timeline,
         low_lsn=low_lsn,
-        ranges=tuple(pair for pair in ranges if pair[1] > low_lsn),
+        ranges=apart([pair for pair in ranges if pair[1] > low_lsn]),
         members=frozenset(member for member in members if member > low_lsn),
         recorded=tuple([(parse_lsn(row[5]), row[10] - POSTGRES_EPOCH_US) for row in found if row[5] is not None]),
         has_forgotten=has_applied and not batches,
         confirmed_flush_lsn=parse_lsn(confirmed) if confirmed else 0,
     )
+
+
+def apart(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return ranges in order, with those that overlap as one: what is applied again may have a hole that was not."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if found and first <= found[-1][1]:
+            found[-1] = (found[-1][0], max(last, found[-1][1]))
+        else:
+            found.append((first, last))
+    return tuple(found)
 
 
 async def create(conn: Connection, schema: str, slot: NewSlot) -> int:
