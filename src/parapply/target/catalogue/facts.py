@@ -232,7 +232,7 @@ async def check_table_access(
     _check_access(facts, found[0] if found else None)
 
 
-def refuse_foreign_code(table: str, foreign: ForeignCode | None, sent: Collection[str]) -> None:
+def refuse_foreign_code(table: str, foreign: ForeignCode | None, sent: Collection[str] | None) -> None:
     """Refuse a table with code of an owner who may not become the role that applies.
 
     `SET ROLE` would keep no code within its owner's rights: it can set the role back, and a cursor WITH HOLD or a
@@ -241,13 +241,15 @@ def refuse_foreign_code(table: str, foreign: ForeignCode | None, sent: Collectio
     Args:
         table: schema.table, for people.
         foreign: of its facts.
-        sent: columns that come from the publisher: their defaults do not act.
+        sent: columns that come from the publisher: their defaults do not act. None: no default does.
 
     Raises:
         TargetRefused: as said.
     """
-    acting = [what for what, column in foreign.code if column is None or column not in sent] if foreign else []
-    if foreign is None or not acting:
+    if foreign is None:
+        return
+    acting = [what for what, column in foreign.code if column is None or (sent is not None and column not in sent)]
+    if not acting:
         return
     role = sql.Identifier(foreign.role).as_string(None)
     owners = ", ".join(sql.Identifier(owner).as_string(None) for owner in foreign.owners)
@@ -259,7 +261,9 @@ def refuse_foreign_code(table: str, foreign: ForeignCode | None, sent: Collectio
     )
 
 
-async def check_foreign_code(conn: psycopg.AsyncConnection[Any], schema: str, name: str, sent: Collection[str]) -> None:
+async def check_foreign_code(
+    conn: psycopg.AsyncConnection[Any], schema: str, name: str, sent: Collection[str] | None
+) -> None:
     """Do what `refuse_foreign_code` does, and keep such code away until the end of the session's transaction.
 
     Raises:
