@@ -120,6 +120,7 @@ def test_no_code_runs_for_a_copy(
     traced.on(traced.route.target, code)
     traced.forget()
     done = run_command(traced.route, *command, "--despite", "columns_refused")
+    assert "its code would run" in done.stderr
     assert done.returncode == 4, done.stderr
     assert not traced.has_run
 

@@ -190,13 +190,13 @@ class CopyLoad:
                 if indexes := found.get(table.here().full_name):
                     await self._drop_indexes(table.full_name, indexes)
         emptied = [table.here() for table in tables if table.oid not in kept]
+        full = await on_target.not_empty(target, emptied, self._config.target)
         with settings.target_errors("emptying tables"):
             async with target.transaction():
                 if self._config.target.apply_as == "owner":
-                    # Before the first SELECT: to plan one may run what an index has, too.
-                    for table in emptied:
+                    for table in full:
                         await check_foreign_code(target, *table.full_name, table.columns)
-                await on_target.empty(target, await on_target.not_empty(target, emptied))
+                await on_target.empty(target, full)
 
     async def _drop_indexes(self, name: Name, found: Sequence[Deferrable]) -> None:
         kept = self._indexes.get(name, [])

@@ -273,6 +273,19 @@ async def check_foreign_code(
     with target_errors(f"looking for code of {schema}.{name}"):
         await conn.execute(sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(sql.Identifier(schema, name)))
         ((role,),) = await _rows(conn, "SELECT pg_catalog.current_setting('session_replication_role')", ())
+    await look_for_foreign_code(conn, schema, name, sent, role=role)
+
+
+async def look_for_foreign_code(
+    conn: psycopg.AsyncConnection[Any], schema: str, name: str, sent: Collection[str] | None, *, role: str
+) -> None:
+    """Do what `refuse_foreign_code` does, as of now.
+
+    Raises:
+        TargetRefused: as `refuse_foreign_code`.
+        TargetLost: the connection broke.
+    """
+    with target_errors(f"looking for code of {schema}.{name}"):
         found = await _rows(conn, FOREIGN_SQL, (schema, name, role))
     if found and found[0][0]:
         refuse_foreign_code(f"{schema}.{name}", msgspec.convert(found[0][0], ForeignCode), sent)
