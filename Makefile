@@ -147,6 +147,7 @@ dist: venv ## make the sdist, a compiled wheel and an interpreted one in dist/
 	tar -xzf "$$out"/parapply-*.tar.gz -C "$$work"; cd "$$work"/parapply-*/; \
 	wheel() { PARAPPLY_BUILD=$$1 "$$python" -m hatchling build --target wheel --directory "$$2" >"$$work/log" 2>&1 || { \
 		cat "$$work/log" >&2; exit 1; }; }; \
+	PYTHONPATH="$(CURDIR)/src" "$$python" -m parapply.cli.man >parapply.1; \
 	wheel forbid "$$out"; \
 	why=$$(cd "$(CURDIR)" && PYTHONPATH=src "$$python" -c 'import parapply; print(parapply.WHY_INTERPRETED)'); \
 	if [ -n "$$why" ]; then echo "no compiled wheel: $$why" >&2; else \

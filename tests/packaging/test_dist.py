@@ -106,3 +106,5 @@ def test_each_wheel_is_a_program_in_an_empty_environment(archives: list[Path], t
         where = [str(home / "bin" / "python"), "-c", "import parapply; print(parapply.__file__)"]
         found = subprocess.run(where, cwd=tmp_path, env=_ENVIRON, capture_output=True, text=True, check=True)
         assert Path(found.stdout.strip()).is_relative_to(site)
+        # Where `man` looks beside a program, and pipx puts it into the reader's own.
+        assert (home / "share" / "man" / "man1" / "parapply.1").exists()
