@@ -240,7 +240,7 @@ async def adopt(config: Config, ends: Connections, *, is_new: bool = False) -> s
     Args:
         config: names the slot.
         ends: a session on both.
-        is_new: it was made just now, and nobody has read it.
+        is_new: it was made just now, and no session has read it.
 
     Raises:
         SourceRefused: the slot cannot be read, or a publication is missing.

@@ -171,7 +171,7 @@ class CatchUpStream:
         """
         self.reading, self.reason = Reading.STREAM, reason
         await self._stream.start(command)
-        # Nobody else moves it from now on, and nothing has been reported yet.
+        # No other session moves it from now on, and nothing has been reported yet.
         found = await self._look()
         if found is None or (found.confirmed_flush_lsn or 0) > start_lsn:
             raise SourceLost("the slot was moved by another reader before the stream began.")

@@ -52,7 +52,7 @@ async def check(  # noqa: PLR0913
 
     Args:
         conn: plain session on the publisher.
-        slot_name: of the slot, which nobody reads.
+        slot_name: of the slot, which no session reads.
         slot_lsn: where it is.
         options: pgoutput's, without streaming; two_phase only if the slot has it.
         low_lsn: everything that ends up to there is on the target.

@@ -147,7 +147,7 @@ def why_incomplete(before: str, now: str) -> str:
         The reason; empty: all of its changes were published all the time.
     """
     known, ways = set(_ways(before)), set(_ways(now))
-    # Fewer kinds of changes than before is what somebody wanted, and loses nothing that was to come.
+    # Fewer kinds of changes than before is what the operator wanted, and loses nothing that was to come.
     new = sorted(way for way in ways - known if not any(_is_narrower(way, one) for one in known))
     if not new or any(_is_whole(way) for way in ways & known):
         return ""

@@ -166,7 +166,7 @@ def check_server(facts: SourceFacts) -> None:
 async def check_undecided(conn: Connection, facts: SourceFacts) -> None:
     """Refuse to adopt a slot that may lie behind a PREPARE whose outcome is still to come.
 
-    Only the outcome would come then: whoever read the slot before was sent the PREPARE.
+    Only the outcome would come then: the reader before was sent the PREPARE.
 
     Args:
         conn: plain session on the publisher.
