@@ -29,7 +29,7 @@ PYTHON ?= $(eval PYTHON := $$(shell for p in python3.11 python3.12 python3.13 py
 	"$$$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$$$p"; break; }; done))$(PYTHON)
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore -c constraints.txt
 
-.PHONY: help venv java postgres lint fmt test test-unit demo bench report faults soak clean
+.PHONY: help venv java postgres lint fmt test test-unit demo bench report faults soak dist dist-test clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r target text; do \
@@ -131,11 +131,37 @@ report: java ## tables and a page from an apply log: make report LOG=DIR [OUT=DI
 	@[ -n "$(LOG)" ] || { echo "name the folder of an apply log: make report LOG=/var/log/parapply" >&2; exit 2; }
 	@PYTHONPATH=src $(BIN)/python -m parapply report "$(LOG)" --out "$(or $(OUT),parapply-report)" $(REPORT)
 
-faults: venv ## break daemon, servers and network for an hour: make faults [FAULTS='--minutes 15 --seed 7']
-	@PYTHONPATH=src $(BIN)/python -m tests.faults $(FAULTS)
+# With OPERATORS=1: what operators do, in any order (tests/operators).
+faults: venv ## break daemon, servers and network for an hour: make faults [FAULTS='--minutes 15 --seed 7'] [OPERATORS=1]
+	@PYTHONPATH=src $(BIN)/python -m tests.$(if $(OPERATORS),operators,faults) $(FAULTS)
 
 soak: venv ## half an hour of mixed load with random kills: make soak [SOAK='--minutes 10 --json out.json']
 	@PYTHONPATH=src $(BIN)/python -m tests.faults.soak $(SOAK)
+
+# The wheels are made from the unpacked sdist, so a file that it lacks is missed here. Modules that were compiled from the
+# same sources are taken along, which the manifest proves. Without auditwheel the compiled wheel is for machines like this one.
+DIST ?= dist
+dist: venv ## make the sdist, a compiled wheel and an interpreted one in dist/
+	@work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; out=$(abspath $(DIST)); python=$(abspath $(BIN))/python; \
+	mkdir -p "$$out"; rm -f "$$out"/parapply-*.tar.gz "$$out"/parapply-*.whl; \
+	"$$python" -m hatchling build --target sdist --directory "$$out" >"$$work/log" 2>&1 || { cat "$$work/log" >&2; exit 1; }; \
+	tar -xzf "$$out"/parapply-*.tar.gz -C "$$work"; cd "$$work"/parapply-*/; \
+	wheel() { PARAPPLY_BUILD=$$1 "$$python" -m hatchling build --target wheel --directory "$$2" >"$$work/log" 2>&1 || { \
+		cat "$$work/log" >&2; exit 1; }; }; \
+	PYTHONPATH="$(CURDIR)/src" "$$python" -m parapply.cli.man >parapply.1; \
+	wheel forbid "$$out"; \
+	why=$$(cd "$(CURDIR)" && PYTHONPATH=src "$$python" -c 'import parapply; print(parapply.WHY_INTERPRETED)'); \
+	if [ -n "$$why" ]; then echo "no compiled wheel: $$why" >&2; else \
+		(cd "$(CURDIR)" && tar -c src/parapply/_compiled.json $$(find src -name '*.so')) | tar -x; \
+		wheel require "$$work/raw"; \
+		SOURCE_DATE_EPOCH=1580601600 PATH="$$(dirname "$$python"):$$PATH" "$$python" -m auditwheel repair --wheel-dir "$$out" "$$work"/raw/*.whl >"$$work/log" 2>&1 || { \
+			tail -n 1 "$$work/log" >&2; echo "not manylinux: the compiled wheel is for machines like this one" >&2; \
+			mv "$$work"/raw/*.whl "$$out"; }; fi; \
+	ls "$$out"/parapply-*
+
+# Longer than a test may take: pip gets what parapply depends on, and the demo runs on servers of its own.
+dist-test: dist ## install what dist/ has in empty environments and run the demo in each
+	@PYTHONPATH=src $(BIN)/python -m tests.packaging "$(DIST)"
 
 clean: ## remove caches and builds; .venv stays
 	@rm -f src/parapply/_compiled.json $(foreach d,$(HOT_FOLDERS),src/parapply/$d/*.so)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 VARIABLE = "PARAPPLY_BUILD"
+#: Made by `make dist`, because a build has nothing that parapply depends on, and so no texts of its commands.
+MANUAL = "parapply.1"
 
 
 class HotPathHook(BuildHookInterface):  # type: ignore[type-arg, misc, unused-ignore]
@@ -39,6 +41,9 @@ class HotPathHook(BuildHookInterface):  # type: ignore[type-arg, misc, unused-ig
         hotpath = _hotpath(package)
         reason = build(package)
         self.app.display_info(_line(reason))
+        manual = Path(self.root, MANUAL)
+        if manual.exists() and version == "standard":
+            build_data["shared_data"][str(manual)] = f"share/man/man1/{MANUAL}"
         if not reason and version == "standard":
             built = [*hotpath.extensions(package), package / hotpath.MANIFEST]
             # Ignored by git, so hatchling must be told of them.

@@ -28,6 +28,7 @@ _HEAD: Final = """\
 | `analysis` | the report, on Spark |
 | `differential`, `faults` | generators of random cases and faults, and the mutants that they must find |
 | `migration` | a whole migration under load, with kills, there and back |
+| `packaging` | what is given away: archives, packages, manifests |
 | `fixtures` | servers, databases, daemons, proxies, and models that tests compare with |
 
 `make test` runs everything, `make test-unit` what needs no server, `pytest tests/system/test_kill.py` one file. Servers

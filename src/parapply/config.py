@@ -358,6 +358,26 @@ class Config(_Section, frozen=True):
     log: LogConfig = LogConfig()
 
 
+def settings_without_table(config: Config, published: Collection[str]) -> dict[str, str]:
+    """Return the sections that name a table which is not published, each with the table and what it may have meant.
+
+    Args:
+        config: to look through.
+        published: tables, named schema.table.
+    """
+    sections: dict[str, Collection[str]] = {
+        "apply": config.apply.tables,
+        "conflict": config.conflict.tables,
+        "mapping": config.mapping.tables,
+    }
+    return {
+        f'{section}.tables."{name}"': f"{name} is no published table{did_you_mean(name, published)}"
+        for section, tables in sections.items()
+        for name in tables
+        if name not in published
+    }
+
+
 #: By name; what `Config` holds.
 SECTIONS: Final[dict[str, type[_Section]]] = {
     "source": SourceConfig,

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
+from psycopg import sql
 
 from parapply.conflict.rules import Rules
 from parapply.errors import ParapplyError, SourceRefused, TargetRefused
@@ -61,6 +62,32 @@ async def open_target(config: Config, command: str) -> settings.Connection:
         role=config.target.session_replication_role,
         application_name=f"parapply {command} {config.source.slot}",
     )
+
+
+async def check_apart(target: settings.Connection, facts: slot.SourceFacts) -> None:
+    """Refuse a target that is the publisher's own database: each change would come back, without end.
+
+    Two servers may be copies of one cluster, and have one system identifier; a standby has that of its primary.
+
+    Raises:
+        TargetRefused: it is.
+        TargetLost: the connection broke.
+    """
+    query = sql.SQL(
+        "SELECT system_identifier, pg_catalog.current_database(),"
+        " (extract(epoch FROM pg_catalog.pg_postmaster_start_time()) * 1000000)::bigint"
+        " FROM pg_catalog.pg_control_system()"
+    )
+    with settings.target_errors("identifying the target"):
+        ((identifier, database, started_us),) = await settings.rows(target, query)
+    is_same = (str(identifier & 0xFFFF_FFFF_FFFF_FFFF), database) == (facts.system_identifier, facts.database)
+    if is_same and (started_us == facts.started_us or facts.is_in_recovery):
+        where = "a standby of it" if facts.is_in_recovery else "the same server"
+        raise TargetRefused(
+            f"target: source.dsn and target.dsn lead to one database, {database!r} (source.dsn to {where}): what is "
+            "applied there would come again, without end",
+            hint="correct one of the two",
+        )
 
 
 @asynccontextmanager
@@ -131,6 +158,7 @@ async def known_position(conn: settings.Connection, found: state.SlotState | Non
         timeline=found.timeline,
         low_lsn=found.low_lsn,
         high_lsn=max([found.high_lsn, *[end_lsn for _, end_lsn in pending.values()]]),
+        confirmed_flush_lsn=found.confirmed_flush_lsn,
     )
 
 
@@ -206,8 +234,13 @@ async def check_back(config: Config, source: slot.Connection, facts: slot.Source
         )
 
 
-async def adopt(config: Config, ends: Connections) -> state.SlotState:
+async def adopt(config: Config, ends: Connections, *, is_new: bool = False) -> state.SlotState:
     """Write the state of a slot that the target knows nothing of, from the slot's own position.
+
+    Args:
+        config: names the slot.
+        ends: a session on both.
+        is_new: it was made just now, and nobody has read it.
 
     Raises:
         SourceRefused: the slot cannot be read, or a publication is missing.
@@ -215,7 +248,11 @@ async def adopt(config: Config, ends: Connections) -> state.SlotState:
     """
     name, schema = config.source.slot, config.target.state_schema
     facts = await slot.inspect(ends.source, name)
+    facts = await refusals.with_timeline(ends.source, facts, config.source.dsn.get_secret_value())
     refusals.check_slot(facts, name, None, two_phase=config.source.two_phase)
+    if facts.slot is not None and facts.slot.is_two_phase and not is_new:
+        await prepared.check_no_orphans(ends.target)
+        await refusals.check_undecided(ends.source, facts)
     await slot.check_publications(ends.source, config.source.publications)
     start_lsn = (facts.slot.confirmed_flush_lsn if facts.slot else None) or 0
     await state.create(ends.target, schema, new_slot(config, facts, start_lsn))

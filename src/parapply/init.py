@@ -111,7 +111,7 @@ async def _init(
             await slot.check_publications(ends.source, config.source.publications)
             dsn, two_phase = config.source.dsn.get_secret_value(), config.source.two_phase
             position = await connect.known_position(ends.target, found)
-            await refusals.check(facts, dsn, name, position, two_phase=two_phase)
+            facts = await refusals.check(ends.source, facts, dsn, name, position, two_phase=two_phase)
             is_made = (await failover.ensure(dsn, facts, name, config.source.failover)) is not facts
             _tell_failover(config, facts)
             if copy is not None:
@@ -146,7 +146,7 @@ async def _begin(config: Config, ends: connect.Connections, facts: slot.SourceFa
             snapshots.tell_what_is_awaited(ends.source)
             await slot.create_slot(ends.source, name, two_phase=config.source.two_phase)
         async with lifecycle.new_slot(ends.source, "" if facts.slot else name):
-            adopted = await connect.adopt(config, ends)
+            adopted = await connect.adopt(config, ends, is_new=facts.slot is None)
     click.echo(f"slot {name!r}: starts at {format_lsn(adopted.low_lsn)}; rows from before are not copied")
 
 

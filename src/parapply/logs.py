@@ -44,6 +44,8 @@ EVENTS: Final = {
     "catch_up_declined": "info: there is much to catch up, and the stream reads it; why",
     "stream_left": "info: the stream has fallen behind, and ranges are read instead; how far",
     "standby_changed": "info: commits on the publisher wait for this daemon from now on, or wait no more",
+    "history_unproved": "warning: the slot is behind what is applied, and nothing says that the publisher still has it",
+    "timeline_followed": "info: the publisher was promoted, or follows another primary, under a stream that continues",
     "failover_unprotected": "warning: source.failover is wanted, and what may keep the slot from surviving one; once",
     "source_lost": "warning: reconnecting after wait_s",
     "target_connected": "info: sessions open, state read",
@@ -59,6 +61,7 @@ EVENTS: Final = {
     "conflicts_settled": "warning: changes of a transaction met other rows, and a policy said what to do",
     "conflict_stopped": "warning: a change met other rows, and its policy is to stop; told once for each run",
     "transaction_skipped": "warning: recorded as done without being applied, as an operator asked for",
+    "setting_without_table": "warning: a section of the configuration names a table that is not published",
     "origin_missing": "warning: workers write without a replication origin; what that means is in the hint",
     "batch_retried": "warning: rolled back, to be repeated at the head: whole, then in halves, then row by row",
     "batch_split": "info: a repeated batch was applied in parts, n_in_order of its transactions row by row",
@@ -112,6 +115,8 @@ EVENTS: Final = {
 KEYS: Final = frozenset(
     {
         "server_version",
+        "before",
+        "timeline",
         "slot",
         "seq",
         "xid",

@@ -213,21 +213,26 @@ class _Model:
 
     def __init__(self, connection: psycopg.Connection, case: ConflictCase) -> None:
         self.found: Counter[str] = Counter()
+        self._outcome = ""  # of the latest conflict
         self._connection = connection
         self._indexes = case.indexes
         self._policies = case.policies
         self._bounds = {index.table: self._bounds_of(index.table) for index in case.indexes}
 
-    def insert(self, new: Row) -> None:
-        """Insert a row as the policies say."""
-        if self._makes_room(new, "insert_exists", None):
-            self._connection.execute(f"INSERT INTO t VALUES {_values(new)}".encode())
+    def insert(self, new: Row) -> bool:
+        """Insert a row if the policies say so; return whether they did."""
+        if not self._makes_room(new, "insert_exists", None):
+            return False
+        self._connection.execute(f"INSERT INTO t VALUES {_values(new)}".encode())
+        return True
 
     def update(self, old: Row, new: Row) -> None:
         """Update a row, or insert it, or leave it."""
         if not self._rows("t", _is_row(_KEY, old)):
-            if self._applies("update_missing"):
-                self.insert(new)
+            if self._applies("update_missing") and not self.insert(new):
+                # What the first policy made of the change was undone, and its record says what became of the change.
+                self.found["update_missing applied_remote"] -= 1
+                self.found[f"update_missing {self._outcome}"] += 1
             return
         if self._makes_room(new, "update_exists", old):
             names = ", ".join(_COLUMNS)
@@ -262,8 +267,8 @@ class _Model:
     def _applies(self, kind: str) -> bool:
         """Note a conflict, and say whether its policy lets the publisher win."""
         policy = self._policies[kind]
-        outcome = {"skip": "skipped", "keep_local": "kept_local", "apply_remote": "applied_remote"}[policy]
-        self.found[f"{kind} {outcome}"] += 1
+        self._outcome = {"skip": "skipped", "keep_local": "kept_local", "apply_remote": "applied_remote"}[policy]
+        self.found[f"{kind} {self._outcome}"] += 1
         return policy == "apply_remote"
 
     def _rows(self, table: str, where: str) -> list[Row]:

@@ -32,14 +32,25 @@ def _command(version: int, name: str, start_lsn: int) -> str:
     return options.start_replication_sql(name, start_lsn, options.start_options(version, ["p"], "any"))
 
 
+def _start_lsn(database: Database, name: str) -> int:
+    ((lsn,),) = database.rows(f"SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = '{name}'")
+    return parse_lsn(lsn)
+
+
+async def _look(database: Database, name: str) -> slot.SlotFacts | None:
+    async with await slot.connect(database.source_role_dsn, application_name="look") as connection:
+        return await slot.read_slot(connection, name)
+
+
 @asynccontextmanager
 async def _reading(
-    database: Database, name: str, *, past_libpq: bool, limits: RangeLimits = _LIMITS, start_lsn: int = 0
+    database: Database, name: str, *, past_libpq: bool, limits: RangeLimits = _LIMITS, start_lsn: int | None = None
 ) -> AsyncIterator[CatchUpStream]:
     """Read a slot in ranges from its start, by the role that a daemon uses."""
     connection = await slot.connect(database.source_role_dsn, application_name="test", is_replication=True)
     version = connection.info.server_version
-    reader = CatchUpStream(connection, past_libpq=past_libpq)
+    reader = CatchUpStream(connection, lambda: _look(database, name), past_libpq=past_libpq)
+    start_lsn = _start_lsn(database, name) if start_lsn is None else start_lsn
     plan = CatchUp(slot=name, start_lsn=start_lsn, options=range_options(version, ["p"], "any"), limits=limits)
     running = None
     try:
@@ -153,10 +164,13 @@ async def test_the_end_of_the_copys_backend_is_a_lost_publisher(source_db: Datab
     _fill(source_db, 0, 60)
     limits = RangeLimits(range_bytes=1 << 24, enter_bytes=0, leave_bytes=0, buffer_bytes=1)
     connection = await slot.connect(source_db.source_role_dsn, application_name="test", is_replication=True)
-    reader = CatchUpStream(connection, past_libpq=past_libpq)
+    reader = CatchUpStream(connection, lambda: _look(source_db, name), past_libpq=past_libpq)
     try:
         plan = CatchUp(
-            slot=name, start_lsn=0, options=range_options(connection.info.server_version, ["p"], "any"), limits=limits
+            slot=name,
+            start_lsn=_start_lsn(source_db, name),
+            options=range_options(connection.info.server_version, ["p"], "any"),
+            limits=limits,
         )
         assert not await reader.catch_up(plan, lambda _: "", 0)
         source_db.execute(f"SELECT pg_terminate_backend({reader.sender_pid})")
@@ -177,12 +191,17 @@ async def test_a_closed_reader_is_paused_and_resumed_without_harm(source_db: Dat
     _prepare(source_db, name)
     connection = await slot.connect(source_db.source_role_dsn, application_name="test", is_replication=True)
     version = connection.info.server_version
-    reader = CatchUpStream(connection)
+    reader = CatchUpStream(connection, lambda: _look(source_db, name))
     if in_ranges:
-        plan = CatchUp(slot=name, start_lsn=0, options=range_options(version, ["p"], "any"), limits=_LIMITS)
+        plan = CatchUp(
+            slot=name,
+            start_lsn=_start_lsn(source_db, name),
+            options=range_options(version, ["p"], "any"),
+            limits=_LIMITS,
+        )
         assert not await reader.catch_up(plan, lambda _: "", 0)
     else:
-        await reader.start(_command(version, name, 0))
+        await reader.start(_command(version, name, 0), _start_lsn(source_db, name))
     reader.resume_reading(lambda: None)
     await reader.close()
     reader.pause_reading()
@@ -224,8 +243,10 @@ async def test_a_refused_query_ends_the_connection(source_db: Database, *, past_
     limits = RangeLimits(range_bytes=1 << 14, enter_bytes=0, leave_bytes=0, buffer_bytes=1 << 26)
     connection = await slot.connect(source_db.source_role_dsn, application_name="test", is_replication=True)
     version = connection.info.server_version
-    plan = CatchUp(slot=name, start_lsn=0, options=range_options(version, ["p"], "any"), limits=limits)
-    reader = CatchUpStream(connection, past_libpq=past_libpq)
+    plan = CatchUp(
+        slot=name, start_lsn=_start_lsn(source_db, name), options=range_options(version, ["p"], "any"), limits=limits
+    )
+    reader = CatchUpStream(connection, lambda: _look(source_db, name), past_libpq=past_libpq)
     stream = ReplicationStream(
         await slot.connect(source_db.source_role_dsn, application_name="other", is_replication=True)
     )

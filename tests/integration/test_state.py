@@ -206,7 +206,7 @@ def test_state_of_another_cluster_is_refused(target_db: Database) -> None:
 
 
 def test_watermark_never_goes_back_and_prunes(target_db: Database) -> None:
-    """A late, lower advance changes nothing; rows at or below the watermark go, others stay; display is kept."""
+    """A late, lower advance changes nothing; rows below the newest one that it has passed go; display is kept."""
     base = NEW.low_lsn
 
     async def run() -> None:
@@ -225,7 +225,7 @@ def test_watermark_never_goes_back_and_prunes(target_db: Database) -> None:
                 await state.advance(conn, "x", slot_id + 1, up)
 
     asyncio.run(run())
-    assert target_db.rows("SELECT count(*) FROM x.applied") == [(1,)]
+    assert target_db.rows("SELECT count(*) FROM x.applied") == [(2,)]
     assert target_db.rows("SELECT lag_bytes, lag_s, state, reason FROM x.progress") == [(16, 0.5, "waiting", "lock")]
 
 

@@ -105,6 +105,8 @@ FOUND: Final = (
     Expected(Code.WAL_RETENTION, "", "max_slot_wal_keep_size"),
     Expected(Code.TABLE_MISSING, '"Odd %s"."mis""sing"', "missing"),
     Expected(Code.TABLE_REFUSED, '"public"."viewed"', "a view"),
+    Expected(Code.SETTING_WITHOUT_TABLE, 'conflict.tables."public.type"', "did you mean public.typed?"),
+    Expected(Code.SETTING_WITHOUT_TABLE, 'apply.tables."nosuch.table"', "nosuch.table is no published table"),
     Expected(Code.COLUMNS_REFUSED, '"public"."columnless"', '"v"'),
     Expected(Code.UPDATES_REFUSED, '"public"."other_key"', '"v"'),
     Expected(Code.UPDATES_REFUSED, '"public"."listed"', "neither a replica identity index nor a primary key"),

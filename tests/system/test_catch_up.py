@@ -391,3 +391,45 @@ def test_a_range_covers_wal_and_not_changes(pair: Pair) -> None:
     assert daemon.wait_for_event("catch_up_left")["n_ranges"] > 5
     daemon.wait_caught_up()
     daemon.stop()
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    ("command", "settings"),
+    [(b"START_REPLICATION", {}), (b"pg_copy_logical_replication_slot", RANGES)],
+    ids=["stream", "ranges"],
+)
+def test_a_slot_moved_between_the_check_and_the_start(
+    pair: Pair, start_daemon: StartDaemon, command: bytes, settings: dict[str, str | float]
+) -> None:
+    """PostgreSQL begins at the slot's later position without a word: the gap is noticed, and refused (exit 3)."""
+    pair.create(TABLES)
+    pair.drain()
+    _fill(pair.source, 1, 20)
+    with CutProxy("127.0.0.1", int(pair.source.rows("SHOW port")[0][0])) as proxy:
+        source_dsn = proxy.dsn(pair.source.source_role_dsn)
+        route = Route(source=pair.source, target=pair.target, slot=pair.route.slot, source_dsn=source_dsn)
+        frozen = proxy.freeze_before(command)
+        daemon = start_daemon(route, settings={**QUICK, **settings})
+        assert frozen.wait(20)
+        pair.source.rows(f"SELECT pg_replication_slot_advance('{route.slot}', pg_current_wal_flush_lsn())")
+        proxy.thaw()
+        pair.check_stopped(daemon, code=3, says="starts at .* read by another process")
+
+
+def test_a_slot_that_is_read_in_ranges_is_kept_from_a_second_daemon(pair: Pair, start_daemon: StartDaemon) -> None:
+    """No walsender has the slot meanwhile, so a daemon with another state would read it, too: every row twice."""
+    pair.create("CREATE TABLE evt (id int)")
+    with pair.source.connect() as connection:
+        connection.execute("DO $$ BEGIN FOR i IN 1..400 LOOP INSERT INTO evt VALUES (i); COMMIT; END LOOP; END $$")
+    with pair.target.connect() as lock:
+        lock.execute("BEGIN")
+        lock.execute("LOCK TABLE evt")
+        first = pair.start(settings={**_STEPS, "source.catch_up_range_bytes": 8192})
+        first.wait_for_event("catch_up_entered")
+        second = start_daemon(pair.route, settings={**QUICK, "target.state_schema": "other"})
+        second.wait_for_event("source_lost")
+        assert "is read by another parapply" in second.events_of("source_lost")[0]["error"]
+        lock.execute("COMMIT")
+    first.wait_caught_up()
+    assert pair.target.rows("SELECT count(*), count(DISTINCT id) FROM evt") == [(400, 400)]

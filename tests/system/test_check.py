@@ -35,7 +35,9 @@ def test_everything_wrong_is_found_at_once(source_db: Database, target_db: Datab
     """One report has every finding, with the quoted object and the SQL that mends it; and no other finding."""
     source_db.execute(SOURCE)
     target_db.execute(TARGET.format(role=target_db.target_role))
-    report = report_of(Route(source=source_db, target=target_db), run_command, "--copy", "--set", "ddl.apply=true")
+    wrong = ('conflict.tables."public.type".insert_exists=skip', 'apply.tables."nosuch.table".parallel=always')
+    settings = [word for one in ("ddl.apply=true", *wrong) for word in ("--set", one)]
+    report = report_of(Route(source=source_db, target=target_db), run_command, "--copy", *settings)
     found = [(one["code"], one["object"], f"{one['found']} {one['fix']}") for one in report["findings"]]
     for one in FOUND:
         assert [text for code, name, text in found if (code, name) == (one.code, one.object) and one.words in text], one
@@ -226,3 +228,13 @@ async def test_servers_that_lack_everything(own_servers: OwnServers, monkeypatch
     assert {one.code for one in report.findings} - set(_SERVER_CODES) <= {
         Code.TABLE_MISSING, Code.LOCALE, Code.WAL_RETENTION,
     }  # fmt: skip
+
+
+def test_one_database_is_not_followed_into_itself(source_db: Database, run_command: RunCommand) -> None:
+    """Two ways to one database are refused by `check`, `init` and `run` (exit 4): each change would come again."""
+    source_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR ALL TABLES")
+    route = Route(source=source_db, target=source_db, source_dsn=f"{source_db.dsn} application_name=other")
+    for command in ("check", "init", "run"):
+        done = run_command(route, command)
+        assert (done.returncode, "lead to one database" in done.stderr) == (4, True), done
+    assert source_db.rows("SELECT count(*) FROM pg_namespace WHERE nspname = 'parapply'") == [(0,)]

@@ -45,6 +45,23 @@ def test_t68_a_stopped_conflict_is_kept_once_and_said_to_be_repaired(pair: Pair)
     pair.check_equal()
 
 
+def test_an_error_of_the_data_is_not_said_to_be_in_the_history(pair: Pair) -> None:
+    """Its hint names no policy, and what shows its values after a skip only; a setting for no table is logged."""
+    pair.create(_TABLE)
+    pair.target.execute("ALTER TABLE t ALTER v TYPE varchar(3)")
+    pair.write("INSERT INTO t VALUES (1, 'abcd')")
+    daemon = pair.start_only(settings={'conflict.tables."public.tt".insert_exists': "skip"})
+    assert daemon.exit_code(30) == 5
+    hint = daemon.wait_for_event("daemon_failed")["hint"]
+    assert "no policy settles that" in hint
+    assert "parapply skip --lsn" in hint
+    assert "`, which keeps its changes for `parapply conflicts show`" in hint
+    assert pair.target.rows(_FOUND) == []
+    told = daemon.wait_for_event("setting_without_table")
+    assert told["setting"] == 'conflict.tables."public.tt"'
+    assert told["reason"] == "public.tt is no published table; did you mean public.t?"
+
+
 def test_t68_a_settled_conflict_and_a_kill(pair: Pair) -> None:
     """Rows, record and history commit together: killed before or behind the COMMIT there is one row in the end."""
     pair.create(_TABLE)
@@ -55,6 +72,20 @@ def test_t68_a_settled_conflict_and_a_kill(pair: Pair) -> None:
         assert killed.exit_code(30) == -9
     pair.drain(settings=_KEEP_LOCAL)
     assert pair.target.rows("SELECT outcome, attempts FROM parapply.conflicts") == [("kept_local", 1)]
+
+
+def test_a_snapshot_says_that_changes_were_left_out(pair: Pair, run_command: RunCommand) -> None:
+    """It equals the publisher but for them; without any it says so without more."""
+    pair.create(_TABLE)
+    pair.target.execute("INSERT INTO t VALUES (7, 'local')")
+    daemon = pair.start(settings=_KEEP_LOCAL)
+    taken = run_command(pair.route, "snapshot", "--", "true")
+    assert " equals the publisher at " in taken.stdout, taken.stderr
+    assert "left out" not in taken.stdout
+    pair.write("INSERT INTO t VALUES (7, 'remote')")
+    daemon.wait_caught_up()
+    taken = run_command(pair.route, "snapshot", "--", "true")
+    assert ", but for 1 change that was left out (`parapply conflicts list`) (paused " in taken.stdout
 
 
 def test_t69_no_policy_ever_hides_a_change_of_order(pair: Pair) -> None:

@@ -115,6 +115,26 @@ def test_a_publication_that_is_made_again(
     daemon.stop()
 
 
+@pytest.mark.pg_majors(15)
+def test_a_publication_that_was_missing_up_to_17(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """Such a publisher cannot decode changes of a time without it, now or later: the hint leads to a new copy."""
+    tables = "CREATE TABLE t (id int PRIMARY KEY)"
+    for database in (source_db, target_db):
+        database.execute(tables)
+    source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    route = Route(source=source_db, target=target_db, settings={**FAST, "apply.workers": 2})
+    assert run_command(route, "init", "--copy").returncode == 0
+    source_db.execute("DROP PUBLICATION pub; INSERT INTO t VALUES (1); CREATE PUBLICATION pub FOR ALL TABLES")
+    daemon = start_daemon(route)
+    assert daemon.exit_code() == 3, daemon.log_tail()
+    assert "`parapply drop`, then `parapply init --copy --truncate`" in daemon.lines[-1]
+    assert run_command(route, "drop", "--yes").returncode == 0
+    assert run_command(route, "init", "--copy", "--truncate").returncode == 0
+    check_equal(route, "t")
+
+
 @pytest.mark.pg_majors(15, 18)
 def test_partitions_of_a_root_that_is_published_as_one(
     source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,20 +111,22 @@ def test_only_what_is_published_needs_a_privilege(
     lacking: Route, roles: dict[str, str], run_command: RunCommand
 ) -> None:
     """Of a publication of inserts nobody needs UPDATE or DELETE, unless a policy writes over what is here."""
-    lacking.source.execute("ALTER PUBLICATION pub SET (publish = 'insert')")
+    lacking.source.execute("CREATE PUBLICATION inserts FOR ALL TABLES WITH (publish = 'insert')")
+    only = replace(lacking, slot="inserts", publication="inserts")
+    make_slot(only)
     lacking.target.execute(f"REVOKE UPDATE, DELETE ON item FROM {roles['target']}")
     try:
         lacking.source.execute("INSERT INTO item VALUES (100, 1)")
         until = ("--until", lacking.end_of_source_lsn())
-        refused = run_command(lacking, "run", *until, "--set", "conflict.insert_exists=apply_remote")
+        refused = run_command(only, "run", *until, "--set", "conflict.insert_exists=apply_remote")
         assert refused.returncode == 4
         assert "lacks privileges on target table public.item: UPDATE, DELETE" in refused.stderr
-        done = run_command(lacking, "run", *until)
+        done = run_command(only, "run", *until)
         assert done.returncode == 0, done.stderr
     finally:
         lacking.target.execute(f"GRANT UPDATE, DELETE ON item TO {roles['target']}")
-        lacking.source.execute("ALTER PUBLICATION pub SET (publish = 'insert, update, delete, truncate')")
-    assert lacking.target.rows("SELECT v FROM item WHERE id = 100") == [(1,)]
+        lacking.source.execute("SELECT pg_drop_replication_slot('inserts'); DROP PUBLICATION inserts")
+    assert lacking.target.rows("DELETE FROM item WHERE id = 100 RETURNING v") == [(1,)]
 
 
 def test_every_case_is_documented() -> None:

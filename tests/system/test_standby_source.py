@@ -65,7 +65,7 @@ def test_a_standby_is_the_publisher(
 ) -> None:
     """`init --copy`, `run` and `verify` read a standby, which says what it waits for; what writes there is refused.
 
-    After the standby's promotion the daemon goes on there, with the same slot.
+    After the standby's promotion the daemon goes on there, with the same slot, and so does the next one.
     """
     primary, standby = own_servers("primary"), own_servers("standby")
     source = create_database(primary, "source")
@@ -114,4 +114,9 @@ def test_a_standby_is_the_publisher(
     daemon.route = Route(source=promoted, target=target_db, slot=route.slot, settings=settings, source_dsn=dsn)
     daemon.wait_caught_up()
     daemon.stop()
+    commit_each(promoted, 351, 360)
+    again = start_daemon(daemon.route)
+    again.wait_caught_up()
+    again.stop()
+    assert target_db.rows("SELECT timeline FROM parapply.slots") == [(2,)]
     check_equal(daemon.route)

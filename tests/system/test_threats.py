@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -12,79 +11,22 @@ import pytest
 from parapply.target.catalogue.facts import load_facts
 from parapply.target.session import settings
 from tests.fixtures.daemon import Daemon
-from tests.fixtures.databases import create_end, drop_database
+from tests.fixtures.mallory import Mallory, mallory
 from tests.fixtures.plain import FAST
 from tests.fixtures.route import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from parapply.plan.table import TableFacts
     from tests.fixtures.daemon import RunCommand
-    from tests.fixtures.databases import Database
-    from tests.fixtures.servers import ServerPool
 
-#: What code of an owner tries to become more than he is; what fails leaves the next one to be tried.
-_ATTACKS = (
-    "RESET ROLE", "SET ROLE NONE", "SET SESSION AUTHORIZATION DEFAULT", "RESET SESSION AUTHORIZATION",
-    "ALTER ROLE {role} SUPERUSER", "DECLARE late CURSOR WITH HOLD FOR SELECT {role}.rise()",
-)  # fmt: skip
-_CODE = """
-CREATE FUNCTION {role}.rise() RETURNS int LANGUAGE plpgsql AS $$ BEGIN
-  ALTER ROLE {role} SUPERUSER; RETURN 1; EXCEPTION WHEN OTHERS THEN RETURN 0; END $$;
-CREATE FUNCTION {role}.attack() RETURNS trigger LANGUAGE plpgsql AS $$ DECLARE one text; BEGIN
-  FOREACH one IN ARRAY ARRAY[{attacks}] LOOP
-    BEGIN EXECUTE one; EXCEPTION WHEN OTHERS THEN NULL; END;
-  END LOOP; RETURN NEW; END $$;
-"""
+__all__ = ["mallory"]
+
 _TRIGGER = """
 CREATE TRIGGER attack BEFORE INSERT ON {role}.{table} FOR EACH ROW EXECUTE FUNCTION {role}.attack();
 ALTER TABLE {role}.{table} ENABLE ALWAYS TRIGGER attack;
 """
-
-
-class Mallory:
-    """Owns a schema and its tables on both sides, and nothing else. The daemon's role of the target is a superuser."""
-
-    def __init__(self, route: Route, role: str) -> None:
-        self.route = route
-        self.role = role
-
-    def text(self, text: str, **more: str) -> str:
-        """Return SQL with the names put in."""
-        attacks = ", ".join(f"'{attack.format(role=self.role)}'" for attack in _ATTACKS)
-        return text.format(role=self.role, attacks=attacks, **more)
-
-    def on(self, end: Database, text: str, **more: str) -> None:
-        """Run SQL as Mallory."""
-        with psycopg.connect(end.dsn_with(user=self.role), autocommit=True) as conn:
-            conn.execute(self.text(text, **more).encode())
-
-    @property
-    def is_superuser(self) -> bool:
-        """Tell whether an attack on the target was a success."""
-        query = f"SELECT rolsuper FROM pg_roles WHERE rolname = '{self.role}'"
-        return bool(self.route.target.rows(query)[0][0])
-
-
-@pytest.fixture(scope="module")
-def mallory(server_pool: ServerPool, pg_major: int) -> Iterator[Mallory]:
-    """A route into databases where Mallory owns tables; the daemon applies as a superuser."""
-    ends = {end: create_end(server_pool.own(end, pg_major), end) for end in ("source", "target")}
-    source, target = ends["source"], ends["target"]
-    role = f"mallory_{secrets.token_hex(4)}"
-    route = Route(source=source, target=target, target_dsn=target.dsn, settings=FAST)
-    mallory = Mallory(route, role)
-    for end in (source, target):
-        end.execute(f"CREATE ROLE {role} LOGIN; CREATE SCHEMA {role} AUTHORIZATION {role}")
-        mallory.on(end, "CREATE TABLE {role}.early (id int PRIMARY KEY); CREATE TABLE {role}.late (id int PRIMARY KEY)")
-    source.execute("CREATE PUBLICATION pub FOR ALL TABLES")
-    mallory.on(target, _CODE)
-    yield mallory
-    for database in ends.values():
-        database.execute(f"DROP OWNED BY {role} CASCADE")
-        drop_database(database)
-        database.server.execute(f"DROP ROLE {role}")
 
 
 @pytest.mark.parametrize("table", ["early", "late"])

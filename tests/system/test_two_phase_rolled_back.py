@@ -127,6 +127,7 @@ def test_restarts_and_a_publisher_away(pair: Pair, start_daemon: StartDaemon) ->
 def test_only_a_rollback_is_left_out(pair: Pair) -> None:
     """What is still prepared, or committed, stops the daemon; repaired it is applied. Rolled back it stops nobody."""
     _new_slot(pair)
+    pair.drain(settings=TWO_PHASE)
     pair.target.execute("DELETE FROM t WHERE id = -5")
     write_prepared(pair.source, "a", "UPDATE t SET v = 'new' WHERE id = -5")
     pair.check_stopped(pair.start(settings=TWO_PHASE), code=5, says="update_missing")

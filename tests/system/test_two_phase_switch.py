@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from tests.fixtures.databases import create_database
+from tests.fixtures.fan import make_slot
 from tests.fixtures.pair import Pair, pair
 from tests.fixtures.plain import wait_until_unread
 from tests.fixtures.two_phase import (
@@ -195,3 +196,28 @@ def test_two_phase_is_not_switched_off_with_something_prepared(pair: Pair, start
     daemon.stop()
     pair.check_equal()
     check_nothing_is_left(pair.target)
+
+
+# Before PostgreSQL 18 a COMMIT PREPARED may come without its PREPARE for a transaction without changes.
+@pytest.mark.pg_majors(18)
+def test_what_the_last_reader_of_a_slot_was_sent_as_prepared(source_db: Database, pair: Pair) -> None:
+    """A slot is not adopted behind a PREPARE: only the outcome would come, and with nothing to commit rows are lost.
+
+    Refused while it is prepared on the publisher (exit 3), or here by a subscription that is gone (exit 4); an outcome
+    that comes all the same is an error (exit 5).
+    """
+    source_db.execute(f"{TABLES} CREATE PUBLICATION pub FOR ALL TABLES")
+    pair.target.execute(TABLES)
+    make_slot(pair.route, is_two_phase=True)
+    write_prepared(source_db, "a", "INSERT INTO t VALUES (1, 'a')")
+    says = "has two_phase, and 1 transactions are prepared on the publisher .*'a'.* Hint: end them"
+    pair.check_stopped(pair.start_only(settings=TWO_PHASE), code=3, says=says)
+    passed = f"pg_replication_slot_advance('{pair.route.slot}', '{pair.route.end_of_source_lsn()}')"
+    source_db.rows(f"SELECT FROM {passed}")
+    decide(source_db, "a", "COMMIT")
+    write_prepared(pair.target, "pg_gid_1_2", "SELECT FROM pg_current_xact_id()")
+    says = "1 transactions are prepared by a subscription that was dropped .*'pg_gid_1_2'.* Hint: roll them back"
+    pair.check_stopped(pair.start_only(settings=TWO_PHASE), code=4, says=says)
+    decide(pair.target, "pg_gid_1_2", "ROLLBACK")
+    says = "COMMIT PREPARED of transaction .* its PREPARE never came here.* Hint: another reader"
+    pair.check_stopped(pair.start_only(settings=TWO_PHASE), code=5, says=says)

@@ -104,7 +104,8 @@ class Code(StrEnum):
     NO_KEY = "no_key"
     NOT_SET_BASED = "not_set_based"
     IDENTITY_ALWAYS = "identity_always"
-    # The machine of the daemon.
+    # The configuration, and the machine of the daemon.
+    SETTING_WITHOUT_TABLE = "setting_without_table"
     SPILL_DIR = "spill_dir"
     SPILL_SPACE = "spill_space"
 

@@ -307,6 +307,10 @@ KINDS: Final[Mapping[Code, Kind]] = {
         _D, _REFUSED, "the daemon keeps large transactions there until they commit", "make it, or set apply.spill_dir",
         is_arguable=True,
     ),
+    Code.SETTING_WITHOUT_TABLE: Kind(
+        _D, _WARNING, "the setting has no effect, and the table that it was meant for has the common one",
+        "correct the name, or publish the table; a partition that is published by itself has a name of its own",
+    ),
     Code.SPILL_SPACE: Kind(
         _D, _WARNING, "a large transaction can fill the disk of the daemon's machine before it meets its limit",
         "make room, or lower apply.spill_limit_bytes",

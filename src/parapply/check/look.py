@@ -20,7 +20,8 @@ from parapply.check.server import read_rows
 from parapply.check.source import few, read_source
 from parapply.check.tables import Wanted, read_tables
 from parapply.check.target import findings_of_machine, findings_of_target, read_target
-from parapply.connect import Connections, known_position
+from parapply.config import settings_without_table
+from parapply.connect import Connections, check_apart, known_position
 from parapply.copy.published import PublishedTable
 from parapply.errors import SourceLost, SourceRefused, TargetLost, TargetRefused
 from parapply.plan.table import TablePlan
@@ -171,6 +172,7 @@ async def _look_at(  # noqa: PLR0913, PLR0917  what is known by now
     known: state.SlotState | None,
     of_state: Sequence[Finding],
 ) -> Report:
+    await check_apart(ends.target, facts)
     connections = options.connections if options.is_copy else 0
     # Both have ended when this goes on: neither reads on in a session that is about to be closed.
     source, there = await asyncio.gather(
@@ -187,7 +189,7 @@ async def _look_at(  # noqa: PLR0913, PLR0917  what is known by now
     if is_known:
         of_source = [each for each in of_source if each.code not in _OF_NEW_SLOT]
     if known is not None:
-        of_source += await _of_known_slot(config, ends.target, source, known)
+        of_source += await _of_known_slot(config, ends, source, known)
     wanted = Wanted(
         is_copy=options.is_copy,
         truncates=options.truncates,
@@ -195,7 +197,17 @@ async def _look_at(  # noqa: PLR0913, PLR0917  what is known by now
         is_known=is_known,
     )
     plans, of_tables = await read_tables(ends.target, config, source, wanted)
-    findings = [*of_source, *findings_of_target(there, config, source), *of_tables, *findings_of_machine(config)]
+    unknown = settings_without_table(config, [relation.qualified_name for relation in source.relations])
+    of_settings = [
+        Finding(code=Code.SETTING_WITHOUT_TABLE, object=section, found=what) for section, what in unknown.items()
+    ]
+    findings = [
+        *of_source,
+        *findings_of_target(there, config, source),
+        *of_tables,
+        *of_settings,
+        *findings_of_machine(config),
+    ]
     severities = list(Severity)
     findings.sort(key=lambda each: (severities.index(KINDS[each.code].severity), _ORDER.index(each.code), each.object))
     return Report(
@@ -222,13 +234,13 @@ async def _known(
 
 
 async def _of_known_slot(
-    config: Config, target: settings.Connection, source: SourceSide, found: state.SlotState
+    config: Config, ends: Connections, source: SourceSide, found: state.SlotState
 ) -> list[Finding]:
     """Tell why a slot that is followed already cannot continue."""
     dsn, name = config.source.dsn.get_secret_value(), config.source.slot
-    position = await known_position(target, found)
+    position = await known_position(ends.target, found)
     try:
-        await refusals.check(source.facts, dsn, name, position, two_phase=config.source.two_phase)
+        await refusals.check(ends.source, source.facts, dsn, name, position, two_phase=config.source.two_phase)
     except SourceRefused as error:
         if not any(each.code in {Code.WAL_LEVEL, Code.SOURCE_STANDBY} for each in source.findings):
             return [Finding(code=Code.SLOT_REFUSED, object=name, found=str(error), fix=error.hint)]

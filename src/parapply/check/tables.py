@@ -61,7 +61,7 @@ async def read_tables(
         shapes = await read_shapes(conn, names)
         types = await read_types(conn, names)
     findings = list(findings_of_types(source.types, types))
-    plans = []
+    plans: list[TablePlan] = []
     for relation, name in zip(source.relations, names, strict=True):
         target = found.get(name)
         if target is None:
@@ -83,11 +83,12 @@ async def read_tables(
         can_change = source.publishes_changes(relation.oid)
         findings += _of_plan(plan, can_change=can_change, is_replica=role == "replica")
     if wanted.is_copy and not wanted.is_known:
+        planned = {(plan.facts.schema, plan.facts.name) for plan in plans}
         readable = [
             here for here in [table.here() for table in source.tables]
-            if isinstance(found.get(here.full_name), TableFacts) and here.full_name not in denied
+            if here.full_name in planned and here.full_name not in denied
         ]  # fmt: skip
-        findings += await _of_rows(conn, readable, wanted)
+        findings += await _of_rows(conn, readable, wanted, config)
     return plans, findings
 
 
@@ -156,7 +157,7 @@ def _disable(table: str, target: TableFacts) -> list[str]:
     return ["; ".join(f"ALTER TABLE {table} ENABLE {word}" for word in words) + ";"] if words else []
 
 
-async def _of_rows(conn: Connection, tables: Sequence[PublishedTable], wanted: Wanted) -> list[Finding]:
+async def _of_rows(conn: Connection, tables: Sequence[PublishedTable], wanted: Wanted, config: Config) -> list[Finding]:
     code = Code.ROWS_EMPTIED if wanted.truncates else Code.ROWS_THERE
     return [
         Finding(
@@ -165,5 +166,5 @@ async def _of_rows(conn: Connection, tables: Sequence[PublishedTable], wanted: W
             found=f"{shown(*table.full_name)} holds rows already",
             fix=f"TRUNCATE {shown(*table.full_name)};",
         )
-        for table in await on_target.not_empty(conn, tables)
+        for table in await on_target.not_empty(conn, tables, config.target)
     ]

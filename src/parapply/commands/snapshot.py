@@ -55,7 +55,7 @@ async def _run(
             for one in taken:
                 click.echo(
                     f"slot {one.slot_name}: snapshot {one.name} equals the publisher at {format_lsn(one.at_lsn)}"
-                    f" (paused {one.pause_s * 1000:.1f} ms)"
+                    f"{_but_for(one)} (paused {one.pause_s * 1000:.1f} ms)"
                 )
         if command:
             return await _run_command(command, taken)
@@ -65,12 +65,20 @@ async def _run(
         return 0
 
 
+def _but_for(one: Snapshot) -> str:
+    if not one.n_left_out:
+        return ""
+    changes = "1 change that was" if one.n_left_out == 1 else f"{one.n_left_out} changes that were"
+    return f", but for {changes} left out (`parapply conflicts list`)"
+
+
 def _document(one: Snapshot) -> dict[str, str | float]:
     return {
         "slot_name": one.slot_name,
         "snapshot": one.name,
         "at_lsn": format_lsn(one.at_lsn),
         "pause_s": round(one.pause_s, 6),
+        "n_left_out": one.n_left_out,
     }
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from psycopg import sql
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks at a request although nobody called.
 _LOOK_S = 0.5
+_LEFT_OUT: Final = "SELECT count(*) FROM {s}.conflicts WHERE slot_id = $1::int AND outcome IN ('skipped', 'kept_local')"
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +43,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     at_lsn: int  # of the publisher: every transaction that ends here or before is in it, and no other
     pause_s: float  # for which nothing later was applied
     slot_name: str
+    n_left_out: int  # changes that the history knows as left out by a policy or a skip: the publisher has them
 
 
 @asynccontextmanager
@@ -157,8 +159,17 @@ class _Asking:
             await self._keeping.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             await self._keeping.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(ready.snapshot_name)))
             ((name,),) = await settings.rows(self._keeping, sql.SQL("SELECT pg_catalog.pg_export_snapshot()"))
+            ((n_left_out,),) = await settings.rows(
+                self._keeping, state.in_schema(_LEFT_OUT, self._schema), [self._slot_id]
+            )
         await requests.answer(self._asking, self._schema, self._slot_id, self._request_id, "taken")
-        return Snapshot(name=name, at_lsn=ready.at_lsn, pause_s=ready.pause_s or 0.0, slot_name=self._slot_name)
+        return Snapshot(
+            name=name,
+            at_lsn=ready.at_lsn,
+            pause_s=ready.pause_s or 0.0,
+            slot_name=self._slot_name,
+            n_left_out=n_left_out,
+        )
 
     async def withdraw(self) -> None:
         """Remove the request; with the session gone the daemon does it."""

@@ -72,8 +72,7 @@ async def replay(
     for conflict in conflicts:
         _check(conflict)
         if target.apply_as == "owner":
-            here = mapping.target_of((conflict["schema_name"], conflict["table_name"]))
-            await catalogue.check_foreign_code(conn, *here, conflict["remote_row"] or ())
+            await _check_code(conn, conflict, mapping)
         with target_errors(f"replaying conflict {conflict['conflict_id']}"):
             effects.append(await _one(conn, role, conflict, mapping))
             await _rows(conn, mark.as_string(None), [conflict["conflict_id"]])
@@ -87,6 +86,16 @@ def _check(conflict: _Row) -> None:
             f"conflict {conflict['conflict_id']} was not left out: its transaction {what}",
             hint="replay what was skipped or lost against the target's row (outcome skipped or kept_local)",
         )
+
+
+async def _check_code(conn: Connection, conflict: _Row, mapping: MappingConfig) -> None:
+    tables = [(conflict["schema_name"], conflict["table_name"])]
+    if conflict["operation"] == "truncate":
+        tables = list(listed_tables(conflict["key"] or {}))
+    # Only a new row has defaults.
+    sent = conflict["remote_row"] or () if conflict["operation"] in ("insert", "update") else None
+    for there in tables:
+        await catalogue.check_foreign_code(conn, *mapping.target_of(there), sent)
 
 
 async def _one(conn: Connection, role: str, conflict: _Row, mapping: MappingConfig) -> Effect:

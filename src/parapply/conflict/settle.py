@@ -27,6 +27,7 @@ from parapply.conflict.resolve import inserting, remote_wins
 from parapply.errors import StatementFailed
 from parapply.plan.steps import TruncateStep
 from parapply.target.session.pipeline import ANY_COUNT
+from parapply.target.sql.commands import guards
 from parapply.vocabulary import ConflictOutcome, ConflictType
 
 if TYPE_CHECKING:
@@ -101,6 +102,12 @@ class Settler:
             StatementFailed: no conflict; `commands` is what it counts in.
             TargetLost, TargetRefused, ProtocolError: as everywhere.
         """
+        # Outside of the savepoints below: to go back to one gives up the locks that were taken behind it.
+        self.commands = guards(
+            [plan for one in changes for plan in (one.plans if isinstance(one, TruncateStep) else one[:1])]
+        )
+        if self.commands:
+            await self._session.run(self.commands)
         at = 0
         while at < len(changes):
             run = changes[at : at + _RUN]
@@ -181,7 +188,7 @@ class Settler:
         """Execute the commands of one change; return what failed, undone."""
         self.commands = list(commands)
         # Whose row it is must be known before its new values are looked at, as in the built-in subscription.
-        n_looks = sum(command.operation == "origin" for command in commands)
+        n_looks = max((at for at, command in enumerate(commands, 1) if command.operation == "origin"), default=0)
         for at, part in ((0, self.commands[:n_looks]), (n_looks, self.commands[n_looks:])):
             try:
                 if part:

@@ -102,11 +102,11 @@ async def begin(  # noqa: PLR0913, PLR0917  what is known by now
             # One transaction: where something is refused, nothing of the schema is left.
             async with ends.target.transaction():
                 await schemas.make(ends.target, dumped)
-                await _check_target(ends.target, tables, options)
+                await _check_target(config, ends.target, tables, options)
     else:
         # Each query by itself: one transaction would keep every table and index locked, which takes more shared memory
         # than a server has for ten thousand tables.
-        await _check_target(ends.target, tables, options)
+        await _check_target(config, ends.target, tables, options)
     if dumped:
         click.echo(f"target: schema made ({len(dumped):,} bytes of SQL)")
     async with connect.state_schema(ends.target, schema):
@@ -140,7 +140,7 @@ async def _begin(
         async with lifecycle.new_slot(ends.source, config.source.slot), ends.target.transaction():
             if have_run is not None:
                 await _check_commands(config, snapshot, have_run)
-            made = await connect.adopt(config, ends)
+            made = await connect.adopt(config, ends, is_new=True)
             await lease.take_lease(ends.target, made.slot_id, 0, lock_class=copies.LOCK_CLASS)
             await copies.add(ends.target, schema, made.slot_id, _oids(tables), is_listed=True)
             await copies.begin(ends.target, schema, made.slot_id, names, snapshot.lsn)
@@ -194,7 +194,7 @@ async def go_on(
         have_run = await _until_commands(config, ends, found.slot_id)
     elif not await ddl_queue.numbers(ends.source) <= set(have_run):
         raise _came_late()
-    await _check_target(ends.target, tables, options, begun=begun)
+    await _check_target(config, ends.target, tables, options, begun=begun)
     unpublished = sorted(left - {table.full_name for table in tables})
     await copies.forget(ends.target, schema, found.slot_id, unpublished)
     await _copy_later(config, options, ends, found, tables, have_run)
@@ -289,7 +289,7 @@ async def _refresh(config: Config, options: CopyOptions) -> None:
         tables = _chosen(options, known, published)
         begun = {row.name for row in known.tables if row.state == CopyState.COPYING or row.is_again}
         have_run = await _until_commands(config, ends, found.slot_id) if tables else None
-        await _check_target(ends.target, tables, options, begun=begun)
+        await _check_target(config, ends.target, tables, options, begun=begun)
         gone = sorted({row.name for row in known.tables} - {table.full_name for table in published})
         if gone:
             await copies.forget(ends.target, schema, found.slot_id, gone)
@@ -574,11 +574,17 @@ def _say_left_out(facts: slot.SourceFacts, published: Collection[Name]) -> None:
 
 
 async def _check_target(
-    target: settings.Connection, tables: Sequence[PublishedTable], options: CopyOptions, *, begun: Collection[Name] = ()
+    config: Config,
+    target: settings.Connection,
+    tables: Sequence[PublishedTable],
+    options: CopyOptions,
+    *,
+    begun: Collection[Name] = (),
 ) -> None:
     """Refuse what would fail when something is half done.
 
     Args:
+        config: whose code may run.
         target: control session.
         tables: to be copied.
         options: what may be done to them.
@@ -591,7 +597,7 @@ async def _check_target(
     here = [table.here() for table in tables]
     begun = {table.here().full_name for table in tables if table.full_name in begun}
     await on_target.check_columns(target, here)
-    full = await on_target.not_empty(target, here)
+    full = await on_target.not_empty(target, here, config.target)
     foreign = [table.text for table in full if table.full_name not in begun]
     if foreign and not options.truncates:
         raise TargetRefused(

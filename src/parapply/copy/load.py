@@ -190,7 +190,7 @@ class CopyLoad:
                 if indexes := found.get(table.here().full_name):
                     await self._drop_indexes(table.full_name, indexes)
         emptied = [table.here() for table in tables if table.oid not in kept]
-        full = await on_target.not_empty(target, emptied)
+        full = await on_target.not_empty(target, emptied, self._config.target)
         with settings.target_errors("emptying tables"):
             async with target.transaction():
                 if self._config.target.apply_as == "owner":

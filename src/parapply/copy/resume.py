@@ -39,6 +39,7 @@ from parapply.model import format_lsn, parse_lsn
 from parapply.printable import printable
 from parapply.source import options as stream_options
 from parapply.source import slot
+from parapply.target.catalogue.facts import check_foreign_code
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state import copy_parts
 from parapply.wire.decode import decode
@@ -246,7 +247,9 @@ class Resumption:
         relations = await on_target.alone(self._target, [table.full_name])
         query = sql.SQL("SELECT pg_catalog.count(*) FROM {}").format(relations[table.full_name])
         with target_errors(f"counting the rows of {table.text}"):
-            ((n_rows,),) = await rows(self._target, query)
+            async with self._target.transaction():
+                await self._check_code(table)
+                ((n_rows,),) = await rows(self._target, query)
         if n_rows != n_copied:
             return "the target's rows are not those that were copied"
         with target_errors(f"looking for foreign keys to {table.text}"):
@@ -303,6 +306,10 @@ class Resumption:
                             collector.take(bytes(data))
         return keys
 
+    async def _check_code(self, table: PublishedTable) -> None:
+        if self._config.target.apply_as == "owner":
+            await check_foreign_code(self._target, *table.here().full_name, table.columns)
+
     async def _bring(
         self,
         reader: slot.Connection,
@@ -320,6 +327,7 @@ class Resumption:
         more_rows = 0
         with target_errors(f"bringing {table.text} forward"):
             async with self._writer.transaction():
+                await self._check_code(table)
                 await on_target.still_acting(self._target, [table.full_name])
                 for first in range(0, len(keys), _KEYS_AT_ONCE):
                     some = keys[first : first + _KEYS_AT_ONCE]

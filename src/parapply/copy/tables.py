@@ -14,12 +14,13 @@ from psycopg import sql
 
 from parapply.errors import TargetRefused
 from parapply.state_mark import STATE_SCHEMAS_SQL
-from parapply.target.catalogue.facts import own_table
+from parapply.target.catalogue.facts import look_for_foreign_code, own_table
 from parapply.target.session.settings import rows, target_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from parapply.config import TargetConfig
     from parapply.copy.published import PublishedTable
     from parapply.plan.copy_starts import Name
     from parapply.target.session.settings import Connection
@@ -143,12 +144,16 @@ async def alone(conn: Connection, names: Sequence[Name]) -> dict[Name, sql.Compo
     }
 
 
-async def not_empty(conn: Connection, tables: Sequence[PublishedTable]) -> list[PublishedTable]:
+async def not_empty(conn: Connection, tables: Sequence[PublishedTable], target: TargetConfig) -> list[PublishedTable]:
     """Return the tables that hold rows.
 
     Raises:
-        TargetRefused, TargetLost: they could not be read.
+        TargetRefused, TargetLost: they could not be read, or have code that must not run.
     """
+    if target.apply_as == "owner":
+        # To plan a SELECT runs what is constant in the expressions of indexes and statistics.
+        for table in tables:
+            await look_for_foreign_code(conn, *table.full_name, table.columns, role=target.session_replication_role)
     full: list[PublishedTable] = []
     relations = await alone(conn, [table.full_name for table in tables])
     for first in range(0, len(tables), _AT_ONCE):

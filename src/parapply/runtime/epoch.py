@@ -80,6 +80,8 @@ _DRAIN_S = 8.0
 _LAST_WORD_S = 5.0
 #: Bytes after which a transaction is applied in pieces inside one target transaction.
 _PIECE_BYTES = 8 * 1024 * 1024
+#: server_version_num of the first publisher that sends no COMMIT PREPARED without its PREPARE.
+_EACH_NOTED_SINCE = 180000
 #: Parts of the publisher's patience between two reports: two may be late.
 _TIMEOUT_PARTS = 3
 
@@ -137,7 +139,12 @@ class Epoch:
         )
         self._target_names = TargetNames(self._tables.target_names)
         piece_bytes = min(_PIECE_BYTES, config.apply.memory_limit_bytes // 4)
-        two_phase = TwoPhase(ends.state.slot_id, ends.prepared, self._is_rolled_back)
+        two_phase = TwoPhase(
+            ends.state.slot_id,
+            ends.prepared,
+            self._is_rolled_back,
+            is_each_noted=ends.source_facts.server_version_num >= _EACH_NOTED_SINCE and config.source.origin == "any",
+        )
         self._spill = Spill(config.apply.spill_dir, config.apply.spill_limit_bytes)
         streams = StreamBuffers(self._spill, self._stream_limits(piece_bytes))
         assembler = Assembler(
@@ -271,6 +278,8 @@ class Epoch:
             note=_note(ends.whole_until_lsn, delay_s),
             figures=figures,
             intervals=self._intervals(reader, shown),
+            timeline=ends.source_facts.timeline,
+            ask_timeline=lambda: slot.replayed_timeline(ends.source, config.source.dsn.get_secret_value()),
         )
         self._shown_parts = Parts(
             ends.stream,

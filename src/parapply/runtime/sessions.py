@@ -21,15 +21,15 @@ import msgspec
 from psycopg import sql
 
 from parapply import __version__, connect, failpoints
-from parapply.config import SAME_ROLE
+from parapply.config import SAME_ROLE, settings_without_table
 from parapply.conflict.rules import Rules
-from parapply.errors import ParapplyError, TargetLost, TargetRefused
+from parapply.errors import ParapplyError, SlotBusy, TargetLost, TargetRefused
 from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.runtime.tables.control_pool import ControlPool
 from parapply.runtime.tables.prefetch import CataloguePrefetch
 from parapply.runtime.worker_sessions import WorkerSessions
-from parapply.source import failover, options, refusals, slot
+from parapply.source import failover, history, options, refusals, slot
 from parapply.source.catch_up import UNFINISHED, CatchUp, RangeLimits, range_options, why_stream
 from parapply.source.catch_up_stream import CatchUpStream
 from parapply.target.session import lease, origins, prepared, settings
@@ -88,10 +88,15 @@ class Connector:
         self._rules = Rules(config.conflict)
         self._is_told_of_origins = False
         self._is_failover_told = False
+        #: Sections of the configuration that were logged as naming no published table.
+        self._without_table: set[str] = set()
         #: Ends whose server was logged as newer than what was tested.
         self._newer: set[str] = set()
         self._whole_until_lsn = 0
         self._last_reader: CatchUpStream | None = None
+        self._sender_pid = 0
+        #: The server that the last stream began on, and when it had started.
+        self._server = ("", 0)
         self._ranges_from_lsn = 0
         self._log = get_logger()
 
@@ -130,7 +135,7 @@ class Connector:
             tracks_commits = await origins.tracks_commits(control)
             self._check_tracking(tracks_commits=tracks_commits)
             await self._check_ddl_role(control)
-            connecting = begin(self._connect_stream(stack, first_look))
+            connecting = begin(self._connect_stream(stack, source, first_look))
             source_facts, found, published = await self._recover(control, source, first_look, slot_id)
             pending = await self._prepared(control, slot_id)
             known = await copies.load(control, self._config.target.state_schema, slot_id)
@@ -148,11 +153,12 @@ class Connector:
             )
             stack.push_async_callback(opener.close_all)
             stream, sessions, _ = await _together(
-                self._start(connecting, source_facts, found, streaming, two_phase=two_phase),
+                self._start(connecting, source, source_facts, found, streaming, two_phase=two_phase),
                 self._workers(opener),
                 self._write_daemon(control, source_facts, slot_id, two_phase=two_phase),
             )
         self._check_origins([session for _, session in sessions])
+        await self._tell_without_table(source)
         self._tell_newer(source=source_facts.server_version_num, target=control.info.server_version)
         self._log.info("target_connected", low_lsn=format_lsn(found.low_lsn), workers=len(sessions))
         self._log.info("source_connected", slot=found.slot_name, start_lsn=format_lsn(found.resume_lsn))
@@ -177,6 +183,23 @@ class Connector:
             tracks_commits=tracks_commits,
             published=published,
         )
+
+    async def _tell_without_table(self, source: slot.Connection) -> None:
+        """Log once that a section of the configuration names a table that is not published.
+
+        Raises:
+            SourceLost: the connection broke.
+        """
+        config = self._config
+        if not (config.apply.tables or config.conflict.tables or config.mapping.tables):
+            return
+        names = await slot.tables_to_expect(source, config.source.publications)
+        unknown = settings_without_table(config, [".".join(name) for name in names])
+        for section, what in unknown.items():
+            if section not in self._without_table:
+                self._without_table.add(section)
+                hint = "correct the name; if the table is published later, the setting holds from then on"
+                self._log.warning("setting_without_table", setting=section, reason=what, hint=hint)
 
     def _tell_newer(self, **versions: int) -> None:
         """Log once that a server is newer than every version that this program was run with."""
@@ -248,6 +271,7 @@ class Connector:
             # Before the slot is adopted, because a cut-over refuses a way back that is applied already.
             await connect.check_back(config, source, facts)
             found = await state.load(control, config.target.state_schema, config.source.slot, facts.system_identifier)
+            await connect.check_apart(control, facts)
             if found is None:
                 found = await connect.adopt(config, connect.Connections(source, control))
                 self._log.warning("slot_adopted", slot=config.source.slot, start_lsn=format_lsn(found.low_lsn))
@@ -297,7 +321,7 @@ class Connector:
             raise TargetLost(f"target: the state of slot {name!r} was removed while this daemon took the lease")
         dsn = config.source.dsn.get_secret_value()
         known = await connect.known_position(control, found)
-        await refusals.check(facts, dsn, name, known, two_phase=config.source.two_phase)
+        facts = await refusals.check(source, facts, dsn, name, known, two_phase=config.source.two_phase)
         facts = await failover.ensure(dsn, facts, name, config.source.failover)
         if config.source.failover == "auto" and not self._is_failover_told and (why := failover.unprotected(facts)):
             self._is_failover_told = True
@@ -376,7 +400,9 @@ class Connector:
         found = options.streaming_of(facts.server_version_num, config.source.streaming)
         return "off" if config.apply.delay_s else found
 
-    async def _connect_stream(self, stack: AsyncExitStack, facts: slot.SourceFacts) -> CatchUpStream:
+    async def _connect_stream(
+        self, stack: AsyncExitStack, asked: slot.Connection, facts: slot.SourceFacts
+    ) -> CatchUpStream:
         source = self._config.source
         streams = self._streaming(facts) != "off"
         is_less = source.decoding_memory_bytes < facts.decoding_memory_bytes
@@ -386,13 +412,14 @@ class Connector:
             is_replication=True,
             decoding_memory_bytes=source.decoding_memory_bytes if streams and is_less else 0,
         )
-        stream = CatchUpStream(connection)
+        stream = CatchUpStream(connection, lambda: slot.read_slot(asked, source.slot))
         stack.push_async_callback(stream.close)
         return stream
 
-    async def _start(
+    async def _start(  # noqa: PLR0913  one place calls it
         self,
         connecting: asyncio.Task[CatchUpStream],
+        source_conn: slot.Connection,
         facts: slot.SourceFacts,
         found: state.SlotState,
         streaming: str,
@@ -413,13 +440,51 @@ class Connector:
 
         stream = await connecting
         await stream.check_same(facts)
+        own_pid, self._sender_pid = self._sender_pid, stream.sender_pid
+        try:
+            await stream.claim(source.slot, own_pid)
+        except SlotBusy:
+            self._sender_pid = own_pid
+            raise
+        await self._check_history(source_conn, facts, found)
         reason = await self._catch_up(
             stream, facts, found, command, is_streaming=streaming != "off", two_phase=two_phase
         )
         if reason:
-            await stream.start(command(found.resume_lsn), reason)
+            await stream.start(command(found.resume_lsn), found.resume_lsn, reason)
         self._last_reader = stream
+        self._server = (facts.system_identifier, facts.started_us)
         return stream
+
+    async def _check_history(self, conn: slot.Connection, facts: slot.SourceFacts, found: state.SlotState) -> None:
+        """Refuse a publisher that was put back to an older state, and has written since, where its slot is behind.
+
+        Raises:
+            SourceRefused: it was.
+            SlotBusy, SourceLost: it cannot be asked now.
+        """
+        source = self._config.source
+        slot_lsn = (facts.slot.confirmed_flush_lsn if facts.slot else None) or 0
+        # A server that has served this daemon since its start was not put back.
+        if slot_lsn >= found.high_lsn or self._server == (facts.system_identifier, facts.started_us):
+            return
+        if not found.recorded and not found.has_forgotten:
+            # Nothing was applied yet; the way back of a cut-over begins past its slot.
+            return
+        is_two_phase = facts.slot is not None and facts.slot.is_two_phase
+        why = ""
+        if found.has_forgotten:
+            why = "no record of what is applied is left"
+        elif found.high_lsn - slot_lsn > history.LIMIT_BYTES:
+            why = "the slot is too far behind"
+        elif source.two_phase and not is_two_phase:
+            why = "the slot does not send prepared transactions yet"
+        if not why:
+            name, version = source.slot, facts.server_version_num
+            start = options.start_options(version, source.publications, source.origin, two_phase=is_two_phase)
+            await history.check(conn, name, slot_lsn, start, low_lsn=found.low_lsn, recorded=found.recorded)
+            return
+        self._log.warning("history_unproved", slot=source.slot, reason=why)
 
     async def _catch_up(  # noqa: PLR0913  what there is to read, and how
         self,

@@ -12,27 +12,36 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from parapply import failpoints
+from parapply.errors import SlotBusy, SourceLost
 from parapply.logs import get_logger
 from parapply.model import format_lsn
+from parapply.quoting import literal
 from parapply.source.failover import check_same
 from parapply.source.ranges import WalRanges
+from parapply.source.slot import source_errors
 from parapply.source.stream import ReplicationStream
 from parapply.vocabulary import Reading
 from parapply.wire.frames import Keepalive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from parapply.source.catch_up import CatchUp
-    from parapply.source.slot import Connection, SourceFacts
+    from parapply.source.slot import Connection, SlotFacts, SourceFacts
 
 
 class CatchUpStream:
     """One connection that reads one slot. Only the leader uses it."""
 
-    def __init__(self, connection: Connection, *, past_libpq: bool = True) -> None:
-        """Take over a connection opened with ``replication=database``; arguments as those of `ReplicationStream`."""
+    def __init__(
+        self, connection: Connection, look: Callable[[], Awaitable[SlotFacts | None]], *, past_libpq: bool = True
+    ) -> None:
+        """Take over a connection opened with ``replication=database``; arguments as those of `ReplicationStream`.
+
+        `look` asks another session for the slot as it is now.
+        """
         self._connection = connection
+        self._look = look
         self._stream = ReplicationStream(connection, past_libpq=past_libpq)
         self._loop = asyncio.get_running_loop()
         self._log = get_logger()
@@ -117,15 +126,55 @@ class CatchUpStream:
         """Make sure, before `start` and `catch_up`, that the connection leads to a server; as `failover.check_same`."""
         await check_same(self._connection, facts)
 
-    async def start(self, command: str, reason: str = "") -> None:
+    async def claim(self, slot_name: str, own_pid: int = 0) -> None:
+        """Keep every other parapply off the slot until the connection ends, before `start` and `catch_up`.
+
+        PostgreSQL does that for a stream only; a stream takes the lock as well because it would pass by one that reads
+        ranges.
+
+        Args:
+            slot_name: of the slot.
+            own_pid: the publisher's process of the last connection, of which the publisher may not have noticed that it
+                was left: it is ended if it holds the lock.
+
+        Raises:
+            SlotBusy: another one has it.
+            SourceLost: the connection broke.
+        """
+        key = f"pg_catalog.hashtextextended({literal(f'parapply reads {slot_name}')}, 0)"
+        with source_errors("claiming the slot"):
+            cursor = await self._connection.execute(f"SELECT pg_catalog.pg_try_advisory_lock({key})".encode())
+            row = await cursor.fetchone()
+            if row is not None and not row[0]:
+                await self._connection.execute(
+                    "SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_locks WHERE locktype = 'advisory'"  # noqa: S608
+                    f" AND granted AND objsubid = 1 AND pid = {own_pid:d}"
+                    f" AND classid::bigint << 32 | objid::bigint = {key}".encode()
+                )
+        if row is None or not row[0]:
+            raise SlotBusy(
+                f"slot {slot_name!r} is read by another parapply.",
+                hint="it has another target or target.state_schema, or the publisher has not noticed yet that it went "
+                "away; trying again",
+            )
+
+    async def start(self, command: str, start_lsn: int, reason: str = "") -> None:
         """Send START_REPLICATION; errors as those of `ReplicationStream.start`.
 
         Args:
             command: of `start_replication_sql`.
+            start_lsn: that it names.
             reason: why it is a stream, for people.
+
+        Raises:
+            SourceLost: another reader has moved the slot past the LSN, where the publisher begins without a word.
         """
         self.reading, self.reason = Reading.STREAM, reason
         await self._stream.start(command)
+        # Nobody else moves it from now on, and nothing has been reported yet.
+        found = await self._look()
+        if found is None or (found.confirmed_flush_lsn or 0) > start_lsn:
+            raise SourceLost("the slot was moved by another reader before the stream began.")
         self._is_streaming = True
 
     async def catch_up(self, plan: CatchUp, command: Callable[[int], str], lag_bytes: int) -> str:
@@ -173,7 +222,7 @@ class CatchUpStream:
         await ranges.leave()
         failpoints.probe(failpoints.HANDED_OVER)
         start_lsn = self._ranges_end_lsn = max(end_lsn, self._plan.start_lsn)
-        await self.start(self._command(start_lsn), reason)
+        await self.start(self._command(start_lsn), start_lsn, reason)
         self._log.info("catch_up_left", start_lsn=format_lsn(start_lsn), reason=reason, n_ranges=ranges.n_read)
         self._listen()
 

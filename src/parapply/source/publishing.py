@@ -147,7 +147,8 @@ def why_incomplete(before: str, now: str) -> str:
         The reason; empty: all of its changes were published all the time.
     """
     known, ways = set(_ways(before)), set(_ways(now))
-    new = sorted(ways - known)
+    # Fewer kinds of changes than before is what somebody wanted, and loses nothing that was to come.
+    new = sorted(way for way in ways - known if not any(_is_narrower(way, one) for one in known))
     if not new or any(_is_whole(way) for way in ways & known):
         return ""
     if not known:
@@ -198,6 +199,15 @@ def _rows(marks: str) -> dict[str, tuple[str, str]]:
 
 def _sends(rest: str) -> str:
     return rest.partition("<")[0].partition("&")[0]
+
+
+def _is_narrower(way: str, known: str) -> bool:
+    """Tell whether an entry sends some of the kinds of changes that it sent before, and nothing else is different."""
+    entry, _, rest = way.partition(":")
+    before, _, rest_before = known.partition(":")
+    sent, sent_before = _sends(rest), _sends(rest_before)
+    is_same = entry == before and rest.removeprefix(sent) == rest_before.removeprefix(sent_before)
+    return is_same and set(sent) < set(sent_before) and set(sent_before) - set(sent) <= _ALL
 
 
 def _is_whole(way: str) -> bool:

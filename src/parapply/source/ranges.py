@@ -61,7 +61,8 @@ class WalRanges:
         """Copy the slot and ask for the first range; return why that cannot be, empty if it is under way.
 
         Raises:
-            SourceLost: the connection ended, or a query after the copying was refused.
+            SourceLost: the connection ended, a query after the copying was refused, or another reader has moved the
+                slot: the copy begins where the slot is.
         """
         # Its texts repeat, and a walsender takes no prepared statement.
         self._connection.prepare_threshold = None
@@ -76,6 +77,8 @@ class WalRanges:
             # What a range decodes is kept here before its first row is sent; more goes to a temporary file.
             await self._execute(f"SET work_mem = '{max(limits.range_bytes // 1024, 64)}kB'")
             position = await self._look()
+            if position.copy_lsn > self._plan.start_lsn:
+                raise SourceLost(f"slot {self._plan.slot!r} was moved by another reader before it was copied.")
             if position.copy_lsn < self._plan.start_lsn and not limits.is_far(position.restart_bytes):
                 # This decodes nothing that is on the target already: it only reads the WAL that the first range would.
                 await self._execute(catch_up.advance_sql(self._copy, self._plan.start_lsn))

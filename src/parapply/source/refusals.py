@@ -12,10 +12,11 @@ import msgspec
 
 from parapply.errors import SourceLost, SourceRefused
 from parapply.model import format_lsn, parse_lsn
-from parapply.source.slot import connect, inspect, source_errors
+from parapply.source.slot import connect, inspect, replayed_timeline, source_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import LiteralString
 
     from parapply.source.slot import Connection, SlotFacts, SourceFacts
 
@@ -32,7 +33,7 @@ _REUSED_HINT = (
     "--truncate`)"
 )
 _LOST_HINT = (
-    "`parapply drop`, copy the tables again, `parapply init`; a larger max_slot_wal_keep_size keeps slots longer"
+    "`parapply drop`, then `parapply init --copy --truncate`; a larger max_slot_wal_keep_size keeps slots longer"
 )
 
 
@@ -43,6 +44,7 @@ class KnownPosition(msgspec.Struct, frozen=True, kw_only=True):
     timeline: int
     low_lsn: int  # the permanent watermark
     high_lsn: int  # nothing that ends after it is recorded or prepared here; relaxed it is above the watermark
+    confirmed_flush_lsn: int = 0  # the last but one report at the earliest; the watermark may be reported since
 
 
 async def verify(
@@ -62,18 +64,36 @@ async def verify(
         SourceLost: the connection broke.
     """
     facts = await inspect(conn, slot_name)
-    await check(facts, dsn, slot_name, known, two_phase=two_phase)
-    return facts
+    return await check(conn, facts, dsn, slot_name, known, two_phase=two_phase)
 
 
-async def check(
-    facts: SourceFacts, dsn: str, slot_name: str, known: KnownPosition | None, *, two_phase: bool = False
-) -> None:
-    """Check everything on facts just read; arguments and errors as those of `verify`."""
+async def check(  # noqa: PLR0913
+    conn: Connection,
+    facts: SourceFacts,
+    dsn: str,
+    slot_name: str,
+    known: KnownPosition | None,
+    *,
+    two_phase: bool = False,
+) -> SourceFacts:
+    """Check everything on facts just read, and return them with a standby's present timeline; else as `verify`."""
+    facts = await with_timeline(conn, facts, dsn)
     history: Mapping[int, int] = {}
     if known and facts.system_identifier == known.system_identifier and facts.timeline > known.timeline:
         history = await timeline_history(dsn, facts.timeline)
     check_slot(facts, slot_name, known, history, two_phase=two_phase)
+    return facts
+
+
+async def with_timeline(conn: Connection, facts: SourceFacts, dsn: str) -> SourceFacts:
+    """Return facts with the timeline that a standby replays now.
+
+    Raises:
+        SourceRefused, SourceLost: as `replayed_timeline`.
+    """
+    if not facts.is_in_recovery:
+        return facts
+    return msgspec.structs.replace(facts, timeline=await replayed_timeline(conn, dsn))
 
 
 def check_slot(
@@ -143,6 +163,43 @@ def check_server(facts: SourceFacts) -> None:
         )
 
 
+async def check_undecided(conn: Connection, facts: SourceFacts) -> None:
+    """Refuse to adopt a slot that may lie behind a PREPARE whose outcome is still to come.
+
+    Only the outcome would come then: whoever read the slot before was sent the PREPARE.
+
+    Args:
+        conn: plain session on the publisher.
+        facts: the publisher; the slot is there, and was not made just now.
+
+    Raises:
+        SourceRefused: something is prepared, or that cannot be seen.
+        SourceLost: the connection broke.
+    """
+    if facts.slot is None or not facts.slot.is_two_phase:
+        return
+    name = facts.slot.name
+    if facts.is_in_recovery:
+        raise SourceRefused(
+            f"slot {name!r} has two_phase, and a standby does not show what is prepared: only the outcome would come of"
+            " what the slot's last reader was sent as prepared",
+            hint="choose the name of a slot that does not exist: `parapply init --copy` makes it, and copies the rows",
+        )
+    query: LiteralString = (
+        "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database() ORDER BY prepared"
+    )
+    with source_errors("reading what is prepared"):
+        cursor = await conn.execute(query)
+        gids = [str(gid) for (gid,) in await cursor.fetchall()]
+    if gids:
+        raise SourceRefused(
+            f"slot {name!r} has two_phase, and {len(gids)} transactions are prepared on the publisher (the first is "
+            f"{gids[0]!r}): only the outcome would come of what the slot's last reader was sent as prepared",
+            hint="end them (COMMIT PREPARED, ROLLBACK PREPARED) and let that reader apply the outcome before the slot "
+            "is taken over; if it is gone, drop the slot: `parapply init --copy --truncate` makes another",
+        )
+
+
 def check_primary(facts: SourceFacts, what: str) -> None:
     """Refuse a standby for what writes on the publisher.
 
@@ -193,8 +250,17 @@ def _check_cluster(facts: SourceFacts, known: KnownPosition, history: Mapping[in
 
 
 def _check_switch(facts: SourceFacts, known: KnownPosition, history: Mapping[int, int]) -> None:
-    """Refuse a newer timeline that was begun before the last transaction that is recorded here."""
+    """Refuse a newer timeline that was begun before the last transaction that is recorded here.
+
+    A walsender outlives the promotion of its server and a standby's change to a new primary, after which it sends the
+    newer timeline, and the record may still name the older one. The slot says so: what was reported last lies beyond
+    the switch there. A slot that came from a primary, or was made since, has not been told that very position.
+    """
     left_at = history.get(known.timeline)
+    if left_at is not None and facts.slot is not None and not facts.slot.is_synced:
+        confirmed = facts.slot.confirmed_flush_lsn or 0
+        if confirmed > left_at and confirmed in (known.low_lsn, known.confirmed_flush_lsn):
+            return
     if left_at is None or known.high_lsn > left_at:
         left = "never was on it" if left_at is None else f"left it at {format_lsn(left_at)}"
         raise SourceRefused(

@@ -55,6 +55,7 @@ class SlotFacts(msgspec.Struct, frozen=True, kw_only=True):
     is_conflicting: bool  # 16 and later
     is_two_phase: bool
     is_failover: bool = False  # 17 and later
+    is_synced: bool = False  # 17 and later: as it came from a primary
 
     def retained_bytes(self, flush_lsn: int) -> int | None:
         """Return how much WAL the publisher keeps for the slot, None if it is lost.
@@ -69,7 +70,7 @@ class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The publisher as it is now."""
 
     system_identifier: str  # unsigned 64 bits
-    timeline: int  # a standby that follows a new primary tells the old one until its next restart point
+    timeline: int  # of a standby that of its last restart point: `replayed_timeline` asks for the present one
     database: str
     server_version_num: int
     wal_level: str
@@ -80,6 +81,7 @@ class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     slot: SlotFacts | None
     synchronized_standby_slots: str = ""  # whose standbys a failover slot waits for; 17 and later
     hot_standby_feedback: bool = True
+    started_us: int = 0  # the server's start, microseconds since 1970-01-01 UTC
     state_schemas: frozenset[str] = frozenset()  # of parapplies that apply, or applied, to the publisher
 
 
@@ -91,6 +93,7 @@ class SourcePosition(msgspec.Struct, frozen=True, kw_only=True):
     flush_lsn: int  # end of its durable WAL
     insert_lsn: int  # end of all its WAL; on a standby of what it has replayed
     standby_names: str  # for which its commits wait; empty on a standby, where nothing commits
+    timeline: int  # of the WAL being written; 0 on a standby
 
 
 @contextmanager
@@ -221,12 +224,13 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
                (SELECT pg_catalog.to_jsonb(s) FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = $1),
                COALESCE(pg_catalog.current_setting('synchronized_standby_slots', true), ''),
                pg_catalog.current_setting('hot_standby_feedback')::bool,
+               (extract(epoch FROM pg_catalog.pg_postmaster_start_time()) * 1000000)::bigint,
                ARRAY(SELECT schema_name::text FROM {STATE_SCHEMAS_SQL} AS own)
           FROM pg_catalog.pg_is_in_recovery() AS r"""  # noqa: S608 - a constant
     with source_errors("inspecting the publisher"):
         found = await _rows(conn, query, [slot_name])
     ((identifier, timeline, database, wal_level, is_standby, timeout_s, decoding_bytes, flush, *rest),) = found
-    slot, synced, feedback, own = rest
+    slot, synced, feedback, started_us, own = rest
     return SourceFacts(
         # The control file's number is unsigned, SQL's bigint is not.
         system_identifier=str(identifier & 0xFFFF_FFFF_FFFF_FFFF),
@@ -241,6 +245,7 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
         slot=_slot_facts(slot) if slot else None,
         synchronized_standby_slots=synced,
         hot_standby_feedback=feedback,
+        started_us=started_us,
         state_schemas=frozenset(own),
     )
 
@@ -268,17 +273,46 @@ async def position(conn: Connection) -> SourcePosition:
                                    ELSE pg_catalog.clock_timestamp() END) * 1000000)::bigint,
                CASE WHEN r THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END,
                CASE WHEN r THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_insert_lsn() END,
-               CASE WHEN r THEN '' ELSE pg_catalog.current_setting('synchronous_standby_names') END
+               CASE WHEN r THEN '' ELSE pg_catalog.current_setting('synchronous_standby_names') END,
+               CASE WHEN r THEN 0 ELSE ('x' || pg_catalog.substr(pg_catalog.pg_walfile_name(
+                   pg_catalog.pg_current_wal_insert_lsn()), 1, 8))::bit(32)::int END
           FROM pg_catalog.pg_is_in_recovery() AS r"""
     with source_errors("reading the publisher's position"):
-        ((unix_us, passed_unix_us, flush, insert, standby_names),) = await _rows(conn, query)
+        ((unix_us, passed_unix_us, flush, insert, standby_names, timeline),) = await _rows(conn, query)
     return SourcePosition(
         clock_us=unix_us - POSTGRES_EPOCH_US,
         passed_us=None if passed_unix_us is None else passed_unix_us - POSTGRES_EPOCH_US,
         flush_lsn=parse_lsn(flush) if flush else 0,
         insert_lsn=parse_lsn(insert) if insert else 0,
         standby_names=standby_names,
+        timeline=timeline,
     )
+
+
+async def replayed_timeline(conn: Connection, dsn: str) -> int:
+    """Return the timeline that a server replays or writes, which SQL does not tell on a standby.
+
+    Args:
+        conn: plain session on the server.
+        dsn: to open a replication session there.
+
+    Raises:
+        SourceRefused: the role lacks REPLICATION.
+        SourceLost: the connection broke, or the DSN leads to another server than the session.
+    """
+    started = "SELECT pg_catalog.pg_postmaster_start_time()::text"
+    asking = await connect(dsn, application_name="parapply timeline", is_replication=True)
+    async with asking:
+        with source_errors("identifying the publisher"):
+            cursor = await asking.execute(started.encode())
+            there = await cursor.fetchone()
+            cursor = await asking.execute(b"IDENTIFY_SYSTEM")
+            row = await cursor.fetchone()
+            cursor = await conn.execute(started.encode())
+            here = await cursor.fetchone()
+    if row is None or there is None or there != here:
+        raise SourceLost("source: two connections to the publisher lead to different servers.")
+    return int(row[1])
 
 
 async def read_slot(conn: Connection, slot_name: str) -> SlotFacts | None:
@@ -348,6 +382,7 @@ def _slot_facts(row: dict[str, Any]) -> SlotFacts:
         is_conflicting=bool(row.get("conflicting")),
         is_two_phase=bool(row.get("two_phase")),
         is_failover=bool(row.get("failover")),
+        is_synced=bool(row.get("synced")),
     )
 
 

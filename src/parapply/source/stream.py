@@ -34,6 +34,8 @@ RECEIVE_BUFFER_BYTES = 4 * 1024 * 1024
 LOCAL_RECEIVE_BUFFER_BYTES = 256 * 1024
 #: After every other LSN.
 _ANY_LSN: Final = 2**64 - 1
+#: Undefined object. The slot was there a moment ago.
+_NO_PUBLICATION: Final = "42704"
 
 
 class ReplicationStream:
@@ -123,6 +125,7 @@ class ReplicationStream:
 
         Raises:
             SourceLost: the stream ended.
+            SourceRefused: it needs a publication of a time when there was none.
             ProtocolError: the bytes are not what a walsender sends.
         """
         transport = self._transport
@@ -153,7 +156,7 @@ class ReplicationStream:
         """Report progress; only `flushed_lsn` moves the slot, and it must be durable on the target (trap T-1).
 
         Raises:
-            SourceLost: the stream ended.
+            SourceLost, SourceRefused: as `drain`.
         """
         if self._ended:
             return
@@ -188,9 +191,11 @@ class ReplicationStream:
             self._is_writing = False
             self._loop.remove_writer(self._fd)
 
-    def _lost(self, failure: CopyFailed) -> SourceLost:
+    def _lost(self, failure: CopyFailed) -> SourceLost | SourceRefused:
         self.pause_reading()
         self._ended = True
+        if failure.sqlstate == _NO_PUBLICATION:
+            return _without_publication(failure)
         return SourceLost(f"the stream from the publisher ended: {str(failure) or 'connection lost'}.")
 
 
@@ -205,12 +210,22 @@ def _receive_buffer_bytes(view: socket.socket) -> int:
     return LOCAL_RECEIVE_BUFFER_BYTES if is_local else RECEIVE_BUFFER_BYTES
 
 
+def _without_publication(failure: CopyFailed) -> SourceRefused:
+    """Return what a stream means that needs a publication of a time when there was none: up to 17 it never goes on."""
+    return SourceRefused(
+        f"the publisher cannot decode changes of a time when a publication was missing: {failure}.",
+        hint="the slot cannot give these changes: `parapply drop`, then `parapply init --copy --truncate`",
+    )
+
+
 def _start_error(failure: CopyFailed) -> SlotBusy | SourceLost | SourceRefused:
     if failure.sqlstate == "55006":
         return SlotBusy(
             f"the replication slot is in use: {failure}.",
             hint="another reader holds it, or the publisher has not noticed yet that one went away; trying again",
         )
+    if failure.sqlstate == _NO_PUBLICATION:
+        return _without_publication(failure)
     if failure.sqlstate is None or failure.sqlstate[:2] in ("08", "53", "57"):
         return SourceLost(f"the publisher did not start the stream: {failure}.")
     return SourceRefused(

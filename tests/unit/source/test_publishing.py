@@ -15,6 +15,12 @@ from parapply.source.publishing import altered, is_by_root, new_partitions, why_
         ("", "a1:iudt", "not published for a time"),
         ("r1*:iudt", "r2:iudt", "made again"),
         ("r1:i", "r1:iudt", "sends other changes"),
+        ("r1:ud", "r1:i", "sends other changes"),
+        # Fewer kinds of changes, because they are not wanted.
+        ("r1:iudt", "r1:i", ""),
+        ("n1:iudt&800", "n1:i&800", ""),
+        ("n1:iudt&800", "n1:i&850", "sends other changes"),
+        ("r1:iudtv", "r1:iudt", "sends other changes"),
         ("r1:iudt<7@900", "r1:iudt<7@950", "attached"),
         ("n1:iudt&800", "n1:iudt&850", "schema"),
         # One that sends everything was there all the time.

@@ -98,9 +98,27 @@ def test_a_newer_timeline_is_taken_up_to_its_switch_point() -> None:
     for known in (KNOWN, replace(KNOWN, low_lsn=40)):
         check_slot(replace(facts, slot=replace(SLOT, confirmed_flush_lsn=40)), "s", known, {1: 50, 2: 100, 3: 150})
         with pytest.raises(SourceRefused, match="lost"):
-            check_slot(facts, "s", known, {1: 50, 2: 99, 3: 150})
+            check_slot(replace(facts, slot=replace(SLOT, confirmed_flush_lsn=30)), "s", known, {1: 50, 2: 39, 3: 150})
         with pytest.raises(SourceRefused, match="never was on it"):
             check_slot(facts, "s", known, {1: 50})
+
+
+def test_a_stream_that_outlived_a_promotion_goes_on() -> None:
+    """The slot was told the very position that is recorded, beyond the switch: nobody else has told it that.
+
+    Not so where a primary told it, or where it is elsewhere.
+    """
+    facts = replace(FACTS, timeline=3)
+    told = replace(KNOWN, low_lsn=120, high_lsn=130, confirmed_flush_lsn=100)
+    for lsn, history in ((100, {2: 99}), (120, {2: 99}), (120, {2: 110})):
+        check_slot(replace(facts, slot=replace(SLOT, confirmed_flush_lsn=lsn)), "s", told, history)
+    for slot, history in (
+        (replace(SLOT, confirmed_flush_lsn=110), {2: 99}),
+        (replace(SLOT, confirmed_flush_lsn=100), {2: 110}),
+        (replace(SLOT, confirmed_flush_lsn=120, is_synced=True), {2: 99}),
+    ):
+        with pytest.raises(SourceRefused, match="lost"):
+            check_slot(replace(facts, slot=slot), "s", told, history)
 
 
 def test_a_publisher_whose_wal_ends_before_what_is_recorded_is_refused() -> None:

@@ -46,10 +46,14 @@ _CONFLICTS: Final = {
     ("exists", ""): "update_missing",
 }
 
-_HINT: Final = (
-    "the target differs from the publisher here, or refuses the row: correct the target (`parapply conflicts show` or "
-    "the server's log has the values), choose a policy in [conflict], or skip the transaction with `parapply skip "
-    "--lsn {lsn}`"
+_CONFLICT_HINT: Final = (
+    "the target differs from the publisher here: correct the target (`parapply conflicts show` has the values), choose "
+    "a policy in [conflict], or skip the transaction with `parapply skip --lsn {lsn}`"
+)
+_REFUSED_HINT: Final = (
+    "the target refuses the change, and no policy settles that: correct the target (its log has the server's own "
+    "message), or skip the transaction with `parapply skip --lsn {lsn}`, which keeps its changes for `parapply "
+    "conflicts show`"
 )
 _PRIVILEGE: Final = "42501"
 _PRIVILEGE_HINT: Final = (
@@ -115,7 +119,8 @@ def apply_failed(  # noqa: PLR0913  what the line is made of
     """
     operation = command.operation if command else "commit"
     kind = _CONFLICTS.get((operation, failure.sqlstate), operation)
-    place, hint = "", _HINT.format(lsn=format_lsn(end_lsn))
+    # Only a conflict is in the history.
+    place, hint = "", (_CONFLICT_HINT if stop else _REFUSED_HINT).format(lsn=format_lsn(end_lsn))
     if stop:
         kind = stop.conflict.type.value
     if command:

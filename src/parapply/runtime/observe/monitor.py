@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from parapply.errors import SourceLost
+from parapply.errors import SourceLost, SourceRefused
 from parapply.logs import get_logger
 from parapply.runtime.apply.deadlocks import AT_WORK
 from parapply.runtime.observe.meter import take_counts
@@ -22,7 +23,7 @@ from parapply.target.state.slots import WorkerRow
 from parapply.vocabulary import DaemonState, WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from parapply.metrics.figures import Figures
     from parapply.runtime.apply.conflicts import ConflictHandler
@@ -44,6 +45,8 @@ _INTERVAL_S = 1.0
 _FIRST_LOOK_S = 0.2
 #: Seconds between two queries of the slot: how much WAL it keeps changes slowly.
 _SLOT_S = 10.0
+#: The same of the timeline of a standby, which takes a connection each time; it changes with a failover.
+_TIMELINE_S = 30.0
 #: The same of a migration or a cut-over, of which mostly there is none.
 _MOVES_S = 3.0
 #: Seconds the stream may continue after the publisher ended our plain session: a fast stop ends plain sessions first
@@ -82,11 +85,14 @@ class Monitor:
         figures: Figures,
         note: str,
         intervals: Intervals,
+        timeline: int,
+        ask_timeline: Callable[[], Awaitable[int]],
     ) -> None:
         """Keep the parts to show.
 
         `foreign_waits` says what a worker waits for on the target, by its number; `note` what people shall see as the
-        reason while all goes well. `intervals` gets its turn after each check.
+        reason while all goes well. `intervals` gets its turn after each check. `timeline` is recorded, and
+        `ask_timeline` asks for that of a standby.
         """
         self._source = source
         self._control_pool = control_pool
@@ -112,6 +118,8 @@ class Monitor:
         self._note = note
         self._log = get_logger()
         self._intervals = intervals
+        self._timeline = timeline
+        self._ask_timeline = ask_timeline
         # The rows that show them are made again in each epoch.
         figures.changed = dict.fromkeys(figures.tables)
         self._clock = asyncio.get_running_loop().time
@@ -120,6 +128,7 @@ class Monitor:
         #: As the publisher showed it last; None: not yet, or it is gone.
         self.slot: SeenSlot | None = None
         self._asked_slot_s = -_SLOT_S
+        self._asked_timeline_s = self._clock()
         #: A migration and a cut-over as their commands noted them last.
         self.moves = Moves()
         self._asked_moves_s = -_MOVES_S
@@ -152,6 +161,7 @@ class Monitor:
             trouble = self._conflict_handler.trouble
             note = self._shown.blocked_reason or self._note or self._worker_tasks.reason
             self._shown.state = (DaemonState.RETRYING, trouble) if trouble else (DaemonState.RUNNING, note)
+            await self._look_at_timeline(position.timeline)
             await self.show()
             await self._look_at_moves()
             await self._intervals.take()
@@ -162,6 +172,21 @@ class Monitor:
         if is_synchronous != self._stream.is_synchronous:
             self._stream.is_synchronous = is_synchronous
             self._log.info("standby_changed", slot=self._slot_name, is_synchronous=is_synchronous)
+
+    async def _look_at_timeline(self, timeline: int) -> None:
+        """Record that the publisher, once a standby, was promoted, or follows another primary: the stream goes on."""
+        if not timeline:
+            if self._clock() - self._asked_timeline_s < _TIMELINE_S:
+                return
+            self._asked_timeline_s = self._clock()
+            # A connection of its own: what it cannot say now it says the next time, or the next start does.
+            with suppress(SourceLost, SourceRefused):
+                timeline = await self._ask_timeline()
+        if timeline > self._timeline:
+            async with self._control_pool.session() as conn:
+                await state.set_timeline(conn, self._schema, self._slot_id, timeline)
+            self._log.info("timeline_followed", slot=self._slot_name, before=self._timeline, timeline=timeline)
+            self._timeline = timeline
 
     async def _look_at_slot(self, flush_lsn: int) -> None:
         now_s = self._clock()

@@ -7,7 +7,8 @@ on the target decides:
 | again comes      | prepared here         | proof visible | a note only              | nothing                     |
 |------------------|-----------------------|---------------|--------------------------|-----------------------------|
 | PREPARE          | done; record it       | -             | -                        | prepare                     |
-| COMMIT PREPARED  | commit it             | done; record  | error: it is lost        | never prepared here: record |
+| COMMIT PREPARED  | commit it             | done; record  | error: it is lost        | never prepared here: record,|
+|                  |                       |               |                          | or an error                 |
 | ROLLBACK PREPARED| roll it back          | error         | done or left out; record | done or never prepared;     |
 |                  |                       |               |                          | record                      |
 
@@ -15,7 +16,9 @@ A PREPARE that cannot be applied is no error before its outcome is known: if the
 decoded it, only a part was sent. Then nothing is prepared, and the PREPARE is recorded with its note, so that the
 COMMIT PREPARED of a standby that was promoted without the rollback is an error.
 
-What has no changes is not prepared here, and up to PostgreSQL 17 its outcome comes all the same. A PREPARE comes again
+What has no changes may come without its PREPARE up to PostgreSQL 17; from 18 on a COMMIT PREPARED that finds nothing is
+one whose PREPARE another reader of the slot was sent. With `origin = none` both come by themselves: the PREPARE of a
+subscriber is left out, the COMMIT PREPARED of a client is not. A PREPARE comes again
 only until it is recorded, and its outcome is recorded after it, so what was rolled back is not prepared again.
 """
 
@@ -50,6 +53,8 @@ class TwoPhase:
         slot_id: int,
         pending: dict[int, tuple[str, int]],
         ask: Callable[[int], Awaitable[bool]],
+        *,
+        is_each_noted: bool,
     ) -> None:
         """Start with what the target has.
 
@@ -57,10 +62,12 @@ class TwoPhase:
             slot_id: of the state.
             pending: of `target.prepared.pending`.
             ask: asks the publisher whether it has rolled back what it sent as prepared, by its xid.
+            is_each_noted: a COMMIT PREPARED never comes without its PREPARE.
         """
         self._slot_id = slot_id
         self._pending = dict(pending)
         self._ask = ask
+        self._is_each_noted = is_each_noted
         self._log = get_logger()
 
     @property
@@ -147,15 +154,24 @@ class TwoPhase:
         is_committed = await session.is_proved(start)
         which = f"of transaction {message.xid}, end LSN {format_lsn(end_lsn)}"
         if isinstance(message, CommitPrepared):
-            if not is_committed and await session.is_noted(start):
+            if is_committed:
+                return
+            if await session.is_noted(start):
                 raise ApplyFailed(
                     f"COMMIT PREPARED {which}: its PREPARE is recorded on the target, where it is neither prepared nor "
                     "committed.",
                     hint="another session rolled it back, here or on a publisher that a standby has replaced since: "
-                    "its changes are lost, copy its tables again",
+                    "its changes are lost, copy its tables again (`parapply drop`, then `init --copy --truncate`)",
+                )
+            if self._is_each_noted:
+                raise ApplyFailed(
+                    f"COMMIT PREPARED {which}: its PREPARE never came here.",
+                    hint="another reader was sent it before the slot was taken over: its changes are lost, copy its "
+                    "tables again (`parapply drop`, then `init --copy --truncate`)",
                 )
         elif is_committed:
             raise ApplyFailed(
                 f"ROLLBACK PREPARED {which}: it is committed on the target.",
-                hint="another session committed it here: undo its changes by hand, or copy its tables again",
+                hint="another session committed it here: undo its changes by hand, or copy its tables again "
+                "(`parapply drop`, then `init --copy --truncate`)",
             )

@@ -232,7 +232,7 @@ async def check_table_access(
     _check_access(facts, found[0] if found else None)
 
 
-def refuse_foreign_code(table: str, foreign: ForeignCode | None, sent: Collection[str]) -> None:
+def refuse_foreign_code(table: str, foreign: ForeignCode | None, sent: Collection[str] | None) -> None:
     """Refuse a table with code of an owner who may not become the role that applies.
 
     `SET ROLE` would keep no code within its owner's rights: it can set the role back, and a cursor WITH HOLD or a
@@ -241,13 +241,15 @@ def refuse_foreign_code(table: str, foreign: ForeignCode | None, sent: Collectio
     Args:
         table: schema.table, for people.
         foreign: of its facts.
-        sent: columns that come from the publisher: their defaults do not act.
+        sent: columns that come from the publisher: their defaults do not act. None: no default does.
 
     Raises:
         TargetRefused: as said.
     """
-    acting = [what for what, column in foreign.code if column is None or column not in sent] if foreign else []
-    if foreign is None or not acting:
+    if foreign is None:
+        return
+    acting = [what for what, column in foreign.code if column is None or (sent is not None and column not in sent)]
+    if not acting:
         return
     role = sql.Identifier(foreign.role).as_string(None)
     owners = ", ".join(sql.Identifier(owner).as_string(None) for owner in foreign.owners)
@@ -259,7 +261,9 @@ def refuse_foreign_code(table: str, foreign: ForeignCode | None, sent: Collectio
     )
 
 
-async def check_foreign_code(conn: psycopg.AsyncConnection[Any], schema: str, name: str, sent: Collection[str]) -> None:
+async def check_foreign_code(
+    conn: psycopg.AsyncConnection[Any], schema: str, name: str, sent: Collection[str] | None
+) -> None:
     """Do what `refuse_foreign_code` does, and keep such code away until the end of the session's transaction.
 
     Raises:
@@ -269,6 +273,19 @@ async def check_foreign_code(conn: psycopg.AsyncConnection[Any], schema: str, na
     with target_errors(f"looking for code of {schema}.{name}"):
         await conn.execute(sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(sql.Identifier(schema, name)))
         ((role,),) = await _rows(conn, "SELECT pg_catalog.current_setting('session_replication_role')", ())
+    await look_for_foreign_code(conn, schema, name, sent, role=role)
+
+
+async def look_for_foreign_code(
+    conn: psycopg.AsyncConnection[Any], schema: str, name: str, sent: Collection[str] | None, *, role: str
+) -> None:
+    """Do what `refuse_foreign_code` does, as of now.
+
+    Raises:
+        TargetRefused: as `refuse_foreign_code`.
+        TargetLost: the connection broke.
+    """
+    with target_errors(f"looking for code of {schema}.{name}"):
         found = await _rows(conn, FOREIGN_SQL, (schema, name, role))
     if found and found[0][0]:
         refuse_foreign_code(f"{schema}.{name}", msgspec.convert(found[0][0], ForeignCode), sent)

@@ -78,6 +78,31 @@ async def check_possible(conn: Connection) -> None:
         )
 
 
+async def check_no_orphans(conn: Connection) -> None:
+    """Refuse a target that holds what a built-in subscription has prepared that is no longer there.
+
+    Its outcome comes through the slot, and would find nothing under a name of ours.
+
+    Raises:
+        TargetRefused: it does.
+        TargetLost: the connection broke.
+    """
+    query = sql.SQL(
+        "SELECT gid FROM pg_catalog.pg_prepared_xacts AS x WHERE database = pg_catalog.current_database()"
+        " AND gid ~ '^pg_gid_[0-9]+_[0-9]+$' AND NOT EXISTS (SELECT FROM pg_catalog.pg_subscription AS s"
+        " WHERE s.oid::text = pg_catalog.split_part(x.gid, '_', 3)) ORDER BY prepared"
+    )
+    with target_errors("reading what subscriptions have prepared"):
+        gids = [str(gid) for (gid,) in await rows(conn, query)]
+    if gids:
+        raise TargetRefused(
+            f"target: {len(gids)} transactions are prepared by a subscription that was dropped (the first is "
+            f"{gids[0]!r}): their outcome would find nothing",
+            hint="roll them back (ROLLBACK PREPARED), drop the slot on the publisher, and make another with `parapply "
+            "init --copy --truncate`",
+        )
+
+
 async def check_may_end(conn: Connection, slot_id: int) -> None:
     """Refuse a role that may not end what is prepared here for a slot: only a superuser and who prepared it may.
 

@@ -60,7 +60,7 @@ from parapply.wire.rows import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from parapply.plan.segments import Effects
     from parapply.plan.steps import Step
@@ -135,6 +135,22 @@ def code_check(commands: Sequence[Command], role: str) -> list[Command]:
     oids = _array(_OID, [_oid(oid) for oid, _ in unaware])
     names = _array(_TEXT, [name.encode("utf-8", "surrogateescape") for _, name in unaware])
     return [Command(prepared, [oids, names], expected=0, operation="code", plan=commands[0].plan)]
+
+
+def guards(plans: Iterable[TablePlan]) -> list[Command]:
+    """Return what fails if a table has code of an owner who may not become the role that applies, to come first.
+
+    The lock of each keeps triggers, constraints and the like away until the end of the transaction, or until it goes
+    back to an earlier savepoint.
+    """
+    tables = {(plan.facts.oid, plan.relation): plan for plan in plans if plan.facts.foreign is not None}
+    made: list[Command] = []
+    for plan in tables.values():
+        sent = _array(_TEXT, [column.name.encode("utf-8", "surrogateescape") for column in plan.columns])
+        names = [name.encode("utf-8", "surrogateescape") for name in (plan.facts.schema, plan.facts.name)]
+        for prepared, parameters in ((lock_table(plan.facts), []), (NO_FOREIGN_CODE, [*names, sent])):
+            made.append(Command(prepared, parameters, expected=ANY_COUNT, operation="guard", plan=plan))
+    return made
 
 
 class CommandBuilder:
@@ -223,23 +239,8 @@ class CommandBuilder:
         self._statements.clear()
 
     def _guarded(self, commands: list[Command]) -> list[Command]:
-        """Put before commands what fails if a table has code of an owner who may not become the role that applies.
-
-        Its lock keeps triggers, constraints and the like away until the end of the transaction.
-        """
-        tables = {
-            (plan.facts.oid, plan.relation): plan
-            for command in commands
-            for plan in (command.plan, *command.others)
-            if plan.facts.foreign is not None
-        }
-        guards: list[Command] = []
-        for plan in tables.values():
-            sent = _array(_TEXT, [column.name.encode("utf-8", "surrogateescape") for column in plan.columns])
-            names = [name.encode("utf-8", "surrogateescape") for name in (plan.facts.schema, plan.facts.name)]
-            for prepared, parameters in ((lock_table(plan.facts), []), (NO_FOREIGN_CODE, [*names, sent])):
-                guards.append(Command(prepared, parameters, expected=ANY_COUNT, operation="guard", plan=plan))
-        return guards + commands
+        """Put the `guards` of their tables before commands."""
+        return guards([plan for command in commands for plan in (command.plan, *command.others)]) + commands
 
     def _of(self, plan: TablePlan) -> Statements:
         found = self._statements.get(id(plan))

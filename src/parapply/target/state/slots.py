@@ -9,6 +9,8 @@ Source: traps T-1 to T-16; PostgreSQL manual, "Asynchronous Commit".
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -30,7 +32,7 @@ from parapply.target.state.display import (
 from parapply.target.state.schema import drop_schema, ensure_schema, gone, has_schema, in_schema, lsn_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from parapply.target.session.settings import Connection
 
@@ -55,6 +57,7 @@ __all__ = [
     "load",
     "record_sql",
     "set_state",
+    "set_timeline",
     "write_daemon",
     "write_tables",
     "write_workers",
@@ -78,8 +81,13 @@ class SlotState(msgspec.Struct, frozen=True, kw_only=True):
     system_identifier: str
     timeline: int
     low_lsn: int  # everything that ends here or before is committed
-    ranges: tuple[tuple[int, int], ...]  # every transaction that ends in [first, last] is committed, too
+    # Every transaction that ends in [first, last] is committed, too. They lie apart, in order, because one stuck
+    # transaction in relaxed order can leave very many, and each transaction that comes again is looked for in them.
+    ranges: tuple[tuple[int, int], ...]
     members: frozenset[int]  # these, too
+    recorded: tuple[tuple[int, int], ...] = ()  # end LSN and commit time of the last transaction of each record
+    has_forgotten: bool = False  # something was applied, and no record of it is left: from before the last one was kept
+    confirmed_flush_lsn: int = 0  # reported to the publisher; the watermark may be reported since
 
     @property
     def resume_lsn(self) -> int:
@@ -93,11 +101,10 @@ class SlotState(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_applied(self, end_lsn: int) -> bool:
         """Tell whether the source transaction that ends at `end_lsn` is committed here."""
-        return (
-            end_lsn <= self.low_lsn
-            or end_lsn in self.members
-            or any(first <= end_lsn <= last for first, last in self.ranges)
-        )
+        if end_lsn <= self.low_lsn or end_lsn in self.members:
+            return True
+        at = bisect_right(self.ranges, end_lsn, key=itemgetter(0))
+        return at > 0 and end_lsn <= self.ranges[at - 1][1]
 
 
 class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,8 +177,9 @@ async def load(conn: Connection, schema: str, slot_name: str, system_identifier:
     # One statement, hence one snapshot: between two, an applied row could be pruned into a watermark not yet seen.
     query = in_schema(
         "SELECT slot_id, system_identifier, timeline, lowest_lsn, batch.first_lsn, batch.end_lsn,"
-        " batch.members::text[], batch.low_lsn FROM {s}.slots LEFT JOIN {s}.applied AS batch USING (slot_id)"
-        " WHERE slot_name = $1 ORDER BY batch.end_lsn",
+        " batch.members::text[], batch.low_lsn, confirmed_flush_lsn, last_commit_time IS NOT NULL,"
+        " (extract(epoch FROM batch.commit_time) * 1000000)::bigint FROM {s}.slots"
+        " LEFT JOIN {s}.applied AS batch USING (slot_id) WHERE slot_name = $1 ORDER BY batch.end_lsn",
         schema,
     )
     with target_errors("reading the state"):
@@ -237,7 +245,8 @@ async def find_slots(conn: Connection, schema: str, slot_name: str) -> list[int]
 
 def _slot_state(slot_name: str, found: Sequence[tuple[Any, ...]]) -> SlotState:
     slot_id, system_identifier, timeline, lowest = found[0][:4]
-    batches = [row[4:] for row in found if row[5] is not None]
+    confirmed, has_applied = found[0][8:10]
+    batches = [row[4:8] for row in found if row[5] is not None]
     low_lsn = max([parse_lsn(lowest), *(parse_lsn(low) for *_, low in batches)])
     ranges = []
     members: set[int] = set()
@@ -252,9 +261,23 @@ def _slot_state(slot_name: str, found: Sequence[tuple[Any, ...]]) -> SlotState:
         system_identifier=system_identifier,
         timeline=timeline,
         low_lsn=low_lsn,
-        ranges=tuple(pair for pair in ranges if pair[1] > low_lsn),
+        ranges=apart([pair for pair in ranges if pair[1] > low_lsn]),
         members=frozenset(member for member in members if member > low_lsn),
+        recorded=tuple([(parse_lsn(row[5]), row[10] - POSTGRES_EPOCH_US) for row in found if row[5] is not None]),
+        has_forgotten=has_applied and not batches,
+        confirmed_flush_lsn=parse_lsn(confirmed) if confirmed else 0,
     )
+
+
+def apart(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return ranges in order, with those that overlap as one: what is applied again may have a hole that was not."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if found and first <= found[-1][1]:
+            found[-1] = (found[-1][0], max(last, found[-1][1]))
+        else:
+            found.append((first, last))
+    return tuple(found)
 
 
 async def create(conn: Connection, schema: str, slot: NewSlot) -> int:
@@ -277,7 +300,9 @@ async def create(conn: Connection, schema: str, slot: NewSlot) -> int:
 
 
 async def advance(conn: Connection, schema: str, slot_id: int, progress: SlotProgress) -> int:
-    """Move the watermark durably, prune what it has passed, and return where it is.
+    """Move the watermark durably, prune what it has passed but for the newest record, and return where it is.
+
+    The newest record says by which transaction the publisher is known again (`source/history.py`).
 
     When this returns, everything that committed on this cluster before the call is durable, whatever
     synchronous_commit it used: WAL is one sequence, flushed in order, and this commit waits for the flush of its
@@ -302,7 +327,8 @@ async def advance(conn: Connection, schema: str, slot_id: int, progress: SlotPro
         " reading = COALESCE($10, reading), updated_at = pg_catalog.clock_timestamp()"
         " WHERE slot_id = $1::int RETURNING slot_id, lowest_lsn),"
         " pruned AS (DELETE FROM {s}.applied AS batch USING moved WHERE batch.slot_id = moved.slot_id"
-        " AND batch.end_lsn <= moved.lowest_lsn)"
+        " AND batch.end_lsn < (SELECT pg_catalog.max(newest.end_lsn) FROM {s}.applied AS newest"
+        " WHERE newest.slot_id = $1::int AND newest.end_lsn <= moved.lowest_lsn))"
         " SELECT lowest_lsn FROM moved",
         schema,
     )
@@ -319,6 +345,19 @@ async def advance(conn: Connection, schema: str, slot_id: int, progress: SlotPro
     if not found:
         raise gone(slot_id)
     return parse_lsn(found[0][0])
+
+
+async def set_timeline(conn: Connection, schema: str, slot_id: int, timeline: int) -> None:
+    """Note the timeline that the publisher has gone on to under a stream that continues.
+
+    Raises:
+        TargetRefused: the slot's row is gone.
+        TargetLost: the connection broke.
+    """
+    query = in_schema("UPDATE {s}.slots SET timeline = $2::int WHERE slot_id = $1::int RETURNING 1", schema)
+    with target_errors("noting the publisher's timeline"):
+        if not await rows(conn, query, [slot_id, timeline]):
+            raise gone(slot_id)
 
 
 async def flush(conn: Connection, schema: str, slot_id: int, low_lsn: int, high_lsn: int) -> None:

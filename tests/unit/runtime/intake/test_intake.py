@@ -164,7 +164,7 @@ class _Lab:
             self.batcher,
             tables,
             cast("Copied", _Copied()),
-            TwoPhase(1, {}, _is_not_rolled_back),
+            TwoPhase(1, {}, _is_not_rolled_back, is_each_noted=True),
             starts=CopyStarts(),
             state=state,
         )

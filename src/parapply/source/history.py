@@ -1,0 +1,99 @@
+"""Does the publisher still have the transactions that are recorded on the target? Asked where its slot does not say so.
+
+A slot behind the watermark is nothing special: it forgets reports when its server crashes (trap T-4), and the last ones
+may never have come. But a publisher that was put back to an older state has such a slot, too, and once it has written
+past the watermark, its LSNs name other transactions: they would be left out. So the changes behind the watermark are
+looked at without being consumed: the last transaction of each record must be there, at its end LSN and with its commit
+time, and none after the last one, where only keep-alives have moved the watermark.
+
+Source: PostgreSQL manual, "Replication Management Functions"; `src/backend/replication/logical/logical.c`: the LSN of
+what ends a transaction is its end LSN.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+
+from parapply.errors import SourceRefused
+from parapply.model import format_lsn
+from parapply.source.slot import source_errors
+from parapply.wire.decode import decode
+from parapply.wire.messages import Commit, CommitPrepared, Prepare, RollbackPrepared
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import LiteralString
+
+    from parapply.source.slot import Connection
+
+#: Bytes of WAL behind the watermark beyond which nothing is looked at: the publisher keeps all changes in a file first.
+LIMIT_BYTES: Final = 1 << 30
+
+# Of what ends a transaction: C, P, K and r.
+_QUERY: LiteralString = """
+    SELECT data FROM pg_catalog.pg_logical_slot_peek_binary_changes($1::name, $2::pg_lsn, NULL, VARIADIC $3::text[])
+     WHERE pg_catalog.get_byte(data, 0) IN (67, 80, 75, 114)
+       AND (lsn = ANY ($4::pg_lsn[]) OR lsn > $5::pg_lsn AND lsn <= $6::pg_lsn)
+     LIMIT 1000"""
+
+
+async def check(  # noqa: PLR0913
+    conn: Connection,
+    slot_name: str,
+    slot_lsn: int,
+    options: Sequence[tuple[str, str]],
+    *,
+    low_lsn: int,
+    recorded: Sequence[tuple[int, int]],
+) -> None:
+    """Refuse a publisher that does not have what is recorded.
+
+    Args:
+        conn: plain session on the publisher.
+        slot_name: of the slot, which nobody reads.
+        slot_lsn: where it is.
+        options: pgoutput's, without streaming; two_phase only if the slot has it.
+        low_lsn: everything that ends up to there is on the target.
+        recorded: end LSN and commit time (microseconds since 2000-01-01 UTC) of the last transaction of each record:
+            the newest one up to the watermark, and all after it.
+
+    Raises:
+        SourceRefused: one is missing, or there is another; or the publisher cannot decode from the slot on.
+        SlotBusy: another process reads the slot.
+        SourceLost: the connection broke.
+    """
+    awaited = {end_lsn: time_us for end_lsn, time_us in recorded if end_lsn > slot_lsn}
+    last_lsn = max([slot_lsn, *[end_lsn for end_lsn, _ in recorded if end_lsn <= low_lsn]])
+    up_to_lsn = max([low_lsn, *awaited])
+    words = [word for pair in options for word in pair]
+    ends = [format_lsn(end_lsn) for end_lsn in awaited]
+    values = [slot_name, format_lsn(up_to_lsn), words, ends, format_lsn(last_lsn), format_lsn(low_lsn)]
+    with source_errors("looking for what is applied"):
+        async with psycopg.AsyncRawCursor(conn) as cursor:
+            await cursor.execute(_QUERY, values, binary=True)
+            found = dict(_end_of(bytes(data)) for (data,) in await cursor.fetchall())
+    if found == awaited:
+        return
+    lsn = min(end_lsn for end_lsn, _ in found.items() ^ awaited.items())
+    what = (
+        "sends no transaction, or another one, that ends" if lsn in awaited else "sends another transaction that ends"
+    )
+    raise SourceRefused(
+        f"slot {slot_name!r} is at {format_lsn(slot_lsn)}, the target has applied it up to {format_lsn(up_to_lsn)}, "
+        f"and the publisher {what} at {format_lsn(lsn)}: it was put back to an older state, and has written since",
+        hint="copy the tables again (`parapply drop`, then `init --copy --truncate`); if source.publications or "
+        "source.origin was changed since the last run, start once as it was",
+    )
+
+
+def _end_of(message: bytes) -> tuple[int, int]:
+    """Return the end LSN and the time of what ends a transaction."""
+    end = decode(message)
+    if isinstance(end, Commit | CommitPrepared):
+        return end.end_lsn, end.commit_time_us
+    if isinstance(end, Prepare):
+        return end.end_lsn, end.prepare_time_us
+    assert isinstance(end, RollbackPrepared), "nothing else is asked for"
+    return end.rollback_end_lsn, end.rollback_time_us

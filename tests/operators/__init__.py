@@ -1,0 +1,1 @@
+"""A state machine over operators' commands, on kept pairs of real servers: see README.md."""

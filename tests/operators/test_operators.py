@@ -1,0 +1,37 @@
+"""Half a minute of operators, the same seeds each time; hours of fresh ones: `make faults OPERATORS=1`.
+
+With `PARAPPLY_OPERATORS_MINUTES` it runs for that long, with fresh seeds.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from tests.operators.lab import lab
+from tests.operators.search import n_steps, search
+
+if TYPE_CHECKING:
+    from tests.fixtures.servers import ServerOf, ServerPool
+
+_MINUTES_VARIABLE: Final = "PARAPPLY_OPERATORS_MINUTES"
+_MINUTES: Final = 0.5
+_SEED: Final = 1
+#: A failing script is made shorter for so long at most.
+_SHRINK_S: Final = 120.0
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+@pytest.mark.timeout(900)
+def test_operators_find_nothing(server_pool: ServerPool, server_of: ServerOf) -> None:
+    """Whatever operators and applications do: both sides are equal, or a refusal's hint makes them equal.
+
+    A failure's notes hold the script, and the command that repeats it.
+    """
+    with lab(pool=server_pool) as made:
+        asked = os.environ.get(_MINUTES_VARIABLE)
+        search(made, minutes=float(asked or _MINUTES), seed=None if asked else _SEED, shrink_s=_SHRINK_S)
+        assert n_steps(made) > 0

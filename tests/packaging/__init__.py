@@ -1,0 +1,1 @@
+"""What is given away: archives, packages, manifests."""

@@ -1,0 +1,159 @@
+"""Code of a table's owner never runs as the daemon's role, whichever way rows come: it would leave a trace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from parapply.model import format_lsn
+from tests.fixtures.daemon import Daemon
+from tests.fixtures.mallory import Traced, make_traced, mallory
+from tests.fixtures.plain import WORKER_IS_BLOCKED, lsn_of
+from tests.fixtures.streams import FOLLOW, LITTLE_MEMORY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tests.fixtures.daemon import RunCommand
+    from tests.fixtures.route import Route
+
+    MakeTraced = Callable[[Mapping[str, str | float]], Traced]
+
+__all__ = ["make_traced", "mallory"]
+
+_ROW_TRIGGER = """CREATE TRIGGER trace BEFORE INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW
+  EXECUTE FUNCTION {role}.trace(); ALTER TABLE {table} ENABLE ALWAYS TRIGGER trace"""
+_TRUNCATE_TRIGGER = """CREATE TRIGGER trace BEFORE TRUNCATE ON {table} EXECUTE FUNCTION {role}.trace();
+  ALTER TABLE {table} ENABLE ALWAYS TRIGGER trace"""
+#: Constant expressions, which run as soon as a statement is planned, a SELECT as well.
+_INDEX = "CREATE INDEX traced ON {table} (id) WHERE {role}.constant(1) > 0"
+_STATISTICS = "CREATE STATISTICS {role}.{name} ON id, ({role}.constant(1)) FROM {table}"
+_POLICY = """CREATE POLICY p ON {table} USING ({role}.constant(1) > 0);
+  ALTER TABLE {table} ENABLE ROW LEVEL SECURITY"""
+_UPDATE = "UPDATE {table} SET v = 'b' WHERE id = 1"
+_LARGE = "INSERT INTO {table} SELECT g, repeat('x', 300) FROM generate_series(2, 20000) AS g"
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "change"),
+    [
+        pytest.param({}, _ROW_TRIGGER, "INSERT INTO {table} VALUES (2), (3)", id="set"),
+        pytest.param({'apply.tables."{table}".parallel': "never"}, _ROW_TRIGGER, _UPDATE, id="row"),
+        pytest.param({**LITTLE_MEMORY, "apply.stream_start_bytes": 1 << 30}, _ROW_TRIGGER, _LARGE, id="pieces"),
+        pytest.param({**FOLLOW, "source.decoding_memory_bytes": 1 << 16}, _ROW_TRIGGER, _LARGE, id="streamed"),
+        pytest.param({}, _TRUNCATE_TRIGGER, "TRUNCATE {table}", id="truncate"),
+        pytest.param({}, _INDEX, _UPDATE, id="index"),
+        pytest.param({}, _STATISTICS, _UPDATE, id="statistics"),
+        pytest.param({}, _POLICY, _UPDATE, id="policy"),
+    ],
+)
+def test_code_that_comes_after_the_plan_does_not_run(
+    make_traced: MakeTraced, new_slot: Callable[[Route], None], settings: dict[str, str | float], code: str, change: str
+) -> None:
+    """A batch looks under a lock before it writes, whichever way its changes are applied."""
+    traced = make_traced(settings)
+    route = traced.route
+    if code == _POLICY:
+        # Policies do not act for a superuser.
+        route = replace(route, target_dsn="")
+        role = route.target.target_role
+        traced.on(route.target, f"GRANT USAGE ON SCHEMA {{role}} TO {role}; GRANT ALL ON {{table}} TO {role}")
+    new_slot(route)
+    daemon = Daemon(route)
+    try:
+        traced.on(route.source, "INSERT INTO {table} VALUES (1, 'a')")
+        daemon.wait_caught_up()
+        traced.on(route.target, code)
+        traced.forget()
+        traced.on(route.source, change)
+        assert daemon.exit_code(60) == 4, daemon.log_tail()
+        assert not traced.has_run
+    finally:
+        daemon.end()
+
+
+def test_the_lock_outlives_a_conflict(make_traced: MakeTraced, new_slot: Callable[[Route], None]) -> None:
+    """To go back to the savepoint of a conflict lets no code come between the look and what follows."""
+    traced, other = make_traced({"conflict.insert_exists": "skip", "apply.workers": 1}), make_traced({})
+    route = traced.route
+    route.source.execute(f"ALTER PUBLICATION {route.publication} ADD TABLE {other.table}")
+    traced.on(route.target, "INSERT INTO {table} VALUES (1, 'here')")
+    for end in (route.source, route.target):
+        other.on(end, "INSERT INTO {table} VALUES (1, 'held')")
+    new_slot(route)
+    daemon = Daemon(route)
+    try:
+        with route.target.connect() as foreign:
+            foreign.execute(f"BEGIN; SELECT FROM {other.table} WHERE id = 1 FOR UPDATE")
+            # The conflict comes first in every attempt, so what waits is the one in which it has been settled.
+            route.source.execute(
+                f"BEGIN; INSERT INTO {traced.table} VALUES (1, 'a');"
+                f" UPDATE {other.table} SET v = 'b' WHERE id = 1; COMMIT"
+            )
+            route.target.wait_until(WORKER_IS_BLOCKED)
+            held = (
+                f"SELECT mode FROM pg_locks WHERE relation = '{traced.table}'::regclass AND mode = 'RowExclusiveLock'"
+            )
+            assert len(route.target.rows(held)) == 1
+            foreign.execute("COMMIT")
+        daemon.wait_caught_up()
+    finally:
+        daemon.end()
+
+
+@pytest.mark.parametrize(
+    ("code", "command"),
+    [
+        pytest.param(_ROW_TRIGGER, ("init", "--copy"), id="copy"),
+        pytest.param(_TRUNCATE_TRIGGER, ("init", "--copy", "--truncate"), id="empty"),
+        pytest.param(_INDEX, ("init", "--copy", "--truncate"), id="look"),
+    ],
+)
+def test_no_code_runs_for_a_copy(
+    make_traced: MakeTraced, run_command: RunCommand, code: str, command: tuple[str, ...]
+) -> None:
+    """Neither when rows come, nor when the old ones go, nor to see whether there are any."""
+    traced = make_traced({})
+    traced.on(traced.route.source, "INSERT INTO {table} VALUES (1, 'a')")
+    traced.on(traced.route.target, code)
+    traced.forget()
+    done = run_command(traced.route, *command, "--despite", "columns_refused")
+    assert "its code would run" in done.stderr
+    assert done.returncode == 4, done.stderr
+    assert not traced.has_run
+
+
+@pytest.mark.parametrize(
+    ("code", "change"),
+    [
+        pytest.param(_ROW_TRIGGER, _UPDATE, id="row"),
+        pytest.param(_TRUNCATE_TRIGGER, "TRUNCATE OTHER, {table}", id="truncate"),
+    ],
+)
+def test_no_code_runs_for_refresh_and_replay(
+    make_traced: MakeTraced, init_route: Callable[[Route], None], run_command: RunCommand, code: str, change: str
+) -> None:
+    """A table whose code comes later is neither copied anew, nor is a change applied that was left out."""
+    other, traced = make_traced({}), make_traced({})
+    route = traced.route
+    route.source.execute(f"ALTER PUBLICATION {route.publication} ADD TABLE {other.table}")
+    init_route(route)
+    traced.on(route.source, "INSERT INTO {table} VALUES (1, 'a')")
+    traced.on(route.source, change.replace("OTHER", other.table))
+    lsn = format_lsn(lsn_of(route.source))
+    assert run_command(route, "skip", "--lsn", lsn).returncode == 0
+    daemon = Daemon(route)
+    try:
+        daemon.wait_caught_up()
+        daemon.stop()
+    finally:
+        daemon.end()
+    traced.on(route.target, code)
+    traced.forget()
+    for command in (("refresh", "--table", traced.table, "--truncate"), ("conflicts replay", "--lsn", lsn, "--yes")):
+        done = run_command(route, *command)
+        assert done.returncode == 4, (done.stdout, done.stderr)
+        assert "its code would run" in done.stderr
+        assert not traced.has_run
