@@ -164,6 +164,7 @@ KEYS: Final = frozenset(
         "holder",
         "mode",
         "role",
+        "session",
         "application_name",
         "xact_start",
         "query_start",
