@@ -25,6 +25,8 @@ READABLE_VERSIONS: Final = (1,)
 XIDS_LIMIT: Final = 32
 #: Late keys listed in a record: a row that holds up many batches is among them soon.
 LATE_ROWS_LIMIT: Final = 4
+#: Sessions listed in an interval that hold locks for which workers' sessions wait.
+LOCKS_LIMIT: Final = 16
 #: Conflicts listed in a record, the rest is counted; all of them are in the history on the target.
 CONFLICTS_LIMIT: Final = 1000
 
@@ -126,6 +128,15 @@ class BackendSample(msgspec.Struct, frozen=True, kw_only=True):
     samples: int  # once a second and worker with a batch
 
 
+class LockHolder(msgspec.Struct, frozen=True, kw_only=True):
+    """A session that is none of the workers', and holds a lock for which a worker's session waits."""
+
+    pid: int  # on the target; 0: a prepared transaction
+    role: str = ""
+    relation: str = ""  # schema.table on the target; empty: not of a table, or not known
+    mode: str = ""  # that the worker's session asks for
+
+
 class IntervalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="interval"):
     """About a second in which a batch was under way: what the daemon and its sessions did."""
 
@@ -148,6 +159,7 @@ class IntervalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="recor
     busy_cpu_s: float = 0.0  # CPU time of everything on it
     sessions_cpu_s: float = 0.0  # CPU time of the workers' sessions
     sender_cpu_s: float = 0.0  # CPU time of the publisher's process that sends, where it runs there, too
+    locks: tuple[LockHolder, ...] = ()  # the first LOCKS_LIMIT, seen once, at the end
 
 
 class TransactionRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="transaction"):

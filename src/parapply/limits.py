@@ -63,7 +63,10 @@ _ADVICE: Final = {
         "more workers while the target has idle processors; fewer indexes and triggers on the busiest tables"
     ),
     ("target", "disk"): "more workers: they wait for the disk at the same time; more shared_buffers; a faster disk",
-    ("target", "locks"): "find the sessions that hold the locks on the target: parapply status names them",
+    (
+        "target",
+        "locks",
+    ): "look at the sessions that hold the locks on the target, as named here, and end what need not hold them so long",
     ("target", "network"): "a shorter way between daemon and target; more workers wait at the same time",
     ("target", ""): "more workers while the target has idle processors",
 }
@@ -137,7 +140,7 @@ def limits(moments: Rows, reading: Rows, backends: Rows, blockers: Rows) -> Rows
             found[limit, detail] = found.get((limit, detail), 0.0) + by_s
 
     # A batch that stands at a lock is no free worker's want of work, nor a dependency of those that wait for it.
-    locked = _share(backends, _is_lock)
+    locked = _share(backends, is_lock)
     for state in ("worker free", "dependency", "commit"):
         add("target", "locks", seconds.get(state, 0.0) * locked)
     free_s = seconds.get("nothing", 0.0) + seconds.get("worker free", 0.0) * (1 - locked)
@@ -194,7 +197,7 @@ def is_flush(wait: str) -> bool:
     return wait in _FLUSH
 
 
-def _is_lock(wait: str) -> bool:
+def is_lock(wait: str) -> bool:
     """Tell whether a session waits for a lock of another; to wait for one who makes a file longer is work."""
     return wait.startswith("Lock:") and wait not in ("Lock:extend", "Lock:page")
 
@@ -253,6 +256,24 @@ def said(  # noqa: PLR0913, PLR0917  what there is to say
         advice=_ADVICE.get((limit, detail)) or _ADVICE[limit, ""],
         evidence=tuple(_evidence(limit, rows, reading, backends, span, more)),
     )
+
+
+def held_by(locks: Rows) -> Iterable[str]:
+    """Return the evidence of who held locks.
+
+    They are seen once a second, so that a shorter wait may be missed, or count as a second.
+
+    Args:
+        locks: `pid`, `role`, `relation`, `mode` and `seconds` of each session, the most first.
+    """
+    for row in locks[:_MOST_HOLDERS]:
+        who = f"role {row['role']}, pid {row['pid']}" if row["pid"] else "a prepared transaction"
+        where = f", on {row['relation']}" if row["relation"] else ""
+        yield f"Locks: held by {who}{where}, {row['seconds']:.0f} seconds ({row['mode']} was asked for)."
+
+
+#: Sessions named that hold locks.
+_MOST_HOLDERS: Final = 3
 
 
 def named(wait: dict[str, Any]) -> str:

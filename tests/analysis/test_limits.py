@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import UTC, datetime
 from threading import Event
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _TIMEOUT_S: Final = 30.0
 _LOOK_S: Final = 0.05
 #: Figures that the verdict is made from.
-_FIGURES: Final = ("summary", "moments", "reading", "backends", "hot_keys", "blockers", "dependencies")
+_FIGURES: Final = ("summary", "moments", "reading", "backends", "locks", "hot_keys", "blockers", "dependencies")
 _EACH: Final = "DO $$ BEGIN FOR i IN 1..4 LOOP UPDATE item SET v = v + 1 WHERE id = {}; COMMIT; END LOOP; END $$"
 
 
@@ -45,7 +46,10 @@ def route(source_db: Database, target_db: Database, init_route: Callable[[Route]
 def test_the_verdict_names_what_held_a_daemon_up(
     engine: DuckEngine, route: Route, start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """Nothing to apply, a table that another session has locked, one row that every transaction changes."""
+    """Nothing to apply, a table that another session has locked, one row that every transaction changes.
+
+    That row is locked by another session, too, so whatever else waits for it, the lock is what limits.
+    """
     log = tmp_path / "log"
     daemon = start_daemon(route, settings={"applylog.directory": str(log)})
     bounds = []
@@ -59,27 +63,32 @@ def test_the_verdict_names_what_held_a_daemon_up(
     for _ in range(4):
         commit("UPDATE item SET v = v + 1 WHERE id = 9")
     bounds.append(datetime.now(UTC))
-    with foreign_transaction(route.target, "LOCK TABLE item IN SHARE ROW EXCLUSIVE MODE"):
+    with foreign_transaction(route.target, "LOCK TABLE item IN SHARE ROW EXCLUSIVE MODE") as foreign:
+        pids, role = [foreign.info.backend_pid], foreign.info.user
         route.source.execute(_EACH.format("i"))
         _wait_for_blocked_seconds(route, log, since=bounds[-1])
     daemon.wait_caught_up()
     bounds.append(datetime.now(UTC))
-    with foreign_transaction(route.target, "SELECT FROM item WHERE id = 5 FOR UPDATE"):
+    with foreign_transaction(route.target, "SELECT FROM item WHERE id = 5 FOR UPDATE") as foreign:
+        pids.append(foreign.info.backend_pid)
         route.source.execute(_EACH.format(5))
         _wait_for_blocked_seconds(route, log, since=bounds[-1])
     daemon.wait_caught_up()
     daemon.stop()
 
     convert(engine, ReportRequest(log=str(log), out=str(tmp_path / "out")), Silent())
-    said, found = [], None
+    said, holders = [], []
     for since, until in zip(bounds, [*bounds[1:], None], strict=True):
         found = _verdict(engine, tmp_path / "out", Scope(since=since, until=until))
         said.append((found.limit, found.detail))
+        holders += [text for text in found.evidence if text.startswith("Locks: ")]
         assert found.share > 0.5, found
-    assert said == [("source", ""), ("target", "locks"), ("dependency", "")]
-    assert found
-    assert "key" in found.words
-    assert "public.item" in found.words
+    assert said == [("source", ""), ("target", "locks"), ("target", "locks")]
+    # One for each of both, and none of the workers' own.
+    assert [re.sub(r"\d+ seconds", "N seconds", text) for text in holders] == [
+        f"Locks: held by role {role}, pid {pid}, on public.item, N seconds ({mode} was asked for)."
+        for pid, mode in zip(pids, ("RowExclusiveLock", "ShareLock"), strict=True)
+    ]
 
 
 def test_the_commit_of_late_rows_is_a_commit(engine: DuckEngine, tmp_path: Path) -> None:

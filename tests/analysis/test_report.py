@@ -13,7 +13,7 @@ import re
 import threading
 from collections import Counter
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
@@ -40,11 +40,14 @@ from parapply.applylog_schema import (
     ConflictRecord,
     IntervalRecord,
     LateKey,
+    LockHolder,
     WaitedFor,
     read_record,
 )
 from parapply.errors import ReportRefused
+from parapply.limits import state_of
 from parapply.model import parse_lsn
+from parapply.runtime.observe.limiting import Limiting, Look
 from parapply.wire.decode import decode
 from parapply.wire.messages import Commit
 from tests.analysis.hand_log import BEGIN, RECORDS, A, B, at, batch, old_line, transaction, write
@@ -476,7 +479,7 @@ def test_throughput_is_over_the_time_with_work(flawed: tuple[ReportOutcome, Path
     assert outcome.in_short["relaxed"][0].startswith("1.3 transactions a second")
 
 
-def _limited(slot: str, behind_bytes: int, backends: dict[str, int], **reading: float) -> list[Record]:
+def _limited(slot: str, behind_bytes: int, backends: dict[str, int], **reading: Any) -> list[Record]:  # noqa: ANN401
     """Return intervals of ten seconds with four workers, as the daemon writes them."""
     values: dict[str, Any] = {"leader_cpu_s": 0.1, "publisher_s": 0.0, "paused_s": 0.0, **reading}
     samples = tuple(BackendSample(wait=wait, samples=number) for wait, number in backends.items())
@@ -511,9 +514,17 @@ def _busy(slot: str, execute_s: float, turn_s: float, commit_s: float, **more: o
 def limited(engine: DuckEngine, tmp_path_factory: pytest.TempPathFactory) -> ReportOutcome:
     """The report over logs that are limited by one thing each: slots of that name."""
     folder = tmp_path_factory.mktemp("limited")
+    write(folder / "log", "apply-1.jsonl", _limited_log())
+    request = ReportRequest(log=str(folder / "log"), out=str(folder / "out"), has_what_if=False)
+    return make_report(engine, request, Silent())
+
+
+def _limited_log() -> list[Record]:
+    """Return the records of those logs, each slot ten seconds long."""
     late: dict[str, Any] = {"late_keys": 1, "late_rows": (LateKey(table=A, key="ab12cd34"),)}
     waited: dict[str, Any] = {"waited_for": WaitedFor(seq=100, table=A, kind="key"), "xids": (4711,)}
-    write(folder / "log", "apply-1.jsonl", [
+    locks: dict[str, Any] = {"locks": (LockHolder(pid=4711, role="app", relation="archive.a", mode="ShareLock"),)}
+    return [
         *_idle("source"), *_limited("source", 0, {"CPU": 1}, publisher_s=0.9),
         *_idle("publisher"), *_limited("publisher", 1 << 26, {"CPU": 1}, publisher_s=0.8),
         *_idle("leader"), *_limited("leader", 1 << 26, {"CPU": 1}, leader_cpu_s=0.95),
@@ -522,11 +533,12 @@ def limited(engine: DuckEngine, tmp_path_factory: pytest.TempPathFactory) -> Rep
         *_busy("flush", 0.05, 0.1, 0.05), *_limited("flush", 1 << 26, {"IO:WALSync": 3, "CPU": 1}, paused_s=0.9),
         *_busy("disk", 0.18, 0.0, 0.02), *_limited("disk", 1 << 26, {"IO:DataFileRead": 3, "CPU": 1}, paused_s=0.9),
         *_busy("cpu", 0.18, 0.0, 0.02), *_limited("cpu", 1 << 26, {"CPU": 4}, paused_s=0.9),
-        *_busy("locks", 0.18, 0.0, 0.02), *_limited("locks", 1 << 26, {"Lock:transactionid": 4}, paused_s=0.9),
+        *_busy("locks", 0.18, 0.0, 0.02), *_limited("locks", 1 << 26, {"Lock:transactionid": 4}, paused_s=0.9, **locks),
+        *[batch(n, slot="half", received_at=n, started_at=n, committed_at=n + 0.5, queued_s=0.0, execute_s=0.49,
+                wait_turn_s=0.0, commit_s=0.01) for n in range(1, 12)],
+        *_limited("half", 0, {"Lock:transactionid": 1}, publisher_s=0.5, **locks),
         *_busy("old", 0.18, 0.0, 0.02),
-    ])  # fmt: skip
-    request = ReportRequest(log=str(folder / "log"), out=str(folder / "out"), has_what_if=False)
-    return make_report(engine, request, Silent())
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -547,6 +559,58 @@ def test_the_verdict_names_what_limits(limited: ReportOutcome, slot: str, limit:
     assert advice in said.advice
     # Ten seconds but for the ends, whatever the states.
     assert sum(row["seconds"] for row in limited.tables["moments"] if row["slot"] == slot) == pytest.approx(10, abs=0.3)
+
+
+@pytest.mark.parametrize("slot", ["source", "publisher", "leader", "order", "flush", "disk", "cpu", "locks", "half"])
+def test_the_daemon_says_the_same_of_the_same_seconds(limited: ReportOutcome, slot: str) -> None:
+    """What `status` shows is what the report says: one rule, over the log and over looks at the same batches.
+
+    Where a lock took half of the time, neither says that there is nothing to do. Both name who held it.
+    """
+    said, shown = limited.verdicts[slot], _shown(slot)
+    assert (shown["limit"], shown["detail"], shown["advice"]) == (said.limit, said.detail, said.advice)
+    assert shown["share"] == pytest.approx(said.share, abs=0.05)
+    # But for the share, and for the span that is named.
+    assert shown["words"].rpartition(",")[0] == said.words.rpartition(",")[0]
+    held = [
+        [one.rpartition(",")[0] for one in found if one.startswith("Locks: ")]
+        for found in (shown["evidence"], said.evidence)
+    ]
+    assert held[0] == held[1]
+    assert bool(held[0]) is (slot in {"locks", "half"})
+
+
+def _shown(slot: str) -> dict[str, Any]:
+    """Return what a daemon says that looks at a log's batches ten times a second, with what its intervals say."""
+    records = [one for one in _limited_log() if one.slot == slot]
+    batches = [one for one in records if isinstance(one, BatchRecord)]
+    intervals = [one for one in records if isinstance(one, IntervalRecord)]
+    limiting = Limiting()
+    for number, interval_ in enumerate(intervals):
+        for tenth in range(10):
+            # At another place between two batches each time.
+            moment = at(number + 1 + tenth / 10 + 0.011 * tenth)
+            if moment >= batches[-1].started_at:
+                break  # the report looks at nothing later
+            held = [one for one in batches if one.started_at <= moment < one.committed_at]
+            queued = [one for one in batches if one.received_at <= moment < one.started_at]
+            executing = [
+                one for one in held
+                if datetime.fromisoformat(moment) - datetime.fromisoformat(one.started_at)
+                < timedelta(seconds=one.execute_s)
+            ]  # fmt: skip
+            state = state_of(workers=4, queued=len(queued), blocked=0, held=len(held), executing=len(executing), late=0)
+            limiting.add(
+                Look(
+                    state, 0.1, interval_.leader_cpu_s / 10, interval_.publisher_s / 10, interval_.paused_s / 10,
+                    interval_.behind_bytes, tuple((one.wait, one.samples) for one in interval_.backends), (),
+                    interval_.locks,
+                )
+            )  # fmt: skip
+    taken = limiting.take()
+    assert taken is not None
+    shown: dict[str, Any] = json.loads(taken)
+    return shown
 
 
 def test_the_verdict_names_who_waited_for_whom(limited: ReportOutcome) -> None:

@@ -17,7 +17,7 @@ from parapply.analysis.progress import Silent
 from parapply.analysis.spark import SparkEngine
 from parapply.analysis.store import Store
 from parapply.analysis.views import Scope, make_views
-from parapply.applylog_schema import BackendSample, ConflictCount, ConflictRecord, IntervalRecord, LateKey
+from parapply.applylog_schema import BackendSample, ConflictCount, ConflictRecord, IntervalRecord, LateKey, LockHolder
 from parapply.errors import ReportRefused
 from tests.analysis.hand_log import RECORDS, A, at, batch, old_line, transaction, write
 
@@ -37,6 +37,7 @@ def _write_log(folder: Path) -> None:
     """Write a log in two files with everything that a figure looks at."""
     conflict = {"type": "update_missing", "table": A, "policy": "skip", "outcome": "skipped"}
     backends = (BackendSample(wait="CPU", samples=3), BackendSample(wait="IO:WALSync", samples=1))
+    locks = (LockHolder(pid=4711, role="app", relation="archive.a", mode="ShareLock"),)
     late: dict[str, Any] = {"late_keys": 1, "late_rows": (LateKey(table=A, key="ab12cd34"),)}
     write(folder, "apply-1.jsonl", RECORDS)
     write(folder, "é two.jsonl", [
@@ -44,7 +45,7 @@ def _write_log(folder: Path) -> None:
         transaction(1, 1, slot="two", run="a"),
         IntervalRecord(
             slot="two", run="a", ended_at=at(1), length_s=1.0, workers=4, leader_cpu_s=0.1, publisher_s=0.2,
-            paused_s=0.3, behind_bytes=1 << 22, backends=backends,
+            paused_s=0.3, behind_bytes=1 << 22, backends=backends, locks=locks,
         ),
         batch(4, slot="two", run="a", conflicts=(ConflictRecord(**conflict),),
               more_conflicts=(ConflictCount(**conflict, conflicts=530),)),

@@ -109,6 +109,20 @@ def test_t70_a_blocked_transaction_is_skipped(route: Route, start_daemon: StartD
     daemon.stop()
 
 
+def test_a_session_that_is_no_workers_and_is_blocked_is_told(route: Route, start_daemon: StartDaemon) -> None:
+    """Also where no batch waits: somebody has locked the state, so nothing can be shown or confirmed."""
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    with foreign_transaction(route.target, "LOCK TABLE parapply.slots IN SHARE ROW EXCLUSIVE MODE") as foreign:
+        told = daemon.wait_for_event("session_blocked")
+        assert (told["pid"], told["application_name"], told["relation"]) == (
+            foreign.info.backend_pid, "foreign", "parapply.slots",
+        )  # fmt: skip
+        assert told["wait_s"] >= 5
+        assert str(told["session"]).endswith(route.slot)
+    daemon.stop()
+
+
 def test_locked_tables_do_not_hold_up_the_start(route: Route, start_daemon: StartDaemon) -> None:
     """A table that somebody has locked on either end keeps a daemon that starts from no other table."""
     route.source.execute("INSERT INTO item VALUES (1, 0)")

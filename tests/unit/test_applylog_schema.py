@@ -15,6 +15,7 @@ from parapply.applylog_schema import (
     BatchRecord,
     ConflictRecord,
     IntervalRecord,
+    LockHolder,
     Record,
     RowCounts,
     TransactionRecord,
@@ -135,6 +136,7 @@ def interval() -> IntervalRecord:
         busy_cpu_s=1.5,
         sessions_cpu_s=0.75,
         sender_cpu_s=0.25,
+        locks=(LockHolder(pid=4711, role="app", relation="public.t", mode="ShareLock"),),
     )
 
 
@@ -182,11 +184,11 @@ def test_other_lines_are_refused_one_by_one(line: bytes) -> None:
 def test_the_manual_names_every_field() -> None:
     """Each field of each record stands in the table of its kind, and each kind of dependency is explained."""
     manual = _MANUAL.read_text(encoding="utf-8")
-    _, batch, rest = manual.split("\n### ", 2)
-    for tag, section in (("batch", batch), ("transaction", rest)):
+    _, batch, transaction_, interval_ = manual.split("\n### ")[:4]
+    for tag, section in (("batch", batch), ("transaction", transaction_), ("interval", interval_)):
         for name in RECORDS[tag].__struct_fields__:
             assert f"`{name}`" in section or name == "schema_version", f"{tag}: {name}"
-    for kind in (ConflictRecord, RowCounts, WaitedFor):
+    for kind in (BackendSample, ConflictRecord, LockHolder, RowCounts, WaitedFor):
         for name in kind.__struct_fields__:
             assert f"`{name}`" in manual, f"{kind.__name__}: {name}"
     for kind_of in WaitKind:

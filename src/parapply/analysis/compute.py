@@ -33,6 +33,7 @@ QUERIES: Final = {
     "moments": queries_limits.MOMENTS,
     "reading": queries_limits.READING,
     "backends": queries_limits.BACKENDS,
+    "locks": queries_limits.LOCKS,
     "hot_keys": queries_limits.HOT_KEYS,
     "blockers": queries_limits.BLOCKERS,
     "slow_batches": queries_culprit.SLOW_BATCHES,

@@ -286,6 +286,24 @@ FIGURES: Final[tuple[Figure, ...]] = (
         columns={**_SLOT, "wait": "Type:Event, CPU or client", "samples": "how many"},
     ),
     Figure(
+        name="locks",
+        title="Who held locks",
+        meaning=(
+            "One row a slot, session on the target, table and mode: sessions, none of the daemon's workers, that held "
+            "a lock for which a worker's session waited, seen once a second; the 100 that did for longest."
+        ),
+        columns={
+            **_SLOT,
+            "pid": "of the session; 0: a prepared transaction",
+            "role": "its role",
+            "relation": "schema.table on the target; empty: not of a table, or not known",
+            "mode": "of the lock that the worker's session asked for",
+            "seconds": "length of the intervals at whose ends it was seen",
+            "first_at": "end of the first of them",
+            "last_at": "end of the last one",
+        },
+    ),
+    Figure(
         name="hot_keys",
         title="Rows that batches waited for",
         meaning=(

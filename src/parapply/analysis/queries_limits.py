@@ -66,6 +66,13 @@ SELECT slot, one.wait AS wait, sum(one.samples) AS samples
  GROUP BY slot, one.wait ORDER BY slot, samples DESC, wait
 """
 
+LOCKS: Final = """
+SELECT slot, one.pid AS pid, one.role AS role, one.relation AS relation, one.mode AS mode, sum(length_s) AS seconds,
+       min(ended_at) AS first_at, max(ended_at) AS last_at
+  FROM (SELECT slot, length_s, ended_at, explode(locks) AS one FROM intervals WHERE size(locks) > 0)
+ GROUP BY ALL ORDER BY seconds DESC, slot, pid, relation, mode LIMIT 100
+"""
+
 HOT_KEYS: Final = """
 SELECT slot, run, one.table AS table, one.key AS key, count(*) AS batches
   FROM (SELECT slot, run, explode(late_rows) AS one FROM batches WHERE size(late_rows) > 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from parapply import limits
@@ -39,11 +40,13 @@ def verdict(rows: Rows, tables: dict[str, Rows]) -> LimitVerdict | None:
 
     Args:
         rows: of `limits`.
-        tables: of the slot: `summary`, `reading`, `backends`, `hot_keys`, `blockers`, `dependencies`, `what_if`.
+        tables: of the slot: `summary`, `reading`, `backends`, `locks`, `hot_keys`, `blockers`, `dependencies`,
+            `what_if`.
     """
     if not rows:
         return None
-    span, more = "time from the first batch to the last", _evidence(tables, rows[0]["cause"])
+    span = "time from the first batch to the last"
+    more = chain(limits.held_by(tables["locks"]), _evidence(tables, rows[0]["cause"]))
     found = limits.said(rows, tables["reading"], tables["backends"], span, _named(tables), more)
     if found is None or found.limit == "source" or not _keeps_up(tables):
         return found

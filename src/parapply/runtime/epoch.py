@@ -248,6 +248,7 @@ class Epoch:
             ends.control_pool,
             two_phase,
             self._conflict_handler.skips,
+            slot_name=config.source.slot,
             on_blocked=shown.block,
             stall_check_s=config.apply.stall_check_s,
         )

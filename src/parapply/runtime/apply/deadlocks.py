@@ -72,6 +72,18 @@ _FACTS = sql.SQL(
     " WHERE wanted.pid = $1::int AND NOT wanted.granted"
     " ORDER BY a.pid = ANY (pg_catalog.pg_blocking_pids($1::int)) DESC NULLS LAST, a.pid LIMIT 1"
 )
+#: The slot's other sessions that wait for a lock, of the leader and of commands; leases are waited for on purpose.
+_SESSIONS: Final = sql.SQL(
+    "SELECT waiting.application_name, extract(epoch FROM pg_catalog.clock_timestamp() - wanted.waitstart)::float8,"
+    " wanted.relation::regclass::text, wanted.mode, holder.pid, holder.usename::text, holder.application_name,"
+    " holder.xact_start::text"
+    " FROM pg_catalog.pg_stat_activity AS waiting"
+    " JOIN pg_catalog.pg_locks AS wanted ON wanted.pid = waiting.pid AND NOT wanted.granted"
+    " LEFT JOIN pg_catalog.pg_stat_activity AS holder ON holder.pid = (pg_catalog.pg_blocking_pids(waiting.pid))[1]"
+    " WHERE waiting.datname = pg_catalog.current_database() AND waiting.application_name LIKE 'parapply %'"
+    " AND pg_catalog.right(waiting.application_name, pg_catalog.length($1)) = $1 AND waiting.wait_event_type = 'Lock'"
+    " AND waiting.pid <> ALL ($2::int[]) AND wanted.locktype <> 'advisory' ORDER BY 2 DESC"
+)
 #: Only what waits for a lock: COMMIT that waits for a standby has committed here already.
 _CANCEL = sql.SQL(
     "SELECT pg_catalog.pg_cancel_backend(pid) FROM pg_catalog.pg_stat_activity"
@@ -110,6 +122,7 @@ class StallCheck:
         two_phase: TwoPhase,
         skips: Skips,
         *,
+        slot_name: str,
         on_blocked: Callable[[tuple[float, str] | None], None],
         stall_check_s: float,
     ) -> None:
@@ -121,6 +134,7 @@ class StallCheck:
             control_pool: to ask the target.
             two_phase: knows what is prepared.
             skips: what the operator has asked to skip.
+            slot_name: ends the names of the slot's sessions.
             on_blocked: gets since when a batch waits for foreign sessions, the longest, and for whom; None: none does.
             stall_check_s: how long a batch may take before the server is asked.
         """
@@ -129,6 +143,10 @@ class StallCheck:
         self._control_pool = control_pool
         self._two_phase = two_phase
         self._skips = skips
+        self._slot_name = slot_name
+        #: When the slot's other sessions were looked at, and after how many seconds each is told next.
+        self._looked_s = 0.0
+        self._tell_next: dict[str, float] = {}
         self._on_blocked = on_blocked
         self._stall_check_s = stall_check_s
         self._blocked: dict[int, _Blocked] = {}
@@ -152,6 +170,34 @@ class StallCheck:
                 if self._stands_still(worker):
                     await self._look(worker)
             self._end_blocked()
+            await self._look_at_others()
+
+    async def _look_at_others(self) -> None:
+        """Log what holds up a session of the slot's that is no worker's."""
+        if self._clock() - self._looked_s < BLOCKED_S:
+            return
+        self._looked_s = self._clock()
+        own = [worker.session.pipeline.backend_pid for worker in self._workers]
+        with settings.target_errors("asking who blocks a session"):
+            async with self._control_pool.session() as conn:
+                found = await settings.rows(conn, _SESSIONS, [self._slot_name, own])
+        before, self._tell_next = self._tell_next, {}
+        for name, wait_s, relation, mode, pid, role, holder, xact_start in found:
+            next_s = self._tell_next[name] = before.get(name, BLOCKED_S)
+            if wait_s is None or wait_s < next_s:
+                continue
+            self._tell_next[name] = min(2 * wait_s, wait_s + _LONGEST_S)
+            self._log.warning(
+                "session_blocked",
+                session=name,
+                wait_s=round(wait_s, 1),
+                relation=relation,
+                mode=mode,
+                pid=pid,
+                role=role,
+                application_name=holder,
+                xact_start=xact_start,
+            )
 
     def _end_blocked(self) -> None:
         """Forget the waits that are over, and show the longest of the others."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from psycopg import sql
 
 from parapply.applylog import utc_text
-from parapply.applylog_schema import BackendSample, IntervalRecord
+from parapply.applylog_schema import LOCKS_LIMIT, BackendSample, IntervalRecord, LockHolder
+from parapply.limits import is_lock
 from parapply.runtime.observe import limiting, machine
 from parapply.runtime.observe.limiting import Limiting, Look
 from parapply.target.session import settings
@@ -31,6 +32,18 @@ _ACTIVITY: Final = sql.SQL(
     "SELECT CASE WHEN state <> 'active' OR wait_event_type = 'Client' THEN 'client'"
     " ELSE coalesce(wait_event_type || ':' || wait_event, 'CPU') END, pg_catalog.count(*)"
     " FROM pg_catalog.pg_stat_activity WHERE pid = ANY ($1::int[]) GROUP BY 1 ORDER BY 1"
+)
+#: The sessions that hold those waiting up, but for the workers' own. Of a row the waiting session has the lock of its
+#: place, or waits for that.
+_HOLDERS: Final = sql.SQL(
+    "SELECT DISTINCT holder.pid, coalesce(a.usename::text, ''), coalesce(coalesce(wanted.relation,"
+    " (SELECT place.relation FROM pg_catalog.pg_locks AS place WHERE place.pid = wanted.pid"
+    " AND place.locktype = 'tuple' LIMIT 1))::regclass::text, ''), wanted.mode"
+    " FROM pg_catalog.pg_locks AS wanted"
+    " CROSS JOIN LATERAL pg_catalog.unnest(pg_catalog.pg_blocking_pids(wanted.pid)) AS holder (pid)"
+    " LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = holder.pid"
+    " WHERE wanted.pid = ANY ($1::int[]) AND NOT wanted.granted AND holder.pid <> ALL ($2::int[])"
+    " ORDER BY 1, 3, 4 LIMIT $3::int"
 )
 #: States in which a worker has nothing to do on the target: no session of them is sampled.
 _WAITS: Final = (WorkerState.IDLE, WorkerState.WAITING, WorkerState.STREAMING)
@@ -122,9 +135,9 @@ class Intervals:
         had_work = not self._pool.is_idle or applied != self._applied
         behind_bytes = max(0, (self._shown.source_lsn or 0) - self._batcher.received_lsn)
         state, waits = limiting.state_of(self._pool, self._workers), limiting.waits_of(self._pool, self._workers)
-        backends = await self._sampled() if had_work else ()
+        backends, locks = await self._sampled() if had_work else ((), ())
         sampled = tuple([(one.wait, one.samples) for one in backends])
-        self.limiting.add(Look(state, length_s, cpu_s, waited_s, paused_s, behind_bytes, sampled, waits))
+        self.limiting.add(Look(state, length_s, cpu_s, waited_s, paused_s, behind_bytes, sampled, waits, locks))
         if not had_work or self._writer is None:
             return
         taken_s = self._cpu_then.since(before_cpu) if self._cpu_then and before_cpu else (0.0, 0.0, 0.0)
@@ -149,6 +162,7 @@ class Intervals:
             busy_cpu_s=round(busy_s, 6),
             sessions_cpu_s=round(sessions_s, 6),
             sender_cpu_s=round(sender_s, 6),
+            locks=locks,
         )
         self._writer.write([record])
 
@@ -166,11 +180,19 @@ class Intervals:
         sender_s = machine.taken_s(self._sender_pid) if self._is_sender_near else 0.0
         return _Cpu(busy_s, {pid: machine.taken_s(pid) for pid in pids}, sender_s)
 
-    async def _sampled(self) -> tuple[BackendSample, ...]:
+    async def _sampled(self) -> tuple[tuple[BackendSample, ...], tuple[LockHolder, ...]]:
+        """Return what the workers' sessions wait for now, and which other sessions hold locks for which they do."""
         pids = [worker.session.pipeline.backend_pid for worker in self._workers if worker.state not in _WAITS]
         found: Counter[str] = Counter()
+        locks: list[tuple[int, str, str, str]] = []
         if pids:
             with settings.target_errors("asking what the workers' sessions wait for"):
                 async with self._control_pool.session() as conn:
                     found.update(dict(await settings.rows(conn, _ACTIVITY, [pids])))
-        return tuple([BackendSample(wait=wait, samples=samples) for wait, samples in found.items()])
+                    if any(map(is_lock, found)):
+                        own = [worker.session.pipeline.backend_pid for worker in self._workers]
+                        locks = await settings.rows(conn, _HOLDERS, [pids, own, LOCKS_LIMIT])
+        return (
+            tuple([BackendSample(wait=wait, samples=samples) for wait, samples in found.items()]),
+            tuple([LockHolder(pid=pid, role=role, relation=name, mode=mode) for pid, role, name, mode in locks]),
+        )

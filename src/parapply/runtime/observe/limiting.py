@@ -13,6 +13,7 @@ from parapply.vocabulary import WorkerState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from parapply.applylog_schema import LockHolder
     from parapply.plan.waits import Wait
     from parapply.runtime.apply.worker import Worker
     from parapply.runtime.pool.job import Job
@@ -37,6 +38,7 @@ class Look(NamedTuple):
     behind_bytes: int  # of the publisher's WAL, not read
     backends: tuple[tuple[str, int], ...]  # what the workers' sessions waited for, and how many of them
     waits: tuple[tuple[str, str, str], ...]  # kind, table and name of what batches waited for
+    locks: tuple[LockHolder, ...] = ()  # who held the workers' sessions up
 
 
 class Limiting:
@@ -72,10 +74,13 @@ class Limiting:
         states: dict[str, float] = {}
         backends: Counter[str] = Counter()
         waits: Counter[tuple[str, str, str]] = Counter()
+        held: dict[LockHolder, float] = {}
         for look in looks:
             states[look.state] = states.get(look.state, 0.0) + look.length_s
             backends.update(dict(look.backends))
             waits.update(look.waits)
+            for lock in look.locks:
+                held[lock] = held.get(lock, 0.0) + look.length_s
         behind = [look for look in looks if look.behind_bytes > limits.BEHIND_BYTES]
         reading = {
             "seconds": self._length_s,
@@ -92,9 +97,13 @@ class Limiting:
         blockers = [
             {"kind": kind, "table": table, "name": name, "wait_s": n} for (kind, table, name), n in waits.most_common()
         ]
+        locks = [
+            {**msgspec.structs.asdict(lock), "seconds": seconds}
+            for lock, seconds in sorted(held.items(), key=lambda item: (-item[1], item[0].pid))
+        ]
         rows = limits.limits(moments, [reading], samples, blockers)
         named = limits.named(blockers[0]) if blockers else ""
-        return limits.said(rows, [reading], samples, f"last {self._length_s:.0f} s", named)
+        return limits.said(rows, [reading], samples, f"last {self._length_s:.0f} s", named, limits.held_by(locks))
 
 
 def state_of(pool: WorkerPool, workers: Sequence[Worker]) -> str:
