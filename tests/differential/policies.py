@@ -374,18 +374,18 @@ def _number(row: tuple[Any, ...], numbers: Mapping[int, int]) -> int:
 def _may_hide(one: _Drawn, row: tuple[Any, ...], numbers: Mapping[int, int]) -> bool:
     """Say whether a later change takes back what a conflict is made of, so that a batch of both may not see it."""
     number, change_no, table = _number(row, numbers), int(row[_CHANGE_NO]), row[_TABLE]
-    own = one.changes[number][change_no - 1].keys
+    own = one.changes[number][change_no - 1]
     later = [*one.changes[number][change_no:], *(each for some in one.changes[number + 1 :] for each in some)]
     later = [change for change in later if change.table == table]
     touched = {key for change in later for key in change.keys}
     if any(change.operation == "truncate" for change in later):
         return True
     if row[_TYPE] not in _UNIQUE_TYPES:
-        return table == "bare" and bool(touched & own)
+        return table == "bare" and any(change.rows & own.rows for change in later)
     rows = row[_LOCAL_ROW] if isinstance(row[_LOCAL_ROW], list) else [row[_LOCAL_ROW]]
     local = {int(each["a"]) for each in rows}
-    is_key_only = local <= own and len(row[_CONSTRAINTS]) == 1 and row[_CONSTRAINTS][0].endswith("pkey")
-    return not is_key_only and bool(touched & (own | local))
+    is_key_only = local <= own.keys and len(row[_CONSTRAINTS]) == 1 and row[_CONSTRAINTS][0].endswith("pkey")
+    return not is_key_only and bool(touched & (own.keys | local))
 
 
 def _shown(found: Sequence[object], wanted: Sequence[object]) -> str:

@@ -31,9 +31,14 @@ class Change:
     new: Row = ()
 
     @property
+    def rows(self) -> set[Row]:
+        """The rows before and after it."""
+        return {row for row in (self.old, self.new) if row}
+
+    @property
     def keys(self) -> set[int]:
-        """First columns of the rows before and after it."""
-        return {row[_KEY] for row in (self.old, self.new) if row}
+        """First columns of them."""
+        return {row[_KEY] for row in self.rows}
 
 
 @dataclass(kw_only=True)
