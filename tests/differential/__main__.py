@@ -9,7 +9,7 @@ import time
 import click
 
 from tests.differential.case import MAJORS
-from tests.differential.cases import Cases, differential_servers
+from tests.differential.cases import PARTS, Cases, differential_servers
 from tests.differential.schema import named_kinds, random_schema
 
 _EXAMPLES = """
@@ -19,6 +19,7 @@ Examples:
   python -m tests.differential --seed 7 --crashes        one case again
   python -m tests.differential --seed 7 --sql            its tables
   python -m tests.differential --kinds modified_key      one kind of tables
+  python -m tests.differential --part policies --minutes 60
 """
 
 
@@ -28,9 +29,19 @@ Examples:
 @click.option("--crashes/--no-crashes", default=True, show_default=True, help="Kill daemons at random points.")
 @click.option("--majors", default="", help="Versions to draw from, such as 18,15; all that are found.")
 @click.option("--kinds", default="", help="Kinds of tables, such as family,keyed, instead of those of the seed.")
+@click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="Run only this of each seed.")
 @click.option("--sql", "is_sql", is_flag=True, help="Print what makes the tables, and run nothing.")
-def main(*, seed: int | None, minutes: float | None, crashes: bool, majors: str, kinds: str, is_sql: bool) -> None:
-    """Compare parapply with the built-in subscription on random tables and transactions.
+def main(
+    *,
+    seed: int | None,
+    minutes: float | None,
+    crashes: bool,
+    majors: str,
+    kinds: str,
+    parts: tuple[str, ...],
+    is_sql: bool,
+) -> None:
+    """Compare parapply with the built-in subscription on random tables and transactions, and policies with a model.
 
     Ends with 1 if a case differed.
     """
@@ -42,7 +53,9 @@ def main(*, seed: int | None, minutes: float | None, crashes: bool, majors: str,
         found = [one for one in chosen if one in servers_of.majors]
         if not found:
             raise click.BadParameter(f"found only {servers_of.majors}", param_hint="--majors")
-        cases = Cases(servers_of=servers_of, majors=found, has_crashes=crashes, only=only, tell=click.echo)
+        cases = Cases(
+            servers_of=servers_of, majors=found, has_crashes=crashes, only=only, tell=click.echo, parts=parts or PARTS
+        )
         first = secrets.randbelow(1_000_000) if seed is None else seed
         if is_sql:
             case = cases.draw(first)

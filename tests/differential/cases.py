@@ -15,11 +15,16 @@ from typing import TYPE_CHECKING
 from parapply.demo.binaries import available
 from tests.differential.case import RandomCase, Servers, draw_case, run_case
 from tests.differential.conflicts import draw_conflicts, run_conflicts
+from tests.differential.policies import run_policies
 from tests.fixtures.selection import Selection
 from tests.fixtures.servers import ServerPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+#: What is run of each seed.
+PARTS = ("tables", "conflicts", "policies")
+_POLICY_CASES = 40
 
 
 class ServersOf:
@@ -51,9 +56,10 @@ def differential_servers() -> Iterator[ServersOf]:
 
 
 class Cases:
-    """Runs cases one after the other, two of each seed, and keeps what they found.
+    """Runs cases one after the other, some of each seed, and keeps what they found.
 
-    One compares with the built-in subscription (`case`), the other with a model of the conflict policies (`conflicts`).
+    One compares with the built-in subscription (`case`), one with a model of the conflict policies on partitions
+    (`conflicts`), and many small ones compare batches of every size with one change after the other (`policies`).
 
     Attributes:
         problems: by seed, the errors with their notes.
@@ -63,7 +69,7 @@ class Cases:
 
     def __init__(
         self, *, servers_of: ServersOf, majors: Sequence[int], has_crashes: bool, tell: Callable[[str], None],
-        only: Sequence[str] = (),
+        only: Sequence[str] = (), parts: Sequence[str] = PARTS,
     ) -> None:  # fmt: skip
         """Run nothing yet.
 
@@ -73,7 +79,9 @@ class Cases:
             has_crashes: kill daemons on the way.
             tell: called with a line for each case, and with what it found.
             only: kinds of tables to draw instead of the usual ones, and no conflicts.
+            parts: what is run, of `PARTS`.
         """
+        self._parts = ("tables",) if only else tuple(parts)
         self._servers_of = servers_of
         self._majors = majors
         self._has_crashes = has_crashes
@@ -98,9 +106,13 @@ class Cases:
         case = self.draw(seed)
         servers = self._servers_of(case.majors)
         name = f"{seed}: {case.majors[0]} to {case.majors[1]}"
-        self._try(seed, name, lambda: run_case(case, servers))
-        if not self._only:
-            self._try(seed, f"{name}, conflicts", lambda: run_conflicts(draw_conflicts(seed), servers))
+        runs: dict[str, Callable[[], Counter[str]]] = {
+            "tables": lambda: run_case(case, servers),
+            "conflicts": lambda: run_conflicts(draw_conflicts(seed), servers),
+            "policies": lambda: run_policies(seed, servers, n_cases=_POLICY_CASES),
+        }
+        for part in self._parts:
+            self._try(seed, f"{name}, {part}", runs[part])
 
     def _try(self, seed: int, name: str, run: Callable[[], Counter[str]]) -> None:
         began_s = time.monotonic()

@@ -16,6 +16,7 @@ import pytest
 
 from tests.differential.case import MAJORS, Servers, draw_case, run_case
 from tests.differential.conflicts import draw_conflicts, run_conflicts
+from tests.differential.policies import run_policies
 from tests.differential.schema import SEEDS_OF_ALL_KINDS
 from tests.fixtures.selection import SELECTION
 
@@ -28,6 +29,7 @@ _SEEDS_VARIABLE = "PARAPPLY_TEST_SEEDS"
 #: Consecutive seeds draw every kind of table; the first one differs from run to run.
 _N_CASES = 3
 _N_CONFLICT_CASES = 2
+_N_POLICY_CASES = 6
 _HIGHEST_SEED = 1_000_000
 
 
@@ -73,6 +75,16 @@ def test_policies_leave_what_they_say(server_of: ServerOf, majors: Sequence[int]
     """Any tree of partitions with unique indexes of its own, any policies: rows and history are those of a model."""
     seed = _CHOSEN[number] if _CHOSEN else first_seed + number
     counts = run_conflicts(draw_conflicts(seed), _servers(server_of, draw_case(seed, majors).majors))
+    assert counts
+
+
+def test_policies_are_the_same_whatever_the_batch(server_of: ServerOf, majors: Sequence[int], first_seed: int) -> None:
+    """Any local changes under any policies: batches of every size leave the rows and records of one change at a time.
+
+    What a later change of the same batch takes back may stay unseen, as docs/CONFLICTS.md says, and only that.
+    """
+    seed = _CHOSEN[0] if _CHOSEN else first_seed
+    counts = run_policies(seed, _servers(server_of, draw_case(seed, majors).majors), n_cases=_N_POLICY_CASES)
     assert counts
 
 

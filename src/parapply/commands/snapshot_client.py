@@ -159,10 +159,10 @@ class _Asking:
             await self._keeping.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             await self._keeping.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(ready.snapshot_name)))
             ((name,),) = await settings.rows(self._keeping, sql.SQL("SELECT pg_catalog.pg_export_snapshot()"))
-            ((n_left_out,),) = await settings.rows(
-                self._keeping, state.in_schema(_LEFT_OUT, self._schema), [self._slot_id]
-            )
         await requests.answer(self._asking, self._schema, self._slot_id, self._request_id, "taken")
+        with settings.target_errors("reading the history of conflicts"):
+            query = state.in_schema(_LEFT_OUT, self._schema)
+            ((n_left_out,),) = await settings.rows(self._keeping, query, [self._slot_id])
         return Snapshot(
             name=name,
             at_lsn=ready.at_lsn,

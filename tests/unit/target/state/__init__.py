@@ -1,1 +1,1 @@
-"""Tests of the state on the target, without a server."""
+"""Tests of `src/parapply/target/state`."""
