@@ -96,7 +96,19 @@ CREATE INDEX ON {role}.c (upper(v)) WHERE id > 0"""
         ("CREATE TABLE {role}.c (id int DEFAULT {role}.rise())", ["default of column id"]),
         (("CREATE FUNCTION {role}.calm(int) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT 1';"
          " CREATE TABLE {role}.c (id int); CREATE INDEX i ON {role}.c ({role}.calm(id))"), ["index {role}.i"]),
-        ("CREATE DOMAIN {role}.d AS int; CREATE TABLE {role}.c (id {role}.d[])", ["domain {role}.d"]),
+        ("CREATE DOMAIN {role}.d AS int CHECK (VALUE > {role}.rise()); CREATE TABLE {role}.c (id {role}.d[])",
+         ["domain {role}.d"]),
+        (("CREATE DOMAIN {role}.d AS text CHECK (VALUE ~ '@');"
+          " CREATE TABLE {role}.c (id {role}.d CHECK (id <> ''))"), []),
+        # What a type has inside is made from text as well; a cast to json is called by to_json.
+        (("CREATE DOMAIN {role}.d AS int CHECK (VALUE > {role}.rise()); CREATE TABLE {role}.c (id int,"
+          " v text CHECK (v::{role}.d[] IS NOT NULL))"), ["check constraint c_v_check"]),
+        ("CREATE TABLE {role}.c (id int, v text CHECK (to_jsonb(v) IS NOT NULL))", ["check constraint c_v_check"]),
+        ("CREATE TABLE {role}.c (v text CHECK (JSON_OBJECT('a': v) IS NOT NULL))", ["check constraint c_v_check"]),
+        # Fires for TRUNCATE of the root.
+        (("CREATE TABLE {role}.c (id int) PARTITION BY LIST (id); CREATE TABLE {role}.c1 PARTITION OF {role}.c DEFAULT;"
+          " CREATE TRIGGER x BEFORE TRUNCATE ON {role}.c1 EXECUTE FUNCTION {role}.attack();"
+          " ALTER TABLE {role}.c1 ENABLE ALWAYS TRIGGER x"), ["trigger x on {role}.c1"]),
         (("CREATE TABLE {role}.c (id int); CREATE RULE r AS ON INSERT TO {role}.c DO ALSO SELECT 1;"
          " ALTER TABLE {role}.c ENABLE ALWAYS RULE r"), ["rule r"]),
         (("CREATE TYPE {role}.e AS ENUM ('a'); CREATE FUNCTION {role}.cast(text) RETURNS {role}.e LANGUAGE sql"
