@@ -157,9 +157,7 @@ def test_a_role_of_the_target_has_no_part_in_the_state(mallory: Mallory, stateme
         mallory.on(mallory.route.target, statement)
 
 
-def test_values_are_neither_run_nor_told(
-    mallory: Mallory, new_slot: Callable[[Route], None], tmp_path: Path
-) -> None:
+def test_values_are_neither_run_nor_told(mallory: Mallory, new_slot: Callable[[Route], None], tmp_path: Path) -> None:
     """A value that reads like SQL is a value, written by a role that may only INSERT, by sets and row by row.
 
     Neither the log of its conflict nor the apply log has a value of a row, the DSN or the password.
