@@ -172,6 +172,20 @@ def test_what_limits_now(pair: Pair, run_command: RunCommand) -> None:
     assert json.loads(run_command(pair.route, "status", "--json").stdout)["limits"] is None
 
 
+def test_a_newer_state_is_refused(pair: Pair, run_command: RunCommand) -> None:
+    """A command of this version says nothing about a state that it cannot know, and changes none of it."""
+    pair.create("")
+    pair.target.execute("UPDATE parapply.schema_version SET version = 99")
+    commands = (
+        ("status",), ("top", "--once"), ("wait", "--lsn", "0/1"), ("check",), ("sequences",), ("drop", "--yes"),
+        ("conflicts list",), ("skip", "--lsn", "0/1"),
+    )  # fmt: skip
+    for command in commands:
+        done = run_command(pair.route, *command)
+        assert done.returncode == 4, (command, done.stdout)
+        assert "has version 99" in done.stdout + done.stderr
+
+
 def test_in_a_terminal(pair: Pair) -> None:
     """It shows the slot, sorts and pauses by key, outlives a target that goes away for a while, and ends with q."""
     pair.create(_TABLES)

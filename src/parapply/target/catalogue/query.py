@@ -253,9 +253,6 @@ SELECT pg_catalog.json_array_elements_text(({_TRIGGERS})) AS what, NULL::text AS
 UNION ALL
 SELECT pg_catalog.json_array_elements_text(({_RULES})), NULL
 UNION ALL
-SELECT 'domain ' || t.oid::pg_catalog.regtype, NULL
-FROM part JOIN pg_catalog.pg_type t ON t.oid = part.typid AND t.typtype = 'd' AND NOT {_TRUSTED.format("t.typowner")}
-UNION ALL
 SELECT 'cast from text to ' || k.casttarget::pg_catalog.regtype, NULL
 FROM part JOIN pg_catalog.pg_cast k ON k.casttarget = part.typid
   AND k.castsource = 'pg_catalog.text'::pg_catalog.regtype
@@ -279,6 +276,13 @@ SELECT e.what, e.column_name FROM (
   UNION ALL
   SELECT 'partition key of ' || k.partrelid::pg_catalog.regclass, NULL, k.partexprs::text
   FROM pg_catalog.pg_partitioned_table k WHERE k.partrelid IN (SELECT relid FROM tree)
+  UNION ALL
+  SELECT 'domain ' || t.oid::pg_catalog.regtype, NULL, c.conbin::text
+  FROM part JOIN pg_catalog.pg_type t ON t.oid = part.typid AND NOT {_TRUSTED.format("t.typowner")}
+  JOIN pg_catalog.pg_constraint c ON c.contypid = t.oid AND c.contype = 'c'
+  UNION ALL
+  SELECT 'domain ' || t.oid::pg_catalog.regtype, NULL, t.typdefaultbin::text
+  FROM part JOIN pg_catalog.pg_type t ON t.oid = part.typid AND t.typtype = 'd' AND NOT {_TRUSTED.format("t.typowner")}
   UNION ALL  -- not run for a change, but when a statement is planned, as far as it is constant
   SELECT 'statistics ' || x.stxname, NULL, x.stxexprs::text
   FROM pg_catalog.pg_statistic_ext x WHERE x.stxrelid IN (SELECT relid FROM tree)
@@ -295,11 +299,13 @@ WHERE EXISTS (
     OR (p.pronamespace = 'pg_catalog'::pg_catalog.regnamespace AND EXISTS (
       SELECT FROM pg_catalog.pg_operator o WHERE o.oprcode = p.oid AND o.oid < 16384))))
 OR e.node ~ '\\{{JSONCONSTRUCTOREXPR'
-OR EXISTS (  -- to convert text to a type converts it to each type inside, and runs the checks of domains
+OR EXISTS (  -- to convert text to a type converts it to each type inside, and runs the checks of domains; those of the
+             -- columns are looked at above
   SELECT FROM pg_catalog.regexp_matches(e.node, ':[a-z]*typ(?:e|eid|id)? ([0-9]+)', 'g') AS m
   JOIN pg_catalog.pg_type t ON t.oid = m[1]::oid AND NOT {_TRUSTED.format("t.typowner")}
   LEFT JOIN pg_catalog.pg_type i ON i.oid = t.typelem
-  WHERE t.typtype IN ('d', 'c', 'r', 'm') OR i.typtype IN ('d', 'c', 'r', 'm'))"""  # noqa: S608
+  WHERE (t.typtype IN ('d', 'c', 'r', 'm') OR i.typtype IN ('d', 'c', 'r', 'm'))
+    AND t.oid NOT IN (SELECT typid FROM part))"""  # noqa: S608
 
 # A policy runs as well. Where it applies the table is refused before (`ACCESS_SQL`); this is for what comes later.
 _FOREIGN_CODE_NOW: Final = f"""{_FOREIGN_CODE}
