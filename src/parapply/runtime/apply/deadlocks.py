@@ -144,7 +144,7 @@ class StallCheck:
         self._two_phase = two_phase
         self._skips = skips
         self._slot_name = slot_name
-        #: When the slot's other sessions were looked at, and after how many seconds each is told next.
+        #: When the slot's other sessions were looked at, and after how many seconds each is logged next.
         self._looked_s = 0.0
         self._tell_next: dict[str, float] = {}
         self._on_blocked = on_blocked
