@@ -1,0 +1,76 @@
+"""``python -m tests.packaging.debian PACKAGE.deb``: lintian, and its life in a Debian of its own until it is purged.
+
+The Debian is made by debootstrap from where apt gets its packages, so this is a target of the Makefile and no test.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from parapply import __version__
+
+
+def _run(*command: str) -> str:
+    print("==", " ".join(command), flush=True)  # noqa: T201  talks to a person
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def _make(root: Path) -> None:
+    """Make the smallest system that has Python, of this machine's release."""
+    fields = ["$(REPO_URI)", "$(CODENAME)"]
+    listed = _run("apt-get", "indextargets", "--format", " ".join(fields), "Created-By: Packages").splitlines()
+    release = next(
+        one.partition("=")[2] for one in Path("/etc/os-release").read_text().splitlines() if "CODENAME" in one
+    )
+    mirror = next(line.split()[0] for line in listed if line.split()[1:] == [release])
+    print("== debootstrap", release, flush=True)  # noqa: T201  as above
+    make = ["debootstrap", "--variant=minbase", "--include=python3", release, str(root), mirror]
+    subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
+
+
+def _try(package: Path, root: Path) -> None:
+    def inside(*command: str) -> str:
+        return _run("chroot", str(root), *command)
+
+    def files() -> set[str]:
+        found = (
+            str(one.relative_to(root)) for place in ("usr", "etc", "var/lib") for one in root.joinpath(place).rglob("*")
+        )
+        # Caches of the linker and dpkg's own notes change, and are nobody's.
+        return {one for one in found if not one.startswith(("var/lib/dpkg", "etc/ld.so.cache"))}
+
+    before = files()
+    shutil.copy(package, root / "parapply.deb")
+    inside("dpkg", "--install", "parapply.deb")
+    shown = inside("parapply", "--version")
+    assert shown.startswith(f"parapply {__version__}\n"), shown
+    assert "hot path compiled" in shown
+    inside("parapply", "top", "--help")
+    # As the unit runs it: not root, and with a read-only system.
+    refused = subprocess.run(
+        ["chroot", "--userspec=65534:65534", str(root), "parapply", "run", "--config", "/nothing.toml"],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert refused.returncode == 2, refused.stderr
+    inside("dpkg", "--install", "parapply.deb")
+    inside("dpkg", "--remove", "parapply")
+    (root / "var/log/parapply/app").mkdir(parents=True)
+    inside("dpkg", "--purge", "parapply")
+    assert files() - before == set()
+    assert not (root / "var/log/parapply").exists()
+
+
+if __name__ == "__main__":
+    (deb,) = map(Path, sys.argv[1:])
+    _run("lintian", "--fail-on", "error,warning", "--allow-root", str(deb))
+    with tempfile.TemporaryDirectory() as directory:
+        debian = Path(directory) / "debian"
+        debian.mkdir(mode=0o755)
+        Path(directory).chmod(0o755)
+        _make(debian)
+        _try(deb, debian)
+    print("installed, renewed, removed and purged", flush=True)  # noqa: T201  as above
