@@ -161,12 +161,12 @@ def test_what_limits_now(pair: Pair, run_command: RunCommand) -> None:
         pair.target.wait_until("SELECT limits ->> 'detail' = 'locks' FROM parapply.slots")
         shown = " ".join(run_command(pair.route, "status").stdout.split())
         assert "what limits The target: statements waited for locks of other sessions, " in shown
-        assert "what to do find the sessions that hold the locks on the target" in shown
+        assert "what to do look at the sessions that hold the locks on the target" in shown
         assert "because Of the last " in shown
         assert "Lock:transactionid" in shown
         top = " ".join(run_command(pair.route, "top", "--once").stdout.split())
         assert "locks of other sessions" in top
-        assert "parapply status names them" in top
+        assert "look at the sessions that hold the locks" in top
     daemon.wait_caught_up()
     daemon.stop()
     assert json.loads(run_command(pair.route, "status", "--json").stdout)["limits"] is None

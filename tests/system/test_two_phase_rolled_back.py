@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["pair"]
 
-_TABLES = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE n (id int PRIMARY KEY);"
+_TABLES = "CREATE TABLE t (id int PRIMARY KEY, v varchar); CREATE TABLE n (id int PRIMARY KEY);"
 #: Rows that are there before the backlog, on both sides.
 _KEPT = "INSERT INTO t SELECT -g, 'kept' FROM generate_series(1, 10) AS g"
 #: Some of the deletes are sent without the inserts.
@@ -58,7 +58,7 @@ def _new_slot(pair: Pair) -> None:
 
 
 def _roll_back(pair: Pair, *statements: str) -> None:
-    """Prepare and roll back, after a change that has the table's catalogue read, and nothing of the type text."""
+    """Prepare and roll back, after a change that has the table's catalogue read, and nothing of the type varchar."""
     pair.write("DELETE FROM t WHERE id = (SELECT min(id) FROM t)")
     write_prepared(pair.source, "a", *statements)
     decide(pair.source, "a", "ROLLBACK")
