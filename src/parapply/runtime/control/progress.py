@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 _REPLY_S = 0.05
 #: Seconds between two advances at least when idle.
 _ADVANCE_MIN_S = 0.02
-#: A publisher that asks this often, for this many seconds, about one LSN that we cannot confirm is shutting down and
-#: waits for us (traps T-9, F9), so nothing is lost by leaving it.
+#: A publisher that asks this often about one LSN that we cannot confirm is shutting down and waits for us (traps T-9,
+#: F9). It is left, and nothing is lost by that, after so many seconds in which nothing became durable on the target.
 _STUCK_REQUESTS = 10
 _STUCK_S = 3.0
 #: Seconds between questions for the publisher's position while `--until` is not reached.
@@ -125,6 +125,7 @@ class Progress:
         self._idle_lsn = 0  # a keep-alive's position: nothing for us before it
         self._streaming_since_s = loop.time()
         self._stuck_lsn = 0
+        self._stuck_durable_lsn = 0
         self._stuck_since_s = 0.0
         self._stuck_requests = 0
         #: Rounds so far, and whether this one waits for the target's answer. Read by the watchdog.
@@ -360,8 +361,9 @@ class Progress:
 
     def _look_for_shutdown(self, lsn: int) -> None:
         now_s = self._clock()
-        if lsn != self._stuck_lsn or self.durable_lsn >= lsn:
+        if lsn != self._stuck_lsn or self.durable_lsn >= lsn or self.durable_lsn > self._stuck_durable_lsn:
             self._stuck_lsn, self._stuck_since_s, self._stuck_requests = lsn, now_s, 0
+            self._stuck_durable_lsn = self.durable_lsn
         self._stuck_requests += 1
         if self._stuck_requests >= _STUCK_REQUESTS and now_s - self._stuck_since_s >= _STUCK_S:
             raise SourceLost(
