@@ -46,7 +46,7 @@ Examples:
   parapply report /var/log/parapply --since 2026-11-21T10:00 --compare 2026-11-20T10:00..2026-11-21T10:00
   parapply report --bundle job
   spark-submit --py-files job/parapply.zip job/parapply_report.py hdfs:///logs/parapply --out hdfs:///reports/parapply
-Every figure is explained on the page, and in docs/REPORT.md."""
+Every figure is explained on the page, and the verdict in docs/REPORT.md."""
 
 
 def _memory(_context: click.Context, _parameter: click.Parameter, value: str) -> str:

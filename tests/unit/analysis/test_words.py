@@ -45,11 +45,11 @@ def test_a_logarithmic_axis_has_marks_for_any_values() -> None:
         assert len(axis["tickvals"]) == len(axis["ticktext"])
 
 
-def test_the_manual_has_every_figure_and_stage_as_defined() -> None:
-    """docs/REPORT.md repeats the definitions word for word, so that neither can drift."""
+def test_the_manual_names_every_figure_and_has_the_stages_as_defined() -> None:
+    """docs/REPORT.md names each table once, and repeats the stages word for word, so that neither can drift."""
     manual = (_ROOT / "docs" / "REPORT.md").read_text()
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", manual, re.MULTILINE))
-    assert rows == {figure.name: f"{figure.title}. {figure.meaning}" for figure in FIGURES}
+    section = manual.partition("| about | tables |")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"`(\w+)`", section)) == sorted(figure.name for figure in FIGURES)
     for stage, (expression, meaning) in {**STAGES, EACH_TRANSACTION[0]: EACH_TRANSACTION[1:]}.items():
         assert f"| {stage} | `{expression}` | {meaning} |" in manual
 
