@@ -35,7 +35,7 @@ class HadoopStorage:
         return str(self._path(self.qualified(text)).toUri().getRawPath())
 
     def is_folder(self, text: str) -> bool:
-        """Tell whether a folder of this name is there."""
+        """Return whether a folder of this name is there."""
         path = self._path(text)
         system = path.getFileSystem(self._configuration)
         return bool(system.exists(path)) and bool(system.getFileStatus(path).isDirectory())

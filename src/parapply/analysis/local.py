@@ -24,7 +24,7 @@ _PIECE_BYTES: Final = 1 << 20
 
 
 def is_local(text: str) -> bool:
-    """Tell whether a path is one of this machine: Hadoop knows others."""
+    """Return whether a path is one of this machine: Hadoop knows others."""
     return _SCHEME.match(text) is not None or _ANY_SCHEME.match(text) is None
 
 

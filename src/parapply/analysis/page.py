@@ -186,5 +186,5 @@ def _tiles(tables: Tables) -> list[_Tile]:
 
 
 def _numeric_columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
-    """Tell for each column whether all its cells are numbers, which stand to the right."""
+    """Return for each column whether all its cells are numbers, which stand to the right."""
     return [bool(rows) and all(row[n][:1] in _NUMBERS or row[n][:1] == "-" for row in rows) for n in range(len(header))]

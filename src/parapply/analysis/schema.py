@@ -141,5 +141,5 @@ def _from_info(info: inspect.Type, name: str, words: TypeWords) -> str:
 
 
 def is_time(name: str) -> bool:
-    """Tell whether a field of this name is a time."""
+    """Return whether a field of this name is a time."""
     return name.endswith("_at") or name.startswith("commit_time")

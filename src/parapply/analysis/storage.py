@@ -37,7 +37,7 @@ class Storage(Protocol):
         ...
 
     def is_folder(self, text: str) -> bool:
-        """Tell whether a folder of this name is there."""
+        """Return whether a folder of this name is there."""
         ...
 
     def files(self, folder: str, suffix: str | tuple[str, ...] = "") -> list[StoredFile]:

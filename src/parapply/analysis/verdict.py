@@ -56,7 +56,7 @@ def verdict(rows: Rows, tables: dict[str, Rows]) -> LimitVerdict | None:
 
 
 def _keeps_up(tables: dict[str, Rows]) -> bool:
-    """Tell whether twice as many workers would apply no more, because the source has no more, by `what_if`."""
+    """Return whether twice as many workers would apply no more, because the source has no more, by `what_if`."""
     now = int((tables["reading"] or tables["summary"])[0]["workers"])
     limit_names = {row["limit"] for row in tables["what_if"] if row["workers"] in {now, 2 * now}}
     return limit_names == {"source"}

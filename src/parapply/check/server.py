@@ -77,7 +77,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_tested(self) -> bool:
-        """Tell whether parapply is tested with this version."""
+        """Return whether parapply is tested with this version."""
         return TESTED[0] <= self.version_num < TESTED[1]
 
     def number(self, name: str) -> int:

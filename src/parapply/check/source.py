@@ -150,7 +150,7 @@ class SourceSide(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
 
     def publishes_changes(self, oid: int) -> bool:
-        """Tell whether updates or deletes of a published table can come."""
+        """Return whether updates or deletes of a published table can come."""
         return any(
             each.root_oid == oid
             and (each.publishes_updates or each.publishes_deletes)

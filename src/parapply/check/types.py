@@ -24,7 +24,7 @@ _SIZED: Final = frozenset({"character varying", "character", "bit varying"})
 
 
 def takes_all(source: str, target: str) -> bool:
-    """Tell whether the target's type reads and keeps every value of the publisher's."""
+    """Return whether the target's type reads and keeps every value of the publisher's."""
     here, there = _TYPE.fullmatch(source), _TYPE.fullmatch(target)
     if here is None or there is None:
         return False

@@ -43,7 +43,7 @@ NO_THRESHOLD = 1 << 62
 
 
 def has_few_changes(n_changes: int, n_tables: int) -> bool:
-    """Tell whether a batch has few changes for each of many tables: in a larger one each change would cost less."""
+    """Return whether a batch has few changes for each of many tables: in a larger one each change would cost less."""
     return LEAST_THIN_TABLES <= n_tables <= MOST_THIN_TABLES and n_changes < FEW_CHANGES * n_tables
 
 
@@ -119,7 +119,7 @@ class Batch:
         #: A barrier, because tables have changed since the batch before, and their facts cannot be compared. Written
         #: when it is closed.
         self.is_fence = False
-        #: Whether a plan of its tables has foreign keys that matter. Known when it is closed.
+        #: True if a plan of its tables has foreign keys that matter. Known when it is closed.
         self.has_foreign_keys = False
         #: One large transaction in pieces. Raw frames are not kept, so a failure replays the stream.
         self.is_large = False
@@ -154,17 +154,17 @@ class Batch:
 
     @property
     def runs_alone(self) -> bool:
-        """Tell whether everything earlier commits before it starts, and it before anything later starts."""
+        """Return whether everything earlier commits before it starts, and it before anything later starts."""
         return self.is_barrier or self.is_suspect or self.is_fence
 
     @property
     def has_late_keys(self) -> bool:
-        """Tell whether changes of some keys are applied after those of all others; see `scheduler.py`."""
+        """Return whether changes of some keys are applied after those of all others; see `scheduler.py`."""
         return any(changes.late_keys for changes in self.table_changes)
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether nothing was added yet."""
+        """Return whether nothing was added yet."""
         return not self.transactions
 
     def add(self, transaction: Transaction, plans: Plans) -> None:
@@ -260,7 +260,7 @@ class Batch:
     def add_run(self, transactions: list[Transaction], at: int, plans: Plans, limits: Limits) -> int:
         """Add transactions from an index on while they are whole and announce nothing; return the index after the last.
 
-        This is `add` for nearly everything there is. It ends at a limit, too: the batch must be closed then. The plans
+        This is `add` for nearly all transactions. It also ends at a limit, where the batch must be closed. The plans
         must be without serial and refused tables.
 
         Raises:
@@ -283,7 +283,7 @@ class Batch:
         return at
 
     def is_full(self, limits: Limits) -> bool:
-        """Tell whether nothing should be added any more."""
+        """Return whether nothing should be added any more."""
         n_transactions = len(self.transactions)
         if self.is_suspect or (self.is_serial and n_transactions >= SERIAL_TRANSACTIONS):
             return True
@@ -302,7 +302,7 @@ class Batch:
 
     @property
     def is_thin(self) -> bool:
-        """Tell whether it has few changes for each of its tables, which are many.
+        """Return whether it has few changes for each of its tables, which are many.
 
         A session that meets them for the first time takes longer for that than for the changes.
         """
@@ -312,7 +312,7 @@ class Batch:
         if not self.transactions:
             self.first_commit_time_us = transaction.commit_time_us
         if not (transaction.is_first and transaction.is_last):
-            # What the pieces to come will touch is not known, so nothing may run alongside this one.
+            # The tables and keys of later pieces are unknown, so nothing may run alongside this one.
             self.is_large = self.is_barrier = True
         self.transactions.append(transaction)
         # Only the last piece of a large transaction knows where it ends.
@@ -384,7 +384,7 @@ class Batch:
         if not step.stands_alone:
             self._add_step(step)
             return
-        # What the steps that are still added to did to these tables is gone. Other tables come first, because they do
+        # The changes that open steps made to these tables are gone. Other tables come first, because they do
         # not need the lock; then each TRUNCATE once, because again in one transaction it would flush the WAL each time;
         # then what comes after it.
         steps = self.steps[self._first :]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: Schema and table, as announced.
 Name: TypeAlias = "tuple[str, str]"
-#: What a table is known by: the publisher's OID, which outlives a rename; its name where an older version wrote that.
+#: The identity of a table: the publisher's OID, which outlives a rename; its name where an older version wrote that.
 Known: TypeAlias = "int | Name"
 
 _relation_at = struct.Struct(">I").unpack_from
@@ -30,10 +30,10 @@ class Start(NamedTuple):
     """Where a table joins the stream."""
 
     lsn: int | None  # commit records at or after it count; None: none does until the table is copied
-    is_copied: bool  # the rows are here; else what counts must wait for them
+    is_copied: bool  # its rows are on the target; else changes that count must wait for them
 
     def counts_at(self, commit_lsn: int) -> bool:
-        """Tell whether a change that commits there is applied, without waiting."""
+        """Return whether a change that commits there is applied, without waiting."""
         return self.is_copied and self.lsn is not None and self.lsn <= commit_lsn
 
 
@@ -50,7 +50,7 @@ class CopyStarts:
         """Know of no copies: every change is applied."""
         self._tables: Mapping[Known, Start] = {}
         self._beside: Mapping[int, Start] = {}
-        #: How many known tables get no changes until they are copied.
+        #: Number of known tables that get no changes until they are copied.
         self.n_waiting = 0
         self._others = _FROM_THE_START
         self._left_out: Collection[str] = ()
@@ -60,7 +60,7 @@ class CopyStarts:
 
     @property
     def is_active(self) -> bool:
-        """Tell whether transactions must be shown to `waits_for` and `without_skipped`."""
+        """Return whether transactions must be shown to `waits_for` and `without_skipped`."""
         return bool(self._apart)
 
     @property
@@ -91,7 +91,7 @@ class CopyStarts:
         self._left_out = schemas
 
     def leaves_out(self, schema: str) -> bool:
-        """Tell whether a schema is one of `leave_out`."""
+        """Return whether a schema is one of `leave_out`."""
         return schema in self._left_out
 
     def _start(self, oid: int, name: Name) -> Start:
@@ -139,7 +139,7 @@ class CopyStarts:
         return _without(transaction, self._apart)
 
     def is_apart(self, relations: Iterable[Relation], lsn: int) -> bool:
-        """Tell whether changes of relations may be left out, or must wait, in a transaction that commits at an LSN."""
+        """Return whether changes of relations may be left out or must wait, in a transaction that commits at an LSN."""
         return any(not self._start_of(one).counts_at(lsn) for one in relations)
 
     def copying_of(self, relations: Iterable[Relation], commit_lsn: int) -> Name | None:
@@ -173,7 +173,7 @@ def _without(transaction: Transaction, apart: Mapping[int, Start]) -> Transactio
 
 
 def _oids(frame: bytes) -> tuple[int, ...]:
-    """Return the relations that a change frame names; none if it is too short, which its reader will tell."""
+    """Return the relations that a change frame names; none if it is too short, which its reader will report."""
     if len(frame) < RELATION_AT + 4:
         return ()
     if frame[KIND_AT] == TRUNCATE:

@@ -1,9 +1,9 @@
 """How far prediction can be trusted for a table: one whose batches keep failing is applied otherwise for a while. Pure.
 
-What frees a unique value is not always on the wire (trap T-19), so batches run in parallel and those that fail are
-repeated at the head. Where that happens often it costs more than it gains. What succeeded in the end tells what the
-table loses: the company of other batches, if the same sets succeeded at the head; the set form as well, if only the
-source order did. A conflict is no reason for either.
+A change that frees a unique value is not always on the wire (trap T-19), so batches run in parallel and those that fail
+are repeated at the head. Where that happens often it costs more than it gains. The form that succeeded in the end
+decides how the table is applied: alone, if the same sets succeeded at the head; not as sets either, if only the source
+order did. A conflict is no reason for either.
 
 4 such batches of the latest 64 that touch the table are too many. After 256 more it is trusted again, and after twice
 as many with each relapse, up to 16,384. One that has then stayed trusted for as many as it was not begins at 256

@@ -1,4 +1,4 @@
-"""Which keys of a new batch may be held by one in flight: one lookup a key, however many batches there are. Pure.
+"""Keys of a new batch that one in flight may hold: one lookup a key, however many batches are in flight. Pure.
 
 Comparing a batch with each of those in flight, key by key, was the leader's largest part of a transaction. Nearly all
 keys are held by no batch, and one lookup a key finds that out here. The compiled twin counts hashes, so it may name a

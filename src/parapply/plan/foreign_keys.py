@@ -2,8 +2,8 @@
 
 A child must not be written before its parent, nor a parent deleted before its child. So, with parents first: deletes
 from the last table to the first, then each table's updates and inserts from the first to the last. A parent whose
-children are updated is deleted last, because they may let go of it. What this cannot order (a ring of tables, a value
-that a parent frees for its successor) fails on the target, and the batch is repeated row by row in source order.
+children are updated is deleted last, because they may let go of it. A case that this cannot order (a ring of tables, a
+value that a parent frees for its successor) fails on the target, and the batch is repeated row by row in source order.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def ties(tables: Collection[TableChanges]) -> Iterator[tuple[TableChanges, Table
 
 
 def can_order(step: TablesStep) -> bool:
-    """Tell whether sets of the step's tables can be put into an order that their foreign keys take."""
+    """Return whether sets of the step's tables can be put into an order that their foreign keys take."""
     for pair in ties(step.tables.values()):
         for changes in pair:
             if len(changes.segments) != 1 or not isinstance(changes.segments[0], NetSegment | InsertSegment):
@@ -62,7 +62,7 @@ def deleted_last(tables: Sequence[TableChanges]) -> set[int]:
 
 
 def overlaps_itself(tables: Sequence[TableChanges]) -> bool:
-    """Tell whether rows of one partition tree are in two tables of a batch: written to a leaf and through its root.
+    """Return whether rows of one partition tree are in two tables of a batch: written to a leaf and through its root.
 
     That happens where the publication changes how it names partitions. Their order is in the stream only.
     """

@@ -1,4 +1,4 @@
-"""Which source transactions of a batch that failed are tried together next. Pure.
+"""Halving: the source transactions of a failed batch that are tried together next. Pure.
 
     SETS, the whole batch ── failed ──► SETS, the first half, then the other ── failed ──► ... down to _SMALLEST
                                                                                                 │ failed
@@ -9,7 +9,7 @@ Where code runs on the target each transaction is a target transaction of its ow
     EACH ── the first that fails ──► ALONE ──► EACH, those after it
 
 Parts come in source order, and each is committed before the next is tried, so a part that fails meets nothing of the
-others. What one conflict costs therefore grows with the logarithm of the batch and not with the batch.
+others. The cost of one conflict therefore grows with the logarithm of the batch's size.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Form(Enum):
 
 
 class BatchPart(NamedTuple):
-    """What is tried next: transactions of the batch from `start` to before `end`."""
+    """The next part to try: transactions of the batch from `start` to before `end`."""
 
     start: int
     end: int
@@ -55,7 +55,7 @@ class Halving:
 
     @property
     def is_done(self) -> bool:
-        """Tell whether all is committed."""
+        """Return whether all is committed."""
         return not self._parts
 
     @property

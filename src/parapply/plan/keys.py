@@ -2,7 +2,7 @@
 
 A key is the value of a single column, or a tuple with one value per key column, which keeps ('ab','c') and ('a','bc')
 apart (trap T-33). A value is its slice of the wire, length included, or where equal values differ in their text its
-canonical text. What cannot be canonicalised never gets here: ``target/catalogue/match.py`` widens such a table. The
+canonical text. A value without one never gets here, because ``target/catalogue/match.py`` widens its table. The
 forms of rare types are in ``plan/canonical.py``.
 """
 
@@ -164,7 +164,7 @@ def _bpchar(value: bytes) -> bytes:
 
 
 def _of_text(form: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
-    """Return the form of a slice of the wire, made from that of its text; NULL stays, and is no text (trap T-33)."""
+    """Return the form of a slice of the wire, made from the form of its text; NULL is no text and stays (trap T-33)."""
     return lambda value: value if value == NULL else form(value[4:])
 
 

@@ -1,4 +1,4 @@
-"""Whether a batch may put off the changes of its late keys, as far as foreign keys are concerned. Pure.
+"""Foreign keys and late keys: may a batch put off the changes of its late keys? Pure.
 
 Late keys are those that another batch in flight holds; their changes are applied after all others of the batch, when
 the holders have committed (`scheduler.py`).
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def is_split_unsafe(batch: Batch) -> bool:
-    """Tell whether late keys would bring a child before its parent, or take a parent from its child.
+    """Return whether late keys would bring a child before its parent, or take a parent from its child.
 
     Late updates and deletes of parents are harmless: they do not touch what children refer to, or come last anyway.
     """

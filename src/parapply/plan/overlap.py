@@ -8,7 +8,7 @@ Compared are tables of one partition tree, by
 - the whole table, where rows cannot be told apart, and everything, at a barrier (T-26).
 
 The idea of one table of keys in flight is Amit Kapila's (pgsql-hackers, "Parallel Apply", 2025-08-11); here the keys
-are those of the dictionaries that hold the net changes anyway, so two batches are compared by set operations and
+are the keys of the dictionaries that hold the net changes anyway, so two batches are compared by set operations and
 nothing is kept per change.
 """
 

@@ -1,4 +1,4 @@
-"""Which plan is in force for which relation, at a point of the stream. Pure."""
+"""The plans in force for relations at a point of the stream. Pure."""
 
 from __future__ import annotations
 

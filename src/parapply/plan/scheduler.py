@@ -1,4 +1,4 @@
-"""Which batch waits for which, and which may commit. Pure; one scheduler serves one stream.
+"""The order of batches: one waits for another, or may commit. Pure; one scheduler serves one stream.
 
 Batches are ordered, because batches commit. One that overlaps another in flight (`overlap.py`) waits until that has
 committed, not until it has finished executing (traps T-34, T-35).
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Freed(NamedTuple):
-    """What a commit makes possible, both in source order."""
+    """Batches that may go on after a commit, both lists in source order."""
 
     to_start: list[Batch]
     to_commit: list[Batch]  # may commit as soon as they have executed
@@ -39,7 +39,7 @@ class _InFlight:
 
     def __init__(self, batch: Batch, waits: dict[int, Wait], late: dict[int, Wait]) -> None:
         self.batch = batch
-        #: What it waits for before it starts, by the number of the batch that holds it.
+        #: Its waits before it starts, by the number of the batch that holds the rows.
         self.waits = waits
         #: The same for the changes of its late keys.
         self.late = late
@@ -122,7 +122,7 @@ class Scheduler:
         return Freed(to_start, [self.head] if self.head is not None else [])
 
     def may_commit(self, batch: Batch) -> bool:
-        """Tell whether a batch that has started may apply its late keys and commit."""
+        """Return whether a batch that has started may apply its late keys and commit."""
         return not self._open[batch.seq].late if self._is_relaxed else self.head is batch
 
     def waits_of(self, batch: Batch) -> tuple[Wait, ...]:
@@ -153,5 +153,5 @@ def _join(batch: Batch) -> None:
 
 
 def _is_last(waits: dict[int, Wait], seq: int) -> bool:
-    """Take a wait out; True if it was there and was the last one."""
+    """Take a wait out; True if it existed and was the last one."""
     return waits.pop(seq, None) is not None and not waits

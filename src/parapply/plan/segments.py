@@ -88,7 +88,7 @@ class NetSegment:
     _wanted: list[int]
     _found_at: list[int]
     _n_plain: int
-    # What `_simple_update` has read last.
+    # The row that `_simple_update` has read last.
     _row: bytes
     _is_partial: bool
 
@@ -98,7 +98,7 @@ class NetSegment:
         #: Per key: [net effect, row]. Written here, read by the dependency check (its keys) and by the statements.
         #: Only the row of a NET_UPDATE can hold UNCHANGED, and never in a key column.
         self.net: dict[Key, tuple[int, KeptRow]] = {}
-        #: Whether any row holds UNCHANGED, so that updates must be grouped by the columns present.
+        #: True if any row holds UNCHANGED, so that updates must be grouped by the columns present.
         self.has_unchanged = False
         #: Inserts, updates, deletes taken.
         self.counts = [0, 0, 0]
@@ -118,7 +118,7 @@ class NetSegment:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether there is no change."""
+        """Return whether there is no change."""
         return not self.net
 
     def taker(self, kind: int) -> Taker:
@@ -303,7 +303,7 @@ class InsertSegment:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether there is no change."""
+        """Return whether there is no change."""
         return not self.rows
 
     @property
@@ -349,7 +349,7 @@ class RowSegment:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether there is no change."""
+        """Return whether there is no change."""
         return not self.frames
 
     def taker(self, _kind: int) -> Taker:

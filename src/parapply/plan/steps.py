@@ -1,4 +1,4 @@
-"""What a batch does one after the other, and the form that keeps source order change by change. Pure.
+"""The steps of a batch, done one after the other, and the form that keeps source order change by change. Pure.
 
 Most batches have one step, the changes of each table. TRUNCATE of several relations is a step of its own (trap T-26),
 which comes once where no other table depends on its place. A transaction that touches a serial table is one step of raw
@@ -48,7 +48,7 @@ class TruncateStep(msgspec.Struct, frozen=True):
 
     @property
     def stands_alone(self) -> bool:
-        """Tell whether only these tables' own changes have to keep their place before it or after it.
+        """Return whether only these tables' own changes have to keep their place before it or after it.
 
         Not where a partition tree or a foreign key ties rows of other tables to them. A key that refers to them from
         elsewhere makes PostgreSQL refuse the TRUNCATE, wherever it stands.
@@ -129,7 +129,7 @@ def check_plans(transaction: Transaction, plans: Plans) -> None:
 
 
 def is_serial(transaction: Transaction, plans: Plans) -> bool:
-    """Tell whether a transaction touches a table where the target runs code: then all of it keeps source order.
+    """Return whether a transaction touches a table where the target runs code: then all of it keeps source order.
 
     The leader puts such transactions into batches in which each is a target transaction of its own.
 
@@ -138,7 +138,7 @@ def is_serial(transaction: Transaction, plans: Plans) -> bool:
     """
     if not plans.may_be_serial:
         return False
-    # What is announced changes a view of the plans; the real ones move only when the changes are read.
+    # An announcement changes a view of the plans; the plans themselves move only when the changes are read.
     ahead = plans
     for change in transaction.changes:
         if isinstance(change, Relation):

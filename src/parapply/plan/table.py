@@ -1,4 +1,4 @@
-"""What the planner and the statements know of one target table. Pure data; `target/` fills it from the catalogue."""
+"""Facts of one target table for the planner and the statements. Pure data; `target/` fills it from the catalogue."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class ForeignKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForeignCode(msgspec.Struct, frozen=True, kw_only=True):
-    """What would run as the role that applies, of owners who may not become it."""
+    """Code that would run as the role that applies, of owners who may not become that role."""
 
     role: str  # that applies
     owners: tuple[str, ...]  # of the table and its partitions
@@ -124,7 +124,7 @@ class TableFacts(msgspec.Struct, frozen=True, kw_only=True):
     rules: tuple[str, ...]  # rules that act under the session's role
     code: tuple[str, ...]  # user functions that are not immutable in checks, defaults, domains, generated columns
     unique: tuple[UniqueFacts, ...]  # unique and exclusion indexes besides the key, of leaf partitions too
-    foreign_keys: tuple[ForeignKeyFacts, ...]  # of the table, those it inherits and those of leaf partitions
+    foreign_keys: tuple[ForeignKeyFacts, ...]  # of the table and its leaf partitions, with inherited ones
     root_oid: int  # topmost table of the partition tree it belongs to; its own OID where there is none
     #: Columns that come first in an index on the whole table, or on each partition, by which equal values are found.
     indexed_columns: tuple[str, ...] = ()
@@ -154,7 +154,7 @@ class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nets_whole_rows(self) -> bool:
-        """Tell whether sets can apply updates and deletes of rows that are found by all their columns.
+        """Return whether sets can apply updates and deletes of rows that are found by all their columns.
 
         Not where each row has to be asked for by itself: who wrote it last, whether a trigger has vetoed the change,
         whether an ALWAYS identity column would change (trap T-50), whether its parent has taken it along (T-25).
@@ -171,7 +171,7 @@ class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_indexed(self) -> bool:
-        """Tell whether an index narrows the search for a whole row, as the built-in subscription wants it.
+        """Return whether an index narrows the search for a whole row, as the built-in subscription wants it.
 
         Source: RemoteRelContainsLeftMostColumnOnIdx in relation.c.
         """
@@ -179,7 +179,7 @@ class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_checked_by_statement(self) -> bool:
-        """Tell whether rows may be right only together, when the statement that writes them ends.
+        """Return whether rows may be right only together, when the statement that writes them ends.
 
         Where an enforced foreign key leads to the table itself, or values of a deferrable unique index change hands.
         """
@@ -188,5 +188,5 @@ class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def checks_origin(self) -> bool:
-        """Tell whether sets check the origin of a row: a net delete may have been an update before."""
+        """Return whether sets check the origin of a row: a net delete may have been an update before."""
         return self.checks_update_origin or self.checks_delete_origin

@@ -62,7 +62,7 @@ class TableChanges:
         #: Other batches that touch the table depend on this one whatever their keys. Once true it stays true: an
         #: earlier plan of the batch may have been wider than the last.
         self.is_whole_table = False
-        #: What all keys of the batch are made of; of no meaning with `is_whole_table`.
+        #: Columns and types that all keys of the batch are made of; without meaning with `is_whole_table`.
         self.key_form = _form(plan)
         #: Keys that an earlier batch in flight holds too: their changes are applied when that one has committed, the
         #: others at once. Written when the batch is closed, and only if `can_split`.
@@ -82,12 +82,12 @@ class TableChanges:
 
     @property
     def is_all_late(self) -> bool:
-        """Tell whether nothing is to be applied before the late keys."""
+        """Return whether nothing is to be applied before the late keys."""
         return self.can_split and len(self.late_keys) == len(self.segments[0].net)  # type: ignore[union-attr]  # as said
 
     @property
     def can_split(self) -> bool:
-        """Tell whether the changes of some keys can be applied after those of all others: one net change a key."""
+        """Return whether the changes of some keys can be applied after those of all others: one net change a key."""
         return not self.is_whole_table and len(self.segments) == 1 and isinstance(self.segments[0], NetSegment)
 
     @property
@@ -129,7 +129,7 @@ class TableChanges:
         """Apply a frame after what came before and before what follows (trap T-20); a run of them shares a segment.
 
         Returns:
-            Whether what follows goes to another segment than what came before: takers are of no use any more.
+            True if later frames go to another segment than earlier ones: takers are of no more use.
 
         Raises:
             ProtocolError: the frame is malformed.
@@ -203,8 +203,8 @@ class TableChanges:
 
 
 def _form(plan: TablePlan) -> tuple[object, ...]:
-    """Return what keys and other values of a plan are made of: those of two plans are compared only if it is equal."""
-    # Positions, too: the values of one batch are read by the plan of the other, and a name is of one schema only.
+    """Return the form of a plan's keys and values: two plans are compared only if their forms are equal."""
+    # With positions, because one batch's values are read by the other's plan, and a name is of one schema only.
     unique = [(key.name, key.positions, key.equalities, key.is_nulls_distinct) for key in plan.unique_keys]
     return key_form(plan), tuple(unique)
 

@@ -3,8 +3,8 @@
 Read from net changes when a batch is compared with another for the first time, never while it is filled: only what
 reaches the target counts, and most tables have neither.
 
-What an update or delete frees is on the wire only where the publisher's identity covers it (trap T-19). The rest is
-known as far as an earlier batch in flight has written the row (`note_freed`), else not at all: a batch that so starts
+A value that an update or delete frees is on the wire only where the publisher's identity covers it (trap T-19). Others
+are known only if an earlier batch in flight has written the row (`note_freed`). A batch that therefore starts
 too early fails on the target and is repeated at the head.
 """
 
@@ -71,7 +71,7 @@ def note_freed(later: TableChanges, earlier: TableChanges, keys: Iterable[Key]) 
 
 
 def frees_late(changes: TableChanges) -> bool:
-    """Tell whether a late key's change frees a unique value that another change of the batch claims before it.
+    """Return whether a late key's change frees a unique value that another change of the batch claims before it.
 
     Known where old rows are sent; elsewhere such a batch fails on the target and is repeated.
     """
@@ -102,7 +102,7 @@ def shared(changes: TableChanges, foreign: ForeignKey) -> set[Key]:
 
 
 def frees_unknown(changes: TableChanges, foreign: ForeignKey) -> bool:
-    """Tell whether the batch lets go of parents that the wire does not name."""
+    """Return whether the batch lets go of parents that the wire does not name."""
     if foreign.is_old_sent:
         return False
     return bool(changes.moved_rows) or any(
@@ -155,7 +155,7 @@ def parent_reader(plan: TablePlan, foreign: ForeignKey) -> ValueOf | None:
 
 
 def refers_to_key(plan: TablePlan, foreign: ForeignKey) -> bool:
-    """Tell whether a foreign key refers to columns that find the parent's rows: old rows always hold those."""
+    """Return whether a foreign key refers to columns that find the parent's rows: old rows always hold those."""
     return set(foreign.parent_columns) <= {plan.columns[position].name for position in plan.key_positions}
 
 
@@ -167,7 +167,7 @@ def removed_keys(changes: TableChanges) -> set[Key]:
 
 
 def removes(changes: TableChanges) -> bool:
-    """Tell whether rows go, or get another key."""
+    """Return whether rows go, or get another key."""
     return bool(changes.moved_rows) or _removed(changes)
 
 

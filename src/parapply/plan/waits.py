@@ -8,7 +8,7 @@ from parapply.vocabulary import WaitKind
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Which batch holds what another one waits for."""
+    """The batch that another one waits for, and the rows or values that it holds."""
 
     seq: int
     table: str  # schema.table; empty for a barrier

@@ -18,7 +18,7 @@ _SEGMENT_BYTES = 1024 * 1024
 
 
 def covers(low_lsn: int, lsn: int) -> bool:
-    """Tell whether a watermark says that everything is committed that ends at an LSN or before.
+    """Return whether a watermark says that everything is committed that ends at an LSN or before.
 
     Where the last record ended with its page, `pg_current_wal_insert_lsn()` lies after the header of the next, which is
     not written yet: an idle publisher never gets there, and nothing ends in between.
@@ -45,7 +45,7 @@ class Watermark:
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether everything opened is committed."""
+        """Return whether everything opened is committed."""
         return not self._open
 
     def open(self, end_lsn: int) -> None:

@@ -97,7 +97,7 @@ class Top(App[None]):
 
 
 def _is_hung_up(descriptor: int) -> bool:
-    """Tell whether the terminal of a descriptor was closed: not every shell passes SIGHUP on, `su -` does not."""
+    """Return whether the terminal of a descriptor was closed: not every shell passes SIGHUP on, `su -` does not."""
     try:
         termios.tcgetattr(descriptor)
     except termios.error as error:

@@ -34,7 +34,7 @@ class TableRate(NamedTuple):
 
     @property
     def is_quiet(self) -> bool:
-        """Tell whether nothing happens to it."""
+        """Return whether nothing happens to it."""
         return not (self.rows_s or self.waits_s)
 
 

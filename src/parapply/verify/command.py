@@ -83,12 +83,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_sampled(self) -> bool:
-        """Tell whether only some ranges were compared."""
+        """Return whether only some ranges were compared."""
         return bool(self.sampled)
 
     @property
     def is_equal(self) -> bool:
-        """Tell whether no row differs."""
+        """Return whether no row differs."""
         return not self.found
 
 
@@ -101,7 +101,7 @@ class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_equal(self) -> bool:
-        """Tell whether no row differs of those that were compared."""
+        """Return whether no row differs of those that were compared."""
         return all(verdict.is_equal for verdict in self.verdicts)
 
 

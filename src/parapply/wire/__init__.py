@@ -1,6 +1,6 @@
 """Bytes from the publisher to messages. No I/O, no clocks.
 
-What others may use:
+Modules that others may use:
 
 * `frames`: what a walsender puts into a CopyData message, and the status update that goes back;
 * `decode`: the complete, checked decoder of every pgoutput message, protocol versions 1 to 4;

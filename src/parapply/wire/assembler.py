@@ -5,7 +5,7 @@ in it. Every other message is looked into. One assembler serves one stream: afte
 because the publisher announces its relations again (PROTOCOL.md 5.3, 7).
 
 A transaction streamed while it is in progress leaves in chunks. Their frames lose the xid that they carry there: behind
-this all frames are alike. What else happens to streamed and prepared transactions leaves as an event at its place.
+this all frames are alike. Other messages of streamed and prepared transactions leave as events at their place.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ _BEHIND_XID = FRAME_HEADER_BYTES + 5
 class Assembler:
     """Collects the frames of one stream into transactions, large ones in pieces.
 
-    What Begin and Commit enclose is sent only after the commit, whole, and in commit order: so a piece of a large one
-    may be applied (not committed) before its Commit message has come.
+    Changes between Begin and Commit are sent only after the commit, whole, and in commit order. A piece of a large
+    transaction may therefore be applied (not committed) before its Commit message has come.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class Assembler:
             piece_bytes: a transaction larger than this leaves in pieces of about this size (as counted in
                 ``Transaction.size_bytes``, interpreter overhead included), and so does a chunk of a streamed one.
             streaming_parallel: the session asked for ``streaming 'parallel'``.
-            start_lsn: where the stream was started. What was prepared before is sent whole with its COMMIT PREPARED,
-                if the slot got two_phase later (trap T-58), and is then a transaction like any other.
+            start_lsn: where the stream was started. A transaction prepared before is sent whole with its COMMIT
+                PREPARED, if the slot got two_phase later (trap T-58), and is then like any other.
             prepared_lsns: end LSNs of what is prepared on the target: whatever the slot was told in between, that one
                 ends there as it began.
         """
@@ -108,14 +108,14 @@ class Assembler:
         self._is_late = False
         #: The same of a streamed one: its Stream Prepare.
         self._late_stream: StreamPrepare | None = None
-        #: The publisher's queue of commands as last announced, which goes no further; and its OID, 0: none. Read by
-        #: workers, too.
+        #: The publisher's queue of commands as last announced, which goes no further; and its OID, 0: none. Also read
+        #: by workers.
         self.queue: Relation | None = None
         self._queue_oid = 0
 
     @property
     def is_open(self) -> bool:
-        """Tell whether a transaction has begun and not ended; then a keep-alive's LSN proves nothing."""
+        """Return whether a transaction has begun and not ended; then a keep-alive's LSN proves nothing."""
         return self._open is not None or self._chunk is not None
 
     def push(self, frames: Iterable[bytes]) -> list[Transaction]:

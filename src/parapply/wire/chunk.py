@@ -1,4 +1,4 @@
-"""What comes between a Stream Start and its Stream Stop, as the assembler hands it on. No I/O."""
+"""The messages between a Stream Start and its Stream Stop, as the assembler hands them on. No I/O."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Part of a transaction that is still in progress on the publisher; its changes are those of the `Transaction`.
+    """Part of a transaction that is still in progress on the publisher; its changes are in the form of `Transaction`.
 
     A change belongs to a subtransaction, or to the top-level one, and each can be rolled back by itself. Changes of a
     subtransaction and of what began inside it are consecutive, because subtransactions nest.

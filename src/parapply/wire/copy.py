@@ -24,11 +24,11 @@ _XLOG_DATA = ord("w")
 _KEEPALIVE = ord("k")
 _STREAM_START = ord("S")
 
-#: What COPY in binary begins with, in the CopyData message of its first row: flags and an extension, of which
-#: PostgreSQL makes none, come after the signature. (PostgreSQL manual, "COPY", "Binary Format".)
+#: The beginning of COPY in binary, in the CopyData message of its first row: flags and an extension, of which
+#: PostgreSQL makes none, follow the signature. (PostgreSQL manual, "COPY", "Binary Format".)
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _SIGNATURE_BYTES = 19
-#: What it ends with: the number of columns of no row.
+#: The end of COPY in binary: -1 in the place of a row's number of columns.
 _TRAILER = b"\xff\xff"
 #: A row of an LSN and a change: the number of columns, a length and the LSN, and a length; then the change.
 _LSN_AT = 6
@@ -64,7 +64,7 @@ class CopyReader:
         self.others: list[tuple[int, bytes]] = []
         #: The send time that goes into frames made of rows, as on the wire; empty while a walsender streams.
         self.sent = b""
-        #: Whether a row began a transaction in progress: it and all later rows are left out.
+        #: True after a row that began a transaction in progress: it and all later rows are left out.
         self.has_stream = False
 
     def room(self) -> memoryview:

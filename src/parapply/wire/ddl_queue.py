@@ -68,7 +68,7 @@ _DROP: Final = re.compile(
 
 
 def is_create_index(command: str) -> bool:
-    """Tell of a command that is run later whether it makes an index; else it drops one."""
+    """Return whether a command that is run later makes an index; else it drops one."""
     return _CREATE.match(command) is not None
 
 
@@ -84,7 +84,7 @@ def later_index(command: str) -> tuple[str, str]:
 
 
 def names_queue(frame: bytes, queue: Relation) -> bool:
-    """Tell whether a row change, outside a stream block, is one of the queue."""
+    """Return whether a row change, outside a stream block, is one of the queue."""
     return frame[KIND_AT] in b"IUD" and bool(_relation_at(frame, RELATION_AT)[0] == queue.oid)
 
 

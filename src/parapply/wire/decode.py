@@ -58,7 +58,7 @@ def decode(payload: bytes, *, in_stream: bool = False, streaming_parallel: bool 
 
     Args:
         payload: the whole message, its type byte first; without the CopyData header of `FRAME_HEADER_BYTES`.
-        in_stream: a Stream Start came and no Stream Stop since: changes then carry an xid. The bytes do not tell.
+        in_stream: a Stream Start came and no Stream Stop since: changes then carry an xid. The bytes do not show it.
         streaming_parallel: the session asked for `streaming 'parallel'`: Stream Abort then carries LSN and time.
 
     Returns:

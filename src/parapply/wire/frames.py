@@ -1,4 +1,4 @@
-"""What a walsender puts into a CopyData message, and the status update that goes back.
+"""The contents of a walsender's CopyData messages, and the status update that goes back.
 
 LSNs are unsigned numbers; times are microseconds since 2000-01-01 UTC (`POSTGRES_EPOCH_US`), on the sender's clock.
 
@@ -107,8 +107,8 @@ def status_update(
 ) -> bytes:
     """Return a standby status update ('r'), the contents of one CopyData message to the publisher.
 
-    Each LSN is that of the last byte plus one. Only the flushed one moves the slot: whatever lies before it will never
-    be sent again, so it must be durable on the target.
+    Each LSN is the position of the last byte plus one. Only the flushed one moves the slot. Changes before it will
+    never be sent again, so it must be durable on the target.
 
     Args:
         written_lsn: received.

@@ -19,7 +19,7 @@ from parapply.model import Relation
 
 
 class ColumnKind(Enum):
-    """What a tuple says of one column; each value is the byte on the wire."""
+    """The state of one column in a tuple; each value is the byte on the wire."""
 
     NULL = "n"
     UNCHANGED = "u"  # a TOASTed value that did not change and was not sent; never to be taken for NULL (trap T-41)
@@ -89,17 +89,17 @@ class Insert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True):
-    """A row changed ('U'). At most one of `key` and `old` is there; without either, the key is in `new`."""
+    """A row changed ('U'). At most one of `key` and `old` is present; without either, the key is in `new`."""
 
     xid: int | None
     relation_oid: int
-    key: TupleData | None  # every column, but only those of the replica identity hold values: the rest reads NULL
+    key: TupleData | None  # every column, but only columns of the replica identity hold values: the rest reads NULL
     old: TupleData | None  # the whole row, under REPLICA IDENTITY FULL
     new: TupleData
 
 
 class Delete(msgspec.Struct, frozen=True, kw_only=True):
-    """A row is gone ('D'). Exactly one of `key` and `old` is there, see Update."""
+    """A row is gone ('D'). Exactly one of `key` and `old` is present, see Update."""
 
     xid: int | None
     relation_oid: int
@@ -117,7 +117,7 @@ class Truncate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogicalMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """What `pg_logical_emit_message` wrote ('M'). Outside any transaction if it is not transactional."""
+    """A message that `pg_logical_emit_message` wrote ('M'). Outside any transaction if it is not transactional."""
 
     xid: int | None
     is_transactional: bool

@@ -3,7 +3,7 @@
 A text column on the wire is ``'t'``, a four-byte length and the bytes. From the length on, that is exactly one element
 of a binary ``text[]``: so a value is sliced out once, length included, and travels like that from the socket to the
 parameter; nothing is parsed, escaped or copied again. (PostgreSQL manual, "Logical Replication Message Formats",
-TupleData; the array layout is that of ``array_recv``.)
+TupleData; the array layout is the one that ``array_recv`` reads.)
 
 UNCHANGED occurs in new rows of updates, and in the insert that a publisher's row filter makes of an update: that row is
 not on the target yet, so nobody has the value. The built-in apply worker stores NULL for it (``slot_store_data`` in
@@ -147,7 +147,7 @@ def read_update(frame: bytes, n_columns: int) -> tuple[Row | None, Row]:
     """Return the old row (None if it was not sent) and the new row of an Update frame.
 
     In an old key ('K') the columns outside the publisher's replica identity are NULL: they were not sent, they are not
-    values (PROTOCOL.md 5.3). Whether it is an old key says the message, never the relation: a partition with another
+    values (PROTOCOL.md 5.3). The message says if it is an old key, never the relation: a partition with another
     identity than its root sends 'K' although the root is announced as full (trap T-28).
 
     Raises:
@@ -173,7 +173,7 @@ def read_update(frame: bytes, n_columns: int) -> tuple[Row | None, Row]:
 
 
 def has_unchanged(row: Row) -> bool:
-    """Tell whether a value of a new row was not sent."""
+    """Return whether a value of a new row was not sent."""
     if cython.compiled:
         found = False
         # `in` would compare by value whatever is something else.
