@@ -53,7 +53,7 @@ class Limits:
     __slots__ = ("changes", "most_bytes", "most_changes", "most_transactions", "size_bytes", "transactions")
 
     def __init__(self, transactions: int, changes: int, size_bytes: int) -> None:
-        """Keep them; those of a thin batch, `most_...`, are the same until they are raised."""
+        """Keep the limits. The limits of a thin batch, `most_...`, are the same until they are raised."""
         self.transactions = self.most_transactions = transactions
         self.changes = self.most_changes = changes
         self.size_bytes = self.most_bytes = size_bytes
@@ -159,7 +159,7 @@ class Batch:
 
     @property
     def has_late_keys(self) -> bool:
-        """Return whether changes of some keys are applied after those of all others; see `scheduler.py`."""
+        """Return whether changes of some keys are applied after all others; see `scheduler.py`."""
         return any(changes.late_keys for changes in self.table_changes)
 
     @property

@@ -1,4 +1,4 @@
-"""What a batch holds for one target table: net changes per key, plain inserts, or rows in order. Pure.
+"""The changes of a batch for one target table: net changes per key, plain inserts, or rows in order. Pure.
 
 Inside a batch the order between tables does not matter but where foreign keys are enforced (`plan/foreign_keys.py`);
 tables where code runs never get here, they are serial. Inside a table it matters only where a set cannot be exact:
@@ -87,7 +87,7 @@ class TableChanges:
 
     @property
     def can_split(self) -> bool:
-        """Return whether the changes of some keys can be applied after those of all others: one net change a key."""
+        """Return whether the changes of some keys can be applied after all others: one net change a key."""
         return not self.is_whole_table and len(self.segments) == 1 and isinstance(self.segments[0], NetSegment)
 
     @property

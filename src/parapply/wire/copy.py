@@ -84,7 +84,7 @@ class CopyReader:
         self.has_stream = False
 
     def expect_stream(self) -> None:
-        """Take the next CopyData messages for those of a walsender, as at the start."""
+        """Take the next CopyData messages as a walsender's, as at the start."""
         self.sent = b""
 
     def row(self, contents: bytes, frames: list[bytes]) -> None:
