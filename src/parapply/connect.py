@@ -130,10 +130,10 @@ async def show_state(config: Config, shown: str, reason: str, limit_s: float = S
 
 
 async def known_state(config: Config, target: settings.Connection, system_identifier: str) -> state.SlotState | None:
-    """Return the state of the slot, None if the target knows nothing of it; an older schema is upgraded, none is made.
+    """Return the state of the slot, None if the target has none of it; no schema is made.
 
     Raises:
-        TargetRefused: the state is of a newer version, or belongs to another publisher.
+        TargetRefused: the state is of another version, or belongs to another publisher.
         TargetLost: the connection broke.
     """
     schema = config.target.state_schema

@@ -59,10 +59,10 @@ async def test_notes_are_of_this_migration_and_their_failure_ends_no_step(
     assert capsys.readouterr().err.count("column m.size_bytes does not exist") == 1
 
 
-def test_an_older_state_is_not_changed_by_what_only_shows_it(
+def test_an_older_state_is_shown_by_no_command(
     source_db: Database, target_db: Database, run_command: RunCommand
 ) -> None:
-    """`status` and `migrate --show` next to an older daemon say what to do, and leave its tables to it."""
+    """`status` and `migrate --show` next to an older daemon refuse its tables, and leave them as they are."""
     target_db.execute(
         "UPDATE parapply.schema_version SET version = 15; ALTER TABLE parapply.migrations DROP COLUMN size_bytes"
     )

@@ -101,35 +101,20 @@ def test_two_at_once_make_one_schema(target_db: Database) -> None:
     assert target_db.rows("SELECT version FROM x.schema_version") == [(state_schema.SCHEMA_VERSION,)]
 
 
-async def test_an_older_schema_is_brought_up_and_keeps_its_rows(target_db: Database) -> None:
-    """A schema of the first version becomes the same as a new one; what is in it stays."""
-    columns = (
-        "SELECT relname, attname, atttypid::regtype::text FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid"
-        " WHERE relnamespace = '{}'::regnamespace AND attnum > 0 AND relkind IN ('r', 'v') ORDER BY 1, 2"
-    )
-    # A database that was a source until now publishes what is made in it.
+async def test_every_table_has_a_replica_identity(target_db: Database) -> None:
+    """A database that was a source until now publishes the state, whose rows must still be updated."""
     target_db.execute("CREATE PUBLICATION everything FOR ALL TABLES")
     async with control(target_db.dsn) as conn:
         await state.ensure_schema(conn, "x")
-        first = sql.SQL(state_schema._TABLES).format(s=sql.Identifier("old"), start=sql.Literal(7))
-        await conn.execute(first)
-        await conn.execute("INSERT INTO old.schema_version (version) VALUES (1)")
-        slot_id = await state.create(conn, "old", NEW)
-        await state.ensure_schema(conn, "old")
-        found = await state.load(conn, "old", NEW.slot_name, NEW.system_identifier)
-    assert found is not None
-    assert found.slot_id == slot_id
-    assert target_db.rows(columns.format("old")) == target_db.rows(columns.format("x"))
-    assert target_db.rows("SELECT version FROM old.schema_version") == [(state_schema.SCHEMA_VERSION,)]
     without = (
-        "SELECT relname FROM pg_class AS c WHERE relnamespace = 'old'::regnamespace AND relkind = 'r' AND relreplident"
+        "SELECT relname FROM pg_class AS c WHERE relnamespace = 'x'::regnamespace AND relkind = 'r' AND relreplident"
         " <> 'f' AND NOT EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary)"
     )
     assert target_db.rows(without) == []
 
 
-def test_unlogged_state_and_newer_layout_are_refused(target_db: Database) -> None:
-    """A crash empties an unlogged table (F7); a layout of a newer version is not understood."""
+def test_unlogged_state_and_other_layouts_are_refused(target_db: Database) -> None:
+    """A crash empties an unlogged table (F7); a layout of another version is neither read nor changed."""
 
     async def run() -> None:
         async with control(target_db.dsn) as conn:
@@ -137,14 +122,17 @@ def test_unlogged_state_and_newer_layout_are_refused(target_db: Database) -> Non
             await conn.execute("ALTER TABLE x.applied SET UNLOGGED")
             with pytest.raises(TargetRefused, match="applied is UNLOGGED"):
                 await state.ensure_schema(conn, "x")
-            await conn.execute("ALTER TABLE x.applied SET LOGGED; UPDATE x.schema_version SET version = 99")
-            with pytest.raises(TargetRefused, match="99"):
-                await state.ensure_schema(conn, "x")
-            # `check`, `drop` and the other commands that make none ask by this.
-            with pytest.raises(TargetRefused, match="99"):
-                await state.has_schema(conn, "x")
+            await conn.execute("ALTER TABLE x.applied SET LOGGED")
+            for version, hint in ((99, "or a newer one"), (15, "copies all rows again")):
+                await conn.execute(sql.SQL("UPDATE x.schema_version SET version = {}").format(version))
+                # `check`, `drop` and the other commands that make none ask by the second.
+                for ask in (state.ensure_schema, state.has_schema):
+                    with pytest.raises(TargetRefused, match=f"has version {version}") as refused:
+                        await ask(conn, "x")
+                    assert hint in refused.value.hint
 
     asyncio.run(run())
+    assert target_db.rows("SELECT version FROM x.schema_version") == [(15,)]
 
 
 def test_missing_schema_points_to_init(target_db: Database) -> None:

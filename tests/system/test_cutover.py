@@ -12,7 +12,7 @@ import pytest
 from psycopg import sql
 
 from parapply import failpoints
-from parapply.target.state import copies
+from parapply.target.session import lease
 from tests.fixtures.endpoint import LISTEN, Endpoint
 from tests.fixtures.plain import FAST
 from tests.fixtures.roles import SOURCE_ROLE, TARGET_ROLE
@@ -371,7 +371,7 @@ def test_what_fails_is_taken_back_by_itself(ends: Ends, tmp_path: Path) -> None:
 def _check_beside_a_copy(ends: Ends) -> None:
     """A command that copies tables, begun after the first look, is noticed before clients wait."""
     with ends.target.connect() as copying:
-        copying.execute(f"SELECT pg_advisory_lock({copies.LOCK_CLASS}, slot_id * 2) FROM parapply.slots")
+        copying.execute(f"SELECT pg_advisory_lock({lease.COPY_LOCK_CLASS}, slot_id * 2) FROM parapply.slots")
         beside = ends.run("--verify", "none")
     assert beside.returncode == _REFUSED["target"]
     assert "are being copied" in beside.stderr

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
+from parapply.amounts import brief
 from parapply.commands.state_reader import lag_s
-from parapply.commands.status import duration, render
+from parapply.commands.status import render
 from parapply.top.history import ReadingHistory
 from parapply.top.layout import screen
 
@@ -293,4 +294,4 @@ def test_a_migration_and_a_cut_over_are_seen() -> None:
 )
 def test_durations_are_short(seconds: float, text: str) -> None:
     """At most seven characters, in the unit that tells most."""
-    assert duration(seconds) == text
+    assert brief(seconds) == text

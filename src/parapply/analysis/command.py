@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from parapply import amounts
 from parapply.errors import ParapplyError, ReportRefused
 from parapply.extras import install_hint
 
@@ -300,7 +301,6 @@ def _stop_asked() -> Iterator[threading.Event]:
 
 
 def _print(outcome: ReportOutcome, is_json: bool) -> None:  # noqa: FBT001  passed on
-    from parapply.analysis import words  # noqa: PLC0415
 
     if is_json:
         document = {
@@ -326,7 +326,7 @@ def _print(outcome: ReportOutcome, is_json: bool) -> None:  # noqa: FBT001  pass
         for text in texts:
             click.echo(f"  - {text}")
     for file in outcome.ignored[:_SHOWN_FILES]:
-        click.echo(f"not read: {file['file']} ({words.size(file['size_bytes'])}): {file['reason']}")
+        click.echo(f"not read: {file['file']} ({amounts.size(file['size_bytes'])}): {file['reason']}")
     if len(outcome.ignored) > _SHOWN_FILES:
         click.echo(f"and {len(outcome.ignored) - _SHOWN_FILES:,} more files not read: see the page")
     bad = f", {outcome.bad_lines:,} lines not readable" if outcome.bad_lines else ""

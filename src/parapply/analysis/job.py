@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from parapply import __version__
+from parapply import __version__, amounts
 from parapply.analysis import page, words
 from parapply.analysis.compare import COMPARED, comparison
 from parapply.analysis.compute import QUERIES, compute
@@ -111,7 +111,7 @@ def convert(engine: Engine, request: ReportRequest, steps: Steps, store: Store |
         loads = list(groups(new))
         steps.expect(len(loads))
         for load in loads:
-            size = words.size(sum(file.size_bytes for file in load))
+            size = amounts.size(sum(file.size_bytes for file in load))
             steps.begin(f"Converting {len(load)} of {len(new)} new files, {size}")
             store.load_files(load, request.log)
         return len(new)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Final
 
+from parapply import amounts
 from parapply.analysis import words
 from parapply.analysis.figures import FIGURES
 from parapply.analysis.sections import sections
@@ -94,7 +95,7 @@ def render(tables: Tables, made: Made) -> str:
     slots = [_slot(of_slot(tables, row["slot"]), made) for row in tables.get("summary", [])]
     files = tables["files"]
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-    environment.filters["number"] = words.number
+    environment.filters["number"] = amounts.number
     environment.globals["numeric_columns"] = _numeric_columns
     # Filter `tojson` escapes what could end the script: "</script>" in a table's name.
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
@@ -110,24 +111,29 @@ def render(tables: Tables, made: Made) -> str:
         },
         files=files,
         listed_files=[
-            (file["file"], words.size(file["size_bytes"]), words.number(file["records"]), words.number(file["bad"]))
+            (
+                file["file"],
+                amounts.size(file["size_bytes"]),
+                amounts.number(file["records"]),
+                amounts.number(file["bad"]),
+            )
             for file in files[-_LISTED_FILES:]
         ],
         bad_lines=[
-            (row["file"], row["reason"], words.number(row["lines"]), row["example"] or "")
+            (row["file"], row["reason"], amounts.number(row["lines"]), row["example"] or "")
             for row in tables.get("bad_lines", [])[:_LISTED_FILES]
         ],
         ignored_files=[
-            (row["file"], words.size(row["size_bytes"]), row["reason"])
+            (row["file"], amounts.size(row["size_bytes"]), row["reason"])
             for row in tables.get("ignored_files", [])[:_LISTED_FILES]
         ],
         gaps=[
             (
                 row["slot"],
                 row["run"],
-                words.number(row["after_seq"]),
-                words.number(row["before_seq"]),
-                words.number(row["missing"]),
+                amounts.number(row["after_seq"]),
+                amounts.number(row["before_seq"]),
+                amounts.number(row["missing"]),
                 f"{row['at']:%Y-%m-%d %H:%M:%S}",
             )
             for row in tables.get("gaps", [])[:_LISTED_FILES]
@@ -172,16 +178,16 @@ def _tiles(tables: Tables) -> list[_Tile]:
     delay = stages.get("each transaction", stages["oldest transaction of a batch"])
     best = max(row["transactions_per_s"] for row in tables["over_time"])
     n_bad = sum(row["lines"] for row in tables["bad_lines"])
-    batches = words.number(summary["batches"])
+    batches = amounts.number(summary["batches"])
     return [
-        _Tile(value=words.number(summary["transactions"]), name="source transactions"),
-        _Tile(value=words.number(summary["row_changes"]), name=f"rows, {words.size(summary['size_bytes'])}"),
-        _Tile(value=words.number(best), name="transactions a second, best interval"),
-        _Tile(value=words.duration(delay["p50_s"]), name="delay of half of them"),
-        _Tile(value=words.duration(delay["p99_s"]), name="delay of 99 %"),
-        _Tile(value=words.number(summary["repeated_batches"]), name=f"of {batches} batches repeated"),
-        _Tile(value=words.number(summary["conflicts"]), name="conflicts", is_bad=bool(summary["conflicts"])),
-        _Tile(value=words.number(n_bad), name="lines not readable (all slots)", is_bad=bool(n_bad)),
+        _Tile(value=amounts.number(summary["transactions"]), name="source transactions"),
+        _Tile(value=amounts.number(summary["row_changes"]), name=f"rows, {amounts.size(summary['size_bytes'])}"),
+        _Tile(value=amounts.number(best), name="transactions a second, best interval"),
+        _Tile(value=amounts.duration(delay["p50_s"]), name="delay of half of them"),
+        _Tile(value=amounts.duration(delay["p99_s"]), name="delay of 99 %"),
+        _Tile(value=amounts.number(summary["repeated_batches"]), name=f"of {batches} batches repeated"),
+        _Tile(value=amounts.number(summary["conflicts"]), name="conflicts", is_bad=bool(summary["conflicts"])),
+        _Tile(value=amounts.number(n_bad), name="lines not readable (all slots)", is_bad=bool(n_bad)),
     ]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from parapply.analysis.words import duration
+from parapply.amounts import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from parapply import amounts
 from parapply.analysis import plots, words
 from parapply.analysis import sections_culprit as culprit
 from parapply.analysis import sections_limits as limits
@@ -122,7 +123,7 @@ def _delay(tables: Tables, interval_s: int) -> Section:
         rows=[
             (
                 row["stage"],
-                *(words.duration(row[name]) for name in ("p50_s", "p90_s", "p99_s", "p999_s", "max_s")),
+                *(amounts.duration(row[name]) for name in ("p50_s", "p90_s", "p99_s", "p999_s", "max_s")),
                 STAGES[row["stage"]][1] if row["stage"] in STAGES else "every source transaction by itself",
             )
             for row in stages
@@ -170,7 +171,7 @@ def _where(tables: Tables) -> Section:
             data=[
                 bars(
                     part,
-                    [f"{part} ({words.percent(waits[part]['share'])})"],
+                    [f"{part} ({amounts.percent(waits[part]['share'])})"],
                     [waits[part]["seconds"]],
                     _PART_COLORS[part],
                 )
@@ -195,7 +196,7 @@ def _where(tables: Tables) -> Section:
             )
         )
     late = sum(row["late_keys"] for row in rows)
-    more = f" {words.number(late)} rows were left for later so that their batches need not wait." if late else ""
+    more = f" {amounts.number(late)} rows were left for later so that their batches need not wait." if late else ""
     return Section(
         title="Where the time went",
         lead="What a change waited for once the daemon had read it." + more,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from parapply import amounts
 from parapply.analysis import plots, words
 from parapply.analysis.plots import Plot, bar_height
 from parapply.analysis.section import Section
@@ -31,8 +32,8 @@ def slow_batches(tables: Tables) -> Section:
                 "committed (UTC)"),
         rows=[
             (
-                words.duration(row["total_s"]), row["stage"], words.duration(row["stage_s"]), str(row["seq"]),
-                str(row["worker"]), words.number(row["transactions"]), words.number(row["row_changes"]),
+                amounts.duration(row["total_s"]), row["stage"], amounts.duration(row["stage_s"]), str(row["seq"]),
+                str(row["worker"]), amounts.number(row["transactions"]), amounts.number(row["row_changes"]),
                 _xid(row["xid"]), row["end_lsn"], row["tables"], _time(row["at"]),
             )
             for row in tables["slow_batches"]
@@ -49,9 +50,9 @@ def slow_transactions(tables: Tables) -> Section:
         header=("took", "until read", "xid", "commit LSN", "rows", "tables", "batch", "worker", "committed (UTC)"),
         rows=[
             (
-                words.duration(row["total_s"]), words.duration(row["delivery_s"]), str(row["xid"]), row["commit_lsn"],
-                words.number(row["row_changes"]), row["tables"], str(row["batch_seq"]), str(row["worker"]),
-                _time(row["at"]),
+                amounts.duration(row["total_s"]), amounts.duration(row["delivery_s"]), str(row["xid"]),
+                row["commit_lsn"], amounts.number(row["row_changes"]), row["tables"], str(row["batch_seq"]),
+                str(row["worker"]), _time(row["at"]),
             )
             for row in rows
         ],
@@ -67,7 +68,7 @@ def blockers(tables: Tables) -> Section:
                 "committed (UTC)"),
         rows=[
             (
-                words.duration(row["wait_s"]), str(row["seq"]), _xid(row["xid"]), row["end_lsn"],
+                amounts.duration(row["wait_s"]), str(row["seq"]), _xid(row["xid"]), row["end_lsn"],
                 str(row["holder_seq"]), _xid(row["holder_xid"]), row["holder_end_lsn"], words.key_words(row),
                 _time(row["at"]),
             )
@@ -90,8 +91,8 @@ def chain(tables: Tables) -> Section:
                 "because of", "committed (UTC)"),
         rows=[
             (
-                str(row["seq"]), _xid(row["xid"]), row["end_lsn"], words.number(row["transactions"]),
-                str(row["worker"]), words.duration(row["execute_s"]), words.duration(row["commit_s"]),
+                str(row["seq"]), _xid(row["xid"]), row["end_lsn"], amounts.number(row["transactions"]),
+                str(row["worker"]), amounts.duration(row["execute_s"]), amounts.duration(row["commit_s"]),
                 "" if row["holder_seq"] is None else f"batch {row['holder_seq']}",
                 "" if row["holder_seq"] is None else words.key_words(row), _time(row["at"]),
             )
@@ -110,11 +111,11 @@ def days(tables: Tables) -> Section:
                 "repeated", "conflicts"),
         rows=[
             (
-                row["day"], words.number(row["transactions"]), words.number(row["row_changes"]),
-                words.size(row["size_bytes"]), words.duration(row["oldest_p50_s"]),
-                words.duration(row["oldest_p99_s"]), words.duration(row["oldest_max_s"]),
-                words.duration(row["execute_s"]), words.number(row["repeated_batches"]),
-                words.number(row["conflicts"]),
+                row["day"], amounts.number(row["transactions"]), amounts.number(row["row_changes"]),
+                amounts.size(row["size_bytes"]), amounts.duration(row["oldest_p50_s"]),
+                amounts.duration(row["oldest_p99_s"]), amounts.duration(row["oldest_max_s"]),
+                amounts.duration(row["execute_s"]), amounts.number(row["repeated_batches"]),
+                amounts.number(row["conflicts"]),
             )
             for row in rows[::-1]
         ] if len(rows) > 1 else [],
@@ -143,7 +144,7 @@ def compared(tables: Tables, span: str) -> Section:
 def _value(value: float | None, unit: str) -> str:
     if value is None:
         return "none"
-    return {"s": words.duration, "share": words.percent, "number": words.number}[unit](value)
+    return {"s": amounts.duration, "share": amounts.percent, "number": amounts.number}[unit](value)
 
 
 def hot_keys(tables: Tables) -> Section:
@@ -158,7 +159,7 @@ def hot_keys(tables: Tables) -> Section:
             else ""
         ),
         header=("table", "row", "batches", "run"),
-        rows=[(row["table"], row["key"], words.number(row["batches"]), row["run"]) for row in rows],
+        rows=[(row["table"], row["key"], amounts.number(row["batches"]), row["run"]) for row in rows],
     )
 
 
@@ -174,7 +175,7 @@ def lanes(tables: Tables, interval_s: int) -> Section:
         lead=(
             "Each worker over time. "
             + (
-                f"A dotted line is where the daemon connected again ({words.number(n_runs)} times in all)."
+                f"A dotted line is where the daemon connected again ({amounts.number(n_runs)} times in all)."
                 if n_runs > 1
                 else "The daemon connected once."
             )
@@ -227,7 +228,7 @@ def _latest(rows: Rows, runs: Rows) -> Plot:
                     plots.moment(row["first_at"] + timedelta(seconds=at)) for row, at in zip(rows, begin_s, strict=True)
                 ],
                 "x": [round(row[column] * 1000, 3) for row in rows],
-                "text": [f"batch {row['seq']}, {words.number(row['transactions'])} transactions" for row in rows],
+                "text": [f"batch {row['seq']}, {amounts.number(row['transactions'])} transactions" for row in rows],
                 "textposition": "none",
                 "hovertemplate": f"{name}: %{{text}}<extra></extra>",
                 "marker": {"color": color},
@@ -236,7 +237,7 @@ def _latest(rows: Rows, runs: Rows) -> Plot:
     later = [row for row in runs if row["first_at"] > first_at]
     return Plot(
         title="The latest batches",
-        caption=f"The latest {words.number(len(rows))}, one by one. Drag to look closer, double-click to go back.",
+        caption=f"The latest {amounts.number(len(rows))}, one by one. Drag to look closer, double-click to go back.",
         data=traces,
         layout={
             "barmode": "overlay",

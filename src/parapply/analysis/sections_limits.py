@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from parapply.analysis import plots, words
+from parapply import amounts
+from parapply.analysis import plots
 from parapply.analysis.plots import Plot
 from parapply.analysis.section import Section
 
@@ -29,7 +30,7 @@ def batches(tables: Tables) -> Section:
     return Section(
         title="Batches",
         lead=(
-            f"{words.number(n_transactions)} transactions were applied in {words.number(n_batches)} target "
+            f"{amounts.number(n_transactions)} transactions were applied in {amounts.number(n_batches)} target "
             "transactions. Without a backlog a transaction is a batch of its own; with one, batches grow."
         ),
         plots=[
@@ -92,7 +93,7 @@ def _conflict_rows(conflicts: Rows, n_transactions: int) -> list[tuple[str, ...]
         key = (f"conflict {row['type']}", row["table"], f"{row['policy']}: {row['outcome']}")
         sums[key] = sums.get(key, 0) + row["conflicts"]
     return [
-        (*key, words.number(count), words.number(count * 1e6 / n_transactions))
+        (*key, amounts.number(count), amounts.number(count * 1e6 / n_transactions))
         for key, count in sorted(sums.items(), key=lambda item: (-item[1], item[0]))[: plots.MOST_BARS]
     ]
 
@@ -103,8 +104,8 @@ def _retry_rows(retries: Rows, n_transactions: int) -> list[tuple[str, ...]]:
             "repeated",
             f"applied as {row['mode']} in the end",
             row["reason"] or "no reason recorded",
-            words.number(row["batches"]),
-            words.number(row["batches"] * 1e6 / n_transactions),
+            amounts.number(row["batches"]),
+            amounts.number(row["batches"] * 1e6 / n_transactions),
         )
         for row in retries[: plots.MOST_BARS]
     ]
@@ -118,8 +119,8 @@ def more_workers(tables: Tables) -> Section:
     return Section(
         title="With more workers",
         lead=(
-            f"Predicted from {words.number(rows[0]['units'])} batches: the daemon's rules are played with what the log "
-            "says of execution, COMMITs, processors and the source. docs/WHATIF.md says how. Of 18 "
+            f"Predicted from {amounts.number(rows[0]['units'])} batches: the daemon's rules are played with what the "
+            "log says of execution, COMMITs, processors and the source. docs/WHATIF.md says how. Of 18 "
             "measured runs that the source did not limit, with half to four times the log's workers, 15 were within "
             "15 % of the prediction, and all within the span; on a machine that is busy with other things fewer are."
         ),
@@ -130,7 +131,7 @@ def more_workers(tables: Tables) -> Section:
                 _ORDER_WORDS[row["commit_order"]],
                 str(row["workers"] or "as many as needed"),
                 f"{row['speed_up']:.2f}",
-                *(words.duration(row[name]) for name in ("seconds", "least_s", "most_s")),
+                *(amounts.duration(row[name]) for name in ("seconds", "least_s", "most_s")),
                 row["limit"],
             )
             for row in rows

@@ -7,54 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from parapply.amounts import duration, number, percent
+
 if TYPE_CHECKING:
     from datetime import datetime
 
     from parapply.analysis.engine import Rows, Tables
 
-_PERIODS: Final = ((86_400, "days"), (3600, "hours"), (60, "minutes"))
 #: A part of the time that is worth a sentence.
 _NOTABLE: Final = 0.05
 #: More workers that bring less than this bring nothing.
 _NO_GAIN: Final = 0.02
-_MILLION: Final = 1_000_000
-
-
-def duration(seconds: float | None) -> str:
-    """Return seconds as a person says them: ``0.4 ms``, ``12 ms``, ``3.2 s``, ``5.0 minutes``."""
-    if seconds is None:
-        return "unknown"
-    size = abs(seconds)
-    if size < 0.001:
-        return f"{seconds * 1000:.2g} ms"
-    if size < 0.9995:
-        return f"{seconds * 1000:.3g} ms"
-    for length, name in _PERIODS:
-        if size >= 2 * length:
-            return f"{seconds / length:.1f} {name}"
-    return f"{seconds:.3g} s"
-
-
-def number(value: float) -> str:
-    """Return a count: ``12,345``, ``12.3 million``."""
-    if abs(value) >= 10 * _MILLION:
-        return f"{value / _MILLION:,.1f} million"
-    return f"{value:,.0f}" if abs(value) >= 10 or value == int(value) else f"{value:.2g}"
-
-
-def size(size_bytes: float) -> str:
-    """Return bytes: ``12.3 MB``."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size_bytes < 1000:
-            return f"{size_bytes:,.0f} {unit}" if unit == "bytes" else f"{size_bytes:.3g} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:,.1f} TB"
-
-
-def percent(share: float) -> str:
-    """Return a share: ``12 %``, ``0.3 %``; never broken between the two."""
-    digits = f"{share * 100:.0f}" if share >= 0.1 or share == 0 else f"{share * 100:.2g}"
-    return f"{digits}\N{NO-BREAK SPACE}%"
 
 
 def period(first: datetime, last: datetime) -> str:

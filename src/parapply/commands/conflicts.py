@@ -37,8 +37,7 @@ async def _opened(config: Config, command: str) -> AsyncIterator[tuple[Connectio
     """Open a session on the target and find the slot's state."""
     schema = config.target.state_schema
     async with await connect.open_target(config, command) as conn:
-        if await state.has_schema(conn, schema):
-            await state.ensure_schema(conn, schema)
+        await state.has_schema(conn, schema)  # refuses another version
         yield conn, await state.find_slot(conn, schema, config.source.slot)
 
 

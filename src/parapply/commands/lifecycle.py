@@ -131,7 +131,6 @@ async def _check_removable(target: settings.Connection, schema: str, slot_id: in
         TargetRefused: a privilege is missing, another role prepared a transaction, or a cut-over is under way.
         TargetLost: the connection broke.
     """
-    await state.ensure_schema(target, schema)
     cutover = await cutovers.read(target, schema, slot_id)
     if cutover is not None and cutover.holds_others:
         raise TargetRefused(
@@ -191,7 +190,7 @@ async def applied(config: Config, lsn: int, timeout_s: float) -> None:
     delay_s = _POLL_MIN_S
     # A plain session: a reader needs neither the replica role nor a primary.
     async with await settings.connect_reader(config.target.dsn.get_secret_value(), f"parapply wait {name}") as conn:
-        await state.has_schema(conn, schema)  # refuses a newer version
+        await state.has_schema(conn, schema)  # refuses another version
         while True:
             with settings.target_errors("reading the progress"):
                 found = await settings.rows(conn, query, [name])

@@ -90,7 +90,7 @@ async def _asking(config: Config, deadline_s: float) -> AsyncIterator[_Asking]:
         keeping = await stack.enter_async_context(await connect.open_target(config, "snapshot"))
         schema, name = config.target.state_schema, config.source.slot
         query = state.in_schema("SELECT slot_id FROM {s}.slots WHERE slot_name = $1", schema)
-        await state.has_schema(asking, schema)  # refuses a newer version
+        await state.has_schema(asking, schema)  # refuses another version
         with settings.target_errors("looking for the slot"):
             found = await settings.rows(asking, query, [name])
         if len(found) != 1:

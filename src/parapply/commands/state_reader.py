@@ -16,7 +16,7 @@ from parapply.source import slot
 from parapply.target.session import lease, settings
 from parapply.target.state import slots as state
 from parapply.target.state.moves import read_moves, records
-from parapply.target.state.schema import lsn_text, refuse_older
+from parapply.target.state.schema import lsn_text
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -131,12 +131,7 @@ class StateReader:
         try:
             report = await self._read_target()
         except ParapplyError:
-            try:
-                if self._target is not None and not self._target.closed:
-                    # Then it is the reason: a column is missing.
-                    await refuse_older(self._target, self._config.target.state_schema)
-            finally:
-                await self._close()
+            await self._close()
             raise
         low = report["lowest_remote_lsn"]
         report["source"] = await self._read_source(None if low is None else parse_lsn(low))
@@ -150,7 +145,7 @@ class StateReader:
         name, schema = config.source.slot, config.target.state_schema
         if self._target is None:
             self._target = await settings.connect_reader(config.target.dsn.get_secret_value(), self._name)
-            await state.has_schema(self._target, schema)  # refuses a newer version
+            await state.has_schema(self._target, schema)  # refuses another version
         conn = self._target
         with settings.target_errors("reading the status"):
             found = await records(conn, state.in_schema(_PROGRESS, schema), [name])

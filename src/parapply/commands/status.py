@@ -17,6 +17,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from parapply.amounts import brief
 from parapply.commands.state_reader import StateReader, collect, is_present, is_silent
 from parapply.errors import ParapplyError
 from parapply.printable import printable_tree
@@ -198,7 +199,7 @@ def _lag(report: dict[str, Any]) -> str:
         return "age unknown"
     if not report["lag_s"] or is_present(report):
         return f"{report['lag_s']:.1f} s"
-    return f"at most {duration(report['lag_s'])}"
+    return f"at most {brief(report['lag_s'])}"
 
 
 def _retained(source: dict[str, Any]) -> str:
@@ -216,7 +217,7 @@ def _daemon_line(report: dict[str, Any]) -> str:
             # Its first: the lease comes before everything else, and `drop` holds it, too.
             return "one holds the lease, and has not shown itself yet"
         since = report["started_at"][:19]
-        silent = f"; nothing heard for {duration(report['silent_s'])}" if is_silent(report) else ""
+        silent = f"; nothing heard for {brief(report['silent_s'])}" if is_silent(report) else ""
         return f"pid {report['pid']} on {report['host']}, version {report['version']}, since {since} UTC{silent}"
     if report["state"] == DaemonState.RECONNECTING:
         # It holds no lease while it is not connected; one that was killed then looks the same.
@@ -242,7 +243,7 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
         table.columns[column].justify = "right"
     for one in workers:
         changes = f"{one['changes']:,}"
-        _add(table, one["worker"], one["state"], duration(one["since_s"]), one["end_lsn"], changes, one["waits_for"])
+        _add(table, one["worker"], one["state"], brief(one["since_s"]), one["end_lsn"], changes, one["waits_for"])
     return table
 
 
@@ -306,7 +307,7 @@ def _migration(report: dict[str, Any]) -> list[RenderableType]:
         return []
     shown = _grid("migration", "state", "for", "how far", "left")
     for one in left:
-        _add(shown, one["step"], step_state(one), duration(one["seconds"]), how_far(one), duration(one["left_s"]))
+        _add(shown, one["step"], step_state(one), brief(one["seconds"]), how_far(one), brief(one["left_s"]))
     done = ", ".join([one["step"] for one in report["migration"] if one["state"] == "done"])
     return [shown, *([Text(f"done: {done}", style="dim")] if done else []), ""]
 
@@ -330,9 +331,9 @@ def how_far(step: dict[str, Any]) -> str:
 
 def cutover_line(cutover: dict[str, Any]) -> str:
     """Return where a cut-over is, in a line."""
-    step, since = cutover["step"], duration(cutover["step_s"])
+    step, since = cutover["step"], brief(cutover["step_s"])
     where = "done" if step == "done" else f"{step} for {since}"
-    gap = duration(cutover["gap_s"])
+    gap = brief(cutover["gap_s"])
     if cutover["opened_at"]:
         where += f"; no client could write for {gap}"
     elif cutover["is_fenced"]:
@@ -341,17 +342,6 @@ def cutover_line(cutover: dict[str, Any]) -> str:
     if step != "done" and not cutover["is_worked_on"]:
         where += f"; interrupted: `parapply cutover{' --undo' if step == 'undoing' else ''}` goes on with it"
     return where
-
-
-def duration(seconds: float | None) -> str:
-    """Return a time span in at most six characters."""
-    if seconds is None:
-        return ""
-    for limit, size, unit in ((1, 0.001, "ms"), (100, 1, "s"), (6000, 60, "min"), (360_000, 3600, "h")):
-        if seconds < limit:
-            number = seconds / size
-            return f"{number:.1f} {unit}" if number < 10 and unit != "ms" else f"{number:.0f} {unit}"
-    return f"{seconds / 86_400:.0f} d"
 
 
 def _grid(*names: str) -> Table:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 import click
 import msgspec
 
+from parapply.amounts import brief
 from parapply.printable import printable
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class Bar:
             return
         self._said_s = self._clock()
         share = done / self._pages if self._pages else 0.0
-        left = f", about {_span(self.seconds * (1 - share) / share)} left" if share else ""
+        left = f", about {brief(self.seconds * (1 - share) / share)} left" if share else ""
         names = [printable(name) for name in self._tables]
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         now = f"; now {', '.join(names[:_MOST_NAMES])}{more}" if names else ""
@@ -166,11 +167,6 @@ class Bar:
             f"{self.rows:,} rows, {megabytes:,.1f} MB in {self.seconds:.1f} s"
             f" ({self.rows / self.seconds:,.0f} rows/s, {megabytes / self.seconds:,.1f} MB/s)"
         )
-
-
-def _span(seconds: float) -> str:
-    """Return a time span for people."""
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def _terminal_progress() -> Progress:

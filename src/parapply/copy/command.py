@@ -141,7 +141,7 @@ async def _begin(
             if have_run is not None:
                 await _check_commands(config, snapshot, have_run)
             made = await connect.adopt(config, ends, is_new=True)
-            await lease.take_lease(ends.target, made.slot_id, 0, lock_class=copies.LOCK_CLASS)
+            await lease.take_lease(ends.target, made.slot_id, 0, lock_class=lease.COPY_LOCK_CLASS)
             await copies.add(ends.target, schema, made.slot_id, _oids(tables), is_listed=True)
             await copies.begin(ends.target, schema, made.slot_id, names, snapshot.lsn)
             await _keep_marks(config, ends, made.slot_id)
@@ -243,8 +243,8 @@ async def _take_lock(config: Config, ends: connect.Connections, slot_id: int) ->
         LeaseHeld: another process copies, or a cut-over is under way.
         TargetRefused, TargetLost: it is cut over.
     """
-    await lease.take_lease(ends.target, slot_id, 0, lock_class=copies.LOCK_CLASS)
-    await lease.fence(ends.target, slot_id, lambda _: None, lock_class=copies.LOCK_CLASS)
+    await lease.take_lease(ends.target, slot_id, 0, lock_class=lease.COPY_LOCK_CLASS)
+    await lease.fence(ends.target, slot_id, lambda _: None, lock_class=lease.COPY_LOCK_CLASS)
     await _check_not_cut_over(config, ends, slot_id)
 
 

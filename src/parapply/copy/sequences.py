@@ -47,7 +47,7 @@ async def bring(config: Config, how: SequenceOptions, *, as_json: bool = False) 
 
 async def _copy(config: Config, how: SequenceOptions) -> list[SequenceOutcome]:
     async with connect.open_both(config, "sequences") as ends:
-        await schema.has_schema(ends.target, config.target.state_schema)  # a newer one's commands are not ours
+        await schema.has_schema(ends.target, config.target.state_schema)  # another version's commands are not ours
         if not how.is_dry:
             await connect.check_back(config, ends.source, await slot.inspect(ends.source, config.source.slot))
             await _check_not_cut_over(config, ends.target)
@@ -58,7 +58,6 @@ async def _check_not_cut_over(config: Config, target: Connection) -> None:
     """Refuse a target that clients take values from; no state is needed otherwise."""
     schema, name = config.target.state_schema, config.source.slot
     if await state.has_schema(target, schema):
-        await state.ensure_schema(target, schema)
         for slot_id in await state.find_slots(target, schema, name):
             await cutovers.check_may_write(target, schema, slot_id, name)
 

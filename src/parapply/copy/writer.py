@@ -16,7 +16,6 @@ from psycopg import sql
 from parapply import connect
 from parapply.model import format_lsn
 from parapply.target.session import lease, origins, settings
-from parapply.target.state import copies
 from parapply.target.state.slots import wire_time_sql
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class Writers:
         async with conn:
             with settings.target_errors("joining the copy"):
                 # So that nothing of an interrupted copy is still on its way when the next one begins.
-                lock = lease.worker_lock_sql(self._slot_id, self._leader_pid, copies.LOCK_CLASS)
+                lock = lease.worker_lock_sql(self._slot_id, self._leader_pid, lease.COPY_LOCK_CLASS)
                 await conn.execute(lock.encode())
                 await conn.execute("SET synchronous_commit = off")
             has_origin = await connect.carry_origin(

@@ -44,7 +44,7 @@ from parapply.source import refusals, slot
 from parapply.source.slot import source_errors
 from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
-from parapply.target.state import copies, cutovers
+from parapply.target.state import cutovers
 from parapply.target.state import slots as state
 from parapply.verify import command as verifying
 
@@ -165,7 +165,7 @@ async def _check_pair(ahead: connect.Connections, back: connect.Connections) -> 
 async def _lock(conn: slot.Connection, slot_id: int) -> None:
     with target_errors("looking for another cut-over"):
         query = sql.SQL("SELECT pg_catalog.pg_try_advisory_lock($1::int, $2::int)")
-        ((is_taken,),) = await rows(conn, query, [cutovers.LOCK_CLASS, slot_id])
+        ((is_taken,),) = await rows(conn, query, [lease.CUTOVER_LOCK_CLASS, slot_id])
     if not is_taken:
         raise TargetRefused("another cut-over command of this slot runs", hint="wait for its end")
 
@@ -414,7 +414,7 @@ class _Cutover:
     async def _keep_copies_off(self) -> None:
         """Keep `refresh` and its like from the tables, until this command ends; then the noted step does."""
         try:
-            await lease.take_lease(self._ahead.target, self._slot_id, 0, lock_class=copies.LOCK_CLASS)
+            await lease.take_lease(self._ahead.target, self._slot_id, 0, lock_class=lease.COPY_LOCK_CLASS)
         except LeaseHeld as error:
             raise TargetRefused(
                 "tables of this slot are being copied, or paused", hint="wait for the end of that command"

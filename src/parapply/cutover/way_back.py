@@ -192,7 +192,6 @@ async def stale_state(ends: Connections, config: Config) -> tuple[int | None, st
     schema, name = config.target.state_schema, config.source.slot
     if not await state.has_schema(ends.target, schema):
         return None, ""
-    await state.ensure_schema(ends.target, schema)
     facts = await slot.inspect(ends.source, name)
     found = await state.load(ends.target, schema, name, facts.system_identifier)
     if found is None:

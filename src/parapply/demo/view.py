@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from parapply.amounts import duration, size
 from parapply.demo.stage import BANK
 from parapply.model import parse_lsn
 
@@ -130,7 +131,7 @@ class View:
         published, applied = self._rates()
         self._console.print(
             f"{elapsed_s:4.0f} s  publisher {published:7,.0f} tx/s  applied {applied:7,.0f} tx/s  "
-            f"lag {_size(sample.lag_bytes)}, {_seconds(sample.lag_s)}  watermark {sample.watermark}",
+            f"lag {size(sample.lag_bytes)}, {duration(sample.lag_s)}  watermark {sample.watermark}",
             soft_wrap=True,
         )
 
@@ -144,7 +145,7 @@ class View:
             ("running for", f"{sample.at_s - self._started_s:.0f} s"),
             ("publisher", f"{published:,.0f} transactions/s"),
             ("applied", f"{applied:,.0f} transactions/s"),
-            ("lag", f"{_size(sample.lag_bytes)} of WAL, {_seconds(sample.lag_s)}"),
+            ("lag", f"{size(sample.lag_bytes)} of WAL, {duration(sample.lag_s)}"),
             ("complete up to", sample.watermark),
             ("daemon", sample.state),
         ):
@@ -158,14 +159,3 @@ class View:
             cells = (worker, pid, state, waits_for, f"{transactions:,}", f"{changes:,}")
             workers.add_row(*(Text("" if cell is None else str(cell)) for cell in cells))
         return Group(facts, Text(), workers)
-
-
-def _size(size_bytes: int) -> str:
-    """Return a size for people."""
-    if size_bytes < 1 << 20:
-        return f"{size_bytes / 1024:,.0f} kB"
-    return f"{size_bytes / (1 << 20):,.1f} MB"
-
-
-def _seconds(lag_s: float | None) -> str:
-    return "unknown" if lag_s is None else f"{lag_s:.2f} s"

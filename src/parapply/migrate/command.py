@@ -40,7 +40,6 @@ from parapply.source import ddl_queue, refusals, slot
 from parapply.target.session import settings
 from parapply.target.state import commands, copies, copy_parts, cutovers, migrations
 from parapply.target.state import slots as state
-from parapply.target.state.schema import refuse_older
 from parapply.vocabulary import CopyState, MigrationStep
 
 if TYPE_CHECKING:
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
     from parapply.copy.published import PublishedTable
     from parapply.migrate.options import MigrateOptions
     from parapply.migrate.script import Item, Script
-    from parapply.target.session.settings import Connection
 
 #: Seconds to wait for the session of a command that was killed.
 _LOCK_WAIT_S: Final = 30.0
@@ -89,7 +87,6 @@ def show(config: Config, *, as_json: bool) -> int:
 async def _show(config: Config, *, as_json: bool) -> int:
     async with connect.open_both(config, "migrate") as ends:
         facts = await slot.inspect(ends.source, config.source.slot)
-        await refuse_older(ends.target, config.target.state_schema)
         known = await migrations.load(ends.target, _of(config, facts))
     if as_json:
         click.echo(msgspec.json.encode([known[step] for step in MigrationStep if step in known]).decode())
@@ -103,12 +100,6 @@ async def _show(config: Config, *, as_json: bool) -> int:
         figures = f", {row.done:,} of {row.total:,} {row.unit}" if row.unit else ""
         click.echo(printable(f"{step.value}: {row.state}{took}{figures}{f': {row.detail}' if row.detail else ''}"))
     return 0
-
-
-async def _upgrade(target: Connection, config: Config) -> None:
-    """Have the tables of an older state be those of this version; make none."""
-    if await state.has_schema(target, config.target.state_schema):
-        await state.ensure_schema(target, config.target.state_schema)
 
 
 def _of(config: Config, facts: slot.SourceFacts) -> migrations.Migration:
@@ -160,7 +151,7 @@ class _Run:
             refusals.check_primary(self._facts, "`parapply migrate`")
             self._migration = _of(self._config, self._facts)
             await self._lock()
-            await _upgrade(ends.target, self._config)
+            await state.has_schema(ends.target, self._config.target.state_schema)  # refuses another version
             # Only now: what another command notes is its own.
             self._noter = Noter(self._config, self._migration, self._screen)
             async with self._noter:

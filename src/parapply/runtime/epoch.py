@@ -199,7 +199,7 @@ class Epoch:
             tables=self._tables,
             conflict_handler=self._conflict_handler,
             two_phase=two_phase,
-            commands=command_rules(config, ends.state.slot_id, lambda: assembler.queue),
+            commands=command_rules(config, ends.state.slot_id),
             tracks_commits=ends.tracks_commits,
             stops_on_error=config.apply.on_error == "stop",
             piece_bytes=piece_bytes,

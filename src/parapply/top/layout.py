@@ -8,8 +8,9 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from parapply.amounts import brief, size
 from parapply.commands.state_reader import is_silent
-from parapply.commands.status import cutover_line, duration, how_far, step_state
+from parapply.commands.status import cutover_line, how_far, step_state
 from parapply.printable import printable, printable_tree
 from parapply.vocabulary import CopyState, DaemonState, WaitKind, WorkerState
 
@@ -102,7 +103,7 @@ def _head(history: ReadingHistory, width: int, limit_lines: int) -> list[Rendera
     else:
         state.append("no daemon runs", "bold red")
     if is_silent(report):
-        state.append(f"  nothing heard for {duration(report['silent_s'])}", "bold red")
+        state.append(f"  nothing heard for {brief(report['silent_s'])}", "bold red")
     state.no_wrap, state.overflow = True, "ellipsis"
     lines: list[RenderableType] = [state, _courses(history, max(8, _COURSE + width - 80)), _positions(report)]
     if limit_lines and (limits := report["limits"]):
@@ -122,10 +123,10 @@ def _courses(history: ReadingHistory, room: int) -> Table:
     table = Table.grid(padding=(0, 1), expand=False)
     for justify, columns in (("left", 4), ("right", 9), ("right", 10), ("left", room), ("left", None)):
         table.add_column(justify=justify, no_wrap=True, width=columns)  # type: ignore[arg-type]
-    behind = "?" if report["lag_bytes"] is None else _bytes(report["lag_bytes"])
+    behind = "?" if report["lag_bytes"] is None else size(report["lag_bytes"])
     lag_course = Text(_course(lag, room), "yellow")
-    age = "?" if report["lag_s"] is None else duration(lag[-1])
-    table.add_row(_dim("lag"), age, behind, lag_course, _dim(_most(lag, room, duration)))
+    age = "?" if report["lag_s"] is None else brief(lag[-1])
+    table.add_row(_dim("lag"), age, behind, lag_course, _dim(_most(lag, room, brief)))
     rows_now = _per_second(sum([one.rows_s for one in history.tables()]))
     rows_course = Text(_course(rows, room), "green")
     transactions = f"{history.transactions_s:,.0f} tx/s"
@@ -162,7 +163,7 @@ def _workers(history: ReadingHistory, workers: Sequence[dict[str, Any]], *, wrap
         state = Text(one["state"], style=_STYLES.get(one["state"], ""))
         waits = Text(one["waits_for"] or "", no_wrap=not wraps, overflow="fold" if wraps else "ellipsis")
         busy = f"{history.busy(one['worker']):.0%}"
-        table.add_row(str(one["worker"]), busy, state, duration(one["since_s"]), waits)
+        table.add_row(str(one["worker"]), busy, state, brief(one["since_s"]), waits)
     return table
 
 
@@ -201,15 +202,15 @@ def _seldom(report: dict[str, Any]) -> list[RenderableType]:
         lines.append(f"cut-over: {cutover_line(report['cutover'])}")
     for one in report["migration"]:
         if one["state"] != "done":
-            still = f", {duration(one['left_s'])} left" if one["left_s"] is not None else ""
+            still = f", {brief(one['left_s'])} left" if one["left_s"] is not None else ""
             far = how_far(one)
-            lines.append(f"migration: {one['step']} {step_state(one)} for {duration(one['seconds'])}{still}; {far}")
+            lines.append(f"migration: {one['step']} {step_state(one)} for {brief(one['seconds'])}{still}; {far}")
     if report["conflicts"]:
         n = sum([one["count"] for one in report["conflicts"]])
         latest = max(report["conflicts"], key=lambda one: str(one["latest"]))
         lines.append(f"{n:,} conflicts kept, the latest: {latest['type']} in {latest['table']}, {latest['outcome']}")
     if report["prepared"]:
-        oldest = duration(max([one["age_s"] for one in report["prepared"]]))
+        oldest = brief(max([one["age_s"] for one in report["prepared"]]))
         lines.append(f"{len(report['prepared']):,} prepared transactions, the oldest for {oldest}")
     if left := [one for one in report["copies"] if one["state"] == CopyState.COPYING]:
         lines.append(f"{len(left):,} tables are being copied")
@@ -237,17 +238,10 @@ def _rate(rate: float) -> str:
     """Return a rate in five characters at most, nothing for none."""
     if rate < 10:
         return f"{rate:.1f}" if rate else ""
-    for limit, size, unit in ((10_000, 1, ""), (1_000_000, 1e3, "k")):
+    for limit, per, unit in ((10_000, 1, ""), (1_000_000, 1e3, "k")):
         if rate < limit:
-            return f"{rate / size:.0f}{unit}"
+            return f"{rate / per:.0f}{unit}"
     return f"{rate / 1e6:.1f}M"
-
-
-def _bytes(n_bytes: int) -> str:
-    for limit, size, unit in ((10_000, 1, "B"), (10_000_000, 1e3, "kB"), (10_000_000_000, 1e6, "MB")):
-        if n_bytes < limit:
-            return f"{n_bytes / size:,.0f} {unit}"
-    return f"{n_bytes / 1e9:,.0f} GB"
 
 
 def _dim(text: str) -> Text:

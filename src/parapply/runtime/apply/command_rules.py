@@ -1,4 +1,4 @@
-"""Which commands of the publisher may run on the target, and where it is noted that they have."""
+"""Under which role commands of the publisher run on the target, and where it is noted that they have."""
 
 from __future__ import annotations
 
@@ -10,28 +10,23 @@ from parapply.target.sql.statements import Sql
 from parapply.target.state.commands import command_sql
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from parapply.config import Config, DdlConfig
-    from parapply.model import Relation
     from parapply.wire.ddl_queue import QueuedCommand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRules:
-    """What may run, and where it is noted; made by the epoch.
+    """How commands run, and where it is noted; made by the epoch.
 
     Attributes:
-        config: what is allowed.
+        config: names the role.
         note: the statement of `target/state/commands.py`.
         slot_id: of the state.
-        queue: returns the publisher's queue as last announced.
     """
 
     config: DdlConfig
     note: Sql
     slot_id: int
-    queue: Callable[[], Relation | None]
 
 
 def role_of(config: DdlConfig, command: QueuedCommand) -> str:
@@ -39,8 +34,8 @@ def role_of(config: DdlConfig, command: QueuedCommand) -> str:
     return command.role_name if config.role == SAME_ROLE else config.role
 
 
-def command_rules(config: Config, slot_id: int, queue: Callable[[], Relation | None]) -> CommandRules:
+def command_rules(config: Config, slot_id: int) -> CommandRules:
     """Return the rules of an epoch, as `CommandRules` has them."""
     text = command_sql(config.target.state_schema).encode()
     note = Sql(name=b"ddl", text=text, n_parameters=10, is_set=False, positions=())
-    return CommandRules(config=config.ddl, note=note, slot_id=slot_id, queue=queue)
+    return CommandRules(config=config.ddl, note=note, slot_id=slot_id)

@@ -10,25 +10,26 @@ from __future__ import annotations
 import asyncio
 import struct
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
 from parapply.errors import ApplyFailed, StatementFailed, TargetLost
 from parapply.logs import get_logger
 from parapply.model import Relation, Transaction, format_lsn
+from parapply.plan.commands import Verdict
 from parapply.runtime.apply.command_rules import role_of
 from parapply.runtime.apply.failure import FailureClass, classify, condition
 from parapply.runtime.apply.pieces import Pieces
 from parapply.runtime.pool.retry import Attempts
 from parapply.target.session.pipeline import Statement
 from parapply.vocabulary import CommandOutcome
-from parapply.wire.ddl_queue import names_queue, read_command
 from parapply.wire.rows import KIND_AT, RELATION_AT, TRUNCATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from parapply.plan.commands import JudgedCommand, JudgedFrames
     from parapply.plan.table import TablePlan
     from parapply.runtime.apply.command_rules import CommandRules
     from parapply.runtime.apply.kit import WorkerKit
@@ -105,13 +106,13 @@ class PiecesWithCommands(Pieces):
         self._pool.count_out(piece.size_bytes)
         self._job.counts.n_transactions, self._job.counts.xids = 1, (piece.xid,)
         self._job.counts.size_bytes += piece.size_bytes
-        for part in parts_of(piece, self._rules.queue()):
-            if isinstance(part, bytes):
-                await self.settle()
-                await self._command(part)
-            else:
+        for part in parts_of(piece, self._job.commands):
+            if isinstance(part, Transaction):
                 await self._look_up(part)
                 await super().add(part)
+            else:
+                await self.settle()
+                await self._command(part)
 
     async def _look_up(self, part: Transaction) -> None:
         """Have a plan for every relation of some changes, as the open transaction has the tables."""
@@ -134,44 +135,25 @@ class PiecesWithCommands(Pieces):
             raise TargetLost(f"target: tables could not be looked up after a command: {failure.sqlstate}") from failure
         self._fresh.update(left)
 
-    async def _command(self, frame: bytes) -> None:
-        queue = self._rules.queue()
-        assert queue is not None, "its changes come after its announcement"
-        command = read_command(frame, queue)
-        if command is None:
-            return
-        reason = self._why_not(command)
-        if not reason:
-            if not command.is_later:
+    async def _command(self, judged: JudgedCommand) -> None:
+        command, verdict, reason = judged
+        if verdict is Verdict.REFUSE:
+            raise CommandFailed(
+                command,
+                reason,
+                f"add {command.tag!r} to ddl.tags; or run the command here by hand, and set ddl.skip = "
+                f"[{command.number}]",
+            )
+        if verdict is not Verdict.SKIP:
+            if verdict is Verdict.RUN:
                 await self._run(command)
+                self._job.counts.commands.append(command.tag)
             self._has_run = True
             self._fresh.clear()
         await note(self._session, self._rules, command, self._commit_lsn, reason)
         self.done.append((command, reason))
         if reason:
             self._job.counts.n_left_out += 1
-        elif not command.is_later:
-            self._job.counts.commands.append(command.tag)
-
-    def _why_not(self, command: QueuedCommand) -> str:
-        """Return why a command is left out; empty: it runs.
-
-        Raises:
-            CommandFailed: it must not run, and without it nothing may go on.
-        """
-        config = self._rules.config
-        if not config.apply:
-            return "ddl.apply is off"
-        if command.number in config.skip:
-            return "ddl.skip names it"
-        if command.tag not in config.tags:
-            raise CommandFailed(
-                command,
-                f"ddl.tags does not allow {command.tag}",
-                f"add {command.tag!r} to ddl.tags; or run the command here by hand, and set ddl.skip = "
-                f"[{command.number}]",
-            )
-        return ""
 
     async def _run(self, command: QueuedCommand) -> None:
         attempts = Attempts(stops_on_error=True)
@@ -247,17 +229,13 @@ def command_failed(stop: CommandFailed, end: Transaction, *, is_retried: bool) -
     )
 
 
-def parts_of(piece: Transaction, queue: Relation | None) -> Iterator[Transaction | bytes]:
-    """Give the changes of a piece in order: the frame of each command, and what is between two of them as a piece."""
-
-    def is_of_queue(change: bytes | Relation) -> bool:
-        return queue is not None and not isinstance(change, Relation) and names_queue(change, queue)
-
-    for is_command, changes in groupby(piece.changes, key=is_of_queue):
-        if is_command:
+def parts_of(piece: Transaction, commands: JudgedFrames) -> Iterator[Transaction | JudgedCommand]:
+    """Give the changes of a piece in order: each command, and what is between two of them as a piece."""
+    for is_of_queue, changes in groupby(piece.changes, key=commands.__contains__):
+        if is_of_queue:
             for frame in changes:
-                assert isinstance(frame, bytes), "a relation is no command"
-                yield frame
+                if (command := commands[cast("bytes", frame)]) is not None:
+                    yield command
             continue
         part = Transaction(piece.xid, piece.commit_lsn, piece.commit_time_us)
         part.changes = list(changes)
@@ -273,8 +251,9 @@ def parts_of(piece: Transaction, queue: Relation | None) -> Iterator[Transaction
 class SkippedCommands:
     """Takes out of a skipped transaction its commands, and what cannot be kept because its table is not here."""
 
-    def __init__(self, session: WorkerSession, kit: WorkerKit, commit_lsn: int) -> None:
+    def __init__(self, job: LargeJob | StreamJob, session: WorkerSession, kit: WorkerKit, commit_lsn: int) -> None:
         """Start with nothing taken; the commit LSN is that of the transaction."""
+        self._job = job
         self._session = session
         self._rules = kit.commands
         self._tables = kit.tables
@@ -291,10 +270,8 @@ class SkippedCommands:
 
         Raises:
             TargetLost: the connection ended, or a command could not be noted.
-            ProtocolError: a command cannot be read.
         """
-        queue = self._rules.queue()
-        if queue is None or not (piece.has_ddl or self._done):
+        if not (piece.has_ddl or self._done):
             return piece
         await self._tables.resolve_streamed(piece.relations)
         plans = self._tables.plans_from(current)
@@ -304,10 +281,10 @@ class SkippedCommands:
             if isinstance(change, Relation):
                 plans.announce(change)
                 left.changes.append(change)
-            elif change[KIND_AT] != TRUNCATE and names_queue(change, queue):
-                if (command := read_command(change, queue)) is not None:
-                    await note(self._session, self._rules, command, self._commit_lsn, _SKIPPED)
-                    self._done.append((command, _SKIPPED))
+            elif change in self._job.commands:
+                if (judged := self._job.commands[change]) is not None:
+                    await note(self._session, self._rules, judged.command, self._commit_lsn, _SKIPPED)
+                    self._done.append((judged.command, _SKIPPED))
             elif change[KIND_AT] != TRUNCATE and _relation_at(change, RELATION_AT)[0] in plans.current:
                 left.changes.append(change)
             else:

@@ -201,7 +201,7 @@ class LargeApply:
         current = dict(job.plans_before)
         last = self._end
         change_no = 1
-        commands = SkippedCommands(self._session, self._kit, commit_lsn)
+        commands = SkippedCommands(job, self._session, self._kit, commit_lsn)
         try:
             await self._session.begin()
             async for whole in pieces:

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from parapply.target.state.commands import PendingCommand
     from parapply.wire.ddl_queue import QueuedCommand
 
-#: Class of their lock: two after that of the apply locks.
-_LOCK_CLASS: Final = lease.LOCK_CLASS + 2
 #: Seconds to wait for it, and until the next try where something was in the way.
 _LOCK_S: Final = 5.0
 _AGAIN_S: Final = 10.0
@@ -156,7 +154,7 @@ class LaterCommands:
             application_name=f"parapply ddl {config.source.slot}",
         )
         async with conn:
-            await lease.take_lease(conn, self._slot_id, _LOCK_S, lock_class=_LOCK_CLASS)
+            await lease.take_lease(conn, self._slot_id, _LOCK_S, lock_class=lease.LATER_LOCK_CLASS)
             async with self._control_pool.session() as asking:
                 now = await commands.pending(asking, config.target.state_schema, self._slot_id)
             if all(each.key != one.key for each in now):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from parapply.config import ApplyConfig
     from parapply.model import Relation, Transaction
+    from parapply.plan.commands import JudgedFrames
     from parapply.plan.table import TablePlan
     from parapply.runtime.intake.reader import SlotReader
     from parapply.runtime.pool.job import Job
@@ -211,12 +212,13 @@ class Batcher:
             self.plans_changed()
         return job
 
-    async def add_piece(self, piece: Transaction, *, announces: bool = True) -> None:
+    async def add_piece(self, piece: Transaction, commands: JudgedFrames | None = None) -> None:
         """Hand a piece of a large transaction to its worker; waits while enough of them wait there.
 
         Args:
             piece: the next one.
-            announces: put its relations in force; else its worker looks them up.
+            commands: of the publisher, in this piece of a transaction that holds some; its worker looks its relations
+                up. None for another transaction, whose relations are put in force.
         """
         if piece.is_first:
             self.close_open()
@@ -228,8 +230,10 @@ class Batcher:
             self._note_alone(job, piece)
         assert self._large is not None, "the pieces of a transaction come one after the other"
         job = self._large
-        if announces:
+        if commands is None:
             self.announce(piece.relations)
+        else:
+            job.commands.update(commands)
         self._pool.count_in(piece.size_bytes)
         await job.pieces.put(piece)
         if piece.is_last:

@@ -11,15 +11,15 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from parapply.errors import TargetRefused
-from parapply.model import Relation
-from parapply.wire.ddl_queue import names_queue, read_command
+from parapply.plan.commands import CommandPolicy, Verdict
 from parapply.wire.messages import BeginPrepare, Prepare, StreamPrepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from parapply.config import DdlConfig
-    from parapply.model import Transaction
+    from parapply.model import Relation, Transaction
+    from parapply.plan.commands import JudgedFrames
     from parapply.runtime.intake.admission import Admission
     from parapply.runtime.intake.batcher import Batcher
     from parapply.runtime.intake.reader import SlotReader
@@ -65,7 +65,7 @@ class CommandTransactions:
             later: runs those that cannot run in a transaction.
         """
         self._queue = queue
-        self._config = config
+        self._policy = CommandPolicy(config.apply, config.skip, config.tags)
         self._later = later
         self._has_later = False
         self._reader = reader
@@ -98,37 +98,36 @@ class CommandTransactions:
             await admission.announce(_last(transaction.relations))
             return
         check_not_prepared(transaction.event)
-        await self.note_made(transaction.changes)
+        commands = await self.judged(transaction.changes)
         await self.before(transaction.relations)
         self._relations += transaction.relations
         if admission.starts.is_active:
             transaction = await admission.without_skipped(transaction)
         self._is_inside = True
-        await self._batcher.add_piece(transaction, announces=False)
+        await self._batcher.add_piece(transaction, commands)
         if transaction.is_last:
             relations, self._relations, self._is_inside = self._relations, [], False
             await self.after(relations)
 
-    async def note_made(self, changes: Iterable[bytes | Relation]) -> None:
-        """Have tables joined that commands make here, and that the publications have from their first row on.
+    async def judged(self, changes: Iterable[bytes | Relation]) -> JudgedFrames:
+        """Return the commands among changes with their verdicts, and have tables joined that the commands make here.
 
-        A table that a command makes there only is a new one like any other: it may hold rows here.
+        The publications have such a table from its first row on. A table that a command makes there only is a new one
+        like any other, because it may hold rows here.
 
         Args:
             changes: of a transaction that holds commands, before `before`.
 
         Raises:
+            ProtocolError: a command cannot be read.
             TargetRefused, TargetLost: it could not be noted.
         """
-        queue = self._queue()
-        if queue is None or not self._config.apply:
-            return
-        for change in changes:
-            if not isinstance(change, Relation) and names_queue(change, queue):
-                command = read_command(change, queue)
-                if command is not None and command.number not in self._config.skip:
-                    await self._admission.note_made(command.made)
-                    self._has_later = self._has_later or command.is_later
+        found = self._policy.judged_frames(changes, self._queue())
+        for one in found.values():
+            if one is not None and one.verdict is not Verdict.SKIP:
+                await self._admission.note_made(one.command.made)
+                self._has_later = self._has_later or one.verdict is Verdict.LATER
+        return found
 
     async def before(self, relations: Sequence[Relation]) -> None:
         """Settle from where on tables are applied that commands of the same transaction may make.

@@ -27,6 +27,7 @@ from parapply.wire.messages import (
 
 if TYPE_CHECKING:
     from parapply.model import Transaction
+    from parapply.plan.commands import JudgedFrames
     from parapply.runtime.intake.admission import Admission
     from parapply.runtime.intake.batcher import Batcher
     from parapply.runtime.intake.commands import CommandTransactions
@@ -120,10 +121,11 @@ class SpecialTransactions:
         self._batcher.close_open()
         self._batcher.received(event)
         has_commands = stream.has_ddl and not is_done
+        commands: JudgedFrames = {}
         if has_commands:
             check_not_prepared(message)
             for block in stream.blocks:
-                await self._commands.note_made(await stream.read(block))
+                commands.update(await self._commands.judged(await stream.read(block)))
             await self._commands.before(stream.relations)
         else:
             await self._admission.announce(stream.relations)
@@ -147,6 +149,7 @@ class SpecialTransactions:
         else:
             job.batch = batch
         job.prepare = message if isinstance(message, StreamPrepare) else None
+        job.commands = commands
         job.batch.is_large = True
         self._submit_alone(job, event)
         if has_commands:

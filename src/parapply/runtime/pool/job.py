@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from parapply.applylog_schema import ConflictRecord
     from parapply.model import Relation, Transaction
     from parapply.plan.batch import Batch
+    from parapply.plan.commands import JudgedFrames
     from parapply.plan.halving import Halving
     from parapply.plan.table import TablePlan
     from parapply.plan.waits import Wait
@@ -234,7 +235,7 @@ class SetJob(_Job):
 class LargeJob(_Job):
     """One large transaction, applied piece by piece as it comes: a barrier."""
 
-    __slots__ = ("commit_lsn", "pieces", "plans_before", "prepare")
+    __slots__ = ("commands", "commit_lsn", "pieces", "plans_before", "prepare")
 
     def __init__(
         self,
@@ -257,6 +258,8 @@ class LargeJob(_Job):
         self.commit_lsn = commit_lsn
         #: Written by intake with the last piece: what it ends with instead of a commit.
         self.prepare: Prepare | None = None
+        #: Of the publisher, in the pieces that have come; written by intake before each piece.
+        self.commands: JudgedFrames = {}
 
     @property
     def mode(self) -> Mode:
@@ -267,7 +270,7 @@ class LargeJob(_Job):
 class StreamJob(_Job):
     """One transaction that was streamed while it was in progress: followed, or applied at its commit; a barrier."""
 
-    __slots__ = ("plans_before", "prepare", "stream")
+    __slots__ = ("commands", "plans_before", "prepare", "stream")
 
     def __init__(self, batch: Batch, plans_before: dict[int, TablePlan], stream: StreamBuffer) -> None:
         """Start with what has come.
@@ -282,6 +285,8 @@ class StreamJob(_Job):
         self.stream = stream
         #: Written by intake at its end: what it ends with instead of a commit.
         self.prepare: StreamPrepare | None = None
+        #: Of the publisher; written by intake at its end.
+        self.commands: JudgedFrames = {}
 
     @property
     def mode(self) -> Mode:

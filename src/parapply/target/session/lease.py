@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from psycopg import sql
@@ -29,8 +29,13 @@ if TYPE_CHECKING:
 
     from parapply.target.session.settings import Connection
 
-#: First key of our advisory locks: "para" in ASCII, so that other users of advisory locks do not meet us.
+#: First keys of our advisory locks. Of the daemon: "para" in ASCII, so that other users of such locks do not meet us.
 LOCK_CLASS = 0x70617261
+#: Of the command that copies tables; of the commands of the publisher that run outside of transactions; of the cut-over
+#: ("cuto"). The slot is the second key of each.
+COPY_LOCK_CLASS: Final = LOCK_CLASS + 1
+LATER_LOCK_CLASS: Final = LOCK_CLASS + 2
+CUTOVER_LOCK_CLASS: Final = 0x6375746F
 
 #: Seconds between two tries: a lock freed at the first is noticed soon, a long wait costs few queries.
 _POLL_MIN_S = 0.02

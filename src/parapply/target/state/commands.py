@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from psycopg import sql
@@ -14,42 +14,6 @@ from parapply.wire.ddl_queue import QueuedCommand
 if TYPE_CHECKING:
     from parapply.target.session.settings import Connection
     from parapply.vocabulary import CommandOutcome
-
-COMMANDS: Final = """
-CREATE TABLE {s}.ddl (
-    slot_id int NOT NULL REFERENCES {s}.slots,
-    commit_lsn pg_lsn NOT NULL,
-    number bigint NOT NULL,
-    tag text NOT NULL,
-    command text NOT NULL,
-    source_role text NOT NULL,
-    outcome text NOT NULL CHECK (outcome IN ('applied', 'left_out')),
-    reason text NOT NULL DEFAULT '',
-    recorded_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
-    PRIMARY KEY (slot_id, commit_lsn, number));
-"""
-
-#: What is run after its transaction, and with which settings.
-LATER_COMMANDS: Final = """
-ALTER TABLE {s}.ddl DROP CONSTRAINT ddl_outcome_check,
-    ADD CONSTRAINT ddl_outcome_check CHECK (outcome IN ('applied', 'left_out', 'pending')),
-    ADD COLUMN settings jsonb NOT NULL DEFAULT '{{}}',
-    ADD COLUMN first_schema text NOT NULL DEFAULT '',
-    ADD COLUMN begun_at timestamptz;
-"""
-
-#: What monitoring roles may read of it: a command may hold values.
-COLUMNS_WITHOUT_COMMANDS: Final = (
-    "slot_id",
-    "commit_lsn",
-    "number",
-    "tag",
-    "source_role",
-    "outcome",
-    "reason",
-    "recorded_at",
-    "begun_at",
-)
 
 
 class CommandKey(NamedTuple):

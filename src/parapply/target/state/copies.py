@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from parapply.plan.copy_starts import Known, Name
     from parapply.target.session.settings import Connection
 
-#: Class of the copy locks: the number after that of the apply locks.
-LOCK_CLASS = lease.LOCK_CLASS + 1
-
 
 #: Why a table waits that `parapply pause` has taken out of the stream.
 PAUSED: Final = "paused: `parapply resume` copies it again"
@@ -186,7 +183,7 @@ async def load(conn: Connection, schema: str, slot_id: int) -> Copies:
         is_listed=bool(found and found[0][0]), n_tables=len(tables), versions=sum(row[-1] or 0 for row in found)
     )
     is_running = any(row.state == CopyState.COPYING for row in tables) and bool(
-        await lease.holders(conn, slot_id, lock_class=LOCK_CLASS, with_self=True)
+        await lease.holders(conn, slot_id, lock_class=lease.COPY_LOCK_CLASS, with_self=True)
     )
     return Copies(is_listed=stamp.is_listed, is_running=is_running, tables=tables, stamp=stamp)
 

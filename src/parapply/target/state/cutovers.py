@@ -14,6 +14,7 @@ from psycopg import sql
 
 from parapply.errors import TargetRefused
 from parapply.model import parse_lsn
+from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state.schema import in_schema, lsn_text
 
@@ -38,8 +39,6 @@ _BACK_BEGINS: Final = "opening"
 #: What every role may read while a cut-over is under way: the role that reads the way back has no other right here.
 _READ_BY_ALL: Final = "USAGE ON SCHEMA {s}", "SELECT (step, reverse_slot) ON {s}.cutovers"
 
-#: First key of the lock that one cut-over command at a time holds, the second is the slot: "cuto" in ASCII.
-LOCK_CLASS: Final = 0x6375746F
 #: The cut-over of a slot, for people.
 SHOWN: Final = f"""
 SELECT c.step, c.step_at::text AS step_at, c.begun_at::text AS begun_at, c.reverse_slot, c.fence,
@@ -48,7 +47,7 @@ SELECT c.step, c.step_at::text AS step_at, c.begun_at::text AS begun_at, c.rever
        EXTRACT(epoch FROM pg_catalog.clock_timestamp() - c.step_at)::float8 AS step_s,
        EXTRACT(epoch FROM COALESCE(c.opened_at, pg_catalog.clock_timestamp()) - c.fenced_at)::float8 AS gap_s,
        EXISTS (SELECT FROM pg_catalog.pg_locks AS l WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
-                  AND l.classid::bigint = {LOCK_CLASS} AND l.objid::bigint = c.slot_id
+                  AND l.classid::bigint = {lease.CUTOVER_LOCK_CLASS} AND l.objid::bigint = c.slot_id
                   AND l.database = (SELECT oid FROM pg_catalog.pg_database
                                      WHERE datname = pg_catalog.current_database())) AS is_worked_on
   FROM {{s}}.cutovers AS c WHERE c.slot_id = $1::int"""  # noqa: S608  own text
