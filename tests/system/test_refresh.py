@@ -101,6 +101,19 @@ def test_a_paused_table_stands_still_until_it_is_resumed(
     check_equal(route, "acct", "xfer")
 
 
+def test_a_table_that_waits_is_paused(route: Route, run_command: RunCommand, start_daemon: StartDaemon) -> None:
+    """No change of a table that waits is applied, before `pause` and after it; the daemon answers all the same."""
+    route.source.execute("INSERT INTO evt VALUES (1, 1); ALTER PUBLICATION pub ADD TABLE evt")
+    daemon = start_daemon(route)
+    assert daemon.wait_for_event("table_waits")["relation"] == "public.evt"
+    paused = run_command(route, "pause", "public.evt")
+    assert paused.returncode == 0, paused.stderr
+    resumed = run_command(route, "resume", "public.evt")
+    assert resumed.returncode == 0, resumed.stderr
+    daemon.wait_caught_up()
+    check_equal(route, "evt")
+
+
 def test_without_a_free_slot_a_table_stays_copied(route: Route, run_command: RunCommand) -> None:
     """A refresh that gets no snapshot is refused before the table is noted as being copied: its changes go on."""
     states = "SELECT table_name, state FROM parapply.copies ORDER BY 1"

@@ -124,7 +124,7 @@ class Copied:
         self._gap_lsn: int | None = None
         self._next_read_s = 0.0
         self._warnings = DailyWarnings()
-        #: Called when the set of copied tables has changed; requests puts itself here.
+        #: Called when the set of copied tables has changed, or a command asks for it; requests puts itself here.
         self.on_changed: Callable[[], None] = _ignore
         self._log = get_logger()
         self._update(known.starts(low_lsn))
@@ -442,6 +442,9 @@ class Copied:
         if starts != before.starts(self._low_lsn) or found.is_listed != before.is_listed:
             self._log.info("copies_changed", **{state.value: found.count(state) for state in CopyState})
             self._update(starts)
+            self.on_changed()
+        elif found.unseen - before.unseen:
+            # Such as a pause of a table that waited anyway: nothing changes, and the command waits for an answer.
             self.on_changed()
 
     def _tell(self) -> None:

@@ -102,6 +102,7 @@ class Copies(msgspec.Struct, frozen=True, kw_only=True):
     is_running: bool  # a session holds the copy lock
     tables: tuple[CopyRow, ...] = ()
     stamp: Stamp = Stamp(is_listed=False, n_tables=0, versions=0)
+    unseen: frozenset[int] = frozenset()  # versions of rows that a command waits for the daemon to have read
 
     @property
     def is_under_way(self) -> bool:
@@ -156,7 +157,8 @@ async def load(conn: Connection, schema: str, slot_id: int) -> Copies:
     # Check the lock after reading the rows, so that "no copier" holds for exactly those rows.
     query = in_schema(
         "SELECT s.copies_only, c.schema_name, c.table_name, c.state, c.start_lsn::text,"
-        " c.rows, c.size_bytes, c.indexes, c.source_oid, c.reason, c.published_by, c.xmin::text::bigint"
+        " c.rows, c.size_bytes, c.indexes, c.source_oid, c.reason, c.published_by, c.is_seen,"
+        " c.xmin::text::bigint"
         " FROM {s}.slots AS s LEFT JOIN {s}.copies AS c USING (slot_id)"
         " WHERE s.slot_id = $1::int ORDER BY 2, 3",
         schema,
@@ -176,16 +178,18 @@ async def load(conn: Connection, schema: str, slot_id: int) -> Copies:
             reason=reason or "",
             published_by=published_by,
         )
-        for _, name, table, state, start, n_rows, size, indexes, oid, reason, published_by, _ in found
+        for _, name, table, state, start, n_rows, size, indexes, oid, reason, published_by, _, _ in found
         if name is not None
     )
+    asked = {row.name for row in tables if row.state == CopyState.COPYING or row.is_paused}
+    unseen = frozenset(row[-1] for row in found if row[1:3] in asked and not row[-2])
     stamp = Stamp(
         is_listed=bool(found and found[0][0]), n_tables=len(tables), versions=sum(row[-1] or 0 for row in found)
     )
     is_running = any(row.state == CopyState.COPYING for row in tables) and bool(
         await lease.holders(conn, slot_id, lock_class=lease.COPY_LOCK_CLASS, with_self=True)
     )
-    return Copies(is_listed=stamp.is_listed, is_running=is_running, tables=tables, stamp=stamp)
+    return Copies(is_listed=stamp.is_listed, is_running=is_running, tables=tables, stamp=stamp, unseen=unseen)
 
 
 async def load_stamp(conn: Connection, schema: str, slot_id: int) -> Stamp:
