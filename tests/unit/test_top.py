@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from parapply.commands.state_reader import lag_s
-from parapply.commands.status import duration, render
+from parapply.commands.status import render
 from parapply.top.history import ReadingHistory
 from parapply.top.layout import screen
+from parapply.wording import duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
