@@ -24,6 +24,7 @@ _HEAD_BYTES: Final = 8192
 #: Connections at the same time; one more is closed unread. A scraper, two probes and a person are four.
 _CONNECTIONS: Final = 16
 
+_POLICY: Final = "default-src 'none'; frame-ancestors 'none'"
 TEXT: Final = "text/plain; charset=utf-8"
 _REASONS: Final = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Not Ready"}
 
@@ -31,8 +32,14 @@ _REASONS: Final = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method
 class HttpServer:
     """Every connection is a task of its own that ends within seconds."""
 
-    def __init__(self, answer: Callable[[str], tuple[int, str, bytes]]) -> None:
-        """Start without listening; `answer` returns status, content type and body for a path."""
+    def __init__(self, answer: Callable[[str], tuple[int, str, bytes]], policy: str = _POLICY) -> None:
+        """Start without listening.
+
+        Args:
+            answer: returns status, content type and body for a path.
+            policy: what a browser may do with an answer, as Content-Security-Policy says it.
+        """
+        self._more = f"Content-Security-Policy: {policy}\r\nX-Content-Type-Options: nosniff\r\n"
         self._resource = answer
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -89,7 +96,7 @@ class HttpServer:
         method, target = words[0], words[1].split(b"?", 1)[0]
         if method not in {b"GET", b"HEAD"}:
             return _response(405, TEXT, b"GET and HEAD only\n", "Allow: GET, HEAD\r\n")
-        return _response(*self._resource(target.decode("latin-1")), has_body=method == b"GET")
+        return _response(*self._resource(target.decode("latin-1")), self._more, has_body=method == b"GET")
 
 
 def _response(status: int, content_type: str, body: bytes, more: str = "", *, has_body: bool = True) -> bytes:

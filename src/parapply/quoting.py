@@ -1,4 +1,4 @@
-"""Texts of others as parts of a language: SQL, a setting of a role, a command of a shell. Each rule is here once. Pure.
+"""Texts of others as parts of a language: SQL, a role's setting, HTML, a shell's command. Each rule is here once. Pure.
 
 Names, values, comments and settings come from databases whose owners are not ours. What is not quoted here is a
 parameter, or composed by `psycopg.sql` (`Identifier`, `Literal`), which quotes by the same rules.
@@ -12,7 +12,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from html import escape
 from typing import TYPE_CHECKING, Final
+
+from parapply.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -114,6 +117,14 @@ def _by_number(found: re.Match[str]) -> str:
 def toml_string(text: str) -> str:
     """Return a text as a basic string of TOML, which JSON's are but for what JSON need not escape."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def html(text: str) -> str:
+    """Return a text as content of an element of HTML, or as an attribute's value between quotes.
+
+    People read it, so what does not print is shown by its escape.
+    """
+    return escape(printable(text))
 
 
 def setting(name: str, value: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from typing import Any
 
 from tests.fixtures.conflict_lab import ConflictCase
 
@@ -98,7 +99,7 @@ def _multiple() -> list[ConflictCase]:
 
 
 def _update_exists() -> list[ConflictCase]:
-    tables = {"tables": f"{_TABLE}; {_SHARED}", "target_tables": f"{_TARGET}; {_SHARED}"}
+    tables: dict[str, Any] = {"tables": f"{_TABLE}; {_SHARED}", "target_tables": f"{_TARGET}; {_SHARED}"}
     cases = [
         ConflictCase(
             name=f"update_exists_{policy}", **tables, policies={"update_exists": policy}, before=_LOCAL,
@@ -123,7 +124,7 @@ def _update_exists() -> list[ConflictCase]:
 
 
 def _missing() -> list[ConflictCase]:
-    tables = {"tables": f"{_TABLE}; {_SHARED}", "target_tables": _TARGET}
+    tables: dict[str, Any] = {"tables": f"{_TABLE}; {_SHARED}", "target_tables": _TARGET}
     change = "UPDATE t SET v = 'remote' WHERE id = 3"
     return [
         ConflictCase(
@@ -250,7 +251,7 @@ def _partitions(policy: str, outcome: str) -> ConflictCase:
 
 def _origins() -> list[ConflictCase]:
     """Rows that a session of the target wrote last; of two updates only the first meets another's row."""
-    tables = {
+    tables: dict[str, Any] = {
         "tables": "CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'a'), (2, 'a')",
     }
     changes = ["UPDATE t SET v = 'b' WHERE id = 1", "UPDATE t SET v = 'c' WHERE id = 1", "DELETE FROM t WHERE id = 2"]
@@ -350,8 +351,8 @@ CASES = (
 
 def _last_update_wins() -> list[ConflictCase]:
     """The target's row is older, or newer, than the transaction."""
-    plain = {"tables": _TABLE, "target_tables": _TARGET}
-    shared = {"tables": f"{_TABLE}; {_SHARED}", "target_tables": f"{_TARGET}; {_SHARED}"}
+    plain: dict[str, Any] = {"tables": _TABLE, "target_tables": _TARGET}
+    shared: dict[str, Any] = {"tables": f"{_TABLE}; {_SHARED}", "target_tables": f"{_TARGET}; {_SHARED}"}
     return [
         _partitions("last_update_wins", "applied_remote"),
         ConflictCase(

@@ -178,7 +178,7 @@ def endpoint(pair: Pair) -> Endpoint:
 
 def test_what_is_no_request_harms_nobody(endpoint: Endpoint) -> None:
     """Odd requests get their status or are dropped; who says nothing does not keep others from their answer."""
-    assert endpoint.get("/")[0] == 404
+    assert endpoint.get("/nothing")[0] == 404
     assert endpoint.get("/metrics/../etc")[0] == 404
     assert endpoint.get("/metrics?name[]=x")[0] == 200
     assert endpoint.raw(b"POST /metrics HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 405 ")

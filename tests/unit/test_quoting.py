@@ -1,10 +1,11 @@
-"""Texts of others within SQL: what is quoted is one token, and says what it said before."""
+"""Texts of others within SQL and HTML: what is quoted is one token, and says what it said before."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import tomllib
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parapply import quoting
+from parapply.printable import printable
 
 _TEXTS = st.text(alphabet="aZ1 '\"\\\n$;-/*%{}:.,é\x1b\u202e", max_size=20)
 
@@ -111,3 +113,24 @@ def test_no_other_module_doubles_quotes() -> None:
         if doubling.search(path.read_text(encoding="utf-8"))
     }
     assert found == allowed
+
+
+@given(st.text(alphabet="aZ1 <>&lt;#x\"'=/!-\\\n\x1b\u202e", max_size=20))
+def test_html_is_text_whatever_it_holds(text: str) -> None:
+    """A parser finds no element in it, also within an attribute, and reads what prints as it was."""
+    elements: list[tuple[str, str]] = []
+    pieces: list[str] = []
+
+    class _Parser(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            elements.append((tag, attrs[0][1] or ""))
+
+        def handle_data(self, data: str) -> None:
+            pieces.append(data)
+
+    parser = _Parser()
+    parser.feed(f'<i title="{quoting.html(text)}">{quoting.html(text)}</i>')
+    parser.close()
+    assert elements == [("i", printable(text))]
+    assert "".join(pieces) == printable(text)
+    assert quoting.html(text).isprintable()

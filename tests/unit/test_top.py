@@ -293,5 +293,5 @@ def test_a_migration_and_a_cut_over_are_seen() -> None:
     [(0, "0 ms"), (0.25, "250 ms"), (1, "1.0 s"), (99, "99 s"), (120, "2.0 min"), (7200, "2.0 h"), (864000, "10 d")],
 )
 def test_durations_are_short(seconds: float, text: str) -> None:
-    """At most seven characters, in the unit that tells most."""
+    """At most seven characters, in the unit that fits."""
     assert brief(seconds) == text

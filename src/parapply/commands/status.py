@@ -22,6 +22,7 @@ from parapply.commands.state_reader import StateReader, collect, is_present, is_
 from parapply.errors import ParapplyError
 from parapply.printable import printable_tree
 from parapply.vocabulary import CopyState, DaemonState, WorkerState
+from parapply.wording import cutover_line, how_far, step_state
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -310,38 +311,6 @@ def _migration(report: dict[str, Any]) -> list[RenderableType]:
         _add(shown, one["step"], step_state(one), brief(one["seconds"]), how_far(one), brief(one["left_s"]))
     done = ", ".join([one["step"] for one in report["migration"] if one["state"] == "done"])
     return [shown, *([Text(f"done: {done}", style="dim")] if done else []), ""]
-
-
-def step_state(step: dict[str, Any]) -> str:
-    """Return the state of a step: one without a command that works on it does not run."""
-    return "interrupted" if step["state"] == "running" and not step["is_worked_on"] else str(step["state"])
-
-
-def how_far(step: dict[str, Any]) -> str:
-    """Return how far a step of a migration is, and how fast it goes; of one that failed, why."""
-    if step["state"] == "failed":
-        return str(step["detail"])
-    of = f" of about {step['total']:,}" if step["total"] else ""
-    parts = [f"{step['done']:,}{of} {step['unit']}"] if step["unit"] else []
-    if step["size_bytes"]:
-        rate = step["size_bytes"] / max(step["seconds"], 1e-3)
-        parts.append(f"{step['size_bytes'] / 1e6:,.0f} MB, {rate / 1e6:,.0f} MB/s")
-    return ", ".join(parts)
-
-
-def cutover_line(cutover: dict[str, Any]) -> str:
-    """Return where a cut-over is, in a line."""
-    step, since = cutover["step"], brief(cutover["step_s"])
-    where = "done" if step == "done" else f"{step} for {since}"
-    gap = brief(cutover["gap_s"])
-    if cutover["opened_at"]:
-        where += f"; no client could write for {gap}"
-    elif cutover["is_fenced"]:
-        where += f"; no client can write on the source since {gap}"
-    where += f"; way back: slot {cutover['reverse_slot']}"
-    if step != "done" and not cutover["is_worked_on"]:
-        where += f"; interrupted: `parapply cutover{' --undo' if step == 'undoing' else ''}` goes on with it"
-    return where
 
 
 def _grid(*names: str) -> Table:

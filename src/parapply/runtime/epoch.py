@@ -295,6 +295,7 @@ class Epoch:
             self._spill,
             two_phase,
             self._monitor,
+            copied,
         )
         self._requests = Requests(
             config.target,

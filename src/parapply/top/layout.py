@@ -10,9 +10,9 @@ from rich.text import Text
 
 from parapply.amounts import brief, size
 from parapply.commands.state_reader import is_silent
-from parapply.commands.status import cutover_line, how_far, step_state
 from parapply.printable import printable, printable_tree
 from parapply.vocabulary import CopyState, DaemonState, WaitKind, WorkerState
+from parapply.wording import cutover_line, how_far, step_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from parapply.runtime.pool.pool import WorkerPool
     from parapply.runtime.pool.streams import StreamBuffers
     from parapply.runtime.pool.two_phase import TwoPhase
+    from parapply.runtime.tables.copied import Copied
     from parapply.source.catch_up_stream import CatchUpStream
     from parapply.spill import Spill
 
@@ -53,6 +54,7 @@ class Parts(NamedTuple):
     spill: Spill
     two_phase: TwoPhase
     monitor: Monitor
+    copied: Copied
 
 
 class Lag(NamedTuple):

@@ -1,4 +1,4 @@
-"""The HTTP endpoint of the daemon: /metrics for Prometheus, /healthz for process monitors.
+"""The HTTP endpoint of the daemon: /metrics for Prometheus, /healthz for process monitors, / for people.
 
 It serves from before the ends are connected until the daemon ends.
 """
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 from parapply.http_server import TEXT, HttpServer
 from parapply.logs import get_logger
 from parapply.metrics.exposition import CONTENT_TYPE, exposition
+from parapply.runtime.observe.page import StatusPage
+from parapply.runtime.observe.page_html import POLICY
 
 if TYPE_CHECKING:
     from parapply.config_values import Address
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from parapply.runtime.observe.health import Health
 
 _JSON: Final = "application/json"
+_HTML: Final = "text/html; charset=utf-8"
 
 
 class Endpoint:
@@ -30,7 +33,8 @@ class Endpoint:
         self._figures = figures
         self._gauges = gauges
         self._health = health
-        self._server = HttpServer(self._resource)
+        self._page = StatusPage(slot, figures, gauges, health)
+        self._server = HttpServer(self._resource, POLICY)
 
     async def open(self, address: Address) -> None:
         """Begin to listen.
@@ -47,6 +51,8 @@ class Endpoint:
 
     def _resource(self, path: str) -> tuple[int, str, bytes]:
         """Return status, content type and body."""
+        if path == "/":
+            return 200, _HTML, self._page.html()
         if path == "/metrics":
             return 200, CONTENT_TYPE, self._metrics()
         report = self._health.report()
@@ -54,7 +60,7 @@ class Endpoint:
         checks = {"/healthz": is_ready, "/healthz/live": report["live"], "/healthz/ready": is_ready}
         if path in checks:
             return 200 if checks[path] else 503, _JSON, (json.dumps(report) + "\n").encode()
-        return 404, TEXT, b"/metrics, /healthz, /healthz/live, /healthz/ready\n"
+        return 404, TEXT, b"/, /metrics, /healthz, /healthz/live, /healthz/ready\n"
 
     def _metrics(self) -> bytes:
         state, _ = self._health.state

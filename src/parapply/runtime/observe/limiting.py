@@ -49,6 +49,8 @@ class Limiting:
         self._looks: deque[Look] = deque()
         self._length_s = 0.0
         self._n_since = 0
+        #: What `take` returned last, before it became JSON. Read by the page.
+        self.latest: dict[str, Any] | None = None
 
     def add(self, look: Look) -> None:
         """Take notice of a second."""
@@ -67,7 +69,8 @@ class Limiting:
         if said is None:
             return None
         fields: dict[str, Any] = {name: getattr(said, name) for name in said.__dataclass_fields__}
-        return msgspec.json.encode({**fields, "window_s": round(self._length_s, 1)}).decode()
+        self.latest = {**fields, "window_s": round(self._length_s, 1)}
+        return msgspec.json.encode(self.latest).decode()
 
     def _said(self) -> limits.LimitVerdict | None:
         looks = self._looks

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -53,6 +53,8 @@ _MOVES_S = 3.0
 #: and then waits for the stream, which should end by itself once all is confirmed (trap T-9). If it is still there
 #: then, it is held up by us, and nothing is lost by leaving (F9).
 _LEAVE_S = 3.0
+#: Seconds without a check after which what was seen is not the present.
+_SILENT_S = 5.0
 
 
 class SeenSlot(NamedTuple):
@@ -137,6 +139,17 @@ class Monitor:
     def target_names(self) -> Mapping[str, str]:
         """Return the names on the target of tables that have others there, by the publisher's."""
         return self._tables.target_names
+
+    @property
+    def limits(self) -> dict[str, Any] | None:
+        """Return what limits, as `status` shows it; None where nothing is known of the present."""
+        is_present = self.now_s - self._shown.looked_s < _SILENT_S
+        return self._intervals.limiting.latest if is_present else None
+
+    @property
+    def now_s(self) -> float:
+        """Return the time by the clock of `worker_rows`."""
+        return self._clock()
 
     async def run(self) -> None:
         """Check once a second until cancelled.
@@ -236,13 +249,7 @@ class Monitor:
             TargetLost, TargetRefused: it could not be written.
         """
         await self._conflict_handler.look(self._pool.watermark.low_lsn, self._is_committing)
-        # One idle worker for each batch that waits: the others are idle because there is nothing else to do.
-        blocked = iter([job for job in self._pool.waiting_jobs() if self._pool.waits_of(job)])
-        idle = WorkerState.IDLE
-        rows = {
-            worker.number: (self._row(worker, next(blocked, None) if worker.state is idle else None), worker.since_s)
-            for worker in self._workers
-        }
+        rows = self.worker_rows()
         changed = [self._dated(*row) for number, row in rows.items() if self._shown_workers.get(number) != row]
         have_left = not self._shown_workers.keys() <= rows.keys()
         tables, counts = self._unwritten_tables, self._unwritten_counts
@@ -265,6 +272,16 @@ class Monitor:
             if counts:
                 await display.write_counts(conn, self._schema, self._slot_id, list(counts.values()))
                 counts.clear()
+
+    def worker_rows(self) -> dict[int, tuple[WorkerRow, float]]:
+        """Return what each worker does now and waits for, and since when by the event loop's clock, by its number."""
+        # One idle worker for each batch that waits: the others are idle because there is nothing else to do.
+        blocked = iter([job for job in self._pool.waiting_jobs() if self._pool.waits_of(job)])
+        idle = WorkerState.IDLE
+        return {
+            worker.number: (self._row(worker, next(blocked, None) if worker.state is idle else None), worker.since_s)
+            for worker in self._workers
+        }
 
     def _is_committing(self, end_lsn: int) -> bool:
         """Tell whether COMMIT was sent for the transaction that ends there."""
