@@ -101,6 +101,14 @@ def test_a_paused_table_stands_still_until_it_is_resumed(
     check_equal(route, "acct", "xfer")
 
 
+def test_a_table_that_is_missing_is_refused(route: Route, run_command: RunCommand) -> None:
+    """The hint of `refresh`, of `resume` and of a copy that goes on names no option that only the first copy has."""
+    route.source.execute("CREATE TABLE late (id int PRIMARY KEY); ALTER PUBLICATION pub ADD TABLE late")
+    done = run_command(route, "refresh")
+    assert done.returncode == 4
+    assert done.stderr == "parapply: target: table public.late is missing. Hint: create what is missing\n"
+
+
 def test_without_a_free_slot_a_table_stays_copied(route: Route, run_command: RunCommand) -> None:
     """A refresh that gets no snapshot is refused before the table is noted as being copied: its changes go on."""
     states = "SELECT table_name, state FROM parapply.copies ORDER BY 1"
