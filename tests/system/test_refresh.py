@@ -114,6 +114,14 @@ def test_a_table_that_waits_is_paused(route: Route, run_command: RunCommand, sta
     check_equal(route, "evt")
 
 
+def test_a_table_that_is_missing_is_refused(route: Route, run_command: RunCommand) -> None:
+    """The hint of `refresh`, of `resume` and of a copy that goes on names no option that only the first copy has."""
+    route.source.execute("CREATE TABLE late (id int PRIMARY KEY); ALTER PUBLICATION pub ADD TABLE late")
+    done = run_command(route, "refresh")
+    assert done.returncode == 4
+    assert done.stderr == "parapply: target: table public.late is missing. Hint: create what is missing\n"
+
+
 def test_without_a_free_slot_a_table_stays_copied(route: Route, run_command: RunCommand) -> None:
     """A refresh that gets no snapshot is refused before the table is noted as being copied: its changes go on."""
     states = "SELECT table_name, state FROM parapply.copies ORDER BY 1"

@@ -579,7 +579,7 @@ async def _check_target(
     tables: Sequence[PublishedTable],
     options: CopyOptions,
     *,
-    begun: Collection[Name] = (),
+    begun: Collection[Name] | None = None,
 ) -> None:
     """Refuse what would fail when something is half done.
 
@@ -588,15 +588,15 @@ async def _check_target(
         target: control session.
         tables: to be copied.
         options: what may be done to them.
-        begun: rows in these tables are those of an interrupted copy.
+        begun: rows in these tables are those of an interrupted copy; None: no copy has begun.
 
     Raises:
         TargetRefused: tables or columns are missing, hold rows, or the role may not do what the copy needs.
         TargetLost: the connection broke.
     """
     here = [table.here() for table in tables]
-    begun = {table.here().full_name for table in tables if table.full_name in begun}
-    await on_target.check_columns(target, here)
+    await on_target.check_columns(target, here, may_be_made=begun is None)
+    begun = {table.here().full_name for table in tables if table.full_name in (begun or ())}
     full = await on_target.not_empty(target, here, config.target)
     foreign = [table.text for table in full if table.full_name not in begun]
     if foreign and not options.truncates:

@@ -32,8 +32,13 @@ _AT_ONCE = 64
 _MOST_NAMES: Final = 5
 
 
-async def check_columns(conn: Connection, tables: Sequence[PublishedTable]) -> None:
+async def check_columns(conn: Connection, tables: Sequence[PublishedTable], *, may_be_made: bool = False) -> None:
     """Refuse tables and columns that the target does not have, all of them in one message, and those of its own state.
+
+    Args:
+        conn: on the target.
+        tables: by their names there.
+        may_be_made: the command has an option that makes them.
 
     Raises:
         TargetRefused: something is missing, or generated on the target, or holds parapply's own progress.
@@ -65,9 +70,8 @@ async def check_columns(conn: Connection, tables: Sequence[PublishedTable]) -> N
         if generated := [column for column in table.columns if column in all_generated]:
             problems.append(f"table {table.text} generates {', '.join(generated)}, which the publisher sends")
     if problems:
-        raise TargetRefused(
-            f"target: {'; '.join(problems)}", hint="create what is missing, or give --schema to bring it over"
-        )
+        other = ", or give --schema to bring it over" if may_be_made else ""
+        raise TargetRefused(f"target: {'; '.join(problems)}", hint=f"create what is missing{other}")
 
 
 async def column_types(conn: Connection, tables: Sequence[PublishedTable]) -> dict[tuple[str, str], dict[str, int]]:
