@@ -22,6 +22,8 @@ ROOT: Final = Path(__file__).parents[2]
 _OUTSIDE: Final = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 _LINK: Final = re.compile(r"(?<=\]\()(?P<target>[^)#\s]+)(?=[)#])")
 _FENCE: Final = re.compile(r"^ *```")
+#: For the tests.
+_COMMENT: Final = re.compile(r"^ *<!-- .* -->$")
 #: Of a table or a list, and a line of a paragraph.
 _BEGIN: Final = re.compile(r"\||- ")
 _PARAGRAPH: Final = re.compile(r"[^\s|-]")
@@ -60,6 +62,8 @@ def _linked(text: str, path: str, where: Mapping[str, str], folder: Path) -> str
     lines: list[str] = []
     is_inside = False
     for line in text.splitlines():
+        if _COMMENT.match(line):
+            continue
         # GitHub takes what follows a paragraph at once for a table or a list, mkdocs does not.
         if not is_inside and _BEGIN.match(line) and lines and _PARAGRAPH.match(lines[-1]):
             lines.append("")
