@@ -22,7 +22,7 @@ ROOT: Final = Path(__file__).parents[2]
 _OUTSIDE: Final = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 _LINK: Final = re.compile(r"(?<=\]\()(?P<target>[^)#\s]+)(?=[)#])")
 _FENCE: Final = re.compile(r"^ *```")
-#: For the tests.
+#: Comments that say how a test runs a block.
 _COMMENT: Final = re.compile(r"^ *<!-- .* -->$")
 #: Of a table or a list, and a line of a paragraph.
 _BEGIN: Final = re.compile(r"\||- ")

@@ -25,6 +25,8 @@ from tests.fixtures.documents import LANGUAGES, ROOT, Block, blocks, code_spans,
 _SOURCES = ROOT / "src" / "parapply"
 _REASON_LENGTH = 15
 _README_WORDS = 900
+#: Files beside documents that name some.
+_TEXTS = {".py", ".pxd", ".sql", ".toml", ".yml", ".yaml", ".service", ".html"}
 _COMMAND_WORDS = ("parapply", "psql", "make", "pip", "docker", "systemctl", "python", "curl", "apt", "$")
 #: A word that begins with a letter and is no command is prose: a span with a message, a unit's name.
 _COMMAND = re.compile(r"(?:^|(?<=[|&;(]) ?|(?<=/bin/)|(?<= -- ))parapply (?P<words>[a-z][a-z-]*\b[^`|;&#)\n]*)")
@@ -249,6 +251,25 @@ def test_links_lead_somewhere() -> None:
             if not (path.exists() or path in made) or (anchor and anchor not in _anchors(text)):
                 broken.append(f"{page}: {found[0]}")
     assert broken == []
+
+
+def test_pages_that_the_program_names_exist() -> None:
+    """Each document that a hint, a comment or a file of the configuration names is one of the repository."""
+    files = [path for folder in ("src", "config") for path in (ROOT / folder).rglob("*") if path.suffix in _TEXTS]
+    named = {
+        (path.relative_to(ROOT), name)
+        for path in files
+        for name in re.findall(r"\bdocs/[\w/-]+\.md\b", path.read_text(encoding="utf-8"))
+    }
+    assert sorted(one for one in named if one[1] not in pages()) == []
+    assert len(named) > 10
+
+
+def test_a_page_begins_with_its_purpose() -> None:
+    """A page about a task, and each tutorial, says in its first sentence what it is for."""
+    tasks = [page for page in pages() if page.startswith(("docs/how-to/", "docs/tutorials/"))]
+    assert [one for one in tasks if not re.match(r"# .+\n\nThis (page|tutorial) ", pages()[one])] == []
+    assert len(tasks) > 20
 
 
 def _anchors(text: str) -> set[str]:
