@@ -11,7 +11,7 @@ MARK := $(VENV)/.made-by-make
 STAMP := $(VENV)/.up-to-date
 # Without Spark and what only tests and the benchmark need. An environment that has all of it stays as it is.
 DEMO_STAMP := $(VENV)/.up-to-date-for-demo
-EXTRAS := dev,demo,report,top
+EXTRAS := dev,docs,demo,report,top
 READY := $(if $(or $(wildcard $(STAMP)),$(filter-out demo,$(MAKECMDGOALS))),$(STAMP),$(DEMO_STAMP))
 # What the compiled hot path is made from; the manifest is the last file of its build.
 HOT_FOLDERS := . wire plan target/sql
@@ -29,7 +29,7 @@ PYTHON ?= $(eval PYTHON := $$(shell for p in python3.11 python3.12 python3.13 py
 	"$$$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$$$p"; break; }; done))$(PYTHON)
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore -c constraints.txt
 
-.PHONY: help venv java postgres lint fmt test test-unit demo bench report faults soak dist dist-test deb deb-test clean
+.PHONY: help venv java postgres lint fmt test test-unit demo bench report faults soak dist dist-test deb deb-test docs clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r target text; do \
@@ -169,6 +169,9 @@ deb: dist ## make a Debian package of the compiled wheel in dist/, for the Pytho
 
 deb-test: deb ## ask lintian about the package, and install, renew and purge it in a Debian made by debootstrap
 	@PYTHONPATH=src $(BIN)/python -m tests.packaging.debian "$(DIST)"/parapply_*.deb
+
+docs: venv ## build the documents, with a reference made from the code, as a site in build/site
+	@PYTHONPATH=src $(BIN)/python -m docs.site
 
 clean: ## remove caches and builds; .venv stays
 	@rm -f src/parapply/_compiled.json $(foreach d,$(HOT_FOLDERS),src/parapply/$d/*.so)

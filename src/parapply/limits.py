@@ -47,7 +47,7 @@ _ADVICE: Final = {
         "more workers do not help: spread the changes of the rows named below over more rows, or change them in fewer "
         "transactions"
     ),
-    ("dependency", "barrier"): "more workers do not help: docs/OPERATIONS.md says what runs alone, and why",
+    ("dependency", "barrier"): "more workers do not help: parapply.tables says what runs alone, and why",
     ("dependency", "table"): (
         "give the table a key that the daemon can use, so that its rows can be told apart: see parapply check"
     ),

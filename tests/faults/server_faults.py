@@ -211,7 +211,7 @@ def _move(run: Round, space: str) -> None:
     """Move a table that is written to.
 
     Who waits for a prepared transaction there keeps the daemon from what comes before its outcome, so nobody may wait
-    for long (docs/OPERATIONS.md, 7).
+    for long (docs/how-to/change-schemas.md).
     """
     deadline_s = time.monotonic() + WAIT_S
     while True:

@@ -1,6 +1,6 @@
 """One migration from its first command to the way back and on: stages, kills, schema changes, checks after each stage.
 
-In go a source with tables, an empty target and a seed; out comes an `Account`. The order is that of docs/OPERATIONS.md:
+In go a source with tables, an empty target and a seed; out comes an `Account`. The order is that of how-to/cut-over.md:
 `migrate`, killed and run again, while clients write and the schema changes; `cutover`, killed once and run again;
 clients write to the target; `cutover --back`, killed once and run again; clients write to the source.
 """

@@ -112,7 +112,7 @@ class Restored(Rows, Daemons):
 
 
 class Takeover(Rows, Daemons):
-    """A built-in subscription, in whose place the stream comes (docs/OPERATIONS.md 3.3)."""
+    """A built-in subscription, in whose place the stream comes (docs/how-to/replace-a-subscription.md)."""
 
     is_taken: bool = False
     _is_two_phase: bool = False

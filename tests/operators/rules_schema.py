@@ -31,7 +31,7 @@ class Schema(OneStream):
             return world.on_source(f"SELECT parapply.replicate_ddl($${text}$$)")
         if self.way == "automatic":
             return world.on_source(text)
-        # As docs/OPERATIONS.md 7.2 orders it: what is added comes to the target first; nothing is under way otherwise.
+        # As how-to/change-schemas.md has it: what is added comes to the target first; nothing is under way otherwise.
         self.quiet()
         if world.daemon is None:
             world.start()

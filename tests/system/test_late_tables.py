@@ -32,7 +32,7 @@ def _copied(source: Database, target: Database, run_command: RunCommand, tables:
 
 
 def _both(route: Route, *statements: str) -> None:
-    """Run statements as OPERATIONS.md says: on the target first."""
+    """Run statements as docs/how-to/change-schemas.md says: on the target first."""
     for database in (route.target, route.source):
         for statement in statements:
             database.execute(statement)

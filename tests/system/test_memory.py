@@ -34,7 +34,7 @@ _LIMIT_BYTES = 32 * _MIB
 # The interpreter and its libraries need some 60 MiB, the changes a multiple of the limit at most.
 _BLOCKED_PEAK_BYTES = 200 * _MIB
 # A row is held as a frame, as parameters and by libpq, and by the interpreted twin as values too; and libpq keeps its
-# memory for each connection that has sent one (docs/OPERATIONS.md, section 3.4).
+# memory for each connection that has sent one (docs/how-to/run-as-a-service.md).
 _ROW_BYTES = 36 * 1000 * 1000
 _ROW_PEAK_BYTES = 64 * _MIB + 7 * _ROW_BYTES
 # Kept in memory, the frames of these rows would be 5,080 bytes each; with the interpreter that is more than the peak

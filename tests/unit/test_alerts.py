@@ -18,7 +18,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from parapply.metrics import table
-from parapply.metrics.document import document
 from parapply.metrics.exposition import exposition
 from parapply.metrics.figures import Figures
 from parapply.vocabulary import ConflictOutcome, ConflictType
@@ -28,7 +27,8 @@ if TYPE_CHECKING:
 
     from parapply.metrics.figures import Values
 
-ALERTS: Final = Path(__file__).parents[2] / "config" / "docker" / "prometheus" / "alerts.yml"
+ROOT: Final = Path(__file__).parents[2]
+ALERTS: Final = ROOT / "config" / "docker" / "prometheus" / "alerts.yml"
 _TEXT: Final = ALERTS.read_text(encoding="utf-8")
 #: Name and the rest of each alarm.
 _RULES: Final = dict(re.findall(r"- alert: (\w+)\n(.*?)(?=\n +(?:- alert|#)|\Z)", _TEXT, re.DOTALL))
@@ -245,9 +245,10 @@ def test_an_alarm_fires_and_goes_out(tmp_path: Path) -> None:
 
 @pytest.mark.prometheus
 def test_the_page_has_expressions_that_prometheus_takes(tmp_path: Path) -> None:
-    """All of docs/METRICS.md; the one by names on the target keeps tables that have no other name there."""
-    page = document().partition("## Questions")[2]
-    found = [one for row in re.findall(r"(?m)^\|.*?\|(.*)\|$", page) for one in re.findall(r"`([^`]+)`", row)]
+    """All of docs/how-to/monitor.md; the one by names on the target keeps tables that have no other name there."""
+    page = (ROOT / "docs" / "how-to" / "monitor.md").read_text(encoding="utf-8")
+    found = re.findall(r"(?m)^\| [^|]+ \| `([^`]+)` \|$", page.partition("| question |")[2])
+    assert len(found) > 5
     rules = [{"record": f"found_{number}", "expr": one} for number, one in enumerate(found)]
     (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "page", "rules": rules}]}), encoding="utf-8")
     series = {

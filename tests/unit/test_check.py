@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import msgspec
@@ -17,7 +16,6 @@ from parapply.check.source import findings_of_publisher
 from parapply.check.types import takes_all
 from parapply.config import load_config
 from parapply.source.slot import SlotFacts, SourceFacts
-from tests.fixtures.documents import ROOT
 
 
 def test_every_code_has_a_meaning() -> None:
@@ -25,19 +23,6 @@ def test_every_code_has_a_meaning() -> None:
     assert set(KINDS) == set(Code)
     assert all(kind.why and kind.advice for kind in KINDS.values())
     assert [code for code, kind in KINDS.items() if kind.is_arguable and kind.severity is not Severity.REFUSED] == []
-
-
-def test_every_code_is_documented() -> None:
-    """docs/CHECK.md has one row for each code, with the words of the program, and no other row."""
-    page = (ROOT / "docs" / "CHECK.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)` \| (\w+(?:, arguable)?) \| (\w+) \| (.*) \| (.*) \|$", page, re.MULTILINE)
-    told = []
-    for severity in Severity:
-        for code, kind in KINDS.items():
-            if kind.severity is severity:
-                word = severity.value + (", arguable" if kind.is_arguable else "")
-                told.append((code.value, word, kind.end.value, kind.why, kind.advice))
-    assert rows == told
 
 
 class _Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

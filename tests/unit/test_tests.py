@@ -23,6 +23,8 @@ _OF_NO_MODULE: Final = {
     "makefile": "Makefile",
     "mutants": "the properties of the planner, which catch broken ones",
     "names": "what the package calls things",
+    "reference": "docs/site",
+    "site": "docs/site",
     "systemd": "config/systemd",
     "tests": "tests",
     "warm": "tests/fixtures/warm.py",

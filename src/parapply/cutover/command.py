@@ -120,7 +120,7 @@ async def _with(
 ) -> int:
     if forward.mapping.tables or forward.mapping.schemas or reverse.mapping.tables or reverse.mapping.schemas:
         raise ConfigError(
-            "mapping: the way back goes to tables of the same names", hint="cut over by hand (docs/OPERATIONS.md, 9.3)"
+            "mapping: the way back goes to tables of the same names", hint="cut over by hand (docs/how-to/cut-over.md)"
         )
     async with AsyncExitStack() as stack:
         ahead = await stack.enter_async_context(connect.open_both(forward, "cutover"))

@@ -1,4 +1,4 @@
-"""Every metric: name, kind, labels, help. The one place for them; docs/METRICS.md is made from it.
+"""Every metric: name, kind, labels, help. The one place for them, from which the reference is made.
 
 Names follow Prometheus' conventions (prometheus.io, "Metric and label naming"): base units, ``_total`` on counters. All
 carry the label ``slot`` besides their own. A name that was released never changes its meaning.

@@ -592,7 +592,7 @@ class _Run:
             self._screen.said(
                 MigrationStep.FOLLOW,
                 "ready",
-                f"lag {lag_s:.1f} s; next: parapply verify, then parapply cutover (docs/OPERATIONS.md, 9.3)",
+                f"lag {lag_s:.1f} s; next: parapply verify, then parapply cutover (docs/how-to/cut-over.md)",
             )
             if not options.is_waiting:
                 return f"lag {lag_s:.1f} s; the daemon runs"

@@ -230,5 +230,5 @@ def _start_error(failure: CopyFailed) -> SlotBusy | SourceLost | SourceRefused:
         return SourceLost(f"the publisher did not start the stream: {failure}.")
     return SourceRefused(
         f"the publisher refused to start the stream: {failure}.",
-        hint="see docs/OPERATIONS.md for what each refusal means",
+        hint="the publisher's log has more; docs/TROUBLESHOOTING.md has the common causes",
     )
