@@ -23,7 +23,20 @@ from tests.fixtures.documents import LANGUAGES, ROOT, Block, blocks, code_spans,
 _SOURCES = ROOT / "src" / "parapply"
 _REASON_LENGTH = 15
 #: Packages whose modules are all named by the page about the architecture; the others are commands of their own.
-_TOLD = ("runtime", "plan", "wire", "source", "target", "conflict", "copy", "check", "verify", "metrics", "top")
+_TOLD = (
+    "runtime",
+    "engine",
+    "plan",
+    "wire",
+    "source",
+    "target",
+    "conflict",
+    "copy",
+    "check",
+    "verify",
+    "metrics",
+    "top",
+)
 _README_WORDS = 900
 _COMMAND_WORDS = ("parapply", "psql", "make", "pip", "docker", "systemctl", "python", "curl", "apt", "$")
 #: A word that begins with a letter and is no command is prose: a span with a message, a unit's name.

@@ -25,12 +25,12 @@ from parapply.vocabulary import Reading
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from parapply.engine.flight import Flight
+    from parapply.engine.job import Job
+    from parapply.engine.state import EngineState
     from parapply.model import Until
-    from parapply.runtime.control.shown import Shown
     from parapply.runtime.intake.batcher import Batcher
     from parapply.runtime.intake.reader import SlotReader
-    from parapply.runtime.pool.job import Job
-    from parapply.runtime.pool.pool import WorkerPool
     from parapply.source.catch_up_stream import CatchUpStream
     from parapply.target.session.settings import Connection
     from parapply.vocabulary import DaemonState
@@ -62,9 +62,9 @@ class Progress:
         stream: CatchUpStream,
         reader: SlotReader,
         batcher: Batcher,
-        pool: WorkerPool,
+        flight: Flight,
         *,
-        shown: Shown,
+        engine: EngineState,
         schema: str,
         slot_id: int,
         advance_interval_s: float,
@@ -81,8 +81,8 @@ class Progress:
             stream: to report to.
             reader: to know when the publisher was heard.
             batcher: to know what is received, and whether all of it is in the pool's hands.
-            pool: to know what is committed.
-            shown: what the state row says for people, and where the publisher is.
+            flight: to know what is committed.
+            engine: what the state row says for people, and where the publisher is.
             schema: state schema.
             slot_id: of the state.
             advance_interval_s: between durable advances under load.
@@ -97,8 +97,8 @@ class Progress:
         self._stream = stream
         self._reader = reader
         self._batcher = batcher
-        self._pool = pool
-        self._shown = shown
+        self._flight = flight
+        self._engine = engine
         self._schema = schema
         self._slot_id = slot_id
         self._advance_interval_s = advance_interval_s
@@ -117,9 +117,7 @@ class Progress:
         #: Met by `committed`, for `report_at_once` to raise.
         self._stream_error: SourceLost | None = None
         self._reported_received_lsn = 0
-        #: Everything up to here is durable on the target, and recorded there as such or in its record rows.
-        self.durable_lsn = pool.watermark.low_lsn
-        self._written_lsn = self.durable_lsn  # what the state row says
+        self._written_lsn = self._engine.durable_lsn  # what the state row says
         self._advanced_s = self._reported_s = self._asked_s = loop.time()
         self._is_reply_due = False
         self._idle_lsn = 0  # a keep-alive's position: nothing for us before it
@@ -155,7 +153,7 @@ class Progress:
                 await self._flush()
             self._report_if_due()
             self._look_for_time()
-            if self._until_lsn is not None and covers(self.durable_lsn, self._until_lsn):
+            if self._until_lsn is not None and covers(self._engine.durable_lsn, self._until_lsn):
                 return
             self._check_silence()
             await self._sleep()
@@ -182,7 +180,7 @@ class Progress:
             shown: state for people.
             reason: why, in one line.
         """
-        self._shown.state = (shown, reason)
+        self._engine.shown = (shown, reason)
         self._last_word = (shown, reason)
         self._wake.set()
 
@@ -192,7 +190,9 @@ class Progress:
         if keepalive.reply_requested:
             self._is_reply_due = True
             self._look_for_shutdown(keepalive.end_lsn)
-        elif self._stream.is_synchronous and not (self._pool.is_idle and self._idle_lsn > self._pool.watermark.low_lsn):
+        elif self._stream.is_synchronous and not (
+            self._engine.is_idle and self._idle_lsn > self._engine.watermark.low_lsn
+        ):
             # One comes with nearly every commit, which says the same, and wakes up this task if it is not enough.
             return
         self._wake.set()
@@ -205,11 +205,11 @@ class Progress:
 
     def _look_for_time(self) -> None:
         """Set where to end if the publisher's WAL has passed the time, and nothing later has come to say so."""
-        passed_us = self._shown.passed_us
+        passed_us = self._engine.passed_us
         if self._until_time_us is None or self._until_lsn is not None or passed_us is None:
             return
         if passed_us > self._until_time_us + _COMMITTING_US:
-            self._until_lsn = self._shown.source_insert_lsn
+            self._until_lsn = self._engine.source_insert_lsn
 
     def received(self) -> None:
         """Note that what has come is in the batcher's hands."""
@@ -221,12 +221,12 @@ class Progress:
         self._last_commit_time_us = job.batch.commit_time_us
         is_waited_for = self._stream.is_synchronous
         if self._is_apply_durable:
-            self.durable_lsn = max(self.durable_lsn, self._pool.watermark.low_lsn)
+            self._engine.durable_lsn = max(self._engine.durable_lsn, self._engine.watermark.low_lsn)
             self._is_reply_due = True
             # A keep-alive's position may be next.
-            if not is_waited_for or self._idle_lsn > self.durable_lsn:
+            if not is_waited_for or self._idle_lsn > self._engine.durable_lsn:
                 self._wake.set()
-        elif is_waited_for or self._pool.is_idle:
+        elif is_waited_for or self._engine.is_idle:
             self._wake.set()
         if is_waited_for:
             self._report_visible()
@@ -247,15 +247,15 @@ class Progress:
             TargetLost, TargetRefused: as `state.advance`.
         """
         self._advanced_s = self._clock()
-        low_lsn = self._pool.watermark.low_lsn
-        shown, reason = self._last_word or self._shown.state
+        low_lsn = self._engine.watermark.low_lsn
+        shown, reason = self._last_word or self._engine.shown
         progress = state.SlotProgress(
             low_lsn=low_lsn,
-            high_lsn=self._pool.watermark.high_lsn,
+            high_lsn=self._engine.watermark.high_lsn,
             confirmed_flush_lsn=self._stream.confirmed_flush_lsn or None,
-            source_lsn=self._shown.source_lsn,
+            source_lsn=self._engine.source_lsn,
             last_commit_time_us=self._last_commit_time_us,
-            lag_s=self._shown.lag_s,
+            lag_s=self._engine.lag_s,
             state=shown,
             reason=reason,
             reading=self._stream.shown,
@@ -267,16 +267,16 @@ class Progress:
 
     async def _flush(self) -> None:
         """Make what is visible durable, and say so."""
-        low_lsn = self._pool.watermark.low_lsn
+        low_lsn = self._engine.watermark.low_lsn
         self.is_asking_target = True
-        await state.flush(self._control, self._schema, self._slot_id, low_lsn, self._pool.watermark.high_lsn)
+        await state.flush(self._control, self._schema, self._slot_id, low_lsn, self._engine.watermark.high_lsn)
         self.is_asking_target = False
         self._made_durable(low_lsn)
 
     def _made_durable(self, low_lsn: int) -> None:
         self._written_lsn = low_lsn
-        if low_lsn > self.durable_lsn:
-            self.durable_lsn = low_lsn
+        if low_lsn > self._engine.durable_lsn:
+            self._engine.durable_lsn = low_lsn
             failpoints.probe(failpoints.ADVANCED)
             self.report()
             failpoints.probe(failpoints.FEEDBACK_SENT)
@@ -284,7 +284,7 @@ class Progress:
     @property
     def _is_waited_for(self) -> bool:
         """Tell whether commits on the publisher wait until what is visible here is durable."""
-        return self._stream.is_synchronous and self._pool.watermark.low_lsn > self.durable_lsn
+        return self._stream.is_synchronous and self._engine.watermark.low_lsn > self._engine.durable_lsn
 
     def report(self, *, is_asking: bool = False) -> None:
         """Tell the publisher what is durable.
@@ -299,22 +299,22 @@ class Progress:
         is_sent = self._stream.reading is Reading.STREAM
         self._reported_received_lsn = self._batcher.received_lsn if is_sent else 0
         self._stream.send_status(
-            max(self._batcher.received_lsn, self.durable_lsn),
-            self.durable_lsn,
-            self._pool.watermark.low_lsn,
+            max(self._batcher.received_lsn, self._engine.durable_lsn),
+            self._engine.durable_lsn,
+            self._engine.watermark.low_lsn,
             reply_requested=is_asking,
         )
 
     def _settle(self) -> None:
         """Move the watermark to the publisher's position when nothing is open (trap T-8)."""
-        is_done = self._pool.is_idle and self._batcher.holds_nothing
+        is_done = self._engine.is_idle and self._batcher.holds_nothing
         # At the end nothing is open but a transaction whose last piece is too late: it is rolled back.
-        if is_done or (self._has_ended and self._pool.is_done_but_large(is_open=self._batcher.is_inside_large)):
-            self._pool.watermark.reached(self._idle_lsn)
+        if is_done or (self._has_ended and self._flight.is_done_but_large(is_open=self._batcher.is_inside_large)):
+            self._engine.watermark.reached(self._idle_lsn)
 
     def _advance_is_due(self) -> bool:
         since_s = self._clock() - self._advanced_s
-        low_lsn = self._pool.watermark.low_lsn
+        low_lsn = self._engine.watermark.low_lsn
         if low_lsn > self._written_lsn:
             return since_s >= self._advance_wait_s
         # Without progress people still want to see the lag grow and the daemon alive.
@@ -324,14 +324,14 @@ class Progress:
     def _advance_wait_s(self) -> float:
         """Return the seconds between two advances where there is progress."""
         # Between two advances of a standby its flushes keep it durable.
-        is_quiet = self._pool.is_idle and not self._stream.is_synchronous
+        is_quiet = self._engine.is_idle and not self._stream.is_synchronous
         return _ADVANCE_MIN_S if is_quiet else self._advance_interval_s
 
     def _report_if_due(self) -> None:
         since_s = self._clock() - self._reported_s
         if (self._is_reply_due and since_s >= _REPLY_S) or since_s >= self._status_interval_s:
             self.report()
-        if self._pool.is_idle and self._clock() - self._asked_s >= self._ask_s():
+        if self._engine.is_idle and self._clock() - self._asked_s >= self._ask_s():
             self._asked_s = self._clock()
             self.report(is_asking=True)
 
@@ -343,7 +343,7 @@ class Progress:
         """
         if self._until_lsn is not None and self._batcher.received_lsn < self._until_lsn:
             return _ASK_S
-        is_behind = self._shown.source_lsn is not None and self._shown.source_lsn > self._pool.watermark.low_lsn
+        is_behind = self._engine.source_lsn is not None and self._engine.source_lsn > self._engine.watermark.low_lsn
         return _ASK_IDLE_S if is_behind and self._batcher.holds_nothing else math.inf
 
     def _check_silence(self) -> None:
@@ -361,9 +361,13 @@ class Progress:
 
     def _look_for_shutdown(self, lsn: int) -> None:
         now_s = self._clock()
-        if lsn != self._stuck_lsn or self.durable_lsn >= lsn or self.durable_lsn > self._stuck_durable_lsn:
+        if (
+            lsn != self._stuck_lsn
+            or self._engine.durable_lsn >= lsn
+            or self._engine.durable_lsn > self._stuck_durable_lsn
+        ):
             self._stuck_lsn, self._stuck_since_s, self._stuck_requests = lsn, now_s, 0
-            self._stuck_durable_lsn = self.durable_lsn
+            self._stuck_durable_lsn = self._engine.durable_lsn
         self._stuck_requests += 1
         if self._stuck_requests >= _STUCK_REQUESTS and now_s - self._stuck_since_s >= _STUCK_S:
             raise SourceLost(
@@ -377,7 +381,7 @@ class Progress:
             return
         now_s = self._clock()
         deadlines = [self._reported_s + self._status_interval_s, now_s + 0.5]
-        if self._pool.watermark.low_lsn > self._written_lsn:
+        if self._engine.watermark.low_lsn > self._written_lsn:
             deadlines.append(self._advanced_s + self._advance_wait_s)
         else:
             deadlines.append(self._advanced_s + max(1.0, self._advance_interval_s))
