@@ -15,6 +15,7 @@ import msgspec
 
 from parapply import failpoints
 from parapply.config import FEWEST_WORKERS
+from parapply.engine.durability import Durability, Rules
 from parapply.engine.flight import Flight
 from parapply.engine.intake import DueTimes, Room
 from parapply.engine.state import EngineState
@@ -205,23 +206,9 @@ class Epoch:
         self._worker_tasks = WorkerTasks(self._pool, ends.opener, kit, ends.control_pool, _scaling(config.apply))
         self._worker_tasks.add(ends.sessions)
         workers = self._worker_tasks.workers
-        self._progress = Progress(
-            ends.control,
-            ends.stream,
-            reader,
-            self._batcher,
-            flight,
-            engine=engine,
-            schema=config.target.state_schema,
-            slot_id=ends.state.slot_id,
-            advance_interval_s=config.apply.advance_interval_s,
-            status_interval_s=self._status_interval_s(),
-            receive_timeout_s=config.source.receive_timeout_s,
-            # Relaxed, a record says what was committed when it was made, and nothing about what commits alongside it.
-            is_apply_durable=config.target.synchronous_commit != "off" and not is_relaxed,
-            until=until,
-            on_serving=lambda: health.serving(self._shown_parts),
-        )
+        place = state.StatePlace(config.target.state_schema, config.source.slot, ends.state.slot_id)
+        durability = Durability(flight, self._rules(), loop.time())
+        self._progress = Progress(ends.control, place, reader, self._batcher, durability)
         delay_s = config.apply.delay_s
         self._intake = Intake(
             reader,
@@ -242,7 +229,6 @@ class Epoch:
             on_received=self._progress.received,
             on_end=self._progress.ends_at,
         )
-        watch = CatalogueWatch(self._tables, ends.control_pool, config.apply.catalogue_check_s)
         stall = StallCheck(
             self._pool,
             workers,
@@ -312,12 +298,12 @@ class Epoch:
         self._parts: dict[str, Callable[[], Coroutine[None, None, None]]] = {
             "reader": ends.stream.run,
             "intake": self._intake.run,
-            "progress": self._progress.run,
+            "progress": self._report,
             "reports": self._progress.report_at_once,
             "monitor": self._monitor.run,
             "catch-up-watch": behind.run,
             "stall-check": stall.run,
-            "catalogue-watch": watch.run,
+            "catalogue-watch": CatalogueWatch(self._tables, ends.control_pool, config.apply.catalogue_check_s).run,
             "requests": self._requests.run,
             "sessions": self._worker_tasks.run,
             "later-commands": later.run,
@@ -373,6 +359,12 @@ class Epoch:
             self._health.detach()
             self._spill.close()
             self._conflict_handler.close()
+
+    async def _report(self) -> None:
+        """Say that this daemon serves, once a first report is sent; then keep both ends up to date."""
+        self._progress.report()
+        self._health.serving(self._shown_parts)
+        await self._progress.run()
 
     async def _refuse_past(self) -> None:
         """Refuse a time of `--until` that the target has passed: it would not be as it was then."""
@@ -484,6 +476,17 @@ class Epoch:
             end_lsn=format_lsn(job.batch.end_lsn),
             n_transactions=job.counts.n_transactions,
             n_changes=job.counts.n_changes,
+        )
+
+    def _rules(self) -> Rules:
+        config = self._config
+        return Rules(
+            advance_interval_s=config.apply.advance_interval_s,
+            status_interval_s=self._status_interval_s(),
+            receive_timeout_s=config.source.receive_timeout_s,
+            # Relaxed, a record says what was committed when it was made, and nothing about what commits alongside it.
+            is_apply_durable=config.target.synchronous_commit != "off" and not self._pool.flight.state.is_relaxed,
+            until=self._until,
         )
 
     def _intervals(self, reader: SlotReader, engine: EngineState) -> Intervals:

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from parapply.engine.durability import Durability, Rules
 from parapply.engine.flight import Flight
 from parapply.engine.job import SetJob
 from parapply.engine.state import EngineState
 from parapply.errors import SourceLost
 from parapply.model import Until
 from parapply.plan.batch import Batch
-from parapply.runtime.control import progress as module
 from parapply.runtime.control.progress import Progress
+from parapply.target.state.slots import StatePlace
 from parapply.tasks import end_tasks
 from parapply.vocabulary import DaemonState, Reading
 from parapply.wire.frames import Keepalive
@@ -57,23 +58,21 @@ class _Lab:
     def __init__(self, *, advance_interval_s: float = 0.01, is_apply_durable: bool = False) -> None:
         self.stream = _Stream()
         loop = asyncio.get_running_loop()
-        self.reader: Any = SimpleNamespace(is_paused=False, heard_s=loop.time())
-        self.batcher: Any = SimpleNamespace(received_lsn=_AT_LSN, holds_nothing=True)
+        self.reader: Any = SimpleNamespace(is_paused=False, heard_s=loop.time(), stream=self.stream)
+        self.batcher: Any = SimpleNamespace(received_lsn=_AT_LSN, holds_nothing=True, is_inside_large=False)
         self.engine = EngineState(_AT_LSN, loop.time())
         self.engine.source_lsn = _SOURCE_LSN
-        parts: list[Any] = [SimpleNamespace(), self.stream, self.reader, self.batcher, Flight(self.engine)]
-        self.progress = Progress(
-            *parts,
-            engine=self.engine,
-            schema="parapply",
-            slot_id=1,
+        rules = Rules(
             advance_interval_s=advance_interval_s,
             status_interval_s=60,
             receive_timeout_s=60,
             is_apply_durable=is_apply_durable,
             until=Until(),
-            on_serving=lambda: None,
+            ask_idle_s=0.0,
         )
+        durability = Durability(Flight(self.engine), rules, loop.time())
+        parts: list[Any] = [SimpleNamespace(), StatePlace("parapply", "s", 1), self.reader, self.batcher, durability]
+        self.progress = Progress(*parts)
 
     def begin(self) -> None:
         """Have a batch in flight."""
@@ -92,10 +91,10 @@ def _no_target(monkeypatch: pytest.MonkeyPatch) -> None:
         """Write nothing."""
 
     monkeypatch.setattr("parapply.target.state.slots.advance", advance)
-    monkeypatch.setattr(module, "_ASK_IDLE_S", 0.0)
 
 
 async def _while_running(lab: _Lab, work: Callable[[], Awaitable[object]]) -> None:
+    lab.progress.report()
     running = asyncio.create_task(lab.progress.run(), name="progress")
     reporting = asyncio.create_task(lab.progress.report_at_once(), name="reports")
     try:
@@ -153,6 +152,7 @@ async def test_nothing_is_said_after_the_last_word(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("parapply.target.state.slots.advance", advance)
     lab = _Lab()
+    lab.progress.report()
     running = asyncio.create_task(lab.progress.run(), name="progress")
     await lab.stream.told.wait()
     lab.progress.finish(DaemonState.STOPPED, "a conflict")
