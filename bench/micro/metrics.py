@@ -32,11 +32,11 @@ from parapply.applylog_schema import RowCounts
 from parapply.demo.interrupts import Interrupts
 from parapply.demo.race import drain_with_parapply, drop_target, make_target
 from parapply.demo.stage import BANK
+from parapply.engine.job import SetJob
 from parapply.metrics.exposition import exposition
 from parapply.metrics.figures import Figures
 from parapply.plan.batch import Batch
 from parapply.runtime.observe.meter import count
-from parapply.runtime.pool.job import SetJob
 
 if TYPE_CHECKING:
     from parapply.demo.stage import Stage

@@ -23,9 +23,9 @@ from parapply.target.sql.statements import Sql
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from parapply.engine.job import Job
     from parapply.plan.batch import Batch
     from parapply.plan.overlap import Overlap
-    from parapply.runtime.pool.job import Job
     from parapply.target.session.session import Proof, Record
     from parapply.wire.messages import StreamAbort
 
@@ -38,7 +38,7 @@ def _feedback_before_durability() -> None:
 
     def tell(progress: Progress, job: Job) -> None:
         committed(progress, job)
-        low_lsn = progress._pool.watermark.low_lsn
+        low_lsn = progress._engine.watermark.low_lsn
         progress._stream.send_status(max(progress._batcher.received_lsn, low_lsn), low_lsn, low_lsn)
 
     Progress.committed = tell  # type: ignore[method-assign, assignment]

@@ -10,11 +10,14 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from parapply.engine.flight import Flight
+from parapply.engine.job import SetJob
+from parapply.engine.state import EngineState
+from parapply.engine.turns import CommitTurn
 from parapply.model import FRAME_HEADER_BYTES
 from parapply.plan.steps import TablesStep, TruncateStep
 from parapply.plan.table_changes import NET_ABSENT, NET_DELETE, NET_INSERT, NetSegment, RowSegment
-from parapply.runtime.pool.job import SetJob
-from parapply.runtime.pool.pool import CommitTurn, WorkerPool
+from parapply.runtime.pool.pool import WorkerPool
 from parapply.wire.decode import decode
 from parapply.wire.messages import Truncate
 from parapply.wire.rows import text_of, values_of
@@ -74,7 +77,7 @@ class CrewTarget:
         Raises:
             AssertionError: something was refused or waits for a lock, or nothing goes on.
         """
-        self._pool = WorkerPool(0, lambda: None, lambda _: None, is_relaxed=self._is_relaxed)
+        self._pool = WorkerPool(Flight(EngineState(0, 0.0, is_relaxed=self._is_relaxed)), lambda: None, lambda _: None)
         workers = [asyncio.create_task(self._work()) for _ in range(self._n_workers)]
         try:
             for batch in batches:
@@ -88,7 +91,7 @@ class CrewTarget:
 
     async def _wait_until_idle(self, workers: Sequence[asyncio.Task[None]]) -> None:
         idle, seen = 0, self._n_steps
-        while not self._pool.is_idle or self._open:
+        while not self._pool.flight.state.is_idle or self._open:
             await asyncio.sleep(0)
             for worker in workers:
                 if worker.done():

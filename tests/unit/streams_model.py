@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from parapply.conflict.skips import Skips
+from parapply.engine.flight import Flight
+from parapply.engine.job import StreamJob
+from parapply.engine.state import EngineState
 from parapply.plan.batch import Batch
 from parapply.plan.plans import Plans
 from parapply.runtime.apply.kit import WorkerKit
@@ -19,7 +22,6 @@ from parapply.runtime.apply.pieces import PlannedPiece
 from parapply.runtime.apply.repair import Repair
 from parapply.runtime.apply.streamed import StreamApply
 from parapply.runtime.apply.transaction import TargetTransaction
-from parapply.runtime.pool.job import StreamJob
 from parapply.runtime.pool.pool import WorkerPool, give_way
 from parapply.runtime.pool.streams import StreamBuffers, StreamLimits
 from parapply.spill import Spill
@@ -32,12 +34,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from parapply.engine.job import LargeJob
     from parapply.model import Relation, Transaction
     from parapply.runtime.apply.command_rules import CommandRules
     from parapply.runtime.apply.conflicts import ConflictHandler
     from parapply.runtime.apply.ddl import PiecesWithCommands
     from parapply.runtime.apply.pieces import Pieces
-    from parapply.runtime.pool.job import LargeJob
     from parapply.runtime.pool.streams import StreamBuffer
     from parapply.runtime.pool.two_phase import TwoPhase
     from parapply.runtime.tables.plans import TablePlans
@@ -231,7 +233,7 @@ class Subscriber:
         self.spill = Spill(directory, 1 << 30)
         self.streams = StreamBuffers(self.spill, limits)
         self.target = Target()
-        self._pool = WorkerPool(0, lambda: None, lambda _: None, max_followers=1)
+        self._pool = WorkerPool(Flight(EngineState(0, 0.0), max_followers=1), lambda: None, lambda _: None)
         self._assembler = Assembler(piece_bytes)
         self._piece_bytes = piece_bytes
         self._stream: StreamBuffer | None = None
@@ -274,7 +276,7 @@ class Subscriber:
         """
         stream = self.streams.ending(event)
         self.streams.take(event)
-        follower = self._pool.follower_of(stream)
+        follower = self._pool.flight.follower_of(stream)
         job = follower if follower is not None else StreamJob(Batch(0), {}, stream)
         job.batch = Batch(1)
         job.batch.end_lsn = 1

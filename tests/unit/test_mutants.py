@@ -23,10 +23,10 @@ from tests.unit.pool_model import check_equal
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from parapply.engine.job import Job
+    from parapply.engine.turns import CommitTurn
     from parapply.plan.batch import Batch
     from parapply.plan.overlap import Overlap
-    from parapply.runtime.pool.job import Job
-    from parapply.runtime.pool.pool import CommitTurn
 
     Mutant = Callable[[pytest.MonkeyPatch], None]
 
@@ -90,10 +90,10 @@ def _release_keys_early(patch: pytest.MonkeyPatch) -> None:
 
     async def ask(pool: WorkerPool, job: Job) -> CommitTurn:
         told = await turn(pool, job)
-        for one in pool._scheduler._open.values():
+        for one in pool.flight._scheduler._open.values():
             if one.waits.pop(job.batch.seq, None) is not None and not one.waits:
-                heapq.heappush(pool._ready, one.batch.seq)
-        pool._assign()
+                heapq.heappush(pool.flight._ready, one.batch.seq)
+        pool._perform(pool.flight._assign())
         return told
 
     patch.setattr(WorkerPool, "turn", ask)

@@ -4,7 +4,7 @@ In: a `Load`, which is the stream in small parts with the work of each, and a `P
 `Played`. Pure; one event after the other, no clock.
 
 A batch is formed as `runtime/intake` forms it: it closes at its limits, which grow and shrink by the rule of
-`runtime/intake/sizing.py`, or when a worker is free and nothing more is at hand. Two more than there are workers may
+`engine/pace.py`, or when a worker is free and nothing more is at hand. Two more than there are workers may
 be closed. It executes as fast as the others that execute at the time let it, waits for its turn, applies its late rows
 and commits: one after the other with the order kept, else sharing flushes as the target's sessions do.
 """
@@ -19,10 +19,10 @@ from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+from parapply.config import MEMORY_LIMIT_BYTES
+from parapply.engine.intake import AHEAD, BEHIND_S, COLLECT_S, WORTH_A_WORKER
+from parapply.engine.pace import BatchSizing
 from parapply.plan.batch import FEW_CHANGES, LEAST_THIN_TABLES, MOST_THIN_TABLES, Limits
-from parapply.runtime.intake.closing import BEHIND_S, COLLECT_S, WORTH_A_WORKER
-from parapply.runtime.intake.room import AHEAD
-from parapply.runtime.intake.sizing import BatchSizing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -184,7 +184,7 @@ class _Simulation:
         self._load = load
         self._plant = plant
         self._is_relaxed = plant.order == "relaxed"
-        self._sizing = BatchSizing(Limits(*plant.limits), plant.scale)
+        self._sizing = BatchSizing(Limits(*plant.limits), plant.scale, memory_bytes=MEMORY_LIMIT_BYTES)
         self._linger_s = plant.linger_s + COLLECT_S
         releases_s = load.releases_s
         #: Parts before which nothing comes for so long, and the end. A backlog has none: when its parts could be read

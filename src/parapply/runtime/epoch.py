@@ -15,6 +15,11 @@ import msgspec
 
 from parapply import failpoints
 from parapply.config import FEWEST_WORKERS
+from parapply.engine.durability import Durability, Rules
+from parapply.engine.flight import Flight
+from parapply.engine.intake import DueTimes, Room
+from parapply.engine.state import EngineState
+from parapply.engine.workers import Scaling
 from parapply.errors import ApplyFailed, ConfigError, ParapplyError, SourceLost, SourceRefused, TargetLost
 from parapply.logs import get_logger
 from parapply.model import format_lsn, format_time
@@ -28,14 +33,11 @@ from parapply.runtime.control.later_commands import LaterCommands
 from parapply.runtime.control.progress import Progress
 from parapply.runtime.control.requests import Requests
 from parapply.runtime.control.sequence_carrier import SequenceCarrier
-from parapply.runtime.control.shown import Shown
 from parapply.runtime.intake.admission import Admission
 from parapply.runtime.intake.batcher import Batcher
 from parapply.runtime.intake.commands import CommandTransactions
-from parapply.runtime.intake.due import DueTimes
 from parapply.runtime.intake.intake import Intake
 from parapply.runtime.intake.reader import SlotReader
-from parapply.runtime.intake.room import Room
 from parapply.runtime.intake.special import SpecialTransactions
 from parapply.runtime.observe.applylog_intervals import Intervals
 from parapply.runtime.observe.applylog_records import TargetNames, batch_record, new_run, transaction_records
@@ -43,7 +45,6 @@ from parapply.runtime.observe.gauges import Parts
 from parapply.runtime.observe.meter import count
 from parapply.runtime.observe.monitor import Monitor
 from parapply.runtime.pool.pool import WorkerPool
-from parapply.runtime.pool.scaling import Scaling
 from parapply.runtime.pool.streams import StreamBuffers, StreamLimits
 from parapply.runtime.pool.two_phase import TwoPhase
 from parapply.runtime.sessions import range_limits
@@ -66,11 +67,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from parapply.config import ApplyConfig, Config
+    from parapply.engine.job import Job
     from parapply.metrics.figures import Figures
     from parapply.model import Until
     from parapply.runtime.observe.applylog_writer import ApplyLogWriter
     from parapply.runtime.observe.health import Health
-    from parapply.runtime.pool.job import Job
     from parapply.runtime.sessions import Sessions
     from parapply.runtime.signals import Signals
 
@@ -116,12 +117,9 @@ class Epoch:
         self._idle = asyncio.Event()
         low_lsn = ends.state.low_lsn
         is_relaxed = config.apply.commit_order == "relaxed"
-        self._pool = WorkerPool(
-            low_lsn,
-            self._changed,
-            self._committed,
-            is_relaxed=is_relaxed,
-        )
+        engine = EngineState(low_lsn, loop.time(), is_relaxed=is_relaxed)
+        flight = Flight(engine)
+        self._pool = WorkerPool(flight, self._changed, self._committed)
         self._conflict_handler = ConflictHandler(
             config.conflict, ends.control_pool, config.target.state_schema, ends.state.slot_id, figures
         )
@@ -208,40 +206,29 @@ class Epoch:
         self._worker_tasks = WorkerTasks(self._pool, ends.opener, kit, ends.control_pool, _scaling(config.apply))
         self._worker_tasks.add(ends.sessions)
         workers = self._worker_tasks.workers
-        shown = Shown()
-        self._progress = Progress(
-            ends.control,
-            ends.stream,
-            reader,
-            self._batcher,
-            self._pool,
-            shown=shown,
-            schema=config.target.state_schema,
-            slot_id=ends.state.slot_id,
-            advance_interval_s=config.apply.advance_interval_s,
-            status_interval_s=self._status_interval_s(),
-            receive_timeout_s=config.source.receive_timeout_s,
-            # Relaxed, a record says what was committed when it was made, and nothing about what commits alongside it.
-            is_apply_durable=config.target.synchronous_commit != "off" and not is_relaxed,
-            until=until,
-            on_serving=lambda: health.serving(self._shown_parts),
-        )
+        place = state.StatePlace(config.target.state_schema, config.source.slot, ends.state.slot_id)
+        durability = Durability(flight, self._rules(), loop.time())
+        self._progress = Progress(ends.control, place, reader, self._batcher, durability)
         delay_s = config.apply.delay_s
         self._intake = Intake(
             reader,
-            Room(reader, self._batcher, self._pool, config.apply),
+            Room(
+                flight,
+                memory_limit_bytes=config.apply.memory_limit_bytes,
+                fewest_workers=config.apply.first_workers,
+            ),
             admission,
             SpecialTransactions(self._batcher, admission, commands, streams, self._pool, piece_bytes=piece_bytes),
             self._batcher,
             commands=commands,
-            due=DueTimes(delay_s, until.time_us, shown.source_time_us),
+            due=DueTimes(delay_s, until.time_us),
+            engine=engine,
             tables=self._tables,
             pool=self._pool,
             on_keepalive=self._progress.keepalive,
             on_received=self._progress.received,
             on_end=self._progress.ends_at,
         )
-        watch = CatalogueWatch(self._tables, ends.control_pool, config.apply.catalogue_check_s)
         stall = StallCheck(
             self._pool,
             workers,
@@ -249,14 +236,13 @@ class Epoch:
             two_phase,
             self._conflict_handler.skips,
             slot_name=config.source.slot,
-            on_blocked=shown.block,
             stall_check_s=config.apply.stall_check_s,
         )
         behind = CatchUpWatch(
             ends.stream,
             reader,
             self._batcher,
-            shown,
+            engine,
             streams,
             behind_bytes=behind_bytes(ends.source_facts, range_limits(config)),
             pause_s=config.source.catch_up_pause_s,
@@ -268,16 +254,15 @@ class Epoch:
             ends.state.slot_id,
             slot_name=config.source.slot,
             stream=ends.stream,
-            pool=self._pool,
+            flight=flight,
             batcher=self._batcher,
-            shown=shown,
+            engine=engine,
             worker_tasks=self._worker_tasks,
             tables=self._tables,
             conflict_handler=self._conflict_handler,
-            foreign_waits=stall.foreign_waits,
             note=_note(ends.whole_until_lsn, delay_s),
             figures=figures,
-            intervals=self._intervals(reader, shown),
+            intervals=self._intervals(reader, engine),
             timeline=ends.source_facts.timeline,
             ask_timeline=lambda: slot.replayed_timeline(ends.source, config.source.dsn.get_secret_value()),
         )
@@ -286,10 +271,10 @@ class Epoch:
             reader,
             self._batcher,
             admission,
-            self._pool,
+            flight,
             workers,
             self._progress,
-            shown,
+            engine,
             self._conflict_handler,
             streams,
             self._spill,
@@ -304,7 +289,7 @@ class Epoch:
             ends.control_pool,
             batcher=self._batcher,
             admission=admission,
-            pool=self._pool,
+            flight=flight,
             progress=self._progress,
             copied=copied,
             awaits_two_phase=ends.awaits_two_phase,
@@ -314,12 +299,12 @@ class Epoch:
         self._parts: dict[str, Callable[[], Coroutine[None, None, None]]] = {
             "reader": ends.stream.run,
             "intake": self._intake.run,
-            "progress": self._progress.run,
+            "progress": self._report,
             "reports": self._progress.report_at_once,
             "monitor": self._monitor.run,
             "catch-up-watch": behind.run,
             "stall-check": stall.run,
-            "catalogue-watch": watch.run,
+            "catalogue-watch": CatalogueWatch(self._tables, ends.control_pool, config.apply.catalogue_check_s).run,
             "requests": self._requests.run,
             "sessions": self._worker_tasks.run,
             "later-commands": later.run,
@@ -330,7 +315,7 @@ class Epoch:
     @property
     def low_lsn(self) -> int:
         """Return the LSN up to which everything is committed on the target."""
-        return self._pool.watermark.low_lsn
+        return self._pool.flight.state.watermark.low_lsn
 
     async def serve(self, signals: Signals) -> str:
         """Apply until everything up to `until` is durable or a signal asks for an end; return why it ended.
@@ -376,6 +361,12 @@ class Epoch:
             self._spill.close()
             self._conflict_handler.close()
 
+    async def _report(self) -> None:
+        """Say that this daemon serves, once a first report is sent; then keep both ends up to date."""
+        self._progress.report()
+        self._health.serving(self._shown_parts)
+        await self._progress.run()
+
     async def _refuse_past(self) -> None:
         """Refuse a time of `--until` that the target has passed: it would not be as it was then."""
         until_us = self._until.time_us
@@ -412,7 +403,7 @@ class Epoch:
 
         An error ends nothing here: the slot keeps more WAL until the next start, and that starts at the watermark.
         """
-        stream, lsn = self._ends.stream, self._progress.durable_lsn
+        stream, lsn = self._ends.stream, self._pool.flight.state.durable_lsn
         if stream.reading is not Reading.RANGES or lsn <= stream.confirmed_flush_lsn:
             return
         # The reader moves the slot, too.
@@ -444,7 +435,8 @@ class Epoch:
         # With everything committed the loss of an idle session must not cost the last word; a worker that has something
         # in hand meets it by itself.
         await end_tasks([tasks["intake"], tasks["sessions"]])
-        self._log.info("drain_started", n_transactions=sum([job.counts.n_transactions for job in self._pool.jobs()]))
+        n_transactions = sum([job.counts.n_transactions for job in self._pool.flight.state.jobs.values()])
+        self._log.info("drain_started", n_transactions=n_transactions)
         self._changed()
         idle = asyncio.create_task(self._idle.wait(), name="drained")
         aborting = asyncio.create_task(abort.wait(), name="abort")
@@ -464,7 +456,7 @@ class Epoch:
     def _changed(self) -> None:
         self._intake.worker_changed()
         self._requests.moved.set()
-        if self._pool.is_done_but_large(is_open=self._batcher.is_inside_large):
+        if self._pool.flight.is_done_but_large(is_open=self._batcher.is_inside_large):
             self._idle.set()
         else:
             self._idle.clear()
@@ -487,7 +479,18 @@ class Epoch:
             n_changes=job.counts.n_changes,
         )
 
-    def _intervals(self, reader: SlotReader, shown: Shown) -> Intervals:
+    def _rules(self) -> Rules:
+        config = self._config
+        return Rules(
+            advance_interval_s=config.apply.advance_interval_s,
+            status_interval_s=self._status_interval_s(),
+            receive_timeout_s=config.source.receive_timeout_s,
+            # Relaxed, a record says what was committed when it was made, and nothing about what commits alongside it.
+            is_apply_durable=config.target.synchronous_commit != "off" and not self._pool.flight.state.is_relaxed,
+            until=self._until,
+        )
+
+    def _intervals(self, reader: SlotReader, engine: EngineState) -> Intervals:
         return Intervals(
             self._applylog_writer,
             self._config.source.slot,
@@ -495,9 +498,9 @@ class Epoch:
             self._ends.control_pool,
             reader=reader,
             batcher=self._batcher,
-            pool=self._pool,
+            flight=self._pool.flight,
             workers=self._worker_tasks.workers,
-            shown=shown,
+            engine=engine,
             sender_pid=self._ends.stream.sender_pid,
         )
 

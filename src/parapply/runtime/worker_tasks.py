@@ -1,6 +1,6 @@
 """The workers of an epoch: started, watched, and, with `apply.workers = "auto"`, made more or fewer.
 
-Only a worker that has nothing in hand leaves, and only while the head has a worker (`WorkerPool.release`). A session
+Only a worker that has nothing in hand leaves, and only while the head has a worker (`Flight.release`). A session
 that cannot be opened is no error: those that are there go on, and more are tried later.
 """
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
+from parapply.engine.workers import LoadSample
 from parapply.errors import ParapplyError
 from parapply.logs import get_logger
 from parapply.runtime.apply.worker import Worker
-from parapply.runtime.pool.scaling import LoadSample
 from parapply.runtime.worker_sessions import connections_left
 from parapply.target.session import settings
 from parapply.tasks import end_tasks
@@ -24,9 +24,9 @@ from parapply.vocabulary import WorkerState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from parapply.engine.workers import Scaling, Step
     from parapply.runtime.apply.kit import WorkerKit
     from parapply.runtime.pool.pool import WorkerPool
-    from parapply.runtime.pool.scaling import Scaling, Step
     from parapply.runtime.tables.control_pool import ControlPool
     from parapply.runtime.worker_sessions import WorkerSessions
     from parapply.target.session.session import WorkerSession
@@ -89,8 +89,8 @@ class WorkerTasks:
             worker = Worker(number, session, self._kit)
             self.workers.append(worker)
             self.workers.sort(key=lambda one: one.number)
-            self._pool.n_workers += 1
-            self._pool.max_followers = self._pool.n_workers // _WORKERS_A_FOLLOWER
+            self._pool.flight.state.n_workers += 1
+            self._pool.flight.max_followers = self._pool.flight.state.n_workers // _WORKERS_A_FOLLOWER
 
     def start(self, tasks: dict[str, asyncio.Task[None]]) -> None:
         """Start the workers as tasks among those of the epoch, where later ones come, too, and those that leave go."""
@@ -129,7 +129,7 @@ class WorkerTasks:
                 await end_tasks([self._opening])
 
     async def _wait(self) -> None:
-        look_s = None if self._scaling is None else _IDLE_LOOK_S if self._pool.is_idle else _LOOK_S
+        look_s = None if self._scaling is None else _IDLE_LOOK_S if self._pool.flight.state.is_idle else _LOOK_S
         self._news.clear()
         if self._has_failed() or any(worker.session.pipeline.lost.done() for worker in self.workers):
             return
@@ -149,7 +149,7 @@ class WorkerTasks:
             self.workers.remove(worker)
             self._left_batches += worker.batches
             self._left_changes += worker.changes
-            self._pool.max_followers = self._pool.n_workers // _WORKERS_A_FOLLOWER
+            self._pool.flight.max_followers = self._pool.flight.state.n_workers // _WORKERS_A_FOLLOWER
             await self._sessions.close(worker.number)
             self._log.debug("worker_left", worker=worker.number, n_transactions=worker.transactions)
 
@@ -162,7 +162,7 @@ class WorkerTasks:
             # Those that are to leave have not all left.
             return
         executing = [worker for worker in self.workers if worker.state in _EXECUTING]
-        is_pressed = self._pool.is_pressed and 2 * len(executing) >= len(self.workers)
+        is_pressed = self._pool.flight.is_pressed and 2 * len(executing) >= len(self.workers)
         may_grow = scaling.may_grow() and self._clock() >= self._refused_until_s
         is_asked = is_pressed and may_grow and self._clock() >= self._ask_from_s
         waiting = await self._waiting(executing) if is_asked else None

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from parapply.config import ConflictConfig
     from parapply.conflict.kinds import ConflictStop
     from parapply.conflict.settle import Settler
+    from parapply.engine.job import Job
     from parapply.metrics.figures import Figures
     from parapply.model import Transaction
     from parapply.plan.table import TablePlan
-    from parapply.runtime.pool.job import Job
     from parapply.runtime.tables.control_pool import ControlPool
     from parapply.target.session.session import WorkerSession
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
+from parapply.engine.job import Attempts
 from parapply.errors import ApplyFailed, StatementFailed, TargetLost
 from parapply.logs import get_logger
 from parapply.model import Relation, Transaction, format_lsn
@@ -21,7 +22,6 @@ from parapply.plan.commands import Verdict
 from parapply.runtime.apply.command_rules import role_of
 from parapply.runtime.apply.failure import FailureClass, classify, condition
 from parapply.runtime.apply.pieces import Pieces
-from parapply.runtime.pool.retry import Attempts
 from parapply.target.session.pipeline import Statement
 from parapply.vocabulary import CommandOutcome
 from parapply.wire.rows import KIND_AT, RELATION_AT, TRUNCATE
@@ -29,12 +29,12 @@ from parapply.wire.rows import KIND_AT, RELATION_AT, TRUNCATE
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from parapply.engine.job import LargeJob, StreamJob
     from parapply.plan.commands import JudgedCommand, JudgedFrames
     from parapply.plan.table import TablePlan
     from parapply.runtime.apply.command_rules import CommandRules
     from parapply.runtime.apply.kit import WorkerKit
     from parapply.runtime.apply.repair import PieceRepair
-    from parapply.runtime.pool.job import LargeJob, StreamJob
     from parapply.target.session.session import WorkerSession
     from parapply.wire.ddl_queue import QueuedCommand
 
@@ -103,7 +103,7 @@ class PiecesWithCommands(Pieces):
             await super().add(piece)
             return
         self.has_commands = True
-        self._pool.count_out(piece.size_bytes)
+        self._pool.flight.count_out(piece.size_bytes)
         self._job.counts.n_transactions, self._job.counts.xids = 1, (piece.xid,)
         self._job.counts.size_bytes += piece.size_bytes
         for part in parts_of(piece, self._job.commands):

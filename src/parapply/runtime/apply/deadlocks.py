@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
+from parapply.engine.job import OutcomeJob, SetJob
 from parapply.limits import BLOCKED_S
 from parapply.logs import get_logger
 from parapply.model import format_lsn
-from parapply.runtime.pool.job import OutcomeJob, SetJob
 from parapply.target.session import prepared, settings
 from parapply.vocabulary import WorkerState
 from parapply.wire.messages import RollbackPrepared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from parapply.conflict.skips import Skips
+    from parapply.engine.job import Job
     from parapply.runtime.apply.worker import Worker
-    from parapply.runtime.pool.job import Job
     from parapply.runtime.pool.pool import WorkerPool
     from parapply.runtime.pool.two_phase import TwoPhase
     from parapply.runtime.tables.control_pool import ControlPool
@@ -112,7 +112,7 @@ class _Blocked:
 
 
 class StallCheck:
-    """`foreign_waits` is written here and read by the monitor, like what is shown as blocked."""
+    """Writes who waits for foreign sessions, and since when."""
 
     def __init__(  # noqa: PLR0913  one place makes it
         self,
@@ -123,7 +123,6 @@ class StallCheck:
         skips: Skips,
         *,
         slot_name: str,
-        on_blocked: Callable[[tuple[float, str] | None], None],
         stall_check_s: float,
     ) -> None:
         """Start with nothing checked.
@@ -135,7 +134,6 @@ class StallCheck:
             two_phase: knows what is prepared.
             skips: what the operator has asked to skip.
             slot_name: ends the names of the slot's sessions.
-            on_blocked: gets since when a batch waits for foreign sessions, the longest, and for whom; None: none does.
             stall_check_s: how long a batch may take before the server is asked.
         """
         self._pool = pool
@@ -147,13 +145,10 @@ class StallCheck:
         #: When the slot's other sessions were looked at, and after how many seconds each is logged next.
         self._looked_s = 0.0
         self._tell_next: dict[str, float] = {}
-        self._on_blocked = on_blocked
         self._stall_check_s = stall_check_s
         self._blocked: dict[int, _Blocked] = {}
         self._clock = asyncio.get_running_loop().time
         self._log = get_logger()
-        #: What a worker waits for on the target, by its number.
-        self.foreign_waits: dict[int, str] = {}
 
     async def run(self) -> None:
         """Check from time to time until cancelled.
@@ -163,8 +158,8 @@ class StallCheck:
         """
         while True:
             # What begins while nothing is under way stands still for so long at the earliest.
-            await asyncio.sleep(self._stall_check_s / (1 if self._pool.is_idle else 2))
-            self.foreign_waits.clear()
+            await asyncio.sleep(self._stall_check_s / (1 if self._pool.flight.state.is_idle else 2))
+            self._pool.flight.state.foreign_waits.clear()
             self._ask_back()
             for worker in self._workers:
                 if self._stands_still(worker):
@@ -201,13 +196,13 @@ class StallCheck:
 
     def _end_blocked(self) -> None:
         """Forget the waits that are over, and show the longest of the others."""
-        for number in self._blocked.keys() - self.foreign_waits.keys():
+        for number in self._blocked.keys() - self._pool.flight.state.foreign_waits.keys():
             over = self._blocked.pop(number)
             if over.next_s > BLOCKED_S:
                 wait_s = round(self._clock() - over.since_s, 1)
                 self._log.info("batch_unblocked", worker=number, seq=over.job.batch.seq, wait_s=wait_s)
         longest = min(self._blocked.values(), key=lambda one: one.since_s, default=None)
-        self._on_blocked(None if longest is None else (longest.since_s, longest.holder))
+        self._pool.flight.state.blocked = None if longest is None else (longest.since_s, longest.holder)
 
     async def _tell_blocked(self, worker: Worker, job: Job, holder: str, pids: Sequence[int], gids: list[str]) -> None:
         """Take notice of a wait for foreign sessions, and log it once it is long."""
@@ -247,14 +242,19 @@ class StallCheck:
         for worker in self._workers:
             waited_s = self._clock() - worker.since_s
             has_waited = worker.state is WorkerState.WAITING and waited_s >= _GIVE_BACK_CHECKS * self._stall_check_s
-            if self._pool.is_relaxed and worker.job is not None and has_waited and self._pool.wants_back(worker.job):
+            if (
+                self._pool.flight.state.is_relaxed
+                and worker.job is not None
+                and has_waited
+                and self._pool.wants_back(worker.job)
+            ):
                 self._log.info("worker_freed", worker=worker.number, seq=worker.job.batch.seq)
 
     def _stands_still(self, worker: Worker) -> bool:
-        job, head = worker.job, self._pool.head
+        job, head = worker.job, self._pool.flight.state.head
         if job is None or head is None or worker.state not in AT_WORK:
             return False
-        if job is not head and not self._pool.is_relaxed:
+        if job is not head and not self._pool.flight.state.is_relaxed:
             return False
         return self._clock() - max(worker.since_s, job.times.freed_s) >= self._stall_check_s
 
@@ -273,7 +273,7 @@ class StallCheck:
         gids = [str(gid) for (gid,) in held]
         foreign += [f"prepared transaction {gid}" for gid in gids]
         if foreign:
-            waits_for = self.foreign_waits[holder.number] = f"a lock held by {', '.join(foreign)}"
+            waits_for = self._pool.flight.state.foreign_waits[holder.number] = f"a lock held by {', '.join(foreign)}"
             await self._tell_blocked(holder, job, waits_for, pids, gids)
             if self._is_to_skip(job):
                 await self._cancel(holder, job)
@@ -309,7 +309,7 @@ class StallCheck:
 
         It comes to nothing then. If the process dies before, it comes again, to the same end.
         """
-        outcomes = [job.outcome for job in self._pool.jobs() if isinstance(job, OutcomeJob)]
+        outcomes = [job.outcome for job in self._pool.flight.state.jobs.values() if isinstance(job, OutcomeJob)]
         rollbacks = [outcome for outcome in outcomes if isinstance(outcome, RollbackPrepared)]
         ended = [gid for gid in map(self._two_phase.pending_gid, rollbacks) if gid in gids]
         if ended:
@@ -322,9 +322,9 @@ class StallCheck:
         other = blocker.job
         assert other is not None
         is_endless = job.batch.seq and not other.batch.seq  # it follows a transaction in progress
-        if job is not self._pool.head and not is_endless:
+        if job is not self._pool.flight.state.head and not is_endless:
             # Leave a worker alone while it executes, or while it waits for anything but this job.
-            waits = self._pool.late_waits_of(other)
+            waits = self._pool.flight.late_waits_of(other)
             if blocker.state is not WorkerState.WAITING or all(wait.seq != job.batch.seq for wait in waits):
                 return
         is_executing = blocker.state is WorkerState.EXECUTING

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from parapply.engine.job import Attempts
 from parapply.runtime.apply.sets import Ahead
-from parapply.runtime.pool.retry import Attempts
 
 if TYPE_CHECKING:
     from parapply.runtime.apply.command_rules import CommandRules

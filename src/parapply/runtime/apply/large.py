@@ -29,15 +29,14 @@ from parapply.runtime.apply.repair import DataFailed, PieceRepair, RolledBack
 from parapply.wire.messages import Prepare, StreamPrepare
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import AsyncIterator
 
+    from parapply.engine.job import LargeJob, PieceQueue, StreamJob
     from parapply.errors import ApplyFailed
     from parapply.model import Transaction
     from parapply.runtime.apply.kit import WorkerKit
     from parapply.runtime.apply.repair import Repair
     from parapply.runtime.apply.transaction import TargetTransaction
-    from parapply.runtime.pool.job import LargeJob, StreamJob
     from parapply.runtime.pool.pool import WorkerPool
 
 
@@ -117,7 +116,7 @@ class LargeApply:
         pieces = self._pieces(end.commit_lsn)
         try:
             async for piece in kept:
-                self._pool.count_in(piece.size_bytes)
+                self._pool.flight.count_in(piece.size_bytes)
                 await pieces.add(piece)
             await pieces.settle()
         except (ConflictStop, DataFailed, CommandFailed, TargetRefused, RolledBack) as stop:
@@ -237,19 +236,19 @@ class LargeApply:
         await self._conflict_handler.learn(last)
         raise TargetLost(f"the large transaction that ends at {format_lsn(last.end_lsn)} is sent again, to be skipped")
 
-    async def _rest(self, latest: Transaction | None, pieces: asyncio.Queue[Transaction | None]) -> Transaction:
+    async def _rest(self, latest: Transaction | None, pieces: PieceQueue) -> Transaction:
         """Read to the end of the transaction and return its last piece."""
         while latest is None or not latest.is_last:
             piece = await pieces.get()
             assert piece is not None, "the last piece says so"
             latest = piece
-            self._pool.count_out(piece.size_bytes)
+            self._pool.flight.count_out(piece.size_bytes)
             self._pool.changed()
         return latest
 
 
-async def _taken(pieces: asyncio.Queue[Transaction | None], pool: WorkerPool) -> AsyncIterator[Transaction]:
+async def _taken(pieces: PieceQueue, pool: WorkerPool) -> AsyncIterator[Transaction]:
     while (piece := await pieces.get()) is not None:
         yield piece
-        pool.count_out(piece.size_bytes)
+        pool.flight.count_out(piece.size_bytes)
         pool.changed()

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from parapply.engine.job import TryLater
 from parapply.errors import StatementFailed
 from parapply.model import Transaction
-from parapply.runtime.pool.retry import TryLater
 from parapply.target.session.session import Record
 
 if TYPE_CHECKING:
+    from parapply.engine.job import OutcomeJob
     from parapply.runtime.apply.kit import WorkerKit
     from parapply.runtime.apply.repair import Repair
     from parapply.runtime.apply.transaction import TargetTransaction
-    from parapply.runtime.pool.job import OutcomeJob
 
 
 async def apply_outcome(job: OutcomeJob, target: TargetTransaction, repair: Repair, kit: WorkerKit) -> None:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from parapply import failpoints
+from parapply.engine.job import Resume, TryLater
 from parapply.errors import ProtocolError, StatementFailed, TargetRefused
 from parapply.logs import get_logger
 from parapply.model import format_lsn
@@ -27,20 +28,18 @@ from parapply.runtime.apply.failure import FailureClass, classify
 from parapply.runtime.apply.serial import SerialApply
 from parapply.runtime.apply.sets import SetCommands, found_code
 from parapply.runtime.apply.transaction import record_at_head, record_of_run
-from parapply.runtime.pool.job import Resume
-from parapply.runtime.pool.retry import TryLater
 from parapply.target.sql.commands import code_check
 from parapply.vocabulary import RetryReason, WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from parapply.engine.job import SetJob
     from parapply.model import Relation, Transaction
     from parapply.plan.plans import Plans
     from parapply.runtime.apply.kit import WorkerKit
     from parapply.runtime.apply.repair import Repair
     from parapply.runtime.apply.transaction import TargetTransaction
-    from parapply.runtime.pool.job import SetJob
     from parapply.target.session.session import Record
     from parapply.target.sql.commands import Command, CommandBuilder
 
@@ -131,7 +130,7 @@ class PartApply:
         halving = resume.halving
         if halving.part.form is not Form.EACH:
             self._target.show(WorkerState.RETRYING)
-        if self._pool.is_relaxed and self._pool.head is not job:
+        if self._pool.flight.state.is_relaxed and self._pool.flight.state.head is not job:
             self._pool.park(job)
             return False
         await self._pool.head_turn(job)

@@ -11,21 +11,21 @@ import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from parapply.conflict.settle import may_be_conflict
+from parapply.engine.job import Attempts
 from parapply.errors import StatementFailed, TargetLost, TargetRefused
 from parapply.plan.batch import Batch
 from parapply.plan.steps import ordered_changes
 from parapply.runtime.apply.failure import may_follow_conflict
 from parapply.runtime.apply.sets import commands_of, found_code
-from parapply.runtime.pool.retry import Attempts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from parapply.engine.job import LargeJob, PieceQueue, StreamJob
     from parapply.model import Transaction
     from parapply.plan.table import TablePlan
     from parapply.runtime.apply.kit import WorkerKit
     from parapply.runtime.apply.repair import PieceRepair
-    from parapply.runtime.pool.job import LargeJob, StreamJob
     from parapply.target.session.session import WorkerSession
     from parapply.target.sql.commands import Command
 
@@ -78,7 +78,7 @@ class Pieces:
         self.current = dict(job.plans_before)
         self._under_way: asyncio.Task[None] | None = None
 
-    async def apply(self, pieces: asyncio.Queue[Transaction | None]) -> Transaction:
+    async def apply(self, pieces: PieceQueue) -> Transaction:
         """Apply all pieces and return the last, which knows where the transaction ends.
 
         Raises:
@@ -114,7 +114,7 @@ class Pieces:
         try:
             planned = await self.plan(piece)
         except BaseException:
-            self._pool.count_out(piece.size_bytes)
+            self._pool.flight.count_out(piece.size_bytes)
             raise
         self.start(planned)
 
@@ -206,7 +206,7 @@ class Pieces:
             if planned.batch is None or not await self._execute_sets(planned):
                 await self._execute_rows(planned)
         finally:
-            self._pool.count_out(piece.size_bytes)
+            self._pool.flight.count_out(piece.size_bytes)
         self._job.counts.count_piece(piece, planned.batch, planned.after)
         self._pool.changed()
 

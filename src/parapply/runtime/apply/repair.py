@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING
 
 from parapply.conflict.local import LocalRows
 from parapply.conflict.settle import Settler
+from parapply.engine.job import Attempts, TryLater
 from parapply.errors import StatementFailed, TargetLost
 from parapply.logs import get_logger
 from parapply.runtime.apply.conflicts import source_of
 from parapply.runtime.apply.failure import FailureClass, apply_failed, classify
-from parapply.runtime.pool.retry import Attempts, TryLater
 from parapply.target.sql.commands import code_check
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parapply.conflict.kinds import Conflict, ConflictStop, Source
+    from parapply.engine.job import Job, LargeJob, StreamJob
     from parapply.errors import ApplyFailed
     from parapply.model import Transaction
     from parapply.plan.steps import TruncateStep
     from parapply.plan.table import TablePlan
     from parapply.runtime.apply.kit import WorkerKit
-    from parapply.runtime.pool.job import Job, LargeJob, StreamJob
     from parapply.target.session.session import WorkerSession
     from parapply.target.sql.commands import Command
 
@@ -138,7 +138,7 @@ class Repair:
         self._conflict_handler.troubles[job.batch.seq] = error.line()
         attempts.is_refreshed = False
         delay_s = attempts.error_s()
-        if self._kit.pool.is_relaxed:
+        if self._kit.pool.flight.state.is_relaxed:
             # Others can use the worker.
             raise TryLater(delay_s)
         await self._conflict_handler.wait(delay_s)

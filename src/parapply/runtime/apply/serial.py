@@ -26,14 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parapply.conflict.kinds import Conflict
+    from parapply.engine.job import Attempts, Resume, SetJob
     from parapply.model import Transaction
     from parapply.plan.plans import Plans
     from parapply.plan.table import TablePlan
     from parapply.runtime.apply.kit import WorkerKit
     from parapply.runtime.apply.repair import Repair
     from parapply.runtime.apply.transaction import TargetTransaction
-    from parapply.runtime.pool.job import Resume, SetJob
-    from parapply.runtime.pool.retry import Attempts
     from parapply.target.sql.commands import Command
 
 

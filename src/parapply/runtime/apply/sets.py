@@ -18,10 +18,10 @@ from parapply.vocabulary import RetryReason
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from parapply.engine.job import SetJob
     from parapply.errors import StatementFailed
     from parapply.model import Relation
     from parapply.plan.batch import Batch
-    from parapply.runtime.pool.job import SetJob
     from parapply.target.sql.commands import Command
 
 #: Changes of a batch that is executed and committed in one flight, if it has its turn when it begins: without a backlog

@@ -14,23 +14,23 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from parapply import failpoints
+from parapply.engine.counts import NOTHING_COUNTED, Counted
 from parapply.errors import StatementFailed, TargetRefused
 from parapply.logs import get_logger
 from parapply.plan.steps import is_serial
 from parapply.runtime.apply.large import LargeApply
 from parapply.runtime.apply.pieces import CodeFound, Pieces
-from parapply.runtime.pool.counts import NOTHING_COUNTED, Counted
-from parapply.runtime.pool.streams import Block, SubAborted, piece_of
+from parapply.runtime.pool.streams import Block, SubAborted, buffer_of, piece_of
 from parapply.vocabulary import WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from parapply.engine.job import StreamJob
     from parapply.model import Relation, Transaction
     from parapply.runtime.apply.kit import WorkerKit
     from parapply.runtime.apply.repair import Repair
     from parapply.runtime.apply.transaction import TargetTransaction
-    from parapply.runtime.pool.job import StreamJob
 
 #: Subtransactions that may be open at a time: each costs a savepoint and splits what could be one set. After the commit
 #: it is known which of them count, so none is needed.
@@ -69,7 +69,7 @@ class StreamApply:
             kit: of the workers.
         """
         self._job = job
-        self._stream = job.stream
+        self._stream = buffer_of(job)
         self._target = target
         self._session = target.session
         self._repair = repair
@@ -189,7 +189,7 @@ class StreamApply:
             self._target.show(WorkerState.EXECUTING)
 
     def _has_turn(self) -> bool:
-        return self._job.batch.seq > 0 and not self._pool.waits_of(self._job)
+        return self._job.batch.seq > 0 and not self._pool.flight.waits_of(self._job)
 
     async def _block(self, block: Block, pieces: Pieces) -> None:
         """Apply one block: a piece, or several where subtransactions begin in it."""
@@ -224,9 +224,9 @@ class StreamApply:
             planned = await pieces.plan(piece)
         except TargetRefused as error:
             raise _GiveWay(f"refused: {error}") from error
-        await self._wait_until(lambda: self._pool.has_passed(self._after_seq))
+        await self._wait_until(lambda: self._pool.flight.has_passed(self._after_seq))
         # Counted only now: while many followers wait, reading must continue.
-        self._pool.count_in(piece.size_bytes)
+        self._pool.flight.count_in(piece.size_bytes)
         pieces.start(planned)
 
     def _check_not_serial(self, piece: Transaction, pieces: Pieces) -> None:

@@ -16,9 +16,9 @@ from parapply.vocabulary import WorkerState
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from parapply.engine.job import AppliedJob, LargeJob, SetJob, StreamJob
     from parapply.model import Transaction
     from parapply.runtime.apply.kit import WorkerKit
-    from parapply.runtime.pool.job import AppliedJob, LargeJob, SetJob, StreamJob
     from parapply.target.session.session import WorkerSession
     from parapply.target.sql.commands import Command
     from parapply.wire.messages import Prepare, StreamPrepare
@@ -50,11 +50,11 @@ class TargetTransaction:
         """Return what a target transaction that holds a whole batch says of itself."""
         batch = job.batch
         members: tuple[int, ...] = ()
-        if not self._pool.is_relaxed or self._pool.head is job:
+        if not self._pool.flight.state.is_relaxed or self._pool.flight.state.head is job:
             # Everything earlier is committed, or will be before this.
             low_lsn = batch.end_lsn
         else:
-            low_lsn = self._pool.watermark.low_lsn
+            low_lsn = self._pool.flight.state.watermark.low_lsn
             members = tuple([one.end_lsn for one in batch.transactions[: _MEMBERS + 1]])
         return Record(
             batch.first_lsn,

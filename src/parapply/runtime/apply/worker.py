@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from parapply.engine.job import LargeJob, OutcomeJob, SetJob, StreamJob
+from parapply.engine.turns import CommitTurn
 from parapply.errors import StatementFailed, TargetRefused
 from parapply.plan.downgrade import Level
 from parapply.runtime.apply.failure import FailureClass, classify
@@ -19,13 +21,12 @@ from parapply.runtime.apply.repair import Repair
 from parapply.runtime.apply.sets import SetCommands
 from parapply.runtime.apply.streamed import StreamApply
 from parapply.runtime.apply.transaction import TargetTransaction
-from parapply.runtime.pool.job import LargeJob, OutcomeJob, SetJob, StreamJob
-from parapply.runtime.pool.pool import CommitTurn, Released
+from parapply.runtime.pool.pool import Released
 from parapply.vocabulary import RetryReason, WorkerState
 
 if TYPE_CHECKING:
+    from parapply.engine.job import Job
     from parapply.runtime.apply.kit import WorkerKit
-    from parapply.runtime.pool.job import Job
     from parapply.target.session.session import WorkerSession
 
 #: One of so many batches whose statements and COMMIT are sent at once has its COMMIT timed for the apply log.
@@ -118,7 +119,7 @@ class Worker:
             # What comes before the refused change is applied first, at the head, where the refusal is met again.
             return await self._parts.apply(job, RetryReason.REFUSED)
         while not self._skips.hits(job.batch):
-            is_head = self._pool.head is job
+            is_head = self._pool.flight.state.head is job
             try:
                 turn = await self._attempt(job, sets)
             except StatementFailed as failure:
@@ -137,7 +138,7 @@ class Worker:
         """Execute, wait for the turn and commit; or roll back and return the other answer of the pool."""
         target, times = self._target, job.times
         record = target.record_of(job)
-        has_turn = self._pool.may_commit(job)
+        has_turn = self._pool.flight.turns.may_commit(job)
         if has_turn and sets.fit_one_flight:
             target.show(WorkerState.COMMITTING)
             is_timed = self._kit.times_commits and job.batch.seq % _TIMED_EACH == 0
@@ -165,7 +166,7 @@ class Worker:
 
     def _make_ahead(self) -> None:
         """Make the commands of the next batch that waits for another, now that the target has some to execute."""
-        blocked = self._pool.next_blocked
+        blocked = self._pool.flight.next_blocked
         if isinstance(blocked, SetJob):
             self._kit.ahead.make(blocked, self._kit.builder, self._kit.tables.role)
 
@@ -175,7 +176,7 @@ class Worker:
         COMMIT goes along only at the head: any other job may have to be cancelled because it blocks the head, and a
         COMMIT on its way cannot be.
         """
-        is_one_flight = self._pool.head is job and sets.late_fit_one_flight
+        is_one_flight = self._pool.flight.state.head is job and sets.late_fit_one_flight
         # The stall check covers both states.
         self._target.show(WorkerState.COMMITTING if is_one_flight else WorkerState.EXECUTING)
         try:
@@ -199,7 +200,7 @@ class Worker:
         self._kit.tables.count_retry(suspects)
         self._kit.tables.distrust(suspects, Level.ALONE)
         job.must_yield = False
-        if self._pool.is_relaxed and self._pool.head is not job:
+        if self._pool.flight.state.is_relaxed and self._pool.flight.state.head is not job:
             # The head may have no worker yet.
             self._pool.park(job)
             return False

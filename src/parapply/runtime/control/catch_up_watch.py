@@ -16,7 +16,7 @@ from parapply.vocabulary import Reading
 if TYPE_CHECKING:
     from collections.abc import Sized
 
-    from parapply.runtime.control.shown import Shown
+    from parapply.engine.state import EngineState
     from parapply.runtime.intake.batcher import Batcher
     from parapply.runtime.intake.reader import SlotReader
     from parapply.source.catch_up_stream import CatchUpStream
@@ -35,7 +35,7 @@ class CatchUpWatch:
         stream: CatchUpStream,
         reader: SlotReader,
         batcher: Batcher,
-        shown: Shown,
+        engine: EngineState,
         streams: Sized,
         *,
         behind_bytes: int,
@@ -48,7 +48,7 @@ class CatchUpWatch:
             stream: of the slot.
             reader: to know whether reading waits for the target.
             batcher: to know how far it has come.
-            shown: to know where the publisher is.
+            engine: to know where the publisher is.
             streams: transactions in progress; they would come again from their beginning.
             behind_bytes: of WAL to catch up, from which it is behind.
             pause_s: that a stream runs at least.
@@ -57,7 +57,7 @@ class CatchUpWatch:
         self._stream = stream
         self._reader = reader
         self._batcher = batcher
-        self._shown = shown
+        self._engine = engine
         self._streams = streams
         self._behind_bytes = behind_bytes
         self._pause_s = pause_s
@@ -84,7 +84,7 @@ class CatchUpWatch:
 
     def _lag_bytes(self) -> int | None:
         """Return how far the stream is behind; None where it is not, or where ranges would not help."""
-        source_lsn = self._shown.source_lsn
+        source_lsn = self._engine.source_lsn
         # With reading paused the target is what takes the time.
         if source_lsn is None or self._stream.reason not in PASSING or self._reader.is_paused:
             return None

@@ -17,10 +17,10 @@ from parapply.target.state import copies, requests
 
 if TYPE_CHECKING:
     from parapply.config import TargetConfig
+    from parapply.engine.flight import Flight
     from parapply.runtime.control.progress import Progress
     from parapply.runtime.intake.admission import Admission
     from parapply.runtime.intake.batcher import Batcher
-    from parapply.runtime.pool.pool import WorkerPool
     from parapply.runtime.tables.control_pool import ControlPool
     from parapply.runtime.tables.copied import Copied
     from parapply.target.session.settings import Connection
@@ -50,7 +50,7 @@ class Requests:
         *,
         batcher: Batcher,
         admission: Admission,
-        pool: WorkerPool,
+        flight: Flight,
         progress: Progress,
         copied: Copied,
         awaits_two_phase: bool,
@@ -64,7 +64,7 @@ class Requests:
         self._control_pool = control_pool
         self._batcher = batcher
         self._admission = admission
-        self._pool = pool
+        self._flight = flight
         self._progress = progress
         self._copied = copied
         self._awaits_two_phase = awaits_two_phase
@@ -105,7 +105,7 @@ class Requests:
                 self._stream_again()
                 is_called = await self._wait_for_call(_LOOK_S if self._unseen_from_lsn is None else _POLL_S / 10)
         finally:
-            self._admission.hold.open()
+            self._admission.let_pass()
             for session in (*self._exports.values(), *([self._listener] if self._listener else [])):
                 await session.close()
 
@@ -165,7 +165,7 @@ class Requests:
         It waits until everything taken until then is committed, because that may hold such changes.
         """
         seen_lsn = self._unseen_from_lsn
-        if seen_lsn is None or self._batcher.is_inside_large or self._pool.watermark.low_lsn < seen_lsn:
+        if seen_lsn is None or self._batcher.is_inside_large or self._flight.state.watermark.low_lsn < seen_lsn:
             return
         async with self._control_pool.session() as conn:
             await copies.tell_seen(conn, self._config.state_schema, self._slot_id, self._copied.known)
@@ -177,7 +177,7 @@ class Requests:
         Raises:
             SourceLost: now.
         """
-        if self._awaits_two_phase and self._copied.known.is_settled(self._pool.watermark.low_lsn):
+        if self._awaits_two_phase and self._copied.known.is_settled(self._flight.state.watermark.low_lsn):
             raise SourceLost("every table is copied: the stream starts again, with two_phase")
 
     def _stream_again(self) -> None:
@@ -186,7 +186,7 @@ class Requests:
         Raises:
             SourceLost: now.
         """
-        if 0 < self._whole_until_lsn <= self._pool.watermark.low_lsn:
+        if 0 < self._whole_until_lsn <= self._flight.state.watermark.low_lsn:
             raise SourceLost("what could not be kept on disk is applied: the stream starts again, with streaming")
 
     async def _serve(self, request: SnapshotRequest) -> None:
@@ -207,13 +207,13 @@ class Requests:
             self._exports[request.request_id] = session
         except _NotServed as error:
             await session.close()
-            self._admission.hold.open()
+            self._admission.let_pass()
             await self._refuse(request, str(error))
         except BaseException:
             await session.close()
             raise
         finally:
-            self._admission.hold.open()
+            self._admission.let_pass()
 
     async def _export(self, request: SnapshotRequest, session: Connection) -> None:
         """Pause at the wanted LSN, export, resume."""
@@ -228,7 +228,7 @@ class Requests:
         with settings.target_errors("exporting a snapshot"):
             cursor = await session.execute("SELECT pg_catalog.pg_export_snapshot()")
             ((name,),) = await cursor.fetchall()
-        self._admission.hold.open()
+        self._admission.let_pass()
         pause_s = self._clock() - began_s
         await self._answer(request, "ready", at_lsn=at_lsn, snapshot_name=str(name), pause_s=pause_s)
         self._log.info("snapshot_exported", at_lsn=format_lsn(at_lsn), pause_s=round(pause_s, 6))
@@ -251,7 +251,7 @@ class Requests:
             past_lsn = format_lsn(max(exact_lsn, batcher.taken_lsn))
             raise _NotServed(f"{format_lsn(lsn)} is in the past: the target has {past_lsn}")
         wanted_lsn = exact_lsn if lsn is None else lsn
-        hold.close(wanted_lsn)
+        self._admission.hold_at(wanted_lsn)
         began_s = self._clock()
         asked_s = began_s
         while not self._stands_at(wanted_lsn):
@@ -271,7 +271,7 @@ class Requests:
     def _stands_at(self, lsn: int) -> bool:
         batcher = self._batcher
         has_come = self._admission.hold.is_reached or (not batcher.is_taking and batcher.received_lsn >= lsn)
-        return has_come and self._pool.is_idle and batcher.is_empty and not batcher.is_inside_large
+        return has_come and self._flight.state.is_idle and batcher.is_empty and not batcher.is_inside_large
 
     async def _sleep(self) -> None:
         self.moved.clear()

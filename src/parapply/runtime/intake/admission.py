@@ -6,11 +6,12 @@ Nothing enters before the tables it needs are known and copied, nor past a hold.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from parapply.engine.intake import Hold
 from parapply.logs import get_logger
 from parapply.model import format_lsn
-from parapply.runtime.intake.hold import Hold
 from parapply.wire.messages import BeginPrepare, Prepare, StreamPrepare
 
 if TYPE_CHECKING:
@@ -64,8 +65,9 @@ class Admission:
         # What comes now ends after everything in the state.
         self._is_past_state = False
         self._log = get_logger()
-        #: Closed and opened by requests.
+        #: Read by intake and requests; requests close and open it by `hold_at` and `let_pass`.
         self.hold = Hold()
+        self._hold_moved = asyncio.Event()
         #: Read by requests and gauges.
         self.starts = starts
         #: Set by requests after a change of `starts`.
@@ -200,7 +202,30 @@ class Admission:
         self._batcher.close_open()
         self._reader.stop()
         with self._reader.waiting("a snapshot"):
-            await self.hold.wait(transaction)
+            try:
+                while self.hold.holds(transaction):
+                    self.hold.is_reached = True
+                    self._hold_moved.clear()
+                    await self._hold_moved.wait()
+            finally:
+                self.hold.is_reached = False
+
+    async def wait_until_hold_moves(self, limit_s: float) -> None:
+        """Return when the hold was closed, moved or opened, or after some seconds."""
+        self._hold_moved.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._hold_moved.wait()
+
+    def hold_at(self, lsn: int) -> None:
+        """Let transactions pass whose commit record lies before an LSN, and nothing later."""
+        self.hold.close(lsn)
+        self._hold_moved.set()
+
+    def let_pass(self) -> None:
+        """Let everything pass."""
+        self.hold.open()
+        self._hold_moved.set()
 
     def is_apart(self, relations: Sequence[Relation], lsn: int) -> bool:
         """Tell whether changes of relations may be left out, or must wait for a copy, in a commit at an LSN."""

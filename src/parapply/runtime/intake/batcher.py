@@ -1,7 +1,7 @@
 """The open batch: what it takes, when it closes, and that each closed batch is handed to the worker pool.
 
-A batch closes at its limits (`sizing.py`), before what must not be in it, or when `closing.py` says so. Pieces of a
-large transaction and what an event ends are batches of their own.
+A batch closes at its limits (`engine/pace.py`), before what must not be in it, or when `engine/intake.py` says so.
+Pieces of a large transaction and what an event ends are batches of their own.
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from parapply.engine.intake import Closing
+from parapply.engine.job import Alone, LargeJob, SetJob
+from parapply.engine.pace import BatchSizing
 from parapply.errors import ParapplyError
 from parapply.plan.batch import Batch, Limits
 from parapply.plan.steps import is_serial
-from parapply.runtime.intake.closing import BatchClosing
-from parapply.runtime.intake.sizing import BatchSizing
-from parapply.runtime.pool.job import Alone, LargeJob, SetJob
 from parapply.wire.messages import Prepare
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parapply.config import ApplyConfig
+    from parapply.engine.job import Job
     from parapply.model import Relation, Transaction
     from parapply.plan.commands import JudgedFrames
     from parapply.plan.table import TablePlan
     from parapply.runtime.intake.reader import SlotReader
-    from parapply.runtime.pool.job import Job
     from parapply.runtime.pool.pool import WorkerPool
     from parapply.runtime.tables.plans import TablePlans
     from parapply.target.state.slots import SlotState
@@ -76,7 +76,8 @@ class Batcher:
         self._large: LargeJob | None = None
         #: Made when a batch needs it: copied at every announcement, thousands of tables would take seconds.
         self._plans_now: dict[int, TablePlan] | None = None
-        self._closing = BatchClosing(pool, config, self._close, lambda: self._clock() < self._held_until_s)
+        self._closing = Closing(pool.flight, backlog_s=config.backlog_threshold_s, linger_s=config.linger_s)
+        self._timer: asyncio.TimerHandle | None = None
         #: Updated with every commit by the epoch.
         self.sizing = BatchSizing(
             Limits(config.max_batch_transactions, config.max_batch_changes, config.max_batch_bytes),
@@ -90,8 +91,6 @@ class Batcher:
         self.taken_lsn = state.high_lsn
         #: Whether transactions were read that are in no batch yet. Written by intake; requests then closes nothing.
         self.is_taking = False
-        #: Until then a batch of a backlog stays open for what comes next, by the event loop's clock.
-        self._held_until_s = 0.0
 
     @property
     def plans_now(self) -> dict[int, TablePlan]:
@@ -123,7 +122,7 @@ class Batcher:
     @property
     def oldest_commit_time_us(self) -> int | None:
         """Return the publisher's commit time of the oldest transaction not committed here, None if there is none."""
-        head = self._pool.head or self._open
+        head = self._pool.flight.state.head or self._open
         return head.batch.first_commit_time_us if head else None
 
     @property
@@ -234,14 +233,14 @@ class Batcher:
             self.announce(piece.relations)
         else:
             job.commands.update(commands)
-        self._pool.count_in(piece.size_bytes)
+        self._pool.flight.count_in(piece.size_bytes)
         await job.pieces.put(piece)
         if piece.is_last:
             self.received_lsn = piece.end_lsn
             self.taken_lsn = max(self.taken_lsn, piece.end_lsn)
             job.batch.first_lsn = job.batch.end_lsn = piece.end_lsn
             job.prepare = piece.event if isinstance(piece.event, Prepare) else None
-            self._pool.ended(job)
+            self._pool.flight.ended(job)
             await job.pieces.put(None)
             # Cleared only now, because until the worker can know of the end, a drain must not wait for it.
             self._large = None
@@ -280,9 +279,26 @@ class Batcher:
         self._note_alone(job, event)
 
     def close_if_due(self) -> None:
-        """Close the open batch if `closing.py` says so; called when something was read, or the pool has changed."""
+        """Close the open batch if it is due; called when something was read, or the pool has changed."""
         if self._open is not None:
-            self._closing.look(self._open.batch, self._reader.heard_s)
+            self._close_after(self._closing.look(self._open.batch, self._reader.heard_s))
+
+    def _close_after(self, wait_s: float | None) -> None:
+        if wait_s == 0.0:
+            self._close()
+        elif wait_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._waited)
+
+    def _waited(self) -> None:
+        self._timer = None
+        if self._open is not None:
+            self._close_after(self._closing.waited(self._open.batch, self._clock()))
+
+    def _disarm(self) -> None:
+        self._closing.closed()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def close_open(self) -> None:
         """Close the batch that is open, if one is: what comes next is not for it."""
@@ -291,7 +307,7 @@ class Batcher:
 
     def hold_open(self, for_s: float) -> None:
         """Keep a batch of a backlog open for so many seconds: what comes next may join it soon."""
-        self._held_until_s = self._clock() + for_s
+        self._closing.hold_open(self._clock() + for_s)
 
     def close_first(self) -> None:
         """Close the batch that is open, if it is the first one."""
@@ -305,11 +321,11 @@ class Batcher:
 
     def finish(self) -> None:
         """Hand over what is whole, and close nothing later."""
-        self._closing.disarm()
+        self._disarm()
         self.close_open()
 
     def _close(self) -> None:
-        self._closing.disarm()
+        self._disarm()
         job = self._open
         assert job is not None
         self._open = None

@@ -151,7 +151,7 @@ class CommandTransactions:
         """
         self._reader.stop()
         with self._reader.waiting("commands of the publisher"):
-            while not self._pool.is_idle:
+            while not self._pool.flight.state.is_idle:
                 self._moved.clear()
                 await self._moved.wait()
             if self._has_later:

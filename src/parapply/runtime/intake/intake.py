@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import TYPE_CHECKING, Final
 
 from parapply.errors import TargetRefused
+from parapply.logs import get_logger
 from parapply.plan.steps import check_plans
 from parapply.wire.messages import BeginPrepare, Prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from parapply.engine.intake import DueTimes, Room
+    from parapply.engine.state import EngineState
     from parapply.model import Transaction
     from parapply.runtime.intake.admission import Admission
     from parapply.runtime.intake.batcher import Batcher
     from parapply.runtime.intake.commands import CommandTransactions
-    from parapply.runtime.intake.due import DueTimes
     from parapply.runtime.intake.reader import SlotReader
-    from parapply.runtime.intake.room import Room
     from parapply.runtime.intake.special import SpecialTransactions
     from parapply.runtime.pool.pool import WorkerPool
     from parapply.runtime.tables.plans import TablePlans
@@ -41,6 +43,7 @@ class Intake:
         *,
         commands: CommandTransactions,
         due: DueTimes,
+        engine: EngineState,
         tables: TablePlans,
         pool: WorkerPool,
         on_keepalive: Callable[[Keepalive], None],
@@ -57,6 +60,7 @@ class Intake:
             batcher: of the open batch.
             commands: takes what holds commands of the publisher.
             due: when transactions may enter.
+            engine: what time it is on the publisher.
             tables: for plans.
             pool: gets the batches.
             on_keepalive: called with every keep-alive, after what came before it was taken.
@@ -71,11 +75,16 @@ class Intake:
         self._commands = commands
         self._batcher = batcher
         self._due = due
+        self._engine = engine
         self._tables = tables
         self._pool = pool
         self._on_keepalive = on_keepalive
         self._on_received = on_received
         self._on_end = on_end
+        self._has_room = asyncio.Event()
+        self._is_told_full = False
+        self._clock = asyncio.get_running_loop().time
+        self._log = get_logger()
 
     async def run(self) -> None:
         """Read until cancelled.
@@ -101,7 +110,7 @@ class Intake:
                     self._on_keepalive(keepalive)
                 batcher.close_if_due()
                 self._on_received()
-                await self._room.wait()
+                await self._wait_for_room()
                 if reader.is_drained and (pause_s := batcher.pause_s):
                     await reader.pause(pause_s)
         finally:
@@ -112,11 +121,30 @@ class Intake:
 
     def worker_changed(self) -> None:
         """Note that a worker is idle or a batch has committed; called by the worker pool."""
-        self._room.changed()
+        self._has_room.set()
         self._commands.pool_changed()
-        if self._pool.is_idle:
+        if self._pool.flight.state.is_idle:
             self._reader.end_pause()
         self._batcher.close_if_due()
+
+    def _is_room_left(self) -> bool:
+        open_bytes = self._batcher.open_bytes
+        is_left = self._room.is_left(open_bytes)
+        if not is_left and not self._is_told_full:
+            held_bytes = self._pool.flight.state.held_bytes + open_bytes
+            if self._room.is_memory_full(held_bytes):
+                self._is_told_full = True
+                self._log.warning("memory_limit_reached", size_bytes=held_bytes)
+        return is_left
+
+    async def _wait_for_room(self) -> None:
+        """Return when more may be taken; reading is stopped until then."""
+        while not self._is_room_left():
+            self._reader.stop()
+            self._has_room.clear()
+            await self._has_room.wait()
+        self._is_told_full = False
+        self._reader.go_on()
 
     async def _take_due(self, transactions: list[Transaction]) -> None:
         """Take transactions as soon as each is due."""
@@ -126,7 +154,7 @@ class Intake:
             return
         at = 0
         while at < len(transactions):
-            end = due.first_not_due(transactions, at)
+            end = due.first_not_due(transactions, at, self._engine.source_time_us(self._clock()))
             if end > at:
                 await self._take_all(transactions[at:end])
                 at = end
@@ -138,7 +166,7 @@ class Intake:
         hold, reader = self._admission.hold, self._reader
         self._batcher.close_open()
         reader.stop()
-        while (left_s := self._due.left_s(transaction)) > 0:
+        while (left_s := self._due.left_s(transaction, self._engine.source_time_us(self._clock()))) > 0:
             if hold.holds(transaction):
                 await self._admission.wait_at_hold(transaction)
                 continue
@@ -149,19 +177,19 @@ class Intake:
                 # sends again what begins before the position that it was told.
                 self._on_end(self._batcher.received_lsn)
             with reader.waiting(what):
-                await hold.wait_for_change(min(left_s, _LOOK_S))
+                await self._admission.wait_until_hold_moves(min(left_s, _LOOK_S))
 
     async def _take_all(self, transactions: list[Transaction]) -> None:
-        admission, room = self._admission, self._room
+        admission = self._admission
         at = 0
         while at < len(transactions):
-            if not room.is_left():
-                await room.wait()
+            if not self._is_room_left():
+                await self._wait_for_room()
             if admission.hold.lets_pass(transactions):
                 at = self._take_run(transactions, at)
                 if at == len(transactions):
                     break
-                if not room.is_left():
+                if not self._is_room_left():
                     continue
             elif admission.hold.holds(transactions[at]):
                 await admission.wait_at_hold(transactions[at])
@@ -179,7 +207,7 @@ class Intake:
             return at
         while at < len(transactions) and admission.is_plain(transactions[at]):
             at = batcher.add_run(transactions, at)
-            if batcher.is_empty and not self._room.is_left():
+            if batcher.is_empty and not self._is_room_left():
                 break
         return at
 

@@ -9,7 +9,7 @@ import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from parapply.runtime.intake.gathering import SHORTEST_JUDGED_S, Gathering
+from parapply.engine.pace import SHORTEST_JUDGED_S, Gathering
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,7 @@ class SlotReader:
             stream: of the slot.
             assembler: new.
         """
-        self._stream = stream
+        self.stream = stream
         self._assembler = assembler
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
@@ -83,7 +83,7 @@ class SlotReader:
     @property
     def is_drained(self) -> bool:
         """Tell whether the last read took everything that had come."""
-        return self._stream.is_drained
+        return self.stream.is_drained
 
     async def read(self) -> list[Transaction]:
         """Wait until something has come, and return what it completes: transactions, pieces and events.
@@ -101,25 +101,25 @@ class SlotReader:
             self._waits_since_s = 0.0
         self._readable.clear()
         # No name for the frames: it would keep the last of them, and one may be a gigabyte.
-        transactions = self._assembler.push(self._stream.drain(_DRAIN_BYTES))
+        transactions = self._assembler.push(self.stream.drain(_DRAIN_BYTES))
         self.heard_s = self._clock()
         return transactions
 
     def take_keepalive(self) -> Keepalive | None:
         """Return the keep-alive that came with the last read, once; everything that came before it was returned."""
-        keepalive, self._stream.keepalive = self._stream.keepalive, None
+        keepalive, self.stream.keepalive = self.stream.keepalive, None
         return keepalive
 
     def start(self) -> None:
         """Begin to read."""
-        self._stream.resume_reading(self._bytes_came)
+        self.stream.resume_reading(self._bytes_came)
 
     def stop(self) -> None:
         """Read no more until `go_on`."""
         if not self.is_paused:
             self._paused_since_s = self._clock()
         self.is_paused = True
-        self._stream.pause_reading()
+        self.stream.pause_reading()
 
     def go_on(self) -> None:
         """Read again if reading is stopped."""
@@ -129,12 +129,12 @@ class SlotReader:
             self.heard_s = self._clock()
             self._paused_s += self.heard_s - self._paused_since_s
             self._paused_since_s = 0.0
-            self._stream.resume_reading(self._bytes_came)
+            self.stream.resume_reading(self._bytes_came)
 
     def end(self) -> None:
         """Read no more at all."""
         self._waits_for = "nothing: it has ended"
-        self._stream.pause_reading()
+        self.stream.pause_reading()
 
     async def pause(self, pause_s: float) -> None:
         """Let the publisher send more than one message before the next read; `end_pause` ends it early.
@@ -143,18 +143,18 @@ class SlotReader:
             pause_s: how long at most: less where the kernel's buffer is full before.
         """
         pause_s = self._gathering.pause_s(pause_s)
-        if not pause_s or not self._stream.gathers:
+        if not pause_s or not self.stream.gathers:
             return
-        self._stream.pause_reading()
+        self.stream.pause_reading()
         self._pause_over.clear()
         self._is_pause_ended = False
         if pause_s < SHORTEST_JUDGED_S:
             await self._passes(pause_s)
         elif await self._passes(pause_s / 2):
-            at_half_bytes = self._stream.waiting_bytes
+            at_half_bytes = self.stream.waiting_bytes
             if await self._passes(pause_s / 2):
-                self._gathering.paused(pause_s, has_grown=self._stream.waiting_bytes > at_half_bytes)
-        self._stream.resume_reading(self._bytes_came)
+                self._gathering.paused(pause_s, has_grown=self.stream.waiting_bytes > at_half_bytes)
+        self.stream.resume_reading(self._bytes_came)
 
     async def _passes(self, seconds: float) -> bool:
         """Wait, and tell whether the pause was not ended early."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parapply.engine.job import OutcomeJob, StreamJob
 from parapply.plan.batch import Batch
 from parapply.runtime.intake.commands import check_not_prepared
-from parapply.runtime.pool.job import OutcomeJob, StreamJob
 from parapply.runtime.pool.pool import give_way
 from parapply.runtime.pool.streams import piece_of
 from parapply.wire.chunk import Chunk
@@ -26,12 +26,12 @@ from parapply.wire.messages import (
 )
 
 if TYPE_CHECKING:
+    from parapply.engine.job import Job
     from parapply.model import Transaction
     from parapply.plan.commands import JudgedFrames
     from parapply.runtime.intake.admission import Admission
     from parapply.runtime.intake.batcher import Batcher
     from parapply.runtime.intake.commands import CommandTransactions
-    from parapply.runtime.pool.job import Job
     from parapply.runtime.pool.pool import WorkerPool
     from parapply.runtime.pool.streams import StreamBuffer, StreamBuffers
 
@@ -103,10 +103,10 @@ class SpecialTransactions:
 
     async def _chunk(self, piece: Transaction, chunk: Chunk) -> None:
         stream = await self._streams.add(piece, chunk, self._batcher.last_seq)
-        follower = self._pool.follower_of(stream)
+        follower = self._pool.flight.follower_of(stream)
         if follower is not None and self._admission.is_apart(stream.relations, self._batcher.received_lsn):
             give_way(follower)
-        if not self._streams.is_worth_a_worker(stream) or not self._pool.may_follow:
+        if not self._streams.is_worth_a_worker(stream) or not self._pool.flight.may_follow:
             return
         # Its commit lies after all that has come; what may have to be left out of it is not applied before that.
         if not self._admission.is_apart(stream.relations, self._batcher.received_lsn):
@@ -130,7 +130,7 @@ class SpecialTransactions:
         else:
             await self._admission.announce(stream.relations)
         if not is_done and self._admission.is_apart(stream.relations, event.commit_lsn):
-            if (follower := self._pool.follower_of(stream)) is not None:
+            if (follower := self._pool.flight.follower_of(stream)) is not None:
                 # Its locks would hold up the copy that it waits for.
                 give_way(follower)
             stream.kept = await self._admission.kept_of(stream.relations, event.commit_lsn)
@@ -143,7 +143,7 @@ class SpecialTransactions:
             return None
         self._streams.take(event)
         batch = self._batcher.new_batch()
-        job = self._pool.follower_of(stream)
+        job = self._pool.flight.follower_of(stream)
         if job is None:
             job = StreamJob(batch, self._batcher.plans_now, stream)
         else:

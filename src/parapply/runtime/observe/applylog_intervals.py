@@ -20,12 +20,12 @@ from parapply.vocabulary import WorkerState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from parapply.engine.flight import Flight
+    from parapply.engine.state import EngineState
     from parapply.runtime.apply.worker import Worker
-    from parapply.runtime.control.shown import Shown
     from parapply.runtime.intake.batcher import Batcher
     from parapply.runtime.intake.reader import SlotReader
     from parapply.runtime.observe.applylog_writer import ApplyLogWriter
-    from parapply.runtime.pool.pool import WorkerPool
     from parapply.runtime.tables.control_pool import ControlPool
 
 _ACTIVITY: Final = sql.SQL(
@@ -78,9 +78,9 @@ class Intervals:
         *,
         reader: SlotReader,
         batcher: Batcher,
-        pool: WorkerPool,
+        flight: Flight,
         workers: Sequence[Worker],
-        shown: Shown,
+        engine: EngineState,
         sender_pid: int,
     ) -> None:
         """Begin the first interval; those with work are written where there is an apply log.
@@ -92,9 +92,9 @@ class Intervals:
             control_pool: for samples of the workers' sessions.
             reader: of the slot.
             batcher: of intake.
-            pool: of the workers.
+            flight: whose batches are watched.
             workers: that are there now.
-            shown: what was last seen of the publisher.
+            engine: what was last seen of the publisher.
             sender_pid: the publisher's process that sends.
         """
         self._writer = writer
@@ -103,9 +103,9 @@ class Intervals:
         self._control_pool = control_pool
         self._reader = reader
         self._batcher = batcher
-        self._pool = pool
+        self._flight = flight
         self._workers = workers
-        self._shown = shown
+        self._engine = engine
         self._sender_pid = sender_pid
         #: Whether that process runs on this machine.
         self._is_sender_near = machine.is_sender(sender_pid)
@@ -113,7 +113,7 @@ class Intervals:
         self._clock = asyncio.get_running_loop().time
         #: Whether the target runs on this machine; None: not known yet.
         self._is_near: bool | None = None
-        self._order = "relaxed" if pool.is_relaxed else "preserve"
+        self._order = "relaxed" if flight.state.is_relaxed else "preserve"
         self._applied = 0
         self._begun = self._now()
         self._cpu_then = self._cpu()
@@ -132,9 +132,9 @@ class Intervals:
         length_s, cpu_s, waited_s, paused_s = (now - before for now, before in zip(self._begun, begun, strict=True))
         # Not the watermark: keep-alives move it, too.
         applied, self._applied = self._applied, sum([worker.transactions for worker in self._workers])
-        had_work = not self._pool.is_idle or applied != self._applied
-        behind_bytes = max(0, (self._shown.source_lsn or 0) - self._batcher.received_lsn)
-        state, waits = limiting.state_of(self._pool, self._workers), limiting.waits_of(self._pool, self._workers)
+        had_work = not self._engine.is_idle or applied != self._applied
+        behind_bytes = max(0, (self._engine.source_lsn or 0) - self._batcher.received_lsn)
+        state, waits = limiting.state_of(self._flight, self._workers), limiting.waits_of(self._flight, self._workers)
         backends, locks = await self._sampled() if had_work else ((), ())
         sampled = tuple([(one.wait, one.samples) for one in backends])
         self.limiting.add(Look(state, length_s, cpu_s, waited_s, paused_s, behind_bytes, sampled, waits, locks))

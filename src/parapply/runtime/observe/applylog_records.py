@@ -20,17 +20,17 @@ from parapply.applylog_schema import (
     TransactionRecord,
     WaitedFor,
 )
+from parapply.engine.job import SetJob
 from parapply.model import Relation, format_lsn
 from parapply.plan.steps import read_truncate
-from parapply.runtime.pool.job import SetJob
 from parapply.wire.rows import DELETE, INSERT, KIND_AT, RELATION_AT, TRUNCATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from parapply.applylog_schema import ConflictRecord
+    from parapply.engine.job import Alone, Job
     from parapply.model import Transaction
-    from parapply.runtime.pool.job import Alone, Job
     from parapply.vocabulary import Reading
 
 

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parapply.config import Config
+    from parapply.engine.flight import Flight
+    from parapply.engine.state import EngineState
     from parapply.metrics.figures import Values
     from parapply.runtime.apply.conflicts import ConflictHandler
     from parapply.runtime.apply.worker import Worker
     from parapply.runtime.control.progress import Progress
-    from parapply.runtime.control.shown import Shown
     from parapply.runtime.intake.admission import Admission
     from parapply.runtime.intake.batcher import Batcher
     from parapply.runtime.intake.reader import SlotReader
     from parapply.runtime.observe.applylog_writer import ApplyLogWriter
     from parapply.runtime.observe.monitor import Monitor
-    from parapply.runtime.pool.pool import WorkerPool
     from parapply.runtime.pool.streams import StreamBuffers
     from parapply.runtime.pool.two_phase import TwoPhase
     from parapply.runtime.tables.copied import Copied
@@ -45,10 +45,10 @@ class Parts(NamedTuple):
     reader: SlotReader
     batcher: Batcher
     admission: Admission
-    pool: WorkerPool
+    flight: Flight
     workers: Sequence[Worker]
     progress: Progress
-    shown: Shown
+    engine: EngineState
     conflict_handler: ConflictHandler
     streams: StreamBuffers
     spill: Spill
@@ -89,9 +89,9 @@ class Gauges:
     def lag(self) -> Lag | None:
         """Return the last check of both ends, None if there was none yet."""
         if self.parts is not None:
-            shown = self.parts.shown
+            shown = self.parts.engine
             if shown.lag_s is not None and shown.source_lsn is not None:
-                low_lsn = self.parts.pool.watermark.low_lsn
+                low_lsn = self.parts.flight.state.watermark.low_lsn
                 self._lag = Lag(shown.lag_s, shown.looked_s, shown.source_lsn, low_lsn)
         return self._lag
 
@@ -122,7 +122,7 @@ class Gauges:
             values[table.LSN]["lowest",] = lag.low_lsn
         states = Counter(dict.fromkeys(table.WORKER_STATES, 0))
         if self.parts is not None:
-            values |= _present(self.parts)
+            values |= _present(self.parts, self._clock())
             values |= _slot(self.parts.monitor, self._clock())
             values |= migration_values(self.parts.monitor.moves.migration)
             values |= cutover_values(self.parts.monitor.moves.cutover)
@@ -132,11 +132,11 @@ class Gauges:
         return values
 
 
-def _present(parts: Parts) -> Values:
+def _present(parts: Parts, now_s: float) -> Values:
     return {
-        table.QUEUE_BATCHES: {(): len(parts.pool)},
-        table.QUEUE_BYTES: {(): parts.pool.held_bytes + parts.batcher.open_bytes},
-        table.BLOCKED_SECONDS: {(): parts.shown.blocked_s},
+        table.QUEUE_BATCHES: {(): len(parts.flight.state.jobs)},
+        table.QUEUE_BYTES: {(): parts.flight.state.held_bytes + parts.batcher.open_bytes},
+        table.BLOCKED_SECONDS: {(): parts.engine.blocked_s(now_s)},
         table.READING_PAUSED: {(): float(parts.reader.is_paused)},
         table.STREAMS: {(): len(parts.streams)},
         table.SPILL_BYTES: {(): parts.spill.used_bytes},
@@ -160,11 +160,11 @@ def _slot(monitor: Monitor, now_s: float) -> Values:
 
 
 def _positions(parts: Parts) -> dict[tuple[str, ...], float]:
-    watermark = parts.pool.watermark
+    watermark = parts.flight.state.watermark
     return {
         ("received",): parts.batcher.received_lsn,
         ("highest",): watermark.high_lsn,
         ("lowest",): watermark.low_lsn,
-        ("durable",): parts.progress.durable_lsn,
+        ("durable",): parts.engine.durable_lsn,
         ("confirmed",): parts.stream.confirmed_flush_lsn,
     }

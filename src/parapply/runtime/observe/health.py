@@ -53,14 +53,14 @@ class Health:
     def state(self) -> tuple[DaemonState, str]:
         """Return the state, and why it is that if it is not plain."""
         if self._state[0] is DaemonState.RUNNING and self._gauges.parts is not None:
-            shown, reason = self._gauges.parts.shown.state
+            shown, reason = self._gauges.parts.engine.shown
             # Still ready: a restart would wait for the same lock.
             return (shown, reason) if shown is DaemonState.RETRYING else (self._state[0], self._blocked_reason)
         return self._state
 
     @property
     def _blocked_reason(self) -> str:
-        return "" if self._gauges.parts is None else self._gauges.parts.shown.blocked_reason
+        return "" if self._gauges.parts is None else self._gauges.parts.engine.blocked_reason(self._clock())
 
     @property
     def is_ready(self) -> bool:

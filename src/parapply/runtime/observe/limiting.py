@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parapply.applylog_schema import LockHolder
+    from parapply.engine.flight import Flight
+    from parapply.engine.job import Job
     from parapply.plan.waits import Wait
     from parapply.runtime.apply.worker import Worker
-    from parapply.runtime.pool.job import Job
-    from parapply.runtime.pool.pool import WorkerPool
 
 #: Seconds that are looked back on: long enough for a share to mean something, short enough to be the present.
 _WINDOW_S: Final = 120.0
@@ -109,22 +109,22 @@ class Limiting:
         return limits.said(rows, [reading], samples, f"last {self._length_s:.0f} s", named, limits.held_by(locks))
 
 
-def state_of(pool: WorkerPool, workers: Sequence[Worker]) -> str:
+def state_of(flight: Flight, workers: Sequence[Worker]) -> str:
     """Return what there is now, as `limits.state_of` names it."""
     held = [worker for worker in workers if worker.job is not None]
     return limits.state_of(
         workers=len(workers),
-        queued=max(0, len(pool) - len(held)),
-        blocked=pool.n_blocked,
+        queued=max(0, len(flight.state.jobs) - len(held)),
+        blocked=flight.n_blocked,
         held=len(held),
         executing=sum([_is_executing(worker) for worker in held]),
         late=len(_late(workers)),
     )
 
 
-def waits_of(pool: WorkerPool, workers: Sequence[Worker]) -> tuple[tuple[str, str, str], ...]:
+def waits_of(flight: Flight, workers: Sequence[Worker]) -> tuple[tuple[str, str, str], ...]:
     """Return kind, table and name of what batches wait for, or have waited for before their late rows: the last."""
-    found: list[Wait | None] = [waits[-1] for job in pool.waiting_jobs() if (waits := pool.waits_of(job))]
+    found: list[Wait | None] = [waits[-1] for job in flight.waiting_jobs() if (waits := flight.waits_of(job))]
     found += [job.waited_for for job in _late(workers)]
     return tuple([(wait.kind.value, wait.table, wait.name) for wait in found if wait is not None])
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parapply.runtime.pool.job import SetJob
+from parapply.engine.job import SetJob
 from parapply.target.state.display import TableCounts
 from parapply.vocabulary import CommandOutcome, Mode, RetryReason
 
 if TYPE_CHECKING:
+    from parapply.engine.job import Job
     from parapply.metrics.figures import Figures
-    from parapply.runtime.pool.job import Job
 
 #: Tables whose counts are written to the target at one time, so that thousands of them cost no more than that.
 _TABLES = 200

@@ -25,14 +25,14 @@ from parapply.vocabulary import DaemonState, WorkerState
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from parapply.engine.flight import Flight
+    from parapply.engine.job import Job
+    from parapply.engine.state import EngineState
     from parapply.metrics.figures import Figures
     from parapply.runtime.apply.conflicts import ConflictHandler
     from parapply.runtime.apply.worker import Worker
-    from parapply.runtime.control.shown import Shown
     from parapply.runtime.intake.batcher import Batcher
     from parapply.runtime.observe.applylog_intervals import Intervals
-    from parapply.runtime.pool.job import Job
-    from parapply.runtime.pool.pool import WorkerPool
     from parapply.runtime.tables.control_pool import ControlPool
     from parapply.runtime.tables.plans import TablePlans
     from parapply.runtime.worker_tasks import WorkerTasks
@@ -77,13 +77,12 @@ class Monitor:
         *,
         slot_name: str,
         stream: CatchUpStream,
-        pool: WorkerPool,
+        flight: Flight,
         batcher: Batcher,
-        shown: Shown,
+        engine: EngineState,
         worker_tasks: WorkerTasks,
         tables: TablePlans,
         conflict_handler: ConflictHandler,
-        foreign_waits: Mapping[int, str],
         figures: Figures,
         note: str,
         intervals: Intervals,
@@ -92,7 +91,7 @@ class Monitor:
     ) -> None:
         """Keep the parts to show.
 
-        `foreign_waits` says what a worker waits for on the target, by its number; `note` what people shall see as the
+        `note` what people shall see as the
         reason while all goes well. `intervals` gets its turn after each check. `timeline` is recorded, and
         `ask_timeline` asks for that of a standby.
         """
@@ -102,9 +101,9 @@ class Monitor:
         self._slot_id = slot_id
         self._slot_name = slot_name
         self._stream = stream
-        self._pool = pool
+        self._flight = flight
         self._batcher = batcher
-        self._shown = shown
+        self._engine = engine
         self._worker_tasks = worker_tasks
         self._workers = worker_tasks.workers
         #: What is shown of each, by its number.
@@ -115,7 +114,6 @@ class Monitor:
         self._unwritten_tables: dict[tuple[str, str], display.TableRow] = {}
         self._unwritten_counts: dict[str, display.TableCounts] = {}
         self._conflict_handler = conflict_handler
-        self._foreign_waits = foreign_waits
         self._figures = figures
         self._note = note
         self._log = get_logger()
@@ -143,7 +141,7 @@ class Monitor:
     @property
     def limits(self) -> dict[str, Any] | None:
         """Return what limits, as `status` shows it; None where nothing is known of the present."""
-        is_present = self.now_s - self._shown.looked_s < _SILENT_S
+        is_present = self.now_s - self._engine.looked_s < _SILENT_S
         return self._intervals.limiting.latest if is_present else None
 
     @property
@@ -167,13 +165,13 @@ class Monitor:
             except SourceLost:
                 await asyncio.sleep(_LEAVE_S)
                 raise
-            self._shown.source_lsn, self._shown.source_insert_lsn = position.flush_lsn, position.insert_lsn
-            self._shown.source_clock_us, self._shown.passed_us = position.clock_us, position.passed_us
-            self._shown.lag_s = self._lag_s(position.flush_lsn, position.clock_us)
-            self._shown.looked_s = self._clock()
+            self._engine.source_lsn, self._engine.source_insert_lsn = position.flush_lsn, position.insert_lsn
+            self._engine.source_clock_us, self._engine.passed_us = position.clock_us, position.passed_us
+            self._engine.lag_s = self._lag_s(position.flush_lsn, position.clock_us)
+            self._engine.looked_s = self._clock()
             trouble = self._conflict_handler.trouble
-            note = self._shown.blocked_reason or self._note or self._worker_tasks.reason
-            self._shown.state = (DaemonState.RETRYING, trouble) if trouble else (DaemonState.RUNNING, note)
+            note = self._engine.blocked_reason(self._clock()) or self._note or self._worker_tasks.reason
+            self._engine.shown = (DaemonState.RETRYING, trouble) if trouble else (DaemonState.RUNNING, note)
             await self._look_at_timeline(position.timeline)
             await self.show()
             await self._look_at_moves()
@@ -220,7 +218,7 @@ class Monitor:
     def _lag_s(self, flush_lsn: int, now_us: int) -> float:
         """Return how far the target is behind: the age of the oldest source position or transaction not applied."""
         now_s = self._clock()
-        low_lsn = self._pool.watermark.low_lsn
+        low_lsn = self._flight.state.watermark.low_lsn
         if flush_lsn > low_lsn and (not self._seen or self._seen[-1][0] < flush_lsn):
             self._seen.append((flush_lsn, now_s))
         while self._seen and self._seen[0][0] <= low_lsn:
@@ -248,7 +246,7 @@ class Monitor:
         Raises:
             TargetLost, TargetRefused: it could not be written.
         """
-        await self._conflict_handler.look(self._pool.watermark.low_lsn, self._is_committing)
+        await self._conflict_handler.look(self._flight.state.watermark.low_lsn, self._is_committing)
         rows = self.worker_rows()
         changed = [self._dated(*row) for number, row in rows.items() if self._shown_workers.get(number) != row]
         have_left = not self._shown_workers.keys() <= rows.keys()
@@ -276,7 +274,7 @@ class Monitor:
     def worker_rows(self) -> dict[int, tuple[WorkerRow, float]]:
         """Return what each worker does now and waits for, and since when by the event loop's clock, by its number."""
         # One idle worker for each batch that waits: the others are idle because there is nothing else to do.
-        blocked = iter([job for job in self._pool.waiting_jobs() if self._pool.waits_of(job)])
+        blocked = iter([job for job in self._flight.waiting_jobs() if self._flight.waits_of(job)])
         idle = WorkerState.IDLE
         return {
             worker.number: (self._row(worker, next(blocked, None) if worker.state is idle else None), worker.since_s)
@@ -307,21 +305,21 @@ class Monitor:
 
     def _waits_for(self, worker: Worker, blocked: Job | None) -> str | None:
         """Say what a worker waits for, or, of an idle one, what the batch waits for that it would take."""
-        if worker.state in AT_WORK and worker.number in self._foreign_waits:
-            return self._foreign_waits[worker.number]
+        if worker.state in AT_WORK and worker.number in self._engine.foreign_waits:
+            return self._engine.foreign_waits[worker.number]
         if worker.state in (WorkerState.WAITING, WorkerState.RETRYING) and worker.job is not None:
             return self._turn_waits_for(worker.job)
         if blocked is not None:
-            return f"batch {blocked.batch.seq} waits for {self._pool.waits_of(blocked)[-1]}"
+            return f"batch {blocked.batch.seq} waits for {self._flight.waits_of(blocked)[-1]}"
         return None
 
     def _turn_waits_for(self, job: Job) -> str | None:
         """Say what a job waits for that a worker has."""
-        head = self._pool.head
+        head = self._flight.state.head
         if head is None or head is job:
             return None
-        late = self._pool.late_waits_of(job)
+        late = self._flight.late_waits_of(job)
         turn = f"its turn, after batch {head.batch.seq}"
         if late:
-            return f"{late[-1]}" if self._pool.is_relaxed else f"{turn}; partly {late[-1]}"
+            return f"{late[-1]}" if self._flight.state.is_relaxed else f"{turn}; partly {late[-1]}"
         return turn

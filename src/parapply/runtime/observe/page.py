@@ -92,9 +92,9 @@ class StatusPage:
             safe_bytes = seen.facts.safe_wal_bytes
             limit = "" if safe_bytes is None else f"; {max(0, safe_bytes):,} more before the slot can be lost"
             yield "WAL kept", f"{kept_bytes:,} bytes, {seen.facts.wal_status}{limit}"
-        held_bytes = parts.pool.held_bytes + parts.batcher.open_bytes
+        held_bytes = parts.engine.held_bytes + parts.batcher.open_bytes
         paused = ", reading is paused" if parts.reader.is_paused else ""
-        n = len(parts.pool)
+        n = len(parts.engine.jobs)
         yield "in hand", f"{n:,} batch{'' if n == 1 else 'es'}, {held_bytes:,} bytes{paused}"
         if parts.two_phase.n_pending:
             yield "prepared", f"{parts.two_phase.n_pending:,} transactions wait for their outcome"

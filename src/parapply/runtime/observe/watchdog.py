@@ -15,11 +15,11 @@ from parapply.runtime.apply.deadlocks import AT_WORK
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from parapply.engine.flight import Flight
     from parapply.runtime.apply.worker import Worker
     from parapply.runtime.intake.batcher import Batcher
     from parapply.runtime.intake.reader import SlotReader
     from parapply.runtime.observe.gauges import Parts
-    from parapply.runtime.pool.pool import WorkerPool
 
 
 class Heartbeat(NamedTuple):
@@ -59,20 +59,25 @@ def signs_of(parts: Parts) -> list[Heartbeat]:
     progress = parts.progress
     return [
         Heartbeat("progress", progress.turns, "the target" if progress.is_asking_target else ""),
-        _intake(parts.reader, parts.batcher, parts.pool),
-        _pool(parts.pool, parts.workers, has_trouble=bool(parts.conflict_handler.troubles)),
+        _intake(parts.reader, parts.batcher, parts.flight),
+        _pool(parts.flight, parts.workers, has_trouble=bool(parts.conflict_handler.troubles)),
     ]
 
 
-def _intake(reader: SlotReader, batcher: Batcher, pool: WorkerPool) -> Heartbeat:
+def _intake(reader: SlotReader, batcher: Batcher, flight: Flight) -> Heartbeat:
     # With the queue full, intake is waiting for the workers, which have a heartbeat of their own.
-    waits_for = reader.waits_for or ("" if pool.is_idle else "the workers")
+    waits_for = reader.waits_for or ("" if flight.state.is_idle else "the workers")
     return Heartbeat("intake", (reader.heard_s, batcher.taken_lsn), waits_for)
 
 
-def _pool(pool: WorkerPool, workers: Sequence[Worker], *, has_trouble: bool) -> Heartbeat:
-    moved = (pool.watermark.low_lsn, len(pool), pool.held_bytes, *(worker.since_s for worker in workers))
-    if pool.is_idle:
+def _pool(flight: Flight, workers: Sequence[Worker], *, has_trouble: bool) -> Heartbeat:
+    moved = (
+        flight.state.watermark.low_lsn,
+        len(flight.state.jobs),
+        flight.state.held_bytes,
+        *(worker.since_s for worker in workers),
+    )
+    if flight.state.is_idle:
         return Heartbeat("workers", moved, "work")
     is_at_target = any(worker.state in AT_WORK for worker in workers)
     return Heartbeat("workers", moved, "the target" if is_at_target else "a repair" if has_trouble else "")

@@ -23,6 +23,7 @@ from parapply.wire.rows import KIND_AT, TRUNCATE
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from parapply.engine.job import StreamJob
     from parapply.spill import BlockPlace, Spill, SpillFile
     from parapply.wire.chunk import Chunk
     from parapply.wire.messages import StreamAbort
@@ -135,6 +136,12 @@ class StreamBuffer:
         if self.file is not None:
             self.file.close()
             self.file = None
+
+
+def buffer_of(job: StreamJob) -> StreamBuffer:
+    """Return what has come of the transaction of a job."""
+    assert isinstance(job.stream, StreamBuffer), "this process keeps what is in progress there"
+    return job.stream
 
 
 def _cut_block(block: Block, n_changes: int) -> Block:

@@ -24,7 +24,7 @@ only until it is recorded, and its outcome is recorded after it, so what was rol
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from parapply import failpoints
 from parapply.errors import ApplyFailed, StatementFailed
@@ -36,10 +36,8 @@ from parapply.wire.messages import BeginPrepare, CommitPrepared, Prepare, Rollba
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from parapply.engine.job import Outcome
     from parapply.target.session.session import Record, WorkerSession
-
-#: What a job can do with a prepared transaction.
-Outcome: TypeAlias = CommitPrepared | RollbackPrepared | Prepare | StreamPrepare
 
 #: SQLSTATE of an outcome for a name that is not prepared.
 _UNKNOWN = "42704"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from psycopg import sql
@@ -71,6 +71,14 @@ _TIME = "('2000-01-01 00:00:00+00'::timestamptz + {}::bigint * '1 microsecond'::
 def wire_time_sql(number: str) -> str:
     """Return the timestamptz of a time on the wire (microseconds since 2000-01-01 UTC); NULL stays NULL."""
     return _TIME.format(number)
+
+
+class StatePlace(NamedTuple):
+    """Where the state of a slot is on the target."""
+
+    schema: str
+    slot_name: str
+    slot_id: int
 
 
 class SlotState(msgspec.Struct, frozen=True, kw_only=True):

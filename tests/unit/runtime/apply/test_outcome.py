@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from parapply.config import ConflictConfig
+from parapply.engine.flight import Flight
+from parapply.engine.job import OutcomeJob
+from parapply.engine.state import EngineState
 from parapply.errors import StatementFailed
 from parapply.metrics.figures import Figures
 from parapply.plan.batch import Batch
@@ -13,7 +16,6 @@ from parapply.runtime.apply.kit import WorkerKit
 from parapply.runtime.apply.outcome import apply_outcome
 from parapply.runtime.apply.repair import Repair
 from parapply.runtime.apply.transaction import TargetTransaction
-from parapply.runtime.pool.job import OutcomeJob
 from parapply.runtime.pool.pool import WorkerPool
 from parapply.vocabulary import Mode
 from parapply.wire.messages import RollbackPrepared
@@ -61,7 +63,7 @@ async def test_what_was_repaired_is_shown_no_longer() -> None:
     """With on_error = "retry" the state says what is wrong with an outcome while it is, and not afterwards."""
     handler, two_phase = _Impatient(), _RefusesOnce()
     kit = WorkerKit(
-        pool=WorkerPool(0, lambda: None, lambda _: None),
+        pool=WorkerPool(Flight(EngineState(0, 0.0)), lambda: None, lambda _: None),
         builder=cast("CommandBuilder", None),
         tables=cast("TablePlans", None),
         conflict_handler=handler,

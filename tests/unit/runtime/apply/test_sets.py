@@ -6,10 +6,12 @@ import asyncio
 
 import pytest
 
+from parapply.engine.flight import Flight
+from parapply.engine.job import SetJob
+from parapply.engine.state import EngineState
 from parapply.plan.batch import Batch
 from parapply.plan.plans import Plans
 from parapply.runtime.apply.sets import Ahead, SetCommands
-from parapply.runtime.pool.job import SetJob
 from parapply.runtime.pool.pool import WorkerPool
 from parapply.target.catalogue.match import match
 from parapply.target.sql.commands import CommandBuilder
@@ -89,16 +91,16 @@ def test_the_next_batch_that_waits_for_another_is_the_one() -> None:
     """Batches of a table without a key follow one another."""
 
     async def go() -> None:
-        pool = WorkerPool(0, lambda: None, lambda _job: None)
+        pool = WorkerPool(Flight(EngineState(0, 0.0)), lambda: None, lambda _job: None)
         asked = asyncio.ensure_future(pool.next_job())
         await asyncio.sleep(0)
         jobs = [_job(seq, 1) for seq in (1, 2, 3)]
         for job in jobs:
             pool.submit(job, 0.0)
         assert await asked is jobs[0]
-        assert pool.next_blocked is jobs[1]
+        assert pool.flight.next_blocked is jobs[1]
         pool.committed(jobs[0], 0.0)
         assert await pool.next_job() is jobs[1]
-        assert pool.next_blocked is jobs[2]
+        assert pool.flight.next_blocked is jobs[2]
 
     asyncio.run(go())

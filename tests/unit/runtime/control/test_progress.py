@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from parapply.engine.durability import Durability, Rules
+from parapply.engine.flight import Flight
+from parapply.engine.job import SetJob
+from parapply.engine.state import EngineState
 from parapply.errors import SourceLost
 from parapply.model import Until
-from parapply.plan.watermark import Watermark
-from parapply.runtime.control import progress as module
+from parapply.plan.batch import Batch
 from parapply.runtime.control.progress import Progress
-from parapply.runtime.control.shown import Shown
+from parapply.target.state.slots import StatePlace
 from parapply.tasks import end_tasks
 from parapply.vocabulary import DaemonState, Reading
 from parapply.wire.frames import Keepalive
@@ -21,7 +24,7 @@ from parapply.wire.frames import Keepalive
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from parapply.runtime.pool.job import Job
+    from parapply.engine.job import Job
     from parapply.target.state.slots import SlotProgress
 
 _AT_LSN = 100
@@ -55,29 +58,30 @@ class _Lab:
     def __init__(self, *, advance_interval_s: float = 0.01, is_apply_durable: bool = False) -> None:
         self.stream = _Stream()
         loop = asyncio.get_running_loop()
-        self.reader: Any = SimpleNamespace(is_paused=False, heard_s=loop.time())
-        self.batcher: Any = SimpleNamespace(received_lsn=_AT_LSN, holds_nothing=True)
-        self.pool: Any = SimpleNamespace(is_idle=True, watermark=Watermark(_AT_LSN))
-        self.shown = Shown()
-        self.shown.source_lsn = _SOURCE_LSN
-        parts: list[Any] = [SimpleNamespace(), self.stream, self.reader, self.batcher, self.pool]
-        self.progress = Progress(
-            *parts,
-            shown=self.shown,
-            schema="parapply",
-            slot_id=1,
+        self.reader: Any = SimpleNamespace(is_paused=False, heard_s=loop.time(), stream=self.stream)
+        self.batcher: Any = SimpleNamespace(received_lsn=_AT_LSN, holds_nothing=True, is_inside_large=False)
+        self.engine = EngineState(_AT_LSN, loop.time())
+        self.engine.source_lsn = _SOURCE_LSN
+        rules = Rules(
             advance_interval_s=advance_interval_s,
             status_interval_s=60,
             receive_timeout_s=60,
             is_apply_durable=is_apply_durable,
             until=Until(),
-            on_serving=lambda: None,
+            ask_idle_s=0.0,
         )
+        durability = Durability(Flight(self.engine), rules, loop.time())
+        parts: list[Any] = [SimpleNamespace(), StatePlace("parapply", "s", 1), self.reader, self.batcher, durability]
+        self.progress = Progress(*parts)
+
+    def begin(self) -> None:
+        """Have a batch in flight."""
+        self.engine.jobs[1] = SetJob(Batch(1), {})
 
     def commit(self, lsn: int) -> None:
         """Have a batch commit that ends at an LSN, while another one is in flight."""
-        self.pool.is_idle = False
-        self.pool.watermark.low_lsn = lsn
+        self.begin()
+        self.engine.watermark.low_lsn = lsn
         self.progress.committed(cast("Job", SimpleNamespace(batch=SimpleNamespace(commit_time_us=0))))
 
 
@@ -87,10 +91,10 @@ def _no_target(monkeypatch: pytest.MonkeyPatch) -> None:
         """Write nothing."""
 
     monkeypatch.setattr("parapply.target.state.slots.advance", advance)
-    monkeypatch.setattr(module, "_ASK_IDLE_S", 0.0)
 
 
 async def _while_running(lab: _Lab, work: Callable[[], Awaitable[object]]) -> None:
+    lab.progress.report()
     running = asyncio.create_task(lab.progress.run(), name="progress")
     reporting = asyncio.create_task(lab.progress.report_at_once(), name="reports")
     try:
@@ -113,7 +117,7 @@ async def test_an_idle_daemon_asks_what_has_been_passed() -> None:
         lab.progress.keepalive(Keepalive(end_lsn=300, send_time_us=0, reply_requested=False))
         lab.stream.asked.clear()
         await lab.stream.asked.wait()
-        assert lab.pool.watermark.low_lsn == 300
+        assert lab.engine.watermark.low_lsn == 300
 
     await _while_running(lab, work)
 
@@ -122,10 +126,11 @@ async def test_an_idle_daemon_asks_what_has_been_passed() -> None:
 async def test_it_does_not_ask_without_need(why: str) -> None:
     """A daemon that has something in hand learns by its commits, and one that is at the end knows it."""
     lab = _Lab()
-    lab.pool.is_idle = why != "working"
+    if why == "working":
+        lab.begin()
     lab.batcher.holds_nothing = why != "inside a transaction"
     if why == "at the end":
-        lab.shown.source_lsn = _AT_LSN
+        lab.engine.source_lsn = _AT_LSN
 
     async def work() -> None:
         turns = lab.progress.turns
@@ -147,10 +152,11 @@ async def test_nothing_is_said_after_the_last_word(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("parapply.target.state.slots.advance", advance)
     lab = _Lab()
+    lab.progress.report()
     running = asyncio.create_task(lab.progress.run(), name="progress")
     await lab.stream.told.wait()
     lab.progress.finish(DaemonState.STOPPED, "a conflict")
-    lab.shown.state = (DaemonState.RUNNING, "")
+    lab.engine.shown = (DaemonState.RUNNING, "")
     await running
     assert said[-1] == (DaemonState.STOPPED, "a conflict")
 
@@ -234,7 +240,7 @@ async def test_a_stream_that_ends_at_a_report_of_a_commit_is_no_error_of_the_wor
 
     monkeypatch.setattr(lab.stream, "send_status", send_status)
     lab.commit(200)
-    assert lab.progress.durable_lsn == 200
+    assert lab.engine.durable_lsn == 200
     with pytest.raises(SourceLost):
         await reporting
 
@@ -249,7 +255,7 @@ async def test_reports_wait_for_their_time_where_no_commit_waits(monkeypatch: py
     monkeypatch.setattr("parapply.target.state.slots.flush", flush)
 
     async def work() -> None:
-        lab.pool.is_idle = False
+        lab.begin()
         await lab.stream.told.wait()
         turns = lab.progress.turns
         for lsn in range(200, 300):

@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from parapply.config import ApplyConfig, DdlConfig
+from parapply.engine import intake as closing
+from parapply.engine.flight import Flight
+from parapply.engine.intake import DueTimes, Room
+from parapply.engine.job import LargeJob, SetJob
+from parapply.engine.state import EngineState
 from parapply.errors import ProtocolError
 from parapply.plan.copy_starts import CopyStarts
 from parapply.plan.plans import Plans
-from parapply.runtime.intake import admission, closing
+from parapply.runtime.intake import admission
 from parapply.runtime.intake.admission import Admission
 from parapply.runtime.intake.batcher import Batcher
 from parapply.runtime.intake.commands import CommandTransactions
-from parapply.runtime.intake.due import DueTimes
 from parapply.runtime.intake.intake import Intake
 from parapply.runtime.intake.reader import SlotReader
-from parapply.runtime.intake.room import Room
 from parapply.runtime.intake.special import SpecialTransactions
-from parapply.runtime.pool.job import LargeJob, SetJob
 from parapply.runtime.pool.pool import WorkerPool
 from parapply.runtime.pool.streams import StreamBuffers, StreamLimits
 from parapply.runtime.pool.two_phase import TwoPhase
@@ -35,7 +37,7 @@ from tests.unit.changes_model import PLAIN
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from parapply.runtime.pool.job import Job
+    from parapply.engine.job import Job
     from parapply.runtime.tables.copied import Copied
     from parapply.runtime.tables.plans import TablePlans
     from parapply.source.catch_up_stream import CatchUpStream
@@ -145,7 +147,9 @@ class _Lab:
     ) -> None:
         self.stream = _Stream()
         self.tables = _Tables()
-        self.pool = WorkerPool(low_lsn, self._changed, lambda _job: None, is_relaxed=order == "relaxed")
+        engine = EngineState(low_lsn, 0.0, is_relaxed=order == "relaxed")
+        flight = Flight(engine)
+        self.pool = WorkerPool(flight, self._changed, lambda _job: None)
         state = SlotState(
             slot_id=1,
             slot_name="s",
@@ -183,12 +187,13 @@ class _Lab:
         self.keepalives: list[tuple[int, bool]] = []
         self.intake = Intake(
             self.reader,
-            Room(self.reader, self.batcher, self.pool, limits),
+            Room(flight, memory_limit_bytes=limits.memory_limit_bytes, fewest_workers=limits.first_workers),
             admits,
             SpecialTransactions(self.batcher, admits, commands, streams, self.pool, piece_bytes=piece_bytes),
             self.batcher,
             commands=commands,
-            due=DueTimes(0, None, lambda: None),
+            due=DueTimes(0, None),
+            engine=engine,
             tables=tables,
             pool=self.pool,
             on_keepalive=lambda one: self.keepalives.append((one.end_lsn, self.batcher.holds_nothing)),
@@ -322,7 +327,7 @@ async def test_while_all_workers_are_busy_transactions_gather_in_one_batch() -> 
         for _ in range(3):
             lab.stream.feed(*lab.transaction())
         await settle()
-        assert len(lab.pool) == 1, "nobody is free: nothing is closed"
+        assert len(lab.pool.flight.state.jobs) == 1, "nobody is free: nothing is closed"
         second = asyncio.create_task(lab.take())
         assert len((await second).batch.transactions) == 3
         lab.commit(job)
@@ -350,7 +355,7 @@ async def test_a_batch_closes_at_its_limits(limit: dict[str, int], size: int) ->
     async with lab.running():
         lab.stream.feed(*[frame for _ in range(size + 1) for frame in lab.transaction(late_us=LATE_US)])
         await settle()
-        (job,) = lab.pool.jobs()
+        (job,) = lab.pool.flight.state.jobs.values()
         assert len(job.batch.transactions) == size
 
 
@@ -363,11 +368,11 @@ async def test_reading_stops_while_enough_batches_wait_and_goes_on_when_one_has_
         await settle()
         assert lab.reader.is_paused
         assert not lab.stream.reading.is_set()
-        n_waiting = len(lab.pool)
+        n_waiting = len(lab.pool.flight.state.jobs)
         assert n_waiting < 10, "what came with it in one read waits, too"
         for _ in range(10):
             lab.commit(await lab.take())
-            assert len(lab.pool) <= n_waiting
+            assert len(lab.pool.flight.state.jobs) <= n_waiting
         async with asyncio.timeout(5):
             await lab.stream.reading.wait()
         assert not lab.reader.is_paused
@@ -468,7 +473,7 @@ async def test_a_batch_of_a_backlog_leaves_while_intake_waits_for_room(monkeypat
         await lab.read(*lab.transaction(late_us=LATE_US))
         has_stopped = asyncio.Event()
         monkeypatch.setattr(SlotReader, "stop", lambda _: has_stopped.set())
-        lab.pool.count_in(1 << 40)
+        lab.pool.flight.count_in(1 << 40)
         lab.stream.feed(*lab.transaction(late_us=LATE_US))
         async with asyncio.timeout(5):
             await has_stopped.wait()
@@ -532,7 +537,7 @@ async def test_half_a_transaction_never_reaches_a_worker() -> None:
         lab.stream.feed(*lab.transaction(), *lab.transaction(good, malformed))
         with pytest.raises(ProtocolError):
             await task
-        assert lab.pool.is_idle
+        assert lab.pool.flight.state.is_idle
 
 
 async def test_a_large_transaction_goes_to_one_worker_in_pieces() -> None:

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from parapply.engine.flight import Flight
+from parapply.engine.job import SetJob, StreamJob
+from parapply.engine.state import EngineState
+from parapply.engine.turns import CommitTurn
 from parapply.plan.batch import LEAST_THIN_TABLES, Batch
 from parapply.plan.overlap import overlaps
 from parapply.plan.table_changes import TableChanges
 from parapply.plan.waits import Wait
-from parapply.runtime.pool.job import SetJob, StreamJob
-from parapply.runtime.pool.pool import CommitTurn, Released, WorkerPool
-from parapply.runtime.pool.streams import StreamBuffer
+from parapply.runtime.pool.pool import Released, WorkerPool
+from parapply.runtime.pool.streams import StreamBuffer, buffer_of
 from parapply.vocabulary import WaitKind
 from tests.unit.changes_model import PLAIN
 from tests.unit.changes_stream import Op, Publisher, assembled, batches, ops
@@ -23,7 +26,7 @@ from tests.unit.changes_stream import Op, Publisher, assembled, batches, ops
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parapply.runtime.pool.job import Job
+    from parapply.engine.job import Job
 
 
 class _Run:
@@ -47,7 +50,8 @@ class _Run:
         self.n_given_back = 0
         self.n_followed = 0
         self.n_left = 0
-        self.pool = WorkerPool(0, self._changed, self._committed, is_relaxed=is_relaxed, max_followers=n_workers // 2)
+        flight = Flight(EngineState(0, 0.0, is_relaxed=is_relaxed), max_followers=n_workers // 2)
+        self.pool = WorkerPool(flight, self._changed, self._committed)
         self.n_workers = n_workers
 
     async def run(self) -> None:
@@ -60,13 +64,13 @@ class _Run:
                 self._follow_some(at)
                 if isinstance(job, StreamJob):
                     # Of one that nobody follows any more the end is a batch like any other.
-                    job = self.pool.follower_of(job.stream) or job  # noqa: PLW2901
+                    job = self.pool.flight.follower_of(job.stream) or job  # noqa: PLW2901
                     job.batch = self.jobs[at].batch
-                    job.stream.end = job.batch.transactions[-1]
+                    buffer_of(job).end = job.batch.transactions[-1]
                 self.pool.submit(job, 0.0)
                 self._check_submitted(job)
             async with asyncio.timeout(20):
-                while not self.pool.is_idle:
+                while not self.pool.flight.state.is_idle:
                     await self._steps()
                     self._tell_somebody()
                     self._come_or_leave(workers)
@@ -78,21 +82,21 @@ class _Run:
             results = await asyncio.gather(*workers, return_exceptions=True)
         assert all(isinstance(result, (asyncio.CancelledError, Released)) for result in results), results
         self.n_left = sum(isinstance(result, Released) for result in results)
-        assert self.pool.n_workers == len(workers) - self.n_left
+        assert self.pool.flight.state.n_workers == len(workers) - self.n_left
 
     def _come(self) -> asyncio.Task[None]:
-        self.pool.n_workers += 1
-        self.pool.max_followers = self.pool.n_workers // 2
+        self.pool.flight.state.n_workers += 1
+        self.pool.flight.max_followers = self.pool.flight.state.n_workers // 2
         return asyncio.create_task(self._work())
 
     def _come_or_leave(self, workers: list[asyncio.Task[None]]) -> None:
         """Have a worker come now and then, or some of them leave when they can."""
         chance = self.random.random()
-        if chance < 0.05 and self.pool.n_workers < 6:
+        if chance < 0.05 and self.pool.flight.state.n_workers < 6:
             workers.append(self._come())
-        elif chance < 0.3 and self.pool.n_workers > 1:
-            self.pool.release(self.random.randrange(self.pool.n_workers))
-            self.pool.max_followers = self.pool.n_workers // 2
+        elif chance < 0.3 and self.pool.flight.state.n_workers > 1:
+            self.pool.release(self.random.randrange(self.pool.flight.state.n_workers))
+            self.pool.flight.max_followers = self.pool.flight.state.n_workers // 2
 
     @staticmethod
     def _end_of_stream(job: SetJob) -> StreamJob:
@@ -102,9 +106,9 @@ class _Run:
     def _follow_some(self, at: int) -> None:
         """Have workers follow transactions that will end later, some of them."""
         for job in self.jobs[at:]:
-            if not isinstance(job, StreamJob) or not self.pool.may_follow:
+            if not isinstance(job, StreamJob) or not self.pool.flight.may_follow:
                 continue
-            stream = job.stream
+            stream = buffer_of(job)
             if not stream.is_followed and not stream.why_spilled and self.random.random() < 0.5:
                 stream.is_followed = True
                 # What its first chunk came after.
@@ -114,7 +118,11 @@ class _Run:
     async def _follow(self, job: StreamJob, stream: StreamBuffer) -> bool:
         """Follow a transaction to its end and its turn; False if the worker gave way before the end came."""
         self.n_followed += 1
-        while not (self.pool.has_passed(self.after_seqs[stream.xid]) and stream.end and not self.pool.waits_of(job)):
+        while not (
+            self.pool.flight.has_passed(self.after_seqs[stream.xid])
+            and stream.end
+            and not self.pool.flight.waits_of(job)
+        ):
             if job.must_yield:
                 job.must_yield = False
                 stream.stop_following("a test")
@@ -129,12 +137,12 @@ class _Run:
     async def _work(self) -> None:
         while True:
             job = await self.pool.next_job()
-            if isinstance(job, StreamJob) and job.stream.is_followed and not await self._follow(job, job.stream):
+            if isinstance(job, StreamJob) and job.stream.is_followed and not await self._follow(job, buffer_of(job)):
                 continue
             self._check_start(job)
             self.running[job.batch.seq] = job
             if (
-                self.pool.is_relaxed
+                self.pool.flight.state.is_relaxed
                 and not isinstance(job, StreamJob)
                 and job.batch.seq not in self.parked
                 and self.random.random() < 0.2
@@ -148,7 +156,7 @@ class _Run:
                 if told is not CommitTurn.YIELD:
                     break
                 job.must_yield = False
-                if self.pool.is_relaxed and self.pool.head is not job:
+                if self.pool.flight.state.is_relaxed and self.pool.flight.state.head is not job:
                     break
                 await self.pool.head_turn(job)
             await self._steps()
@@ -169,17 +177,17 @@ class _Run:
         """Leave a batch that fails: until it is the head, or for a while if it is."""
         self.parked.add(job.batch.seq)
         del self.running[job.batch.seq]
-        if self.pool.head is job:
+        if self.pool.flight.state.head is job:
             asyncio.get_running_loop().call_soon(self.pool.unpark, job)
         self.pool.park(job)
 
     def _check_submitted(self, job: Job) -> None:
-        waits = self.pool.waits_of(job) or self.pool.late_waits_of(job)
+        waits = self.pool.flight.waits_of(job) or self.pool.flight.late_waits_of(job)
         assert job.waited_for is (waits[-1] if waits else None)
 
     def _check_start(self, job: Job) -> None:
         assert job.batch.seq not in self.commits
-        for earlier in self.pool.jobs():
+        for earlier in self.pool.flight.state.jobs.values():
             if earlier.batch.seq < job.batch.seq:
                 for overlap in overlaps(earlier.batch, job.batch):
                     assert overlap.changes is not None, "a barrier has not committed"
@@ -187,19 +195,19 @@ class _Run:
                     assert overlap.keys <= overlap.changes.late_keys, "a key's holder has not committed"
 
     def _check_commit(self, job: Job) -> None:
-        if not self.pool.is_relaxed:
-            assert self.pool.head is job, "only the head has the turn"
-        for earlier in self.pool.jobs():
+        if not self.pool.flight.state.is_relaxed:
+            assert self.pool.flight.state.head is job, "only the head has the turn"
+        for earlier in self.pool.flight.state.jobs.values():
             if earlier.batch.seq < job.batch.seq:
                 assert not overlaps(earlier.batch, job.batch), "something it depends on has not committed"
 
     def _tell_somebody(self) -> None:
-        head = self.pool.head
+        head = self.pool.flight.state.head
         streams = [job.stream for job in self.jobs if isinstance(job, StreamJob)]
-        followers = [follower for stream in streams if (follower := self.pool.follower_of(stream))]
+        followers = [follower for stream in streams if (follower := self.pool.flight.follower_of(stream))]
         if head is not None and head.batch.seq in self.running and followers and self.random.random() < 0.1:
             self.pool.yield_to(head, self.random.choice(followers))
-        if self.pool.is_relaxed:
+        if self.pool.flight.state.is_relaxed:
             for job in list(self.running.values()):
                 self.pool.wants_back(job)
         if head is not None and head.batch.seq in self.running and self.random.random() < 0.3:
@@ -238,10 +246,10 @@ def test_all_commit_and_nobody_starts_before_what_it_depends_on(
     event(f"followed: {min(run.n_followed, 3)}")
     event(f"left: {min(run.n_left, 3)}")
     assert (sorted(run.commits) if is_relaxed else run.commits) == [job.batch.seq for job in jobs]
-    assert run.pool.held_bytes == 0
-    assert len(run.pool) == 0
+    assert run.pool.flight.state.held_bytes == 0
+    assert len(run.pool.flight.state.jobs) == 0
     if jobs:
-        assert run.pool.watermark.low_lsn == jobs[-1].batch.end_lsn
+        assert run.pool.flight.state.watermark.low_lsn == jobs[-1].batch.end_lsn
 
 
 def test_the_watermark_moves_only_with_the_head() -> None:
@@ -252,7 +260,8 @@ def test_the_watermark_moves_only_with_the_head() -> None:
 
     async def go() -> None:
         lows: list[int] = []
-        pool = WorkerPool(0, lambda: None, lambda _: lows.append(pool.watermark.low_lsn))
+        state = EngineState(0, 0.0)
+        pool = WorkerPool(Flight(state), lambda: None, lambda _: lows.append(state.watermark.low_lsn))
         for job in jobs:
             pool.submit(job, 0.0)
         for job in jobs:
@@ -271,10 +280,10 @@ def test_a_batch_with_late_keys_starts_at_once_and_names_their_holder() -> None:
     jobs = [SetJob(batch, {}) for batch in batches(assembled(publisher.run(wishes)), publisher.plans, [1, 1])]
 
     async def go() -> None:
-        pool = WorkerPool(0, lambda: None, lambda _: None)
+        pool = WorkerPool(Flight(EngineState(0, 0.0)), lambda: None, lambda _: None)
         for job in jobs:
             pool.submit(job, 0.0)
-        assert [pool.waits_of(job) for job in jobs] == [(), ()]
+        assert [pool.flight.waits_of(job) for job in jobs] == [(), ()]
         assert [job.waited_for for job in jobs] == [None, Wait(1, "s.t1", WaitKind.KEY)]
         assert [await pool.next_job() for _ in jobs] == jobs
         turn = asyncio.create_task(pool.turn(jobs[1]))
@@ -295,7 +304,7 @@ def test_t30_a_worker_that_becomes_free_is_not_for_a_follower_while_a_batch_wait
     blocked.batch.is_barrier = True
 
     async def go() -> None:
-        pool = WorkerPool(0, lambda: None, lambda _: None, max_followers=1)
+        pool = WorkerPool(Flight(EngineState(0, 0.0), max_followers=1), lambda: None, lambda _: None)
         pool.submit(earlier, 0.0)
         assert await pool.next_job() is earlier
         pool.submit(blocked, 0.0)
@@ -315,7 +324,7 @@ def test_t30_the_last_idle_worker_is_kept_for_what_is_blocked() -> None:
     blocked.batch.is_barrier = True
 
     async def go() -> None:
-        pool = WorkerPool(0, lambda: None, lambda _: None, max_followers=1)
+        pool = WorkerPool(Flight(EngineState(0, 0.0), max_followers=1), lambda: None, lambda _: None)
         pool.submit(running, 0.0)
         assert await pool.next_job() is running
         pool.submit(blocked, 0.0)
@@ -337,7 +346,7 @@ def test_t30_the_last_idle_worker_is_kept_for_what_is_blocked() -> None:
 async def test_thin_batches_run_alongside_each_other_as_soon_as_some_have_committed() -> None:
     """Each session that gets one meets all of its tables first; a backlog of two would pay for that twice."""
     jobs = _thin_jobs(7)
-    pool = WorkerPool(0, lambda: None, lambda _: None)
+    pool = WorkerPool(Flight(EngineState(0, 0.0)), lambda: None, lambda _: None)
     for job in jobs:
         pool.submit(job, 0.0)
     asking = [asyncio.create_task(pool.next_job()) for _ in range(3)]
@@ -345,7 +354,7 @@ async def test_thin_batches_run_alongside_each_other_as_soon_as_some_have_commit
     for job in jobs:
         for _ in range(3):
             await asyncio.sleep(0)
-        n_running.append(len(pool) - len(pool.waiting_jobs()))
+        n_running.append(len(pool.flight.state.jobs) - len(pool.flight.waiting_jobs()))
         pool.committed(job, 0.0)
         asking.append(asyncio.create_task(pool.next_job()))
     for one in asking:
@@ -356,7 +365,7 @@ async def test_thin_batches_run_alongside_each_other_as_soon_as_some_have_commit
 async def test_with_relaxed_order_a_thin_batch_that_stands_still_holds_up_no_other() -> None:
     """It may wait for a lock of another session for hours; independent ones continue from the first one on."""
     jobs = _thin_jobs(3)
-    pool = WorkerPool(0, lambda: None, lambda _: None, is_relaxed=True)
+    pool = WorkerPool(Flight(EngineState(0, 0.0, is_relaxed=True)), lambda: None, lambda _: None)
     for job in jobs:
         pool.submit(job, 0.0)
     async with asyncio.timeout(5):
@@ -379,15 +388,15 @@ async def test_a_batch_submitted_while_a_worker_asks_for_one_goes_to_that_worker
         job.batch.end_lsn = job.batch.seq
 
     def close_open_batch() -> None:
-        if waiting and pool.wants(Batch(3)):
+        if waiting and pool.flight.wants(Batch(3)):
             pool.submit(waiting.pop(0), 0.0)
 
-    pool = WorkerPool(0, close_open_batch, lambda _job: None)
+    pool = WorkerPool(Flight(EngineState(0, 0.0)), close_open_batch, lambda _job: None)
     async with asyncio.timeout(5):
         first, second = await pool.next_job(), await pool.next_job()
     assert [first.batch.seq, second.batch.seq] == [1, 2]
-    assert not pool.wants(Batch(3)), "neither worker is listed as idle any more"
-    assert pool.waiting_jobs() == []
+    assert not pool.flight.wants(Batch(3)), "neither worker is listed as idle any more"
+    assert pool.flight.waiting_jobs() == []
 
 
 async def test_a_worker_that_asks_may_bring_about_the_batch_it_gets() -> None:
@@ -396,9 +405,9 @@ async def test_a_worker_that_asks_may_bring_about_the_batch_it_gets() -> None:
     job.batch.end_lsn = 10
 
     def changed() -> None:
-        if pool.is_idle:
+        if pool.flight.state.is_idle:
             pool.submit(job, 0.0)
 
-    pool = WorkerPool(0, changed, lambda _: None)
+    pool = WorkerPool(Flight(EngineState(0, 0.0)), changed, lambda _: None)
     assert await pool.next_job() is job
-    assert not pool.wants(Batch(3))
+    assert not pool.flight.wants(Batch(3))

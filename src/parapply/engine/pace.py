@@ -1,22 +1,28 @@
-"""How large a batch may get: doubled while full ones are applied quickly, halved while they take long.
+"""How large a batch may get, and how long reading pauses: both learn from what came of the last.
+
+A batch may get twice as large while full ones are applied quickly, and half as large while they take long.
 
 Larger sets are cheaper for each row, as long as rows of neighbouring keys share pages; but a batch is also what locks
 are held for, what is repeated if it fails, and what the target has left to do when the backlog ends.
 
 A batch over many tables has few rows for each of its statements, and these are what takes long: half as large it would
 have nearly as many. So it may grow beyond others at once, and says nothing about their size.
+
+A pause lets messages gather in the kernel, so that one wake-up serves many. It ends up costing time where the kernel's
+buffer is full before its end: the publisher then waits, too, and each of its waits is several system calls. A Unix
+socket holds about 270 small messages and is full in a few tenths of a millisecond; that of a TCP connection within one
+machine is full in a millisecond or two where rows are large, or processors fast.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from parapply.config import MEMORY_LIMIT_BYTES
 from parapply.plan.batch import Limits, has_few_changes
 from parapply.vocabulary import Mode
 
 if TYPE_CHECKING:
-    from parapply.runtime.pool.job import Job
+    from parapply.engine.job import Job
 
 #: Where a stream begins: the cost paid once for each batch matters up to here.
 _FIRST_TRANSACTIONS: Final = 2_500
@@ -30,11 +36,17 @@ _SMALLEST_PART: Final = 8
 _QUICK_S: Final = 0.08
 _SLOW_S: Final = 0.5
 
+#: Reads without a pause before one is tried again: a try may cost two milliseconds, so many reads take far longer.
+_TRY_AGAIN: Final = 256
+#: Seconds of the shortest pause of which it can be told whether its second half gathers anything: the event loop's
+#: timers count milliseconds.
+SHORTEST_JUDGED_S: Final = 0.002
+
 
 class BatchSizing:
     """Written by the epoch at each commit; intake reads `limits`, which is always the same object."""
 
-    def __init__(self, most: Limits, scale: float = 1.0, *, memory_bytes: int = MEMORY_LIMIT_BYTES) -> None:
+    def __init__(self, most: Limits, scale: float = 1.0, *, memory_bytes: int) -> None:
         """Begin with the first size, or with the configured one where that is smaller.
 
         Args:
@@ -87,3 +99,36 @@ class BatchSizing:
             wanted = int(getattr(self.limits, name) * by)
             bounded = max(getattr(self._least, name), min(getattr(self.most, name), wanted))
             setattr(self.limits, name, bounded)
+
+
+class Gathering:
+    """Learns from each pause; used by the reader alone."""
+
+    def __init__(self) -> None:
+        """Start with pauses as long as they are wanted."""
+        self._most_s = 1.0
+        self._unpaused = 0
+
+    def pause_s(self, wanted_s: float) -> float:
+        """Return how long to pause, at most as long as wanted; 0: read on at once."""
+        if wanted_s < SHORTEST_JUDGED_S or self._most_s:
+            return min(wanted_s, self._most_s or wanted_s)
+        self._unpaused += 1
+        if self._unpaused < _TRY_AGAIN:
+            return 0.0
+        self._unpaused = 0
+        return SHORTEST_JUDGED_S
+
+    def paused(self, pause_s: float, *, has_grown: bool) -> None:
+        """Take note of a whole pause.
+
+        Args:
+            pause_s: how long it was.
+            has_grown: whether more came in its second half.
+        """
+        if pause_s < SHORTEST_JUDGED_S:
+            return
+        if has_grown:
+            self._most_s = 2 * pause_s
+        else:
+            self._most_s = pause_s / 2 if pause_s / 2 >= SHORTEST_JUDGED_S else 0.0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from parapply.runtime.pool.scaling import LoadSample, Scaling, Step
+from parapply.engine.workers import LoadSample, Scaling, Step
 
 LOOK_S = 0.1
 FEWEST, FIRST, MOST = 2, 4, 16

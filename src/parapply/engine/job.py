@@ -1,4 +1,4 @@
-"""One batch on its way through the daemon, in its four forms: its times, its counts, and what it waited for.
+"""One batch on its way through the daemon, in its four forms: its times, its counts, its attempts, its waits.
 
 All times are seconds of the event loop's clock, which is monotonic (fault F29: a clock that jumps must not matter).
 """
@@ -6,13 +6,13 @@ All times are seconds of the event loop's clock, which is monotonic (fault F29: 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-from parapply.runtime.pool.counts import NOTHING_COUNTED, JobCounts
+from parapply.engine.counts import NOTHING_COUNTED, JobCounts
 from parapply.vocabulary import Mode
+from parapply.wire.messages import CommitPrepared, Prepare, RollbackPrepared, StreamPrepare
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Sequence
 
     from parapply.applylog_schema import ConflictRecord
@@ -22,10 +22,16 @@ if TYPE_CHECKING:
     from parapply.plan.halving import Halving
     from parapply.plan.table import TablePlan
     from parapply.plan.waits import Wait
-    from parapply.runtime.pool.retry import Attempts
-    from parapply.runtime.pool.streams import StreamBuffer
-    from parapply.runtime.pool.two_phase import Outcome
-    from parapply.wire.messages import Prepare, StreamPrepare
+
+#: What a job can do with a prepared transaction.
+Outcome: TypeAlias = CommitPrepared | RollbackPrepared | Prepare | StreamPrepare
+
+#: Seconds between attempts at the head when another session is in the way, doubled from the first to the last.
+_AGAIN_MIN_S = 0.01
+_AGAIN_MAX_S = 1.0
+#: Seconds between attempts with on_error = "retry", doubled likewise.
+_ERROR_MIN_S = 0.5
+_ERROR_MAX_S = 30.0
 
 
 class JobTimes:
@@ -72,6 +78,38 @@ class JobTimes:
     def commit_s(self) -> float:
         """Return the seconds from its turn until the commit was acknowledged."""
         return max(0.0, self.committed_s - self.turn_s)
+
+
+class TryLater(Exception):
+    """A transaction is to be tried again later; it is rolled back, and nothing of it is held on the target."""
+
+    def __init__(self, delay_s: float) -> None:
+        """Keep how long to wait."""
+        super().__init__(delay_s)
+        self.delay_s = delay_s
+
+
+class Attempts:
+    """How often one source transaction was tried at the head, and how long to wait before the next."""
+
+    def __init__(self, *, stops_on_error: bool) -> None:
+        """Begin with the shortest pauses."""
+        self.stops_on_error = stops_on_error
+        self.is_refreshed = False
+        #: Whether each change is applied so that its conflicts can be settled.
+        self.is_settling = False
+        self._again_s = _AGAIN_MIN_S
+        self._error_s = _ERROR_MIN_S
+
+    def again_s(self) -> float:
+        """Return the next pause when another session is in the way."""
+        self._again_s, now = min(self._again_s * 2, _AGAIN_MAX_S), self._again_s
+        return now
+
+    def error_s(self) -> float:
+        """Return the next pause for a repair."""
+        self._error_s, now = min(self._error_s * 2, _ERROR_MAX_S), self._error_s
+        return now
 
 
 class Resume:
@@ -232,6 +270,19 @@ class SetJob(_Job):
         return self.resume.n_in_order if self.resume is not None else 0
 
 
+class PieceQueue(Protocol):
+    """The way of a large transaction's pieces from intake to its worker; None ends them."""
+
+    async def put(self, piece: Transaction | None, /) -> None:
+        """Hand a piece over, as soon as there is room."""
+
+    async def get(self) -> Transaction | None:
+        """Wait for the next piece."""
+
+    def empty(self) -> bool:
+        """Return whether no piece is at hand."""
+
+
 class LargeJob(_Job):
     """One large transaction, applied piece by piece as it comes: a barrier."""
 
@@ -241,7 +292,7 @@ class LargeJob(_Job):
         self,
         batch: Batch,
         plans_before: dict[int, TablePlan],
-        pieces: asyncio.Queue[Transaction | None],
+        pieces: PieceQueue,
         commit_lsn: int,
     ) -> None:
         """Start without a piece.
@@ -249,7 +300,7 @@ class LargeJob(_Job):
         Args:
             batch: gets no changes.
             plans_before: as of `SetJob`.
-            pieces: from intake to its worker; None ends them.
+            pieces: from intake to its worker.
             commit_lsn: all that is known of its place before it has come whole.
         """
         super().__init__(batch)
@@ -267,12 +318,19 @@ class LargeJob(_Job):
         return Mode.OUTCOME if self.is_left_out else Mode.LARGE
 
 
+class InProgress(Protocol):
+    """A transaction in progress on the publisher, as far as the order of batches depends on it."""
+
+    #: Whether a worker follows it, or will.
+    is_followed: bool
+
+
 class StreamJob(_Job):
     """One transaction that was streamed while it was in progress: followed, or applied at its commit; a barrier."""
 
     __slots__ = ("commands", "plans_before", "prepare", "stream")
 
-    def __init__(self, batch: Batch, plans_before: dict[int, TablePlan], stream: StreamBuffer) -> None:
+    def __init__(self, batch: Batch, plans_before: dict[int, TablePlan], stream: InProgress) -> None:
         """Start with what has come.
 
         Args:

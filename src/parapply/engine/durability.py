@@ -1,0 +1,244 @@
+"""When the watermark is written durably, what the publisher is asked, what is reported to it, and when it is left.
+
+The watermark moves in memory with every commit. It is written to the target with one synchronous commit a few times a
+second, after which everything before it is durable whatever synchronous_commit the workers use: only that is ever
+reported as flushed (traps T-1, T-2, T-8). While commits on the publisher wait for these reports, one flush follows the
+other as long as anything is not durable. So each flush serves all that committed during the one before.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from parapply.errors import SourceLost
+from parapply.model import format_lsn
+from parapply.plan.watermark import covers
+
+if TYPE_CHECKING:
+    from parapply.engine.flight import Flight
+    from parapply.model import Until
+    from parapply.wire.frames import Keepalive
+
+#: Seconds between two answers at least: a publisher that is shutting down asks again as soon as it is answered.
+_REPLY_S: Final = 0.05
+#: Seconds between two advances at least when idle.
+_ADVANCE_MIN_S: Final = 0.02
+#: A publisher that asks this often about one LSN that we cannot confirm is shutting down and waits for us (traps T-9,
+#: F9). It is left, and nothing is lost by that, after so many seconds in which nothing became durable on the target.
+_STUCK_REQUESTS: Final = 10
+_STUCK_S: Final = 3.0
+#: Seconds between questions for the publisher's position while `--until` is not reached.
+_ASK_S: Final = 0.05
+#: A transaction takes its commit time before it writes its commit record: microseconds that this may take on a machine
+#: that is busy. Until then a time is not over.
+_COMMITTING_US: Final = 1_000_000
+#: Seconds between questions while WAL of the publisher is on its way that may hold nothing for us.
+ASK_IDLE_S: Final = 1.0
+#: Seconds between two looks at most.
+_LOOK_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How often, and until when.
+
+    Attributes:
+        advance_interval_s: between durable advances under load.
+        status_interval_s: between reports when nothing else causes one.
+        receive_timeout_s: silence of a streaming publisher after which it counts as gone.
+        is_apply_durable: the workers' commits are durable when they are acknowledged, and their records in the state
+            say that everything up to the watermark is committed.
+        until: it is over when everything up to there is durable.
+        ask_idle_s: as `ASK_IDLE_S`.
+    """
+
+    advance_interval_s: float
+    status_interval_s: float
+    receive_timeout_s: float
+    is_apply_durable: bool
+    until: Until
+    ask_idle_s: float = ASK_IDLE_S
+
+
+class Stream(NamedTuple):
+    """What is seen of the stream at a moment."""
+
+    #: End of what has come.
+    received_lsn: int
+    #: Every byte of it is in flight or has passed through it.
+    holds_nothing: bool
+    #: A large transaction was begun that has not come whole.
+    is_inside_large: bool
+    #: Commits on the publisher wait for our reports.
+    is_synchronous: bool
+
+
+class Durability:
+    """Written by the task that reports, by intake (`keepalive`, `ends_at`) and by the workers (`committed`)."""
+
+    def __init__(self, flight: Flight, rules: Rules, now_s: float) -> None:
+        """Start with everything durable that is committed, and nothing reported."""
+        self._flight = flight
+        self.state = flight.state
+        self._rules = rules
+        self._until_lsn = rules.until.lsn
+        #: Intake has met its last transaction; what it holds beyond is never taken.
+        self._has_ended = False
+        self._written_lsn = self.state.durable_lsn  # what the state row says
+        self._advanced_s = self._reported_s = self._asked_s = self._streaming_since_s = now_s
+        self._is_reply_due = False
+        self._idle_lsn = 0  # a keep-alive's position: nothing for us before it
+        self._stuck_lsn = self._stuck_durable_lsn = self._stuck_requests = 0
+        self._stuck_since_s = 0.0
+
+    def keepalive(self, keepalive: Keepalive, now_s: float, *, is_synchronous: bool) -> bool:
+        """Take a keep-alive, with everything received before it in flight or committed; return whether to look at once.
+
+        Raises:
+            SourceLost: the publisher shuts down and waits for us.
+        """
+        self._idle_lsn = keepalive.end_lsn
+        if keepalive.reply_requested:
+            self._is_reply_due = True
+            self._look_for_shutdown(keepalive.end_lsn, now_s)
+            return True
+        # One comes with nearly every commit, which says the same, and has us look if it is not enough.
+        return not is_synchronous or (self.state.is_idle and self._idle_lsn > self.state.watermark.low_lsn)
+
+    def ends_at(self, received_lsn: int) -> None:
+        """Take the end of what came before the first transaction after `--until`: no more will be taken."""
+        self._has_ended = True
+        self._until_lsn = self._idle_lsn = received_lsn
+
+    def committed(self, *, is_synchronous: bool) -> bool:
+        """Take a commit that the target has acknowledged; return whether to look at once."""
+        state = self.state
+        if self._rules.is_apply_durable:
+            state.durable_lsn = max(state.durable_lsn, state.watermark.low_lsn)
+            self._is_reply_due = True
+            # A keep-alive's position may be next.
+            return not is_synchronous or self._idle_lsn > state.durable_lsn
+        return is_synchronous or state.is_idle
+
+    def settle(self, stream: Stream) -> None:
+        """Move the watermark to the publisher's position when nothing is open (trap T-8)."""
+        is_done = self.state.is_idle and stream.holds_nothing
+        # At the end nothing is open but a transaction whose last piece is too late: it is rolled back.
+        if is_done or (self._has_ended and self._flight.is_done_but_large(is_open=stream.is_inside_large)):
+            self.state.watermark.reached(self._idle_lsn)
+
+    def advance_is_due(self, stream: Stream, now_s: float) -> bool:
+        """Return whether to write the state row, with the watermark."""
+        return now_s - self._advanced_s >= self._advance_wait_s(stream)
+
+    def _advance_wait_s(self, stream: Stream) -> float:
+        if self.state.watermark.low_lsn <= self._written_lsn:
+            # Without progress people still want to see the lag grow and the daemon alive.
+            return max(1.0, self._rules.advance_interval_s)
+        # Between two advances of a standby its flushes keep it durable.
+        is_quiet = self.state.is_idle and not stream.is_synchronous
+        return _ADVANCE_MIN_S if is_quiet else self._rules.advance_interval_s
+
+    def is_waited_for(self, stream: Stream) -> bool:
+        """Return whether commits on the publisher wait until what is visible here is durable."""
+        return stream.is_synchronous and self.state.watermark.low_lsn > self.state.durable_lsn
+
+    def advances(self, now_s: float) -> int:
+        """Return the watermark that is about to be written."""
+        self._advanced_s = now_s
+        return self.state.watermark.low_lsn
+
+    def made_durable(self, low_lsn: int) -> bool:
+        """Take what was written; return whether more is durable than before, which is to be reported."""
+        self._written_lsn = low_lsn
+        has_moved = low_lsn > self.state.durable_lsn
+        self.state.durable_lsn = max(self.state.durable_lsn, low_lsn)
+        return has_moved
+
+    def reported(self, now_s: float) -> None:
+        """Note a report."""
+        self._is_reply_due = False
+        self._reported_s = now_s
+
+    def report_is_due(self, now_s: float) -> bool:
+        """Return whether to report what is durable."""
+        since_s = now_s - self._reported_s
+        return (self._is_reply_due and since_s >= _REPLY_S) or since_s >= self._rules.status_interval_s
+
+    def question_is_due(self, stream: Stream, now_s: float) -> bool:
+        """Return, once for each time, whether the publisher is to be asked where it is."""
+        if not self.state.is_idle or now_s - self._asked_s < self._ask_s(stream):
+            return False
+        self._asked_s = now_s
+        return True
+
+    def _ask_s(self, stream: Stream) -> float:
+        """Return how long to wait between two questions for the publisher's position; infinity: there is no need.
+
+        A walsender busy with what other databases have written says by itself only at the end of it that there was
+        nothing for us, but it answers a question at once; otherwise that time would look like lag.
+        """
+        if self._until_lsn is not None and stream.received_lsn < self._until_lsn:
+            return _ASK_S
+        source_lsn = self.state.source_lsn
+        is_behind = source_lsn is not None and source_lsn > self.state.watermark.low_lsn
+        return self._rules.ask_idle_s if is_behind and stream.holds_nothing else math.inf
+
+    def is_over(self) -> bool:
+        """Return whether everything up to `--until` is durable."""
+        until_us = self._rules.until.time_us
+        if until_us is not None and self._until_lsn is None and (self.state.passed_us or 0) > until_us + _COMMITTING_US:
+            # The publisher's WAL has passed the time, and nothing later has come to say so.
+            self._until_lsn = self.state.source_insert_lsn
+        return self._until_lsn is not None and covers(self.state.durable_lsn, self._until_lsn)
+
+    def reads_ranges(self, now_s: float) -> None:
+        """Note that no stream is read: a range is decoded whole before its first byte comes.
+
+        TCP's keep-alives tell whether the publisher lives.
+        """
+        self._streaming_since_s = now_s
+
+    def silence_is_long(self, heard_s: float, now_s: float) -> bool:
+        """Return whether to ask a publisher that says nothing, `heard_s` being when it last did.
+
+        Raises:
+            SourceLost: it counts as gone.
+        """
+        timeout_s = self._rules.receive_timeout_s
+        silent_s = now_s - max(heard_s, self._streaming_since_s)
+        if silent_s >= timeout_s:
+            raise SourceLost(f"the publisher has said nothing for {silent_s:.0f} s.")
+        if silent_s < timeout_s / 2 or now_s - self._asked_s < timeout_s / 4:
+            return False
+        self._asked_s = now_s
+        return True
+
+    def _look_for_shutdown(self, lsn: int, now_s: float) -> None:
+        durable_lsn = self.state.durable_lsn
+        if lsn != self._stuck_lsn or durable_lsn >= lsn or durable_lsn > self._stuck_durable_lsn:
+            self._stuck_lsn, self._stuck_since_s, self._stuck_requests = lsn, now_s, 0
+            self._stuck_durable_lsn = durable_lsn
+        self._stuck_requests += 1
+        if self._stuck_requests >= _STUCK_REQUESTS and now_s - self._stuck_since_s >= _STUCK_S:
+            raise SourceLost(
+                f"the publisher is shutting down and waits for {format_lsn(lsn)}, which the target cannot confirm now; "
+                "leaving it, what is not confirmed will be sent again."
+            )
+
+    def rest_s(self, stream: Stream, now_s: float) -> float:
+        """Return for how long nothing is due; 0.0: something is."""
+        if self.is_waited_for(stream):
+            return 0.0
+        due_s = [
+            now_s + _LOOK_S,
+            self._reported_s + self._rules.status_interval_s,
+            self._advanced_s + self._advance_wait_s(stream),
+        ]
+        if self._is_reply_due:
+            due_s.append(self._reported_s + _REPLY_S)
+        if self._until_lsn is not None:
+            due_s.append(now_s + _ASK_S)
+        return max(0.001, min(due_s) - now_s)

@@ -1,0 +1,319 @@
+"""The batches in flight and the workers that ask for one: which starts where, and what a commit brings about.
+
+Dependencies say when a batch may start, the commit order says when it may commit (`turns.py`). The head always has a
+worker (trap T-30): ready batches are given out in source order, and what a blocked batch waits for has a worker or is
+earlier still. So the last commit before a batch frees a worker for it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from parapply.engine.job import InProgress, Job, LargeJob, StreamJob
+from parapply.engine.turns import Answer, Turns
+from parapply.plan.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from parapply.engine.state import EngineState
+    from parapply.plan.batch import Batch
+    from parapply.plan.waits import Wait
+
+#: Batches with few changes for each of many tables that have committed, for each further one that may run alongside
+#: others. A session takes half a millisecond of the target's CPU to meet a table first, which is worth while where more
+#: is to come.
+_LEARNT: Final = 2
+
+
+class Given(NamedTuple):
+    """A worker that asks is given a job."""
+
+    asker: int
+    job: Job
+
+
+class LetGo(NamedTuple):
+    """A worker that asks is to leave."""
+
+    asker: int
+
+
+class News(NamedTuple):
+    """The worker that follows a transaction in progress has something to look at."""
+
+    job: StreamJob
+
+
+#: What is to be done about a change.
+Effect: TypeAlias = Given | LetGo | News | Answer
+
+
+class Flight:
+    """Written by intake (submit), by the workers (everything else) and by the stall check (yield_to)."""
+
+    def __init__(self, state: EngineState, *, max_followers: int = 0) -> None:
+        """Start with nothing in flight.
+
+        Args:
+            state: of which the jobs, the workers, the bytes held and the watermark are written here.
+            max_followers: workers at most that may follow transactions in progress; one must be left for the head.
+        """
+        self.state = state
+        self._scheduler = Scheduler(is_relaxed=state.is_relaxed)
+        self.turns = Turns(self._scheduler)
+        self._ready: list[int] = []  # heap of batch numbers that may start
+        self._assigned: set[int] = set()
+        #: Batches like these that have committed.
+        self._n_learnt = 0
+        #: Batches that no worker may start for now: they wait to be the head, or for a repair.
+        self._parked: set[int] = set()
+        #: Workers that ask for a job, the longest idle first.
+        self._idle: list[int] = []
+        #: Written by `WorkerTasks`, too.
+        self.max_followers = max_followers
+        #: How many of them are to leave.
+        self._n_to_release = 0
+        #: Jobs that follow a transaction in progress or will, and those of them without a worker yet.
+        self._following: list[StreamJob] = []
+        self._to_follow: deque[StreamJob] = deque()
+        self._last_seq = 0
+
+    def count_in(self, size_bytes: int) -> None:
+        """Count changes in: of a batch, or of a piece that comes; intake and workers do so with pieces."""
+        self.state.held_bytes += size_bytes
+
+    def count_out(self, size_bytes: int) -> None:
+        """Count changes out: they are applied, or dropped. Each piece that was counted in must come here once."""
+        self.state.held_bytes -= size_bytes
+
+    def is_done_but_large(self, *, is_open: bool) -> bool:
+        """Return whether nothing is in flight that can be finished.
+
+        Args:
+            is_open: a large transaction has not come whole; it is always the last.
+        """
+        head = self.state.head
+        return head is None or (is_open and isinstance(head, LargeJob))
+
+    def wants(self, batch: Batch) -> bool:
+        """Return whether a worker is idle and no closed batch waits for one; with the order kept, none waits at all.
+
+        Args:
+            batch: the open one, which might be given to that worker.
+        """
+        has_room = bool(self._idle) and (self.state.is_relaxed or len(self._assigned) == len(self.state.jobs))
+        return has_room and self._may_start(batch)
+
+    @property
+    def is_pressed(self) -> bool:
+        """Return whether a batch could start if there were one more worker."""
+        return bool(self._ready) and not self._idle
+
+    @property
+    def n_blocked(self) -> int:
+        """Return how many batches wait for another one to commit before they start."""
+        return len(self.state.jobs) - len(self._assigned) - len(self._ready)
+
+    @property
+    def next_blocked(self) -> Job | None:
+        """Return the earliest job that waits for another one to commit before it starts."""
+        blocked = (one for one in self._scheduler.batches() if self._scheduler.waits_of(one))
+        return next((self.state.jobs[one.seq] for one in blocked if one.seq not in self._assigned), None)
+
+    def waits_of(self, job: Job) -> tuple[Wait, ...]:
+        """Return what a job waits for before it may start."""
+        return self._scheduler.waits_of(job.batch)
+
+    def late_waits_of(self, job: Job) -> tuple[Wait, ...]:
+        """Return what the changes of a job's late keys wait for."""
+        return self._scheduler.late_waits_of(job.batch)
+
+    def waiting_jobs(self) -> list[Job]:
+        """Return the jobs no worker has, in source order."""
+        return [job for job in self.state.jobs.values() if job.batch.seq not in self._assigned]
+
+    @property
+    def may_follow(self) -> bool:
+        """Return whether one more transaction in progress may have a worker."""
+        return len(self._following) < self.max_followers
+
+    def follow(self, job: StreamJob) -> list[Effect]:
+        """Give a job that has no place in the order yet the next free worker."""
+        self._following.append(job)
+        self._to_follow.append(job)
+        return self._assign()
+
+    def follower_of(self, stream: InProgress) -> StreamJob | None:
+        """Return the job that follows a stream or will; None if none does."""
+        return next((job for job in self._following if job.stream is stream), None) if stream.is_followed else None
+
+    def leave(self, job: StreamJob) -> None:
+        """Drop a job whose worker follows no more; the job was not submitted."""
+        self._following.remove(job)
+
+    def has_passed(self, seq: int) -> bool:
+        """Return whether every batch up to a number has committed, the one included."""
+        head = self._scheduler.head
+        return self._last_seq >= seq and (head is None or head.seq > seq)
+
+    def submit(self, job: Job, now_s: float) -> list[Effect]:
+        """Take a closed batch, later than all before it; a worker may follow it already."""
+        batch = job.batch
+        job.times.submitted_s = job.times.freed_s = now_s
+        self._last_seq = batch.seq
+        self.state.jobs[batch.seq] = job
+        effects: list[Effect] = []
+        if isinstance(job, StreamJob):
+            if job in self._to_follow:
+                self._to_follow.remove(job)  # no worker has it yet: it is given out like any other
+            elif job in self._following:
+                self._assigned.add(batch.seq)
+                effects.append(News(job))
+        if not isinstance(job, LargeJob):
+            self.count_in(batch.size_bytes)
+            self.state.watermark.open(batch.end_lsn)
+        if self._scheduler.add(batch):
+            self._start(batch.seq)
+            waits = self._scheduler.late_waits_of(batch)
+        else:
+            waits = self._scheduler.waits_of(batch)
+        job.waited_for = waits[-1] if waits else None
+        return effects + self._assign()
+
+    def release(self, n_workers: int) -> list[Effect]:
+        """Let so many workers leave, each when it has nothing in hand, the longest idle first; 0: none from now on.
+
+        None leaves while the head has no worker: then the one that commits before a batch takes that batch, as ever
+        (trap T-30), however few there are.
+        """
+        self._n_to_release = n_workers
+        effects: list[Effect] = []
+        while self._idle and self._may_release():
+            effects.append(self._let_go(self._idle.pop(0)))
+        return effects
+
+    def _may_release(self) -> bool:
+        head = self._scheduler.head
+        if not self._n_to_release or (head is not None and head.seq not in self._assigned):
+            return False
+        # More than half of those that stay must be free for what has its place in the order.
+        return 2 * len(self._following) < self.state.n_workers - 1
+
+    def _let_go(self, asker: int) -> Effect:
+        self._n_to_release -= 1
+        self.state.n_workers -= 1
+        return LetGo(asker)
+
+    def ask(self, asker: int) -> list[Effect]:
+        """Take a worker's question for a batch that may start; the answer is an effect of this or of a later call."""
+        if self._may_release():
+            return [self._let_go(asker), *self._assign()]
+        self._idle.append(asker)
+        return self._assign()
+
+    def withdraw(self, asker: int) -> None:
+        """Take a worker's question back, if it has no answer yet."""
+        if asker in self._idle:
+            self._idle.remove(asker)
+
+    def _start(self, seq: int) -> None:
+        """Let a batch start that waits for no other, unless a worker has it already."""
+        if seq not in self._assigned:
+            heapq.heappush(self._ready, seq)
+
+    def _assign(self) -> list[Effect]:
+        effects: list[Effect] = []
+        while self._idle and self._ready and self._may_start(self.state.jobs[self._ready[0]].batch):
+            seq = heapq.heappop(self._ready)
+            self._assigned.add(seq)
+            job = self.state.jobs[seq]
+            self._scheduler.started(job.batch)
+            effects.append(Given(self._idle.pop(), job))
+        # A follower waits for what came before it: the last idle worker is for a batch that is blocked or parked.
+        n_kept = 1 if len(self._assigned) < len(self.state.jobs) else 0
+        while len(self._idle) > n_kept and self._to_follow:
+            effects.append(Given(self._idle.pop(), self._to_follow.popleft()))
+        return effects
+
+    def _may_start(self, batch: Batch) -> bool:
+        """Return whether a batch may have one more worker, as far as `_LEARNT` is concerned; the head always may.
+
+        So may all in relaxed order: one that stands at another session's lock must not hold up independent ones.
+        """
+        if self.state.is_relaxed or not batch.is_thin or self._scheduler.head is batch:
+            return True
+        n_learning = sum([self.state.jobs[seq].batch.is_thin for seq in self._assigned])
+        return n_learning <= self._n_learnt // _LEARNT
+
+    def yield_to(self, earlier: Job, job: Job) -> list[Effect] | None:
+        """Make a job roll back and become the head first; None if it is not later or was answered already.
+
+        A job that follows a transaction in progress has no number yet: it is later than all.
+        """
+        if isinstance(job, StreamJob) and job in self._following:
+            if 0 < job.batch.seq <= earlier.batch.seq or job.must_yield:
+                return None
+            job.must_yield = True
+            return [News(job)]
+        answers = self.turns.yield_to(earlier, job)
+        return None if answers is None else [*answers]
+
+    def take_back(self, job: Job) -> list[Answer]:
+        """Ask for the worker of a job that waits for the holders of its late keys, while others could start."""
+        return self.turns.give_back(job) if self._ready else []
+
+    def give_back(self, job: Job) -> None:
+        """Take a job back whose worker has rolled it back; it starts again when what it waits for has committed."""
+        seq = job.batch.seq
+        self._assigned.discard(seq)
+        if self._scheduler.give_back(job.batch):
+            heapq.heappush(self._ready, seq)
+
+    def park(self, job: Job) -> None:
+        """Take a job back whose worker has rolled it back: it starts again when it becomes the head, or at `unpark`."""
+        seq = job.batch.seq
+        self._assigned.discard(seq)
+        self._parked.add(seq)
+
+    def unpark(self, seq: int) -> list[Effect]:
+        """Let a parked job start again; nothing happens to one that is not parked."""
+        if seq not in self._parked:
+            return []
+        self._parked.discard(seq)
+        heapq.heappush(self._ready, seq)
+        return self._assign()
+
+    def ended(self, job: LargeJob) -> None:
+        """Register the end LSN of a large transaction, known only now that its last piece has come."""
+        self.state.watermark.open(job.batch.end_lsn)
+
+    def committed(self, job: Job, now_s: float) -> list[Effect]:
+        """Register that the target has acknowledged a job's commit: only now may dependents start (trap T-35)."""
+        batch = job.batch
+        job.times.committed_s = now_s
+        self.state.watermark.close(batch.end_lsn)
+        del self.state.jobs[batch.seq]
+        self._assigned.discard(batch.seq)
+        if isinstance(job, StreamJob) and job in self._following:
+            self._following.remove(job)
+        if not isinstance(job, LargeJob):
+            self.count_out(batch.size_bytes)
+        self._n_learnt += batch.is_thin
+        freed = self._scheduler.committed(batch)
+        for ready in freed.to_start:
+            self.state.jobs[ready.seq].times.freed_s = now_s
+            self._start(ready.seq)
+        effects: list[Effect] = [News(following) for following in self._following]
+        for ready in freed.to_commit:
+            effects += self.turns.passed_to(ready.seq)
+        if self.state.is_relaxed and (head := self._scheduler.head) is not None:
+            effects += self.turns.passed_to(head.seq)
+            effects += self.unpark(head.seq)
+        # A piece that was not counted out would take its part of the memory limit until the epoch ends.
+        is_empty = not self.state.jobs and not self._following
+        assert self.state.held_bytes == 0 or not is_empty, "nothing is in flight, and something is held"
+        if not batch.is_thin:
+            # Else the worker that had it, and knows the tables now, comes first: it asks at once.
+            effects += self._assign()
+        return effects

@@ -1,0 +1,103 @@
+"""All of the engine's state that more than one part of the daemon knows, with the part that writes each field.
+
+`status`, metrics, health and the watchdog are made of it. Times are seconds of the event loop's clock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parapply.limits import BLOCKED_S
+from parapply.plan.watermark import Watermark
+from parapply.vocabulary import DaemonState
+
+if TYPE_CHECKING:
+    from parapply.engine.job import Job
+
+
+class EngineState:
+    """One epoch's; nothing of it outlives that."""
+
+    __slots__ = (
+        "blocked",
+        "durable_lsn",
+        "foreign_waits",
+        "held_bytes",
+        "is_relaxed",
+        "jobs",
+        "lag_s",
+        "looked_s",
+        "n_workers",
+        "passed_us",
+        "shown",
+        "source_clock_us",
+        "source_insert_lsn",
+        "source_lsn",
+        "watermark",
+    )
+
+    def __init__(self, low_lsn: int, now_s: float, *, is_relaxed: bool = False) -> None:
+        """Start with nothing in flight, before the publisher was looked at.
+
+        Args:
+            low_lsn: everything up to here is committed on the target.
+            now_s: the time.
+            is_relaxed: independent batches commit in any order.
+        """
+        self.is_relaxed = is_relaxed
+        # Flight:
+        #: Batches not committed, by their numbers, in source order.
+        self.jobs: dict[int, Job] = {}
+        #: Bytes of changes in them and in pieces not applied; intake and workers count pieces by `Flight.count_in`.
+        self.held_bytes = 0
+        #: Workers that are there and are not to leave; `WorkerTasks` counts those that come.
+        self.n_workers = 0
+        #: What is committed; an idle publisher's position moves it, too (`Progress`).
+        self.watermark = Watermark(low_lsn)
+        # Progress:
+        #: Everything up to here is durable on the target, and recorded there as such or in its record rows.
+        self.durable_lsn = low_lsn
+        # The monitor, by `looked`:
+        #: Where the publisher is; None: not checked yet.
+        self.source_lsn: int | None = None
+        #: Its clock at that moment, microseconds since 2000-01-01 UTC, and the end of all WAL that it had written then.
+        self.source_clock_us: int | None = None
+        self.source_insert_lsn = 0
+        #: The time that its WAL had passed: its clock, or, of a standby, of the last commit replayed. None: not known.
+        self.passed_us: int | None = None
+        #: How far the target is behind; None: not checked yet.
+        self.lag_s: float | None = None
+        #: When that was.
+        self.looked_s = now_s
+        # The stall check:
+        #: Since when a batch waits for foreign sessions, the longest, and for whom; None: none does.
+        self.blocked: tuple[float, str] | None = None
+        #: For which lock of another session a worker waits, by its number.
+        self.foreign_waits: dict[int, str] = {}
+        #: State and reason, for people: of the monitor, and at the end of `Progress`.
+        self.shown = (DaemonState.RUNNING, "")
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether nothing is in flight."""
+        return not self.jobs
+
+    @property
+    def head(self) -> Job | None:
+        """Return the earliest job that has not committed."""
+        return next(iter(self.jobs.values()), None)
+
+    def blocked_s(self, now_s: float) -> float:
+        """Return how long a batch has waited for foreign sessions; 0: none does."""
+        return now_s - self.blocked[0] if self.blocked else 0.0
+
+    def blocked_reason(self, now_s: float) -> str:
+        """Return for whom a batch waits, once it has waited for long; else nothing."""
+        blocked_s = self.blocked_s(now_s)
+        return f"blocked for {blocked_s:.0f} s by {self.blocked[1]}" if self.blocked and blocked_s >= BLOCKED_S else ""
+
+    def source_time_us(self, now_s: float) -> int | None:
+        """Return the publisher's time, or a little less, in microseconds since 2000-01-01 UTC; None: not known yet."""
+        if self.source_clock_us is None:
+            return None
+        return self.source_clock_us + int((now_s - self.looked_s) * 1e6)
