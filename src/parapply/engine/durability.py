@@ -41,7 +41,7 @@ _LOOK_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class Reporting:
     """How often, and until when.
 
     Attributes:
@@ -78,12 +78,12 @@ class Stream(NamedTuple):
 class Durability:
     """Written by the task that reports, by intake (`keepalive`, `ends_at`) and by the workers (`committed`)."""
 
-    def __init__(self, flight: Flight, rules: Rules, now_s: float) -> None:
+    def __init__(self, flight: Flight, reporting: Reporting, now_s: float) -> None:
         """Start with everything durable that is committed, and nothing reported."""
         self._flight = flight
         self.state = flight.state
-        self._rules = rules
-        self._until_lsn = rules.until.lsn
+        self._reporting = reporting
+        self._until_lsn = reporting.until.lsn
         #: Intake has met its last transaction; what it holds beyond is never taken.
         self._has_ended = False
         self._written_lsn = self.state.durable_lsn  # what the state row says
@@ -115,7 +115,7 @@ class Durability:
     def committed(self, *, is_synchronous: bool) -> bool:
         """Take a commit that the target has acknowledged; return whether to look at once."""
         state = self.state
-        if self._rules.is_apply_durable:
+        if self._reporting.is_apply_durable:
             state.durable_lsn = max(state.durable_lsn, state.watermark.low_lsn)
             self._is_reply_due = True
             # A keep-alive's position may be next.
@@ -136,10 +136,10 @@ class Durability:
     def _advance_wait_s(self, stream: Stream) -> float:
         if self.state.watermark.low_lsn <= self._written_lsn:
             # Without progress people still want to see the lag grow and the daemon alive.
-            return max(1.0, self._rules.advance_interval_s)
+            return max(1.0, self._reporting.advance_interval_s)
         # Between two advances of a standby its flushes keep it durable.
         is_quiet = self.state.is_idle and not stream.is_synchronous
-        return _ADVANCE_MIN_S if is_quiet else self._rules.advance_interval_s
+        return _ADVANCE_MIN_S if is_quiet else self._reporting.advance_interval_s
 
     def is_waited_for(self, stream: Stream) -> bool:
         """Return whether commits on the publisher wait until what is visible here is durable."""
@@ -165,7 +165,7 @@ class Durability:
     def report_is_due(self, now_s: float) -> bool:
         """Return whether to report what is durable."""
         since_s = now_s - self._reported_s
-        return (self._is_reply_due and since_s >= _REPLY_S) or since_s >= self._rules.status_interval_s
+        return (self._is_reply_due and since_s >= _REPLY_S) or since_s >= self._reporting.status_interval_s
 
     def question_is_due(self, stream: Stream, now_s: float) -> bool:
         """Return, once for each time, whether the publisher is to be asked where it is."""
@@ -184,11 +184,11 @@ class Durability:
             return _ASK_S
         source_lsn = self.state.source_lsn
         is_behind = source_lsn is not None and source_lsn > self.state.watermark.low_lsn
-        return self._rules.ask_idle_s if is_behind and stream.holds_nothing else math.inf
+        return self._reporting.ask_idle_s if is_behind and stream.holds_nothing else math.inf
 
     def is_over(self) -> bool:
         """Return whether everything up to `--until` is durable."""
-        until_us = self._rules.until.time_us
+        until_us = self._reporting.until.time_us
         if until_us is not None and self._until_lsn is None and (self.state.passed_us or 0) > until_us + _COMMITTING_US:
             # The publisher's WAL has passed the time, and nothing later has come to say so.
             self._until_lsn = self.state.source_insert_lsn
@@ -207,7 +207,7 @@ class Durability:
         Raises:
             SourceLost: it counts as gone.
         """
-        timeout_s = self._rules.receive_timeout_s
+        timeout_s = self._reporting.receive_timeout_s
         silent_s = now_s - max(heard_s, self._streaming_since_s)
         if silent_s >= timeout_s:
             raise SourceLost(f"the publisher has said nothing for {silent_s:.0f} s.")
@@ -234,7 +234,7 @@ class Durability:
             return 0.0
         due_s = [
             now_s + _LOOK_S,
-            self._reported_s + self._rules.status_interval_s,
+            self._reported_s + self._reporting.status_interval_s,
             self._advanced_s + self._advance_wait_s(stream),
         ]
         if self._is_reply_due:

@@ -15,7 +15,7 @@ import msgspec
 
 from parapply import failpoints
 from parapply.config import FEWEST_WORKERS
-from parapply.engine.durability import Durability, Rules
+from parapply.engine.durability import Durability, Reporting
 from parapply.engine.flight import Flight
 from parapply.engine.intake import DueTimes, Room
 from parapply.engine.state import EngineState
@@ -207,7 +207,7 @@ class Epoch:
         self._worker_tasks.add(ends.sessions)
         workers = self._worker_tasks.workers
         place = state.StatePlace(config.target.state_schema, config.source.slot, ends.state.slot_id)
-        durability = Durability(flight, self._rules(), loop.time())
+        durability = Durability(flight, self._reporting(), loop.time())
         self._progress = Progress(ends.control, place, reader, self._batcher, durability)
         delay_s = config.apply.delay_s
         self._intake = Intake(
@@ -233,8 +233,7 @@ class Epoch:
             self._pool,
             workers,
             ends.control_pool,
-            two_phase,
-            self._conflict_handler.skips,
+            kit,
             slot_name=config.source.slot,
             stall_check_s=config.apply.stall_check_s,
         )
@@ -479,9 +478,9 @@ class Epoch:
             n_changes=job.counts.n_changes,
         )
 
-    def _rules(self) -> Rules:
+    def _reporting(self) -> Reporting:
         config = self._config
-        return Rules(
+        return Reporting(
             advance_interval_s=config.apply.advance_interval_s,
             status_interval_s=self._status_interval_s(),
             receive_timeout_s=config.source.receive_timeout_s,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parapply.engine.durability import Durability, Rules, Stream
+from parapply.engine.durability import Durability, Reporting, Stream
 from parapply.engine.flight import Flight
 from parapply.engine.job import SetJob
 from parapply.engine.state import EngineState
@@ -19,14 +19,14 @@ _STANDBY = _QUIET._replace(is_synchronous=True)
 
 
 def _made(*, is_apply_durable: bool = False, until: Until | None = None) -> Durability:
-    rules = Rules(
+    reporting = Reporting(
         advance_interval_s=0.5,
         status_interval_s=10,
         receive_timeout_s=60,
         is_apply_durable=is_apply_durable,
         until=until or Until(),
     )
-    return Durability(Flight(EngineState(_AT_LSN, 0.0)), rules, 0.0)
+    return Durability(Flight(EngineState(_AT_LSN, 0.0)), reporting, 0.0)
 
 
 def _asking(lsn: int) -> Keepalive:

@@ -1,40 +1,27 @@
-"""Waits that PostgreSQL cannot see as a deadlock: a batch needs a lock of a later one that waits for its turn.
-
-The server sees one session waiting for another that is idle in a transaction; only we know that the idle one waits for
-the first (trap T-30). So when a batch makes no progress, we ask the server which sessions block it; a later batch of
-ours rolls back and waits. For a foreign session the batch waits, and that is shown (F23), and so for a prepared
-transaction; where the operator has asked to skip what waits, its statement is cancelled. But a prepared transaction
-that the publisher has rolled back in the meantime, as far as that was received, is rolled back at once, because its
-place in the order does not matter, and comes after the batch that waits (T-37).
-
-With the order kept only the head is checked, because everything waits for it in the end. Relaxed, every batch is: after
-a head that waits for a foreign lock, two others may block each other.
-"""
+"""Asks the target who blocks a batch that stands still, and does what `engine/stalls.py` decides about that."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
-from parapply.engine.job import OutcomeJob, SetJob
+from parapply.engine.stalls import AT_WORK, Stalls, executed_now, next_line_s
 from parapply.limits import BLOCKED_S
 from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.target.session import prepared, settings
 from parapply.vocabulary import WorkerState
-from parapply.wire.messages import RollbackPrepared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parapply.conflict.skips import Skips
     from parapply.engine.job import Job
+    from parapply.engine.stalls import Blocked
+    from parapply.runtime.apply.kit import WorkerKit
     from parapply.runtime.apply.worker import Worker
     from parapply.runtime.pool.pool import WorkerPool
-    from parapply.runtime.pool.two_phase import TwoPhase
     from parapply.runtime.tables.control_pool import ControlPool
 
 #: Not only the sessions that block the head, but also those that block them: a foreign session that blocks the head may
@@ -89,26 +76,6 @@ _CANCEL = sql.SQL(
     "SELECT pg_catalog.pg_cancel_backend(pid) FROM pg_catalog.pg_stat_activity"
     " WHERE pid = $1::int AND wait_event_type = 'Lock'"
 )
-#: Seconds between two lines about one wait at most; the first ones come sooner.
-_LONGEST_S: Final = 600.0
-
-#: States in which the server works for a worker, and may wait: for a deferred constraint at COMMIT, too.
-AT_WORK: Final = (WorkerState.EXECUTING, WorkerState.RETRYING, WorkerState.COMMITTING)
-
-
-#: Checks during which a batch waits for others and keeps its worker; giving that back costs repeated work.
-_GIVE_BACK_CHECKS = 4
-
-
-@dataclass
-class _Blocked:
-    """A batch that waits for foreign sessions."""
-
-    job: Job
-    since_s: float
-    holder: str
-    #: After how many seconds it is logged next.
-    next_s: float = BLOCKED_S
 
 
 class StallCheck:
@@ -119,8 +86,7 @@ class StallCheck:
         pool: WorkerPool,
         workers: Sequence[Worker],
         control_pool: ControlPool,
-        two_phase: TwoPhase,
-        skips: Skips,
+        kit: WorkerKit,
         *,
         slot_name: str,
         stall_check_s: float,
@@ -131,22 +97,21 @@ class StallCheck:
             pool: knows the order and which jobs may be asked to yield.
             workers: of the worker pool.
             control_pool: to ask the target.
-            two_phase: knows what is prepared.
-            skips: what the operator has asked to skip.
+            kit: knows what is prepared, and what the operator has asked to skip.
             slot_name: ends the names of the slot's sessions.
             stall_check_s: how long a batch may take before the server is asked.
         """
         self._pool = pool
         self._workers = workers
         self._control_pool = control_pool
-        self._two_phase = two_phase
-        self._skips = skips
+        self._two_phase = kit.two_phase
+        self._skips = kit.conflict_handler.skips
         self._slot_name = slot_name
         #: When the slot's other sessions were looked at, and after how many seconds each is logged next.
         self._looked_s = 0.0
         self._tell_next: dict[str, float] = {}
-        self._stall_check_s = stall_check_s
-        self._blocked: dict[int, _Blocked] = {}
+        self._stalls = Stalls(pool.flight, stall_check_s)
+        self._engine = pool.flight.state
         self._clock = asyncio.get_running_loop().time
         self._log = get_logger()
 
@@ -157,14 +122,18 @@ class StallCheck:
             TargetLost: the connection ended.
         """
         while True:
-            # What begins while nothing is under way stands still for so long at the earliest.
-            await asyncio.sleep(self._stall_check_s / (1 if self._pool.flight.state.is_idle else 2))
-            self._pool.flight.state.foreign_waits.clear()
-            self._ask_back()
+            await asyncio.sleep(self._stalls.check_s)
+            self._engine.foreign_waits.clear()
             for worker in self._workers:
-                if self._stands_still(worker):
+                job = worker.job
+                if job is not None and self._stalls.holds_up(worker, self._clock()) and self._pool.wants_back(job):
+                    self._log.info("worker_freed", worker=worker.number, seq=job.batch.seq)
+            for worker in self._workers:
+                if self._stalls.stands_still(worker, self._clock()):
                     await self._look(worker)
-            self._end_blocked()
+            for number, over in self._stalls.looked():
+                wait_s = round(self._clock() - over.since_s, 1)
+                self._log.info("batch_unblocked", worker=number, seq=over.job.batch.seq, wait_s=wait_s)
             await self._look_at_others()
 
     async def _look_at_others(self) -> None:
@@ -181,7 +150,7 @@ class StallCheck:
             next_s = self._tell_next[name] = before.get(name, BLOCKED_S)
             if wait_s is None or wait_s < next_s:
                 continue
-            self._tell_next[name] = min(2 * wait_s, wait_s + _LONGEST_S)
+            self._tell_next[name] = next_line_s(wait_s)
             self._log.warning(
                 "session_blocked",
                 session=name,
@@ -194,31 +163,15 @@ class StallCheck:
                 xact_start=xact_start,
             )
 
-    def _end_blocked(self) -> None:
-        """Forget the waits that are over, and show the longest of the others."""
-        for number in self._blocked.keys() - self._pool.flight.state.foreign_waits.keys():
-            over = self._blocked.pop(number)
-            if over.next_s > BLOCKED_S:
-                wait_s = round(self._clock() - over.since_s, 1)
-                self._log.info("batch_unblocked", worker=number, seq=over.job.batch.seq, wait_s=wait_s)
-        longest = min(self._blocked.values(), key=lambda one: one.since_s, default=None)
-        self._pool.flight.state.blocked = None if longest is None else (longest.since_s, longest.holder)
-
-    async def _tell_blocked(self, worker: Worker, job: Job, holder: str, pids: Sequence[int], gids: list[str]) -> None:
-        """Take notice of a wait for foreign sessions, and log it once it is long."""
-        found = self._blocked.get(worker.number)
-        if found is None or found.job is not job:
-            found = self._blocked[worker.number] = _Blocked(job, max(worker.since_s, job.times.freed_s), holder)
-        found.holder = holder
-        wait_s = self._clock() - found.since_s
-        if wait_s < found.next_s:
-            return
+    async def _tell_blocked(self, worker: Worker, found: Blocked, pids: Sequence[int], gids: list[str]) -> None:
+        """Log a wait for foreign sessions that is long."""
+        job, wait_s = found.job, self._clock() - found.since_s
         with settings.target_errors("asking who blocks a batch"):
             async with self._control_pool.session() as conn:
                 facts = await settings.rows(conn, _FACTS, [worker.session.pipeline.backend_pid, list(pids)])
         if not facts:
             return
-        found.next_s = min(2 * wait_s, wait_s + _LONGEST_S)
+        found.next_s = next_line_s(wait_s)
         relation, mode, pid, role, application_name, xact_start, query_start = facts[0]
         self._log.warning(
             "batch_blocked",
@@ -226,7 +179,7 @@ class StallCheck:
             seq=job.batch.seq,
             end_lsn=format_lsn(job.batch.end_lsn),
             wait_s=round(wait_s, 1),
-            holder=holder,
+            holder=found.holder,
             gid=gids,
             relation=relation,
             mode=mode,
@@ -236,27 +189,6 @@ class StallCheck:
             xact_start=xact_start,
             query_start=query_start,
         )
-
-    def _ask_back(self) -> None:
-        """Free workers that wait for another batch for long, while batches that could start have none."""
-        for worker in self._workers:
-            waited_s = self._clock() - worker.since_s
-            has_waited = worker.state is WorkerState.WAITING and waited_s >= _GIVE_BACK_CHECKS * self._stall_check_s
-            if (
-                self._pool.flight.state.is_relaxed
-                and worker.job is not None
-                and has_waited
-                and self._pool.wants_back(worker.job)
-            ):
-                self._log.info("worker_freed", worker=worker.number, seq=worker.job.batch.seq)
-
-    def _stands_still(self, worker: Worker) -> bool:
-        job, head = worker.job, self._pool.flight.state.head
-        if job is None or head is None or worker.state not in AT_WORK:
-            return False
-        if job is not head and not self._pool.flight.state.is_relaxed:
-            return False
-        return self._clock() - max(worker.since_s, job.times.freed_s) >= self._stall_check_s
 
     async def _look(self, holder: Worker) -> None:
         job = holder.job
@@ -273,25 +205,20 @@ class StallCheck:
         gids = [str(gid) for (gid,) in held]
         foreign += [f"prepared transaction {gid}" for gid in gids]
         if foreign:
-            waits_for = self._pool.flight.state.foreign_waits[holder.number] = f"a lock held by {', '.join(foreign)}"
-            await self._tell_blocked(holder, job, waits_for, pids, gids)
+            blocked = self._stalls.waits(holder, job, f"a lock held by {', '.join(foreign)}", self._clock())
+            if blocked is not None:
+                await self._tell_blocked(holder, blocked, pids, gids)
             if self._is_to_skip(job):
                 await self._cancel(holder, job)
         await self._end_rolled_back(gids)
         for pid in found:
             blocker = own.get(pid)
-            if blocker is None or blocker is holder or blocker.job is None:
-                continue
-            await self._break(job, blocker)
+            if blocker is not None and blocker is not holder and self._stalls.may_break(job, blocker):
+                await self._break(job, blocker)
 
     def _is_to_skip(self, job: Job) -> bool:
         """Tell whether a transaction is to be skipped that is executed now, alone or merged with others."""
-        if not self._skips or not isinstance(job, SetJob):
-            return False
-        transactions = job.batch.transactions
-        if job.resume is not None and not job.resume.halving.is_done:
-            part = job.resume.halving.part
-            transactions = transactions[part.start : part.end]
+        transactions = executed_now(job) if self._skips else ()
         return any(self._skips.find(one.commit_lsn, one.end_lsn) is not None for one in transactions)
 
     async def _cancel(self, worker: Worker, job: Job) -> None:
@@ -309,24 +236,16 @@ class StallCheck:
 
         It comes to nothing then. If the process dies before, it comes again, to the same end.
         """
-        outcomes = [job.outcome for job in self._pool.flight.state.jobs.values() if isinstance(job, OutcomeJob)]
-        rollbacks = [outcome for outcome in outcomes if isinstance(outcome, RollbackPrepared)]
-        ended = [gid for gid in map(self._two_phase.pending_gid, rollbacks) if gid in gids]
+        ended = [gid for gid in map(self._two_phase.pending_gid, self._stalls.rollbacks()) if gid in gids]
         if ended:
             async with self._control_pool.session() as conn:
                 await prepared.roll_back(conn, ended)
             self._log.warning("rolled_back_early", gid=ended)
 
     async def _break(self, job: Job, blocker: Worker) -> None:
-        """Make a worker yield to a job that it blocks, unless it will end by itself."""
+        """Make a worker yield to a job that it blocks."""
         other = blocker.job
         assert other is not None
-        is_endless = job.batch.seq and not other.batch.seq  # it follows a transaction in progress
-        if job is not self._pool.flight.state.head and not is_endless:
-            # Leave a worker alone while it executes, or while it waits for anything but this job.
-            waits = self._pool.flight.late_waits_of(other)
-            if blocker.state is not WorkerState.WAITING or all(wait.seq != job.batch.seq for wait in waits):
-                return
         is_executing = blocker.state is WorkerState.EXECUTING
         if self._pool.yield_to(job, other):
             self._log.warning("stall_broken", worker=blocker.number, seq=other.batch.seq, holder=job.worker)

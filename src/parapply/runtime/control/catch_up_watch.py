@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from parapply.engine.stalls import FallingBehind, StreamSeen
 from parapply.errors import LeftForRanges
 from parapply.source.catch_up import PASSING
-from parapply.vocabulary import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Sized
@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 
 #: Seconds between two checks: how often the publisher's position is asked for.
 _LOOK_S = 1.0
-#: Checks in a row that must find the stream behind.
-_CHECKS = 3
 
 
 class CatchUpWatch:
-    """Reads the others' fields; its own are written by its task."""
+    """Reads the others' fields; `engine/stalls.py` decides."""
 
     def __init__(  # noqa: PLR0913  one place makes it
         self,
@@ -62,7 +60,6 @@ class CatchUpWatch:
         self._behind_bytes = behind_bytes
         self._pause_s = pause_s
         self._look_s = look_s
-        self._behind = 0
 
     async def run(self) -> None:
         """Check until cancelled.
@@ -71,25 +68,19 @@ class CatchUpWatch:
             LeftForRanges: the stream is behind.
         """
         clock = asyncio.get_running_loop().time
-        streaming_since_s = clock()
+        behind = FallingBehind(behind_bytes=self._behind_bytes, pause_s=self._pause_s, now_s=clock())
         while True:
             await asyncio.sleep(self._look_s)
-            if self._stream.reading is Reading.RANGES:
-                streaming_since_s = clock()
-                continue
-            lag_bytes = self._lag_bytes()
-            self._behind = self._behind + 1 if lag_bytes is not None else 0
-            if self._behind >= _CHECKS and clock() - streaming_since_s >= self._pause_s:
+            lag_bytes = behind.look(self._seen(), self._engine.source_lsn, clock())
+            if lag_bytes:
                 raise LeftForRanges(f"The stream is left for ranges of WAL: {lag_bytes} bytes to catch up.")
 
-    def _lag_bytes(self) -> int | None:
-        """Return how far the stream is behind; None where it is not, or where ranges would not help."""
-        source_lsn = self._engine.source_lsn
-        # With reading paused the target is what takes the time.
-        if source_lsn is None or self._stream.reason not in PASSING or self._reader.is_paused:
-            return None
-        # However long it takes: what has come of a transaction would come again from its beginning, for ever.
-        if self._streams or self._batcher.is_inside_large or self._reader.is_inside_transaction:
-            return None
-        lag_bytes = max(0, source_lsn - self._batcher.received_lsn)
-        return lag_bytes if lag_bytes >= self._behind_bytes else None
+    def _seen(self) -> StreamSeen:
+        stream, reader, batcher = self._stream, self._reader, self._batcher
+        return StreamSeen(
+            stream.reading,
+            batcher.received_lsn,
+            may_be_left=stream.reason in PASSING,
+            is_paused=reader.is_paused,
+            begun=(bool(self._streams), batcher.is_inside_large, reader.is_inside_transaction),
+        )

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
+from parapply.engine.stalls import AT_WORK
 from parapply.errors import SourceLost, SourceRefused
 from parapply.logs import get_logger
-from parapply.runtime.apply.deadlocks import AT_WORK
 from parapply.runtime.observe.meter import take_counts
 from parapply.source import slot
 from parapply.source.standby import is_named

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from parapply.runtime.apply.deadlocks import AT_WORK
+from parapply.engine.stalls import AT_WORK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from parapply.engine.durability import Durability, Rules
+from parapply.engine.durability import Durability, Reporting
 from parapply.engine.flight import Flight
 from parapply.engine.job import SetJob
 from parapply.engine.state import EngineState
@@ -62,7 +62,7 @@ class _Lab:
         self.batcher: Any = SimpleNamespace(received_lsn=_AT_LSN, holds_nothing=True, is_inside_large=False)
         self.engine = EngineState(_AT_LSN, loop.time())
         self.engine.source_lsn = _SOURCE_LSN
-        rules = Rules(
+        reporting = Reporting(
             advance_interval_s=advance_interval_s,
             status_interval_s=60,
             receive_timeout_s=60,
@@ -70,7 +70,7 @@ class _Lab:
             until=Until(),
             ask_idle_s=0.0,
         )
-        durability = Durability(Flight(self.engine), rules, loop.time())
+        durability = Durability(Flight(self.engine), reporting, loop.time())
         parts: list[Any] = [SimpleNamespace(), StatePlace("parapply", "s", 1), self.reader, self.batcher, durability]
         self.progress = Progress(*parts)
 

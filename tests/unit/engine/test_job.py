@@ -1,0 +1,39 @@
+"""The times of a job, how it says that it was applied, and the pauses between attempts."""
+
+from __future__ import annotations
+
+from parapply.engine.job import Attempts, Resume, SetJob
+from parapply.plan.batch import Batch
+from parapply.plan.halving import Halving
+from parapply.vocabulary import Mode
+
+
+def test_pauses_double_up_to_their_limits() -> None:
+    """Short ones where another session is in the way, longer ones for a repair."""
+    attempts = Attempts(stops_on_error=False)
+    pauses = [attempts.again_s() for _ in range(9)]
+    assert pauses[:3] == [0.01, 0.02, 0.04]
+    assert pauses[-1] == 1.0
+    assert [attempts.error_s() for _ in range(8)][-2:] == [30.0, 30.0]
+
+
+def test_times_lie_between_the_points_that_a_job_has_passed() -> None:
+    """What waited for another batch did not wait for a worker."""
+    times = SetJob(Batch(1), {}).times
+    times.received_s, times.submitted_s, times.freed_s = 1.0, 1.5, 3.0
+    times.started_s, times.executed_s, times.turn_s, times.committed_s = 4.0, 6.0, 7.0, 7.5
+    assert (times.wait_dependency_s, times.queued_s, times.execute_s) == (1.5, 1.5, 2.0)
+    assert (times.wait_turn_s, times.commit_s) == (1.0, 0.5)
+
+
+def test_a_job_says_how_it_was_applied() -> None:
+    """As sets, row by row, or not at all: the publisher has rolled its PREPARE back."""
+    job = SetJob(Batch(1), {})
+    modes = [job.mode]
+    job.resume = Resume(Halving(1), {}, Attempts(stops_on_error=True))
+    job.resume.n_in_order = 1
+    modes.append(job.mode)
+    job.counts.n_changes = 3
+    job.left_out()
+    assert [*modes, job.mode] == [Mode.SET, Mode.ROWS, Mode.OUTCOME]
+    assert job.counts.n_changes == 0
