@@ -125,10 +125,10 @@ def migrate(  # noqa: PLR0913  one for each option
         raise click.UsageError("--only stands alone, without --from and --to")
     with light_start():
         config = load(options)
-        from parapply.migrate import command  # noqa: PLC0415
+        from parapply.migrate import command, show  # noqa: PLC0415
         from parapply.migrate.options import Choice, MigrateOptions  # noqa: PLC0415
     if is_show:
-        return command.show(config, as_json=as_json)
+        return show.show_steps(config, as_json=as_json)
     how = MigrateOptions(
         choice=Choice(
             include=include,
