@@ -131,13 +131,8 @@ def migrate(  # noqa: PLR0913  one for each option
         return show.show_steps(config, as_json=as_json)
     how = MigrateOptions(
         choice=Choice(
-            include=include,
-            exclude=exclude,
-            has_owners=not no_owner,
-            has_privileges=not no_privileges,
-            has_tablespaces=not no_tablespaces,
-            large_objects=large_objects,
-            unlogged=unlogged,
+            include=include, exclude=exclude, has_owners=not no_owner, has_privileges=not no_privileges,
+            has_tablespaces=not no_tablespaces, large_objects=large_objects, unlogged=unlogged,
         ),
         has_roles=has_roles,
         jobs=jobs,
@@ -154,7 +149,7 @@ def migrate(  # noqa: PLR0913  one for each option
         run_arguments=tuple(_run_arguments(options, config)),
         run_environ=tuple(_run_environ(config).items()),
         daemon_log=daemon_log or Path(f"{config.source.slot}.log"),
-    )
+    )  # fmt: skip
     return command.migrate(config, how)
 
 
