@@ -190,7 +190,7 @@ def bench(  # noqa: PLR0913  one parameter for each option
     from bench.installed import check_installed  # noqa: PLC0415
 
     check_installed(with_plot=not is_unsaved and other in ("", "--live"))
-    from bench import run, run_latency, run_live, run_standby  # noqa: PLC0415
+    from bench import run, run_attached  # noqa: PLC0415
     from bench.output import Output  # noqa: PLC0415
 
     output = Output(directory=directory, is_saved=not is_unsaved, is_json=is_json)
@@ -199,11 +199,11 @@ def bench(  # noqa: PLR0913  one parameter for each option
 
         return run_copy.main(options, COPY_SHAPES if _ALL in shapes else shapes, output)
     if is_latency:
-        return run_latency.main(options, output)
+        return run_attached.main(run_attached.latency_measurement(options), options, output)
     if is_synchronous:
-        return run_standby.main(options, output)
+        return run_attached.main(run_attached.standby_measurement(options), options, output)
     if is_live:
-        return run_live.main(options, holds_s, streamings, output)
+        return run_attached.main(run_attached.live_measurement(options, holds_s, streamings), options, output)
     return run.main(list(WORKLOADS) if _ALL in names else list(dict.fromkeys(names)), options, output)
 
 

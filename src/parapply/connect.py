@@ -9,11 +9,13 @@ import asyncio
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
+import click
 import msgspec
 from psycopg import sql
 
 from parapply.conflict.rules import Rules
 from parapply.errors import ParapplyError, SourceRefused, TargetRefused
+from parapply.logs import redact_text
 from parapply.source import failover, refusals, slot
 from parapply.target.session import lease, origins, prepared, settings
 from parapply.target.state import cutovers
@@ -127,6 +129,16 @@ async def show_state(config: Config, shown: str, reason: str, limit_s: float = S
             # The session of the epoch that has ended may still be on its way out.
             await lease.take_lease(conn, slot_id, limit_s / 2)
             await state.set_state(conn, schema, slot_id, shown, reason)
+
+
+def raise_all(errors: Sequence[ParapplyError]) -> None:
+    """Print all but the last error, and raise that one; do nothing without any."""
+    if not errors:
+        return
+    *others, last = errors
+    for error in others:
+        click.echo(f"parapply: {redact_text(error.line())}", err=True)
+    raise last
 
 
 async def known_state(config: Config, target: settings.Connection, system_identifier: str) -> state.SlotState | None:

@@ -19,7 +19,6 @@ from parapply.commands import lifecycle
 from parapply.copy import command as copying
 from parapply.copy import snapshot as snapshots
 from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRefused
-from parapply.logs import redact_text
 from parapply.model import format_lsn
 from parapply.printable import printable
 from parapply.quoting import copyable
@@ -175,11 +174,7 @@ async def look_first(
     told = [each for each in report.findings if each not in refused and KINDS[each.code].severity is not Severity.NOTE]
     for line in _lines(told):
         click.echo(line)
-    if refused:
-        *others, last = _errors(refused)
-        for error in others:
-            click.echo(f"parapply: {redact_text(error.line())}", err=True)
-        raise last
+    connect.raise_all(list(_errors(refused)))
     return report.published
 
 

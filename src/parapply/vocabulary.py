@@ -55,15 +55,6 @@ class WaitKind(StrEnum):
     BARRIER = "barrier"
 
 
-class BarrierReason(StrEnum):
-    """Why nothing runs alongside a transaction; the name of a dependency on a barrier."""
-
-    SERIAL = "serial"
-    TRUNCATE = "truncate"
-    LARGE = "large"
-    TWO_PHASE = "two-phase"
-
-
 class DaemonState(StrEnum):
     """What the daemon does as a whole."""
 

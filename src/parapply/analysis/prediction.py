@@ -22,7 +22,9 @@ from parapply.analysis.contention import Executed, Learned, Line, Processors, al
 from parapply.analysis.simulation import Load, Order, Plant, Played, Stretch, play
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from parapply.analysis.contention import Contention
 
 ORDERS: Final[tuple[Order, ...]] = ("preserve", "relaxed")
 #: Parts that a recorded batch is cut into at most: so finely batches are formed again.
@@ -173,8 +175,7 @@ def predict(  # noqa: PLR0913  what a log does not say is asked for
         seconds: of the same run, in order; of an old log none.
         workers: numbers to predict.
         order: that the daemon had; None: as the log says, else preserve.
-        flush_share: of a flight of statements and COMMIT, the part that a COMMIT by itself would take, where the log
-            measured none.
+        flush_share: of a flight with its COMMIT, the part of a COMMIT by itself, where the log measured none.
         processors: of the target, where the log does not say.
 
     Raises:
@@ -184,83 +185,99 @@ def predict(  # noqa: PLR0913  what a log does not say is asked for
     had_order: Order = order or ("relaxed" if any(one.order == "relaxed" for one in seconds) else "preserve")
     had_workers = max((one.workers for one in seconds), default=0) or _most_at_a_time(recorded)
     commit_s, late = _commits(recorded, flush_share)
-    turn_s = _turn_s(recorded, is_relaxed=had_order == "relaxed")
     seen_from, late_pairs = _held(recorded)
-    spans = [(one.started_s, one.started_s + one.execute_s - _in_flight_s(one, commit_s)) for one in recorded]
-    executed = [
-        Executed(max(1, one.changes - one.late_rows), by_n) for one, by_n in zip(recorded, beside(spans), strict=True)
-    ]
+    spans, executed = _executed(recorded, commit_s)
     learned = learn(executed, _processors(seconds, spans, processors))
-    # With relaxed order COMMITs met a flush that was under way, and waited for the next one.
-    flush_s = commit_s / _FLUSHES if had_order == "relaxed" else commit_s
     feed = _feed(recorded, seconds)
-    most = 2 * max([*workers, had_workers])
-
-    def plays(contention_name: str) -> Callable[[Order, int], Played]:
-        slowdowns = getattr(learned, contention_name).slowdowns(most)
-        works_s = [alone_s(one, slowdowns) if one.seconds_by_n else 0.0 for one in executed]
-        batch_s, change_s = line_of_sizes(
-            [(one.changes, work_s) for one, work_s in zip(executed, works_s, strict=True)]
-        )
-        load = Load(_parts(recorded, works_s, lambda changes: batch_s + change_s * changes, feed, seen_from))
-        plant = replace(base, batch_s=batch_s, change_s=change_s, slowdowns=slowdowns)
-        if contention_name == "best":
-            found.append(plant)
-        known: dict[tuple[Order, int], Played] = {}
-
-        def one(order: Order, n_workers: int) -> Played:
-            key = (order, n_workers)
-            if key not in known:
-                known[key] = play(load, replace(plant, order=order, workers=n_workers))
-            return known[key]
-
-        return one
-
     limits = _limits(recorded, seconds)
-    found: list[Plant] = []
     base = Plant(
         workers=had_workers, order=had_order, limits=limits, scale=_scale(recorded, limits, had_workers), batch_s=0.0,
-        change_s=0.0, late_batch_s=late.batch_s, late_row_s=late.change_s, late_pairs=late_pairs, commit_s=flush_s,
-        turn_s=turn_s, slowdowns=(1.0,),
+        change_s=0.0, late_batch_s=late.batch_s, late_row_s=late.change_s, late_pairs=late_pairs,
+        # With relaxed order COMMITs met a flush that was under way, and waited for the next one.
+        commit_s=commit_s / _FLUSHES if had_order == "relaxed" else commit_s,
+        turn_s=_turn_s(recorded, is_relaxed=had_order == "relaxed"), slowdowns=(1.0,),
     )  # fmt: skip
-    best = plays("best")
-    others = [plays(name) for name in ("least", "most") if getattr(learned, name) != learned.best]
+
+    def player(contention: Contention) -> _Player:
+        slowdowns = contention.slowdowns(2 * max([*workers, had_workers]))
+        works = [(one.changes, alone_s(one, slowdowns) if one.seconds_by_n else 0.0) for one in executed]
+        batch_s, change_s = line_of_sizes(works)
+        works_s = [work_s for _, work_s in works]
+        load = Load(_parts(recorded, works_s, lambda changes: batch_s + change_s * changes, feed, seen_from))
+        return _Player(load, replace(base, batch_s=batch_s, change_s=change_s, slowdowns=slowdowns))
+
+    best = player(learned.best)
+    others = [player(one) for one in (learned.least, learned.most) if one != learned.best]
     measured_s = max(one.committed_s for one in recorded) - min(one.started_s for one in recorded)
-    played = best(had_order, had_workers)
-    right = min(max(measured_s / played.seconds, 1 / _MOST_RIGHT), _MOST_RIGHT) if played.seconds else 1.0
-    known = _Known(
-        varied=hypot(_varied([one.committed_s for one in recorded], recorded, _WAVES * had_workers), (right - 1) / 2),
-        source_s=feed.until_s,
-        source_varied=max(_varied(feed.releases_s, recorded, 1), _LEAST_SOURCE_ERROR),
-    )
-    leader = feed.leader
-    predicted = []
-    for each in ORDERS:
-        # Workers that apply as fast as the source gives: more of them are not played.
-        fewest_s, n_fed = measured_s * _MOST_RIGHT * had_workers * 1e3, 0
-        for n_workers in sorted(workers):
-            n_played = n_fed or n_workers
-            one = best(each, n_played)
-            spans_s = [one.seconds * right]
-            for other in others:
-                base_s = other(had_order, had_workers).seconds
-                spans_s.append(other(each, n_played).seconds * (measured_s / base_s if base_s else 1.0))
-            # Workers that are not needed stay idle.
-            seconds_s = fewest_s = min(spans_s[0], fewest_s)
-            is_fed = seconds_s <= known.fed_s
-            n_fed = n_fed or (n_workers if max(spans_s) <= known.fed_s else 0)
-            least_s, most_s = known.bounds(seconds_s, spans_s, log2(n_workers / had_workers))
-            predicted.append(
-                Predicted(
-                    order=each, workers=n_workers, seconds=seconds_s, least_s=least_s, most_s=most_s,
-                    delay_s=one.delay_s, batches=one.batches,
-                    limit=leader if is_fed else _limit(one, found[0], n_workers, leader),
-                )
-            )  # fmt: skip
+    played_s = best.play(had_order, had_workers).seconds
+    right = min(max(measured_s / played_s, 1 / _MOST_RIGHT), _MOST_RIGHT) if played_s else 1.0
+    known = _Known.of(recorded, feed, had_workers, right)
     return Prediction(
-        order=had_order, workers=had_workers, measured_s=measured_s, played_s=played.seconds,
-        predicted=tuple(predicted), learned=learned, plant=found[0],
+        order=had_order, workers=had_workers, measured_s=measured_s, played_s=played_s, learned=learned,
+        predicted=tuple([
+            one for each in ORDERS for one in _of_order(each, workers, best, others, known, measured_s, right, feed)
+        ]),
+        plant=best.plant,
     )  # fmt: skip
+
+
+def _executed(recorded: Sequence[Recorded], commit_s: float) -> tuple[list[tuple[float, float]], list[Executed]]:
+    """Return when each batch executed, from and until, and how long beside how many others."""
+    spans = [(one.started_s, one.started_s + one.execute_s - _in_flight_s(one, commit_s)) for one in recorded]
+    by_n = zip(recorded, beside(spans), strict=True)
+    return spans, [Executed(max(1, one.changes - one.late_rows), seconds) for one, seconds in by_n]
+
+
+class _Player:
+    """Plays a log with one contention, each number of workers once."""
+
+    def __init__(self, load: Load, plant: Plant) -> None:
+        """Play nothing yet."""
+        self.plant = plant
+        self._load = load
+        self._known: dict[tuple[Order, int], Played] = {}
+
+    def play(self, order: Order, n_workers: int) -> Played:
+        """Return what so many workers do."""
+        key = (order, n_workers)
+        if key not in self._known:
+            self._known[key] = play(self._load, replace(self.plant, order=order, workers=n_workers))
+        return self._known[key]
+
+    def seconds(self, order: Order, n_workers: int, measured_s: float) -> float:
+        """Return what so many workers take, put right by what the daemon's took."""
+        base_s = self.play(self.plant.order, self.plant.workers).seconds
+        return self.play(order, n_workers).seconds * (measured_s / base_s if base_s else 1.0)
+
+
+def _of_order(  # noqa: PLR0913, PLR0917  one caller
+    order: Order,
+    workers: Sequence[int],
+    best: _Player,
+    others: Sequence[_Player],
+    known: _Known,
+    measured_s: float,
+    right: float,
+    feed: _Feed,
+) -> Iterator[Predicted]:
+    """Give what each number of workers would do with one commit order, the smallest first."""
+    had_workers = best.plant.workers
+    # Workers that apply as fast as the source gives: more of them are not played.
+    fewest_s, n_fed = measured_s * _MOST_RIGHT * had_workers * 1e3, 0
+    for n_workers in sorted(workers):
+        n_played = n_fed or n_workers
+        one = best.play(order, n_played)
+        spans_s = [one.seconds * right, *[other.seconds(order, n_played, measured_s) for other in others]]
+        # Workers that are not needed stay idle.
+        seconds_s = fewest_s = min(spans_s[0], fewest_s)
+        is_fed = seconds_s <= known.fed_s
+        n_fed = n_fed or (n_workers if max(spans_s) <= known.fed_s else 0)
+        least_s, most_s = known.bounds(seconds_s, spans_s, log2(n_workers / had_workers))
+        yield Predicted(
+            order=order, workers=n_workers, seconds=seconds_s, least_s=least_s, most_s=most_s,
+            delay_s=one.delay_s, batches=one.batches,
+            limit=feed.leader if is_fed else _limit(one, best.plant, n_workers, feed.leader),
+        )  # fmt: skip
 
 
 class _Known(NamedTuple):
@@ -269,6 +286,23 @@ class _Known(NamedTuple):
     varied: float  # another run of that kind, by what this one's speed varied
     source_s: float  # the source takes so long
     source_varied: float  # and another time so much less or more
+
+    @classmethod
+    def of(cls, recorded: Sequence[Recorded], feed: _Feed, n_workers: int, right: float) -> _Known:
+        """Return how sure predictions from a run are.
+
+        Args:
+            recorded: the run.
+            feed: of it.
+            n_workers: that it had.
+            right: the factor by which predictions are put right.
+        """
+        varied = _varied([one.committed_s for one in recorded], recorded, _WAVES * n_workers)
+        return cls(
+            varied=hypot(varied, (right - 1) / 2),
+            source_s=feed.until_s,
+            source_varied=max(_varied(feed.releases_s, recorded, 1), _LEAST_SOURCE_ERROR),
+        )
 
     @property
     def fed_s(self) -> float:

@@ -86,10 +86,10 @@ def cutover(  # noqa: PLR0913  options
         raise click.UsageError("--reverse FILE is missing; --print-reverse prints one")
     config = load(options)
     from parapply.config import load_config  # noqa: PLC0415
-    from parapply.cutover import command, look  # noqa: PLC0415
+    from parapply.cutover import command, look, way_back  # noqa: PLC0415
 
     if reverse_path is None:
-        return command.print_reverse(config)
+        return way_back.print_reverse(config)
     # Of itself only: a variable or flag that names one end would name the wrong one there.
     other = load_config(reverse_path, (), {}, {}, option="--reverse")
     forward, reverse = (other, config) if is_back else (config, other)

@@ -125,19 +125,14 @@ def migrate(  # noqa: PLR0913  one for each option
         raise click.UsageError("--only stands alone, without --from and --to")
     with light_start():
         config = load(options)
-        from parapply.migrate import command  # noqa: PLC0415
+        from parapply.migrate import command, show  # noqa: PLC0415
         from parapply.migrate.options import Choice, MigrateOptions  # noqa: PLC0415
     if is_show:
-        return command.show(config, as_json=as_json)
+        return show.show_steps(config, as_json=as_json)
     how = MigrateOptions(
         choice=Choice(
-            include=include,
-            exclude=exclude,
-            has_owners=not no_owner,
-            has_privileges=not no_privileges,
-            has_tablespaces=not no_tablespaces,
-            large_objects=large_objects,
-            unlogged=unlogged,
+            include=include, exclude=exclude, has_owners=not no_owner, has_privileges=not no_privileges,
+            has_tablespaces=not no_tablespaces, large_objects=large_objects, unlogged=unlogged,
         ),
         has_roles=has_roles,
         jobs=jobs,
@@ -154,7 +149,7 @@ def migrate(  # noqa: PLR0913  one for each option
         run_arguments=tuple(_run_arguments(options, config)),
         run_environ=tuple(_run_environ(config).items()),
         daemon_log=daemon_log or Path(f"{config.source.slot}.log"),
-    )
+    )  # fmt: skip
     return command.migrate(config, how)
 
 

@@ -30,8 +30,6 @@ class Rules:
             for name, table in config.tables.items()
         }
         every = {*self._common.items(), *(pair for table in self._tables.values() for pair in table.items())}
-        #: Whether any type that ends in _origin_differs is looked for, so that own rows must be known by their origin.
-        self.needs_origin = any(kind in ORIGIN_DIFFERS and policy is not Policy.OFF for kind, policy in every)
         #: Whether any policy replaces the target's row by the publisher's.
         self.overwrites = any(policy in {Policy.APPLY_REMOTE, Policy.LAST_UPDATE_WINS} for _, policy in every)
         #: Whether commit times of rows are compared, so that each target transaction must have that of its source.

@@ -23,11 +23,12 @@ from parapply.copy import tables as on_target
 from parapply.copy.bar import Bar, CopyProgress
 from parapply.copy.load import CopyLoad
 from parapply.copy.published import check_readable, published_tables
+from parapply.copy.unchanged import IS_LEFT, came_late, check_commands, check_unchanged
 from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRefused
 from parapply.model import format_lsn
 from parapply.plan.watermark import covers
 from parapply.printable import printable
-from parapply.source import ddl_queue, late_tables, publishing, slot
+from parapply.source import ddl_queue, late_tables, slot
 from parapply.target.session import lease, settings
 from parapply.target.state import commands, copies, cutovers
 from parapply.target.state import slots as state
@@ -139,7 +140,7 @@ async def _begin(
         # One transaction: a daemon that finds the state finds the tables under way, too.
         async with lifecycle.new_slot(ends.source, config.source.slot), ends.target.transaction():
             if have_run is not None:
-                await _check_commands(config, snapshot, have_run)
+                await check_commands(config, snapshot, have_run)
             made = await connect.adopt(config, ends, is_new=True)
             await lease.take_lease(ends.target, made.slot_id, 0, lock_class=lease.COPY_LOCK_CLASS)
             await copies.add(ends.target, schema, made.slot_id, _oids(tables), is_listed=True)
@@ -193,7 +194,7 @@ async def go_on(
     if have_run is None:
         have_run = await _until_commands(config, ends, found.slot_id)
     elif not await ddl_queue.numbers(ends.source) <= set(have_run):
-        raise _came_late()
+        raise came_late()
     await _check_target(config, ends.target, tables, options, begun=begun)
     unpublished = sorted(left - {table.full_name for table in tables})
     await copies.forget(ends.target, schema, found.slot_id, unpublished)
@@ -411,25 +412,6 @@ async def _copy_later(  # noqa: PLR0913, PLR0917  all that is known by now
         await _load(config, options, ends, slot_id, tables, shapes, snapshot, have_run)
 
 
-async def _check_commands(config: Config, snapshot: SourceSnapshot, have_run: Collection[int]) -> None:
-    """Refuse a slot behind commands that the schema does not have: the stream does not bring them.
-
-    Raises:
-        SourceRefused: there are some.
-        SourceLost: the connection broke.
-    """
-    dsn, name = config.source.dsn.get_secret_value(), f"parapply copy {config.source.slot}"
-    async with await snapshots.open_reader(dsn, name, snapshot) as reader:
-        missed = sorted(await ddl_queue.numbers(reader) - set(have_run))
-    if missed:
-        raise SourceRefused(
-            f"source: {len(missed)} commands of parapply.ddl_queue, from number {missed[0]} on, came after the schema"
-            " was brought and before the slot, so no stream brings them",
-            hint="do on the target what they do, and go on with `parapply migrate --from copy`; or `parapply drop`,"
-            " empty the target and begin again",
-        )
-
-
 async def _until_commands(config: Config, ends: connect.Connections, slot_id: int) -> Collection[int] | None:
     """Return when commands of the publisher that have run there have run here, too; a copy has what they did.
 
@@ -479,7 +461,7 @@ async def _load(  # noqa: PLR0913, PLR0917  all that is known by now
     have_run: Collection[int] | None,
 ) -> None:
     failpoints.probe(failpoints.COPY_BEGUN)
-    marks = await _check_unchanged(config, tables, snapshot, have_run)
+    marks = await check_unchanged(config, tables, snapshot, have_run)
     await copies.keep_published(ends.target, config.target.state_schema, slot_id, marks)
     with Bar(listener=options.on_progress) as bar:
         load = CopyLoad(
@@ -495,59 +477,10 @@ async def _load(  # noqa: PLR0913, PLR0917  all that is known by now
         try:
             await load.run(tables, snapshot)
         except ParapplyError as error:
-            error.hint = "; ".join([text for text in (error.hint, _IS_LEFT) if text])
+            error.hint = "; ".join([text for text in (error.hint, IS_LEFT) if text])
             raise
     failpoints.probe(failpoints.COPY_DONE)
     click.echo(f"copied {len(tables)} tables: {bar.summary()}")
-
-
-def _came_late() -> SourceRefused:
-    return SourceRefused(
-        "source: a command that is to run here came before the copy's snapshot",
-        hint=f"run the same command again; {_IS_LEFT}",
-    )
-
-
-async def _check_unchanged(
-    config: Config, tables: Sequence[PublishedTable], snapshot: SourceSnapshot, have_run: Collection[int] | None
-) -> dict[int, str]:
-    """Refuse tables that changed while the snapshot was awaited, which may take as long as other transactions do.
-
-    A column that came in that time would be left out of the copy, and the stream does not bring what is before it.
-    A command that came in that time would run on rows that have what it did.
-
-    Args:
-        config: publications.
-        tables: as they were before.
-        snapshot: to be copied.
-        have_run: commands of the publisher that have run here, by number; None: none run here that the snapshot shows.
-
-    Returns:
-        How they are published in the snapshot.
-
-    Raises:
-        SourceRefused: one did, or came.
-        SourceLost: the connection broke.
-    """
-    dsn, name = config.source.dsn.get_secret_value(), f"parapply copy {config.source.slot}"
-    async with await snapshots.open_reader(dsn, name, snapshot) as reader:
-        published = await published_tables(reader, config.source.publications, config.mapping)
-        marks = await publishing.published(reader, config.source.publications, [table.oid for table in tables])
-        has_more = have_run is not None and not (await ddl_queue.numbers(reader)).issubset(have_run)
-    if has_more:
-        raise _came_late()
-    now = {table.oid: _shape(table) for table in published}
-    if changed := [table.text for table in tables if now.get(table.oid) != _shape(table)]:
-        raise SourceRefused(
-            f"source: changed, or no longer published, while the snapshot was awaited: {', '.join(changed)}",
-            hint=f"run the same command again; {_IS_LEFT}",
-        )
-    return marks
-
-
-def _shape(table: PublishedTable) -> tuple[object, ...]:
-    leaves = frozenset((leaf.schema, leaf.name) for leaf in table.leaves)
-    return table.full_name, table.columns, table.types, table.modifiers, table.row_filter, table.key, leaves
 
 
 async def _published(config: Config, ends: connect.Connections, facts: slot.SourceFacts) -> list[PublishedTable]:
@@ -607,9 +540,6 @@ async def _check_target(
     await on_target.check_access(target, here, emptied=full)
     if options.defers_indexes:
         await on_target.check_owned(target, here)
-
-
-_IS_LEFT = "tables that are complete stay, and the same command goes on with the others"
 
 
 def _names(names: Sequence[str]) -> str:

@@ -33,7 +33,7 @@ from parapply.commands import lifecycle
 from parapply.copy import sequences
 from parapply.copy.published import published_tables
 from parapply.cutover import fence, late, way_back
-from parapply.cutover.look import CutoverLook, CutoverOptions
+from parapply.cutover.look import CutoverLook, CutoverOptions, check_pair
 from parapply.errors import ConfigError, LeaseHeld, ParapplyError, SourceRefused, TargetRefused
 from parapply.logs import redact_text
 from parapply.model import format_lsn
@@ -41,7 +41,6 @@ from parapply.plan.watermark import covers
 from parapply.printable import printable
 from parapply.sequences import SequenceOptions
 from parapply.source import refusals, slot
-from parapply.source.slot import source_errors
 from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state import cutovers
@@ -100,21 +99,6 @@ def undo(forward: Config, reverse: Config, options: CutoverOptions) -> int:
     return asyncio.run(_with(forward, reverse, options, _Cutover.undo))
 
 
-def print_reverse(forward: Config) -> int:
-    """Print a configuration of the way back, as far as it follows from that of the stream that runs.
-
-    Raises:
-        SourceRefused, SourceLost, TargetLost, TargetRefused: an end, whose version and role it follows, is not there.
-    """
-
-    async def text() -> str:
-        async with connect.open_both(forward, "cutover") as ends:
-            return way_back.config_text(forward, is_filtering=await way_back.can_filter(ends))
-
-    click.echo(asyncio.run(text()), nl=False)
-    return 0
-
-
 async def _with(
     forward: Config, reverse: Config, options: CutoverOptions, act: Callable[[_Cutover], Awaitable[int]]
 ) -> int:
@@ -127,7 +111,7 @@ async def _with(
         back = await stack.enter_async_context(connect.open_both(reverse, "cutover"))
         facts = await slot.inspect(ahead.source, forward.source.slot)
         refusals.check_primary(facts, "`parapply cutover`")
-        await _check_pair(ahead, back)
+        await check_pair(ahead, back)
         found = await connect.known_state(forward, ahead.target, facts.system_identifier)
         if found is None:
             raise TargetRefused(
@@ -136,30 +120,6 @@ async def _with(
         await _lock(ahead.target, found.slot_id)
         row = await cutovers.read(ahead.target, forward.target.state_schema, found.slot_id)
         return await act(_Cutover(forward, reverse, options, ahead, back, found.slot_id, row))
-
-
-async def _check_pair(ahead: connect.Connections, back: connect.Connections) -> None:
-    """Refuse a way back that leads elsewhere."""
-    query = sql.SQL(
-        "SELECT (SELECT system_identifier FROM pg_catalog.pg_control_system()), pg_catalog.current_database(),"
-        " pg_catalog.current_setting('port')"
-    )
-
-    async def place(conn: slot.Connection, *, is_source: bool) -> tuple[object, ...]:
-        with source_errors("asking who it is") if is_source else target_errors("asking who it is"):
-            return (await rows(conn, query))[0]
-
-    for here, there, what in (
-        (await place(ahead.target, is_source=False), await place(back.source, is_source=True), "source"),
-        (await place(ahead.source, is_source=True), await place(back.target, is_source=False), "target"),
-    ):
-        if here != there:
-            other = "target" if what == "source" else "source"
-            raise ConfigError(
-                f"{what}.dsn of the way back leads to the database {there[1]!r} of the cluster {there[0]}, port"
-                f" {there[2]}, and {other}.dsn of the stream that runs to {here[1]!r} of {here[0]}, port {here[2]}",
-                hint="see `parapply cutover --print-reverse`; with --back both files stay in their places",
-            )
 
 
 async def _lock(conn: slot.Connection, slot_id: int) -> None:
@@ -295,35 +255,12 @@ class _Cutover:
         self._tables = frozenset(table.oid for table in tables)
         refused = await self._look.refusals(tables, has_made=self._row is not None and self._row.made_publication)
         if self._options.is_dry:
-            self._say_plan(len(tables))
-        if refused:
-            *others, last = refused
-            for error in others:
-                click.echo(f"parapply: {redact_text(error.line())}", err=True)
-            raise last
+            self._look.say_plan(len(tables))
+        connect.raise_all(refused)
         if self._options.with_sequences and self._options.is_dry:
             how = SequenceOptions(is_dry=True)
             if await sequences.bring(forward, how):
                 raise TargetRefused("sequences could not be set; see above", hint="make them on the target")
-
-    def _say_plan(self, n_tables: int) -> None:
-        slot_name, back = self._forward.source.slot, self._reverse.source.slot
-        how = "by --fence-command" if self._options.fence_command else "default_transaction_read_only of its database"
-        kept = f", but those of {', '.join(self._options.keep_roles)}" if self._options.keep_roles else ""
-        lines = {
-            "preparing": f"publication {self._reverse.source.publications[0]!r} and slot {back!r} on the target, for"
-            f" {n_tables} tables",
-            "fencing": how + ("" if self._options.fence_command else f"; its sessions end{kept}"),
-            "draining": f"the daemon applies what is left of slot {slot_name!r}, within {self._options.timeout_s:g} s",
-            "comparing": self._options.verify,
-            "sequences": "brought" if self._options.with_sequences else "left out",
-            "stopping": f"the daemon of slot {slot_name!r} ends, and no other may start",
-            "turning": f"slot {back!r} sends what is committed on the target from there on",
-            "opening": "writers may be let in on the target; from here on the way back is --back",
-            "ending": f"slot {slot_name!r} is dropped on the source",
-        }
-        for number, (step, text) in enumerate(lines.items(), 1):
-            click.echo(printable(f"{number}/{len(lines)} {step}: {text}"))
 
     # The steps.
 

@@ -1,7 +1,6 @@
 """What would keep a cut-over from its end: looked at before anything is made.
 
-In: sessions of both configurations. Out: errors, not raised; warnings and notes are printed. Nothing is changed, but an
-older state schema on the source is brought up to this version.
+In: sessions of both configurations. Out: errors, not raised; warnings and notes are printed. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -74,6 +73,26 @@ class CutoverLook:
         self._slot_id = slot_id
         self._tables: Sequence[PublishedTable] = ()
         self._told: set[str] = set()
+
+    def say_plan(self, n_tables: int) -> None:
+        """Print what each step would do."""
+        slot_name, back = self._forward.source.slot, self._reverse.source.slot
+        how = "by --fence-command" if self._options.fence_command else "default_transaction_read_only of its database"
+        kept = f", but those of {', '.join(self._options.keep_roles)}" if self._options.keep_roles else ""
+        lines = {
+            "preparing": f"publication {self._reverse.source.publications[0]!r} and slot {back!r} on the target, for"
+            f" {n_tables} tables",
+            "fencing": how + ("" if self._options.fence_command else f"; its sessions end{kept}"),
+            "draining": f"the daemon applies what is left of slot {slot_name!r}, within {self._options.timeout_s:g} s",
+            "comparing": self._options.verify,
+            "sequences": "brought" if self._options.with_sequences else "left out",
+            "stopping": f"the daemon of slot {slot_name!r} ends, and no other may start",
+            "turning": f"slot {back!r} sends what is committed on the target from there on",
+            "opening": "writers may be let in on the target; from here on the way back is --back",
+            "ending": f"slot {slot_name!r} is dropped on the source",
+        }
+        for number, (step, text) in enumerate(lines.items(), 1):
+            click.echo(printable(f"{number}/{len(lines)} {step}: {text}"))
 
     async def refusals(self, tables: Sequence[PublishedTable], *, has_made: bool) -> list[ParapplyError]:
         """Return all that would be refused.
@@ -346,3 +365,27 @@ def _error_of(finding: Finding, hint: str) -> ParapplyError:
     is_source = KINDS[finding.code].end.value == "source"
     error = TargetRefused if is_source else SourceRefused
     return error(f"the way back, {finding.code.value}: {finding.found}", hint=hint)
+
+
+async def check_pair(ahead: Connections, back: Connections) -> None:
+    """Refuse a way back that leads elsewhere."""
+    query = sql.SQL(
+        "SELECT (SELECT system_identifier FROM pg_catalog.pg_control_system()), pg_catalog.current_database(),"
+        " pg_catalog.current_setting('port')"
+    )
+
+    async def place(conn: slot.Connection, *, is_source: bool) -> tuple[object, ...]:
+        with source_errors("asking who it is") if is_source else target_errors("asking who it is"):
+            return (await rows(conn, query))[0]
+
+    for here, there, what in (
+        (await place(ahead.target, is_source=False), await place(back.source, is_source=True), "source"),
+        (await place(ahead.source, is_source=True), await place(back.target, is_source=False), "target"),
+    ):
+        if here != there:
+            other = "target" if what == "source" else "source"
+            raise ConfigError(
+                f"{what}.dsn of the way back leads to the database {there[1]!r} of the cluster {there[0]}, port"
+                f" {there[2]}, and {other}.dsn of the stream that runs to {here[1]!r} of {here[0]}, port {here[2]}",
+                hint="see `parapply cutover --print-reverse`; with --back both files stay in their places",
+            )

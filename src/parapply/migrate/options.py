@@ -37,6 +37,18 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         is_included = not self.include or any(matches(one, name) for one in self.include)
         return is_included and not any(matches(one, name) for one in self.exclude)
 
+    def words(self) -> str:
+        """Return the options that make it, as they are given."""
+        words = [f"--include {one}" for one in self.include] + [f"--exclude {one}" for one in self.exclude]
+        words += [
+            *([] if self.has_owners else ["--no-owner"]),
+            *([] if self.has_privileges else ["--no-privileges"]),
+            *([] if self.has_tablespaces else ["--no-tablespaces"]),
+            *([] if self.large_objects == "refuse" else [f"--large-objects {self.large_objects}"]),
+            *([] if self.unlogged == "refuse" else [f"--unlogged {self.unlogged}"]),
+        ]
+        return " ".join(words)
+
 
 class MigrateOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to migrate."""

@@ -6,6 +6,7 @@ documents alone are on standard output, and all lines on standard error.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
@@ -13,17 +14,22 @@ from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
+import msgspec
 
+from parapply import connect
 from parapply.printable import printable
+from parapply.source import slot
+from parapply.target.state import migrations
 from parapply.target.state.migrations import HowFar
+from parapply.vocabulary import MigrationStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from rich.progress import Progress, TaskID
 
+    from parapply.config import Config
     from parapply.copy.bar import CopyProgress
-    from parapply.vocabulary import MigrationStep
 
 #: Seconds between two lines where there is no terminal, and between two documents.
 _LINE_S = 10.0
@@ -222,4 +228,40 @@ def _bar() -> Progress:
         TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,
+    )
+
+
+def show_steps(config: Config, *, as_json: bool) -> int:
+    """Print the steps and how far each is; run none.
+
+    Raises:
+        SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
+    """
+    return asyncio.run(_print_steps(config, as_json=as_json))
+
+
+async def _print_steps(config: Config, *, as_json: bool) -> int:
+    async with connect.open_both(config, "migrate") as ends:
+        facts = await slot.inspect(ends.source, config.source.slot)
+        known = await migrations.load(ends.target, migration_of(config, facts))
+    if as_json:
+        click.echo(msgspec.json.encode([known[step] for step in MigrationStep if step in known]).decode())
+        return 0
+    for step in MigrationStep:
+        row = known.get(step)
+        if row is None:
+            click.echo(f"{step.value}: not begun")
+            continue
+        took = f" in {row.seconds:.1f} s" if row.finished_at else f" since {row.started_at}"
+        figures = f", {row.done:,} of {row.total:,} {row.unit}" if row.unit else ""
+        click.echo(printable(f"{step.value}: {row.state}{took}{figures}{f': {row.detail}' if row.detail else ''}"))
+    return 0
+
+
+def migration_of(config: Config, facts: slot.SourceFacts) -> migrations.Migration:
+    """Return what names the migration of a slot."""
+    return migrations.Migration(
+        schema=config.target.state_schema,
+        slot_name=config.source.slot,
+        system_identifier=facts.system_identifier,
     )

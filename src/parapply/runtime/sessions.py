@@ -166,23 +166,11 @@ class Connector:
             self._log.info("state_left_out", schemas=sorted(source_facts.state_schemas))
         failpoints.probe(failpoints.CONNECTED)
         return Sessions(
-            control,
-            source,
-            source_facts,
-            stream,
-            sessions,
-            opener,
-            control_pool,
-            ahead,
-            found,
-            streaming=streaming,
-            whole_until_lsn=self._whole_until_lsn,
-            prepared=pending,
-            copies=known,
-            awaits_two_phase=self._config.source.two_phase and not two_phase,
-            tracks_commits=tracks_commits,
+            control, source, source_facts, stream, sessions, opener, control_pool, ahead, found,
+            streaming=streaming, whole_until_lsn=self._whole_until_lsn, prepared=pending, copies=known,
+            awaits_two_phase=self._config.source.two_phase and not two_phase, tracks_commits=tracks_commits,
             published=published,
-        )
+        )  # fmt: skip
 
     async def _tell_without_table(self, source: slot.Connection) -> None:
         """Log once that a section of the configuration names a table that is not published.

@@ -23,7 +23,7 @@ from bench.options import FAST, SYSTEMS, Disk, Options
 from bench.output import IN_CHECKOUT, OUTSIDE, Output
 from bench.processes import Usage
 from bench.report import Measured, applied_table, cost_table, document, time_table
-from bench.run_latency import latency_options
+from bench.run_attached import latency_options
 from bench.runners import runners
 from bench.servers import programs_in
 from bench.workloads import WORKLOADS

