@@ -187,6 +187,7 @@ class _Job:
         "error",
         "first_transaction",
         "is_left_out",
+        "is_unwanted",
         "more_conflicts",
         "must_yield",
         "times",
@@ -214,6 +215,9 @@ class _Job:
         #: Written by the pool for the stall check, cleared by its worker: it blocks an earlier batch, so it rolls back
         #: and waits for its turn (trap T-30).
         self.must_yield = False
+        #: Written by the stall check: what it waited for was cancelled, because the operator skips a transaction, which
+        #: it is, has or, while it has not come whole, may be.
+        self.is_unwanted = False
         #: Written by its worker: it ends with a PREPARE that is recorded without being prepared, because the publisher
         #: has rolled it back.
         self.is_left_out = False
@@ -321,8 +325,10 @@ class LargeJob(_Job):
 class InProgress(Protocol):
     """A transaction in progress on the publisher, as far as the order of batches depends on it."""
 
-    #: Whether a worker follows it, or will.
+    #: True if a worker follows it, or will.
     is_followed: bool
+    #: How it committed or was prepared; None: it is in progress.
+    end: Transaction | None
 
 
 class StreamJob(_Job):

@@ -29,6 +29,7 @@ class EngineState:
         "looked_s",
         "n_workers",
         "passed_us",
+        "session_blocked_s",
         "shown",
         "source_clock_us",
         "source_insert_lsn",
@@ -72,6 +73,8 @@ class EngineState:
         # The stall check:
         #: Since when a batch waits for foreign sessions, the longest, and for whom; None: none does.
         self.blocked: tuple[float, str] | None = None
+        #: How long a session that is no worker's has waited on the target, the longest; 0.0: none does.
+        self.session_blocked_s = 0.0
         #: For which lock of another session a worker waits, by its number.
         self.foreign_waits: dict[int, str] = {}
         #: State and reason, for people: of the monitor, and at the end of `Progress`.

@@ -15,6 +15,7 @@ import msgspec
 
 from parapply import failpoints
 from parapply.config import FEWEST_WORKERS
+from parapply.conflict.skips import Skips
 from parapply.engine.durability import Durability, Reporting
 from parapply.engine.flight import Flight
 from parapply.engine.intake import DueTimes, Room
@@ -121,7 +122,10 @@ class Epoch:
         flight = Flight(engine)
         self._pool = WorkerPool(flight, self._changed, self._committed)
         self._conflict_handler = ConflictHandler(
-            config.conflict, ends.control_pool, config.target.state_schema, ends.state.slot_id, figures
+            config.conflict,
+            Skips(config.target.state_schema, ends.state.slot_id, ends.large_ends),
+            ends.control_pool,
+            figures,
         )
         self._tables = TablePlans(
             ends.control_pool,

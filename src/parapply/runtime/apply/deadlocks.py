@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
+from parapply.blocked import Telling, look
+from parapply.engine.job import LargeJob, StreamJob
 from parapply.engine.stalls import AT_WORK, Stalls, executed_now, next_line_s
 from parapply.limits import BLOCKED_S
 from parapply.logs import get_logger
@@ -59,18 +61,6 @@ _FACTS = sql.SQL(
     " WHERE wanted.pid = $1::int AND NOT wanted.granted"
     " ORDER BY a.pid = ANY (pg_catalog.pg_blocking_pids($1::int)) DESC NULLS LAST, a.pid LIMIT 1"
 )
-#: The slot's other sessions that wait for a lock, of the leader and of commands; leases are waited for on purpose.
-_SESSIONS: Final = sql.SQL(
-    "SELECT waiting.application_name, extract(epoch FROM pg_catalog.clock_timestamp() - wanted.waitstart)::float8,"
-    " wanted.relation::regclass::text, wanted.mode, holder.pid, holder.usename::text, holder.application_name,"
-    " holder.xact_start::text"
-    " FROM pg_catalog.pg_stat_activity AS waiting"
-    " JOIN pg_catalog.pg_locks AS wanted ON wanted.pid = waiting.pid AND NOT wanted.granted"
-    " LEFT JOIN pg_catalog.pg_stat_activity AS holder ON holder.pid = (pg_catalog.pg_blocking_pids(waiting.pid))[1]"
-    " WHERE waiting.datname = pg_catalog.current_database() AND waiting.application_name LIKE 'parapply %'"
-    " AND pg_catalog.right(waiting.application_name, pg_catalog.length($1)) = $1 AND waiting.wait_event_type = 'Lock'"
-    " AND waiting.pid <> ALL ($2::int[]) AND wanted.locktype <> 'advisory' ORDER BY 2 DESC"
-)
 #: Only what waits for a lock: COMMIT that waits for a standby has committed here already.
 _CANCEL = sql.SQL(
     "SELECT pg_catalog.pg_cancel_backend(pid) FROM pg_catalog.pg_stat_activity"
@@ -107,11 +97,11 @@ class StallCheck:
         self._two_phase = kit.two_phase
         self._skips = kit.conflict_handler.skips
         self._slot_name = slot_name
-        #: When the slot's other sessions were looked at, and after how many seconds each is logged next.
+        #: When the slot's other sessions were looked at.
         self._looked_s = 0.0
-        self._tell_next: dict[str, float] = {}
         self._stalls = Stalls(pool.flight, stall_check_s)
         self._engine = pool.flight.state
+        self._telling = Telling()
         self._clock = asyncio.get_running_loop().time
         self._log = get_logger()
 
@@ -144,24 +134,10 @@ class StallCheck:
         own = [worker.session.pipeline.backend_pid for worker in self._workers]
         with settings.target_errors("asking who blocks a session"):
             async with self._control_pool.session() as conn:
-                found = await settings.rows(conn, _SESSIONS, [self._slot_name, own])
-        before, self._tell_next = self._tell_next, {}
-        for name, wait_s, relation, mode, pid, role, holder, xact_start in found:
-            next_s = self._tell_next[name] = before.get(name, BLOCKED_S)
-            if wait_s is None or wait_s < next_s:
-                continue
-            self._tell_next[name] = next_line_s(wait_s)
-            self._log.warning(
-                "session_blocked",
-                session=name,
-                wait_s=round(wait_s, 1),
-                relation=relation,
-                mode=mode,
-                pid=pid,
-                role=role,
-                application_name=holder,
-                xact_start=xact_start,
-            )
+                found = await look(conn, slot_name=self._slot_name, but=own)
+        self._engine.session_blocked_s = max([one.wait_s for one in found], default=0.0)
+        for one in self._telling.due(found):
+            one.log("target")
 
     async def _tell_blocked(self, worker: Worker, found: Blocked, pids: Sequence[int], gids: list[str]) -> None:
         """Log a wait for foreign sessions that is long."""
@@ -177,7 +153,8 @@ class StallCheck:
             "batch_blocked",
             worker=worker.number,
             seq=job.batch.seq,
-            end_lsn=format_lsn(job.batch.end_lsn),
+            end_lsn=format_lsn(job.batch.end_lsn) if job.batch.end_lsn else None,
+            commit_lsn=format_lsn(job.commit_lsn) if isinstance(job, LargeJob) else None,
             wait_s=round(wait_s, 1),
             holder=found.holder,
             gid=gids,
@@ -217,9 +194,16 @@ class StallCheck:
                 await self._break(job, blocker)
 
     def _is_to_skip(self, job: Job) -> bool:
-        """Tell whether a transaction is to be skipped that is executed now, alone or merged with others."""
-        transactions = executed_now(job) if self._skips else ()
-        return any(self._skips.find(one.commit_lsn, one.end_lsn) is not None for one in transactions)
+        """Return whether a transaction that is executed now, alone or merged, is, or may be, one to be skipped."""
+        if not self._skips:
+            return False
+        if isinstance(job, StreamJob):
+            end = job.stream.end
+            return end is not None and self._skips.find(end.commit_lsn, end.end_lsn) is not None
+        if isinstance(job, LargeJob):
+            is_wanted = self._skips.find(job.commit_lsn, job.batch.end_lsn) is not None
+            return is_wanted or (not job.batch.end_lsn and self._skips.may_find(job.commit_lsn))
+        return any(self._skips.find(one.commit_lsn, one.end_lsn) is not None for one in executed_now(job))
 
     async def _cancel(self, worker: Worker, job: Job) -> None:
         """Have the server end what a worker waits for; the batch is repeated at the head, and leaves out what it must.
@@ -229,6 +213,7 @@ class StallCheck:
         with settings.target_errors("cancelling a statement"):
             async with self._control_pool.session() as conn:
                 if job is worker.job and await settings.rows(conn, _CANCEL, [worker.session.pipeline.backend_pid]):
+                    job.is_unwanted = True
                     self._log.warning("batch_cancelled", worker=worker.number, seq=job.batch.seq)
 
     async def _end_rolled_back(self, gids: Sequence[str]) -> None:
