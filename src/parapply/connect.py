@@ -9,19 +9,21 @@ import asyncio
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
+import click
 import msgspec
 from psycopg import sql
 
 from parapply.conflict.rules import Rules
 from parapply.errors import ParapplyError, SourceRefused, TargetRefused
-from parapply.source import failover, refusals, slot
+from parapply.source import failover, refusals, slot, waits
 from parapply.target.session import lease, origins, prepared, settings
 from parapply.target.state import cutovers
 from parapply.target.state import slots as state
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
+    from parapply.blocked import BlockedSession
     from parapply.config import Config
     from parapply.plan.copy_starts import Name
 
@@ -37,18 +39,27 @@ class Connections(msgspec.Struct, frozen=True):
 
 
 @asynccontextmanager
-async def open_both(config: Config, command: str) -> AsyncIterator[Connections]:
+async def open_both(
+    config: Config, command: str, tell: Callable[[BlockedSession], None] | None = None
+) -> AsyncIterator[Connections]:
     """Open a plain session on the publisher and a control session on the target.
+
+    Waits of any session on the publisher are reported until the block ends, on standard error if `tell` is left out.
 
     Raises:
         SourceLost, SourceRefused, TargetLost, TargetRefused: as `source.slot.connect`, `settings.connect_control`.
     """
     name = f"parapply {command} {config.source.slot}"
-    source = await slot.connect(config.source.dsn.get_secret_value(), application_name=name)
-    async with source:
+    dsn = config.source.dsn.get_secret_value()
+    source = await slot.connect(dsn, application_name=name)
+    async with source, waits.looked_after(dsn, tell or _tell_waiting):
         target = await open_target(config, command)
         async with target:
             yield Connections(source, target)
+
+
+def _tell_waiting(one: BlockedSession) -> None:
+    click.echo(f"source: {one.line()}", err=True)
 
 
 async def open_target(config: Config, command: str) -> settings.Connection:

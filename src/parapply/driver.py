@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import traceback
 from typing import TYPE_CHECKING, Any, Final
 
@@ -68,6 +69,9 @@ _SELDOM_S: Final = 1.0
 class Session(psycopg.AsyncConnection[tuple[Any, ...]]):
     """A connection to either end; rows are tuples."""
 
+    #: Since when it waits for an answer, by the monotonic clock; 0.0: it does not.
+    waits_since_s = 0.0
+
     @classmethod
     async def connect(cls, conninfo: str = "", **options: Any) -> Self:  # noqa: ANN401  psycopg's
         """Open a connection; arguments and errors are psycopg's.
@@ -83,4 +87,8 @@ class Session(psycopg.AsyncConnection[tuple[Any, ...]]):
 
     async def wait(self, gen: PQGen[RV], interval: float = _SELDOM_S, *more: Any, **named: Any) -> RV:  # noqa: ANN401
         """Wait for the server; arguments and errors are psycopg's, and 3.3.0 has fewer of them than later versions."""
-        return await super().wait(gen, interval, *more, **named)
+        self.waits_since_s = time.monotonic()
+        try:
+            return await super().wait(gen, interval, *more, **named)
+        finally:
+            self.waits_since_s = 0.0

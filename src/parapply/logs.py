@@ -73,7 +73,7 @@ EVENTS: Final = {
     "ddl_failed": "warning: such a command has not run, and why; it is tried again, at the latest by the next start",
     "skip_not_whole": "warning: changes of a skipped transaction are not kept: the target does not have their tables",
     "batch_blocked": "warning: a batch waits for a lock of a foreign session; told again at growing intervals",
-    "session_blocked": "warning: a session of the slot's that is no worker's waits for a lock on the target",
+    "session_blocked": "warning: a session of the slot's that is no worker's waits for a lock; end: on which side",
     "batch_cancelled": "warning: what of it waited for a foreign lock, because the operator skips a transaction",
     "batch_unblocked": "info: it waits no more; how long it has",
     "stall_broken": "warning: a later batch that blocked the head was rolled back",

@@ -199,9 +199,8 @@ class _Drawn:
     def __str__(self) -> str:
         one = self.case
         settings = "\n".join(f"  {name} = {policy}" for name, policy in one.policies.items())
-        texts = "\n".join(
-            f"{number}: {text}\n  target: {one.between.get(number, '')}" for number, text in enumerate(one.transactions)
-        )
+        pairs = enumerate(zip(one.transactions, one.between, strict=True))
+        texts = "\n".join(f"{number}: {text}\n  target: {local}" for number, (text, local) in pairs)
         return (
             f"{one.name}\n{settings}\n-- both\n{one.tables}\n-- target\n{one.target_tables}\n-- before\n{one.before}\n"
             f"-- publisher\n{texts}"
@@ -220,8 +219,7 @@ def _draw(name: str, chooser: random.Random, *, stops: bool, is_newest: bool) ->
                 tables.append(f'INSERT INTO "{table.kind.name}" VALUES {row}')
     target = [_Rows(kind=table.kind, on_target=True, rows=list(table.rows)) for table in source]
     before = _local_changes(target, chooser, _BEFORE)
-    between = {}
-    transactions, changes = [], []
+    transactions, changes, between = [], [], []
     for number in range(_TRANSACTIONS):
         texts, made_changes = [], []
         for _ in range(chooser.choice((1, 1, 2, 3, 6))):
@@ -231,8 +229,8 @@ def _draw(name: str, chooser: random.Random, *, stops: bool, is_newest: bool) ->
         texts.append(f"INSERT INTO tx VALUES ({number}, pg_current_xact_id()::text::bigint)")
         transactions.append("; ".join(texts))
         changes.append(made_changes)
-        if chooser.random() < 0.3 or number == _TRANSACTIONS - 1:
-            between[number] = _local_changes(target, chooser, number + 0.5)
+        is_written_to = chooser.random() < 0.3 or number == _TRANSACTIONS - 1
+        between.append(_local_changes(target, chooser, number + 0.5) if is_written_to else "")
     names = [name for kind in kinds for name in kind.leaves or (kind.name,)]
     rows = " UNION ALL ".join(f"SELECT '{name}', t::text FROM \"{name}\" AS t" for name in names)
     case = ConflictCase(

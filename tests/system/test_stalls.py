@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,14 +12,16 @@ import pytest
 from parapply.model import format_lsn
 from parapply.wire.decode import decode
 from parapply.wire.messages import Commit
+from tests.fixtures.endpoint import LISTEN, Endpoint
 from tests.fixtures.plain import WORKER_IS_BLOCKED, check_equal, foreign_transaction, plain_route
+from tests.fixtures.route import Route
+from tests.fixtures.streams import LITTLE_MEMORY, stream_everything
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
-    from tests.fixtures.route import Route
 
 _STALL_TIMEOUT_S = 15
 _ONE_WAITS_ITS_TURN = (
@@ -90,11 +94,7 @@ def test_t70_a_blocked_transaction_is_skipped(route: Route, start_daemon: StartD
     daemon.stop()
     for item in (1, 2, 3):
         route.source.execute(f"UPDATE item SET v = 1 WHERE id = {item}")
-    sent = route.source.rows(
-        f"SELECT data FROM pg_logical_slot_peek_binary_changes('{route.slot}', NULL, NULL,"
-        " 'proto_version', '1', 'publication_names', 'pub')"
-    )
-    ends = [message.end_lsn for (data,) in sent if isinstance(message := decode(bytes(data)), Commit)]
+    ends = ends_of(route)
     with foreign_transaction(route.target, "SELECT FROM item WHERE id = 2 FOR UPDATE"):
         daemon = start_daemon(route, settings={"apply.max_batch_transactions": 100})
         route.target.wait_until(WORKER_IS_BLOCKED)
@@ -109,9 +109,66 @@ def test_t70_a_blocked_transaction_is_skipped(route: Route, start_daemon: StartD
     daemon.stop()
 
 
-def test_a_session_that_is_no_workers_and_is_blocked_is_told(route: Route, start_daemon: StartDaemon) -> None:
-    """Also where no batch waits: somebody has locked the state, so nothing can be shown or confirmed."""
+@pytest.mark.parametrize("way", ["large", "kept", "followed"])
+def test_t70_a_blocked_large_transaction_is_skipped(
+    route: Route, start_daemon: StartDaemon, run_command: RunCommand, way: str
+) -> None:
+    """The same with one of many pieces, which waits in its midst: not streamed, applied at its commit, or followed.
+
+    Of one that is not streamed the end is not known before it has come whole. A request to skip a later one costs it a
+    repetition, once.
+    """
+    stream_everything(route.source)
+    for database in (route.source, route.target):
+        database.execute("CREATE TABLE wide (n int PRIMARY KEY, v text)")
+    route.source.execute("ALTER PUBLICATION pub ADD TABLE wide")
+    route.source.execute("INSERT INTO item VALUES (2, 0), (0, 0)")
     daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    daemon.stop()
+    route.source.execute("UPDATE item SET v = 1 WHERE id = 0")
+    route.source.execute(
+        "BEGIN; UPDATE item SET v = 1 WHERE id = 2;"
+        " INSERT INTO wide SELECT n, repeat('x', 20000) FROM generate_series(1, 1200) AS n; COMMIT"
+    )
+    route.source.execute("INSERT INTO item VALUES (3, 0)")
+    route.source.execute("INSERT INTO item VALUES (4, 0)")
+    ends = ends_of(route)
+    settings: dict[str, str | float] = {**LITTLE_MEMORY, "source.streaming": "off" if way == "large" else "on"}
+    settings["apply.stream_start_bytes"] = 0 if way == "followed" else 1 << 30
+    with foreign_transaction(route.target, "SELECT FROM item WHERE id = 2 FOR UPDATE"):
+        daemon = start_daemon(route, settings=settings)
+        route.target.wait_until(WORKER_IS_BLOCKED)
+        assert run_command(route, "skip", "--lsn", format_lsn(ends[-1]), "--wait", "0").returncode == 0
+        if way == "large":
+            daemon.wait_for_event("target_lost")
+            route.target.wait_until(WORKER_IS_BLOCKED)
+        asked = run_command(route, "skip", "--lsn", format_lsn(ends[-3]), "--wait", "60")
+        assert (asked.returncode, asked.stdout.partition(":")[0]) == (0, "skipped"), asked
+        daemon.wait_caught_up()
+    assert route.target.rows("SELECT id, v FROM item ORDER BY id") == [(0, 1), (2, 0), (3, 0)]
+    assert route.target.rows("SELECT count(*) FROM wide") == [(0,)]
+    assert route.target.rows("SELECT outcome FROM parapply.skips") == [("skipped",)] * 2
+    kept = "SELECT count(*), count(DISTINCT change_no) FROM parapply.conflicts WHERE remote_lsn = '{}'"
+    assert route.target.rows(kept.format(format_lsn(ends[-3]))) == [(1201, 1201)]
+    assert len(daemon.events_of("batch_cancelled")) == (2 if way == "large" else 1)
+    daemon.stop()
+
+
+def ends_of(route: Route) -> list[int]:
+    """Return the end LSNs of the transactions that the slot still has to send."""
+    sent = route.source.rows(
+        f"SELECT data FROM pg_logical_slot_peek_binary_changes('{route.slot}', NULL, NULL,"
+        " 'proto_version', '1', 'publication_names', 'pub') WHERE get_byte(data, 0) = ascii('C')"
+    )
+    return [message.end_lsn for (data,) in sent if isinstance(message := decode(bytes(data)), Commit)]
+
+
+def test_a_session_that_is_no_workers_and_is_blocked_is_told(
+    route: Route, start_daemon: StartDaemon, run_command: RunCommand
+) -> None:
+    """Also where no batch waits: somebody has locked the state, so nothing can be shown or confirmed."""
+    daemon = start_daemon(route, settings=LISTEN)
     daemon.wait_caught_up()
     with foreign_transaction(route.target, "LOCK TABLE parapply.slots IN SHARE ROW EXCLUSIVE MODE") as foreign:
         told = daemon.wait_for_event("session_blocked")
@@ -120,6 +177,10 @@ def test_a_session_that_is_no_workers_and_is_blocked_is_told(route: Route, start
         )  # fmt: skip
         assert told["wait_s"] >= 5
         assert str(told["session"]).endswith(route.slot)
+        endpoint = Endpoint(daemon)
+        endpoint.wait_until(lambda: endpoint.samples()["parapply_session_blocked_seconds"]["target",] >= 5)
+        blocked = json.loads(run_command(route, "status", "--json").stdout)["blocked"]
+        assert {one["pid"] for one in blocked} == {foreign.info.backend_pid}
     daemon.stop()
 
 
@@ -134,3 +195,64 @@ def test_locked_tables_do_not_hold_up_the_start(route: Route, start_daemon: Star
         daemon.wait_caught_up()
     daemon.stop()
     check_equal(route, "item")
+
+
+_LOCKED = "LOCK TABLE pg_publication IN ACCESS EXCLUSIVE MODE"
+
+
+def test_what_waits_on_the_publisher_is_told(route: Route, start_daemon: StartDaemon, run_command: RunCommand) -> None:
+    """A session of the daemon's there that waits is in its log, its metrics and the status, with who holds it."""
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    daemon.stop()
+    with foreign_transaction(route.source, _LOCKED) as foreign:
+        daemon = start_daemon(route, settings=LISTEN)
+        told = daemon.wait_for_event("session_blocked")
+        assert (told["end"], told["pid"], told["application_name"], told["relation"]) == (
+            "source", foreign.info.backend_pid, "foreign", "pg_publication",
+        )  # fmt: skip
+        assert told["wait_s"] >= 5
+        assert Endpoint(daemon).samples()["parapply_session_blocked_seconds"]["source",] >= 5
+        shown = json.loads(run_command(route, "status", "--json").stdout)
+        assert [one["pid"] for one in shown["source"]["blocked"]] == [foreign.info.backend_pid]
+        words = f"source: {told['session']}: waits for AccessShareLock on pg_publication"
+        text = " ".join(run_command(route, "status").stdout.split())
+        assert words in text
+        assert f"held by: pid {foreign.info.backend_pid} (" in text
+    daemon.wait_caught_up()
+    endpoint = Endpoint(daemon)
+    endpoint.wait_until(
+        lambda: endpoint.samples()["parapply_session_blocked_seconds"] == {("source",): 0, ("target",): 0}
+    )
+    daemon.stop()
+
+
+def test_a_command_says_what_it_waits_for_on_the_publisher(route: Route, start_daemon: StartDaemon) -> None:
+    """One line on standard error, while it waits."""
+    with foreign_transaction(route.source, _LOCKED) as foreign:
+        command = start_daemon(route, verb="refresh")
+        line = command.wait_for_line("waits for AccessShareLock on pg_publication")
+        assert f"held by: pid {foreign.info.backend_pid} (role" in line
+    assert command.exit_code() == 4, command.log_tail()
+
+
+@pytest.mark.parametrize("way", ["session", "prepared"])
+def test_a_slot_that_waits_for_transactions_names_the_oldest(
+    source_db: Database, target_db: Database, start_daemon: StartDaemon, way: str
+) -> None:
+    """A new slot waits for every transaction that runs on its server: the one that keeps it longest is told."""
+    for database in (source_db, target_db):
+        database.execute("CREATE TABLE item (id int PRIMARY KEY, v int NOT NULL)")
+    source_db.execute("CREATE PUBLICATION pub FOR TABLE item")
+    with ExitStack() as stack:
+        oldest = stack.enter_context(foreign_transaction(source_db, "INSERT INTO item VALUES (1, 0)"))
+        gid = f"oldest {oldest.info.backend_pid}"
+        if way == "prepared":
+            oldest.execute(f"PREPARE TRANSACTION '{gid}'".encode())
+            stack.callback(source_db.execute, f"ROLLBACK PREPARED '{gid}'")
+        stack.enter_context(foreign_transaction(source_db, "INSERT INTO item VALUES (2, 0)"))
+        command = start_daemon(Route(source=source_db, target=target_db), verb="init")
+        line = command.wait_for_line("waits for transactions that run on the publisher to end")
+        who = f"prepared transaction {gid} (" if way == "prepared" else f"pid {oldest.info.backend_pid} (role"
+        assert f"the oldest: {who}" in line
+    assert command.exit_code() == 0, command.log_tail()

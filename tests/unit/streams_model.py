@@ -217,7 +217,7 @@ class _NothingFails:
     """In place of the conflict handler: nobody wants anything skipped, and nothing is a conflict."""
 
     def __init__(self) -> None:
-        self.skips = Skips("parapply", 0)
+        self.skips = Skips("parapply", 0, {})
 
     def count(self, job: StreamJob, conflicts: Sequence[object]) -> None:
         assert not conflicts, job

@@ -51,7 +51,7 @@ def _report(**more: object) -> dict[str, Any]:
         "reading": "stream", "limits": _LIMITS,
         "updated_at": "2026-11-21 22:00:00", "silent_s": 0.3, "host": "h", "pid": 7, "version": "1",
         "started_at": "2026-11-21 21:00:00", "workers": [], "tables": [], "copies": [], "ddl": [],
-        "prepared": [], "conflicts": [], "migration": [], "cutover": None,
+        "prepared": [], "blocked": [], "conflicts": [], "migration": [], "cutover": None,
         "is_daemon_connected": True, "source": {"is_reachable": False, "error": "no route to host " * 9}, **more,
     }  # fmt: skip
 

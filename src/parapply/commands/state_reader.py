@@ -9,6 +9,9 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
+from parapply import blocked
 from parapply.conflict import listing
 from parapply.errors import ParapplyError, TargetRefused
 from parapply.model import format_lsn, parse_lsn
@@ -19,6 +22,7 @@ from parapply.target.state.moves import read_moves, records
 from parapply.target.state.schema import lsn_text, refuse_older
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
     from typing import Self
 
@@ -73,7 +77,7 @@ _NO_SLOT: Final[dict[str, Any]] = {
          "limits", "started_at", "last_commit_time")
     ),
     **{name: [] for name in
-       ("list_remote_lsn", "publications", "workers", "tables", "copies", "ddl", "prepared", "conflicts")},
+       ("list_remote_lsn", "publications", "workers", "tables", "copies", "ddl", "prepared", "conflicts", "blocked")},
     "in_doubt": 0, "worker_count": 0, "reason": "", "reading": "", "silent_s": 0.0, "is_daemon_connected": False,
 }  # fmt: skip
 
@@ -118,6 +122,8 @@ class StateReader:
             `counted_s`, `counted_at` in seconds since 1970), `copies`, lists with the
             columns of those tables; `prepared`, a list with those of `parapply.prepared` (`age_s`, seconds, for its
             `age`); `ddl`, the last commands of the publisher, the latest first, with the columns of that table;
+            `blocked`, and the same of `source`, lists of sessions that are no worker's and wait for a lock, with the
+            fields of `blocked.BlockedSession` and its `line`;
             `conflicts`, a list of how many are kept by `type`, `table` and `outcome`, with the `latest`;
             `migration`, a list of the steps that `parapply migrate` has begun, and `cutover`, None before the first
             one: with the columns of `parapply.migrations` and `parapply.cutovers`, how long each is under way, and
@@ -167,6 +173,8 @@ class StateReader:
             report["copies"] = await records(conn, state.in_schema(_COPIES, schema), [slot_id])
             report["ddl"] = await records(conn, state.in_schema(_COMMANDS, schema), [slot_id])
             report["prepared"] = await records(conn, state.in_schema(_PREPARED, schema), [name])
+            workers = [one["pid"] for one in report["workers"]]
+            report["blocked"] = _documents(await blocked.look(conn, slot_name=name, but=workers))
         report["conflicts"] = await listing.count(conn, schema, slot_id)
         present = await lease.holders(conn, slot_id)
         report["is_daemon_connected"] = any(holder.is_leader for holder in present)
@@ -184,14 +192,17 @@ class StateReader:
         try:
             if self._source is None:
                 self._source = await slot.connect(dsn, application_name=self._name, connect_timeout_s=_SOURCE_TIMEOUT_S)
-            facts = await slot.inspect(self._source, self._config.source.slot)
+            name = self._config.source.slot
+            facts = await slot.inspect(self._source, name)
+            with slot.source_errors("asking who blocks a session"):
+                waiting = await blocked.look(self._source, slot_name=name)
         except ParapplyError as error:
             if self._source is not None:
                 await self._source.close()
                 self._source = None
             # Not raised: that the publisher is down is one of the things a status is asked for.
             return {"is_reachable": False, "error": error.line()}
-        return _of_source(facts, low_lsn)
+        return {**_of_source(facts, low_lsn), "blocked": _documents(waiting)}
 
 
 def is_silent(report: dict[str, Any]) -> bool:
@@ -215,6 +226,10 @@ def lag_s(report: dict[str, Any]) -> float | None:
     if report["source"].get("lag_bytes") == 0:
         return 0.0
     return None if report["lag_s"] is None else float(report["lag_s"] + report["silent_s"])
+
+
+def _documents(found: Sequence[blocked.BlockedSession]) -> list[dict[str, Any]]:
+    return [{**msgspec.structs.asdict(one), "line": one.line()} for one in found]
 
 
 async def collect(config: Config) -> dict[str, Any]:

@@ -99,6 +99,8 @@ def render(report: dict[str, Any], width: int = 80, height: int = 0, notice: str
         # A migration has not made it yet.
         return Group(*head, Text(f"slot {report['slot_name']} is not made yet"), "", *_migration(report))
     head += [_facts(report, with_evidence=not height), "", *_migration(report)]
+    for end, found in (("source", report["source"].get("blocked", ())), ("target", report["blocked"])):
+        head += [Text(f"{end}: {one['line']}", style="bold") for one in found]
     if report["prepared"]:
         held = _grid("prepared here, source xid", "end lsn", "owner", "age")
         for one in report["prepared"]:

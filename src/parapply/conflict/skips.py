@@ -7,7 +7,8 @@ It is named by the transaction's end LSN alone: the LSN of a commit record may b
          └────────────┴──────► passed       the watermark went past it: it was applied, or nothing ends there
 
 A worker calls `Skips.find` with the LSNs of its transaction. Before a large transaction has come whole, only its commit
-LSN is known, so the daemon records that LSN at its end, and has it sent again (`learn`).
+LSN is known, so the daemon records that LSN at its end, and has it sent again (`learn`). Where it stands at a foreign
+lock and may be the one, it is rolled back to read where it ends.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ _OPEN: Final = "outcome IN ('requested', 'accepted')"
 class Skips:
     """Of one slot. Written by `look` and `learn`, read by the workers; empty nearly always."""
 
-    def __init__(self, schema: str, slot_id: int) -> None:
-        """Start with none known."""
-        self._schema = schema
-        self._slot_id = slot_id
+    def __init__(self, schema: str, slot_id: int, large_ends: dict[int, int]) -> None:
+        """Start with none known but where large transactions end that were read to their end before, by commit LSN."""
+        self.schema = schema
+        self.slot_id = slot_id
+        self._large_ends = large_ends
         self._ends: set[int] = set()
         #: End LSN by commit LSN, of large ones.
         self._commits: dict[int, int] = {}
@@ -51,9 +53,18 @@ class Skips:
             commit_lsn: of its commit record.
             end_lsn: its end, or 0 while that is not known.
         """
+        end_lsn = end_lsn or self._large_ends.get(commit_lsn, 0)
         if end_lsn in self._ends:
             return end_lsn
         return self._commits.get(commit_lsn)
+
+    def may_find(self, commit_lsn: int) -> bool:
+        """Return whether `find` may find a large transaction once it is known where it ends."""
+        return commit_lsn not in self._large_ends and any(end_lsn > commit_lsn for end_lsn in self._ends)
+
+    def read_to_end(self, commit_lsn: int, end_lsn: int) -> None:
+        """Note where a large transaction ends that comes again."""
+        self._large_ends[commit_lsn] = end_lsn
 
     def hits(self, batch: Batch) -> bool:
         """Tell whether a transaction of a batch is to be skipped."""
@@ -81,10 +92,10 @@ class Skips:
         """
         query = in_schema(
             "SELECT lsn, commit_lsn, outcome FROM {s}.skips WHERE slot_id = $1::int AND " + _OPEN,  # noqa: S608  own text
-            self._schema,
+            self.schema,
         )
         with target_errors("reading which transactions to skip"):
-            found = await rows(conn, query, [self._slot_id])
+            found = await rows(conn, query, [self.slot_id])
             accepted = []
             for text, commit_text, outcome in found:
                 end_lsn = parse_lsn(text)
@@ -111,15 +122,15 @@ class Skips:
             TargetRefused, TargetLost: as `look`.
         """
         query = in_schema(
-            "UPDATE {s}.skips SET commit_lsn = $3::pg_lsn WHERE slot_id = $1::int AND lsn = $2::pg_lsn", self._schema
+            "UPDATE {s}.skips SET commit_lsn = $3::pg_lsn WHERE slot_id = $1::int AND lsn = $2::pg_lsn", self.schema
         )
         with target_errors("writing which transaction to skip"):
-            await rows(conn, query, [self._slot_id, format_lsn(end_lsn), format_lsn(commit_lsn)])
+            await rows(conn, query, [self.slot_id, format_lsn(end_lsn), format_lsn(commit_lsn)])
 
     def finishing(self, end_lsn: int, xid: int) -> list[Statement]:
         """Return the statements that say that a transaction is skipped, for the target transaction that records it."""
         lsn = format_lsn(end_lsn).encode()
-        slot = str(self._slot_id).encode()
+        slot = str(self.slot_id).encode()
         return [
             statement(
                 self._text(
@@ -145,9 +156,9 @@ class Skips:
             f"UPDATE {{s}}.skips SET outcome = $3, resolved_at = {resolved} WHERE (slot_id, lsn) IN"  # noqa: S608  own text
             " (SELECT slot_id, lsn FROM {s}.skips WHERE slot_id = $1::int AND lsn = $2::pg_lsn"
             f" AND {_OPEN} FOR UPDATE SKIP LOCKED)",
-            self._schema,
+            self.schema,
         )
-        await rows(conn, query, [self._slot_id, format_lsn(end_lsn), outcome])
+        await rows(conn, query, [self.slot_id, format_lsn(end_lsn), outcome])
 
     def _text(self, text: str) -> str:
-        return in_schema(text, self._schema).as_string(None)
+        return in_schema(text, self.schema).as_string(None)

@@ -220,6 +220,13 @@ BLOCKED_SECONDS: Final = Metric(
     "gauge",
     "How long a batch has waited for a lock of a foreign session or prepared transaction on the target; 0: none waits.",
 )
+SESSION_BLOCKED: Final = Metric(
+    "parapply_session_blocked_seconds",
+    "gauge",
+    "How long a session that is no worker's had waited for a lock at the last look, every few seconds; 0: none waits. "
+    "On the publisher also a new slot that waits for transactions to end.",
+    ("end",),
+)
 STREAMS: Final = Metric("parapply_streams_open", "gauge", "Transactions in progress on the publisher, as far as sent.")
 SPILL_BYTES: Final = Metric("parapply_spill_bytes", "gauge", "Bytes of them on disk.")
 SPILL_LIMIT: Final = Metric("parapply_spill_limit_bytes", "gauge", "apply.spill_limit_bytes.")
@@ -287,7 +294,7 @@ METRICS: Final = (
     BATCH_TRANSACTIONS, BATCH_CHANGES, BATCH_BYTES, BATCH_SECONDS,
     STAGE_SECONDS, WAITS, WAIT_SECONDS,
     RETRIES, CONFLICTS, TABLE_CONFLICTS, RECONNECTS,
-    WORKERS, QUEUE_BATCHES, QUEUE_BYTES, QUEUE_LIMIT, READING, READING_PAUSED, BLOCKED_SECONDS,
+    WORKERS, QUEUE_BATCHES, QUEUE_BYTES, QUEUE_LIMIT, READING, READING_PAUSED, BLOCKED_SECONDS, SESSION_BLOCKED,
     STREAMS, SPILL_BYTES, SPILL_LIMIT, PREPARED, TABLES_WAITING, APPLYLOG_DROPPED,
     MIGRATION_STEP, MIGRATION_SECONDS, MIGRATION_DONE, MIGRATION_EXPECTED, MIGRATION_BYTES, MIGRATION_LEFT,
     CUTOVER_STEP, CUTOVER_STEP_SECONDS, CUTOVER_FENCED, CUTOVER_GAP,

@@ -35,12 +35,14 @@ from parapply.runtime.observe.systemd import Notifier
 from parapply.runtime.reload import Reloader
 from parapply.runtime.sessions import Connector
 from parapply.runtime.signals import Signals
+from parapply.source.waits import PublisherWaits
 from parapply.tasks import end_tasks
 from parapply.vocabulary import DaemonState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from parapply.blocked import BlockedSession
     from parapply.config import Config
     from parapply.model import Until
 
@@ -94,6 +96,10 @@ def _calm_garbage_collector() -> None:
     gc.enable()
 
 
+def _log_waiting(one: BlockedSession) -> None:
+    one.log("source")
+
+
 class Leader:
     """Owns the signals and the apply log; everything else belongs to an epoch."""
 
@@ -112,6 +118,7 @@ class Leader:
         self._is_epoch_shown = False
         self._notifier = Notifier()
         self._figures = Figures()
+        self._waits = PublisherWaits(self._source_dsn, _log_waiting)
         self._log = logs.get_logger()
 
     async def run(self) -> int:
@@ -128,10 +135,13 @@ class Leader:
             until_time=None if self._until.time_us is None else format_time(self._until.time_us),
         )
         applylog_writer = self._open_scribe()
-        self._gauges = Gauges(config, applylog_writer)
+        self._gauges = Gauges(config, applylog_writer, self._waits)
         self._health = Health(config.source.slot, self._gauges, self._notifier)
         endpoint = Endpoint(config.source.slot, self._figures, self._gauges, self._health)
-        looking = asyncio.create_task(self._look(), name="health")
+        looking = [
+            asyncio.create_task(self._look(), name="health"),
+            asyncio.create_task(self._waits.run(), name="publisher-waits"),
+        ]
         try:
             if config.metrics.listen is not None:
                 await endpoint.open(config.metrics.listen)
@@ -143,12 +153,15 @@ class Leader:
             raise
         finally:
             self._notifier.stopping("stopping")
-            await end_tasks([looking])
+            await end_tasks(looking)
             await endpoint.close()
             if applylog_writer is not None:
                 applylog_writer.close()
         self._log.info("daemon_stopped", reason=reason)
         return 0
+
+    def _source_dsn(self) -> str:
+        return self._config.source.dsn.get_secret_value()
 
     def _open_scribe(self) -> ApplyLogWriter | None:
         config = self._config.applylog

@@ -15,6 +15,7 @@ import msgspec
 
 from parapply import failpoints
 from parapply.config import FEWEST_WORKERS
+from parapply.conflict.skips import Skips
 from parapply.errors import ApplyFailed, ConfigError, ParapplyError, SourceLost, SourceRefused, TargetLost
 from parapply.logs import get_logger
 from parapply.model import format_lsn, format_time
@@ -122,9 +123,8 @@ class Epoch:
             self._committed,
             is_relaxed=is_relaxed,
         )
-        self._conflict_handler = ConflictHandler(
-            config.conflict, ends.control_pool, config.target.state_schema, ends.state.slot_id, figures
-        )
+        skips = Skips(config.target.state_schema, ends.state.slot_id, ends.large_ends)
+        self._conflict_handler = ConflictHandler(config.conflict, skips, ends.control_pool, figures)
         self._tables = TablePlans(
             ends.control_pool,
             ends.ahead,
@@ -247,9 +247,10 @@ class Epoch:
             workers,
             ends.control_pool,
             two_phase,
-            self._conflict_handler.skips,
+            skips,
             slot_name=config.source.slot,
             on_blocked=shown.block,
+            on_session_blocked=shown.block_session,
             stall_check_s=config.apply.stall_check_s,
         )
         behind = CatchUpWatch(

@@ -70,6 +70,7 @@ class Sessions(msgspec.Struct, frozen=True):
     state: state.SlotState
     streaming: str  # off, on or parallel
     whole_until_lsn: int  # streaming is wanted, and off until what ends here is applied; 0 if it is not off for that
+    large_ends: dict[int, int]  # for `Skips`; outlives the epoch
     prepared: dict[int, tuple[str, int]]  # what is prepared on the target, as `prepared.pending` gives it
     copies: copies.Copies
     awaits_two_phase: bool  # it is wanted, and begins with the next epoch once every table is copied
@@ -93,6 +94,7 @@ class Connector:
         #: Ends whose server was logged as newer than what was tested.
         self._newer: set[str] = set()
         self._whole_until_lsn = 0
+        self._large_ends: dict[int, int] = {}
         self._last_reader: CatchUpStream | None = None
         self._sender_pid = 0
         #: The server that the last stream began on, and when it had started.
@@ -177,6 +179,7 @@ class Connector:
             found,
             streaming=streaming,
             whole_until_lsn=self._whole_until_lsn,
+            large_ends=self._large_ends,
             prepared=pending,
             copies=known,
             awaits_two_phase=self._config.source.two_phase and not two_phase,

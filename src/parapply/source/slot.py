@@ -11,8 +11,10 @@ Source: PostgreSQL manual, "pg_replication_slots", "Control Data Functions", "Re
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import msgspec
 import psycopg
@@ -32,6 +34,9 @@ Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
 
 #: Seconds to wait for a TCP connection to the publisher; libpq would wait for the kernel, which is minutes.
 CONNECT_TIMEOUT_S = 10
+
+#: Every session that was opened, with its DSN.
+_sessions: WeakKeyDictionary[Session, str] = WeakKeyDictionary()
 
 _HALF_OF_XIDS = 2**31
 #: What a publication may publish, in the order of the columns of pg_publication.
@@ -184,6 +189,7 @@ async def connect(
     )
     with source_errors("connecting"):
         conn = await Session.connect(text, autocommit=True)
+    _sessions[conn] = dsn
     try:
         with source_errors("pinning session settings"):
             if settings := later_settings_sql(conn.info.server_version):
@@ -192,6 +198,13 @@ async def connect(
         await conn.close()
         raise
     return conn
+
+
+def without_answer(dsn: str, wait_s: float) -> list[int]:
+    """Return the pids of this process's sessions of a DSN that have waited so many seconds for an answer."""
+    since_s = time.monotonic() - wait_s
+    waiting = [conn for conn, its_dsn in _sessions.items() if its_dsn == dsn and 0 < conn.waits_since_s <= since_s]
+    return [conn.info.backend_pid for conn in waiting if not conn.closed]
 
 
 async def _rows(conn: Connection, query: LiteralString, params: Sequence[object] = ()) -> list[tuple[Any, ...]]:

@@ -17,7 +17,6 @@ from parapply.conflict.changes import key_of_truncate, read_change
 from parapply.conflict.history import ConflictHistory
 from parapply.conflict.kinds import Conflict, Policy, Source
 from parapply.conflict.rules import Rules
-from parapply.conflict.skips import Skips
 from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.plan.steps import TruncateStep
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from parapply.config import ConflictConfig
     from parapply.conflict.kinds import ConflictStop
     from parapply.conflict.settle import Settler
+    from parapply.conflict.skips import Skips
     from parapply.metrics.figures import Figures
     from parapply.model import Transaction
     from parapply.plan.table import TablePlan
@@ -45,26 +45,23 @@ _PRUNE_S = 60.0
 class ConflictHandler:
     """`skips` and `troubles` are written here; read by workers, the monitor and the metrics."""
 
-    def __init__(
-        self, config: ConflictConfig, control_pool: ControlPool, schema: str, slot_id: int, figures: Figures
-    ) -> None:
+    def __init__(self, config: ConflictConfig, skips: Skips, control_pool: ControlPool, figures: Figures) -> None:
         """Start with nothing known; `look` reads the operator's requests.
 
         Args:
             config: policies, and how long conflicts are kept.
+            skips: of the slot.
             control_pool: sessions for what must survive a rollback.
-            schema: state schema.
-            slot_id: of the state.
             figures: where conflicts are counted; one that stops a transaction counts once in an epoch.
         """
         self.rules = Rules(config)
-        self.skips = Skips(schema, slot_id)
+        self.skips = skips
         self._figures = figures
         #: Why workers keep trying a batch, by its number.
         self.troubles: dict[int, str] = {}
         self._config = config
         self._control_pool = control_pool
-        self._history = ConflictHistory(schema, slot_id)
+        self._history = ConflictHistory(skips.schema, skips.slot_id)
         self._has_stopped: bool | None = None  # not known yet
         self._stopped: set[tuple[int, int, ConflictType]] = set()
         self._asked = asyncio.Event()

@@ -80,6 +80,7 @@ class PiecesWithCommands(Pieces):
     ) -> None:
         """Apply nothing yet; see `Pieces`. The commit LSN is that of the transaction."""
         super().__init__(job, session, kit, repair)
+        self._piece_repair = repair
         self._commit_lsn = commit_lsn
         self._rules = kit.commands
         #: Whether a command has run; from then on tables are looked up in this transaction.
@@ -185,6 +186,7 @@ class PiecesWithCommands(Pieces):
                 self._job.attempts += 1
                 if classify(failure) is not FailureClass.AGAIN:
                     raise CommandFailed(command, reason_of(failure), _hint(command)) from failure
+                self._piece_repair.check_wanted()
                 await asyncio.sleep(attempts.again_s())
         said = tag.decode().rstrip("0123456789 ")
         if said != command.tag and (command.tag, said) != _MADE_AND_FILLED:

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
+from parapply import blocked
 from parapply.limits import BLOCKED_S
 from parapply.logs import get_logger
 from parapply.model import format_lsn
-from parapply.runtime.pool.job import OutcomeJob, SetJob
+from parapply.runtime.pool.job import LargeJob, OutcomeJob, StreamJob
 from parapply.target.session import prepared, settings
 from parapply.vocabulary import WorkerState
 from parapply.wire.messages import RollbackPrepared
@@ -72,26 +73,11 @@ _FACTS = sql.SQL(
     " WHERE wanted.pid = $1::int AND NOT wanted.granted"
     " ORDER BY a.pid = ANY (pg_catalog.pg_blocking_pids($1::int)) DESC NULLS LAST, a.pid LIMIT 1"
 )
-#: The slot's other sessions that wait for a lock, of the leader and of commands; leases are waited for on purpose.
-_SESSIONS: Final = sql.SQL(
-    "SELECT waiting.application_name, extract(epoch FROM pg_catalog.clock_timestamp() - wanted.waitstart)::float8,"
-    " wanted.relation::regclass::text, wanted.mode, holder.pid, holder.usename::text, holder.application_name,"
-    " holder.xact_start::text"
-    " FROM pg_catalog.pg_stat_activity AS waiting"
-    " JOIN pg_catalog.pg_locks AS wanted ON wanted.pid = waiting.pid AND NOT wanted.granted"
-    " LEFT JOIN pg_catalog.pg_stat_activity AS holder ON holder.pid = (pg_catalog.pg_blocking_pids(waiting.pid))[1]"
-    " WHERE waiting.datname = pg_catalog.current_database() AND waiting.application_name LIKE 'parapply %'"
-    " AND pg_catalog.right(waiting.application_name, pg_catalog.length($1)) = $1 AND waiting.wait_event_type = 'Lock'"
-    " AND waiting.pid <> ALL ($2::int[]) AND wanted.locktype <> 'advisory' ORDER BY 2 DESC"
-)
 #: Only what waits for a lock: COMMIT that waits for a standby has committed here already.
 _CANCEL = sql.SQL(
     "SELECT pg_catalog.pg_cancel_backend(pid) FROM pg_catalog.pg_stat_activity"
     " WHERE pid = $1::int AND wait_event_type = 'Lock'"
 )
-#: Seconds between two lines about one wait at most; the first ones come sooner.
-_LONGEST_S: Final = 600.0
-
 #: States in which the server works for a worker, and may wait: for a deferred constraint at COMMIT, too.
 AT_WORK: Final = (WorkerState.EXECUTING, WorkerState.RETRYING, WorkerState.COMMITTING)
 
@@ -124,6 +110,7 @@ class StallCheck:
         *,
         slot_name: str,
         on_blocked: Callable[[tuple[float, str] | None], None],
+        on_session_blocked: Callable[[float], None],
         stall_check_s: float,
     ) -> None:
         """Start with nothing checked.
@@ -136,6 +123,7 @@ class StallCheck:
             skips: what the operator has asked to skip.
             slot_name: ends the names of the slot's sessions.
             on_blocked: gets since when a batch waits for foreign sessions, the longest, and for whom; None: none does.
+            on_session_blocked: gets how long another session of the slot's has waited, the longest; 0.0: none does.
             stall_check_s: how long a batch may take before the server is asked.
         """
         self._pool = pool
@@ -144,9 +132,10 @@ class StallCheck:
         self._two_phase = two_phase
         self._skips = skips
         self._slot_name = slot_name
-        #: When the slot's other sessions were looked at, and after how many seconds each is logged next.
+        #: When the slot's other sessions were looked at.
         self._looked_s = 0.0
-        self._tell_next: dict[str, float] = {}
+        self._telling = blocked.Telling()
+        self._on_session_blocked = on_session_blocked
         self._on_blocked = on_blocked
         self._stall_check_s = stall_check_s
         self._blocked: dict[int, _Blocked] = {}
@@ -180,24 +169,10 @@ class StallCheck:
         own = [worker.session.pipeline.backend_pid for worker in self._workers]
         with settings.target_errors("asking who blocks a session"):
             async with self._control_pool.session() as conn:
-                found = await settings.rows(conn, _SESSIONS, [self._slot_name, own])
-        before, self._tell_next = self._tell_next, {}
-        for name, wait_s, relation, mode, pid, role, holder, xact_start in found:
-            next_s = self._tell_next[name] = before.get(name, BLOCKED_S)
-            if wait_s is None or wait_s < next_s:
-                continue
-            self._tell_next[name] = min(2 * wait_s, wait_s + _LONGEST_S)
-            self._log.warning(
-                "session_blocked",
-                session=name,
-                wait_s=round(wait_s, 1),
-                relation=relation,
-                mode=mode,
-                pid=pid,
-                role=role,
-                application_name=holder,
-                xact_start=xact_start,
-            )
+                found = await blocked.look(conn, slot_name=self._slot_name, but=own)
+        self._on_session_blocked(max([one.wait_s for one in found], default=0.0))
+        for one in self._telling.due(found):
+            one.log("target")
 
     def _end_blocked(self) -> None:
         """Forget the waits that are over, and show the longest of the others."""
@@ -223,7 +198,7 @@ class StallCheck:
                 facts = await settings.rows(conn, _FACTS, [worker.session.pipeline.backend_pid, list(pids)])
         if not facts:
             return
-        found.next_s = min(2 * wait_s, wait_s + _LONGEST_S)
+        found.next_s = min(2 * wait_s, wait_s + blocked.LONGEST_S)
         relation, mode, pid, role, application_name, xact_start, query_start = facts[0]
         self._log.warning(
             "batch_blocked",
@@ -285,9 +260,15 @@ class StallCheck:
             await self._break(job, blocker)
 
     def _is_to_skip(self, job: Job) -> bool:
-        """Tell whether a transaction is to be skipped that is executed now, alone or merged with others."""
-        if not self._skips or not isinstance(job, SetJob):
+        """Tell whether a transaction is, or may be, to be skipped that is executed now, alone or merged with others."""
+        if not self._skips or isinstance(job, OutcomeJob):
             return False
+        if isinstance(job, StreamJob):
+            end = job.stream.end
+            return end is not None and self._skips.find(end.commit_lsn, end.end_lsn) is not None
+        if isinstance(job, LargeJob):
+            is_wanted = self._skips.find(job.commit_lsn, job.batch.end_lsn) is not None
+            return is_wanted or (not job.batch.end_lsn and self._skips.may_find(job.commit_lsn))
         transactions = job.batch.transactions
         if job.resume is not None and not job.resume.halving.is_done:
             part = job.resume.halving.part
@@ -302,6 +283,7 @@ class StallCheck:
         with settings.target_errors("cancelling a statement"):
             async with self._control_pool.session() as conn:
                 if job is worker.job and await settings.rows(conn, _CANCEL, [worker.session.pipeline.backend_pid]):
+                    job.is_unwanted = True
                     self._log.warning("batch_cancelled", worker=worker.number, seq=job.batch.seq)
 
     async def _end_rolled_back(self, gids: Sequence[str]) -> None:

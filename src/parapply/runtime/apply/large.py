@@ -25,7 +25,7 @@ from parapply.runtime.apply.ddl import (
     log_done,
 )
 from parapply.runtime.apply.failure import apply_failed
-from parapply.runtime.apply.repair import DataFailed, PieceRepair, RolledBack
+from parapply.runtime.apply.repair import DataFailed, PieceRepair, RolledBack, Unwanted
 from parapply.wire.messages import Prepare, StreamPrepare
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class LargeApply:
         pieces = self._pieces(job.commit_lsn)
         try:
             last = await pieces.apply(job.pieces)
-        except (ConflictStop, DataFailed, CommandFailed, TargetRefused, RolledBack) as stop:
+        except (ConflictStop, DataFailed, CommandFailed, TargetRefused, RolledBack, Unwanted) as stop:
             await self._session.rollback()
             self._is_repeated = pieces.has_commands and not self._kit.stops_on_error
             await self._fail(stop, await self._rest(pieces.latest, job.pieces))
@@ -113,6 +113,8 @@ class LargeApply:
         if wanted is not None:
             await self._skip(kept, wanted, end.commit_lsn)
             return
+        # Cancelled while it was followed, for a request that has been taken back since.
+        self._job.is_unwanted = False
         await self._session.begin()
         pieces = self._pieces(end.commit_lsn)
         try:
@@ -120,7 +122,7 @@ class LargeApply:
                 self._pool.count_in(piece.size_bytes)
                 await pieces.add(piece)
             await pieces.settle()
-        except (ConflictStop, DataFailed, CommandFailed, TargetRefused, RolledBack) as stop:
+        except (ConflictStop, DataFailed, CommandFailed, TargetRefused, RolledBack, Unwanted) as stop:
             await self._session.rollback()
             self._is_repeated = pieces.has_commands and not self._kit.stops_on_error
             await self._fail(stop, end)
@@ -157,7 +159,7 @@ class LargeApply:
             self._conflict_handler.count(self._job, kept)
 
     async def _fail(
-        self, stop: ConflictStop | DataFailed | CommandFailed | TargetRefused | RolledBack, last: Transaction
+        self, stop: ConflictStop | DataFailed | CommandFailed | TargetRefused | RolledBack | Unwanted, last: Transaction
     ) -> None:
         """Raise what stopped it, with its end; or have it sent again to be skipped. It is rolled back.
 
@@ -175,6 +177,12 @@ class LargeApply:
             raise stop
         if self._conflict_handler.skips.find(last.commit_lsn, last.end_lsn) is not None:
             await self._send_again(last)
+        if isinstance(stop, Unwanted):
+            # Known by its end now, so it is not cancelled for another one's sake a second time.
+            self._conflict_handler.skips.read_to_end(last.commit_lsn, last.end_lsn)
+            raise TargetLost(
+                f"the large transaction that ends at {format_lsn(last.end_lsn)} is sent again: it is not to be skipped"
+            )
         if isinstance(stop, CommandFailed):
             self._stop_at(command_failed(stop, last, is_retried=self._is_repeated))
         if isinstance(stop, ConflictStop):

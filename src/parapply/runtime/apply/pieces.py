@@ -82,7 +82,7 @@ class Pieces:
         """Apply all pieces and return the last, which knows where the transaction ends.
 
         Raises:
-            ConflictStop, DataFailed, RolledBack: as `PieceRepair`, at the head.
+            ConflictStop, DataFailed, RolledBack, Unwanted: as `PieceRepair`, at the head.
             StatementFailed: a piece failed, elsewhere.
             TargetLost, TargetRefused, ProtocolError: as everywhere.
         """
@@ -108,7 +108,7 @@ class Pieces:
         """Plan a piece while the one before is executed, then begin to execute it.
 
         Raises:
-            ConflictStop, DataFailed, RolledBack, StatementFailed: as `apply`, of the one before.
+            ConflictStop, DataFailed, RolledBack, Unwanted, StatementFailed: as `apply`, of the one before.
             TargetLost, TargetRefused, ProtocolError: as everywhere.
         """
         try:
@@ -122,7 +122,7 @@ class Pieces:
         """Plan a piece while the one before is executed; `start` must be called with it, or nothing any more.
 
         Raises:
-            ConflictStop, DataFailed, RolledBack, StatementFailed: as `apply`, of the one before.
+            ConflictStop, DataFailed, RolledBack, Unwanted, StatementFailed: as `apply`, of the one before.
             TargetLost, TargetRefused, ProtocolError: as everywhere.
         """
         n_attempts = self._job.attempts
@@ -148,7 +148,7 @@ class Pieces:
         """Wait until what was begun is executed.
 
         Raises:
-            ConflictStop, DataFailed, RolledBack, StatementFailed, TargetLost, TargetRefused: as `apply`.
+            ConflictStop, DataFailed, RolledBack, Unwanted, StatementFailed, TargetLost, TargetRefused: as `apply`.
         """
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
@@ -217,7 +217,9 @@ class Pieces:
             await self._session.undo_piece()
             self._job.attempts += 1
             self._tables.is_in_doubt.set()
-            if self._job.must_yield:
+            if self._repair is not None:
+                self._repair.check_wanted()
+            if self._job.must_yield or self._job.is_unwanted:
                 raise
             if found_code(failure, planned.commands):
                 if self._repair is None:

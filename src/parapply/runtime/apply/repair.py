@@ -158,6 +158,10 @@ class RolledBack(Exception):
     """The publisher has rolled the transaction back after its PREPARE: a failure in it is no error."""
 
 
+class Unwanted(Exception):
+    """The operator skips a transaction, which this one is, or may be: what it waited for was cancelled."""
+
+
 class PieceRepair:
     """What is done about a failed piece of one transaction: the pieces before it are not repeated.
 
@@ -187,8 +191,9 @@ class PieceRepair:
 
         Raises:
             DataFailed: it makes no sense to.
-            RolledBack: as the class.
+            RolledBack, Unwanted: as the classes.
         """
+        self.check_wanted()
         await self._check_outcome(piece)
         judged = classify(failure)
         if judged is FailureClass.FINAL or (judged is FailureClass.STALE and attempts.is_refreshed):
@@ -204,7 +209,7 @@ class PieceRepair:
 
         Raises:
             ConflictStop: a policy stops it.
-            DataFailed, RolledBack: as `look_at`.
+            DataFailed, RolledBack, Unwanted: as `look_at`.
             TargetLost: another session was in the way; it is sent again.
         """
         await self._check_outcome(piece)
@@ -214,8 +219,18 @@ class PieceRepair:
             self.kept += await self._repair.keep(settler)
         except StatementFailed as failure:
             if classify(failure) is FailureClass.AGAIN:
+                self.check_wanted()
                 raise TargetLost("target: a large transaction met another session; it is sent again") from failure
             raise DataFailed(failure, command_of(failure, settler.commands)) from failure
+
+    def check_wanted(self) -> None:
+        """Go on with the transaction.
+
+        Raises:
+            Unwanted: as the class.
+        """
+        if self._job.is_unwanted:
+            raise Unwanted
 
     async def _check_outcome(self, piece: Transaction) -> None:
         if await self._two_phase.is_rolled_back((self._end or piece).event):

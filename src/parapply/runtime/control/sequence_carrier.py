@@ -16,10 +16,15 @@ from parapply.runtime.tables.copied import DailyWarnings
 from parapply.sequences import SequenceOptions, carry
 
 if TYPE_CHECKING:
+    from parapply.blocked import BlockedSession
     from parapply.config import Config
 
 #: Seconds for one round.
 _LIMIT_S: Final = 60.0
+
+
+def _leave_to_daemon(_: BlockedSession) -> None:
+    """The daemon looks after all of its sessions."""
 
 
 class SequenceCarrier:
@@ -44,7 +49,10 @@ class SequenceCarrier:
     async def _carry(self) -> str:
         """Do one round; return why nothing could be carried, empty if it could."""
         try:
-            async with asyncio.timeout(_LIMIT_S), connect.open_both(self._config, "sequences") as ends:
+            async with (
+                asyncio.timeout(_LIMIT_S),
+                connect.open_both(self._config, "sequences", _leave_to_daemon) as ends,
+            ):
                 outcomes = await carry(ends, SequenceOptions())
         except ParapplyError as error:
             # An end that is lost is met by those who need it.

@@ -20,6 +20,7 @@ class Shown:
         "lag_s",
         "looked_s",
         "passed_us",
+        "session_blocked_s",
         "source_clock_us",
         "source_insert_lsn",
         "source_lsn",
@@ -42,12 +43,18 @@ class Shown:
         self.looked_s = self._clock()
         #: Since when, by the event loop's clock, a batch waits for foreign sessions, and for whom; None: none does.
         self.blocked: tuple[float, str] | None = None
+        #: How long a session that is no worker's has waited on the target; 0.0: none does. By the stall check, too.
+        self.session_blocked_s = 0.0
         #: State and reason.
         self.state = (DaemonState.RUNNING, "")
 
     def block(self, blocked: tuple[float, str] | None) -> None:
         """Take since when a batch waits for foreign sessions, and for whom."""
         self.blocked = blocked
+
+    def block_session(self, wait_s: float) -> None:
+        """Take how long a session that is no worker's has waited, the longest."""
+        self.session_blocked_s = wait_s
 
     @property
     def blocked_s(self) -> float:

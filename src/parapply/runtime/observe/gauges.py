@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from parapply.runtime.pool.streams import StreamBuffers
     from parapply.runtime.pool.two_phase import TwoPhase
     from parapply.source.catch_up_stream import CatchUpStream
+    from parapply.source.waits import PublisherWaits
     from parapply.spill import Spill
 
 #: Seconds after which what was last heard of the publisher is too old to be the present.
@@ -72,11 +73,12 @@ class Lag(NamedTuple):
 class Gauges:
     """`parts` is set by the daemon for as long as an epoch serves."""
 
-    def __init__(self, config: Config, applylog_writer: ApplyLogWriter | None) -> None:
+    def __init__(self, config: Config, applylog_writer: ApplyLogWriter | None, waits: PublisherWaits) -> None:
         """Start with no epoch."""
         self.parts: Parts | None = None
         self._config = config
         self._applylog_writer = applylog_writer
+        self._waits = waits
         self._clock = asyncio.get_running_loop().time
         self._lag: Lag | None = None
 
@@ -109,6 +111,7 @@ class Gauges:
             table.DELAY: {(): config.apply.delay_s},
             table.SPILL_LIMIT: {(): config.apply.spill_limit_bytes},
             table.LSN: {},
+            table.SESSION_BLOCKED: {("source",): self._waits.longest_s},
         }
         if self._applylog_writer is not None:
             values[table.APPLYLOG_DROPPED] = {(): self._applylog_writer.dropped}
@@ -121,6 +124,7 @@ class Gauges:
         states = Counter(dict.fromkeys(table.WORKER_STATES, 0))
         if self.parts is not None:
             values |= _present(self.parts)
+            values[table.SESSION_BLOCKED]["target",] = self.parts.shown.session_blocked_s
             values |= _slot(self.parts.monitor, self._clock())
             values |= migration_values(self.parts.monitor.moves.migration)
             values |= cutover_values(self.parts.monitor.moves.cutover)

@@ -148,6 +148,7 @@ class _Job:
         "error",
         "first_transaction",
         "is_left_out",
+        "is_unwanted",
         "more_conflicts",
         "must_yield",
         "times",
@@ -175,6 +176,9 @@ class _Job:
         #: Written by the pool for the stall check, cleared by its worker: it blocks an earlier batch, so it rolls back
         #: and waits for its turn (trap T-30).
         self.must_yield = False
+        #: Written by the stall check: what it waited for was cancelled, because the operator skips a transaction, which
+        #: it is, has or, while it has not come whole, may be.
+        self.is_unwanted = False
         #: Written by its worker: it ends with a PREPARE that is recorded without being prepared, because the publisher
         #: has rolled it back.
         self.is_left_out = False

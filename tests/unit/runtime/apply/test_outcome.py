@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from parapply.config import ConflictConfig
+from parapply.conflict.skips import Skips
 from parapply.errors import StatementFailed
 from parapply.metrics.figures import Figures
 from parapply.plan.batch import Batch
@@ -48,7 +49,7 @@ class _Impatient(ConflictHandler):
     """Waits for nothing, and keeps what was shown."""
 
     def __init__(self) -> None:
-        super().__init__(ConflictConfig(), cast("ControlPool", None), "parapply", 1, Figures())
+        super().__init__(ConflictConfig(), Skips("parapply", 1, {}), cast("ControlPool", None), Figures())
         self.shown: list[str] = []
 
     async def wait(self, delay_s: float) -> None:

@@ -1,0 +1,67 @@
+"""Looks after this process's sessions on the publisher: what waits for a lock there is reported, with who holds it.
+
+A session that waits cannot say so, so another one is opened, only while one has had no answer for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+from parapply import blocked
+from parapply.errors import ParapplyError
+from parapply.limits import BLOCKED_S
+from parapply.source import slot
+from parapply.tasks import end_tasks
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from parapply.blocked import BlockedSession
+
+#: Seconds between two checks, which ask no server while every session has its answers.
+_CHECK_S: Final = 2.0
+
+
+class PublisherWaits:
+    """One for a publisher and a process. `longest_s` is written here and read by the metrics."""
+
+    def __init__(self, dsn: Callable[[], str], tell: Callable[[BlockedSession], None]) -> None:
+        """Look at nothing yet; `dsn` gives the publisher's of now, `tell` gets each wait, from time to time."""
+        self._dsn = dsn
+        self._tell = tell
+        self._telling = blocked.Telling()
+        #: Seconds of the longest wait at the last look; 0.0: nothing waited.
+        self.longest_s = 0.0
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await asyncio.sleep(_CHECK_S)
+            dsn = self._dsn()
+            pids = slot.without_answer(dsn, BLOCKED_S)
+            if not pids:
+                self.longest_s = 0.0
+                continue
+            # The publisher may have no connection left, or hold this one up by the same lock: the next look says more.
+            with suppress(ParapplyError, TimeoutError):
+                async with (
+                    asyncio.timeout(BLOCKED_S),
+                    await slot.connect(dsn, application_name="parapply waits") as conn,
+                ):
+                    with slot.source_errors("asking who blocks a session"):
+                        found = await blocked.look(conn, pids=pids)
+                self.longest_s = max([one.wait_s for one in found], default=0.0)
+                for one in self._telling.due(found):
+                    self._tell(one)
+
+
+@asynccontextmanager
+async def looked_after(dsn: str, tell: Callable[[BlockedSession], None]) -> AsyncIterator[None]:
+    """Look after the sessions of one publisher while the block runs."""
+    task = asyncio.create_task(PublisherWaits(lambda: dsn, tell).run(), name="publisher-waits")
+    try:
+        yield
+    finally:
+        await end_tasks([task])
