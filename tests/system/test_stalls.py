@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from parapply.model import format_lsn
+from parapply.model import format_lsn, parse_lsn
 from parapply.wire.decode import decode
 from parapply.wire.messages import Commit
 from tests.fixtures.endpoint import LISTEN, Endpoint
@@ -139,6 +139,10 @@ def test_t70_a_blocked_large_transaction_is_skipped(
     with foreign_transaction(route.target, "SELECT FROM item WHERE id = 2 FOR UPDATE"):
         daemon = start_daemon(route, settings=settings)
         route.target.wait_until(WORKER_IS_BLOCKED)
+        if way == "large":
+            told = daemon.wait_for_event("batch_blocked")
+            assert told["end_lsn"] is None
+            assert ends[-4] <= parse_lsn(told["commit_lsn"]) < ends[-3]
         assert run_command(route, "skip", "--lsn", format_lsn(ends[-1]), "--wait", "0").returncode == 0
         if way == "large":
             daemon.wait_for_event("target_lost")
