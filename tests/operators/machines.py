@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from tests.operators.layouts import FAMILIES, Family
+from tests.operators.layouts import FAMILIES, Family, dumpable
 from tests.operators.migration import Migration
 from tests.operators.restore import Restored, Standby, Takeover
 from tests.operators.rules_base import OneStream
@@ -38,6 +38,9 @@ class _OneWay(OneStream):
         families = [one for one in families if one.name not in self.lab.left_out] or [FAMILIES[0]]
         majors = self.lab.majors
         chosen = majors[pair[0] % len(majors)], majors[pair[1] % len(majors)]
+        if way:
+            # To begin anew the schema is dumped.
+            families = dumpable(families, chosen)
         with self._told():
             world = make_world(
                 self.lab,

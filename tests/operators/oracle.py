@@ -115,13 +115,13 @@ def told(target: Database, slot: str) -> dict[str, str]:
         return {}  # There is no slot here yet.
 
 
-def below_roots(source: Database, publication: str) -> set[str]:
-    """Return the partitions of published roots, whose rows come under the root's name."""
+def below_roots(source: Database, publication: str) -> dict[str, str]:
+    """Return the partitions of published roots, whose rows come under the root's name, with that."""
     roots = [one.name for one in published(source, publication) if one.is_root]
-    below: set[str] = set()
+    below: dict[str, str] = {}
     for name in roots:
         query = sql.SQL("SELECT relid::regclass::text FROM pg_partition_tree({}::regclass) WHERE level > 0")
-        below.update(one for (one,) in source.rows(query.format(sql.Literal(name))))
+        below |= {one: name for (one,) in source.rows(query.format(sql.Literal(name)))}
     return below
 
 

@@ -18,6 +18,7 @@ _POINTS = tuple(sorted(failpoints.NAMES - {failpoints.DRAIN}))
 _COPY_POINTS = (failpoints.COPY_PART, failpoints.COPY_BEGUN, failpoints.COPY_TABLE_DONE)
 #: A daemon with --until ends within that.
 _UNTIL_S = 25.0
+_STEPS_BEFORE_ANEW = 5
 
 
 def _runs(machine: OneStream) -> bool:
@@ -145,6 +146,8 @@ class Tables(OneStream):
 
         self.step("verify", action)
 
+    # It takes as long as ten other steps, and makes what an example begins with.
+    @precondition(lambda self: self.n_since_anew >= _STEPS_BEFORE_ANEW)
     @rule(clean=st.booleans())
     def begin_anew(self, clean: bool) -> None:
         """Drop all, and init again."""
@@ -153,9 +156,12 @@ class Tables(OneStream):
             if clean:
                 world.stop()
             world.again()
+            self.n_since_anew = 0
 
         self.step("drop and init", action)
 
+    # A second look sees what the first one has seen.
+    @precondition(lambda self: self.last != "status")
     @rule()
     def look(self) -> None:
         """Status."""

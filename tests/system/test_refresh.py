@@ -114,6 +114,22 @@ def test_a_table_that_waits_is_paused(route: Route, run_command: RunCommand, sta
     check_equal(route, "evt")
 
 
+def test_a_table_is_renamed_while_it_is_paused(
+    route: Route, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """The stream says no name of a table whose changes are left out; `status` has the one that `resume` takes."""
+    paused = run_command(route, "pause", "public.xfer")
+    assert paused.returncode == 0, paused.stderr
+    for database in (route.source, route.target):
+        database.execute("ALTER TABLE xfer RENAME TO moved")
+    daemon = start_daemon(route)
+    route.target.wait_until("SELECT EXISTS (SELECT FROM parapply.copies WHERE table_name = 'moved')")
+    assert "public.moved" in run_command(route, "status").stdout
+    resumed = run_command(route, "resume", "public.moved")
+    assert resumed.returncode == 0, resumed.stderr
+    daemon.wait_caught_up()
+
+
 def test_without_a_free_slot_a_table_stays_copied(route: Route, run_command: RunCommand) -> None:
     """A refresh that gets no snapshot is refused before the table is noted as being copied: its changes go on."""
     states = "SELECT table_name, state FROM parapply.copies ORDER BY 1"
