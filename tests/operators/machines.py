@@ -10,6 +10,7 @@ from tests.operators.migration import Migration
 from tests.operators.restore import Restored, Standby, Takeover
 from tests.operators.rules_base import OneStream
 from tests.operators.rules_daemon import Daemons, Tables
+from tests.operators.rules_owner import Owners
 from tests.operators.rules_publication import Publications
 from tests.operators.rules_rows import LocalRows, Rows
 from tests.operators.rules_schema import Schema
@@ -68,7 +69,7 @@ class _OneWay(OneStream):
             assert done.returncode == 0, done.stderr
 
 
-class Stream(Rows, Daemons, Tables, Publications, _OneWay):
+class Stream(Rows, Daemons, Tables, Publications, Owners, _OneWay):
     """One stream: rows, the daemon's life, copies, and what becomes of the publication."""
 
     @initialize(

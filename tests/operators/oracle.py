@@ -103,11 +103,11 @@ def _short(rows: list[str]) -> str:
     return f"{' '.join(rows[:_MOST_ROWS])}{more}"
 
 
-def told(target: Database, slot: str) -> dict[str, str]:
-    """Return the tables that `status` shows as not applied, with the state."""
+def states(target: Database, slot: str) -> dict[str, str]:
+    """Return the tables that are listed, with the state that `status` shows."""
     query = sql.SQL(
         "SELECT c.table_name, CASE WHEN c.reason ~ 'pause' THEN 'paused' ELSE c.state END FROM parapply.copies AS c"
-        " JOIN parapply.slots AS s USING (slot_id) WHERE s.slot_name = {} AND c.state <> 'copied'"
+        " JOIN parapply.slots AS s USING (slot_id) WHERE s.slot_name = {}"
     )
     try:
         return dict(target.rows(query.format(sql.Literal(slot))))
