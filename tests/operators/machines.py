@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
+from tests.operators.failover import Failover
 from tests.operators.layouts import FAMILIES, Family, dumpable
 from tests.operators.migration import Migration
 from tests.operators.restore import Restored, Standby, Takeover
@@ -146,5 +147,5 @@ class Ddl(Rows, Schema, Daemons, Tables, _OneWay):
 
 MACHINES = {
     "stream": Stream, "conflicts": Conflicts, "ddl": Ddl, "two_way": TwoWay, "switch": Switch,
-    "restored": Restored, "takeover": Takeover, "standby": Standby, "migration": Migration,
+    "restored": Restored, "takeover": Takeover, "standby": Standby, "migration": Migration, "failover": Failover,
 }  # fmt: skip

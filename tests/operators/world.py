@@ -140,6 +140,12 @@ class World:
             return False
         return True
 
+    def forget(self, side: str) -> None:
+        """Close what is open to a server that stops."""
+        (self.source if side == "source" else self.target).forget()
+        if session := self._sessions.pop(side, None):
+            session.close()
+
     def local(self, table: str, text: str) -> None:
         """Have a local client write to a table of the target, its partitions, children, and what refers to them."""
         if self.on_target(text):
@@ -284,14 +290,13 @@ class World:
 
     def follow(self, code: int, line: str) -> None:
         """Do what the hint of a refusal says; one that cannot be followed is a violation."""
-        if self.is_tolerant:
+        is_too_early = code == 2 and "name a later time" in line  # of --until
+        if self.is_tolerant or is_too_early:
             return
         if self.is_promised:
             raise Violation(f"the daemon goes on here, as is promised, and was refused: {line}")
         if code == 5:
             self._pass_conflict(line)
-        elif code == 2 and "name a later time" in line:
-            pass
         elif _ANEW.search(line):
             self.again()
         elif self.trust(line):
