@@ -10,7 +10,7 @@ from tests.operators.layouts import FAMILIES, Family, dumpable
 from tests.operators.migration import Migration
 from tests.operators.restore import Restored, Standby, Takeover
 from tests.operators.rules_base import OneStream
-from tests.operators.rules_daemon import Daemons, Tables
+from tests.operators.rules_daemon import Daemons, States, Tables
 from tests.operators.rules_owner import Owners
 from tests.operators.rules_publication import Publications
 from tests.operators.rules_rows import LocalRows, Rows
@@ -108,7 +108,7 @@ class Stream(Rows, Daemons, Tables, Publications, Owners, _OneWay):
             self.world.on_source(f"ALTER PUBLICATION pub SET TABLE {names}")
 
 
-class Conflicts(Rows, LocalRows, Daemons, Tables, _OneWay):
+class Conflicts(Rows, LocalRows, Daemons, Tables, States, _OneWay):
     """One stream, and clients that write to the target."""
 
     n_copied = 1

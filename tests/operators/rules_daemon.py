@@ -19,6 +19,12 @@ _COPY_POINTS = (failpoints.COPY_PART, failpoints.COPY_BEGUN, failpoints.COPY_TAB
 #: A daemon with --until ends within that.
 _UNTIL_S = 25.0
 _STEPS_BEFORE_ANEW = 5
+_REFUSED_BY_TARGET = 4
+#: From version 17 to 15. What was known of the publication goes, so no rule may have changed that.
+_OLDER = (
+    "ALTER TABLE parapply.copies DROP published_by; ALTER TABLE parapply.migrations DROP size_bytes, DROP left_s;"
+    " ALTER TABLE parapply.cutovers DROP step_at; UPDATE parapply.schema_version SET version = 15"
+)
 
 
 def _runs(machine: OneStream) -> bool:
@@ -166,3 +172,43 @@ class Tables(OneStream):
     def look(self) -> None:
         """Status."""
         self.step("status", lambda world: world.status())
+
+
+class States(OneStream):
+    """Rules about the version of the state."""
+
+    @rule(pick=PICK)
+    def newer_state(self, pick: int) -> None:
+        """A later parapply has been here: this one refuses, and changes nothing."""
+
+        def action(world: World) -> None:
+            world.stop()
+            if not world.on_target("UPDATE parapply.schema_version SET version = version + 1"):
+                return
+            # State and reason say that a daemon was refused.
+            query = "SELECT lowest_lsn, highest_lsn, confirmed_flush_lsn FROM parapply.slots"
+            before = world.target.rows(query)
+            for words in (["refresh"], ["pause", f"public.{self.table(pick)}"], ["drop", "--yes"]):
+                if world.command(*words).returncode != _REFUSED_BY_TARGET:
+                    raise Violation(f"{words[0]} takes a state of a later version")
+            world.start()
+            daemon, world.daemon = world.daemon, None
+            assert daemon is not None
+            if (code := daemon.exit_code()) != _REFUSED_BY_TARGET:
+                raise Violation(f"the daemon takes a state of a later version ({code}):\n{daemon.log_tail()}")
+            if world.target.rows(query) != before:
+                raise Violation("a state of a later version was changed")
+            world.on_target("UPDATE parapply.schema_version SET version = version - 1")
+
+        self.step("newer state", action)
+
+    @rule()
+    def older_state(self) -> None:
+        """The state is of an earlier version, whose last steps are taken back; the next daemon brings it up to date."""
+
+        def action(world: World) -> None:
+            world.stop()
+            if world.on_target(_OLDER):
+                world.start()
+
+        self.step("older state", action)
