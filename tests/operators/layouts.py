@@ -6,7 +6,10 @@ Every table has `id int` and `v text`, so that the same rules write to all of th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True)
@@ -64,3 +67,9 @@ FAMILIES: Final = (
         ("labelled",),
     ),
 )
+
+
+def dumpable(families: Sequence[Family], majors: tuple[int, int]) -> list[Family]:
+    """Return families that the target takes from pg_dump: an older one refuses a child's own primary key, by name."""
+    source, target = majors
+    return [one for one in families if one.name != "inherited" or target >= source] or [FAMILIES[0]]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from tests.operators.layouts import FAMILIES, Family
+from tests.operators.failover import Failover
+from tests.operators.layouts import FAMILIES, Family, dumpable
 from tests.operators.migration import Migration
 from tests.operators.restore import Restored, Standby, Takeover
 from tests.operators.rules_base import OneStream
-from tests.operators.rules_daemon import Daemons, Tables
+from tests.operators.rules_daemon import Daemons, States, Tables
+from tests.operators.rules_owner import Owners
 from tests.operators.rules_publication import Publications
 from tests.operators.rules_rows import LocalRows, Rows
 from tests.operators.rules_schema import Schema
@@ -38,6 +40,9 @@ class _OneWay(OneStream):
         families = [one for one in families if one.name not in self.lab.left_out] or [FAMILIES[0]]
         majors = self.lab.majors
         chosen = majors[pair[0] % len(majors)], majors[pair[1] % len(majors)]
+        if way:
+            # To begin anew the schema is dumped.
+            families = dumpable(families, chosen)
         with self._told():
             world = make_world(
                 self.lab,
@@ -65,7 +70,7 @@ class _OneWay(OneStream):
             assert done.returncode == 0, done.stderr
 
 
-class Stream(Rows, Daemons, Tables, Publications, _OneWay):
+class Stream(Rows, Daemons, Tables, Publications, Owners, _OneWay):
     """One stream: rows, the daemon's life, copies, and what becomes of the publication."""
 
     @initialize(
@@ -103,7 +108,7 @@ class Stream(Rows, Daemons, Tables, Publications, _OneWay):
             self.world.on_source(f"ALTER PUBLICATION pub SET TABLE {names}")
 
 
-class Conflicts(Rows, LocalRows, Daemons, Tables, _OneWay):
+class Conflicts(Rows, LocalRows, Daemons, Tables, States, _OneWay):
     """One stream, and clients that write to the target."""
 
     n_copied = 1
@@ -142,5 +147,5 @@ class Ddl(Rows, Schema, Daemons, Tables, _OneWay):
 
 MACHINES = {
     "stream": Stream, "conflicts": Conflicts, "ddl": Ddl, "two_way": TwoWay, "switch": Switch,
-    "restored": Restored, "takeover": Takeover, "standby": Standby, "migration": Migration,
+    "restored": Restored, "takeover": Takeover, "standby": Standby, "migration": Migration, "failover": Failover,
 }  # fmt: skip

@@ -103,11 +103,11 @@ def _short(rows: list[str]) -> str:
     return f"{' '.join(rows[:_MOST_ROWS])}{more}"
 
 
-def told(target: Database, slot: str) -> dict[str, str]:
-    """Return the tables that `status` shows as not applied, with the state."""
+def states(target: Database, slot: str) -> dict[str, str]:
+    """Return the tables that are listed, with the state that `status` shows."""
     query = sql.SQL(
         "SELECT c.table_name, CASE WHEN c.reason ~ 'pause' THEN 'paused' ELSE c.state END FROM parapply.copies AS c"
-        " JOIN parapply.slots AS s USING (slot_id) WHERE s.slot_name = {} AND c.state <> 'copied'"
+        " JOIN parapply.slots AS s USING (slot_id) WHERE s.slot_name = {}"
     )
     try:
         return dict(target.rows(query.format(sql.Literal(slot))))
@@ -115,13 +115,13 @@ def told(target: Database, slot: str) -> dict[str, str]:
         return {}  # There is no slot here yet.
 
 
-def below_roots(source: Database, publication: str) -> set[str]:
-    """Return the partitions of published roots, whose rows come under the root's name."""
+def below_roots(source: Database, publication: str) -> dict[str, str]:
+    """Return the partitions of published roots, whose rows come under the root's name, with that."""
     roots = [one.name for one in published(source, publication) if one.is_root]
-    below: set[str] = set()
+    below: dict[str, str] = {}
     for name in roots:
         query = sql.SQL("SELECT relid::regclass::text FROM pg_partition_tree({}::regclass) WHERE level > 0")
-        below.update(one for (one,) in source.rows(query.format(sql.Literal(name))))
+        below |= {one: name for (one,) in source.rows(query.format(sql.Literal(name)))}
     return below
 
 

@@ -32,6 +32,9 @@ class OneStream(RuleBasedStateMachine):
     world: World | None = None
     #: A moment of the publisher's clock that an operator has noted.
     noted: str = ""
+    #: Name of the last step, and how many there were since the slot was made.
+    last: str = ""
+    n_since_anew: int = 0
 
     def __init__(self) -> None:
         """Begin an example."""
@@ -49,6 +52,7 @@ class OneStream(RuleBasedStateMachine):
         if self.world is None or self._is_failed or self.lab.is_over:
             return
         self.lab.counts[f"step {name}"] += 1
+        self.last, self.n_since_anew = name, self.n_since_anew + 1
         with self._told():
             action(self.world)
             self.world.check()

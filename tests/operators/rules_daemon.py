@@ -18,6 +18,8 @@ _POINTS = tuple(sorted(failpoints.NAMES - {failpoints.DRAIN}))
 _COPY_POINTS = (failpoints.COPY_PART, failpoints.COPY_BEGUN, failpoints.COPY_TABLE_DONE)
 #: A daemon with --until ends within that.
 _UNTIL_S = 25.0
+_STEPS_BEFORE_ANEW = 5
+_REFUSED_BY_TARGET = 4
 
 
 def _runs(machine: OneStream) -> bool:
@@ -145,6 +147,8 @@ class Tables(OneStream):
 
         self.step("verify", action)
 
+    # It takes as long as ten other steps, and makes what an example begins with.
+    @precondition(lambda self: self.n_since_anew >= _STEPS_BEFORE_ANEW)
     @rule(clean=st.booleans())
     def begin_anew(self, clean: bool) -> None:
         """Drop all, and init again."""
@@ -153,10 +157,43 @@ class Tables(OneStream):
             if clean:
                 world.stop()
             world.again()
+            self.n_since_anew = 0
 
         self.step("drop and init", action)
 
+    # A second look sees what the first one has seen.
+    @precondition(lambda self: self.last != "status")
     @rule()
     def look(self) -> None:
         """Status."""
         self.step("status", lambda world: world.status())
+
+
+class States(OneStream):
+    """Rules about the version of the state."""
+
+    @rule(pick=PICK, is_later=st.booleans())
+    def other_state(self, pick: int, is_later: bool) -> None:  # noqa: FBT001  drawn
+        """Another version of parapply has been here: this one refuses the state, and changes nothing."""
+        step, version = (1, "later") if is_later else (-1, "earlier")
+
+        def action(world: World) -> None:
+            world.stop()
+            if not world.on_target(f"UPDATE parapply.schema_version SET version = version + {step}"):
+                return
+            # State and reason say that a daemon was refused.
+            query = "SELECT lowest_lsn, highest_lsn, confirmed_flush_lsn FROM parapply.slots"
+            before = world.target.rows(query)
+            for words in (["refresh"], ["pause", f"public.{self.table(pick)}"], ["drop", "--yes"]):
+                if world.command(*words).returncode != _REFUSED_BY_TARGET:
+                    raise Violation(f"{words[0]} takes a state of a {version} version")
+            world.start()
+            daemon, world.daemon = world.daemon, None
+            assert daemon is not None
+            if (code := daemon.exit_code()) != _REFUSED_BY_TARGET:
+                raise Violation(f"the daemon takes a state of a {version} version ({code}):\n{daemon.log_tail()}")
+            if world.target.rows(query) != before:
+                raise Violation(f"a state of a {version} version was changed")
+            world.on_target(f"UPDATE parapply.schema_version SET version = version - {step}")
+
+        self.step(f"state of a {version} version", action)

@@ -14,7 +14,7 @@ from tests.operators.lab import fresh_seed
 from tests.operators.machines import MACHINES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tests.operators.lab import Lab
 
@@ -40,9 +40,9 @@ def _restricted(machine: type, without: Sequence[str], only: Sequence[str]) -> t
     return type(machine.__name__, (machine,), dict.fromkeys(left_out))
 
 
-def n_steps(lab: Lab) -> int:
+def n_steps(counts: Mapping[str, int]) -> int:
     """Return how many steps were done."""
-    return sum(count for name, count in lab.counts.items() if name.startswith("step "))
+    return sum(count for name, count in counts.items() if name.startswith("step "))
 
 
 def search(
@@ -75,9 +75,9 @@ def search(
     names = list(machines) or list(MACHINES)
     while True:
         for name in names:
-            if lab.is_over or (most_steps and n_steps(lab) >= most_steps):
+            if lab.is_over or (most_steps and n_steps(lab.counts) >= most_steps):
                 return
-            tell(f"{name}, seed {number}, {n_steps(lab)} steps")
+            tell(f"{name}, seed {number}, {n_steps(lab.counts)} steps")
             machine = hypothesis.seed(number)(_restricted(MACHINES[name], without, only))
             try:
                 run_state_machine_as_test(machine, settings=settings(_EXAMPLES, steps, shrinks=shrink_s > 0))

@@ -34,4 +34,4 @@ def test_operators_find_nothing(server_pool: ServerPool, server_of: ServerOf) ->
     with lab(pool=server_pool) as made:
         asked = os.environ.get(_MINUTES_VARIABLE)
         search(made, minutes=float(asked or _MINUTES), seed=None if asked else _SEED, shrink_s=_SHRINK_S)
-        assert n_steps(made) > 0
+        assert n_steps(made.counts) > 0

@@ -114,6 +114,22 @@ def test_a_table_that_waits_is_paused(route: Route, run_command: RunCommand, sta
     check_equal(route, "evt")
 
 
+def test_a_table_is_renamed_while_it_is_paused(
+    route: Route, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """The stream says no name of a table whose changes are left out; `status` has the one that `resume` takes."""
+    paused = run_command(route, "pause", "public.xfer")
+    assert paused.returncode == 0, paused.stderr
+    for database in (route.source, route.target):
+        database.execute("ALTER TABLE xfer RENAME TO moved")
+    daemon = start_daemon(route)
+    route.target.wait_until("SELECT EXISTS (SELECT FROM parapply.copies WHERE table_name = 'moved')")
+    assert "public.moved" in run_command(route, "status").stdout
+    resumed = run_command(route, "resume", "public.moved")
+    assert resumed.returncode == 0, resumed.stderr
+    daemon.wait_caught_up()
+
+
 def test_a_table_that_is_missing_is_refused(route: Route, run_command: RunCommand) -> None:
     """The hint of `refresh`, of `resume` and of a copy that goes on names no option that only the first copy has."""
     route.source.execute("CREATE TABLE late (id int PRIMARY KEY); ALTER PUBLICATION pub ADD TABLE late")

@@ -164,6 +164,7 @@ class Copied:
         is_first, self._looked_s, self._is_due = self._looked_s is None, now_s, False
         async with self._lock:
             await self._compare()
+            await self._name_waiting()
             if self.known.is_listed and all(row.source_oid is not None for row in self.known.tables):
                 await self._look_for_others(is_first=is_first)
             await self._read()
@@ -183,6 +184,15 @@ class Copied:
                 hint=continuity.ALTERED_HINT,
             )  # fmt: skip
         if found.has_changed:
+            await self._read()
+
+    async def _name_waiting(self) -> None:
+        """Note the names that tables have now of which no change is applied: the stream may never say them."""
+        rows = [row for row in self.known.tables if row.state == CopyState.WAITING]
+        waiting = {row.source_oid: row.name for row in rows if row.source_oid is not None}
+        now = await late_tables.names(self._source, waiting) if waiting else {}
+        if any(waiting[oid] != name for oid, name in now.items()):
+            await self._rename({})
             await self._read()
 
     async def _look_for_others(self, *, is_first: bool) -> None:
