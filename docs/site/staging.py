@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from docs.site.reference import reference
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 ROOT: Final = Path(__file__).parents[2]
 #: Documents beside docs/, and their names in the site.
@@ -27,6 +27,8 @@ _COMMENT: Final = re.compile(r"^ *<!-- .* -->$")
 #: Of a table or a list, and a line of a paragraph.
 _BEGIN: Final = re.compile(r"\||- ")
 _PARAGRAPH: Final = re.compile(r"[^\s|-]")
+#: Columns by which the content of an item of a list is indented.
+_ITEM: Final = 4
 #: A browser shows these by their name; any other file as text.
 _SHOWN: Final = {".json", ".svg", ".txt"}
 
@@ -59,18 +61,33 @@ def stage(folder: Path) -> None:
 
 def _linked(text: str, path: str, where: Mapping[str, str], folder: Path) -> str:
     """Return a page whose links lead to places in the site."""
-    lines: list[str] = []
-    is_inside = False
+
+    def placed(found: re.Match[str]) -> str:
+        return _target(found[0], path, where, folder)
+
+    return "".join(f"{line if is_code else _LINK.sub(placed, line)}\n" for line, is_code in _lines(text))
+
+
+def _lines(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield each line as mkdocs must have it for what GitHub shows, and whether it is code.
+
+    GitHub takes what follows a paragraph at once for a table or a list, and the content of an item at the width of the
+    item's sign; mkdocs needs an empty line, and four columns.
+    """
+    before, is_code, is_loose, shift = "", False, False, 0
     for line in text.splitlines():
         if _COMMENT.match(line):
             continue
-        # GitHub takes what follows a paragraph at once for a table or a list, mkdocs does not.
-        if not is_inside and _BEGIN.match(line) and lines and _PARAGRAPH.match(lines[-1]):
-            lines.append("")
-        if _FENCE.match(line):
-            is_inside = not is_inside
-        lines.append(line if is_inside else _LINK.sub(lambda found: _target(found[0], path, where, folder), line))
-    return "\n".join(lines) + "\n"
+        if not is_code:
+            if _BEGIN.match(line) and (_PARAGRAPH.match(before) or (is_loose and before)):
+                yield "", False
+            is_loose = not _BEGIN.match(line) and (is_loose or not line)
+            depth = len(line) - len(line.lstrip())
+            shift = _ITEM * (depth // 2) - depth
+        is_fence = _FENCE.match(line) is not None
+        is_code ^= is_fence
+        yield " " * shift + line if line else "", is_code
+        before = line
 
 
 def _target(target: str, path: str, where: Mapping[str, str], folder: Path) -> str:

@@ -98,8 +98,7 @@ def _finds(text: str, *, is_python: bool) -> list[_Find]:
 
 def _files() -> Iterator[Path]:
     yield ROOT / "README.md"
-    yield from (ROOT / "docs").glob("*.md")
-    yield from (ROOT / "docs" / "design").glob("*.md")
+    yield from (ROOT / "docs").rglob("*.md")
     yield from (path for path in (ROOT / "config").rglob("*") if path.suffix in _CONFIGURATION)
     yield from (ROOT / "src" / "parapply").rglob("*.py")
 
