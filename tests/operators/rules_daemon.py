@@ -173,7 +173,7 @@ class States(OneStream):
     """Rules about the version of the state."""
 
     @rule(pick=PICK, is_later=st.booleans())
-    def other_state(self, pick: int, is_later: bool) -> None:  # noqa: FBT001  drawn
+    def other_state(self, pick: int, is_later: bool) -> None:
         """Another version of parapply has been here: this one refuses the state, and changes nothing."""
         step, version = (1, "later") if is_later else (-1, "earlier")
 
