@@ -5,6 +5,7 @@ Each command imports what it needs when it runs, so that ``--help`` and a wrong 
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import math
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from parapply.config import Config
     from parapply.model import Until
 
+#: Errors of an output that takes nothing: a full disk, a quota, a terminal that has gone.
+_UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 #: Exit status after Ctrl-C, as shells count it: 128 + SIGINT.
 _INTERRUPTED = 130
 
@@ -582,7 +585,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _report(error)
     except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
+    except OSError as error:
+        if error.errno not in _UNWRITTEN or error.filename is not None:
+            raise
+        return _give_up_output(error)
     return code if isinstance(code, int) else 0
+
+
+def _give_up_output(error: OSError) -> int:
+    """Say in a line that standard output takes nothing; what it did not take is dropped, or Python tries it again."""
+    click.echo(f"parapply: standard output: {error.strerror}", err=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
 
 
 def _report(error: ParapplyError) -> int:
