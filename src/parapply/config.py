@@ -340,7 +340,7 @@ class LogConfig(_Section, frozen=True):
     """The operational log."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    format: Literal["json", "console"] = "json"
+    format: Literal["json", "logfmt", "console"] = "json"
 
 
 class Config(_Section, frozen=True):

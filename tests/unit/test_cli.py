@@ -200,3 +200,14 @@ def test_ctrl_c_during_the_imports_is_silent() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+def test_an_error_is_one_in_the_journal(tmp_path: Path) -> None:
+    """The last line of a service has the priority of an error, where systemd says that it goes to the journal."""
+    path = tmp_path / "journal"
+    with path.open("wb") as journal:
+        place = os.fstat(journal.fileno())
+        environ = {**os.environ, "JOURNAL_STREAM": f"{place.st_dev}:{place.st_ino}"}
+        done = subprocess.run([*_PARAPPLY, "run"], stderr=journal, env=environ, check=False)
+    assert done.returncode == 2
+    assert all(line.startswith("<3>parapply: ") for line in path.read_text(encoding="utf-8").splitlines())

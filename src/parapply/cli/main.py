@@ -601,10 +601,11 @@ def _give_up_output(error: OSError) -> int:
 
 def _report(error: ParapplyError) -> int:
     from parapply.errors import ConfigError  # noqa: PLC0415
-    from parapply.logs import redact_text  # noqa: PLC0415
+    from parapply.logs import is_journal, prioritized, redact_text  # noqa: PLC0415
 
     # The configuration's errors come all at once, a line each; every other error is one line.
     lines = str(error).splitlines() if isinstance(error, ConfigError) and not error.hint else [error.line()]
     for line in lines:
-        click.echo(f"parapply: {redact_text(line)}", err=True)
+        text = f"parapply: {redact_text(line)}"
+        click.echo(prioritized(text.encode(), "error") if is_journal(sys.stderr) else text, err=True)
     return error.exit_code
