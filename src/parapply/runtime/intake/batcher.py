@@ -14,6 +14,7 @@ from parapply.plan.batch import Batch, Limits
 from parapply.plan.steps import is_serial
 from parapply.runtime.intake.closing import BatchClosing
 from parapply.runtime.intake.sizing import BatchSizing
+from parapply.runtime.intake.throttle import Throttle
 from parapply.runtime.pool.job import Alone, LargeJob, SetJob
 from parapply.wire.messages import Prepare
 
@@ -76,9 +77,12 @@ class Batcher:
         #: Made when a batch needs it: copied at every announcement, thousands of tables would take seconds.
         self._plans_now: dict[int, TablePlan] | None = None
         self._closing = BatchClosing(pool, config, self._close, lambda: self._clock() < self._held_until_s)
+        #: None: nothing is held back. Read by room and by the intervals.
+        self.throttle = Throttle(config.max_changes_per_s, self._clock) if config.max_changes_per_s else None
+        most_changes = min(config.max_batch_changes, self.throttle.batch_changes if self.throttle else 1 << 63)
         #: Updated with every commit by the epoch.
         self.sizing = BatchSizing(
-            Limits(config.max_batch_transactions, config.max_batch_changes, config.max_batch_bytes),
+            Limits(config.max_batch_transactions, most_changes, config.max_batch_bytes),
             memory_bytes=config.memory_limit_bytes,
         )
         self._limits = self.sizing.limits
@@ -231,6 +235,8 @@ class Batcher:
         if announces:
             self.announce(piece.relations)
         self._pool.count_in(piece.size_bytes)
+        if self.throttle is not None:
+            self.throttle.take(len(piece.changes))
         await job.pieces.put(piece)
         if piece.is_last:
             self.received_lsn = piece.end_lsn
@@ -312,6 +318,8 @@ class Batcher:
         job.batch.close()
         job.batch.is_fence = self._tables.take_changed()
         job.counts.count_batch(job.batch)
+        if self.throttle is not None:
+            self.throttle.take(job.batch.n_changes)
         self._pool.submit(job, self._clock())
         self._note(job, len(job.batch.transactions))
 

@@ -1,4 +1,4 @@
-"""Whether there is room for more: batches closed ahead of the workers, and the memory that all of them take."""
+"""Whether there is room for more: batches ahead of the workers, the memory that all take, what the throttle lets in."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from parapply.config import ApplyConfig
     from parapply.runtime.intake.batcher import Batcher
     from parapply.runtime.intake.reader import SlotReader
+    from parapply.runtime.intake.throttle import Throttle
     from parapply.runtime.pool.pool import WorkerPool
 
 #: Batches closed ahead of the workers: enough that none waits for the leader, few enough to stay small.
@@ -42,6 +43,9 @@ class Room:
 
     def is_left(self) -> bool:
         """Tell whether more may be taken."""
+        throttle = self._batcher.throttle
+        if throttle is not None and throttle.left_s:
+            return False
         held_bytes = self._pool.held_bytes + self._batcher.open_bytes
         if held_bytes >= self._memory_limit_bytes and len(self._pool):
             if not self._is_told_full:
@@ -57,9 +61,23 @@ class Room:
         while not self.is_left():
             self._reader.stop()
             self._changed.clear()
-            await self._changed.wait()
+            throttle = self._batcher.throttle
+            if throttle is not None and throttle.left_s:
+                await self._wait_for(throttle)
+            else:
+                await self._changed.wait()
         self._is_told_full = False
         self._reader.go_on()
+
+    async def _wait_for(self, throttle: Throttle) -> None:
+        """Wait as long as the throttle asks for; what is open goes to the workers, for nothing joins it until then."""
+        self._batcher.close_open()
+        throttle.hold()
+        try:
+            with self._reader.waiting("apply.max_changes_per_s"):
+                await asyncio.sleep(throttle.left_s)
+        finally:
+            throttle.go_on()
 
     def changed(self) -> None:
         """Note that a worker is idle, or a batch has committed."""
