@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import gc
 import importlib
+import json
 import math
 import os
 import sys
@@ -364,13 +365,20 @@ Examples:
   parapply status --config app.toml
   parapply status --config app.toml --watch
   parapply status --config app.toml --json | jq .lag_bytes
-  parapply status --config app.toml --json --watch | jq --unbuffered .lag_s""",
+  parapply status --config app.toml --json --watch | jq --unbuffered .lag_s
+  parapply status --json-schema""",
 )
 @_connection_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for programs; with --watch one a line.")
+@click.option("--json-schema", "shows_schema", is_flag=True, help="Print the JSON Schema of --json; asks no server.")
 @click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
-def status(*, as_json: bool, watch: bool, **options: Any) -> None:  # noqa: ANN401  click's options
+def status(*, as_json: bool, shows_schema: bool, watch: bool, **options: Any) -> None:  # noqa: ANN401  click's options
     """Show state, lag, watermark, workers and tables."""
+    if shows_schema:
+        from parapply.commands import status_schema  # noqa: PLC0415
+
+        click.echo(json.dumps(status_schema.schema(), indent=2))
+        return
     config = _load(options, "source.publications")
     from parapply.commands import status as screen  # noqa: PLC0415
 

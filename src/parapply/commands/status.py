@@ -41,7 +41,7 @@ def show(config: Config, as_json: bool, watch: bool) -> None:  # noqa: FBT001  t
 
     Args:
         config: target and slot; the source is asked if source.dsn is set.
-        as_json: a document a line with `watch`, else one indented document; the keys are those of `StateReader.read`.
+        as_json: a document a line with `watch`, else one indented document; as `status_schema` says.
         watch: go on until interrupted, also while the target cannot be reached.
 
     Raises:
