@@ -5,7 +5,6 @@ Each command imports what it needs when it runs, so that ``--help`` and a wrong 
 
 from __future__ import annotations
 
-import errno
 import gc
 import importlib
 import json
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 from parapply import WHY_INTERPRETED, __version__, driver_versions, failpoints
+from parapply.cli import ending
 from parapply.errors import ParapplyError
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from parapply.config import Config
     from parapply.model import Until
 
-#: Errors of an output that takes nothing: a full disk, a quota, a terminal that has gone.
-_UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 #: Exit status after Ctrl-C, as shells count it: 128 + SIGINT.
 _INTERRUPTED = 130
 
@@ -590,30 +588,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except ParapplyError as error:
-        return _report(error)
+        return ending.report(error)
     except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
     except OSError as error:
-        if error.errno not in _UNWRITTEN or error.filename is not None:
+        if not ending.is_unwritten(error):
             raise
-        return _give_up_output(error)
+        return ending.give_up_output(error)
     return code if isinstance(code, int) else 0
-
-
-def _give_up_output(error: OSError) -> int:
-    """Say in a line that standard output takes nothing; what it did not take is dropped, or Python tries it again."""
-    click.echo(f"parapply: standard output: {error.strerror}", err=True)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1
-
-
-def _report(error: ParapplyError) -> int:
-    from parapply.errors import ConfigError  # noqa: PLC0415
-    from parapply.logs import is_journal, prioritized, redact_text  # noqa: PLC0415
-
-    # The configuration's errors come all at once, a line each; every other error is one line.
-    lines = str(error).splitlines() if isinstance(error, ConfigError) and not error.hint else [error.line()]
-    for line in lines:
-        text = f"parapply: {redact_text(line)}"
-        click.echo(prioritized(text.encode(), "error") if is_journal(sys.stderr) else text, err=True)
-    return error.exit_code
