@@ -1,10 +1,37 @@
-"""``python -m parapply`` is the command ``parapply``."""
+"""The command ``parapply``, also as ``python -m parapply``: what must hold before anything else is imported."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
-from parapply.cli.main import main
+
+def run() -> int:
+    """Run the command line and return its exit code."""
+    interrupt = signal.getsignal(signal.SIGINT)
+    if interrupt is signal.default_int_handler:
+        # Ctrl-C while modules are imported ends the process at once, and without a traceback of them.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _open_standard_files()
+    from parapply.cli.main import main  # noqa: PLC0415  as said
+
+    signal.signal(signal.SIGINT, interrupt)
+    return main()
+
+
+def _open_standard_files() -> None:
+    """Have a file that takes everything in the place of each that the caller has closed.
+
+    Else a connection to a server would get its number, and what is written to the file would go there.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8"))
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

@@ -211,6 +211,7 @@ class ApplyConfig(_Section, frozen=True):
     backlog_threshold_s: Seconds = BACKLOG_THRESHOLD_S
     linger_s: Seconds = LINGER_S
     delay_s: Annotated[float, Meta(ge=0, le=DELAY_LIMIT_S)] = 0.0
+    max_changes_per_s: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 0
     advance_interval_s: Interval = ADVANCE_INTERVAL_S
     table_lock_threshold: Annotated[int, Meta(ge=1)] = TABLE_LOCK_THRESHOLD
     stall_check_s: Interval = STALL_CHECK_S
@@ -225,6 +226,11 @@ class ApplyConfig(_Section, frozen=True):
         """Check what concerns more than one key."""
         if self.max_batch_bytes > self.memory_limit_bytes:
             raise ValueError("max_batch_bytes must not be above memory_limit_bytes")
+
+    @property
+    def held_back_by(self) -> str:
+        """The setting by which changes are held back on purpose, so that they are read when they may be applied."""
+        return "apply.delay_s" if self.delay_s else "apply.max_changes_per_s" if self.max_changes_per_s else ""
 
     @property
     def first_workers(self) -> int:
@@ -340,7 +346,7 @@ class LogConfig(_Section, frozen=True):
     """The operational log."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    format: Literal["json", "console"] = "json"
+    format: Literal["json", "logfmt", "console"] = "json"
 
 
 class Config(_Section, frozen=True):

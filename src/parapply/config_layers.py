@@ -6,6 +6,7 @@ error lines, so that one run reports everything. No value is ever repeated in a 
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from pathlib import Path
@@ -31,7 +32,8 @@ def read_file(path: Path | None, errors: list[str], option: str) -> dict[str, An
 
     try:
         with path.open("rb") as file:
-            return tomllib.load(file)
+            # Some editors put a byte order mark first.
+            return tomllib.loads(file.read().removeprefix(codecs.BOM_UTF8).decode())
     except OSError as error:
         errors.append(f"{option}: cannot read {path}: {error.strerror}")
     except (ValueError, RecursionError) as error:  # Also of numbers too long, and tables too deep, for the parser.

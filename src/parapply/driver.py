@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import traceback
 from typing import TYPE_CHECKING, Any, Final
@@ -39,6 +40,25 @@ _REFUSALS: Final = (
 def refusal_hint(text: str) -> str:
     """Return what to do where a server refuses a connection with such a text; empty if it is not known."""
     return next((hint for words, hint in _REFUSALS if words in text), "")
+
+
+#: What is said where no server was reached, or none that has room, and what the operator can do. The daemon goes on
+#: trying, because each of them may pass.
+_UNREACHED: Final = (
+    ("Connection refused", "start the server there, or correct host and port of the DSN; see its listen_addresses"),
+    ("could not translate host name", "correct the host of the DSN; in a URI a password's @ is %40, and its / is %2F"),
+    ("failed to resolve host", "correct the host of the DSN; in a URI a password's @ is %40, and its / is %2F"),
+    ("too many clients already", "end sessions there, or raise max_connections"),
+    ("remaining connection slots are reserved", "end sessions there, or raise max_connections"),
+)
+_NO_DATABASE: Final = re.compile(r'database ".*" does not exist')
+
+
+def lost_hint(text: str) -> str:
+    """Return what to do where a session could not be opened, or has ended, with such a text; empty if not known."""
+    if _NO_DATABASE.search(text):
+        return "correct dbname in the DSN, or make the database"
+    return refusal_hint(text) or next((hint for words, hint in _UNREACHED if words in text), "")
 
 
 #: What psycopg puts before libpq's words when libpq gave up before anything went over a network.

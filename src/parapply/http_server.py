@@ -7,6 +7,7 @@ what a probe must see.
 from __future__ import annotations
 
 import asyncio
+import errno
 from typing import TYPE_CHECKING, Final
 
 from parapply.errors import ConfigError
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 
 #: Seconds for a request to come and for its answer to be taken.
 _TIMEOUT_S: Final = 5.0
+#: What to do where an address cannot be listened on.
+_HINTS: Final = {
+    errno.EADDRINUSE: "another daemon or `parapply migrate` may have the port: each daemon on a machine needs its own",
+    errno.EACCES: "a port below 1024 needs a privilege; take one above",
+    errno.EADDRNOTAVAIL: 'name an address of this machine, or none (":port") for all of them',
+}
 #: Bytes of a request's head.
 _HEAD_BYTES: Final = 8192
 #: Connections at the same time; one more is closed unread. A scraper, two probes and a person are four.
@@ -58,7 +65,7 @@ class HttpServer:
             why = error.strerror or str(error)
             raise ConfigError(
                 f"metrics.listen: cannot listen on {address}: {why}",
-                hint="another daemon or `parapply migrate` may have the port: each daemon on a machine needs its own",
+                hint=_HINTS.get(error.errno or 0, ""),
             ) from error
         host, port = self._server.sockets[0].getsockname()[:2]
         return str(host), int(port)

@@ -115,7 +115,7 @@ async def _init(
             _tell_failover(config, facts)
             if copy is not None:
                 if await copying.go_on(config, copy, ends, found):
-                    click.echo("next: parapply run")
+                    click.echo("next: parapply run, with the same options")
             else:
                 done = "it is a failover slot now" if is_made else "nothing to do"
                 click.echo(f"slot {name!r}: exists and is applied up to {format_lsn(found.low_lsn)}; {done}")
@@ -127,7 +127,7 @@ async def _init(
         else:
             await _begin(config, ends, facts)
         _tell_failover(config, facts)
-        click.echo("next: parapply run")
+        click.echo("next: parapply run, with the same options")
 
 
 def _tell_failover(config: Config, facts: slot.SourceFacts) -> None:

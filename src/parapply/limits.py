@@ -4,6 +4,7 @@ In go rows of seconds by state, of what reading took, and of samples of the work
 time by limit and a `LimitVerdict`. The report has them from the apply log, the daemon from its own last minutes. The
 time is divided by what there was at each moment:
 
+- apply.max_changes_per_s held changes back: the *throttle*;
 - a batch stood at a lock of another session, whatever else waited: the *target*;
 - a worker was free and nothing waited for it: the *source* had nothing more. Where it had more, that was not read, the
   *publisher* was waited for, or the *leader* was busy;
@@ -33,7 +34,10 @@ BLOCKED_S: Final = 5.0
 _FULL: Final = 0.7
 _FLUSH: Final = ("IO:WALSync", "IO:WALWrite", "LWLock:WALWrite", "IPC:SyncRep", "IO:WalSync", "IO:WalWrite")
 
+#: The state of a moment at which changes were held back by a setting.
+THROTTLE: Final = "throttle"
 _ADVICE: Final = {
+    (THROTTLE, ""): "raise apply.max_changes_per_s, or set it to 0, once the target may have more to do",
     ("source", ""): "nothing: more workers or other settings would not make it faster",
     ("publisher", ""): (
         "look at the publisher: one WAL sender decodes on one processor, and the network is between; if a backlog was "
@@ -71,6 +75,7 @@ _ADVICE: Final = {
     ("target", ""): "more workers while the target has idle processors",
 }
 _WORDS: Final = {
+    THROTTLE: "The throttle: apply.max_changes_per_s held changes back",
     "source": "The source: it had nothing more that was due",
     "publisher": "The publisher: there was more to read, and it did not come faster",
     "leader": "The daemon's leader: it had a processor for itself, and that was full",
@@ -94,7 +99,7 @@ class LimitVerdict:
     """What limits one slot.
 
     Attributes:
-        limit: source, publisher, leader, dependency, commit or target.
+        limit: throttle, source, publisher, leader, dependency, commit or target.
         detail: which sort of it, or empty.
         share: part of the time.
         words: one sentence, with the number.
@@ -148,6 +153,7 @@ def limits(moments: Rows, reading: Rows, backends: Rows, blockers: Rows) -> Rows
         add(limit, "", part_s)
     waited_s = seconds.get("dependency", 0.0) * (1 - locked) + seconds.get("late rows", 0.0)
     add("dependency", _dependency(blockers), waited_s)
+    add(THROTTLE, "", seconds.get(THROTTLE, 0.0))
     flush = _share(backends, is_flush)
     add("commit", "flush" if flush > _HALF else "order", seconds.get("commit", 0.0) * (1 - locked))
     for limit, detail, share in _of_target(backends, reading):

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+
+from parapply.printable import printable
 
 _rich = sys.modules.get("rich")
 try:
@@ -25,8 +28,10 @@ finally:
         sys.modules["rich"] = _rich
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
-    from typing import BinaryIO
+    from collections.abc import Callable, MutableMapping
+    from typing import IO, BinaryIO
+
+    _Renderer = Callable[[Any, str, MutableMapping[str, Any]], bytes]
 
 #: Every event. ERROR: someone must act. WARNING: it recovers by itself. INFO: life cycle. DEBUG: off by default.
 EVENTS: Final = {
@@ -177,6 +182,8 @@ _DSN: Final = re.compile(r"postgres(?:ql)?://\S+")
 _PASSWORD: Final = re.compile(
     r"""\b(password|sslpassword|passfile|oauth_client_secret)(\s*=\s*)('(?:[^'\\]|\\.)*'|"[^"]*"|\S+)""", re.IGNORECASE
 )
+#: Of syslog, by level.
+_PRIORITIES: Final = {"debug": 7, "info": 6, "warning": 4, "error": 3, "exception": 3, "critical": 2}
 _SECRET_KEYS: Final = frozenset({"dsn", "password", "conninfo"})
 
 
@@ -185,7 +192,7 @@ def configure(level: str, output_format: str, stream: BinaryIO | None = None) ->
 
     Args:
         level: debug, info, warning or error.
-        output_format: json (one object a line, UTF-8) or console.
+        output_format: json (one object a line, UTF-8), logfmt (key=value) or console.
         stream: where bytes go; None is standard error.
     """
     out = sys.stderr.buffer if stream is None else stream
@@ -197,8 +204,9 @@ def configure(level: str, output_format: str, stream: BinaryIO | None = None) ->
         structlog.processors.format_exc_info,
         redact,
     ]
+    line = {"json": _json_line, "logfmt": _logfmt_line, "console": _console_line}[output_format]
     structlog.configure(
-        processors=[*shared, _json_line if output_format == "json" else _console_line],
+        processors=[*shared, _for_journal(line) if is_journal(out) else line],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         # All that it asks of a file.
         logger_factory=structlog.BytesLoggerFactory(_Lossy(out)),  # type: ignore[arg-type]
@@ -264,6 +272,36 @@ def _json_line(_logger: object, _method: str, event: MutableMapping[str, Any]) -
 def _console_line(logger: Any, method: str, event: MutableMapping[str, Any]) -> bytes:  # noqa: ANN401  structlog's
     text = structlog.dev.ConsoleRenderer(colors=False)(logger, method, event)
     return text.encode()
+
+
+def _logfmt_line(logger: Any, method: str, event: MutableMapping[str, Any]) -> bytes:  # noqa: ANN401  structlog's
+    text = structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], bool_as_flag=False)(
+        logger, method, {key: printable(value) if isinstance(value, str) else value for key, value in event.items()}
+    )
+    return text.encode()
+
+
+def is_journal(stream: IO[Any]) -> bool:
+    """Return whether a stream leads to systemd's journal, by what systemd says of it in JOURNAL_STREAM."""
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
+def prioritized(text: bytes, level: str) -> bytes:
+    """Return text for the journal: each line begins with its priority (sd-daemon(3)), which is taken off there."""
+    mark = b"<%d>" % _PRIORITIES[level]
+    return mark + text.replace(b"\n", b"\n" + mark)
+
+
+def _for_journal(line: _Renderer) -> _Renderer:
+    def render(logger: Any, method: str, event: MutableMapping[str, Any]) -> bytes:  # noqa: ANN401  structlog's
+        level = event["level"]
+        return prioritized(line(logger, method, event), level)
+
+    return render
 
 
 class _ForeignHandler(logging.Handler):

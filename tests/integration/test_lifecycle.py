@@ -10,7 +10,6 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import click
 import psycopg
 import pytest
 from msgspec.structs import replace
@@ -153,7 +152,7 @@ def test_drop_asks_first(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a yes nothing is touched."""
     init(pair.config)
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
-    with pytest.raises(click.Abort):
+    with pytest.raises(ParapplyError, match="nothing was dropped"):
         lifecycle.drop(pair.config, assume_yes=False)
     assert pair.state("SELECT count(*) FROM {s}.slots") == [(1,)]
 

@@ -18,7 +18,7 @@ import pytest
 from psycopg import sql
 
 from parapply.demo import DemoError, PgServer, available, find_binaries
-from parapply.demo.account import readable_copy, server_account
+from parapply.demo.account import Account, readable_copy, server_account
 from parapply.demo.binaries import PGBIN_VARIABLE, find_program
 from parapply.demo.postmaster import processes_in
 from tests.fixtures.databases import create_database, drop_database
@@ -264,6 +264,19 @@ def test_parent_that_cannot_be_entered_is_named(tmp_path: Path, pg_major: int) -
         server.init()
     assert str(closed) in f"{failure.value} {getattr(failure.value, 'hint', '')}"
     assert list(closed.iterdir()) == []
+
+
+@pytest.mark.crash
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a program as a user who is not there")
+def test_a_user_without_an_entry_is_named(pg_major: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of initdb as a user whom /etc/passwd does not have, as in many a container, ends with a hint that helps."""
+    without_entry = Account(name="none", uid=54_321, gid=54_321)
+    monkeypatch.setattr("parapply.demo.cluster.server_account", lambda: without_entry)
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        with pytest.raises(DemoError, match="effective user ID 54321") as failure:
+            PgServer(parent=Path(place), binaries=find_binaries(pg_major)).init()
+    assert "/etc/passwd" in failure.value.hint
 
 
 @pytest.mark.crash

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -166,6 +168,9 @@ def test_drop_refuses_while_a_daemon_runs(route: Route, start_daemon: StartDaemo
     daemon.wait_for_event("source_connected", count=2)
     daemon.stop()
     wait_until_unread(route)
+    drop = [sys.executable, "-m", "parapply", "drop", *route.arguments()]
+    refused = subprocess.run(drop, input="n\n", capture_output=True, text=True, timeout=60, check=False)
+    assert (refused.returncode, refused.stderr) == (1, "parapply: nothing was dropped. Hint: answer y, or give --yes\n")
     done = run_command(route, "drop", "--yes")
     assert done.returncode == 0, done.stderr
     assert route.source.rows("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == [(0,)]
@@ -204,8 +209,10 @@ def test_progress_shows_the_three_metrics(route: Route, start_daemon: StartDaemo
 
 
 _NOWHERE: tuple[tuple[dict[str, str | int], str], ...] = (
-    ({"dbname": "no_such_database"}, '"no_such_database" does not exist'),
-    ({"port": 1}, "refused"),
+    ({"dbname": "no_such_database"}, '"no_such_database" does not exist. Hint: correct dbname in the DSN'),
+    ({"port": 1}, "Hint: start the server there, or correct host and port of the DSN"),
+    # As libpq reads the host of a URI whose password has an @.
+    ({"host": "s@localhost"}, "Hint: correct the host of the DSN; in a URI a password's @ is %40"),
     ({"user": "nobody_of_that_name"}, '"nobody_of_that_name" does not exist'),
 )
 
@@ -218,7 +225,7 @@ def test_a_wrong_dsn_is_one_line(route: Route, run_command: RunCommand) -> None:
             dsns = {f"{end}_dsn": make_conninfo(database.dsn, password=_PASSWORD, **part)}
             wrong = Route(source=route.source, target=route.target, slot=route.slot, settings=route.settings, **dsns)
             # A server that does not answer yet is no refusal for the daemon: it goes on trying.
-            commands = [("init",), ("drop", "--yes"), *([] if "port" in part else [("run",)])]
+            commands = [("init",), ("drop", "--yes"), *([] if {"port", "host"} & part.keys() else [("run",)])]
             # Both read the target only; status says of the source that it is not reachable.
             commands += [] if end == "source" else [("status",), ("wait", "--lsn", "0/1")]
             for command in commands:

@@ -235,6 +235,7 @@ def test_t47_counters_and_commands(pair: Pair, run_command: RunCommand, tmp_path
     shown = run_command(pair.route, "conflicts list", environ={"COLUMNS": "80"}).stdout
     assert all(kind in shown for kind in kinds)
     assert "…" not in shown
+    assert all(f" {row['remote_lsn']} " in shown for row in listed()), "each whole, to be copied"
     assert [one["conflict_type"] for one in listed("--limit", "1")] == kinds[-1:]
     assert [one["key"] for one in listed("--type", "delete_missing", "--table", "public.t")] == [{"id": "2"}]
     assert listed("--since", "tomorrow") == listed("--outcome", "stopped") == []

@@ -239,9 +239,19 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 
 def test_it_ends_with_its_terminal(pair: Pair) -> None:
-    """A terminal that is closed without a signal, as under `su -`, ends what was shown in it."""
+    """A terminal that is closed without a signal, as under `su -` and nohup, ends what was shown in it."""
     pair.create(_TABLES)
     pair.start()
     with terminal(pair, "top") as shown:
         shown.wait_for(pair.route.slot)
         assert shown.hang_up() == 0
+    # What is ignored here is ignored by the programs that are started.
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        for words in (["status", "--watch"], ["status", "--watch", "--json"]):
+            with terminal(pair, *words) as shown:
+                shown.wait_for(pair.route.slot)
+                # Some of what it writes then may be refused.
+                assert shown.hang_up() in {0, 1}
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -23,6 +24,25 @@ def test_every_code_has_a_meaning() -> None:
     assert set(KINDS) == set(Code)
     assert all(kind.why and kind.advice for kind in KINDS.values())
     assert [code for code, kind in KINDS.items() if kind.is_arguable and kind.severity is not Severity.REFUSED] == []
+
+
+def test_words_wrap_on_a_terminal_and_sql_does_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal of 60 columns no line of words is longer, and each goes on below its begin; SQL stays whole."""
+    fix = f"ALTER TABLE {'x' * 100} REPLICA IDENTITY FULL"
+    code = next(iter(KINDS))
+    finding = Finding(code=code, object="t", found="found " * 40, fix=fix)
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    show.show(Report(slot="s", is_known=False, findings=(finding,), plans=()), as_json=False)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    words = [line.rstrip() for line in lines if fix not in line]
+    assert len(words) < len(lines), "the statement is whole"
+    assert max(map(len, words)) <= 60
+    below = words[words.index(next(line for line in words if line.startswith("    - found"))) + 1]
+    assert below.startswith("      found")
 
 
 class _Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -164,3 +165,49 @@ def test_help_does_not_load_the_driver() -> None:
     environ = {**os.environ, "PYTHONPATH": str(Path(parapply.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, check=False, timeout=60)
     assert done.returncode == 0
+
+
+_PARAPPLY = [sys.executable, "-m", "parapply"]
+
+
+@pytest.mark.parametrize("command", [["--help"], ["--version"], ["status", "--help"]])
+def test_an_output_that_takes_nothing_is_one_line(command: list[str]) -> None:
+    """A full disk below standard output: one line and exit 1, no traceback, and Python adds nothing at its end."""
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run([*_PARAPPLY, *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "parapply: standard output: No space left on device\n")
+
+
+def test_a_closed_file_is_replaced() -> None:
+    """With standard error closed a command says what it says on standard output, and its exit code stays."""
+    shell = ["sh", "-c", 'exec "$@" 2>&-', "sh", *_PARAPPLY]
+    done = subprocess.run([*shell, "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, f"parapply {parapply.__version__}")
+    assert subprocess.run([*shell, "run"], capture_output=True, check=False).returncode == 2
+
+
+def test_ctrl_c_during_the_imports_is_silent() -> None:
+    """An interrupt while modules are imported ends the process as the signal does, without their traceback."""
+    program = (
+        "import os, signal, sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'click': os.kill(os.getpid(), signal.SIGINT)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "from parapply.__main__ import run\n"
+        "run()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+def test_an_error_is_one_in_the_journal(tmp_path: Path) -> None:
+    """The last line of a service has the priority of an error, where systemd says that it goes to the journal."""
+    path = tmp_path / "journal"
+    with path.open("wb") as journal:
+        place = os.fstat(journal.fileno())
+        environ = {**os.environ, "JOURNAL_STREAM": f"{place.st_dev}:{place.st_ino}"}
+        done = subprocess.run([*_PARAPPLY, "run"], stderr=journal, env=environ, check=False)
+    assert done.returncode == 2
+    assert all(line.startswith("<3>parapply: ") for line in path.read_text(encoding="utf-8").splitlines())

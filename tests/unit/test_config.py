@@ -188,6 +188,8 @@ def test_broken_file_is_told_without_its_text(tmp_path: Path) -> None:
     assert SECRET not in lines[0]
     (line,) = errors_of(path=tmp_path / "none.toml")
     assert line.endswith("No such file or directory")
+    path.write_bytes(b"\xef\xbb\xbf[source]\nslot = 'app'\n")
+    assert load_config(path, (), {}, {}, required=()).source.slot == "app", "as some editors write UTF-8"
 
 
 @pytest.mark.parametrize(

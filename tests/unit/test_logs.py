@@ -6,6 +6,7 @@ import ast
 import io
 import json
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
@@ -54,7 +55,46 @@ def test_console_lines() -> None:
     assert b"slot=app" in stream.getvalue()
 
 
-@pytest.mark.parametrize("output_format", ["json", "console"])
+def test_logfmt_lines() -> None:
+    """An event is one line of key=value; what holds blanks is quoted, and what does not print stands as its escape."""
+    stream = io.BytesIO()
+    logs.configure("info", "logfmt", stream)
+    logs.get_logger().info("table_waits", relation='a "b"=\x1b[2J\u202e\n<3>c', is_synchronous=True, wait_s=1.5)
+    (line,) = stream.getvalue().decode().splitlines()
+    time, _, rest = line.partition(" ")
+    assert time.startswith("timestamp=2")
+    first, _, others = rest.partition(" is_synchronous")
+    assert first == r'level=info event=table_waits relation="a \"b\"=\\x1b[2J\\u202e\\x0a<3>c"'
+    assert others == "=true wait_s=1.5"
+
+
+@pytest.mark.parametrize("output_format", ["json", "logfmt", "console"])
+def test_lines_for_the_journal_have_a_priority(
+    output_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where systemd says that standard error is the journal's, each line begins with its level; elsewhere none does."""
+    path = tmp_path / "log"
+    found = path.open("wb", buffering=0)
+    with found:
+        place = os.fstat(found.fileno())
+        for stream_of_journal in ("", f"{place.st_dev}:{place.st_ino + 1}", f"{place.st_dev}:{place.st_ino}"):
+            monkeypatch.setenv("JOURNAL_STREAM", stream_of_journal)
+            logs.configure("info", output_format, cast("BinaryIO", found))
+            logs.get_logger().info("source_connected", slot="app")
+        logs.get_logger().warning("source_lost", error="x")
+        try:
+            int("x")
+        except ValueError:
+            logs.get_logger().exception("daemon_failed")
+        logging.getLogger("asyncio").warning("slow")
+    lines = path.read_bytes().splitlines()
+    assert [line[:1] == b"<" for line in lines[:3]] == [False, False, True]
+    assert [line[:3] for line in lines[2:4]] == [b"<6>", b"<4>"]
+    assert {line[:3] for line in lines[4:-1]} == {b"<3>"}, "a traceback of several lines, too"
+    assert lines[-1].startswith(b"<4>")
+
+
+@pytest.mark.parametrize("output_format", ["json", "logfmt", "console"])
 def test_secrets_are_hidden(output_format: str) -> None:
     """Connection strings and passwords never reach a line, in whatever value or traceback they hide."""
     stream = io.BytesIO()

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from parapply.check.findings import Code, Finding
     from parapply.check.look import Report
 
+#: Columns of what stands before the words of a line, and of those words at least.
+_HANG: Final = 5
+_NARROWEST: Final = 20
+_SQL_STYLE: Final = "cyan"
 #: Findings of one code that a person is shown; --json has all of them.
 _MOST_SHOWN: Final = 20
 _STYLES: Final = {Severity.REFUSED: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold"}
@@ -43,12 +47,25 @@ def show(report: Report, *, as_json: bool) -> None:
             console.print(Text(f"{severity.value.upper()} ({len(found):,})", style=_STYLES[severity]))
             for code, group in _by_code(found).items():
                 for text in _section(code, group):
-                    # Soft: a terminal wraps, but the line stays one line for whoever copies it.
-                    console.print(text, soft_wrap=True)
+                    _print(console, text)
             console.print()
     if report.plans:
         console.print(_lanes(report))
     console.print(_summary(report), soft_wrap=True)
+
+
+def _print(console: Console, text: Text) -> None:
+    """Print a line: on a terminal words go to the next one below where they began, but not of SQL, which is copied."""
+    begin = len(text.plain) - len(text.plain.lstrip())
+    is_words = text.style != _SQL_STYLE and console.is_terminal
+    if not is_words:
+        # Soft: a terminal wraps, but the line stays one line for whoever copies it.
+        console.print(text, soft_wrap=True)
+        return
+    hang = begin + (_HANG if text.plain[begin:].startswith(("why", "do")) else 2)
+    first, *others = text.wrap(console, max(_NARROWEST, console.width - hang))
+    for line in [first, *[Text.assemble(" " * hang, each) for each in others]]:
+        console.print(line, soft_wrap=True)
 
 
 def document(report: Report) -> dict[str, Any]:
@@ -102,7 +119,7 @@ def _section(code: Code, findings: Sequence[Finding]) -> Iterator[Text]:
     for each in findings[:_MOST_SHOWN]:
         yield Text(f"    - {printable(each.found)}")
         if each.fix:
-            yield Text(f"      {printable(copyable(each.fix))}", style="cyan")
+            yield Text(f"      {printable(copyable(each.fix))}", style=_SQL_STYLE)
     if len(findings) > _MOST_SHOWN:
         yield Text(f"    and {len(findings) - _MOST_SHOWN:,} more, which --json lists")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import json
 import math
 import os
 import sys
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 from parapply import WHY_INTERPRETED, __version__, driver_versions, failpoints
+from parapply.cli import ending
 from parapply.errors import ParapplyError
 
 if TYPE_CHECKING:
@@ -361,13 +363,20 @@ Examples:
   parapply status --config app.toml
   parapply status --config app.toml --watch
   parapply status --config app.toml --json | jq .lag_bytes
-  parapply status --config app.toml --json --watch | jq --unbuffered .lag_s""",
+  parapply status --config app.toml --json --watch | jq --unbuffered .lag_s
+  parapply status --json-schema""",
 )
 @_connection_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for programs; with --watch one a line.")
+@click.option("--json-schema", "shows_schema", is_flag=True, help="Print the JSON Schema of --json; asks no server.")
 @click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
-def status(*, as_json: bool, watch: bool, **options: Any) -> None:  # noqa: ANN401  click's options
+def status(*, as_json: bool, shows_schema: bool, watch: bool, **options: Any) -> None:  # noqa: ANN401  click's options
     """Show state, lag, watermark, workers and tables."""
+    if shows_schema:
+        from parapply.commands import status_schema  # noqa: PLC0415
+
+        click.echo(json.dumps(status_schema.schema(), indent=2))
+        return
     config = _load(options, "source.publications")
     from parapply.commands import status as screen  # noqa: PLC0415
 
@@ -579,18 +588,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except ParapplyError as error:
-        return _report(error)
+        return ending.report(error)
     except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
+    except OSError as error:
+        if not ending.is_unwritten(error):
+            raise
+        return ending.give_up_output(error)
     return code if isinstance(code, int) else 0
-
-
-def _report(error: ParapplyError) -> int:
-    from parapply.errors import ConfigError  # noqa: PLC0415
-    from parapply.logs import redact_text  # noqa: PLC0415
-
-    # The configuration's errors come all at once, a line each; every other error is one line.
-    lines = str(error).splitlines() if isinstance(error, ConfigError) and not error.hint else [error.line()]
-    for line in lines:
-        click.echo(f"parapply: {redact_text(line)}", err=True)
-    return error.exit_code

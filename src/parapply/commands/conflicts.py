@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from parapply.target.session.settings import Connection
 
 
+#: Columns of a key at most, and of a list that is never cut.
+_KEY_COLUMNS = 40
+_WIDE = 1000
+
+
 @asynccontextmanager
 async def _opened(config: Config, command: str) -> AsyncIterator[tuple[Connection, int]]:
     """Open a session on the target and find the slot's state."""
@@ -60,8 +65,8 @@ def list_conflicts(config: Config, wanted: Filter, *, as_json: bool) -> None:
 def _print(found: list[dict[str, Any]], mapping: MappingConfig) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("id", "recorded", "type", "table", "key", "policy", "outcome", "end LSN", "xid"):
-        # The type whole: several begin with the same word. What does not fit goes to the next line.
-        table.add_column(name, no_wrap=name in ("id", "type"), overflow="fold")
+        # All of it on one line, which a terminal wraps by itself, so that what is copied is whole; keys may be long.
+        table.add_column(name, overflow="fold", max_width=_KEY_COLUMNS if name == "key" else None)
     for one in found:
         key = ", ".join(f"{name}={value}" for name, value in (one["key"] or {}).items())
         outcome = one["outcome"] + (", replayed" if one["replayed_at"] else "")
@@ -69,7 +74,7 @@ def _print(found: list[dict[str, Any]], mapping: MappingConfig) -> None:
         shown += [mapping.shown((one["schema_name"], one["table_name"])), key, one["policy"], outcome]
         # As Text: names and values may hold what rich takes for markup.
         table.add_row(*(Text(printable(str(value))) for value in (*shown, one["remote_lsn"], one["remote_xid"])))
-    Console(soft_wrap=True).print(table)
+    Console(width=_WIDE).print(table)
 
 
 async def _read(config: Config, wanted: Filter, *, with_rows: bool = False) -> list[dict[str, Any]]:

@@ -77,7 +77,8 @@ async def _drop(config: Config, *, assume_yes: bool) -> None:
         _check_own_and_idle(config, facts)
         if not assume_yes:
             at = f" (applied up to {format_lsn(found.low_lsn)})" if found else ""
-            click.confirm(f"Drop slot {name!r}{at} on the source and its state on the target?", abort=True)
+            if not click.confirm(f"Drop slot {name!r}{at} on the source and its state on the target?"):
+                raise ParapplyError("nothing was dropped", hint="answer y, or give --yes")
         if found:
             # A daemon that still runs would go on applying without a record.
             await lease.take_lease(ends.target, found.slot_id, 0)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from parapply import blocked
+from parapply.commands.status_schema import Source
 from parapply.conflict import listing
 from parapply.errors import ParapplyError, TargetRefused
 from parapply.model import format_lsn, parse_lsn
@@ -113,22 +114,7 @@ class StateReader:
         """Look at both ends; connects again if the last look has failed.
 
         Returns:
-            A JSON document. Keys: the columns of `parapply.progress` (LSNs and times as text; `worker_count` for its
-            `workers`; `lag_s` as of now, see `lag_s`), `is_daemon_connected`, `silent_s` (seconds since the state was
-            last written), the daemon's
-            `host`, `pid`, `version`, `started_at`; `limits` (the fields of `limits.LimitVerdict` and `window_s`, None
-            where nothing is known of the present); `workers` (with `since_s`, seconds; empty while no
-            daemon is connected), `tables` (with
-            `counted_s`, `counted_at` in seconds since 1970), `copies`, lists with the
-            columns of those tables; `prepared`, a list with those of `parapply.prepared` (`age_s`, seconds, for its
-            `age`); `ddl`, the last commands of the publisher, the latest first, with the columns of that table;
-            `blocked`, and the same of `source`, lists of sessions that are no worker's and wait for a lock, with the
-            fields of `blocked.BlockedSession` and its `line`;
-            `conflicts`, a list of how many are kept by `type`, `table` and `outcome`, with the `latest`;
-            `migration`, a list of the steps that `parapply migrate` has begun, and `cutover`, None before the first
-            one: with the columns of `parapply.migrations` and `parapply.cutovers`, how long each is under way, and
-            `is_worked_on`, whether a command does so now. Before a migration has made the slot the rest is None or
-            empty; `source`, an object whose `is_reachable` tells whether the other keys are there.
+            A JSON document, as `status_schema.StatusDocument` describes it.
 
         Raises:
             TargetRefused: the target knows nothing of the slot.
@@ -141,7 +127,7 @@ class StateReader:
             raise
         low = report["lowest_remote_lsn"]
         report["source"] = await self._read_source(None if low is None else parse_lsn(low))
-        if "lag_bytes" in report["source"]:
+        if report["source"]["lag_bytes"] is not None:
             report["lag_bytes"] = report["source"]["lag_bytes"]
         report["lag_s"] = lag_s(report)
         return report
@@ -183,7 +169,7 @@ class StateReader:
     async def _read_source(self, low_lsn: int | None) -> dict[str, Any]:
         dsn = self._config.source.dsn.get_secret_value()
         if not dsn:
-            return {"is_reachable": False, "error": "source.dsn is not set"}
+            return _unreachable("source.dsn is not set")
         try:
             if self._source is None:
                 self._source = await slot.connect(dsn, application_name=self._name, connect_timeout_s=_SOURCE_TIMEOUT_S)
@@ -196,7 +182,7 @@ class StateReader:
                 await self._source.close()
                 self._source = None
             # Not raised: that the publisher is down is one of the things a status is asked for.
-            return {"is_reachable": False, "error": error.line()}
+            return _unreachable(error.line())
         return {**_of_source(facts, low_lsn), "blocked": _documents(waiting)}
 
 
@@ -233,10 +219,16 @@ async def collect(config: Config) -> dict[str, Any]:
         return await reader.read()
 
 
+def _unreachable(error: str) -> dict[str, Any]:
+    """Return what is said of a source that was not asked, with the keys of one that was."""
+    return {**dict.fromkeys(Source.__struct_fields__), "is_reachable": False, "error": error, "blocked": []}
+
+
 def _of_source(facts: slot.SourceFacts, low_lsn: int | None) -> dict[str, Any]:
     found = facts.slot
     return {
         "is_reachable": True,
+        "error": None,
         "system_identifier": facts.system_identifier,
         "timeline": facts.timeline,
         "flush_lsn": format_lsn(facts.flush_lsn),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from parapply.amounts import brief
 from parapply.commands.state_reader import StateReader, collect, is_present, is_silent
 from parapply.errors import ParapplyError
 from parapply.printable import printable_tree
+from parapply.terminal import is_hung_up
 from parapply.vocabulary import CopyState, DaemonState, WorkerState
 from parapply.wording import cutover_line, how_far, step_state
 
@@ -40,7 +42,7 @@ def show(config: Config, as_json: bool, watch: bool) -> None:  # noqa: FBT001  t
 
     Args:
         config: target and slot; the source is asked if source.dsn is set.
-        as_json: a document a line with `watch`, else one indented document; the keys are those of `StateReader.read`.
+        as_json: a document a line with `watch`, else one indented document; as `status_schema` says.
         watch: go on until interrupted, also while the target cannot be reached.
 
     Raises:
@@ -59,14 +61,16 @@ async def _once(config: Config, *, as_json: bool) -> None:
 
 
 async def _watch(config: Config, *, as_json: bool) -> None:
+    terminals = _terminals()
     async with StateReader(config) as reader:
         report = await reader.read()
         if as_json:
-            await _print_lines(reader, report)
+            await _print_lines(reader, report, terminals)
+            return
         with Live(screen=True, auto_refresh=False) as live:
             size = live.console.size
             live.update(render(report, size.width, size.height), refresh=True)
-            while True:
+            while not is_hung_up(terminals):
                 await asyncio.sleep(_REFRESH_S)
                 size, notice = live.console.size, ""
                 try:
@@ -77,8 +81,13 @@ async def _watch(config: Config, *, as_json: bool) -> None:
                 live.update(render(report, size.width, size.height, notice), refresh=True)
 
 
-async def _print_lines(reader: StateReader, report: dict[str, Any]) -> None:
-    while True:
+def _terminals() -> list[int]:
+    """Return the terminal that is written to, if it is one: of one that has gone nothing says that it was one."""
+    return [sys.stdout.fileno()] if sys.stdout.isatty() else []
+
+
+async def _print_lines(reader: StateReader, report: dict[str, Any], terminals: list[int]) -> None:
+    while not is_hung_up(terminals):
         started_s = time.monotonic()
         click.echo(json.dumps(report))
         await asyncio.sleep(max(0.0, started_s + _REFRESH_S - time.monotonic()))

@@ -242,10 +242,10 @@ class Cluster:
         if "invalid locale" in done.stderr:
             done = self._run_initdb("C")
         if done.returncode != 0:
-            raise DemoError(
-                f"initdb {self.binaries.version_text} failed for {self.name}: {done.stderr}",
-                hint=f"user {self._account.name if self._account else 'you'} must be able to enter {self._parent}",
-            )
+            hint = f"user {self._account.name if self._account else 'you'} must be able to enter {self._parent}"
+            if "could not look up effective user ID" in done.stderr:
+                hint = "PostgreSQL needs an entry of the user who runs it in /etc/passwd: run as one who has it"
+            raise DemoError(f"initdb {self.binaries.version_text} failed for {self.name}: {done.stderr}", hint=hint)
 
     def _run_initdb(self, locale: str) -> subprocess.CompletedProcess[str]:
         """Run initdb, which removes what it made if it fails."""

@@ -82,6 +82,8 @@ _DRAIN_S = 8.0
 _LAST_WORD_S = 5.0
 #: Bytes after which a transaction is applied in pieces inside one target transaction.
 _PIECE_BYTES = 8 * 1024 * 1024
+#: The same where apply.max_changes_per_s must hold within a transaction, too.
+_THROTTLED_PIECE_BYTES = 128 * 1024
 #: server_version_num of the first publisher that sends no COMMIT PREPARED without its PREPARE.
 _EACH_NOTED_SINCE = 180000
 #: Parts of the publisher's patience between two reports: two may be late.
@@ -140,7 +142,10 @@ class Epoch:
             apply_as=config.target.apply_as,
         )
         self._target_names = TargetNames(self._tables.target_names)
-        piece_bytes = min(_PIECE_BYTES, config.apply.memory_limit_bytes // 4)
+        piece_bytes = min(
+            _THROTTLED_PIECE_BYTES if config.apply.max_changes_per_s else _PIECE_BYTES,
+            config.apply.memory_limit_bytes // 4,
+        )
         two_phase = TwoPhase(
             ends.state.slot_id,
             ends.prepared,
@@ -263,7 +268,7 @@ class Epoch:
             worker_tasks=self._worker_tasks,
             tables=self._tables,
             conflict_handler=self._conflict_handler,
-            note=_note(ends.whole_until_lsn, delay_s),
+            note=_note(ends.whole_until_lsn, config.apply),
             figures=figures,
             intervals=self._intervals(reader, engine),
             timeline=ends.source_facts.timeline,
@@ -528,10 +533,12 @@ class Epoch:
         return timeout_s / _TIMEOUT_PARTS
 
 
-def _note(whole_until_lsn: int, delay_s: float) -> str:
+def _note(whole_until_lsn: int, config: ApplyConfig) -> str:
     """Return what people are shown as the reason while all goes well."""
     notes = [_PAUSED.format(format_lsn(whole_until_lsn))] if whole_until_lsn else []
-    notes += [f"late on purpose: apply.delay_s = {delay_s:g}"] if delay_s else []
+    notes += [f"late on purpose: apply.delay_s = {config.delay_s:g}"] if config.delay_s else []
+    rate = config.max_changes_per_s
+    notes += [f"slow on purpose: apply.max_changes_per_s = {rate}"] if rate else []
     return "; ".join(notes)
 
 

@@ -389,7 +389,7 @@ class Connector:
         """Return how transactions in progress come: not at all where none may be applied when it commits."""
         config = self._config
         found = options.streaming_of(facts.server_version_num, config.source.streaming)
-        return "off" if config.apply.delay_s else found
+        return "off" if config.apply.held_back_by else found
 
     async def _connect_stream(
         self, stack: AsyncExitStack, asked: slot.Connection, facts: slot.SourceFacts
@@ -491,9 +491,9 @@ class Connector:
         source = self._config.source
         if source.catch_up == "off":
             return "source.catch_up is off"
-        if self._config.apply.delay_s:
+        if setting := self._config.apply.held_back_by:
             # What waits on purpose is no backlog, and a query that is not read would keep a transaction open for hours.
-            return "apply.delay_s holds changes back"
+            return f"{setting} holds changes back"
         limits = range_limits(self._config)
         last = self._last_reader
         # After an error of a range another connection has to stream, whatever there is to catch up.

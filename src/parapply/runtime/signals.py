@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import signal
 from typing import TYPE_CHECKING, Final
 
 from parapply.tasks import log_tasks
+from parapply.terminal import is_hung_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 _STANDARD_FILES: Final = (0, 1, 2)
 
@@ -75,12 +75,3 @@ class Signals:
     def why(self) -> str:
         """Return what ends an epoch, in words."""
         return "stopped by a signal" if self.is_stop else "the configuration was reloaded"
-
-
-def is_hung_up(terminals: Iterable[int]) -> bool:
-    """Tell whether one of these open terminals has gone, by its number as a file."""
-    poll = select.poll()
-    for number in terminals:
-        # POLLHUP is reported without being asked for.
-        poll.register(number, 0)
-    return any(events & select.POLLHUP for _, events in poll.poll(0))

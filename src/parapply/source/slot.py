@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 import psycopg
 
-from parapply.driver import Session, dsn_problem, refusal_hint
+from parapply.driver import Session, dsn_problem, lost_hint
 from parapply.errors import ConfigError, SlotBusy, SourceLost, SourceRefused
 from parapply.model import POSTGRES_EPOCH_US, format_lsn, parse_lsn
 from parapply.source.options import later_settings_sql, source_conninfo
@@ -154,7 +154,7 @@ def _source_error(doing: str, error: psycopg.Error) -> ConfigError | SourceRefus
     if error.sqlstate in _REFUSALS:
         return SourceRefused(text, hint=_REFUSALS[error.sqlstate])
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-        return SourceLost(text, hint=refusal_hint(text))
+        return SourceLost(text, hint=lost_hint(text))
     return SourceRefused(text)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import sys
-import termios
 import time
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,6 +11,7 @@ from textual.app import App
 from textual.widgets import Footer, Static
 
 from parapply.errors import ParapplyError
+from parapply.terminal import is_hung_up
 from parapply.top.layout import screen
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ class Top(App[None]):
         self._show()
 
     async def _look(self) -> None:
-        while not _is_hung_up(sys.__stdin__.fileno() if sys.__stdin__ else 0):
+        while not is_hung_up([sys.__stdin__.fileno() if sys.__stdin__ else 0]):
             if not self._is_paused:
                 try:
                     self._history.add(await self._reader.read(), time.monotonic())
@@ -94,12 +93,3 @@ class Top(App[None]):
         # A reading that was under way when the key came must not hide that the screen is paused.
         notice = "paused" if self._is_paused else self._notice
         shown.update(screen(self._history, size.width - 2, size.height - 1, self._order, notice))
-
-
-def _is_hung_up(descriptor: int) -> bool:
-    """Return whether the terminal of a descriptor was closed: not every shell passes SIGHUP on, `su -` does not."""
-    try:
-        termios.tcgetattr(descriptor)
-    except termios.error as error:
-        return bool(error.args[0] == errno.EIO)
-    return False

@@ -12,7 +12,7 @@ import pytest
 from parapply.config import SECTIONS, Config, load_config
 from parapply.errors import ConfigError
 from parapply.runtime.reload import FIXED, IDENTITY, Reloader
-from parapply.runtime.signals import is_hung_up
+from parapply.terminal import is_hung_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from parapply.engine.intake import Closing
 from parapply.engine.job import Alone, LargeJob, SetJob
 from parapply.engine.pace import BatchSizing
+from parapply.engine.throttle import Throttle
 from parapply.errors import ParapplyError
 from parapply.plan.batch import Batch, Limits
 from parapply.plan.steps import is_serial
@@ -78,9 +79,12 @@ class Batcher:
         self._plans_now: dict[int, TablePlan] | None = None
         self._closing = Closing(pool.flight, backlog_s=config.backlog_threshold_s, linger_s=config.linger_s)
         self._timer: asyncio.TimerHandle | None = None
+        #: None: nothing is held back. Read by intake and by the intervals.
+        self.throttle = Throttle(config.max_changes_per_s, self._clock) if config.max_changes_per_s else None
+        most_changes = min(config.max_batch_changes, self.throttle.batch_changes if self.throttle else 1 << 63)
         #: Updated with every commit by the epoch.
         self.sizing = BatchSizing(
-            Limits(config.max_batch_transactions, config.max_batch_changes, config.max_batch_bytes),
+            Limits(config.max_batch_transactions, most_changes, config.max_batch_bytes),
             memory_bytes=config.memory_limit_bytes,
         )
         self._limits = self.sizing.limits
@@ -234,6 +238,8 @@ class Batcher:
         else:
             job.commands.update(commands)
         self._pool.flight.count_in(piece.size_bytes)
+        if self.throttle is not None:
+            self.throttle.take(len(piece.changes))
         await job.pieces.put(piece)
         if piece.is_last:
             self.received_lsn = piece.end_lsn
@@ -332,6 +338,8 @@ class Batcher:
         job.batch.close()
         job.batch.is_fence = self._tables.take_changed()
         job.counts.count_batch(job.batch)
+        if self.throttle is not None:
+            self.throttle.take(job.batch.n_changes)
         self._pool.submit(job, self._clock())
         self._note(job, len(job.batch.transactions))
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from parapply.engine.intake import DueTimes, Room
     from parapply.engine.state import EngineState
+    from parapply.engine.throttle import Throttle
     from parapply.model import Transaction
     from parapply.runtime.intake.admission import Admission
     from parapply.runtime.intake.batcher import Batcher
@@ -128,6 +129,9 @@ class Intake:
         self._batcher.close_if_due()
 
     def _is_room_left(self) -> bool:
+        throttle = self._batcher.throttle
+        if throttle is not None and throttle.left_s:
+            return False
         open_bytes = self._batcher.open_bytes
         is_left = self._room.is_left(open_bytes)
         if not is_left and not self._is_told_full:
@@ -142,9 +146,23 @@ class Intake:
         while not self._is_room_left():
             self._reader.stop()
             self._has_room.clear()
-            await self._has_room.wait()
+            throttle = self._batcher.throttle
+            if throttle is not None and throttle.left_s:
+                await self._wait_for(throttle)
+            else:
+                await self._has_room.wait()
         self._is_told_full = False
         self._reader.go_on()
+
+    async def _wait_for(self, throttle: Throttle) -> None:
+        """Wait as long as the throttle asks for; the open batch goes to the workers, because nothing can join it."""
+        self._batcher.close_open()
+        throttle.hold()
+        try:
+            with self._reader.waiting("apply.max_changes_per_s"):
+                await asyncio.sleep(throttle.left_s)
+        finally:
+            throttle.go_on()
 
     async def _take_due(self, transactions: list[Transaction]) -> None:
         """Take transactions as soon as each is due."""

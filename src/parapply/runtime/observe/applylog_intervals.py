@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from psycopg import sql
 
+from parapply import limits
 from parapply.applylog import utc_text
 from parapply.applylog_schema import LOCKS_LIMIT, BackendSample, IntervalRecord, LockHolder
 from parapply.limits import is_lock
@@ -118,8 +119,10 @@ class Intervals:
         self._begun = self._now()
         self._cpu_then = self._cpu()
 
-    def _now(self) -> tuple[float, float, float, float]:
-        return self._clock(), time.thread_time(), self._reader.waited_s, self._reader.paused_s
+    def _now(self) -> tuple[float, float, float, float, float]:
+        throttle = self._batcher.throttle
+        held_s = throttle.held_s if throttle is not None else 0.0
+        return self._clock(), time.thread_time(), self._reader.waited_s, self._reader.paused_s, held_s
 
     async def take(self) -> None:
         """End the interval, take notice of it, and write it unless nothing was done in it.
@@ -129,12 +132,16 @@ class Intervals:
         """
         begun, self._begun = self._begun, self._now()
         before_cpu, self._cpu_then = self._cpu_then, self._cpu()
-        length_s, cpu_s, waited_s, paused_s = (now - before for now, before in zip(self._begun, begun, strict=True))
+        length_s, cpu_s, waited_s, paused_s, held_s = (
+            now - before for now, before in zip(self._begun, begun, strict=True)
+        )
         # Not the watermark: keep-alives move it, too.
         applied, self._applied = self._applied, sum([worker.transactions for worker in self._workers])
         had_work = not self._engine.is_idle or applied != self._applied
         behind_bytes = max(0, (self._engine.source_lsn or 0) - self._batcher.received_lsn)
-        state, waits = limiting.state_of(self._flight, self._workers), limiting.waits_of(self._flight, self._workers)
+        is_held = held_s > length_s / 2
+        state = limits.THROTTLE if is_held else limiting.state_of(self._flight, self._workers)
+        waits = limiting.waits_of(self._flight, self._workers)
         backends, locks = await self._sampled() if had_work else ((), ())
         sampled = tuple([(one.wait, one.samples) for one in backends])
         self.limiting.add(Look(state, length_s, cpu_s, waited_s, paused_s, behind_bytes, sampled, waits, locks))

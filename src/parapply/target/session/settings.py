@@ -18,7 +18,7 @@ import msgspec
 import psycopg
 from psycopg import conninfo, generators, pq, sql
 
-from parapply.driver import Session, dsn_problem, refusal_hint
+from parapply.driver import Session, dsn_problem, lost_hint
 from parapply.errors import ConfigError, TargetLost, TargetRefused
 from parapply.quoting import literal
 
@@ -235,7 +235,7 @@ def _target_error(doing: str, error: psycopg.Error) -> ConfigError | TargetRefus
     # The server has ended the session, which psycopg calls an internal error.
     has_stood_still = isinstance(error, psycopg.errors.IdleInTransactionSessionTimeout)
     if has_stood_still or isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-        return TargetLost(text, hint=_SHORTAGES.get(error.sqlstate or "") or refusal_hint(text))
+        return TargetLost(text, hint=_SHORTAGES.get(error.sqlstate or "") or lost_hint(text))
     return TargetRefused(text)
 
 

@@ -27,6 +27,7 @@ def _look(state: str, backends: Mapping[str, int] | None = None, *, behind_bytes
         (_look("nothing"), "source", "", "nothing more that was due"),
         (_look("worker free", behind_bytes=_MUCH), "publisher", "", "did not come faster"),
         (_look("worker free", behind_bytes=_MUCH, cpu_s=0.9), "leader", "", "that was full"),
+        (_look(limits.THROTTLE), "throttle", "", "apply.max_changes_per_s held changes back, 100 %"),
         (_look("dependency"), "dependency", "", "Dependencies on key a_pkey in public.a"),
         (_look("commit", {"client": 2}), "commit", "order", "in source order"),
         (_look("commit", {"IO:WALSync": 2}), "commit", "flush", "flushing"),
