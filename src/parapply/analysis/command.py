@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _OUT: Final = "parapply-report"
 #: Size of a log, unpacked, from which on it is Spark's.
 _SPARK_BYTES: Final = 1 << 30
-#: How much larger a packed file is, about.
+#: Factor, about, by which a packed file grows when it is unpacked.
 _PACKED_TIMES: Final = 10
 _MEMORY: Final = re.compile(r"[1-9][0-9]*[mgMG]")
 #: Files that are not read, named on the terminal.
@@ -281,7 +281,7 @@ def _follow(  # noqa: PLR0913, PLR0917  passed on
         _print(show(mine, request, Silent(), new_files=new_files, store=store), is_json)
 
     with _stop_asked() as stop:
-        # The page is there from the beginning, and says what there is.
+        # The page exists from the beginning, and shows the records so far.
         on_load(engine, 0, None)
         follow(engine, request, every_s, on_load, stop)
 
@@ -319,8 +319,8 @@ def _print(outcome: ReportOutcome, is_json: bool) -> None:  # noqa: FBT001  pass
         click.echo(f"{slot}:")
         said = outcome.verdicts.get(slot)
         if said is not None:
-            click.echo(f"  What limits: {said.words}")
-            click.echo(f"  What to do: {said.advice}.")
+            click.echo(f"  Limit: {said.words}")
+            click.echo(f"  Advice: {said.advice}.")
             for text in said.evidence:
                 click.echo(f"    {text}")
         for text in texts:

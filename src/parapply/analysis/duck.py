@@ -37,7 +37,7 @@ _FETCHED: Final = 4096
 #: Rows that are written at once.
 _WRITTEN: Final = 16_384
 _PATTERN_SIGNS: Final = str.maketrans({"[": "[[]", "*": "[*]", "?": "[?]"})
-#: What DuckDB says of a line, not of the machine.
+#: Errors of DuckDB that concern a line, not the machine.
 _OF_A_LINE: Final = (duckdb.InvalidInputException, duckdb.ConversionException)
 
 

@@ -1,4 +1,4 @@
-"""What computes: DuckDB on this machine, or Spark anywhere, over the same queries.
+"""The engine that computes: DuckDB on this machine, or Spark anywhere, over the same queries.
 
 The queries are Spark's SQL. `duck_sql` says which part of it they keep to, and how it reads in DuckDB's.
 """

@@ -1,7 +1,7 @@
 """The figure `what_if`: predictions from the latest run of each slot that says enough.
 
 In go an engine with the views; out come rows. At most `BATCHES` batches of a slot are held, whatever the log's size:
-those of the last so many numbers of the run.
+the last ones of the run by their numbers.
 """
 
 from __future__ import annotations

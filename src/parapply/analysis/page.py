@@ -65,7 +65,7 @@ class _Tile:
 
 @dataclass(frozen=True, kw_only=True)
 class _Slot:
-    """What the page says of one slot.
+    """One slot on the page.
 
     Attributes:
         name: of the slot.

@@ -16,7 +16,7 @@ _ORDER_WORDS: Final = {name: order_words for name, order_words, _ in _ORDERS}
 
 
 def batches(tables: Tables) -> Section:
-    """How many transactions a batch held."""
+    """Sizes of batches, in transactions."""
     rows = tables["batch_sizes"]
     n_batches = sum(row["batches"] for row in rows)
     n_transactions = sum(row["transactions"] for row in rows)
@@ -111,7 +111,7 @@ def _retry_rows(retries: Rows, n_transactions: int) -> list[tuple[str, ...]]:
 
 
 def more_workers(tables: Tables) -> Section:
-    """What other numbers of workers would do."""
+    """Predictions for other numbers of workers."""
     rows = tables["what_if"]
     if not rows:
         return Section(title="With more workers", lead="Left out, or there is no batch to learn from.")

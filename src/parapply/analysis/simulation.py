@@ -48,7 +48,7 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Plant:
-    """What applies a load.
+    """A daemon and a target that apply a load.
 
     Attributes:
         workers: of the daemon.
@@ -59,7 +59,7 @@ class Plant:
         change_s: and each change of it.
         late_batch_s: in the turn of a batch with late rows.
         late_row_s: and for each of them.
-        late_pairs: of all pairs of changes, the part that is of one row: what holds rows that the log does not tell.
+        late_pairs: share of all pairs of changes that are of one row; it stands for holders that the log does not name.
         commit_s: a COMMIT with nothing beside it.
         turn_s: from when a batch may commit until its COMMIT begins.
         slowdowns: how many times as long with 0, 1, 2 ... batches executing.
@@ -85,7 +85,7 @@ class Plant:
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """What came of it.
+    """The outcome of a simulation.
 
     Attributes:
         seconds: from the first start to the last commit.

@@ -102,7 +102,7 @@ def _incomplete(summary: dict[str, Any], gaps: Rows) -> str:
             "applylog.detail was not the same all the time, or records are missing"
         )
     if summary["doubled_records"]:
-        texts.append(f"{number(summary['doubled_records'])} records are there in a copy, too, and count once")
+        texts.append(f"{number(summary['doubled_records'])} records also exist in a copy, and count once")
     return f"{'. '.join(texts)}." if texts else ""
 
 
