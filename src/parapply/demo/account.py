@@ -20,7 +20,7 @@ from parapply.demo.errors import DemoError
 
 # PostgreSQL refuses to run as the superuser; the first of these that exists runs it instead.
 _ACCOUNTS = ("postgres", "nobody")
-# What a server needs to run; `include` is for compilers only.
+# Directories that a server needs to run; `include` is for compilers only.
 _TREE_PARTS = ("bin", "lib", "share")
 
 

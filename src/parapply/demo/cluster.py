@@ -28,7 +28,7 @@ Setting = str | int | bool
 StopMode = Literal["smart", "fast", "immediate"]
 
 SUPERUSER = "postgres"
-# What replication between two servers needs, with room for many slots and workers; the rest is PostgreSQL's default.
+# Settings for replication between two servers, with room for many slots and workers; the rest is PostgreSQL's default.
 DEFAULT_SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {
         "wal_level": "logical",
@@ -189,7 +189,7 @@ class Cluster:
     def kill(self) -> None:
         """Kill the postmaster and all its children with SIGKILL, and return when they are gone.
 
-        What the server had written stays in the operating system's cache: `fsync = off` loses nothing here.
+        Written data stays in the operating system's cache, so `fsync = off` loses nothing here.
 
         Raises:
             DemoError: the server does not run, or the machine has no /proc.

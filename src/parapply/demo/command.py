@@ -35,7 +35,7 @@ _NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What `parapply verify` says of one table."""
+    """The result of `parapply verify` for one table."""
 
     name: str
     source_rows: int

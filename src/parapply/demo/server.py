@@ -37,7 +37,7 @@ class PgServer(Cluster):
     Arguments and what stops, crashes and kills it: see `Cluster`.
     """
 
-    # Whether it ever answered: from then on others know its port.
+    # True once it has answered: from then on others know its port.
     _has_started = False
     # Why the server does not answer yet, as a client sees it.
     _last_refusal = ""
@@ -194,7 +194,7 @@ def execute_in(
     sql: str | pgsql.Composable,
     params: Sequence[Any] | Mapping[str, Any] | None = None,
 ) -> list[tuple[Any, ...]]:
-    """Run SQL as `execute` does, on a connection that is there.
+    """Run SQL as `execute` does, on an open connection.
 
     Raises:
         psycopg.Error: the server refused or went away.

@@ -78,7 +78,7 @@ class Stage:
         Args:
             interrupts: held back while processes are started and ended.
             name: begins the directory's name.
-            settings: of both servers, over those of `PgServer`.
+            settings: of both servers, over the ones of `PgServer`.
             source_binaries: the publisher's programs; PostgreSQL 18 when `None`.
             target_binaries: the subscriber's; PostgreSQL 18 when `None`.
             target_settings: of the subscriber, over `settings`.

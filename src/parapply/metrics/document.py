@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 _BEFORE: Final = f"""\
 # Metrics
 
-The daemon's endpoint (`metrics.listen`) answers `/metrics` with what follows. This page is made from
+The daemon's endpoint (`metrics.listen`) answers `/metrics` with the series below. This page is made from
 `src/parapply/metrics/table.py`, the one place for names and help, by `python -m parapply.metrics.document`.
 
 Every `parapply_` series has the label `slot`. Counters begin at 0 with the daemon and survive a reconnect. Those with
-the label `table`, and retries by SQLSTATE, begin with their first event, of which `increase` knows nothing. Gauges that
-need both ends are absent while one is away, those of the slot too; `parapply_lag_seconds` grows then. `table` is
+the label `table`, and retries by SQLSTATE, begin with their first event, which `increase` does not count. Gauges that
+need both ends, also the slot's, are absent while one is away; `parapply_lag_seconds` grows then. `table` is
 `schema.table` as published: the first {table.TABLES_LIMIT:,} tables with changes have series of their own, later ones
 share `{table.OTHER_TABLES}`.
 
-`parapply_migration_` and `parapply_cutover_` series are there once a migration or a cut-over was begun, read from the
-target. `parapply migrate` serves its own at the same address while no daemon of its slot does, and nothing else there:
-probes get 404, and a daemon that is started then finds the port taken.
-A cut-over stops the daemon: from then on `parapply status` shows it.
+`parapply_migration_` and `parapply_cutover_` series exist once a migration or a cut-over has begun; they are read from
+the target. `parapply migrate` serves its series at the same address while no daemon of its slot does, and nothing else
+there. Probes get 404, and a daemon that is started then finds the port taken.
+A cut-over stops the daemon, so `parapply status` shows it from then on.
 """
 
 _AFTER: Final = """
@@ -59,8 +59,8 @@ parapply_slot_retained_wal_bytes) < 0.2`, `parapply_slot_wal_status{status=~"unr
 (parapply_conflicts_total > 0 unless parapply_conflicts_total offset 10m)` |
 | where the conflicts are | `sum by (type, table, outcome) (parapply_table_conflicts_total)` |
 
-The second half of the alarm for conflicts is for what a daemon meets before its first scrape. With `on_error = "stop"`
-a conflict ends the daemon, mostly before the next scrape: `up == 0` tells of that, or
+The second half of the alarm for conflicts is for conflicts before a daemon's first scrape. With `on_error = "stop"`
+a conflict ends the daemon, mostly before the next scrape. `up == 0` shows that, or
 `changes(process_start_time_seconds[15m])` where it is started again. All alarms: `config/docker/prometheus/alerts.yml`.
 """
 
