@@ -32,8 +32,6 @@ _WORDS = {
 _ALLOWED: dict[str, int] = {
     "src/parapply/check/show.py": 1,
     "src/parapply/commands/snapshot.py": 1,
-    "src/parapply/commands/snapshot_client.py": 1,
-    "src/parapply/commands/state_reader.py": 2,
     "src/parapply/demo/account.py": 1,  # the name of an account
     "src/parapply/source/transport.py": 1,
     "src/parapply/target/session/origins.py": 2,

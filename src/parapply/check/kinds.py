@@ -1,4 +1,4 @@
-"""What each code means: where, how bad, why it matters, and what to do. Pure data.
+"""The meaning of each code: end, severity, reason and advice. Pure data.
 
 `is_arguable` marks refusals that concern the stream and not `init` itself: the operator may mend them after `init` and
 before the first change that meets them.
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Kind(NamedTuple):
-    """What is true of every finding of one code."""
+    """Facts that all findings of one code share."""
 
     end: End
     severity: Severity
@@ -93,7 +93,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
         "stop the other reader, or choose another source.slot",
     ),
     Code.SLOT_ADOPTED: Kind(
-        _S, _NOTE, "`init` makes no slot then but takes the one that is there, from its own position on",
+        _S, _NOTE, "`init` makes no slot then but takes the existing one, from its position on",
         "make sure that the target holds what came before that position",
     ),
     Code.OPEN_TRANSACTION: Kind(
@@ -190,8 +190,8 @@ KINDS: Final[Mapping[Code, Kind]] = {
     ),
     Code.COLLATION_VERSION: Kind(
         _T, _WARNING,
-        "the operating system or ICU sorts differently now than when the indexes were made: a lookup by key can miss a"
-        " row that is there",
+        "the operating system or ICU sorts differently now than when the indexes were made: a lookup by key can miss an"
+        " existing row",
         "rebuild the indexes, then record the version",
     ),
     Code.LOCALE: Kind(

@@ -35,7 +35,7 @@ fence.""",
 )
 @click.option("--back", "is_back", is_flag=True, help="The other way round: the stream of --reverse runs, and ends.")
 @click.option("--undo", "is_undo", is_flag=True, help="Take a cut-over back that has not let writers in.")
-@click.option("--dry-run", "is_dry", is_flag=True, help="Only look, and tell the steps.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Only look, and show the steps.")
 @click.option("--print-reverse", "prints_reverse", is_flag=True, help="Print a file for --reverse; without passwords.")
 @click.option(
     "--verify",

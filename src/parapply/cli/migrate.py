@@ -158,7 +158,7 @@ def migrate(  # noqa: PLR0913  one for each option
     return command.migrate(config, how)
 
 
-#: What the daemon gets through its environment, because every user of the machine can read arguments.
+#: Settings that the daemon gets through its environment, because every user of the machine can read arguments.
 _SECRETS: Final = ("source.dsn", "target.dsn")
 
 

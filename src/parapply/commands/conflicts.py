@@ -1,4 +1,4 @@
-"""What `conflicts` and `skip` do: read the history, apply what is kept, ask for a transaction to be skipped.
+"""`conflicts` and `skip`: read the history, apply a kept change, ask for a transaction to be skipped.
 
 In: the configuration and filters. Out: lines or JSON on standard output. Each opens its own session on the target.
 """
@@ -61,7 +61,7 @@ def list_conflicts(config: Config, wanted: Filter, *, as_json: bool) -> None:
 def _print(found: list[dict[str, Any]], mapping: MappingConfig) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("id", "recorded", "type", "table", "key", "policy", "outcome", "end LSN", "xid"):
-        # The type whole: several begin with the same word. What does not fit goes to the next line.
+        # The type is shown whole, because several begin with the same word. A longer text is folded.
         table.add_column(name, no_wrap=name in ("id", "type"), overflow="fold")
     for one in found:
         key = ", ".join(f"{name}={value}" for name, value in (one["key"] or {}).items())

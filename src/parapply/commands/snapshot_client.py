@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from parapply.target.session.settings import Connection
     from parapply.target.state.requests import SnapshotRequest
 
-#: Seconds between two looks at a request although nobody called.
+#: Seconds between two looks at a request without a notification.
 _LOOK_S = 0.5
 _LEFT_OUT: Final = "SELECT count(*) FROM {s}.conflicts WHERE slot_id = $1::int AND outcome IN ('skipped', 'kept_local')"
 
@@ -127,7 +127,7 @@ class _Asking:
         self._request_id = await requests.ask(self._asking, self._schema, self._slot_id, lsn, stands=stands)
 
     async def go(self, lsn: int) -> None:
-        """Tell a standing daemon where to go."""
+        """Send a standing daemon to a position."""
         await requests.answer(self._asking, self._schema, self._slot_id, self._request_id, "go", lsn=lsn)
 
     async def wait_for(self, wanted: str) -> SnapshotRequest:
