@@ -67,7 +67,7 @@ async def open_target(config: Config, command: str) -> settings.Connection:
 async def check_apart(target: settings.Connection, facts: slot.SourceFacts) -> None:
     """Refuse a target that is the publisher's own database: each change would come back, without end.
 
-    Two servers may be copies of one cluster, and have one system identifier; a standby has that of its primary.
+    Two servers may be copies of one cluster, and have one system identifier; a standby has its primary's.
 
     Raises:
         TargetRefused: it is.
@@ -102,7 +102,7 @@ async def state_schema(target: settings.Connection, schema: str) -> AsyncIterato
         yield
     except (SourceRefused, TargetRefused):
         if is_new:
-            # What was refused is the news; a schema that is left is found by the next init.
+            # The refusal is reported; a schema that is left is found by the next init.
             with suppress(ParapplyError):
                 await state.drop_schema(target, schema)
         raise
@@ -111,8 +111,8 @@ async def state_schema(target: settings.Connection, schema: str) -> AsyncIterato
 async def show_state(config: Config, shown: str, reason: str, limit_s: float = SHOW_LIMIT_S) -> None:
     """Show a daemon's state on the target when its epoch could not, as far as that can be done now.
 
-    Where the slot is another daemon's, nothing is shown, because that daemon shows its own. What cannot be written here
-    is in the log.
+    Where the slot is another daemon's, nothing is shown, because that daemon shows its own. A state that cannot be
+    written here is in the log.
 
     Args:
         config: of the daemon.
@@ -173,7 +173,7 @@ async def carry_origin(  # noqa: PLR0913, PLR0917  whose session writes what
         config: policies, and what is asked of the publisher.
         conn: writes users' rows from now on.
         slot_id: of the state.
-        who: name of the session among those of the slot.
+        who: name of the session among the sessions of the slot.
         what: is to be done, for the message.
         tables: that are written, by their names on the target.
 
@@ -216,7 +216,7 @@ async def check_back(config: Config, source: slot.Connection, facts: slot.Source
     Args:
         config: slot.
         source: session on the publisher, which a cut-over makes the one that takes over.
-        facts: of the publisher. What it shows of the slot is no newer than what is read here.
+        facts: of the publisher. Its facts of the slot are no newer than the state that is read here.
 
     Raises:
         SourceRefused: the cut-over has not come to the step at which the way back begins.

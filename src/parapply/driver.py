@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from psycopg.abc import RV, PQGen
 
 
-#: What a refusal says, and what the operator can do; a refused connection has no SQLSTATE. Servers that speak another
-#: language go without a hint.
+#: Words of a refusal, and a remedy for the operator; a refused connection has no SQLSTATE. Servers that speak another
+#: language get no hint.
 _REFUSALS: Final = (
     ("is not permitted to log in", "ALTER ROLE ... LOGIN"),
     ("permission denied for database", "GRANT CONNECT ON DATABASE ... TO the role"),
@@ -40,7 +40,7 @@ def refusal_hint(text: str) -> str:
     return next((hint for words, hint in _REFUSALS if words in text), "")
 
 
-#: What psycopg puts before libpq's words when libpq gave up before anything went over a network.
+#: The prefix of psycopg before libpq's words when libpq gave up before anything was sent over a network.
 _NOT_BEGUN: Final = "connection is bad: "
 
 

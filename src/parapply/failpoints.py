@@ -48,7 +48,7 @@ RECOVERY: Final = "recovery"  # K15: in the start-up's own recovery
 DRAIN: Final = "drain"  # K16: in an orderly shutdown
 
 #: Of `init --copy` and `refresh`, in their order; not passed by the daemon.
-COPY_SLOT: Final = "copy_slot"  # the slot is there, nothing on the target knows of it
+COPY_SLOT: Final = "copy_slot"  # the slot exists, nothing on the target knows of it
 COPY_STATE: Final = "copy_state"  # the state names the tables, nothing is copied
 COPY_BEGUN: Final = "copy_begun"  # the tables are noted as being copied
 COPY_PART: Final = "copy_part"  # all rows of a part sent, not committed
@@ -106,7 +106,7 @@ EXIT_STATUS: Final = 86
 
 _VARIABLE: Final = "PARAPPLY_FAILPOINT"
 _DIRECTORY_VARIABLE: Final = "PARAPPLY_FAILPOINT_DIR"
-#: Points whose loss is that of the publisher; all others lose the target.
+#: Points at which the publisher is lost; all others lose the target.
 _SOURCE_SIDE: Final = frozenset(
     {CONNECTED, BATCH_READY, FEEDBACK_SENT, SPOOLED, RANGE_PART, RANGE_READ, SLOT_MOVED, HANDED_OVER}
 )
@@ -139,7 +139,7 @@ def arm(environ: Mapping[str, str]) -> None:
 
 
 def is_armed(*names: str) -> bool:
-    """Tell whether one of these points is armed: a shortcut past it must not be taken."""
+    """Return whether one of these points is armed: a shortcut past it must not be taken."""
     return _armed is not None and _armed.name in names
 
 

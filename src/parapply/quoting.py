@@ -1,6 +1,6 @@
-"""Texts of others as parts of a language: SQL, a setting of a role, a command of a shell. Each rule is here once. Pure.
+"""Texts of others as parts of a language: SQL, a setting of a role, a command of a shell. Each rule exists once. Pure.
 
-Names, values, comments and settings come from databases whose owners are not ours. What is not quoted here is a
+Names, values, comments and settings come from databases whose owners are not ours. Text that is not quoted here is a
 parameter, or composed by `psycopg.sql` (`Identifier`, `Literal`), which quotes by the same rules.
 
 Source: PostgreSQL manual, "Lexical Structure"; `ruleutils.c`, quote_identifier; `dumputils.c`, makeAlterConfigCommand;
@@ -73,7 +73,7 @@ def identifier(name: str) -> str:
 
 
 def qualified(*names: str) -> str:
-    """Return a name with those of what it is in, such as schema and table."""
+    """Return a name that is qualified by the names before it, such as schema and table."""
     return ".".join(map(identifier, names))
 
 
@@ -94,7 +94,7 @@ def shown_list(names: Iterable[Sequence[str]]) -> str:
 def copyable(statements: str) -> str:
     """Return statements of ours that mean the same, and in which every character within quotes prints.
 
-    What does not print acts on a terminal, or is lost on the way; SQL knows it by its number, too.
+    A character that does not print acts on a terminal, or is lost on the way; SQL also knows it by its number.
     """
     return _QUOTED.sub(_by_number, statements)
 
