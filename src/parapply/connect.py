@@ -92,7 +92,7 @@ async def check_apart(target: settings.Connection, facts: slot.SourceFacts) -> N
 
 @asynccontextmanager
 async def state_schema(target: settings.Connection, schema: str) -> AsyncIterator[None]:
-    """Make the state schema if there is none; take it away again if the block is refused and no slot is noted in it.
+    """Make the state schema if it is missing; drop it again if the block is refused and no slot is noted in it.
 
     Raises:
         TargetRefused, TargetLost: it could not be made.
@@ -144,7 +144,7 @@ async def known_state(config: Config, target: settings.Connection, system_identi
 
 
 async def known_position(conn: settings.Connection, found: state.SlotState | None) -> refusals.KnownPosition | None:
-    """Return what the slot check needs of the target's state, as read and as prepared; None if there is none.
+    """Return the target's state for the slot check, as read and as prepared; None if there is none.
 
     Raises:
         TargetLost: the connection broke.
@@ -235,7 +235,7 @@ async def check_back(config: Config, source: slot.Connection, facts: slot.Source
 
 
 async def adopt(config: Config, ends: Connections, *, is_new: bool = False) -> state.SlotState:
-    """Write the state of a slot that the target knows nothing of, from the slot's own position.
+    """Write the state of a slot that the target does not know, from the slot's position.
 
     Args:
         config: names the slot.

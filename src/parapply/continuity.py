@@ -97,7 +97,7 @@ async def _with_partitions(  # noqa: PLR0913, PLR0917  what the look knows
 ) -> list[copies.PublishedChange]:
     """Return changes, with more for roots below which partitions with rows were put.
 
-    A partition that was published by itself before has its rows here. As soon as it is below the root here, it is well.
+    A partition that was published separately before has its rows here, and is complete once it is below the root here.
     """
     by_oid = {row.source_oid: row for row in known.tables}
     found = {change.source_oid: change for change in changes}

@@ -180,7 +180,7 @@ class ReportRefused(ParapplyError):
 
 
 class JavaMissing(ReportRefused):
-    """Spark needs Java, and there is none."""
+    """Spark needs Java, which is not installed."""
 
     def __init__(self, message: str = "", *, hint: str = "") -> None:
         """Keep the message; the hint says what to install unless the caller knows better."""

@@ -41,7 +41,7 @@ _ADVICE: Final = {
         "read as a stream, the log's catch_up_declined says why"
     ),
     ("leader", ""): (
-        "a processor of its own for the daemon, or a faster one; applylog.detail = 'batch' if it is 'transaction'; two "
+        "a processor for the daemon alone, or a faster one; applylog.detail = 'batch' if it is 'transaction'; two "
         "slots with half of the tables each"
     ),
     ("dependency", ""): (
@@ -67,7 +67,7 @@ _ADVICE: Final = {
     (
         "target",
         "locks",
-    ): "look at the sessions that hold the locks on the target, as named here, and end what need not hold them so long",
+    ): "look at the sessions that hold the locks on the target, as named here, and end those that need none",
     ("target", "network"): "a shorter way between daemon and target; more workers wait at the same time",
     ("target", ""): "more workers while the target has idle processors",
 }

@@ -60,7 +60,7 @@ def parse_time(text: str) -> int:
 
 
 class Until(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run ends by itself; at most one of the two, and without either it does not."""
+    """The end of a run; at most one of the two, and without either it runs until it is stopped."""
 
     lsn: int | None = None  # once everything up to here is durable
     time_us: int | None = None  # since 2000-01-01 UTC: before the first transaction, in commit order, of a later time

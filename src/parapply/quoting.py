@@ -1,4 +1,4 @@
-"""Texts of others as parts of a language: SQL, a setting of a role, a command of a shell. Each rule exists once. Pure.
+"""Texts of others as parts of a language: SQL, a setting of a role, a command of a shell. Each rule is here once. Pure.
 
 Names, values, comments and settings come from databases whose owners are not ours. Text that is not quoted here is a
 parameter, or composed by `psycopg.sql` (`Identifier`, `Literal`), which quotes by the same rules.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-#: Settings that are lists of names, each quoted by itself. (guc_tables.c, GUC_LIST_QUOTE: extensions have none.) True:
+#: Settings that are lists of names, each quoted separately. (guc_tables.c, GUC_LIST_QUOTE: extensions have none.) True:
 #: names of objects, which fold to lower case where they stand without quotes.
 _LISTS: Final = {
     "local_preload_libraries": False,
@@ -34,7 +34,7 @@ _LISTED: Final = re.compile(
 _QUOTED: Final = re.compile(
     r"""(?P<escapes>\b[eE]'(?:[^'\\]|\\.|'')*')|(?P<text>'(?:[^']|'')*')|(?P<name>"(?:[^"]|"")*")""", re.DOTALL
 )
-#: Of a character's number: four digits are enough.
+#: Largest number of a character for which four digits are enough.
 _LAST_SHORT: Final = 0xFFFF
 _TO_LOWER: Final = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz")
 

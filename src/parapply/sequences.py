@@ -74,7 +74,7 @@ async def carry(ends: Connections, how: SequenceOptions) -> list[SequenceOutcome
 
 async def _source_sequences(conn: slot.Connection) -> dict[tuple[str, str], tuple[int, Value]]:
     """Return increment and value of every sequence on the publisher, by schema and name."""
-    # Without those that number the rows of parapply's own tables: on each side they count by themselves.
+    # Sequences that number the rows of parapply's tables are left out, because each side counts independently.
     listed = sql.SQL(
         "SELECT n.nspname, c.relname, s.seqincrement FROM pg_catalog.pg_sequence AS s"
         " JOIN pg_catalog.pg_class AS c ON c.oid = s.seqrelid AND c.relpersistence <> 't'"

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 STATE_COMMENT: Final[LiteralString] = "Progress of parapply, which applies logical replication here."
 
 #: Subquery for FROM: schema_name of each such schema of the database, a state schema whatever its name is. It is known
-#: by an index that every version has and nothing else, and by what only the schema's owner could do: its comment, or
-#: tables of his own. A role that may only create tables there could else have all others of the schema left out. By an
-#: index of the catalogue: its time does not grow with tables.
+#: by an index that every version has and nothing else, and by marks that only the schema's owner could set: a comment
+#: or tables. A role that may only create tables there could otherwise have all others of the schema left out. An index
+#: of the catalogue is used, so that its time does not grow with tables.
 STATE_SCHEMAS_SQL: Final[LiteralString] = """
 (SELECT n.nspname AS schema_name
    FROM pg_catalog.pg_class AS mark

@@ -78,7 +78,7 @@ def _span(
 
 def _common_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = [
-        click.option("--out", metavar="DIR", default=_OUT, show_default=True, help="Of the report; kept and added to."),
+        click.option("--out", metavar="DIR", default=_OUT, show_default=True, help="The report's folder; added to."),
         click.option("--follow", "is_following", is_flag=True, help="Go on with new files until Ctrl-C."),
         click.option(
             "--every", "every_s", type=click.FloatRange(min=1), default=30.0, show_default=True, metavar="S",
@@ -116,10 +116,12 @@ def _common_options(command: Callable[..., Any]) -> Callable[..., Any]:
     show_default=True,
     help="DuckDB in this process, or Spark; auto: DuckDB for a log below 1 GB on this machine.",
 )
-@click.option("--memory", default="2g", show_default=True, callback=_memory, help="Of the engine; more goes to disk.")
+@click.option(
+    "--memory", default="2g", show_default=True, callback=_memory, help="The engine's memory; more goes to disk."
+)
 @click.option("--cores", type=click.IntRange(min=1), help="Processors to use.  [default: all]")
 @click.option("--master", metavar="URL", help="Spark's, such as spark://host:7077 or yarn.  [default: this machine]")
-@click.option("--spark", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of Spark's own; repeatable.")
+@click.option("--spark", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; repeatable.")
 @click.option(
     "--bundle", "bundle_folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
     help="Write the job for spark-submit into DIR and do nothing else.",

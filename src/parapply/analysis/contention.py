@@ -1,7 +1,7 @@
 """Slowdown of a statement by others that run beside it: learned from a log, predicted for any number of them.
 
 In: for each batch the seconds it executed with one, two ... batches executing at a time. Out: a `Contention`, which
-divides a batch's work into a part that needs a processor and one that only waits (disk, network), and has so many
+divides a batch's work into a part that needs a processor and one that only waits (disk, network), and has a number of
 processors. Pure.
 
 A batch takes turns: it needs a processor, and it waits for something that serves all at a time. The number of n batches
@@ -37,7 +37,7 @@ class Contention:
     """The waits of batches that execute at a time.
 
     Attributes:
-        cpu_share: part of a batch's execution by itself that needs a processor.
+        cpu_share: part of a batch's execution alone that needs a processor.
         processors: that serve it; fewer than the machine has where other processes also need them for each batch.
     """
 
@@ -95,7 +95,7 @@ def beside(spans: Sequence[tuple[float, float]]) -> list[dict[int, float]]:
 
 
 def alone_s(executed: Executed, slowdowns: Sequence[float]) -> float:
-    """Return how long a batch would have taken by itself."""
+    """Return how long a batch would have taken alone."""
     return sum([seconds / slowdowns[n] for n, seconds in executed.seconds_by_n.items()])
 
 
@@ -217,14 +217,14 @@ def _unlikely(executed: Sequence[Executed], contention: Contention) -> float:
 
 
 class Line(NamedTuple):
-    """Seconds of a batch: so many for itself, so many for each change."""
+    """Seconds of a batch: a fixed part, and a part for each change."""
 
     batch_s: float
     change_s: float
     error: float  # mean square of the relative errors, each weighed by its changes
 
     def seconds(self, changes: int) -> float:
-        """Return what a batch of so many changes takes."""
+        """Return the seconds of a batch with this number of changes."""
         return self.batch_s + self.change_s * changes
 
 

@@ -27,7 +27,7 @@ Tables = dict[str, Rows]
 
 
 class Engine(Protocol):
-    """An engine with a session of its own: views and tables are seen by its queries only."""
+    """An engine with its session: views and tables are seen by its queries only."""
 
     storage: Storage
     words: TypeWords

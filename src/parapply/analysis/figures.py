@@ -212,8 +212,8 @@ FIGURES: Final[tuple[Figure, ...]] = (
         name="parallelism",
         title="Parallelism reached",
         meaning=(
-            "One row a slot, interval and state: for how long so many batches were with a worker (from start to "
-            "commit), and so many of those were executing statements. Time without any batch has no row."
+            "One row a slot, interval and state: the time with a number of batches at workers (from start to commit), "
+            "and a number of these executing statements. Time without any batch has no row."
         ),
         columns={
             **_SLOT,

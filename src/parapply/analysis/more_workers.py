@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: Batches of a slot that are played; a second or so for each thousand.
 BATCHES: Final = 3_000
-#: Batches from which on a run says enough; where none has so many, the longest is taken.
+#: Batches from which on a run says enough; if none has that many, the longest is taken.
 _ENOUGH: Final = 50
 
 RUNS: Final = """

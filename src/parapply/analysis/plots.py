@@ -148,7 +148,7 @@ def text(words: str) -> str:
 
 
 def bar_height(n_bars: int) -> int:
-    """Return a height at which so many bars are easy to read, in pixels."""
+    """Return a height at which this number of bars is easy to read, in pixels."""
     return 110 + 30 * max(n_bars, 2)
 
 

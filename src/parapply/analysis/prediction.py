@@ -51,9 +51,9 @@ _WORTH: Final = 1.25
 _FULL: Final = 0.7
 #: Flushes that a COMMIT waits for on average where another one is always under way: half of that, and its own.
 _FLUSHES: Final = 1.5
-#: COMMITs that take so many times as long as most met something else.
+#: Multiple of the usual time from which on a COMMIT was held up by something else.
 _ODD: Final = 10
-#: So many batches of one size were as large as they may be.
+#: Number of batches of one size from which on they were as large as they may be.
 _SEVERAL: Final = 3
 
 
@@ -166,7 +166,7 @@ def predict(  # noqa: PLR0913  what a log does not say is asked for
     flush_share: float | None = None,
     processors: int = 0,
 ) -> Prediction:
-    """Return what so many workers would do with the batches of a log.
+    """Return predictions for numbers of workers from the batches of a log.
 
     Args:
         recorded: of one run, in source order, at least one.
@@ -267,7 +267,7 @@ class _Known(NamedTuple):
     """How sure a prediction is; parts of its seconds."""
 
     varied: float  # another run of that kind, by what this one's speed varied
-    source_s: float  # the source takes so long
+    source_s: float  # the source's time
     source_varied: float  # and another time so much less or more
 
     @property
@@ -302,7 +302,7 @@ def _varied(ends_s: Sequence[float], recorded: Sequence[Recorded], together: int
     Args:
         ends_s: of each batch.
         recorded: the batches.
-        together: so many of them end at about the same time, and differ less than their times do.
+        together: number of them that end at about the same time, and differ less than their times do.
     """
     n = min(_WINDOWS, len(recorded) // together)
     changes = [0, *accumulate([one.changes for one in recorded])]

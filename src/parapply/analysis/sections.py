@@ -309,7 +309,7 @@ def _share_plot(parallelism: Rows) -> Plot:
     levels = sorted(seconds)
     return Plot(
         title="Executing at once",
-        caption="Part of the time with any batch under way in which so many batches were executing statements.",
+        caption="Part of the time with any batch under way, by the number of batches that were executing statements.",
         data=[
             {
                 "type": "bar",

@@ -72,7 +72,7 @@ def trouble(tables: Tables, interval_s: int) -> Section:
                 title="Repeated batches",
                 caption="In each interval. Most are dependencies that could not be foreseen; they cost time, no rows.",
                 data=[plots.columns(times, repeated, plots.ORANGE)],
-                # Of a few there is no half.
+                # A few batches have no half.
                 layout={"yaxis": {"rangemode": "tozero", "dtick": max(1, max(repeated) // 5)}, "showlegend": False},
             )
         )
@@ -191,7 +191,7 @@ def _speed_up(rows: Rows) -> Plot:
 
 
 def _times(row: dict[str, Any], name: str) -> float:
-    """Return the speed-up if it took so long."""
+    """Return the speed-up for that time."""
     return float(row["speed_up"] * row["seconds"] / row[name]) if row[name] else float(row["speed_up"])
 
 

@@ -79,7 +79,7 @@ def local_session(
     """
     find_java(os.environ).apply(os.environ)
     if master is None:
-        # It would look for an address of its own and may take one that a firewall closes.
+        # It would look for an address itself and may take one that a firewall closes.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.appName("parapply report").master(master or f"local[{cores or '*'}]")

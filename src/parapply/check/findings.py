@@ -28,7 +28,7 @@ class End(StrEnum):
 
 
 class Code(StrEnum):
-    """Kinds of findings; docs/CHECK.md lists all of them."""
+    """What was found; docs/OPERATIONS.md lists all of them."""
 
     # The publisher as a server.
     WAL_LEVEL = "wal_level"

@@ -1,6 +1,6 @@
 """One look at both ends: reads them, and returns what would fail or hurt.
 
-In: the configuration and options, and sessions of `init` or of its own. Out: a `Report`. Makes nothing on either
+In: the configuration and options, and sessions of `init` or its own. Out: a `Report`. Makes nothing on either
 server: while it looks, its sessions are read-only. It waits for a locked table only briefly, and then says so.
 """
 
@@ -88,7 +88,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def look(config: Config, options: CheckOptions) -> Report:
-    """Look at both ends by sessions of its own, whatever state the ends are in.
+    """Look at both ends by new sessions, whatever state the ends are in.
 
     Raises:
         SourceLost, SourceRefused, TargetLost, TargetRefused: an end cannot be reached, does not let this role in, or

@@ -60,7 +60,7 @@ fence.""",
     default=60,
     show_default=True,
     metavar="S",
-    help="From the fence until the target has everything; then all is taken back.",
+    help="Limit from the fence until the target has everything; then all is taken back.",
 )
 @click.option("--no-sequences", is_flag=True, help="Leave the sequences as they are.")
 def cutover(  # noqa: PLR0913  options

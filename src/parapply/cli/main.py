@@ -115,7 +115,7 @@ def _copy_options(command: _Command) -> _Command:
             type=click.IntRange(1, 64),
             default=4,
             show_default=True,
-            help="For the copy, on each side.",
+            help="Sessions of the copy, on each side.",
         ),
         click.option("--truncate", "truncates", is_flag=True, help="Empty tables that hold rows before the copy."),
         click.option(
@@ -207,7 +207,7 @@ It makes nothing. Exit 0: nothing, or notes only; 1: warnings; 4: something woul
 @click.option("--copy", "is_copy", is_flag=True, help="Also look at the needs of `init --copy`.")
 @click.option("--schema", "brings_schema", is_flag=True, help="With --copy: tables that are missing will be made.")
 @click.option("--truncate", "truncates", is_flag=True, help="With --copy: tables that hold rows will be emptied.")
-@click.option("--connections", type=click.IntRange(1, 64), default=4, show_default=True, help="For the copy.")
+@click.option("--connections", type=click.IntRange(1, 64), default=4, show_default=True, help="Sessions of the copy.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
 def check(
     *,
@@ -260,7 +260,7 @@ names, or in ~/.pgpass, than in a flag.""",
 @click.option(
     "--ddl-inexact",
     type=click.Choice(["refuse", "warn"]),
-    help="With automatic: what is done about a command that cannot be recorded exactly.  [default: refuse]",
+    help="With automatic: the reaction to a command that cannot be recorded exactly.  [default: refuse]",
 )
 @_copy_options
 def init(
@@ -462,7 +462,7 @@ Exit 0: all equal; 1: a table differs. The daemon must run; both sides stay in u
     "sampled_ranges",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Of each large table compare N ranges of about 10,000 rows, others each time.  [default: all]",
+    help="Compare N ranges of about 10,000 rows of each large table, others each time.  [default: all]",
 )
 @click.option(
     "--max-pause",
@@ -564,7 +564,7 @@ Examples:
 @click.option("--scale", type=click.IntRange(min=1), default=1, show_default=True, help="pgbench scale factor.")
 @click.option("--keep", is_flag=True, help="Leave servers and daemon running and print their connection strings.")
 def demo(*, duration_s: int, clients: int, workers: int, scale: int, keep: bool) -> int | None:
-    """Two servers of its own, a load, the daemon, a proof, and a race against the built-in subscription."""
+    """Show two servers, a load, the daemon, a proof, and a race against the built-in subscription."""
     from parapply.demo import run as show  # noqa: PLC0415
 
     return show.main(duration_s=duration_s, clients=clients, workers=workers, scale=scale, keep=keep)

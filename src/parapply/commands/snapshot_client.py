@@ -1,7 +1,7 @@
 """A snapshot of the target that equals the publisher at one LSN: asked of the running daemon, kept by a session here.
 
-Of one target or of several that follow one publisher: then each daemon first stands still where it is, and all of them
-go on to the furthest of these places, which is one consistent cut across them.
+It covers one target, or several that follow one publisher. Then each daemon first stops at its position, and all of
+them go on to the furthest of these positions, which is one consistent cut across them.
 
 In: configurations. Out: exported snapshots, valid until the block ends. `runtime/control/requests.py` is the other
 side.

@@ -259,7 +259,7 @@ class Cluster:
         )  # fmt: skip
 
     def _launch(self) -> None:
-        """Start the postmaster in a session of its own: the terminal's Ctrl-C is ours to handle, not its."""
+        """Start the postmaster in a separate session, because the terminal's Ctrl-C is ours to handle, not its."""
         command = [
             str(self.binaries.bin_dir / "postgres"), "-D", str(self.data_dir), "-p", str(self.port),
             "-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={self.socket_dir or ''}",

@@ -1,4 +1,4 @@
-"""The command `parapply`, run as a user runs it: in a process of its own.
+"""The command `parapply`, run as a user runs it: in a separate process.
 
 In go a stage, a slot and settings; out come the command's output and a daemon that can be stopped.
 """

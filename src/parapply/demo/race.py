@@ -229,7 +229,7 @@ def _create_subscription(
 def verify_target(stage: Stage, *, slot: str, dbname: str) -> list[Comparison]:
     """Have `parapply verify` compare a database on the subscriber that is up to date, by whatever system.
 
-    It needs a running daemon, so there is one for the time, with a slot of its own; there is nothing to apply.
+    It needs a running daemon, so one runs for the time, with its own slot; there is nothing to apply.
 
     Raises:
         DemoError: a command or the daemon failed.

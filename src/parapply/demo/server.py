@@ -32,7 +32,7 @@ _PORT_ATTEMPTS = 5
 
 
 class PgServer(Cluster):
-    """A PostgreSQL server in a directory of its own; as a context manager it is started, and removed at the end.
+    """A PostgreSQL server in its own directory; as a context manager it is started, and removed at the end.
 
     Arguments and what stops, crashes and kills it: see `Cluster`.
     """

@@ -50,7 +50,7 @@ RETRY_REASONS: Final = tuple(RetryReason)
 CONFLICT_TYPES: Final = tuple(ConflictType)
 #: One that was repaired was counted when it stopped.
 OUTCOMES: Final = tuple([outcome for outcome in ConflictOutcome if outcome is not ConflictOutcome.REPAIRED])
-#: Of a step of `parapply migrate`, and the steps of `parapply cutover`, as their tables name them.
+#: States of a step of `parapply migrate`, and the steps of `parapply cutover`, as their tables name them.
 STEP_STATES: Final = ("running", "failed", "done")
 CUTOVER_STEPS: Final = (
     "preparing", "fencing", "draining", "comparing", "sequences", "stopping", "turning", "opening", "ending", "done",

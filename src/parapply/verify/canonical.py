@@ -69,7 +69,7 @@ class Ranges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def n_ranges(rows: int) -> int:
-    """Return into how many ranges a table of so many rows is cut."""
+    """Return the number of ranges of a table with this number of rows."""
     wanted = max(1, rows // ROWS_PER_RANGE)
     return min(MOST_RANGES, 1 << (wanted - 1).bit_length())
 
@@ -94,7 +94,7 @@ def row_text(columns: Sequence[str]) -> sql.Composed:
 
 
 def _hash(text: sql.Composed, seed: int) -> sql.Composed:
-    # Of a stated collation: the default one may be any, and the hash follows it.
+    # With a stated collation, because the default one may be any, and the hash follows it.
     return sql.SQL('pg_catalog.hashtextextended({} COLLATE "C", {})').format(text, sql.Literal(seed))
 
 
