@@ -85,7 +85,7 @@ def _link_libraries(tree: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Fetch the major versions that are named; say in a line what is there, or why it is not."""
+    """Fetch the named major versions; print a line for each with its place, or the reason why it is missing."""
     try:
         for text in arguments:
             tree = fetch(int(text))

@@ -5,10 +5,10 @@
 --   psql -d app -c '\password parapply_source'
 --
 -- Variables (-v name=value):
---   role     made if it is not there
+--   role     made if it does not exist
 --   copy     on (default): may read the tables, for init --copy, refresh, verify and sequences; off: streaming reads none
 --   schemas  separated by commas, for copy; left out: all
---   owner    whose later tables may be read, too; left out: the role that runs this
+--   owner    whose later tables may also be read; left out: the role that runs this
 
 \set ON_ERROR_STOP on
 \set QUIET on

@@ -6,12 +6,12 @@
 --   psql -d app -c '\password parapply_target'
 --
 -- Variables (-v name=value):
---   role     made if it is not there
+--   role     made if it does not exist
 --   origins  on (default): may write under replication origins, for two-way set-ups and policies that check which origin wrote
 --            a row; off: may not
 --   replica  on (default): may set session_replication_role; off: for target.session_replication_role = "origin"
 --   schemas  separated by commas; left out: all
---   owner    whose later tables may be written, too; left out: the role that runs this
+--   owner    whose later tables may also be written; left out: the role that runs this
 
 \set ON_ERROR_STOP on
 \set QUIET on

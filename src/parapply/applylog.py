@@ -3,10 +3,10 @@
 In: encoded lines. Out: files ``apply-<slot>-<utc>-<pid>-<n>.jsonl`` in one directory. A file is written as
 ``.jsonl.open`` and renamed when it is closed, so that a reader that takes ``*.jsonl`` sees finished files only. The
 open file is locked; an unlocked ``.jsonl.open`` belongs to a process that died, and is closed at the next start.
-Finished files of the slot are removed by age and by their size together; those of other slots never.
+Finished files of the slot are removed by age and by their size together; files of other slots are not.
 
-What cannot be written is counted and dropped; nothing here raises after the start. The disk may keep a call waiting for
-as long as it likes, so the daemon calls from a thread (`runtime/observe/applylog_writer.py`).
+Lines that cannot be written are counted and dropped; nothing here raises after the start. The disk may keep a call
+waiting without limit, so the daemon calls from a thread (`runtime/observe/applylog_writer.py`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Retention(NamedTuple):
 
 
 _NO_RETENTION: Final = Retention()
-#: What follows the slot in the name of a finished file.
+#: The rest after the slot in the name of a finished file.
 _REST: Final = re.compile(r"\d{8}T\d{6}Z-\d+-\d+\.jsonl")
 
 
@@ -84,7 +84,7 @@ class ApplyLog:
             rotate_bytes: a file that has reached this size is closed.
             rotate_s: a file of this age that is not empty is closed.
             slot: whose log it is; lower-case letters, digits and underscores.
-            retention: of the slot's finished files, those of earlier runs included.
+            retention: of the slot's finished files, including files of earlier runs.
             clock: seconds since 1970.
 
         Raises:
@@ -246,8 +246,8 @@ def _outlived(files: list[_Finished], retention: Retention, now_s: float) -> lis
 def recover(directory: Path) -> list[Path]:
     """Close the files that processes which died left open: cut an unfinished last line off, then rename.
 
-    This covers every slot. Only the lock shows which process lives, because that of a dead one is gone. Process ids
-    show nothing (every container's daemon is process 1).
+    This covers every slot. Only the lock shows which process lives, because a dead one has lost its lock. Process
+    ids show nothing (every container's daemon is process 1).
 
     Returns:
         The final names of the files that hold records.

@@ -44,7 +44,7 @@ class LateKey(msgspec.Struct, frozen=True, kw_only=True):
     """A row that had to follow an earlier batch."""
 
     table: str  # schema.table
-    key: str  # a hash of its key, the same within a run only: it does not tell the key
+    key: str  # a hash of its key, the same within a run only: it does not reveal the key
 
 
 class TargetName(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +92,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record",
     first_end_lsn: str  # end LSN of the first source transaction in it
     end_lsn: str  # end LSN of the last
     n_transactions: int  # source transactions
-    xids: tuple[int, ...]  # the first XIDS_LIMIT, in commit order; n_transactions tells whether some are left out
+    xids: tuple[int, ...]  # the first XIDS_LIMIT, in commit order; some are left out if n_transactions is larger
     commit_time_first: str  # publisher's clock
     commit_time_last: str
     received_at: str  # the last of its bytes was read; this and what follows: the daemon's clock
@@ -122,7 +122,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record",
 
 
 class BackendSample(msgspec.Struct, frozen=True, kw_only=True):
-    """What sessions of workers with a batch were found doing, by ``pg_stat_activity``."""
+    """Activity of the sessions of workers with a batch, by ``pg_stat_activity``."""
 
     wait: str  # Type:Event as there; CPU: none; client: it waits for the daemon's next message
     samples: int  # once a second and worker with a batch
@@ -158,7 +158,7 @@ class IntervalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="recor
     processors: int = 0  # of the target's machine, where that is the daemon's; 0: not known, nor are the next three
     busy_cpu_s: float = 0.0  # CPU time of everything on it
     sessions_cpu_s: float = 0.0  # CPU time of the workers' sessions
-    sender_cpu_s: float = 0.0  # CPU time of the publisher's process that sends, where it runs there, too
+    sender_cpu_s: float = 0.0  # CPU time of the publisher's process that sends, if it also runs there
     locks: tuple[LockHolder, ...] = ()  # the first LOCKS_LIMIT, seen once, at the end
 
 

@@ -1,7 +1,7 @@
 """The layers of the configuration as plain trees: a TOML file, the environment, ``--set`` texts.
 
-In: texts. Out: nested dicts by section and key, not yet validated. What cannot be read at all is appended to a list of
-error lines, so that one run reports everything. No value is ever repeated in a line: it may be a secret.
+In: texts. Out: nested dicts by section and key, not yet validated. Settings that cannot be read are appended to a list
+of error lines, so that one run reports all of them. No value is ever repeated in a line, because it may be a secret.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def read_environment(
             if base == parts or base[-1] not in fields(base[:-1]):
                 yield parts, _from_text(parts, text, fields)
             elif name[: -len(_FILE_SUFFIX)] in environ:
-                errors.append(f"{name}: {name[: -len(_FILE_SUFFIX)]} is set, too: only one of them may be")
+                errors.append(f"{name}: {name[: -len(_FILE_SUFFIX)]} is also set: only one of them may be")
             elif (content := _content(name, text, errors)) is not None:
                 yield base, _from_text(base, content, fields)
         elif section.partition("_")[0] in fields(()) and "_" in section:

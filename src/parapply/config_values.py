@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Target connections that apply, at most: each is one backend, and one stream cannot keep more of them busy.
 WORKERS_LIMIT: Final = 64
-#: What libpq says of a name in a connection string.
+#: The words of libpq for an unknown name in a connection string.
 _UNKNOWN_PARAMETER: Final = re.compile(r'invalid (?:connection option|URI query parameter:) "(\w+)"')
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -51,7 +51,7 @@ class Secret:
         return self._text
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether the other one is a secret of the same text."""
+        """Return whether the other one is a secret of the same text."""
         return isinstance(other, Secret) and self._text == other._text
 
     def __hash__(self) -> int:

@@ -79,7 +79,7 @@ async def open_target(config: Config, command: str) -> settings.Connection:
 async def check_apart(target: settings.Connection, facts: slot.SourceFacts) -> None:
     """Refuse a target that is the publisher's own database: each change would come back, without end.
 
-    Two servers may be copies of one cluster, and have one system identifier; a standby has that of its primary.
+    Two servers may be copies of one cluster, and have one system identifier; a standby has its primary's.
 
     Raises:
         TargetRefused: it is.
@@ -104,7 +104,7 @@ async def check_apart(target: settings.Connection, facts: slot.SourceFacts) -> N
 
 @asynccontextmanager
 async def state_schema(target: settings.Connection, schema: str) -> AsyncIterator[None]:
-    """Make the state schema if there is none; take it away again if the block is refused and no slot is noted in it.
+    """Make the state schema if it is missing; drop it again if the block is refused and no slot is noted in it.
 
     Raises:
         TargetRefused, TargetLost: it could not be made.
@@ -114,7 +114,7 @@ async def state_schema(target: settings.Connection, schema: str) -> AsyncIterato
         yield
     except (SourceRefused, TargetRefused):
         if is_new:
-            # What was refused is the news; a schema that is left is found by the next init.
+            # The refusal is reported; a schema that is left is found by the next init.
             with suppress(ParapplyError):
                 await state.drop_schema(target, schema)
         raise
@@ -123,8 +123,8 @@ async def state_schema(target: settings.Connection, schema: str) -> AsyncIterato
 async def show_state(config: Config, shown: str, reason: str, limit_s: float = SHOW_LIMIT_S) -> None:
     """Show a daemon's state on the target when its epoch could not, as far as that can be done now.
 
-    Where the slot is another daemon's, nothing is shown, because that daemon shows its own. What cannot be written here
-    is in the log.
+    Where the slot is another daemon's, nothing is shown, because that daemon shows its own. A state that cannot be
+    written here is in the log.
 
     Args:
         config: of the daemon.
@@ -166,7 +166,7 @@ async def known_state(config: Config, target: settings.Connection, system_identi
 
 
 async def known_position(conn: settings.Connection, found: state.SlotState | None) -> refusals.KnownPosition | None:
-    """Return what the slot check needs of the target's state, as read and as prepared; None if there is none.
+    """Return the target's state for the slot check, as read and as prepared; None if there is none.
 
     Raises:
         TargetLost: the connection broke.
@@ -195,7 +195,7 @@ async def carry_origin(  # noqa: PLR0913, PLR0917  whose session writes what
         config: policies, and what is asked of the publisher.
         conn: writes users' rows from now on.
         slot_id: of the state.
-        who: name of the session among those of the slot.
+        who: name of the session among the sessions of the slot.
         what: is to be done, for the message.
         tables: that are written, by their names on the target.
 
@@ -238,7 +238,7 @@ async def check_back(config: Config, source: slot.Connection, facts: slot.Source
     Args:
         config: slot.
         source: session on the publisher, which a cut-over makes the one that takes over.
-        facts: of the publisher. What it shows of the slot is no newer than what is read here.
+        facts: of the publisher. Its facts of the slot are no newer than the state that is read here.
 
     Raises:
         SourceRefused: the cut-over has not come to the step at which the way back begins.
@@ -257,7 +257,7 @@ async def check_back(config: Config, source: slot.Connection, facts: slot.Source
 
 
 async def adopt(config: Config, ends: Connections, *, is_new: bool = False) -> state.SlotState:
-    """Write the state of a slot that the target knows nothing of, from the slot's own position.
+    """Write the state of a slot that the target does not know, from the slot's position.
 
     Args:
         config: names the slot.

@@ -29,9 +29,9 @@ ALTERED_HINT = "`parapply verify` says which tables differ; `parapply refresh --
 
 
 class Found(NamedTuple):
-    """What a look has found."""
+    """The result of a look."""
 
-    has_changed: bool  # what is known of the tables is to be read again
+    has_changed: bool  # the facts of the tables are to be read again
     altered: list[Name]  # tables whose publication was altered, and is as it was
 
 
@@ -83,7 +83,7 @@ async def look(  # noqa: PLR0913  both ends, and what is known
 
 
 def _is_before(row: CopyRow, gap_lsn: int | None) -> bool:
-    """Tell whether a table's copy lacks what was not published in a gap."""
+    """Return whether a table's copy lacks changes that were not published in a gap."""
     return gap_lsn is not None and (row.start_lsn or 0) <= gap_lsn
 
 
@@ -95,9 +95,9 @@ async def _with_partitions(  # noqa: PLR0913, PLR0917  what the look knows
     changes: Sequence[copies.PublishedChange],
     parts: dict[int, list[CopyRow]],
 ) -> list[copies.PublishedChange]:
-    """Return changes with those of roots below which partitions with rows were put.
+    """Return changes, with more for roots below which partitions with rows were put.
 
-    A partition that was published by itself before has its rows here. As soon as it is below the root here, it is well.
+    A partition that was published separately before has its rows here, and is complete once it is below the root here.
     """
     by_oid = {row.source_oid: row for row in known.tables}
     found = {change.source_oid: change for change in changes}

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from psycopg.abc import RV, PQGen
 
 
-#: What a refusal says, and what the operator can do; a refused connection has no SQLSTATE. Servers that speak another
-#: language go without a hint.
+#: Words of a refusal, and a remedy for the operator; a refused connection has no SQLSTATE. Servers that speak another
+#: language get no hint.
 _REFUSALS: Final = (
     ("is not permitted to log in", "ALTER ROLE ... LOGIN"),
     ("permission denied for database", "GRANT CONNECT ON DATABASE ... TO the role"),

@@ -25,12 +25,12 @@ from typing import ClassVar
 
 from parapply.printable import printable
 
-#: What ends a sentence.
+#: Characters that end a sentence.
 _STOPS = (".", "!", "?")
 
 
 class Retry(Enum):
-    """What the daemon does with an error."""
+    """The daemon's reaction to an error."""
 
     NEVER = "never"
     RECONNECT = "reconnect"
@@ -156,7 +156,7 @@ class StatementFailed(ParapplyError):
             sqlstate: five characters, or empty for a wrong row count.
             schema: of the table.
             table: that the error is about: of a partitioned table the partition; empty if the server names none.
-            constraint: name of the violated constraint, if any; names of one schema tell constraints apart, no others.
+            constraint: name of the violated constraint, if any; names identify constraints only within one schema.
             statement: index of the failed statement among those sent.
         """
         super().__init__(message)
@@ -180,7 +180,7 @@ class ReportRefused(ParapplyError):
 
 
 class JavaMissing(ReportRefused):
-    """Spark needs Java, and there is none."""
+    """Spark needs Java, which is not installed."""
 
     def __init__(self, message: str = "", *, hint: str = "") -> None:
         """Keep the message; the hint says what to install unless the caller knows better."""

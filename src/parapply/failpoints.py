@@ -47,8 +47,8 @@ HANDED_OVER: Final = "handed_over"  # K20: the copy of the slot is dropped, the 
 RECOVERY: Final = "recovery"  # K15: in the start-up's own recovery
 DRAIN: Final = "drain"  # K16: in an orderly shutdown
 
-#: Of `init --copy` and `refresh`, in their order; not passed by the daemon.
-COPY_SLOT: Final = "copy_slot"  # the slot is there, nothing on the target knows of it
+#: Points of `init --copy` and `refresh`, in their order; not passed by the daemon.
+COPY_SLOT: Final = "copy_slot"  # the slot exists, nothing on the target knows of it
 COPY_STATE: Final = "copy_state"  # the state names the tables, nothing is copied
 COPY_BEGUN: Final = "copy_begun"  # the tables are noted as being copied
 COPY_PART: Final = "copy_part"  # all rows of a part sent, not committed
@@ -57,18 +57,18 @@ COPY_TABLE_DONE: Final = "copy_table_done"  # a table noted as copied
 COPY_DONE: Final = "copy_done"  # all tables noted
 
 COPY_NAMES: Final = (COPY_SLOT, COPY_STATE, COPY_BEGUN, COPY_PART, COPY_PART_DONE, COPY_TABLE_DONE, COPY_DONE)
-#: Of commands of the publisher that run outside of transactions; other loads have none.
+#: Points of commands of the publisher that run outside of transactions; other loads have none.
 LATER_BEGUN: Final = "later_begun"  # one is noted as begun, not sent
 LATER_DONE: Final = "later_done"  # it has run, and is not noted as applied
 
 LATER_NAMES: Final = (LATER_BEGUN, LATER_DONE)
-#: Of `migrate`.
+#: Points of `migrate`.
 MIGRATE_BEGUN: Final = "migrate_begun"  # a step is noted as begun, nothing of it is done
 MIGRATE_ITEM: Final = "migrate_item"  # a statement after the rows is committed and noted with it
 MIGRATE_DONE: Final = "migrate_done"  # what a step does is done, and not noted
 
 MIGRATE_NAMES: Final = (MIGRATE_BEGUN, MIGRATE_ITEM, MIGRATE_DONE)
-#: Of `parapply cutover`: a step is noted on the target, nothing of it is done.
+#: Points of `parapply cutover`: a step is noted on the target, nothing of it is done.
 CUTOVER_NAMES: Final = (
     "cutover_preparing", "cutover_fencing", "cutover_draining", "cutover_comparing", "cutover_sequences",
     "cutover_stopping", "cutover_turning", "cutover_opening", "cutover_ending", "cutover_done",
@@ -106,7 +106,7 @@ EXIT_STATUS: Final = 86
 
 _VARIABLE: Final = "PARAPPLY_FAILPOINT"
 _DIRECTORY_VARIABLE: Final = "PARAPPLY_FAILPOINT_DIR"
-#: Points whose loss is that of the publisher; all others lose the target.
+#: Points at which the publisher is lost; all others lose the target.
 _SOURCE_SIDE: Final = frozenset(
     {CONNECTED, BATCH_READY, FEEDBACK_SENT, SPOOLED, RANGE_PART, RANGE_READ, SLOT_MOVED, HANDED_OVER}
 )
@@ -139,7 +139,7 @@ def arm(environ: Mapping[str, str]) -> None:
 
 
 def is_armed(*names: str) -> bool:
-    """Tell whether one of these points is armed: a shortcut past it must not be taken."""
+    """Return whether one of these points is armed: a shortcut past it must not be taken."""
     return _armed is not None and _armed.name in names
 
 

@@ -68,11 +68,11 @@ def init(
         config: what is to be set up.
         copy: how to copy the rows from before; None: not at all.
         despite: codes of arguable refusals to go on with.
-        makes_queue: make the queue of commands on the publisher, too, before everything else.
+        makes_queue: also make the queue of commands on the publisher, before everything else.
         inexact: with event triggers, and what they do about commands that cannot be recorded; None: without.
 
     Raises:
-        ConfigError: a code in `despite` is not that of an arguable refusal.
+        ConfigError: a code in `despite` names no arguable refusal.
         SourceRefused, SourceLost: the publisher, its publications or the slot are not as they must be.
         TargetRefused, TargetLost: the same for the target.
         LeaseHeld: another process copies.

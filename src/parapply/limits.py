@@ -1,8 +1,8 @@
-"""What limits, in one line: the limit with the largest part of the time, its evidence and what to do about it. Pure.
+"""The verdict in one line: the limit with the largest part of the time, its evidence and advice. Pure.
 
-In go rows of seconds by state, of what reading took, and of samples of the workers' sessions; out come the parts of the
+In go rows of seconds by state, of reading times, and of samples of the workers' sessions; out come the parts of the
 time by limit and a `LimitVerdict`. The report has them from the apply log, the daemon from its own last minutes. The
-time is divided by what there was at each moment:
+time is divided by the state at each moment:
 
 - apply.max_changes_per_s held changes back: the *throttle*;
 - a batch stood at a lock of another session, whatever else waited: the *target*;
@@ -12,7 +12,8 @@ time is divided by what there was at each moment:
   a *dependency*;
 - all had a batch, and most of them waited for commits: *commit*;
 - all had a batch and executed: the *target*, by what its sessions waited for (pg_stat_activity). Sessions that wait to
-  flush WAL count as *commit*, those that wait for the daemon as *leader* if its processor was full, else as the way.
+  flush WAL count as *commit*, sessions that wait for the daemon as *leader* if its processor was full, else as the
+  way.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _ADVICE: Final = {
         "read as a stream, the log's catch_up_declined says why"
     ),
     ("leader", ""): (
-        "a processor of its own for the daemon, or a faster one; applylog.detail = 'batch' if it is 'transaction'; two "
+        "a processor for the daemon alone, or a faster one; applylog.detail = 'batch' if it is 'transaction'; two "
         "slots with half of the tables each"
     ),
     ("dependency", ""): (
@@ -70,7 +71,7 @@ _ADVICE: Final = {
     (
         "target",
         "locks",
-    ): "look at the sessions that hold the locks on the target, as named here, and end what need not hold them so long",
+    ): "look at the sessions that hold the locks on the target, as named here, and end those that need none",
     ("target", "network"): "a shorter way between daemon and target; more workers wait at the same time",
     ("target", ""): "more workers while the target has idle processors",
 }
@@ -96,7 +97,7 @@ _DETAIL_WORDS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class LimitVerdict:
-    """What limits one slot.
+    """The limit of one slot.
 
     Attributes:
         limit: throttle, source, publisher, leader, dependency, commit or target.
@@ -119,12 +120,12 @@ def state_of(*, workers: int, queued: int, blocked: int, held: int, executing: i
     """Return what there is at a moment; the report's figure `moments` says the same in SQL.
 
     Args:
-        workers: there are.
+        workers: number of all.
         queued: batches that no worker has.
-        blocked: those of them that wait for another one's commit.
+        blocked: of these, batches that wait for another one's commit.
         held: batches that a worker has.
-        executing: those of them whose statements run.
-        late: those of them whose late rows are being applied.
+        executing: of these, batches whose statements run.
+        late: of these, batches whose late rows are being applied.
     """
     if not held + queued:
         return "nothing"
@@ -199,12 +200,12 @@ def _of_target(backends: Rows, reading: Rows) -> Iterable[tuple[str, str, float]
 
 
 def is_flush(wait: str) -> bool:
-    """Tell whether a session that waits so flushes WAL."""
+    """Return whether a session with this wait flushes WAL."""
     return wait in _FLUSH
 
 
 def is_lock(wait: str) -> bool:
-    """Tell whether a session waits for a lock of another; to wait for one who makes a file longer is work."""
+    """Return whether a session waits for a lock of another one; waiting while a file is extended is work."""
     return wait.startswith("Lock:") and wait not in ("Lock:extend", "Lock:page")
 
 

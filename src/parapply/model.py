@@ -60,7 +60,7 @@ def parse_time(text: str) -> int:
 
 
 class Until(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run ends by itself; at most one of the two, and without either it does not."""
+    """The end of a run; at most one of the two, and without either it runs until it is stopped."""
 
     lsn: int | None = None  # once everything up to here is durable
     time_us: int | None = None  # since 2000-01-01 UTC: before the first transaction, in commit order, of a later time
@@ -86,12 +86,12 @@ class Relation(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
     @property
     def full_name(self) -> tuple[str, str]:
-        """Return schema and name: what tells tables apart, whatever dots are in them."""
+        """Return schema and name, which identify a table whatever dots are in them."""
         return self.schema, self.name
 
     @property
     def qualified_name(self) -> str:
-        """Return ``schema.name`` for people and logs; never for SQL, nor to tell tables apart."""
+        """Return ``schema.name`` for people and logs; never for SQL, nor to identify a table."""
         return f"{self.schema}.{self.name}"
 
 
@@ -129,10 +129,10 @@ class Transaction:
         self.end_lsn = 0
         #: Publisher's clock, microseconds since 2000-01-01 UTC.
         self.commit_time_us = commit_time_us
-        #: Publisher's clock when the last message was sent; with commit_time_us it tells a backlog from live traffic.
+        #: Publisher's clock when the last message was sent; with commit_time_us it shows a backlog or live traffic.
         self.send_time_us = 0
         #: Whole CopyData frames of Insert, Update, Delete, Truncate in source order (payload at FRAME_HEADER_BYTES).
-        #: A Relation object marks where the publisher announced it: what follows is decoded with it.
+        #: A Relation object marks where the publisher announced it: later changes are decoded with it.
         self.changes: list[bytes | Relation] = []
         self.size_bytes = 0
         #: Relations announced inside this transaction; the leader resolves them before the plan reads the changes.
@@ -140,10 +140,10 @@ class Transaction:
         #: list each.
         self.relations: Sequence[Relation] = _NO_RELATIONS
         self.has_truncate = False
-        #: Some of its changes are those of the publisher's queue of commands (`wire/ddl_queue.py`).
+        #: Some of its changes are of the publisher's queue of commands (`wire/ddl_queue.py`).
         self.has_ddl = False
-        #: None for what a Begin and a Commit enclose. Else what this is instead: a chunk of a transaction that is
-        #: streamed while it is in progress, or a message of `wire/messages.py` about a streamed or prepared one.
+        #: None for a transaction that a Begin and a Commit enclose. Otherwise a chunk of a transaction that is streamed
+        #: while it is in progress, or a message of `wire/messages.py` about a streamed or prepared one.
         self.event: object = None
         #: A large transaction travels in pieces: the first, any number between, the last (the one with end_lsn).
         self.is_first = True

@@ -1,6 +1,6 @@
 """Texts of others as parts of a language: SQL, a role's setting, HTML, a shell's command. Each rule is here once. Pure.
 
-Names, values, comments and settings come from databases whose owners are not ours. What is not quoted here is a
+Names, values, comments and settings come from databases whose owners are not ours. Text that is not quoted here is a
 parameter, or composed by `psycopg.sql` (`Identifier`, `Literal`), which quotes by the same rules.
 
 Source: PostgreSQL manual, "Lexical Structure"; `ruleutils.c`, quote_identifier; `dumputils.c`, makeAlterConfigCommand;
@@ -20,7 +20,7 @@ from parapply.printable import printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-#: Settings that are lists of names, each quoted by itself. (guc_tables.c, GUC_LIST_QUOTE: extensions have none.) True:
+#: Settings that are lists of names, each quoted separately. (guc_tables.c, GUC_LIST_QUOTE: extensions have none.) True:
 #: names of objects, which fold to lower case where they stand without quotes.
 _LISTS: Final = {
     "local_preload_libraries": False,
@@ -37,7 +37,7 @@ _LISTED: Final = re.compile(
 _QUOTED: Final = re.compile(
     r"""(?P<escapes>\b[eE]'(?:[^'\\]|\\.|'')*')|(?P<text>'(?:[^']|'')*')|(?P<name>"(?:[^"]|"")*")""", re.DOTALL
 )
-#: Of a character's number: four digits are enough.
+#: Largest number of a character for which four digits are enough.
 _LAST_SHORT: Final = 0xFFFF
 _TO_LOWER: Final = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz")
 
@@ -76,7 +76,7 @@ def identifier(name: str) -> str:
 
 
 def qualified(*names: str) -> str:
-    """Return a name with those of what it is in, such as schema and table."""
+    """Return a name that is qualified by the names before it, such as schema and table."""
     return ".".join(map(identifier, names))
 
 
@@ -97,7 +97,7 @@ def shown_list(names: Iterable[Sequence[str]]) -> str:
 def copyable(statements: str) -> str:
     """Return statements of ours that mean the same, and in which every character within quotes prints.
 
-    What does not print acts on a terminal, or is lost on the way; SQL knows it by its number, too.
+    A character that does not print acts on a terminal, or is lost on the way; SQL also knows it by its number.
     """
     return _QUOTED.sub(_by_number, statements)
 

@@ -28,15 +28,15 @@ _AT_ONCE = 200
 
 
 class SequenceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do."""
+    """The way to carry sequences over."""
 
-    ahead: int = 0  # steps further than the publisher, for what is written there in the meantime
-    is_exact: bool = False  # backwards, too
-    is_dry: bool = False  # only tell
+    ahead: int = 0  # steps further than the publisher, for values that are drawn there in the meantime
+    is_exact: bool = False  # also backwards
+    is_dry: bool = False  # only report
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sequence holds."""
+    """The value of a sequence."""
 
     last_value: int
     is_called: bool  # nextval gives the value after last_value, else last_value itself
@@ -47,7 +47,7 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SequenceOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one sequence."""
+    """The outcome for one sequence."""
 
     schema_name: str
     sequence_name: str
@@ -58,12 +58,12 @@ class SequenceOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_carried(self) -> bool:
-        """Tell whether the target's is there, and not behind."""
+        """Return whether the target's sequence exists, and is not behind."""
         return self.outcome not in {"missing", "refused"}
 
 
 async def carry(ends: Connections, how: SequenceOptions) -> list[SequenceOutcome]:
-    """Bring every sequence forward that is behind on the target; return what became of each.
+    """Bring every sequence forward that is behind on the target; return the outcome of each.
 
     Raises:
         SourceRefused, SourceLost, TargetLost: an end is not there, or does not let them be read.
@@ -74,7 +74,7 @@ async def carry(ends: Connections, how: SequenceOptions) -> list[SequenceOutcome
 
 async def _source_sequences(conn: slot.Connection) -> dict[tuple[str, str], tuple[int, Value]]:
     """Return increment and value of every sequence on the publisher, by schema and name."""
-    # Without those that number the rows of parapply's own tables: on each side they count by themselves.
+    # Sequences that number the rows of parapply's tables are left out, because each side counts independently.
     listed = sql.SQL(
         "SELECT n.nspname, c.relname, s.seqincrement FROM pg_catalog.pg_sequence AS s"
         " JOIN pg_catalog.pg_class AS c ON c.oid = s.seqrelid AND c.relpersistence <> 't'"

@@ -177,7 +177,7 @@ class SpillFile:
         return changes
 
     def cut(self, size_bytes: int) -> None:
-        """Drop the blocks from an offset on and free their room; they must not be read any more."""
+        """Drop the blocks from an offset on and free their room; they must no longer be read."""
         with self._lock:
             os.ftruncate(self._fd, size_bytes)
         self._reserve(size_bytes - self.size_bytes)

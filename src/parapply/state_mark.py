@@ -1,8 +1,8 @@
-"""Which schemas hold parapply's own tables, on either end: never copied, compared, emptied or applied.
+"""Schemas with parapply's tables, on either end: never copied, compared, emptied or applied.
 
-A publisher has one if it is, or was, a target itself: a publication FOR ALL TABLES then sends its tables. What they say
-is true of that server only; on another one it would replace what that one knows of its own slots. The queue of
-commands is such a table, too: the stream brings its rows, and none of them becomes a row.
+A publisher has one if it is, or was, a target itself: a publication FOR ALL TABLES then sends its tables. Their rows
+are true of that server only; on another one they would replace the state of its slots. The queue of commands is also
+such a table: the stream carries its rows, and none of them becomes a row.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from typing import LiteralString
 
-#: What COMMENT ON SCHEMA says of a state schema.
+#: The COMMENT ON SCHEMA of a state schema.
 STATE_COMMENT: Final[LiteralString] = "Progress of parapply, which applies logical replication here."
 
 #: Subquery for FROM: schema_name of each such schema of the database, a state schema whatever its name is. It is known
-#: by an index that every version has and nothing else, and by what only the schema's owner could do: its comment, or
-#: tables of his own. A role that may only create tables there could else have all others of the schema left out. By an
-#: index of the catalogue: its time does not grow with tables.
+#: by an index that every version has and nothing else, and by marks that only the schema's owner could set: a comment
+#: or tables. A role that may only create tables there could otherwise have all others of the schema left out. An index
+#: of the catalogue is used, so that its time does not grow with tables.
 STATE_SCHEMAS_SQL: Final[LiteralString] = """
 (SELECT n.nspname AS schema_name
    FROM pg_catalog.pg_class AS mark

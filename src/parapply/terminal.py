@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def is_hung_up(terminals: Iterable[int]) -> bool:
-    """Tell whether one of these open terminals has gone, by its number as a file."""
+    """Return whether one of these open terminals has gone, by its number as a file."""
     poll = select.poll()
     for number in terminals:
         # POLLHUP is reported without being asked for.

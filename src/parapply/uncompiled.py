@@ -1,4 +1,4 @@
-"""What the interpreted twin of a compiled module sees in place of the compiler's module ``cython``."""
+"""Stand-in for the compiler's module ``cython`` in the interpreted twin of a compiled module."""
 
 from __future__ import annotations
 

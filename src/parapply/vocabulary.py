@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class WorkerState(StrEnum):
-    """What a worker does."""
+    """The activity of a worker."""
 
     IDLE = "idle"
     EXECUTING = "executing"
@@ -46,7 +46,7 @@ class RetryReason(StrEnum):
 
 
 class WaitKind(StrEnum):
-    """What two transactions, or two batches, have in common so that one waits for the other."""
+    """The common object for which one of two transactions, or batches, waits for the other."""
 
     KEY = "key"
     UNIQUE = "unique"
@@ -56,7 +56,7 @@ class WaitKind(StrEnum):
 
 
 class DaemonState(StrEnum):
-    """What the daemon does as a whole."""
+    """The state of the daemon as a whole."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -67,7 +67,7 @@ class DaemonState(StrEnum):
 
 
 class ConflictType(StrEnum):
-    """What a change met, as PostgreSQL 18 logs it (manual, "Logical Replication: Conflicts").
+    """The conflict that a change hit, as PostgreSQL 18 logs it (manual, "Logical Replication: Conflicts").
 
     `update_deleted` of PostgreSQL 19 is not among them, because before that version nothing on a server remembers a
     deleted row.
@@ -84,7 +84,7 @@ class ConflictType(StrEnum):
 
 
 class ConflictOutcome(StrEnum):
-    """What became of a change."""
+    """The outcome of a change in conflict."""
 
     STOPPED = "stopped"  # rolled back with its transaction, which is tried again
     REPAIRED = "repaired"  # stopped once; its transaction has been applied since
@@ -94,7 +94,7 @@ class ConflictOutcome(StrEnum):
 
 
 class CommandOutcome(StrEnum):
-    """What became of a command of the publisher."""
+    """The outcome of a command of the publisher."""
 
     APPLIED = "applied"  # it has run
     LEFT_OUT = "left_out"  # it has not, and its transaction went on
@@ -102,7 +102,7 @@ class CommandOutcome(StrEnum):
 
 
 class CopyState(StrEnum):
-    """Whether a table holds a copy of the publisher's rows; `target/state/copies.py` says what each means."""
+    """The progress of a table's copy of the publisher's rows; `target/state/copies.py` defines each state."""
 
     WAITING = "waiting"
     COPYING = "copying"

@@ -272,7 +272,9 @@ def test_names_from_the_log_are_never_elements(hand_made: tuple[ReportOutcome, P
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in json.dumps(json.loads(found.scripts[0]))
     assert [script for script in found.scripts[1:] if "alert(1)" in script] == []
     showing = {title for title, text in found.texts.items() if _SCRIPT in text}
-    culprits = {"Slowest batches", "Slowest transactions", "Who waited for whom", "The chain to the longest wait"}
+    culprits = {
+        "Slowest batches", "Slowest transactions", "Batches that waited for others", "The chain to the longest wait",
+    }  # fmt: skip
     assert showing == culprits | {
         "",
         "In short",

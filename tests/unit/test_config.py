@@ -256,7 +256,7 @@ def test_a_file_with_a_value_that_cannot_be_read_is_named(tmp_path: Path) -> Non
     lines = errors_of(environ=environ)
     assert f"PARAPPLY_SOURCE__DSN_FILE: cannot read {tmp_path / 'missing'}: No such file or directory" in lines
     assert "PARAPPLY_TARGET__DSN_FILE: the file is not UTF-8 text" in lines
-    assert "PARAPPLY_SOURCE__SLOT_FILE: PARAPPLY_SOURCE__SLOT is set, too: only one of them may be" in lines
+    assert "PARAPPLY_SOURCE__SLOT_FILE: PARAPPLY_SOURCE__SLOT is also set: only one of them may be" in lines
     assert any(line.startswith("source.nothing_file: unknown key") for line in lines)
     assert not [line for line in lines if SECRET in line]
 

@@ -1,4 +1,4 @@
-"""Words that name no actor, or mean something else to a native reader: they do not come back."""
+"""Words and constructions that no native writer uses here: mended ones do not come back."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import re
 import tokenize
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
 
 from tests.fixtures.documents import ROOT
 
@@ -28,12 +30,26 @@ _WORDS = {
     "is told": "is reported, is logged, is shown, learns",
     "are told": "are reported, are logged, are shown, learn",
 }
-#: How many of them a file has. A count may only go down.
-_ALLOWED: dict[str, int] = {
+#: Between two words: a phrase may continue in the next line of a comment, or in the next string.
+_GAP = r"(?:[\s#:]|f?\")+"
+#: Constructions, each with its pattern, and what to write instead. A question is no clause as a subject.
+_CONSTRUCTIONS = {
+    "clause": (
+        r"\b(?:What|Whether|Who|How many|How much|Which)\s(?![^.?!|]*\?)",
+        "a noun as the subject or title, as in 'Number of', 'Return whether'",
+    ),
+    "tell": (r"(?i:\btells?\b)", "return whether, report, show"),
+    "there": (
+        rf"(?i:\b(?:is|are|was|were){_GAP}(?:there|here)\b(?!{_GAP}(?:is|are)\b))",
+        "exists, is present, or the noun that is meant",
+    ),
+    "that_of": (rf"(?i:\b(?:that|those){_GAP}of\b)", "the noun again"),
+    "too": (rf"(?i:,{_GAP}too\s*(?:[.;:)]|$))", "also, before the verb"),
+}
+#: Number of the words that a file may have. It only goes down.
+_ALLOWED_WORDS: dict[str, int] = {
     "src/parapply/check/show.py": 1,
     "src/parapply/commands/snapshot.py": 1,
-    "src/parapply/commands/snapshot_client.py": 1,
-    "src/parapply/commands/state_reader.py": 2,
     "src/parapply/demo/account.py": 1,  # the name of an account
     "src/parapply/source/transport.py": 1,
     "src/parapply/target/session/origins.py": 2,
@@ -44,19 +60,202 @@ _ALLOWED: dict[str, int] = {
     "src/parapply/wire/copy.py": 4,
     "src/parapply/wire/rows.py": 1,
 }
+#: Number of the constructions that a file may have, all five together. It only goes down.
+_ALLOWED_CONSTRUCTIONS: dict[str, int] = {
+    "README.md": 1,
+    "config/docker/prometheus/alerts.yml": 1,
+    "docs/ARCHITECTURE.md": 5,
+    "docs/CONSISTENCY.md": 6,
+    "docs/PRIVILEGES.md": 3,
+    "docs/RELIABILITY.md": 4,
+    "docs/REPORT.md": 2,
+    "docs/TRAPS.md": 8,
+    "docs/TROUBLESHOOTING.md": 1,
+    "docs/WHATIF.md": 1,
+    "docs/design/CONFLICTS.md": 2,
+    "docs/design/EXACTNESS.md": 2,
+    "docs/design/STREAMS.md": 3,
+    "docs/design/TRANSACTION.md": 1,
+    "docs/design/WORKERS.md": 1,
+    "docs/how-to/change-schemas.md": 1,
+    "docs/how-to/cut-over.md": 1,
+    "docs/how-to/migrate.md": 1,
+    "docs/how-to/synchronous-standby.md": 1,
+    "docs/tutorials/cloud-to-cloud.md": 1,
+    "docs/tutorials/reporting-replica.md": 1,
+    "src/parapply/blocked.py": 2,
+    "src/parapply/check/findings.py": 1,
+    "src/parapply/commands/status_schema.py": 8,
+    "src/parapply/config.py": 7,
+    "src/parapply/conflict/history.py": 3,
+    "src/parapply/conflict/kinds.py": 1,
+    "src/parapply/conflict/listing.py": 2,
+    "src/parapply/conflict/local.py": 4,
+    "src/parapply/conflict/policies.py": 2,
+    "src/parapply/conflict/replay.py": 3,
+    "src/parapply/conflict/rules.py": 4,
+    "src/parapply/conflict/settle.py": 4,
+    "src/parapply/connect.py": 1,
+    "src/parapply/copy/binary.py": 1,
+    "src/parapply/copy/command.py": 5,
+    "src/parapply/copy/dumped.py": 1,
+    "src/parapply/copy/load.py": 6,
+    "src/parapply/copy/published.py": 4,
+    "src/parapply/copy/pump.py": 1,
+    "src/parapply/copy/queue.py": 1,
+    "src/parapply/copy/resume.py": 4,
+    "src/parapply/copy/schema.py": 8,
+    "src/parapply/copy/sequences.py": 1,
+    "src/parapply/copy/snapshot.py": 2,
+    "src/parapply/copy/tables.py": 4,
+    "src/parapply/copy/writer.py": 1,
+    "src/parapply/cutover/command.py": 8,
+    "src/parapply/cutover/fence.py": 4,
+    "src/parapply/cutover/late.py": 1,
+    "src/parapply/cutover/look.py": 12,
+    "src/parapply/cutover/way_back.py": 3,
+    "src/parapply/driver.py": 2,
+    "src/parapply/engine/__init__.py": 1,
+    "src/parapply/engine/counts.py": 2,
+    "src/parapply/engine/durability.py": 2,
+    "src/parapply/engine/flight.py": 4,
+    "src/parapply/engine/intake.py": 6,
+    "src/parapply/engine/job.py": 6,
+    "src/parapply/engine/pace.py": 1,
+    "src/parapply/engine/stalls.py": 4,
+    "src/parapply/engine/state.py": 2,
+    "src/parapply/engine/throttle.py": 2,
+    "src/parapply/engine/workers.py": 4,
+    "src/parapply/http_server.py": 1,
+    "src/parapply/migrate/command.py": 2,
+    "src/parapply/migrate/follow.py": 2,
+    "src/parapply/migrate/later.py": 1,
+    "src/parapply/migrate/look.py": 2,
+    "src/parapply/migrate/noting.py": 4,
+    "src/parapply/migrate/options.py": 3,
+    "src/parapply/migrate/rest.py": 3,
+    "src/parapply/migrate/roles.py": 3,
+    "src/parapply/migrate/script.py": 3,
+    "src/parapply/migrate/show.py": 3,
+    "src/parapply/plan/commands.py": 2,
+    "src/parapply/quoting.py": 1,
+    "src/parapply/runtime/__init__.py": 1,
+    "src/parapply/runtime/apply/conflicts.py": 1,
+    "src/parapply/runtime/apply/ddl.py": 7,
+    "src/parapply/runtime/apply/deadlocks.py": 2,
+    "src/parapply/runtime/apply/failure.py": 4,
+    "src/parapply/runtime/apply/kit.py": 1,
+    "src/parapply/runtime/apply/outcome.py": 1,
+    "src/parapply/runtime/apply/parts.py": 2,
+    "src/parapply/runtime/apply/repair.py": 5,
+    "src/parapply/runtime/apply/sets.py": 6,
+    "src/parapply/runtime/apply/transaction.py": 1,
+    "src/parapply/runtime/apply/worker.py": 2,
+    "src/parapply/runtime/control/__init__.py": 1,
+    "src/parapply/runtime/control/catch_up_watch.py": 2,
+    "src/parapply/runtime/control/later_commands.py": 1,
+    "src/parapply/runtime/control/progress.py": 4,
+    "src/parapply/runtime/control/requests.py": 5,
+    "src/parapply/runtime/daemon.py": 4,
+    "src/parapply/runtime/epoch.py": 4,
+    "src/parapply/runtime/intake/admission.py": 6,
+    "src/parapply/runtime/intake/batcher.py": 1,
+    "src/parapply/runtime/intake/commands.py": 3,
+    "src/parapply/runtime/intake/intake.py": 2,
+    "src/parapply/runtime/intake/reader.py": 2,
+    "src/parapply/runtime/intake/special.py": 3,
+    "src/parapply/runtime/observe/__init__.py": 1,
+    "src/parapply/runtime/observe/applylog_intervals.py": 6,
+    "src/parapply/runtime/observe/applylog_records.py": 3,
+    "src/parapply/runtime/observe/applylog_writer.py": 1,
+    "src/parapply/runtime/observe/gauges.py": 2,
+    "src/parapply/runtime/observe/health.py": 2,
+    "src/parapply/runtime/observe/limiting.py": 3,
+    "src/parapply/runtime/observe/monitor.py": 3,
+    "src/parapply/runtime/observe/page.py": 2,
+    "src/parapply/runtime/observe/systemd.py": 1,
+    "src/parapply/runtime/observe/watchdog.py": 2,
+    "src/parapply/runtime/pool/__init__.py": 1,
+    "src/parapply/runtime/pool/streams.py": 6,
+    "src/parapply/runtime/pool/two_phase.py": 2,
+    "src/parapply/runtime/reload.py": 2,
+    "src/parapply/runtime/sessions.py": 3,
+    "src/parapply/runtime/signals.py": 2,
+    "src/parapply/runtime/tables/copied.py": 7,
+    "src/parapply/runtime/tables/plans.py": 3,
+    "src/parapply/runtime/tables/prefetch.py": 4,
+    "src/parapply/runtime/tables/watch.py": 1,
+    "src/parapply/runtime/worker_sessions.py": 2,
+    "src/parapply/runtime/worker_tasks.py": 4,
+    "src/parapply/source/catch_up.py": 5,
+    "src/parapply/source/catch_up_stream.py": 7,
+    "src/parapply/source/ddl_automatic.py": 4,
+    "src/parapply/source/ddl_queue.py": 5,
+    "src/parapply/source/late_tables.py": 3,
+    "src/parapply/source/options.py": 3,
+    "src/parapply/source/publishing.py": 6,
+    "src/parapply/source/ranges.py": 4,
+    "src/parapply/source/refusals.py": 5,
+    "src/parapply/source/slot.py": 8,
+    "src/parapply/source/standby.py": 2,
+    "src/parapply/source/stream.py": 3,
+    "src/parapply/source/transport.py": 7,
+    "src/parapply/source/waits.py": 1,
+    "src/parapply/target/catalogue/__init__.py": 1,
+    "src/parapply/target/catalogue/equality.py": 3,
+    "src/parapply/target/catalogue/facts.py": 4,
+    "src/parapply/target/catalogue/fingerprint.py": 3,
+    "src/parapply/target/catalogue/key_facts.py": 3,
+    "src/parapply/target/catalogue/key_query.py": 1,
+    "src/parapply/target/catalogue/match.py": 1,
+    "src/parapply/target/catalogue/match_keys.py": 3,
+    "src/parapply/target/catalogue/query.py": 6,
+    "src/parapply/target/session/lease.py": 2,
+    "src/parapply/target/session/origins.py": 1,
+    "src/parapply/target/session/pipeline.py": 4,
+    "src/parapply/target/session/prepared.py": 2,
+    "src/parapply/target/session/session.py": 11,
+    "src/parapply/target/session/settings.py": 5,
+    "src/parapply/target/sql/__init__.py": 1,
+    "src/parapply/target/sql/commands.py": 7,
+    "src/parapply/target/sql/conditions.py": 2,
+    "src/parapply/target/sql/moves.py": 1,
+    "src/parapply/target/sql/statements.py": 7,
+    "src/parapply/target/sql/whole_rows.py": 6,
+    "src/parapply/target/state/__init__.py": 1,
+    "src/parapply/target/state/commands.py": 2,
+    "src/parapply/target/state/comments.py": 23,
+    "src/parapply/target/state/copies.py": 8,
+    "src/parapply/target/state/copy_parts.py": 3,
+    "src/parapply/target/state/cutovers.py": 1,
+    "src/parapply/target/state/display.py": 4,
+    "src/parapply/target/state/migrations.py": 4,
+    "src/parapply/target/state/moves.py": 1,
+    "src/parapply/target/state/schema.py": 2,
+    "src/parapply/target/state/slots.py": 6,
+    "src/parapply/terminal.py": 1,
+}
+#: The two tables by name: words or constructions, and the allowed numbers.
+_TABLES = {"words": (set(_WORDS), _ALLOWED_WORDS), "constructions": (set(_CONSTRUCTIONS), _ALLOWED_CONSTRUCTIONS)}
 #: Suffixes below `config/`: what people read there, not its secrets.
 _CONFIGURATION = {".toml", ".service", ".env", ".sql", ".sh", ".yml"}
-#: Between two words: a phrase may continue in the next line of a comment.
-_GAP = r"[\s#:]+"
-_PATTERN = re.compile(rf"\b(?:{'|'.join(word.replace(' ', _GAP) for word in _WORDS)})\b", re.IGNORECASE)
+_PATTERN = re.compile(
+    "|".join(
+        [rf"(?i:\b(?:{'|'.join(word.replace(' ', _GAP) for word in _WORDS)})\b)"]
+        + [f"(?P<{name}>{pattern})" for name, (pattern, _) in _CONSTRUCTIONS.items()]
+    ),
+    re.MULTILINE,
+)
 
 
 class _Find(NamedTuple):
     line: int
-    word: str
+    name: str  # the word, or the name of the construction
+    text: str
 
     def __str__(self) -> str:
-        return f"line {self.line}: {self.word!r}: better: {_WORDS[self.word]}"
+        better = _CONSTRUCTIONS[self.name][1] if self.name in _CONSTRUCTIONS else _WORDS[self.name]
+        return f"line {self.line}: {self.text!r}: better: {better}"
 
 
 def _comments(text: str) -> Iterator[tuple[int, str]]:
@@ -85,15 +284,17 @@ def _strings(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _finds(text: str, *, is_python: bool) -> list[_Find]:
-    """Return the words in comments and strings of Python, or anywhere in another text."""
+    """Return words and constructions in comments and strings of Python, or anywhere in another text."""
     if not _PATTERN.search(text):
-        return []  # most files need no parser
+        return []  # such files need no parser
     parts = [*_comments(text), *_strings(text)] if is_python else [(1, text)]
-    return sorted(
-        _Find(first + part.count("\n", 0, found.start()), re.sub(_GAP, " ", found[0].lower()))
-        for first, part in parts
-        for found in _PATTERN.finditer(part)
-    )
+    finds = []
+    for first, part in parts:
+        for found in _PATTERN.finditer(part):
+            words = re.sub(_GAP, " ", found[0]).strip()
+            line = first + part.count("\n", 0, found.start())
+            finds.append(_Find(line, found.lastgroup or words.lower(), words))
+    return sorted(finds)
 
 
 def _files() -> Iterator[Path]:
@@ -113,23 +314,30 @@ def _all_finds() -> dict[str, list[_Find]]:
     return {path: finds for path, finds in sorted(found.items()) if finds}
 
 
-def test_no_file_has_more_of_the_words_than_allowed() -> None:
-    """A word that names no actor, or is a false friend, is not written again."""
+@pytest.mark.parametrize("table", _TABLES)
+def test_no_file_has_more_of_the_words_than_allowed(table: str) -> None:
+    """A sentence has a noun as its subject and names its actor; words and constructions against that only go down."""
+    names, allowed = _TABLES[table]
     wrong = [
-        f"{path}, {one}" for path, finds in _all_finds().items() if len(finds) > _ALLOWED.get(path, 0) for one in finds
+        f"{path}, {one}"
+        for path, finds in _all_finds().items()
+        if len(counted := [find for find in finds if find.name in names]) > allowed.get(path, 0)
+        for one in counted
     ]
     assert not wrong, "more than test_language.py allows:\n" + "\n".join(wrong)
 
 
-def test_no_file_is_allowed_more_than_it_has() -> None:
-    """What was mended stays so: the allowed count goes down with the words."""
-    counts = {path: len(_all_finds().get(path, [])) for path in _ALLOWED}
+@pytest.mark.parametrize("table", _TABLES)
+def test_no_file_is_allowed_more_than_it_has(table: str) -> None:
+    """Mended text stays mended: the allowed number goes down with the finds."""
+    names, allowed = _TABLES[table]
+    counts = {path: sum(find.name in names for find in _all_finds().get(path, [])) for path in allowed}
     stale = [
         f'"{path}": {counts[path]},' if counts[path] else f'"{path}": take the line out'
-        for path, allowed in _ALLOWED.items()
-        if counts[path] < allowed
+        for path, number in allowed.items()
+        if counts[path] < number
     ]
-    assert not stale, "put into _ALLOWED of test_language.py:\n" + "\n".join(stale)
+    assert not stale, f"put into the allowed {table} of test_language.py:\n" + "\n".join(stale)
 
 
 def test_words_are_found_where_people_read_them() -> None:
@@ -146,5 +354,27 @@ def test_words_are_found_where_people_read_them() -> None:
         "anew = 1\n"
     )
     found = [(1, "nobody"), (2, "nobody"), (2, "somebody"), (3, "some hundred"), (8, "anew"), (9, "is told")]
-    assert _finds(text, is_python=True) == found
-    assert _finds("It is\ntold.\n", is_python=False) == [(1, "is told")]
+    assert [(find.line, find.name) for find in _finds(text, is_python=True)] == found
+    assert [str(find) for find in _finds("It is\ntold.\n", is_python=False)] == [
+        f"line 1: 'is told': better: {_WORDS['is told']}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("What is left is dropped.", ["clause"]),
+        ("# It ends.\n#: Whether it did.", ["clause"]),
+        ("| How many rows | 3 |", ["clause"]),
+        ("What is left? Nothing. Note which rows differ, and what is left.", []),
+        ("The log tells it. Tell the operator.", ["tell", "tell"]),
+        ("The row is\n#: there. Those are here, and were\nnot there.", ["there", "there"]),
+        ("It is there are two.", []),
+        ("The name is that\nof the slot, or those of both.", ["that_of", "that_of"]),
+        ("It is kept, too. (It is read, too) and kept, too\n", ["too", "too", "too"]),
+        ("It is kept, too, and read, too late.", []),
+    ],
+)
+def test_constructions_are_found(text: str, names: list[str]) -> None:
+    """Each construction is found at the begin or within a sentence, also over two lines; a question is none."""
+    assert [find.name for find in _finds(text, is_python=False)] == names

@@ -7,8 +7,7 @@ Parquet, each once) with `lines` (one line to one row) and `schema` (from the lo
 `views` → `compute` with `figures` (what each figure means), `queries_work`, `queries_time`, `queries_limits`,
 `queries_culprit` (how it is computed), `compare` and `whatif` → `page` with `sections`, `plots` and `words`.
 
-What computes is an `engine`: `duck` with `duck_sql` (the queries in its SQL) and `local` (files of this machine), or
+An `engine` computes: `duck` with `duck_sql` (the queries in its SQL) and `local` (files of this machine), or
 `spark` with `session`, `java` (where Spark comes from) and `hadoop` (files on any file system that Hadoop knows). Only
-these know which one it is. Besides there are `progress` (what the terminal shows) and `bundle` (the job for
-spark-submit).
+these know which one it is. `progress` writes to the terminal, and `bundle` makes the job for spark-submit.
 """

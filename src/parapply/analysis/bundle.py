@@ -32,7 +32,7 @@ sys.exit(submitted(sys.argv[1:]))
 
 
 def write_bundle(folder: Path) -> None:
-    """Write both files, over what is there."""
+    """Write both files, over existing ones."""
     folder.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(folder / PACKAGE_FILE, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, file in _sources(resources.files("parapply"), "parapply"):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _OUT: Final = "parapply-report"
 #: Size of a log, unpacked, from which on it is Spark's.
 _SPARK_BYTES: Final = 1 << 30
-#: How much larger a packed file is, about.
+#: Factor, about, by which a packed file grows when it is unpacked.
 _PACKED_TIMES: Final = 10
 _MEMORY: Final = re.compile(r"[1-9][0-9]*[mgMG]")
 #: Files that are not read, named on the terminal.
@@ -79,7 +79,7 @@ def _span(
 
 def _common_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = [
-        click.option("--out", metavar="DIR", default=_OUT, show_default=True, help="Of the report; kept and added to."),
+        click.option("--out", metavar="DIR", default=_OUT, show_default=True, help="The report's folder; added to."),
         click.option("--follow", "is_following", is_flag=True, help="Go on with new files until Ctrl-C."),
         click.option(
             "--every", "every_s", type=click.FloatRange(min=1), default=30.0, show_default=True, metavar="S",
@@ -117,10 +117,12 @@ def _common_options(command: Callable[..., Any]) -> Callable[..., Any]:
     show_default=True,
     help="DuckDB in this process, or Spark; auto: DuckDB for a log below 1 GB on this machine.",
 )
-@click.option("--memory", default="2g", show_default=True, callback=_memory, help="Of the engine; more goes to disk.")
+@click.option(
+    "--memory", default="2g", show_default=True, callback=_memory, help="The engine's memory; more goes to disk."
+)
 @click.option("--cores", type=click.IntRange(min=1), help="Processors to use.  [default: all]")
 @click.option("--master", metavar="URL", help="Spark's, such as spark://host:7077 or yarn.  [default: this machine]")
-@click.option("--spark", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of Spark's own; repeatable.")
+@click.option("--spark", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; repeatable.")
 @click.option(
     "--bundle", "bundle_folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
     help="Write the job for spark-submit into DIR and do nothing else.",
@@ -282,7 +284,7 @@ def _follow(  # noqa: PLR0913, PLR0917  passed on
         _print(show(mine, request, Silent(), new_files=new_files, store=store), is_json)
 
     with _stop_asked() as stop:
-        # The page is there from the beginning, and says what there is.
+        # The page exists from the beginning, and shows the records so far.
         on_load(engine, 0, None)
         follow(engine, request, every_s, on_load, stop)
 
@@ -319,8 +321,8 @@ def _print(outcome: ReportOutcome, is_json: bool) -> None:  # noqa: FBT001  pass
         click.echo(f"{slot}:")
         said = outcome.verdicts.get(slot)
         if said is not None:
-            click.echo(f"  What limits: {said.words}")
-            click.echo(f"  What to do: {said.advice}.")
+            click.echo(f"  Limit: {said.words}")
+            click.echo(f"  Advice: {said.advice}.")
             for text in said.evidence:
                 click.echo(f"    {text}")
         for text in texts:

@@ -44,7 +44,7 @@ QUERIES: Final = {
     "files": queries_work.FILES,
     "bad_lines": queries_work.BAD_LINES,
 }
-#: What `limits.limits` takes, in its order.
+#: Arguments of `limits.limits`, in its order.
 _LIMITED_BY: Final = ("moments", "reading", "backends", "blockers")
 #: Links of a chain that are followed.
 _LONGEST_CHAIN: Final = 50

@@ -1,11 +1,11 @@
-"""How much longer a statement takes because others run beside it: learned from a log, told for any number of them.
+"""Slowdown of a statement by others that run beside it: learned from a log, predicted for any number of them.
 
 In: for each batch the seconds it executed with one, two ... batches executing at a time. Out: a `Contention`, which
-divides a batch's work into a part that needs a processor and one that only waits (disk, network), and has so many
+divides a batch's work into a part that needs a processor and one that only waits (disk, network), and has a number of
 processors. Pure.
 
-A batch takes turns: it needs a processor, and it waits for something that is there for all at a time. How many of n
-batches then need one is the "machine repairman" of queueing theory, and known exactly.
+A batch takes turns: it needs a processor, and it waits for something that serves all at a time. The number of n batches
+that then need one is the "machine repairman" of queueing theory, and known exactly.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ MOST: Final = 64
 _TRIED: Final = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, inf)
 #: Twice the logarithm by which a number of processors may be less likely than the likeliest: 95 of 100 true ones are.
 _PLAUSIBLE: Final = 3.84
-#: Neighbouring batches share what slows them down, so that so many of them count as one in that comparison.
+#: Neighbouring batches share what slows them down, so that this number of them counts as one in that comparison.
 _ALIKE: Final = 4
 _STEPS: Final = 40
-#: By so many times large batches must be larger than small ones for these to tell what a batch takes for itself.
+#: Least ratio of large batches to small ones from which the time of a batch alone can be computed.
 _APART: Final = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contention:
-    """What batches that execute at a time wait for.
+    """The waits of batches that execute at a time.
 
     Attributes:
-        cpu_share: part of a batch's execution by itself that needs a processor.
-        processors: that serve it; less than there are where other processes need them for each batch, too.
+        cpu_share: part of a batch's execution alone that needs a processor.
+        processors: that serve it; fewer than the machine has where other processes also need them for each batch.
     """
 
     cpu_share: float
@@ -95,19 +95,19 @@ def beside(spans: Sequence[tuple[float, float]]) -> list[dict[int, float]]:
 
 
 def alone_s(executed: Executed, slowdowns: Sequence[float]) -> float:
-    """Return how long a batch would have taken by itself."""
+    """Return how long a batch would have taken alone."""
     return sum([seconds / slowdowns[n] for n, seconds in executed.seconds_by_n.items()])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Processors:
-    """What is known of the processors that the statements use.
+    """Known facts of the processors that the statements use.
 
     Attributes:
         number: of the target's machine; 0: not known.
         sessions_s: processor seconds of the workers' sessions while batches executed; None: not counted.
         sessions: processors that the sessions took in the seconds that were counted, on average.
-        leader: the same of what works for each batch, too: the daemon's leader, the publisher's sender.
+        leader: the same of processes that also work for each batch: the daemon's leader, the publisher's sender.
         others: the same of everything else on the machine.
         cpu_share: part of the samples of executing sessions that were on a processor; None: no samples.
     """
@@ -123,8 +123,8 @@ class Processors:
     def served(self) -> tuple[float, float, float]:
         """Return how many processors the sessions can have: if others give way, as a mean, if others do not.
 
-        What works for each batch takes its part of any of them. What others do may belong to that, or to nothing here;
-        they share fairly, but it is not known with how many.
+        Processes that work for each batch take their part of any of them. The work of others may belong to that, or to
+        nothing here; they share fairly, but the number of sharers is not known.
         """
         part = self.sessions / (self.sessions + self.leader) if self.sessions else 1.0
         most = self.number * part
@@ -134,7 +134,7 @@ class Processors:
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """What a log says about contention.
+    """Contention as a log shows it.
 
     Attributes:
         best: as it is taken for.
@@ -152,8 +152,8 @@ class Learned:
 def learn(executed: Sequence[Executed], known: Processors) -> Learned:
     """Return what batches waited for that executed at a time.
 
-    Where the target's processors are counted, that tells all. Elsewhere the number is the one with which batches took
-    most nearly the same time for each change by themselves, whatever ran beside them.
+    The counted processors of the target decide, if they are known. Otherwise the number is the one with which batches
+    took most nearly the same time for each change by themselves, whatever ran beside them.
     """
     by_n: defaultdict[int, float] = defaultdict(float)
     for each in executed:
@@ -217,22 +217,22 @@ def _unlikely(executed: Sequence[Executed], contention: Contention) -> float:
 
 
 class Line(NamedTuple):
-    """Seconds of a batch: so many for itself, so many for each change."""
+    """Seconds of a batch: a fixed part, and a part for each change."""
 
     batch_s: float
     change_s: float
     error: float  # mean square of the relative errors, each weighed by its changes
 
     def seconds(self, changes: int) -> float:
-        """Return what a batch of so many changes takes."""
+        """Return the seconds of a batch with this number of changes."""
         return self.batch_s + self.change_s * changes
 
 
 def line_of_sizes(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     """Return the seconds of a batch for itself, and for each change, by how small batches differ from large ones.
 
-    Medians of a third of the batches each: few odd ones tell nothing. Where all are about as large, nothing tells the
-    two apart, and all is the changes'. What they took together stays.
+    Medians of a third of the batches each, so that a few odd ones do not count. Where all are about as large, the two
+    cannot be separated, and all the time is given to the changes. Their sum stays.
     """
     ordered = sorted([point for point in points if point[0]])
     if not ordered:

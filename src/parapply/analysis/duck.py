@@ -37,12 +37,12 @@ _FETCHED: Final = 4096
 #: Rows that are written at once.
 _WRITTEN: Final = 16_384
 _PATTERN_SIGNS: Final = str.maketrans({"[": "[[]", "*": "[*]", "?": "[?]"})
-#: What DuckDB says of a line, not of the machine.
+#: Errors of DuckDB that concern a line, not the machine.
 _OF_A_LINE: Final = (duckdb.InvalidInputException, duckdb.ConversionException)
 
 
 class DuckEngine:
-    """A session of its own; see `engine.Engine` for what each function does.
+    """A session of DuckDB; see `engine.Engine` for each function.
 
     Args:
         memory: at most, for example ``2g``; what is larger goes to a folder for temporary files.
@@ -103,7 +103,7 @@ class DuckEngine:
 
     def stream(self, query: str, **arguments: Any) -> Iterator[tuple[Any, ...]]:  # noqa: ANN401  values of SQL
         """As `Engine.stream`."""
-        # With a session of its own, other queries may run between two rows.
+        # In a separate session, other queries may run between two rows.
         with self._session.cursor() as cursor:
             found = cursor.execute(in_duckdb(query), arguments or None)
             while rows := found.fetchmany(_FETCHED):
@@ -211,7 +211,7 @@ def _any_record() -> type[msgspec.Struct]:
     """Return a struct with the fields of every record, none of them required."""
     fields: dict[str, Any] = {KIND: str}
     for struct in RECORDS.values():
-        # Of two records with one name of a field the types are equal: `schema.wide_columns` sees to it.
+        # Two records with one name of a field have equal types, as `schema.wide_columns` ensures.
         fields |= {
             field.name: datetime if schema.is_time(field.name) else field.type
             for field in msgspec.structs.fields(struct)

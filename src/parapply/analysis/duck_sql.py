@@ -1,6 +1,6 @@
 """The queries in DuckDB's SQL. They are written once, in Spark's, and keep to a part of it that this can say.
 
-In go queries of this program; out come queries that mean the same. What differs is the names of functions, structs
+In go queries of this program; out come queries that mean the same. They differ in the names of functions, structs
 (``struct(a AS b)``), functions of one line (``x -> ...``), ``inline``, arguments (``:name``), and two names of columns
 that DuckDB reserves. Not every query of Spark's can be said: `tests/analysis` compares the figures of both engines.
 """
@@ -57,7 +57,7 @@ def _token(found: re.Match[str]) -> str:
 
 
 def _rewritten(query: str, name: str, render: Callable[[list[str]], str]) -> str:
-    """Return a query with each call of a function replaced, those within its arguments, too."""
+    """Return a query with each call of a function replaced, also within its arguments."""
     call = re.compile(rf"\b{name}\(")
     while found := call.search(query):
         arguments, end = _arguments(query, found.end())

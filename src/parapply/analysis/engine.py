@@ -1,4 +1,4 @@
-"""What computes: DuckDB on this machine, or Spark anywhere, over the same queries.
+"""The engine that computes: DuckDB on this machine, or Spark anywhere, over the same queries.
 
 The queries are Spark's SQL. `duck_sql` says which part of it they keep to, and how it reads in DuckDB's.
 """
@@ -27,7 +27,7 @@ Tables = dict[str, Rows]
 
 
 class Engine(Protocol):
-    """An engine with a session of its own: views and tables are seen by its queries only."""
+    """An engine with its session: views and tables are seen by its queries only."""
 
     storage: Storage
     words: TypeWords

@@ -1,7 +1,7 @@
-"""What each figure means: the one place with definitions. The page and the manual repeat them.
+"""The meaning of each figure: the one place with definitions. The page and the manual repeat them.
 
-A figure is a table: its name is that of the Parquet file under ``tables/``, its columns are those of the query of
-that name (`queries_work`, `queries_time`). The tests hold the three together.
+A figure is a table. The Parquet file under ``tables/`` and the query (`queries_work`, `queries_time`) have its name,
+and the query has its columns. The tests hold the three together.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ FIGURES: Final[tuple[Figure, ...]] = (
         name="waits",
         title="Where the time went",
         meaning=(
-            "One row a slot and part: seconds between received and committed, summed over batches. What a transaction "
-            "executed while it was still coming is before that, and not in it."
+            "One row a slot and part: seconds between received and committed, summed over batches. Statements that a "
+            "transaction executed while it was still coming are before that, and not included."
         ),
         columns={
             **_SLOT,
@@ -157,7 +157,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
     ),
     Figure(
         name="dependencies",
-        title="What batches waited for",
+        title="Dependencies that batches waited for",
         meaning="One row a slot, table, kind and key: the last dependency that a batch waited for, by its record.",
         columns={
             **_SLOT,
@@ -184,7 +184,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
     ),
     Figure(
         name="retries",
-        title="What had to be repeated",
+        title="Repeated batches",
         meaning="One row a slot, way of applying and reason, over batches with more than one attempt.",
         columns={
             **_SLOT,
@@ -212,8 +212,8 @@ FIGURES: Final[tuple[Figure, ...]] = (
         name="parallelism",
         title="Parallelism reached",
         meaning=(
-            "One row a slot, interval and state: for how long so many batches were with a worker (from start to "
-            "commit), and so many of those were executing statements. Time without any batch has no row."
+            "One row a slot, interval and state: the time with a number of batches at workers (from start to commit), "
+            "and a number of these executing statements. Time without any batch has no row."
         ),
         columns={
             **_SLOT,
@@ -245,7 +245,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
     ),
     Figure(
         name="moments",
-        title="What there was at each moment",
+        title="The state at each moment",
         meaning=(
             "One row a slot and state; the first that is true of a moment counts. 'nothing': no batch is under way, "
             "between two of a run. 'dependency': a worker is free, and a batch waits for another one's commit. "
@@ -278,7 +278,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
     ),
     Figure(
         name="backends",
-        title="What the target's sessions waited for",
+        title="Waits of the target's sessions",
         meaning=(
             "One row a slot and wait, as pg_stat_activity shows it, sampled once a second of workers with a batch. "
             "'CPU': it waited for nothing; 'client': for the daemon, or for the way to it."
@@ -287,7 +287,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
     ),
     Figure(
         name="locks",
-        title="Who held locks",
+        title="Sessions that held locks",
         meaning=(
             "One row a slot, session on the target, table and mode: sessions, none of the daemon's workers, that held "
             "a lock for which a worker's session waited, seen once a second; the 100 that did for longest."
@@ -307,8 +307,8 @@ FIGURES: Final[tuple[Figure, ...]] = (
         name="hot_keys",
         title="Rows that batches waited for",
         meaning=(
-            "One row a slot, run and row, by a hash that does not tell its key: the 100 that were late in most "
-            "batches, of the first four late rows of each."
+            "One row a slot, run and row, by a hash that does not reveal its key: the 100 that were late in most "
+            "batches, counting the first four late rows of each."
         ),
         columns={
             **_SLOT,
@@ -320,7 +320,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
     ),
     Figure(
         name="blockers",
-        title="Who waited for whom",
+        title="Batches that waited for others",
         meaning="One row a batch that waited for another: the 20 longest.",
         columns={
             **_SLOT,
@@ -360,7 +360,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
     Figure(
         name="comparison",
         title="Compared",
-        meaning="One row a slot and figure, of the report's span and of that of --compare.",
+        meaning="One row a slot and figure, over the report's span and the span of --compare.",
         columns={
             **_SLOT,
             "what": "figure",
@@ -472,7 +472,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
     ),
     Figure(
         name="limits",
-        title="What limited",
+        title="Limits",
         meaning=(
             "One row a slot and cause, the largest first; the verdict is the first row. Made from the five tables "
             "before: see 'The verdict' in docs/REPORT.md."
@@ -552,7 +552,7 @@ STAGES: Final[dict[str, tuple[str, str]]] = {
     ),
     "no worker free": ("queued_s", "could start, but every worker was busy or the batch was still open"),
     "dependency": ("wait_dependency_s", "waited until an earlier batch had committed"),
-    "executing": ("execute_s", "statements on the target; of a small batch sent in one flight, its COMMIT, too"),
+    "executing": ("execute_s", "statements on the target; also the COMMIT of a small batch sent in one flight"),
     "commit turn": ("wait_turn_s", "done, waiting for its place in the commit order"),
     "committing": ("commit_s", "COMMIT, with rows that had to follow an earlier batch"),
 }

@@ -1,6 +1,6 @@
 """Days of the log, each with its sums: computed again only for days of which records have come, and kept.
 
-In go the store; out come the rows of `days`. What is kept is a file next to the manifest; without it all days are
+In go the store; out come the rows of `days`. The sums are kept in a file next to the manifest; without it all days are
 computed again.
 """
 

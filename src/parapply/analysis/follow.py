@@ -1,8 +1,8 @@
 """The report while the daemon writes: each closed file is converted once, the page made again after each.
 
 In go an engine and a `ReportRequest`; out comes the same folder as from `job`, kept up to date until it is stopped.
-With Spark it is a stream: its checkpoint remembers which files it has seen, and each time that there are others they
-are converted. What is done is in the store's manifest and nowhere else, so a stream that is killed, has lost its
+With Spark it is a stream: its checkpoint remembers which files it has seen, and others are converted each time that
+they appear. Only the store's manifest says which files are done, so a stream that is killed, has lost its
 checkpoint or runs alongside a report without ``--follow`` counts each record once.
 """
 
@@ -75,7 +75,7 @@ def stream(
     on_load: OnLoad,
     stop: threading.Event,
 ) -> None:
-    """Do the same as a stream of Spark's; `every_s` None handles the files that are there and ends.
+    """Do the same as a stream of Spark's; `every_s` None handles the existing files and ends.
 
     `on_load` is called in another thread, with another session.
     """
@@ -103,5 +103,5 @@ def stream(
         query = writer.start()
         while not stop.is_set() and not query.awaitTermination(_WAIT_S):
             pass
-        # What was converted is in the manifest; what was not is handed out again.
+        # Converted files are in the manifest; others are handed out again.
         query.stop()

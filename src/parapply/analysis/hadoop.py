@@ -35,7 +35,7 @@ class HadoopStorage:
         return str(self._path(self.qualified(text)).toUri().getRawPath())
 
     def is_folder(self, text: str) -> bool:
-        """Return whether a folder of this name is there."""
+        """Return whether a folder of this name exists."""
         path = self._path(text)
         system = path.getFileSystem(self._configuration)
         return bool(system.exists(path)) and bool(system.getFileStatus(path).isDirectory())
@@ -109,7 +109,7 @@ class HadoopStorage:
             if is_new:
                 system.delete(part, False)
                 return False
-            # Not every file system renames onto a file that is there.
+            # Not every file system renames onto an existing file.
             system.delete(path, False)
         return bool(system.rename(part, path))
 

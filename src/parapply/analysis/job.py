@@ -34,7 +34,7 @@ _DENIED_HINT: Final = "run it as a user who may read the log's folders and files
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRequest:
-    """What is asked for.
+    """A request for a report.
 
     Attributes:
         log: folder of the apply log, by any name that Hadoop knows.
@@ -57,7 +57,7 @@ class ReportRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOutcome:
-    """What a report has done.
+    """The outcome of a report.
 
     Attributes:
         page: where the page is.
@@ -188,7 +188,7 @@ def _compared(store: Store, scope: Scope, steps: Steps) -> Tables:
 
 
 def checked_store(engine: Engine, request: ReportRequest) -> Store:
-    """Return the store of a report, for a log that is there and is that of its folder.
+    """Return the store of a report, for a log that exists and belongs to its folder.
 
     Raises:
         ReportRefused: it is no folder, or the folder of the report holds another log.

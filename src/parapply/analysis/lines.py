@@ -27,8 +27,8 @@ _SHOWN_CHARACTERS: Final = 200
 def records(words: TypeWords) -> str:
     """Return the query that says of each line what it is.
 
-    Its columns are those of `schema.stored_columns` but for the load: `KIND` is one of the records' or `BAD`; `REASON`
-    is null but for bad lines; `DAY` is in UTC, of the commit on the target, for bad lines that on which they are read.
+    It has the columns of `schema.stored_columns` except the load. `KIND` is a kind of record or `BAD`; `REASON` is null
+    except for bad lines; `DAY` is the day in UTC of the commit on the target, or of reading for bad lines.
     A line of another program may hold anything, so only its beginning is kept; a record that lacks a field is known by
     its other fields.
     """

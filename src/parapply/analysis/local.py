@@ -16,7 +16,7 @@ from typing import Final
 
 from parapply.analysis.storage import StoredFile
 
-#: What is no part of a path in a URI; other characters stand for themselves, also those that are not ASCII.
+#: Characters that are no part of a path in a URI; others stand for themselves, also if they are not ASCII.
 _ESCAPED: Final = re.compile(r"[\x00-\x20\x7f\"#%<>?\[\\\]^`{|}]")
 _SCHEME: Final = re.compile(r"^file:(//)?(?=/)")
 _ANY_SCHEME: Final = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:")

@@ -1,7 +1,7 @@
 """The figure `what_if`: predictions from the latest run of each slot that says enough.
 
 In go an engine with the views; out come rows. At most `BATCHES` batches of a slot are held, whatever the log's size:
-those of the last so many numbers of the run.
+the last ones of the run by their numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: Batches of a slot that are played; a second or so for each thousand.
 BATCHES: Final = 3_000
-#: Batches from which on a run says enough; where none has so many, the longest is taken.
+#: Batches from which on a run says enough; if none has that many, the longest is taken.
 _ENOUGH: Final = 50
 
 RUNS: Final = """

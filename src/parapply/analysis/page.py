@@ -1,7 +1,7 @@
 """The report as one HTML page: sentences, plots and tables, the plotting library inlined. Nothing is fetched.
 
-In go the tables of all slots; out comes a text. `page.html` is the template; it escapes every text of its own accord,
-because names of tables are the users'.
+In go the tables of all slots; out comes a text. `page.html` is the template; it escapes every text, because names of
+tables are the users'.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Tile:
 
 @dataclass(frozen=True, kw_only=True)
 class _Slot:
-    """What the page says of one slot.
+    """One slot on the page.
 
     Attributes:
         name: of the slot.

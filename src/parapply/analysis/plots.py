@@ -1,4 +1,4 @@
-"""Plots as Plotly takes them: plain objects, made from the tables of one slot. What is common is in the page.
+"""Plots as Plotly takes them: plain objects, made from the tables of one slot. Common settings are in the page.
 
 In go rows; out comes a `Plot`. Names from the log are escaped: Plotly reads markup in texts.
 """
@@ -28,7 +28,7 @@ TEAL: Final = "#2a9aa5"
 BROWN: Final = "#8d6e53"
 _MANY: Final = (BLUE, ORANGE, GREEN, PURPLE, TEAL, BROWN, RED)
 
-#: What a list shows; the rest is in the tables.
+#: Bars that a list shows; the rest is in the tables.
 MOST_BARS: Final = 12
 _MOST_LINES: Final = 6
 _MARKED_POINTS: Final = 40
@@ -148,7 +148,7 @@ def text(words: str) -> str:
 
 
 def bar_height(n_bars: int) -> int:
-    """Return a height at which so many bars are easy to read, in pixels."""
+    """Return a height at which this number of bars is easy to read, in pixels."""
     return 110 + 30 * max(n_bars, 2)
 
 

@@ -1,11 +1,11 @@
-"""What other numbers of workers would do, from the batches of a log: what was slow is learned, then played through.
+"""Predictions for other numbers of workers from the batches of a log, which it learns from and then simulates.
 
 In: `Recorded` batches of one run in source order, and its `Second`s. Out: a `Predicted` for each order and number of
 workers, with an interval. Pure, without Spark; the caller says how many batches it can hold.
 
-What is learned: what a batch and a change take by themselves, and how much longer beside others (`contention`); what a
-COMMIT takes, and a late row; when the stream could have been read, had nothing held it up. What is played: the daemon's
-rules (`simulation`). The run itself is played, too: by what that is off, every prediction is put right.
+Learned are the times of a batch and of a change alone, and how much longer they take beside others (`contention`); the
+times of a COMMIT and of a late row; and when the stream could have been read, had nothing held it up. The simulation
+follows the daemon's rules (`simulation`). The run itself is also simulated, and its error corrects every prediction.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ ORDERS: Final[tuple[Order, ...]] = ("preserve", "relaxed")
 _CUT: Final = 16
 #: Seconds that the way from the publisher takes at most: more is waiting.
 _LONGEST_WAY_S: Final = 1.0
-#: What no prediction is nearer than, and by how much it may be too long or too short with each doubling of the workers:
-#: what the model does not know mostly makes more of them slower (docs/WHATIF.md, "How good it is").
+#: Least error of any prediction, and by how much it may be too long or too short with each doubling of the workers.
+#: Effects that the model does not know mostly make more of them slower (docs/WHATIF.md, "How good it is").
 _LEAST_ERROR: Final = 0.05
 _SHORTER_EACH: Final = 0.05
 _LONGER_EACH: Final = 0.25
 #: The same with each halving, both ways.
 _FEWER_EACH: Final = 0.10
-#: What the source varies at least from one time to another.
+#: Least variation of the source from one time to another.
 _LEAST_SOURCE_ERROR: Final = 0.01
 #: Windows of a log whose speeds are compared, and standard errors of their sum that are within the interval.
 _WINDOWS: Final = 12
@@ -47,15 +47,15 @@ _WAVES: Final = 4
 _SIGMAS: Final = 2.0
 #: Largest factor by which a prediction is put right.
 _MOST_RIGHT: Final = 1.5
-#: How many times as much twice the workers must do for them to be what limits.
+#: Factor by which twice the workers must be faster for their number to be the limit.
 _WORTH: Final = 1.25
 #: Part of a processor from which on the leader has no more to give.
 _FULL: Final = 0.7
 #: Flushes that a COMMIT waits for on average where another one is always under way: half of that, and its own.
 _FLUSHES: Final = 1.5
-#: COMMITs that take so many times as long as most met something else.
+#: Multiple of the usual time from which on a COMMIT was held up by something else.
 _ODD: Final = 10
-#: So many batches of one size were as large as they may be.
+#: Number of batches of one size from which on they were as large as they may be.
 _SEVERAL: Final = 3
 
 
@@ -127,7 +127,7 @@ class Predicted:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What a log says.
+    """Predictions from one log.
 
     Attributes:
         order: that the daemon had.
@@ -168,7 +168,7 @@ def predict(  # noqa: PLR0913  what a log does not say is asked for
     flush_share: float | None = None,
     processors: int = 0,
 ) -> Prediction:
-    """Return what so many workers would do with the batches of a log.
+    """Return predictions for numbers of workers from the batches of a log.
 
     Args:
         recorded: of one run, in source order, at least one.
@@ -284,7 +284,7 @@ class _Known(NamedTuple):
     """How sure a prediction is; parts of its seconds."""
 
     varied: float  # another run of that kind, by what this one's speed varied
-    source_s: float  # the source takes so long
+    source_s: float  # the source's time
     source_varied: float  # and another time so much less or more
 
     @classmethod
@@ -336,7 +336,7 @@ def _varied(ends_s: Sequence[float], recorded: Sequence[Recorded], together: int
     Args:
         ends_s: of each batch.
         recorded: the batches.
-        together: so many of them end at about the same time, and differ less than their times do.
+        together: number of them that end at about the same time, and differ less than their times do.
     """
     n = min(_WINDOWS, len(recorded) // together)
     changes = [0, *accumulate([one.changes for one in recorded])]
@@ -507,7 +507,7 @@ def _feed(recorded: Sequence[Recorded], seconds: Sequence[Second]) -> _Feed:
 
 
 def _held(recorded: Sequence[Recorded]) -> tuple[list[int], float]:
-    """Return what the log tells of rows that a batch holds and a later one changes, too.
+    """Return what the log says of rows that a batch holds and a later one also changes.
 
     Returns:
         For each batch the index of the first one that was under way beside it: what holds its rows is known from that
@@ -546,7 +546,7 @@ def _parts(
         weight = work_s / usual if usual else 1.0
         n = max(1, min(_CUT, one.transactions))
         holder = last_part.get(one.holder_seq, -1)
-        # Rows that each batch holds are held by each part of one, too.
+        # Rows that a batch holds are also held by each of its parts.
         is_close = holder >= 0 and one.seq - one.holder_seq <= 2
         for index in range(n):
             begin, end = index / n, (index + 1) / n

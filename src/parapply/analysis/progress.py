@@ -1,4 +1,4 @@
-"""What a person sees on the terminal while the engine works: the step, a bar, the time. On standard error only.
+"""Progress on the terminal while the engine works: the step, a bar, the time. On standard error only.
 
 In go steps as they begin; the engine says how far the step under way is. A thread polls it a few times a
 second; it ends with the block.
@@ -23,10 +23,10 @@ _JOIN_S: Final = 5.0
 
 
 class Steps(Protocol):
-    """What learns about steps."""
+    """A listener for steps."""
 
     def expect(self, steps: int) -> None:
-        """Take notice of so many more steps to come."""
+        """Add a number of steps to come."""
 
     def begin(self, title: str) -> None:
         """End the step under way, if any, and begin another one."""

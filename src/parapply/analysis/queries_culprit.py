@@ -74,7 +74,7 @@ SELECT slot, run, worker, seq, first_at, at, execute_s, wait_turn_s, commit_s, t
 
 #: How far back the chain before a batch is looked for, in batches.
 CHAIN_REACH: Final = 2000
-# What may be before a batch that waited; `compute` walks from each to the one that it waited for last.
+# Batches that may precede one that waited; `compute` walks from each to the one that it waited for last.
 CHAIN: Final = f"""
 SELECT run, seq, end_lsn, element_at(xids, 1) AS xid, n_transactions AS transactions, worker, execute_s, commit_s,
        waited_for.seq AS holder_seq, waited_for.table AS table, waited_for.kind AS kind, waited_for.name AS name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-# What happens to a batch, and by how much it changes how many are queued, blocked, held, executing and late.
+# Events of a batch, and how they change the numbers of queued, blocked, held, executing and late ones.
 _POINTS: Final = (
     ("least(received_us, start_us)", 1, 0, 0, 0, 0),
     ("start_us - depend_us", 0, 1, 0, 0, 0),
@@ -49,7 +49,7 @@ SELECT slot, state, sum(seconds) AS seconds
  GROUP BY slot, state ORDER BY slot, seconds DESC, state
 """
 
-# What the leader and the reader did while workers were free and there was more to read.
+# Work of the leader and the reader while workers were free and more was to be read.
 READING: Final = """
 SELECT slot, count(*) AS intervals, max(workers) AS workers, sum(length_s) AS seconds,
        sum(leader_cpu_s) AS leader_cpu_s, sum(publisher_s) AS publisher_s, sum(paused_s) AS paused_s,

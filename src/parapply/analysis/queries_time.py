@@ -52,7 +52,7 @@ SELECT slot, waited_for.table AS table, waited_for.kind AS kind, waited_for.name
  GROUP BY ALL ORDER BY slot, seconds DESC, batches DESC, table, kind, name
 """
 
-# A batch is cut at the bounds of intervals, so that each interval is swept by itself and on any machine. Where several
+# A batch is cut at the bounds of intervals, so that each interval is swept separately and on any machine. Where several
 # things happen at one time their order does not matter: no time passes between them.
 PARALLELISM: Final = """
 SELECT slot, at, held, executing, sum(until_us - us) / 1e6 AS seconds

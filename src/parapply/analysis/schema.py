@@ -24,7 +24,7 @@ KIND: Final = "record"
 BAD: Final = "bad"
 #: A line that is not JSON of this schema, as it is; null in every other row.
 TORN: Final = "_torn"
-#: Columns besides those of the records: why a line is none, its file, the day in UTC, the load that it came with.
+#: Columns that no record has: why a line is no record, its file, the day in UTC, the load that it came with.
 REASON: Final = "reason"
 FILE: Final = "file"
 DAY: Final = "day"

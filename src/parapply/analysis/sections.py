@@ -64,7 +64,7 @@ def _throughput(tables: Tables, interval_s: int) -> Section:
 
     return Section(
         title="Throughput",
-        lead="How much was applied, and when. A gap means that nothing was committed on the target.",
+        lead="Transactions and rows applied, over time. A gap means that nothing was committed on the target.",
         plots=[
             Plot(
                 title="Transactions a second",
@@ -199,7 +199,7 @@ def _where(tables: Tables) -> Section:
     more = f" {amounts.number(late)} rows were left for later so that their batches need not wait." if late else ""
     return Section(
         title="Where the time went",
-        lead="What a change waited for once the daemon had read it." + more,
+        lead="Waits of a change once the daemon had read it." + more,
         plots=found if total_s else [],
     )
 
@@ -220,7 +220,7 @@ def _tables(tables: Tables, interval_s: int) -> Section:
     times = plots.timeline(tables["over_time"], interval_s)
     return Section(
         title="Tables",
-        lead="Which tables the changes belong to." + _target_names(tables["target_names"]),
+        lead="The changes by table." + _target_names(tables["target_names"]),
         plots=[
             Plot(
                 title="Rows by table and operation",
@@ -267,7 +267,7 @@ def _workers(tables: Tables, interval_s: int) -> Section:
     active = [one / interval_s for one in plots.series(parallel, times, lambda row: row["executing"] * row["seconds"])]
     return Section(
         title="Workers and parallelism",
-        lead="How many batches were applied at the same time, and by whom.",
+        lead="Batches applied at the same time, and their workers.",
         plots=[
             Plot(
                 title="Batches at once",
@@ -310,7 +310,7 @@ def _share_plot(parallelism: Rows) -> Plot:
     levels = sorted(seconds)
     return Plot(
         title="Executing at once",
-        caption="Part of the time with any batch under way in which so many batches were executing statements.",
+        caption="Part of the time with any batch under way, by the number of batches that were executing statements.",
         data=[
             {
                 "type": "bar",

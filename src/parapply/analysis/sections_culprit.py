@@ -1,4 +1,4 @@
-"""Sections of the page that name who it was: slow batches and transactions, who waited for whom, workers' lanes."""
+"""Sections of the page that name culprits: slow batches and transactions, batches that waited, workers' lanes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def slow_transactions(tables: Tables) -> Section:
 def blockers(tables: Tables) -> Section:
     """Pairs of batches of which one waited for the other."""
     return Section(
-        title="Who waited for whom",
+        title="Batches that waited for others",
         lead="The longest waits of one batch for another." if tables["blockers"] else "",
         header=("waited", "batch", "xid", "end LSN", "for batch", "its xid", "its end LSN", "because of",
                 "committed (UTC)"),
@@ -153,8 +153,8 @@ def hot_keys(tables: Tables) -> Section:
     return Section(
         title="Rows that batches waited for",
         lead=(
-            "By a hash that does not tell the key, and is another one after each connection; of the first four late "
-            "rows of each batch."
+            "By a hash that does not reveal the key, and is another one after each connection; from the first four "
+            "late rows of each batch."
             if rows
             else ""
         ),
@@ -164,7 +164,7 @@ def hot_keys(tables: Tables) -> Section:
 
 
 def lanes(tables: Tables, interval_s: int) -> Section:
-    """Who did what when: workers over the whole time, and the latest batches one by one."""
+    """Lanes of workers over the whole time, and the latest batches one by one."""
     found = [_busy(tables["workers"], tables["runs"], plots.timeline(tables["over_time"], interval_s), interval_s)]
     rows = tables["lanes"]
     if rows:

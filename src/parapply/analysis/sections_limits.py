@@ -17,7 +17,7 @@ _ORDER_WORDS: Final = {name: order_words for name, order_words, _ in _ORDERS}
 
 
 def batches(tables: Tables) -> Section:
-    """How many transactions a batch held."""
+    """Sizes of batches, in transactions."""
     rows = tables["batch_sizes"]
     n_batches = sum(row["batches"] for row in rows)
     n_transactions = sum(row["transactions"] for row in rows)
@@ -73,7 +73,7 @@ def trouble(tables: Tables, interval_s: int) -> Section:
                 title="Repeated batches",
                 caption="In each interval. Most are dependencies that could not be foreseen; they cost time, no rows.",
                 data=[plots.columns(times, repeated, plots.ORANGE)],
-                # Of a few there is no half.
+                # A few batches have no half.
                 layout={"yaxis": {"rangemode": "tozero", "dtick": max(1, max(repeated) // 5)}, "showlegend": False},
             )
         )
@@ -112,7 +112,7 @@ def _retry_rows(retries: Rows, n_transactions: int) -> list[tuple[str, ...]]:
 
 
 def more_workers(tables: Tables) -> Section:
-    """What other numbers of workers would do."""
+    """Predictions for other numbers of workers."""
     rows = tables["what_if"]
     if not rows:
         return Section(title="With more workers", lead="Left out, or there is no batch to learn from.")
@@ -192,7 +192,7 @@ def _speed_up(rows: Rows) -> Plot:
 
 
 def _times(row: dict[str, Any], name: str) -> float:
-    """Return the speed-up if it took so long."""
+    """Return the speed-up for that time."""
     return float(row["speed_up"] * row["seconds"] / row[name]) if row[name] else float(row["speed_up"])
 
 

@@ -1,7 +1,7 @@
 """The Spark session: Spark in this process on one machine, or the one that spark-submit has started.
 
-In go the memory and the number of cores; out comes a session that thinks in UTC. What Java prints goes to a file, from
-which `Local.said` takes the end when something fails: a person sees the report's own lines only.
+In go the memory and the number of cores; out comes a session that thinks in UTC. Java's output goes to a file, from
+which `Local.said` takes the end when something fails. A person sees the report's lines only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from parapply.errors import ReportRefused
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: What every run needs, on one machine and on a cluster.
+#: Settings of every run, on one machine and on a cluster.
 SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     # A task writes a file for each kind of record and day; without this it would sort its lines by them first.
@@ -79,7 +79,7 @@ def local_session(
     """
     find_java(os.environ).apply(os.environ)
     if master is None:
-        # It would look for an address of its own and may take one that a firewall closes.
+        # It would look for an address itself and may take one that a firewall closes.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.appName("parapply report").master(master or f"local[{cores or '*'}]")

@@ -37,10 +37,10 @@ class Stretch(NamedTuple):
     changes: int  # at least 1
     size_bytes: int
     release_s: float  # when it can be read at the earliest; ascending
-    due_s: float  # the same by the publisher's commit alone: what is read later is late
-    weight: float = 1.0  # its changes take so many times as long as changes do on average
+    due_s: float  # the same by the publisher's commit alone: a part that is read later is late
+    weight: float = 1.0  # time of its changes, as a multiple of the average
     tables: int = 1
-    late_rows: int = 0  # that have to follow the commit of what holds them
+    late_rows: int = 0  # rows that have to follow the commit of their holder
     holder: int = -1  # the place of the last part that holds them; -1: nothing is held
     waits: bool = False  # the whole has to follow
     seen_from: int = 0  # the place of the first part whose rows are known to be held or not
@@ -48,18 +48,18 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Plant:
-    """What applies a load.
+    """A daemon and a target that apply a load.
 
     Attributes:
         workers: of the daemon.
         order: of the commits.
         limits: a batch's transactions, changes and bytes at most.
         scale: of the first size of a batch, 1.0 at the beginning of a run.
-        batch_s: a batch by itself takes so long, whatever it holds.
+        batch_s: seconds of any batch alone, whatever its size.
         change_s: and each change of it.
         late_batch_s: in the turn of a batch with late rows.
         late_row_s: and for each of them.
-        late_pairs: of all pairs of changes, the part that is of one row: what holds rows that the log does not tell.
+        late_pairs: share of all pairs of changes that are of one row; it stands for holders that the log does not name.
         commit_s: a COMMIT with nothing beside it.
         turn_s: from when a batch may commit until its COMMIT begins.
         slowdowns: how many times as long with 0, 1, 2 ... batches executing.
@@ -85,7 +85,7 @@ class Plant:
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """What came of it.
+    """The outcome of a simulation.
 
     Attributes:
         seconds: from the first start to the last commit.
@@ -187,7 +187,7 @@ class _Simulation:
         self._sizing = BatchSizing(Limits(*plant.limits), plant.scale, memory_bytes=MEMORY_LIMIT_BYTES)
         self._linger_s = plant.linger_s + COLLECT_S
         releases_s = load.releases_s
-        #: Parts before which nothing comes for so long, and the end. A backlog has none: when its parts could be read
+        #: Parts before which nothing comes for that time, and the end. A backlog has none: when its parts could be read
         #: is known as a mean only.
         self._gaps = [
             at

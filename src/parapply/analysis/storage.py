@@ -37,11 +37,11 @@ class Storage(Protocol):
         ...
 
     def is_folder(self, text: str) -> bool:
-        """Return whether a folder of this name is there."""
+        """Return whether a folder of this name exists."""
         ...
 
     def files(self, folder: str, suffix: str | tuple[str, ...] = "") -> list[StoredFile]:
-        """Return the files below a folder, at any depth, whose name ends so, sorted; none if it is not there."""
+        """Return the files below a folder, at any depth, whose name ends so, sorted; none if it is missing."""
         ...
 
     def why_unreadable(self, text: str) -> str:
@@ -62,10 +62,10 @@ class Storage(Protocol):
         Args:
             text: its path.
             content: all of it.
-            is_new: leave a file alone that is there.
+            is_new: leave an existing file alone.
 
         Returns:
-            False if the file was there and had to be new.
+            False if the file existed and had to be new.
         """
         ...
 

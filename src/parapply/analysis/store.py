@@ -1,9 +1,9 @@
 """Closed files of the log as Parquet, each converted once: what has been done is a manifest, and nothing else counts.
 
 In go the folder of the log and the folder of the report; out come rows under ``records/``, by kind of record, day and
-load. A load is one group of files that was written together; it counts when its entry of the manifest is there, which
-is written last, whole and under a new number. So a job that dies in between leaves rows that are never read and that
-the next job writes again, and a file whose name is in the manifest is never read again, even if it is no longer there.
+load. A load is one group of files that was written together; it counts when its entry of the manifest exists, which is
+written last, whole and under a new number. So a job that dies in between leaves rows that are never read and that the
+next job writes again, and a file whose name is in the manifest is never read again, even if it no longer exists.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Store:
         return [file.name for file in files if file.name in done and file.size_bytes != done[file.name].size_bytes]
 
     def load_files(self, files: Sequence[StoredFile], log: str) -> None:
-        """Convert files that are not in the store; all of them are there afterwards, or none.
+        """Convert files that are not in the store; afterwards it has all of them, or none.
 
         Args:
             files: to convert.

@@ -1,4 +1,4 @@
-"""What limits a slot by its apply log: the rule of `parapply.limits`, with rows and batches as evidence. Pure."""
+"""The limit of a slot by its apply log: the rule of `parapply.limits`, with rows and batches as evidence. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Shares(NamedTuple):
     """Parts of the samples of the workers' sessions; None where there is none."""
 
     flush: float | None  # WAL being flushed
-    commit: float | None  # that, or the session waited for the daemon's next message: a COMMIT by itself would, too
+    commit: float | None  # that, or the session waited for the daemon's next message, as it also would in a COMMIT
     cpu: float | None  # on a processor
 
 

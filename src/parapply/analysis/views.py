@@ -38,8 +38,8 @@ _LSN_NUMBER: Final = (
 _N_CONFLICTS: Final = (
     "size(conflicts) + aggregate(transform(more_conflicts, one -> one.conflicts), 0L, (sum, one) -> sum + one)"
 )
-# A transaction that is applied while it comes is given to a worker before its last byte is received. What it executes,
-# and what it waits for, until then is no part of the time from received to committed.
+# A transaction that is applied while it comes is given to a worker before its last byte is received. Its statements and
+# waits until then are no part of the time from received to committed.
 _BEFORE: Final = "greatest(0, (unix_micros(received_at) - unix_micros(started_at)) / 1e6)"
 _EXECUTING: Final = f"greatest(0, execute_s - {_BEFORE})"
 _DEPENDING: Final = f"if({_BEFORE} > 0, 0, wait_dependency_s)"
@@ -59,7 +59,7 @@ _TIMED: Final = (
     "unix_micros(committed_at) AS end_us",
     "if(late_keys > 0, 1, 0) AS is_late",
 )
-# What a COMMIT takes: the rest of a batch's turn goes to its late rows.
+# Seconds of a usual COMMIT: the rest of a batch's turn belongs to its late rows.
 _USUAL: Final = """
 SELECT slot AS usual_slot, percentile_approx(if(is_one_flight, flight_commit_s, commit_s), 0.5) AS usual_s
   FROM batches WHERE (late_keys = 0 AND NOT is_one_flight) OR flight_commit_s > 0 GROUP BY slot
@@ -79,7 +79,7 @@ SELECT DISTINCT slot, run
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """What a report covers; None is no limit.
+    """The span of a report; None is no limit.
 
     Attributes:
         slot: records of one slot only.
@@ -98,7 +98,7 @@ class Scope:
         return " AND ".join([*since, *until]) or "true"
 
     def condition(self, at: str = "committed_at") -> str:
-        """Return the condition that a row is within; by the day, too, so that other days are not read."""
+        """Return the condition that a row is within; also by the day, so that other days are not read."""
         since = [f"day >= DATE '{self.since.astimezone(UTC):%Y-%m-%d}'"] if self.since else []
         until = [f"day <= DATE '{self.until.astimezone(UTC):%Y-%m-%d}'"] if self.until else []
         return " AND ".join([self.of_slot(), self.is_within(at), *since, *until])
@@ -124,13 +124,13 @@ def _micros(time: datetime) -> int:
 
 
 def _once(engine: Engine, kind: str, scope: Scope) -> Counter[str]:
-    """Make the view ``once_KIND``: records of a kind, each once, also where a file of the log is there twice.
+    """Make the view ``once_KIND``: records of a kind, each once, even if a file of the log exists twice.
 
     As the files are written, no number is in two of them, and then nothing is done: numbers of one run may overlap in
     two files only for batches that committed in another order, or where one file is a copy.
 
     Returns:
-        How many records were doubled, by slot.
+        Number of records that were doubled, by slot.
     """
     records = f"(SELECT * FROM all_{kind} WHERE {scope.of_slot()})"
     overlapping = f"overlapping_{kind}"
@@ -158,7 +158,7 @@ def make_views(store: Store, scope: Scope, *, is_cut: bool = False) -> int:
     Args:
         store: with the rows.
         scope: of the figures.
-        is_cut: do not look at days before it, however many there are. What is missing just before it is not known then.
+        is_cut: do not look at days before it, whatever their number. Gaps just before it are not noticed then.
 
     Returns:
         Length of an interval in seconds; 0 where there is no batch within the scope.
@@ -193,7 +193,7 @@ def make_views(store: Store, scope: Scope, *, is_cut: bool = False) -> int:
         f" {_LSN_NUMBER.format('first_end_lsn')} AS first_number, {_LSN_NUMBER.format('end_lsn')} AS last_number"
         f" FROM all_batch WHERE run <> '' AND {scope.of_slot()}",
     )
-    # Of a file that is there twice each counts once. One for about a second: few enough to compare all of them.
+    # Intervals of a file that exists twice count once. One is about a second: few enough to compare them all.
     engine.make_view(
         "intervals",
         "SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY slot, run, ended_at ORDER BY file) AS copy"
@@ -205,7 +205,7 @@ def make_views(store: Store, scope: Scope, *, is_cut: bool = False) -> int:
 
 
 def _more(interval_s: int) -> dict[str, str]:
-    """Return the columns that `batches` has besides those of the records."""
+    """Return the columns that `batches` has besides the columns of the records."""
     interval_us = interval_s * 1_000_000
     return {
         "at": f"timestamp_micros(unix_micros(committed_at) div {interval_us} * {interval_us})",

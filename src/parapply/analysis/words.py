@@ -61,11 +61,11 @@ def _incomplete(summary: dict[str, Any], gaps: Rows) -> str:
     recorded, transactions = summary["transaction_records"], summary["transactions"]
     if 0 < recorded < transactions:
         texts.append(
-            f"{number(recorded)} of {number(transactions)} transactions have a record of their own: "
+            f"{number(recorded)} of {number(transactions)} transactions have their own record: "
             "applylog.detail was not the same all the time, or records are missing"
         )
     if summary["doubled_records"]:
-        texts.append(f"{number(summary['doubled_records'])} records are there in a copy, too, and count once")
+        texts.append(f"{number(summary['doubled_records'])} records also exist in a copy, and count once")
     return f"{'. '.join(texts)}." if texts else ""
 
 

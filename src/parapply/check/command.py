@@ -1,4 +1,4 @@
-"""`parapply check`: looks at both ends and tells what it found.
+"""`parapply check`: looks at both ends and reports its findings.
 
 In: the configuration and options. Out: a `Report`, printed.
 """

@@ -1,4 +1,4 @@
-"""What a table of the target has that the publisher's has not, and the other way round. Pure.
+"""Differences between a table of the target and the publisher's, both ways. Pure.
 
 In: shapes of both ends and the target's facts. Out: findings.
 """
@@ -24,7 +24,7 @@ _KINDS: Final = {"c": "check constraint", "x": "exclusion constraint", "f": "for
 
 
 def findings_of_types(source: Mapping[str, UserType], target: Mapping[str, UserType]) -> Iterator[Finding]:
-    """Tell of enums of the target that lack labels of the publisher's.
+    """Yield findings of enums of the target that lack labels of the publisher's.
 
     Args:
         source: types of published columns by name.

@@ -1,7 +1,7 @@
 """One finding, and the closed list of what can be found. Pure data.
 
-A code says what kind of thing was found; its severity, the reason why it matters and what to do about it are those of
-`parapply.check.kinds`. A finding adds the object, what was seen there, and the exact SQL or setting where there is one.
+A code names the kind of a finding; `parapply.check.kinds` has its severity, the reason why it matters and the advice.
+A finding adds the object, the fact seen there, and the exact SQL or setting if one exists.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 
 class Severity(StrEnum):
-    """What a finding means for `init`, the copy and the stream; worst first."""
+    """The effect of a finding on `init`, the copy and the stream; worst first."""
 
     REFUSED = "refused"  # one of them would fail
     WARNING = "warning"  # one of them would hurt, or would fail with certain rows
@@ -49,7 +49,7 @@ class Code(StrEnum):
     IDLE_SLOT_TIMEOUT = "idle_slot_timeout"
     WAL_RETENTION = "wal_retention"
     DECODING_SPILL = "decoding_spill"
-    # What is published.
+    # The publications.
     PUBLICATION_MISSING = "publication_missing"
     PUBLICATION_REFUSED = "publication_refused"
     PUBLICATION_EMPTY = "publication_empty"
@@ -114,6 +114,6 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that was found."""
 
     code: Code
-    found: str  # what is there, in one sentence without its stop; names are quoted and have their schema
+    found: str  # the fact, in one sentence without its stop; names are quoted and have their schema
     object: str = ""  # quoted name of the table, type or role; empty if it is about the server
     fix: str = ""  # SQL or setting for exactly this one; empty where the kind's advice says all

@@ -1,7 +1,7 @@
-"""What each code means: where, how bad, why it matters, and what to do. Pure data.
+"""The meaning of each code: end, severity, reason and advice. Pure data.
 
 `is_arguable` marks refusals that concern the stream and not `init` itself: the operator may mend them after `init` and
-before the first change that meets them.
+before the first change that they concern.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Kind(NamedTuple):
-    """What is true of every finding of one code."""
+    """Facts that all findings of one code share."""
 
     end: End
     severity: Severity
@@ -57,7 +57,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
     Code.STANDBY_FEEDBACK: Kind(
         _S, _WARNING,
         "vacuum on the primary takes catalogue rows that the slot on the standby needs, which loses the slot",
-        "set it on the standby, which needs a physical slot of its own on the primary, too (primary_slot_name)",
+        "set it on the standby, which also needs its own physical slot on the primary (primary_slot_name)",
     ),
     Code.SOURCE_VERSION: Kind(
         _S, _WARNING, "parapply is tested with PostgreSQL 15 to 18", "try it on a copy first, and run `parapply verify`"
@@ -93,7 +93,7 @@ KINDS: Final[Mapping[Code, Kind]] = {
         "stop the other reader, or choose another source.slot",
     ),
     Code.SLOT_ADOPTED: Kind(
-        _S, _NOTE, "`init` makes no slot then but takes the one that is there, from its own position on",
+        _S, _NOTE, "`init` makes no slot then but takes the existing one, from its position on",
         "make sure that the target holds what came before that position",
     ),
     Code.OPEN_TRANSACTION: Kind(
@@ -103,11 +103,11 @@ KINDS: Final[Mapping[Code, Kind]] = {
         "end it, or wait for it",
     ),
     Code.WAL_SENDER_TIMEOUT: Kind(
-        _S, _WARNING, "the publisher cuts the stream off when the daemon is silent so long, in one long pause too",
+        _S, _WARNING, "the publisher cuts the stream off when the daemon is silent that long, also in one long pause",
         "use PostgreSQL's default of 60 s",
     ),
     Code.IDLE_SLOT_TIMEOUT: Kind(
-        _S, _WARNING, "the publisher invalidates the slot when the daemon was down so long: everything is copied again",
+        _S, _WARNING, "the publisher invalidates the slot when the daemon was down that long: all is copied again",
         "make it longer than the daemon may ever be down, or 0",
     ),
     Code.WAL_RETENTION: Kind(
@@ -190,8 +190,8 @@ KINDS: Final[Mapping[Code, Kind]] = {
     ),
     Code.COLLATION_VERSION: Kind(
         _T, _WARNING,
-        "the operating system or ICU sorts differently now than when the indexes were made: a lookup by key can miss a"
-        " row that is there",
+        "the operating system or ICU sorts differently now than when the indexes were made: a lookup by key can miss an"
+        " existing row",
         "rebuild the indexes, then record the version",
     ),
     Code.LOCALE: Kind(
@@ -309,10 +309,10 @@ KINDS: Final[Mapping[Code, Kind]] = {
     ),
     Code.SETTING_WITHOUT_TABLE: Kind(
         _D, _WARNING, "the setting has no effect, and the table that it was meant for has the common one",
-        "correct the name, or publish the table; a partition that is published by itself has a name of its own",
+        "correct the name, or publish the table; a partition that is published separately has its own name",
     ),
     Code.SPILL_SPACE: Kind(
-        _D, _WARNING, "a large transaction can fill the disk of the daemon's machine before it meets its limit",
+        _D, _WARNING, "a large transaction can fill the disk of the daemon's machine before it reaches its limit",
         "make room, or lower apply.spill_limit_bytes",
     ),
 }  # fmt: skip

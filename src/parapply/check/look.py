@@ -1,6 +1,6 @@
 """One look at both ends: reads them, and returns what would fail or hurt.
 
-In: the configuration and options, and sessions of `init` or of its own. Out: a `Report`. Makes nothing on either
+In: the configuration and options, and sessions of `init` or its own. Out: a `Report`. Makes nothing on either
 server: while it looks, its sessions are read-only. It waits for a locked table only briefly, and then says so.
 """
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _FINE, _WARNED, _REFUSED = 0, 1, 4
 _ORDER = list(KINDS)
-#: What matters only while the slot is still to be made or adopted.
+#: Findings that matter only while the slot is still to be made or adopted.
 _OF_NEW_SLOT = frozenset(
     {Code.SLOT_ADOPTED, Code.SLOT_IN_USE, Code.SLOT_REFUSED, Code.SLOTS_EXHAUSTED, Code.OPEN_TRANSACTION}
 )
@@ -58,7 +58,7 @@ ORDER BY 1"""
 
 
 class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be set up."""
+    """The set-up that is planned."""
 
     is_copy: bool = False
     truncates: bool = False
@@ -67,7 +67,7 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found."""
+    """The result of a check."""
 
     slot: str
     is_known: bool  # the target's state knows the slot: `init` has been here
@@ -88,7 +88,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def look(config: Config, options: CheckOptions) -> Report:
-    """Look at both ends by sessions of its own, whatever state the ends are in.
+    """Look at both ends by new sessions, whatever state the ends are in.
 
     Raises:
         SourceLost, SourceRefused, TargetLost, TargetRefused: an end cannot be reached, does not let this role in, or
@@ -113,7 +113,7 @@ async def look_at(  # noqa: PLR0913  what is known by now
     *,
     of_state: Sequence[Finding] = (),
 ) -> Report:
-    """Look at both ends by sessions that are there; they can write again afterwards if nothing was raised.
+    """Look at both ends by open sessions; they can write again afterwards if nothing was raised.
 
     Args:
         ends: a session on both.
@@ -236,7 +236,7 @@ async def _known(
 async def _of_known_slot(
     config: Config, ends: Connections, source: SourceSide, found: state.SlotState
 ) -> list[Finding]:
-    """Tell why a slot that is followed already cannot continue."""
+    """Return the reasons why a slot that is already followed cannot continue."""
     dsn, name = config.source.dsn.get_secret_value(), config.source.slot
     position = await known_position(ends.target, found)
     try:

@@ -61,7 +61,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     connections: int  # to all databases
     may_create_schema: bool
     is_in_recovery: bool
-    backend_pid: int  # as the session tells it; a pooler announced another one
+    backend_pid: int  # as the session reports it; a pooler announced another one
     encoding: str
     collate: str
     ctype: str

@@ -1,8 +1,8 @@
 """Tables as either end describes them, in one text form that can be compared: columns, constraints, unique indexes.
 
-What `target/catalogue/facts.py` does not need for applying is here: what the publisher has too is no finding, so both
-ends are asked the same. One query for all tables. Types, collations and definitions are printed with their schema,
-because the sessions of both ends have a search path without one.
+These are facts that `target/catalogue/facts.py` does not need for applying. Both ends are asked the same, because a
+fact that the publisher shares is no finding. One query for all tables. Types, collations and definitions are
+printed with their schema, because the sessions of both ends have a search path without one.
 
 Source: PostgreSQL manual, "System Catalogs": pg_attribute, pg_constraint, pg_index, pg_collation, pg_enum;
 "System Catalog Information Functions" (format_type, pg_get_constraintdef, pg_get_indexdef).
@@ -120,7 +120,7 @@ class UserType(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_shapes(conn: psycopg.AsyncConnection[Any], names: Sequence[Name]) -> dict[Name, TableShape]:
-    """Return the tables that are there, by schema and name.
+    """Return the existing tables, by schema and name.
 
     Raises:
         psycopg.Error: the caller turns it into an error of ours.

@@ -1,4 +1,4 @@
-"""What the publisher is and publishes, as far as a slot, a copy and a stream need it.
+"""The publisher as a server and its publications, as far as a slot, a copy and a stream need them.
 
 In: a plain session on the publisher. Out: `SourceSide`, and findings by `findings_of_source`. Changes nothing.
 
@@ -104,7 +104,7 @@ FROM pg_catalog.pg_publication_rel r JOIN pg_catalog.pg_publication b ON b.oid =
 WHERE b.pubname = ANY ($1::name[]) AND (b.pubupdate OR b.pubdelete)
   AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL)"""
 
-# Those of extensions come with the extension.
+# Tables of extensions come with the extension.
 _OTHERS: Final = """
 SELECT CASE c.relkind WHEN 'm' THEN 'materialized view' WHEN 'f' THEN 'foreign table' WHEN 'S' THEN 'sequence'
     ELSE CASE c.relpersistence WHEN 'u' THEN 'unlogged table' ELSE 'table' END END,
@@ -174,7 +174,7 @@ async def read_source(
         conn: plain session.
         config: what is to be set up.
         facts: the publisher, just read.
-        is_copy: rows are to be copied, too.
+        is_copy: rows are also to be copied.
         connections: of the copy; 0 if there is none.
 
     Raises:
@@ -203,7 +203,7 @@ async def read_source(
     else:
         if not tables and publications:
             findings.append(Finding(code=Code.PUBLICATION_EMPTY, found="the publications have no table"))
-    # What they hold is neither copied nor applied: `published_tables` and the stream leave it out.
+    # Their rows are neither copied nor applied: `published_tables` and the stream leave them out.
     names = {each.name for each in identities}
     findings += [_of_state(schema) for schema in sorted(facts.state_schemas & {name[0] for name in names - {QUEUE}})]
     findings += _of_queue(config, is_published=QUEUE in names)
@@ -247,7 +247,7 @@ def _relation(table: PublishedTable, identity: Identity) -> Relation:
 
 
 def findings_of_publisher(facts: SourceFacts, config: Config) -> Iterator[Finding]:
-    """Tell what the daemon itself would refuse of a publisher and of its slot. Pure."""
+    """Yield findings of a publisher and its slot that the daemon itself would refuse. Pure."""
     try:
         refusals.check_server(facts)
     except SourceRefused as error:
@@ -291,7 +291,7 @@ def _of_server(server: Server, *, connections: int) -> Iterator[Finding]:
             found="the role has no REPLICATION",
             fix=f"ALTER ROLE {role} REPLICATION;",
         )
-    # The daemon's plain session, or a command's, and those of the copy.
+    # The plain session of the daemon or of a command, and the sessions of the copy.
     needed, free = 2 + connections, server.free_connections()
     if free < needed:
         yield Finding(
@@ -454,7 +454,7 @@ def _of_others(
     rows: Sequence[tuple[Any, ...]], published: set[Name], states: frozenset[str], n_large: int
 ) -> Iterator[Finding]:
     by_kind: dict[str, list[str]] = {}
-    # What `init --ddl` has made besides the queue.
+    # Tables that `init --ddl` has made besides the queue.
     left_out = states | {QUEUE[0]} if QUEUE in published else states
     for kind, schema, name in rows:
         if schema not in left_out and (schema, name) not in published:

@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be done with the tables."""
+    """The work that is planned for the tables."""
 
     is_copy: bool = False
     truncates: bool = False
     brings_schema: bool = False  # tables that are missing are made before the copy
-    is_known: bool = False  # the target's state knows the slot: rows are there because they were applied
+    is_known: bool = False  # the target's state knows the slot: rows exist because they were applied
 
 
 async def read_tables(
@@ -116,7 +116,7 @@ def _plan(relation: Relation, target: TableFacts, config: Config) -> TablePlan |
 
 
 def _of_plan(plan: TablePlan, *, can_change: bool, is_replica: bool) -> Iterator[Finding]:
-    """Tell what is not as good as it could be.
+    """Yield findings where a table could be applied better.
 
     Args:
         plan: of the table.

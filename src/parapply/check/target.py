@@ -1,4 +1,4 @@
-"""What the target is as a server, and whether the daemon could work there.
+"""The target as a server, and findings that would keep the daemon from working there.
 
 In: a read-only session on the target. Out: `Server` and findings. Changes nothing.
 
@@ -38,7 +38,7 @@ _PARAMETER_GRANTS_SINCE: Final = 150000
 #: Locale providers as pg_database names them.
 _PROVIDERS: Final = {"c": "libc", "i": "ICU", "b": "built-in", "d": "default"}
 
-#: Those of a copy's sessions keep no place of the server.
+#: Origins of a copy's sessions keep no place of the server.
 _ORIGINS: Final = """
 SELECT (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_origin WHERE roname !~ '^parapply_[0-9]+_copy_'),
   (SELECT pg_catalog.bool_and(pg_catalog.has_function_privilege('pg_catalog.' || f, 'EXECUTE'))
@@ -51,14 +51,14 @@ FROM pg_catalog.pg_namespace n WHERE n.nspname = $1"""
 
 
 class TargetSide(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read of the target as a server."""
+    """Facts of the target as a server, just read."""
 
     server: Server
     announced_pid: int  # of the session, at connection
     n_origins: int
     may_make_origins: bool
     may_set_role: bool  # session_replication_role
-    state: tuple[tuple[bool, bool], ...]  # of the state schema if it is there: may be used and added to; has a version
+    state: tuple[tuple[bool, bool], ...]  # of the state schema if it exists: may be used and added to; has a version
     extensions: dict[str, str]  # version by name
     two_phase_error: str  # why prepared transactions cannot be applied; empty: they can, or need not
 
@@ -91,7 +91,7 @@ async def read_target(conn: Connection, config: Config) -> TargetSide:
 
 
 def findings_of_target(target: TargetSide, config: Config, source: SourceSide) -> list[Finding]:
-    """Tell what is wrong with the target as a server. Pure."""
+    """Return the faults of the target as a server. Pure."""
     server = target.server
     findings = list(_of_session(target))
     role = sql.Identifier(server.role).as_string(None)
@@ -157,7 +157,7 @@ def _of_two_phase(config: Config, source: Server, target: TargetSide) -> Iterato
 
 def _of_room(config: Config, server: Server) -> Iterator[Finding]:
     apply = config.apply
-    # What comes later with "auto" makes do with what there is, and the daemon's log says so.
+    # Later workers of "auto" make do with the free ones, and the daemon's log says so.
     needed, free = apply.first_workers + _OTHER_SESSIONS, server.free_connections()
     if free < needed:
         role = sql.Identifier(server.role).as_string(None)
@@ -188,7 +188,7 @@ def _of_origins(config: Config, server: Server, n_origins: int, *, may_make_orig
     most, needed = server.number(name), config.apply.first_workers
     if most < n_origins + needed:
         yield Finding(
-            code=Code.ORIGINS_EXHAUSTED, found=f"{n_origins} replication origins are there, {needed} more are needed,"
+            code=Code.ORIGINS_EXHAUSTED, found=f"{n_origins} replication origins exist, {needed} more are needed,"
             f" and {name} is {most}",
             fix=f"ALTER SYSTEM SET {name} = {n_origins + needed};  -- then restart",
         )  # fmt: skip
@@ -249,7 +249,7 @@ def _of_extensions(source: SourceSide, extensions: dict[str, str]) -> Iterator[F
 def findings_of_machine(config: Config) -> Iterator[Finding]:
     """Look at the disk for transactions in progress, on the machine that runs this command; make nothing there."""
     wanted = config.apply.spill_dir or Path(tempfile.gettempdir())
-    # The daemon makes the directory; what decides is the nearest one that is there.
+    # The daemon makes the directory, so the nearest existing one decides.
     there = next(path for path in (wanted.absolute(), *wanted.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         yield Finding(code=Code.SPILL_DIR, object=str(wanted), found=f"nothing can be written in {there}")

@@ -11,7 +11,7 @@ from typing import Final
 _TYPE: Final = re.compile(r"(?P<base>[^(\[]+)(?:\((?P<modifier>[\d,-]+)\))?(?P<rest>[^(\[]*)(?P<array>(?:\[\])*)")
 #: Types that take every text.
 _ANY_TEXT: Final = frozenset({"text", "character varying"})
-#: Types by which of theirs take all values without a length or precision of their own.
+#: Types, each with the wider ones that take all its values if they have no length or precision.
 _WIDER: Final = {
     "smallint": frozenset({"integer", "bigint", "numeric"}),
     "integer": frozenset({"bigint", "numeric"}),

@@ -33,17 +33,17 @@ Examples:
   parapply conflicts replay --config app.toml 17 18"""
 )
 def conflicts() -> None:
-    """Look at changes that met other rows on the target; replay or drop what is kept of them."""
+    """Look at changes that found other rows on the target; replay or drop the kept ones."""
 
 
 def _filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = [
         click.argument("ids", metavar="[ID]...", nargs=-1, type=click.IntRange(min=1)),
-        click.option("--type", "type_", type=click.Choice(TYPES), help="Of one type."),
-        click.option("--table", metavar="SCHEMA.TABLE", help="On one table."),
-        click.option("--outcome", type=click.Choice(OUTCOMES), help="With one outcome."),
-        click.option("--lsn", type=Lsn(), metavar="LSN", help="Of the transaction that ends there."),
-        click.option("--since", metavar="TIME", help="First met since; anything PostgreSQL reads as a time."),
+        click.option("--type", "type_", type=click.Choice(TYPES), help="Conflicts of one type."),
+        click.option("--table", metavar="SCHEMA.TABLE", help="Conflicts on one table."),
+        click.option("--outcome", type=click.Choice(OUTCOMES), help="Conflicts with one outcome."),
+        click.option("--lsn", type=Lsn(), metavar="LSN", help="Conflicts of the transaction that ends there."),
+        click.option("--since", metavar="TIME", help="Conflicts since then; anything PostgreSQL reads as a time."),
     ]
     for option in reversed(options):
         command = option(command)
@@ -76,7 +76,7 @@ Examples:
 @connection_options
 @_filter_options
 @click.option(
-    "--limit", type=click.IntRange(min=0), default=_LIMIT, show_default=True, help="The latest so many; 0: all."
+    "--limit", type=click.IntRange(min=0), default=_LIMIT, show_default=True, help="Number of the latest ones; 0: all."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON array for programs.")
 def list_(*, limit: int, as_json: bool, **options: Any) -> None:  # noqa: ANN401  click's options

@@ -35,7 +35,7 @@ fence.""",
 )
 @click.option("--back", "is_back", is_flag=True, help="The other way round: the stream of --reverse runs, and ends.")
 @click.option("--undo", "is_undo", is_flag=True, help="Take a cut-over back that has not let writers in.")
-@click.option("--dry-run", "is_dry", is_flag=True, help="Only look, and tell the steps.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Only look, and show the steps.")
 @click.option("--print-reverse", "prints_reverse", is_flag=True, help="Print a file for --reverse; without passwords.")
 @click.option(
     "--verify",
@@ -60,7 +60,7 @@ fence.""",
     default=60,
     show_default=True,
     metavar="S",
-    help="From the fence until the target has everything; then all is taken back.",
+    help="Limit from the fence until the target has everything; then all is taken back.",
 )
 @click.option("--no-sequences", is_flag=True, help="Leave the sequences as they are.")
 def cutover(  # noqa: PLR0913  options

@@ -117,7 +117,7 @@ def _copy_options(command: _Command) -> _Command:
             type=click.IntRange(1, 64),
             default=4,
             show_default=True,
-            help="For the copy, on each side.",
+            help="Sessions of the copy, on each side.",
         ),
         click.option("--truncate", "truncates", is_flag=True, help="Empty tables that hold rows before the copy."),
         click.option(
@@ -206,10 +206,10 @@ Examples:
 It makes nothing. Exit 0: nothing, or notes only; 1: warnings; 4: something would be refused.""",
 )
 @_connection_options
-@click.option("--copy", "is_copy", is_flag=True, help="Look at what `init --copy` needs, too.")
+@click.option("--copy", "is_copy", is_flag=True, help="Also look at the needs of `init --copy`.")
 @click.option("--schema", "brings_schema", is_flag=True, help="With --copy: tables that are missing will be made.")
 @click.option("--truncate", "truncates", is_flag=True, help="With --copy: tables that hold rows will be emptied.")
-@click.option("--connections", type=click.IntRange(1, 64), default=4, show_default=True, help="For the copy.")
+@click.option("--connections", type=click.IntRange(1, 64), default=4, show_default=True, help="Sessions of the copy.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
 def check(
     *,
@@ -220,7 +220,7 @@ def check(
     as_json: bool,
     **options: Any,  # noqa: ANN401  click's options
 ) -> int:
-    """Tell what would make init, the copy or the stream fail or hurt, before anything is made."""
+    """Report what would make init, the copy or the stream fail or hurt, before anything is made."""
     if not is_copy and (brings_schema or truncates):
         raise click.UsageError("--schema and --truncate belong to --copy")
     config = _load(options)
@@ -247,7 +247,7 @@ Passwords are better in PARAPPLY_SOURCE__DSN and PARAPPLY_TARGET__DSN, in a file
 names, or in ~/.pgpass, than in a flag.""",
 )
 @_connection_options
-@click.option("--copy", "is_copy", is_flag=True, help="Copy the rows of all published tables, too.")
+@click.option("--copy", "is_copy", is_flag=True, help="Also copy the rows of all published tables.")
 @click.option("--schema", "brings_schema", is_flag=True, help="With --copy: make the tables first, with pg_dump.")
 @click.option("--pg-dump", metavar="FILE", help="The program for --schema.  [default: pg_dump]")
 @click.option("--despite", metavar="CODE", multiple=True, help="Go on with an arguable refusal; repeatable.")
@@ -256,13 +256,13 @@ names, or in ~/.pgpass, than in a flag.""",
     type=click.Choice(["queue", "automatic", "print", "print-automatic"]),
     is_flag=False,
     flag_value="queue",
-    help="Make parapply.replicate_ddl and its queue on the publisher, too. automatic: and event triggers, which put"
-    " into it what is typed (a superuser makes them). print, print-automatic: show the SQL, make nothing.",
+    help="Also make parapply.replicate_ddl and its queue on the publisher. automatic: and event triggers, which put"
+    " typed commands into it (a superuser makes them). print, print-automatic: show the SQL, make nothing.",
 )
 @click.option(
     "--ddl-inexact",
     type=click.Choice(["refuse", "warn"]),
-    help="With automatic: what is done about a command that cannot be recorded exactly.  [default: refuse]",
+    help="With automatic: the reaction to a command that cannot be recorded exactly.  [default: refuse]",
 )
 @_copy_options
 def init(
@@ -331,7 +331,7 @@ Examples:
   parapply run --config app.toml --set apply.workers=8
   parapply run --config app.toml --until 16/B374D848
   parapply run --config app.toml --set apply.delay_s=0 --until '2026-11-23 14:05:00+00'
-With a time it ends before the first transaction, in commit order, that committed later; commit times are those of
+With a time it ends before the first transaction, in commit order, that committed later; commit times are by
 the publisher's clock. A time that the target has passed is refused.""",
 )
 @_connection_options
@@ -471,7 +471,7 @@ Exit 0: all equal; 1: a table differs. The daemon must run; both sides stay in u
     "sampled_ranges",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Of each large table compare N ranges of about 10,000 rows, others each time.  [default: all]",
+    help="Compare N ranges of about 10,000 rows of each large table, others each time.  [default: all]",
 )
 @click.option(
     "--max-pause",
@@ -524,8 +524,8 @@ At a cut-over: stop the writers, `parapply wait` for the source's last LSN, then
 @click.option(
     "--ahead", type=click.IntRange(min=0), default=0, show_default=True, help="Steps further than the source."
 )
-@click.option("--exact", "is_exact", is_flag=True, help="Move sequences backwards, too.")
-@click.option("--dry-run", "is_dry", is_flag=True, help="Only tell what would move.")
+@click.option("--exact", "is_exact", is_flag=True, help="Also move sequences backwards.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Only report the sequences that would move.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
 def sequences(
     *,
@@ -573,7 +573,7 @@ Examples:
 @click.option("--scale", type=click.IntRange(min=1), default=1, show_default=True, help="pgbench scale factor.")
 @click.option("--keep", is_flag=True, help="Leave servers and daemon running and print their connection strings.")
 def demo(*, duration_s: int, clients: int, workers: int, scale: int, keep: bool) -> int | None:
-    """Two servers of its own, a load, the daemon, a proof, and a race against the built-in subscription."""
+    """Show two servers, a load, the daemon, a proof, and a race against the built-in subscription."""
     from parapply.demo import run as show  # noqa: PLC0415
 
     return show.main(duration_s=duration_s, clients=clients, workers=workers, scale=scale, keep=keep)

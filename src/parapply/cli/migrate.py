@@ -25,7 +25,7 @@ Examples:
   parapply migrate --config app.toml --only analyze
   parapply migrate --config app.toml --show
 Steps: check, roles (with --roles), schema, copy, indexes, catch-up, constraints, large-objects, unlogged, sequences,
-analyze, views, follow. Interrupted, the same command goes on. The daemon is a process of its own and stays when this
+analyze, views, follow. Interrupted, the same command goes on. The daemon is a separate process and stays when this
 command ends. pg_dump of the source's version or newer is on PATH or in --pg-bin."""
 
 _UNITS: Final = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3}
@@ -91,7 +91,7 @@ _OUTSIDE = click.Choice(["refuse", "copy", "skip"])
 )
 @click.option("--no-wait", is_flag=True, help="End as soon as the lag is small; the daemon continues.")
 @click.option(
-    "--daemon-log", metavar="FILE", type=click.Path(path_type=Path), help="Of the daemon.  [default: SLOT.log]"
+    "--daemon-log", metavar="FILE", type=click.Path(path_type=Path), help="Log of the daemon.  [default: SLOT.log]"
 )
 @click.option("--show", "is_show", is_flag=True, help="Only print how far each step is.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON document a line for programs.")
@@ -153,7 +153,7 @@ def migrate(  # noqa: PLR0913  one for each option
     return command.migrate(config, how)
 
 
-#: What the daemon gets through its environment, because every user of the machine can read arguments.
+#: Settings that the daemon gets through its environment, because every user of the machine can read arguments.
 _SECRETS: Final = ("source.dsn", "target.dsn")
 
 

@@ -20,7 +20,7 @@ Examples:
   parapply top --config app.toml --once
   parapply top --config app.toml --once --json | jq '.rates[0]'
 It reads the state tables on the target, as status does, so it runs on any machine that reaches the target, and needs a
-role that may read them. Rates are those of the last ten seconds. Keys: q quit, s sort tables, space pause."""
+role that may read them. Rates cover the last ten seconds. Keys: q quit, s sort tables, space pause."""
 
 
 @click.command(epilog=_EPILOG)

@@ -1,1 +1,1 @@
-"""What a one-shot command does. The daemon never imports this."""
+"""The work of one-shot commands. The daemon never imports this."""

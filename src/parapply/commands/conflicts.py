@@ -1,4 +1,4 @@
-"""What `conflicts` and `skip` do: read the history, apply what is kept, ask for a transaction to be skipped.
+"""`conflicts` and `skip`: read the history, apply a kept change, ask for a transaction to be skipped.
 
 In: the configuration and filters. Out: lines or JSON on standard output. Each opens its own session on the target.
 """

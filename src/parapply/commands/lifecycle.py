@@ -38,7 +38,7 @@ async def new_slot(source: slot.Connection, name: str) -> AsyncIterator[None]:
 
     Args:
         source: plain session on the publisher.
-        name: of the slot; empty if it was there before, so it stays.
+        name: of the slot; empty if it existed before, so it stays.
     """
     try:
         yield

@@ -1,7 +1,7 @@
 """A snapshot of the target that equals the publisher at one LSN: asked of the running daemon, kept by a session here.
 
-Of one target or of several that follow one publisher: then each daemon first stands still where it is, and all of them
-go on to the furthest of these places, which is one consistent cut across them.
+It covers one target, or several that follow one publisher. Then each daemon first stops at its position, and all of
+them go on to the furthest of these positions, which is one consistent cut across them.
 
 In: configurations. Out: exported snapshots, valid until the block ends. `runtime/control/requests.py` is the other
 side.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from parapply.target.session.settings import Connection
     from parapply.target.state.requests import SnapshotRequest
 
-#: Seconds between two looks at a request although nobody called.
+#: Seconds between two looks at a request without a notification.
 _LOOK_S = 0.5
 _LEFT_OUT: Final = "SELECT count(*) FROM {s}.conflicts WHERE slot_id = $1::int AND outcome IN ('skipped', 'kept_local')"
 
@@ -127,7 +127,7 @@ class _Asking:
         self._request_id = await requests.ask(self._asking, self._schema, self._slot_id, lsn, stands=stands)
 
     async def go(self, lsn: int) -> None:
-        """Tell a standing daemon where to go."""
+        """Send a standing daemon to a position."""
         await requests.answer(self._asking, self._schema, self._slot_id, self._request_id, "go", lsn=lsn)
 
     async def wait_for(self, wanted: str) -> SnapshotRequest:

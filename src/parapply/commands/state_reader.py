@@ -1,7 +1,7 @@
-"""What `parapply status` and `parapply top` show of a slot: read from both ends, whatever still answers.
+"""A slot as `parapply status` and `parapply top` show it: read from both ends, or from the one that answers.
 
 In: the configuration. Out: plain data. Reads the state tables on the target, so it works from any machine, when no
-daemon runs, when the publisher is not reachable, and for a role that may only read the state schema. Writes to nobody.
+daemon runs, when the publisher is not reachable, and for a role that may only read the state schema. Writes nothing.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ SELECT gid, source_xid, end_lsn::text AS end_lsn, owner, prepared_at::text AS pr
   FROM {s}.prepared WHERE slot_name = $1 ORDER BY prepared_at, gid"""
 
 
-#: Those of the publisher that are to run still, and those that came last.
+#: The publisher's pending commands, and its last ones.
 _COMMANDS = """
 SELECT number, commit_lsn::text AS commit_lsn, tag, source_role, outcome, reason, recorded_at::text AS recorded_at
   FROM {s}.ddl WHERE slot_id = $1 ORDER BY outcome = 'pending' DESC, ddl.commit_lsn DESC, number DESC LIMIT 5"""
 
 
-#: What there is of a slot that a migration has not made yet.
+#: A slot that a migration has not made yet.
 _NO_SLOT: Final[dict[str, Any]] = {
     **dict.fromkeys(
         ("lowest_remote_lsn", "highest_remote_lsn", "confirmed_flush_lsn", "lag_bytes", "lag_s", "commit_order",
@@ -87,7 +87,7 @@ class StateReader:
     """Keeps its connections open between two looks; as a context manager it closes them."""
 
     def __init__(self, config: Config) -> None:
-        """Connect to nobody yet; the source is asked if source.dsn is set."""
+        """Open no connection yet; the source is asked if source.dsn is set."""
         self._config = config
         self._name = f"parapply status {config.source.slot}"
         self._target: settings.Connection | None = None
@@ -160,7 +160,7 @@ class StateReader:
         present = await lease.holders(conn, slot_id)
         report["is_daemon_connected"] = any(holder.is_leader for holder in present)
         if not report["is_daemon_connected"]:
-            # Rows of a daemon that was killed: none of these workers is there.
+            # Rows of a daemon that was killed: none of these workers exists.
             report["workers"] = []
         if not is_present(report):
             report["limits"] = None
@@ -187,12 +187,12 @@ class StateReader:
 
 
 def is_silent(report: dict[str, Any]) -> bool:
-    """Tell whether what the daemon wrote last is too old to be the present."""
+    """Return whether the daemon's last report is too old to be the present."""
     return bool(report["silent_s"] > _SILENT_S)
 
 
 def is_present(report: dict[str, Any]) -> bool:
-    """Tell whether a daemon runs and what it wrote last is the present."""
+    """Return whether a daemon runs and its last report is the present."""
     return report["is_daemon_connected"] and not is_silent(report)
 
 

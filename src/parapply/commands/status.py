@@ -76,7 +76,7 @@ async def _watch(config: Config, *, as_json: bool) -> None:
                 try:
                     report = await reader.read()
                 except ParapplyError as error:
-                    # What was seen last stays below: nothing later is known.
+                    # The last reading stays below, because nothing later is known.
                     notice = error.line()
                 live.update(render(report, size.width, size.height, notice), refresh=True)
 
@@ -226,7 +226,7 @@ def _retained(source: dict[str, Any]) -> str:
 def _daemon_line(report: dict[str, Any]) -> str:
     if report["is_daemon_connected"]:
         if report["started_at"] is None:
-            # Its first: the lease comes before everything else, and `drop` holds it, too.
+            # Its first start: the lease comes before everything else, and `drop` also holds it.
             return "one holds the lease, and has not shown itself yet"
         since = report["started_at"][:19]
         silent = f"; nothing heard for {brief(report['silent_s'])}" if is_silent(report) else ""
@@ -272,7 +272,7 @@ def _tables(tables: list[dict[str, Any]]) -> Table:
 
 
 def _reasons(tables: list[dict[str, Any]]) -> list[RenderableType]:
-    """Return why tables are applied as they are, a line each, as far as there is something to tell."""
+    """Return why tables are not applied in the best way, a line each."""
     telling = [one for one in tables if one["reason"] and not _is_plain(one)]
     parts: list[RenderableType] = ["", Text("why", style="bold")] if telling else []
     for one in telling[:_MOST_TABLES]:
@@ -282,13 +282,13 @@ def _reasons(tables: list[dict[str, Any]]) -> list[RenderableType]:
 
 
 def _is_plain(table: dict[str, Any]) -> bool:
-    """Tell whether a table is applied in the best way there is, so that no reason needs to be shown."""
+    """Return whether a table is applied in the best way, so that no reason needs to be shown."""
     starts = table["reason"].startswith("set-based by key") and ";" not in table["reason"]
     return starts and not table["is_table_exclusive"]
 
 
 def _seldom(report: dict[str, Any]) -> list[RenderableType]:
-    """Return what is there at times only: tables not copied yet, conflicts."""
+    """Return parts that only appear at times: tables not copied yet, conflicts."""
     parts: list[RenderableType] = []
     if left := [copy for copy in report["copies"] if copy["state"] != CopyState.COPIED]:
         shown = _grid("not applied yet", "state", "as of", "rows so far", "because")

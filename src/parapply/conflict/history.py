@@ -82,7 +82,7 @@ class ConflictHistory:
         ]
 
     async def has_stopped(self, conn: Connection) -> bool:
-        """Tell whether a conflict is there whose transaction was stopped and not seen applied.
+        """Return whether a conflict is there whose transaction was stopped and not seen applied.
 
         Raises:
             TargetRefused, TargetLost: as `write`.

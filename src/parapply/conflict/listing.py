@@ -42,7 +42,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether it takes everything."""
+        """Return whether it takes everything."""
         return self == Filter(limit=self.limit)
 
 

@@ -40,7 +40,7 @@ class Rules:
         return self._tables.get(table, {}).get(kind, self._common[kind])
 
     def checks_origin(self, table: str) -> tuple[bool, bool]:
-        """Tell whether rows of a table must be read before they are updated, and before they are deleted."""
+        """Return whether rows of a table must be read before they are updated, and before they are deleted."""
         is_on = [self.policy(kind, table) is not Policy.OFF for kind in (_UPDATE_ORIGIN, _DELETE_ORIGIN)]
         return is_on[0], is_on[1]
 

@@ -50,7 +50,7 @@ _DIVISION_BY_ZERO: Final = "22012"
 
 
 def may_be_conflict(failure: StatementFailed, commands: Sequence[Command]) -> bool:
-    """Tell whether a failure can be a conflict: a unique violation, a row not found, a row of another writer."""
+    """Return whether a failure can be a conflict: a unique violation, a row not found, a row of another writer."""
     if not 0 <= failure.statement < len(commands):
         return False  # of the record or the commit: a deferred check is no conflict in PostgreSQL either
     operation = commands[failure.statement].operation

@@ -44,7 +44,7 @@ BINARY_TYPES = frozenset(
 
 
 def is_binary(table: PublishedTable, target_types: Mapping[str, int]) -> bool:
-    """Tell whether a table's rows can go in binary.
+    """Return whether a table's rows can go in binary.
 
     Args:
         table: as published, with the publisher's types.

@@ -98,7 +98,7 @@ SELECT pg_catalog.md5(pg_catalog.concat_ws(',',
 
 
 def may_resume(table: PublishedTable, target_types: Mapping[str, int]) -> bool:
-    """Tell whether parts of a table can be brought forward, so that it is worth noting them."""
+    """Return whether parts of a table can be brought forward, so that it is worth noting them."""
     types = dict(zip(table.columns, table.types, strict=True))
     return (
         # What is noted does not say under which name the rows are.

@@ -510,7 +510,7 @@ class _Cutover:
         return 0
 
     async def _is_old_source_still(self) -> bool:
-        """Tell whether the way back has written nothing there yet: what its slot holds would look like a late write."""
+        """Return whether the way back has written nothing there yet: what its slot holds would look like a late write."""
         found = await self._state_of_back()
         return found is not None and self._row is not None and found.low_lsn == self._row.takeover_lsn
 
@@ -541,7 +541,7 @@ class _Cutover:
 
     @property
     def _stays(self) -> bool:
-        """Tell whether a step after the stop went back to draining: the daemon is gone, and the operator decides."""
+        """Return whether a step after the stop went back to draining: the daemon is gone, and the operator decides."""
         return self._row is not None and self._row.step == "draining" and self._has_stopped
 
     async def undo(self) -> int:

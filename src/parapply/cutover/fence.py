@@ -189,7 +189,7 @@ async def refusals(conn: Connection, kept: Kept) -> list[SourceRefused]:
 
 
 async def is_up(conn: Connection) -> bool:
-    """Tell whether new sessions of the database are read only.
+    """Return whether new sessions of the database are read only.
 
     Raises:
         SourceLost: the connection broke.

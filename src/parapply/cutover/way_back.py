@@ -240,7 +240,7 @@ async def drop_state(ends: Connections, config: Config, slot_id: int) -> None:
 
 
 async def can_filter(ends: Connections) -> bool:
-    """Tell whether the way back can leave out by origin what came from the old source: both ends take part in it.
+    """Return whether the way back can leave out by origin what came from the old source: both ends take part in it.
 
     Args:
         ends: of the stream that runs; the role of its source writes under origins in the way back.

@@ -20,7 +20,7 @@ from parapply.demo.errors import DemoError
 
 # PostgreSQL refuses to run as the superuser; the first of these that exists runs it instead.
 _ACCOUNTS = ("postgres", "nobody")
-# What a server needs to run; `include` is for compilers only.
+# Directories that a server needs to run; `include` is for compilers only.
 _TREE_PARTS = ("bin", "lib", "share")
 
 
@@ -68,7 +68,7 @@ def readable_copy(tree: Path, *, version_text: str, parent: Path | None = None) 
     """Copy a wheel's program tree once to where every account can read it, and return the tree in the copy.
 
     A virtual environment in the superuser's home cannot be entered by the account that runs the servers. The copy
-    stays for later runs; version and size are in its name, so another build never meets an old copy.
+    stays for later runs; version and size are in its name, so another build never uses an old copy.
 
     Args:
         tree: a directory with `bin`, `lib` and `share` in a package's directory. The libraries that its programs load

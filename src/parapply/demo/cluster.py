@@ -28,7 +28,7 @@ Setting = str | int | bool
 StopMode = Literal["smart", "fast", "immediate"]
 
 SUPERUSER = "postgres"
-# What replication between two servers needs, with room for many slots and workers; the rest is PostgreSQL's default.
+# Settings for replication between two servers, with room for many slots and workers; the rest is PostgreSQL's default.
 DEFAULT_SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {
         "wal_level": "logical",
@@ -189,7 +189,7 @@ class Cluster:
     def kill(self) -> None:
         """Kill the postmaster and all its children with SIGKILL, and return when they are gone.
 
-        What the server had written stays in the operating system's cache: `fsync = off` loses nothing here.
+        Written data stays in the operating system's cache, so `fsync = off` loses nothing here.
 
         Raises:
             DemoError: the server does not run, or the machine has no /proc.
@@ -259,7 +259,7 @@ class Cluster:
         )  # fmt: skip
 
     def _launch(self) -> None:
-        """Start the postmaster in a session of its own: the terminal's Ctrl-C is ours to handle, not its."""
+        """Start the postmaster in a separate session, because the terminal's Ctrl-C is ours to handle, not its."""
         command = [
             str(self.binaries.bin_dir / "postgres"), "-D", str(self.data_dir), "-p", str(self.port),
             "-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={self.socket_dir or ''}",

@@ -1,4 +1,4 @@
-"""The command `parapply`, run as a user runs it: in a process of its own.
+"""The command `parapply`, run as a user runs it: in a separate process.
 
 In go a stage, a slot and settings; out come the command's output and a daemon that can be stopped.
 """
@@ -35,7 +35,7 @@ _NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What `parapply verify` says of one table."""
+    """The result of `parapply verify` for one table."""
 
     name: str
     source_rows: int

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Handler = Callable[[int, FrameType | None], object] | int | None
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# What a shell reports of a program that a signal ended.
+# The base of a shell's exit code for a program that a signal ended.
 _SIGNAL_EXIT_BASE = 128
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.002
 # A backlog of a million transactions takes a minute or two on a slow machine.
 _DRAIN_TIMEOUT_S = 600.0
-# A daemon that has nothing to apply is there in a second.
+# A daemon that has nothing to apply catches up in a second.
 _START_TIMEOUT_S = 60
 _MESSAGE = "SELECT pg_logical_emit_message(true, 'parapply demo', '')"
 _FIRST, _LAST = 1, 2
@@ -229,7 +229,7 @@ def _create_subscription(
 def verify_target(stage: Stage, *, slot: str, dbname: str) -> list[Comparison]:
     """Have `parapply verify` compare a database on the subscriber that is up to date, by whatever system.
 
-    It needs a running daemon, so there is one for the time, with a slot of its own; there is nothing to apply.
+    It needs a running daemon, so one runs for the time, with its own slot; there is nothing to apply.
 
     Raises:
         DemoError: a command or the daemon failed.
@@ -237,7 +237,7 @@ def verify_target(stage: Stage, *, slot: str, dbname: str) -> list[Comparison]:
     runner = Parapply(stage, slot=slot, target_dbname=dbname)
     runner.call("init")
     runner.start()
-    # Later than the slot's begin, so the daemon has begun when it is there.
+    # Later than the slot's begin, so a daemon that reaches it has begun.
     ((lsn,),) = stage.source.execute(_MESSAGE, dbname=BANK)
     runner.call("wait", "--lsn", lsn, "--timeout", str(_START_TIMEOUT_S))
     tables = runner.verify()

@@ -41,7 +41,7 @@ _RACE_PARAPPLY, _RACE_BUILT_IN, _RACE_VERIFY = "race_parapply", "race_built_in",
 # A time, not a number: the backlog suits the machine. Long enough that the start of a process, which counts, does not
 # decide. At most the time of the load before it: a demonstration that was asked to be short is short.
 _RACE_LOAD_S = 20
-# What is left when the load ends is a few seconds' work; ten times that is a fault.
+# The rest when the load ends is a few seconds' work; ten times that is a fault.
 _WAIT_S = 60
 _NOT_EQUAL = 1
 
@@ -125,7 +125,7 @@ class Demo:
         show_comparison(self._console, tables)
         self._daemon.stop()
         self._say("The daemon was asked to stop, and did.")
-        self._heading("What the daemon left to read")
+        self._heading("The daemon's records")
         show_progress(self._console, self._stage, _SLOT)
         show_applylog(self._console, self._applylog, self._daemon.log)
         return all(table.is_equal for table in tables)
@@ -160,7 +160,7 @@ class Demo:
         """Start the daemon again, let it catch up, leave everything running, and say what can be done with it."""
         self._daemon.start()
         ((lsn,),) = self._stage.source.execute("SELECT pg_current_wal_insert_lsn()", dbname=BANK)
-        # The race's backlog is in this slot, too: what is left shall be at rest, and the daemon known to run.
+        # The race's backlog is also in this slot. The servers are left idle, with a daemon that is known to run.
         self._daemon.call("wait", "--lsn", lsn, "--timeout", str(_WAIT_S))
         self._daemon.check()
         self._stage.keep()
@@ -171,5 +171,5 @@ class Demo:
         self._console.print(f"\n[bold]{text}[/bold]")
 
     def _say(self, text: str) -> None:
-        # What programs print may look like markup.
+        # The output of programs may look like markup.
         self._console.print(text, markup=False, soft_wrap=True)

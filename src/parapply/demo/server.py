@@ -32,12 +32,12 @@ _PORT_ATTEMPTS = 5
 
 
 class PgServer(Cluster):
-    """A PostgreSQL server in a directory of its own; as a context manager it is started, and removed at the end.
+    """A PostgreSQL server in its own directory; as a context manager it is started, and removed at the end.
 
     Arguments and what stops, crashes and kills it: see `Cluster`.
     """
 
-    # Whether it ever answered: from then on others know its port.
+    # True once it has answered: from then on others know its port.
     _has_started = False
     # Why the server does not answer yet, as a client sees it.
     _last_refusal = ""
@@ -194,7 +194,7 @@ def execute_in(
     sql: str | pgsql.Composable,
     params: Sequence[Any] | Mapping[str, Any] | None = None,
 ) -> list[tuple[Any, ...]]:
-    """Run SQL as `execute` does, on a connection that is there.
+    """Run SQL as `execute` does, on an open connection.
 
     Raises:
         psycopg.Error: the server refused or went away.

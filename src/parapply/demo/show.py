@@ -1,4 +1,4 @@
-"""What the demonstration prints: comparisons, the daemon's records, the race, and what to try next.
+"""Output of the demonstration: comparisons, the daemon's records, the race, and next steps.
 
 In go results; out comes text for people. Decides nothing.
 """

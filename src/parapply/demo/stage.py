@@ -30,7 +30,7 @@ MAJOR = 18
 BANK = "bank"
 PUBLICATION = "bank"
 
-# A process that ignores SIGTERM for so long is killed: the daemon drains within a few seconds.
+# A process that ignores SIGTERM for this time is killed: the daemon drains within a few seconds.
 STOP_TIMEOUT_S = 20.0
 # Scale 100 takes about half a minute on a slow machine.
 _FILL_TIMEOUT_S = 900.0
@@ -38,7 +38,7 @@ _FILL_TIMEOUT_S = 900.0
 _SETTINGS: Mapping[str, Setting] = {"max_wal_size": "8GB", "checkpoint_timeout": "1h"}
 
 # Every line on its input is the list of processes that run now. The end of input without a last word means that we
-# died: the processes and the directory must go; the servers have guardians of their own.
+# died: the processes and the directory must go. The servers have their own guardians.
 _WATCH_SCRIPT = """
 pids=
 while read -r line; do [ "$line" = dismissed ] && exit 0; pids=$line; done
@@ -78,7 +78,7 @@ class Stage:
         Args:
             interrupts: held back while processes are started and ended.
             name: begins the directory's name.
-            settings: of both servers, over those of `PgServer`.
+            settings: of both servers, over the ones of `PgServer`.
             source_binaries: the publisher's programs; PostgreSQL 18 when `None`.
             target_binaries: the subscriber's; PostgreSQL 18 when `None`.
             target_settings: of the subscriber, over `settings`.

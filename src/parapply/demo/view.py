@@ -1,4 +1,4 @@
-"""What happens while the load runs: a live screen on a terminal, plain lines elsewhere.
+"""Progress while the load runs: a live screen on a terminal, plain lines elsewhere.
 
 In go a stage and a slot; out come samples and what is shown of them. The transactions are counted by both servers'
 own statistics of inserted rows, not by the daemon.
@@ -135,7 +135,7 @@ class View:
             soft_wrap=True,
         )
 
-    # How many lines were printed; written by `_print_line` only.
+    # Number of printed lines; written by `_print_line` only.
     _n_lines = 1
 
     def _screen(self, sample: Sample) -> Group:

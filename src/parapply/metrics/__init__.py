@@ -1,1 +1,1 @@
-"""What the daemon measures of itself: the table of all metrics, what is counted, and the output for Prometheus."""
+"""The daemon's metrics: the table of them all, the figures that are counted, and the output for Prometheus."""

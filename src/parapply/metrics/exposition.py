@@ -103,7 +103,7 @@ def _process() -> dict[str, float]:
 
 
 def _fields() -> list[str]:
-    # The name of the program, in parentheses, may hold blanks. What follows begins with the third field.
+    # The name of the program, in parentheses, may hold blanks. The rest begins with the third field.
     return (_PROC / "stat").read_text().rpartition(")")[2].split()
 
 

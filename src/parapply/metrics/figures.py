@@ -1,4 +1,4 @@
-"""What the daemon counts, from its start to its end: plain numbers, written once a target transaction at most."""
+"""The daemon's counts, from its start to its end: plain numbers, written once a target transaction at most."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from parapply.metrics.table import Metric
 
-#: What a metric says: a number for each combination of its labels' values, in their order.
+#: The values of a metric: a number for each combination of its labels' values, in their order.
 Values = dict["Metric", dict[tuple[str, ...], float]]
 
 
@@ -46,7 +46,7 @@ class Stages:
 
 
 class TableFigures:
-    """What is counted of one table."""
+    """The counts of one table."""
 
     __slots__ = ("conflicts", "rows", "transactions", "wait_s", "waits")
 
@@ -77,7 +77,7 @@ class Figures:
         self.change_bytes = 0
         self.stages = Stages()
         self.retries: Counter[str] = Counter(dict.fromkeys(table.RETRY_REASONS, 0))
-        #: By type and outcome. All are there from the start: Prometheus sees no increase in a series that begins at 1.
+        #: By type and outcome. All exist from the start: Prometheus sees no increase in a series that begins at 1.
         self.conflicts: Counter[tuple[str, str]] = Counter(
             dict.fromkeys(product(table.CONFLICT_TYPES, table.OUTCOMES), 0)
         )
@@ -88,7 +88,7 @@ class Figures:
         self.batch_seconds = Histogram(table.BATCH_SECONDS)
 
     def table(self, name: str) -> TableFigures:
-        """Return the figures of a table, or those of all tables that came too late to have their own."""
+        """Return the figures of a table, or the common ones of all tables that came too late to have their own."""
         self.changed[name] = None
         found = self.tables.get(name)
         if found is None:

@@ -1,4 +1,4 @@
-"""What the metrics say of a migration and of a cut-over. Pure; the records are those of the state tables."""
+"""Values of the metrics of a migration and of a cut-over. Pure; the records come from the state tables."""
 
 from __future__ import annotations
 

@@ -31,11 +31,11 @@ class Metric(NamedTuple):
     buckets: tuple[float, ...] = ()  # upper bounds, of a histogram; +Inf comes by itself
 
 
-#: Tables that have series of their own, by each name; what comes beyond is counted under `OTHER_TABLES`.
+#: Tables that have their own series, by each name; later ones are counted under `OTHER_TABLES`.
 TABLES_LIMIT: Final = 1000
 OTHER_TABLES: Final = "(other)"
 
-#: Values of labels that are known beforehand: their series are there from the start, at 0.
+#: Values of labels that are known beforehand: their series exist from the start, at 0.
 STATES: Final = tuple([state for state in DaemonState if state is not DaemonState.STOPPED])
 WORKER_STATES: Final = tuple(WorkerState)
 WAL_STATUSES: Final = ("reserved", "extended", "unreserved", "lost")
@@ -50,7 +50,7 @@ RETRY_REASONS: Final = tuple(RetryReason)
 CONFLICT_TYPES: Final = tuple(ConflictType)
 #: One that was repaired was counted when it stopped.
 OUTCOMES: Final = tuple([outcome for outcome in ConflictOutcome if outcome is not ConflictOutcome.REPAIRED])
-#: Of a step of `parapply migrate`, and the steps of `parapply cutover`, as their tables name them.
+#: States of a step of `parapply migrate`, and the steps of `parapply cutover`, as their tables name them.
 STEP_STATES: Final = ("running", "failed", "done")
 CUTOVER_STEPS: Final = (
     "preparing", "fencing", "draining", "comparing", "sequences", "stopping", "turning", "opening", "ending", "done",
@@ -79,7 +79,7 @@ LAG_BYTES: Final = Metric("parapply_lag_bytes", "gauge", "WAL of the publisher b
 SLOT_RETAINED: Final = Metric(
     "parapply_slot_retained_wal_bytes",
     "gauge",
-    "WAL that the publisher keeps for the slot, from restart_lsn on; a transaction left open there keeps it, too.",
+    "WAL that the publisher keeps for the slot, from restart_lsn on; a transaction left open there also keeps it.",
 )
 SLOT_SAFE: Final = Metric(
     "parapply_slot_safe_wal_bytes",
@@ -253,12 +253,12 @@ MIGRATION_SECONDS: Final = Metric(
     "parapply_migration_step_seconds", "gauge", "From the begin of the step to its end, or until now.", ("step",)
 )
 MIGRATION_DONE: Final = Metric(
-    "parapply_migration_done", "gauge", "How much of the step is done, in its own unit.", ("step", "unit")
+    "parapply_migration_done", "gauge", "Part of the step that is done, in its unit.", ("step", "unit")
 )
 MIGRATION_EXPECTED: Final = Metric(
     "parapply_migration_expected",
     "gauge",
-    "How much there is to do in the step, about; absent where that is not known.",
+    "Estimated size of the whole step, in its unit; absent where it is not known.",
     ("step", "unit"),
 )
 MIGRATION_BYTES: Final = Metric(
@@ -304,7 +304,7 @@ METRICS: Final = (
 PROCESS_METRICS: Final = (
     Metric("process_resident_memory_bytes", "gauge", "Resident memory."),
     Metric("process_virtual_memory_bytes", "gauge", "Virtual memory."),
-    Metric("process_cpu_seconds_total", "counter", "CPU time of the daemon, which is that of the leader."),
+    Metric("process_cpu_seconds_total", "counter", "CPU time of the daemon, which is the leader's process."),
     Metric("process_start_time_seconds", "gauge", "When it started, in seconds since 1970."),
     Metric("process_open_fds", "gauge", "File descriptors in use."),
     Metric("process_max_fds", "gauge", "File descriptors allowed."),

@@ -51,7 +51,7 @@ class Daemon:
 
     @property
     def is_running(self) -> bool:
-        """Tell whether it is ours and runs."""
+        """Return whether it is ours and runs."""
         return self._process is not None and self._process.poll() is None
 
     def check(self) -> None:
@@ -67,7 +67,7 @@ class Daemon:
             )
 
     async def has_ended(self, target: Connection, slot_id: int) -> bool:
-        """Tell whether it has ended without a failure; one that is not ours has when no session holds the lease.
+        """Return whether it has ended without a failure; one that is not ours has when no session holds the lease.
 
         Raises:
             ParapplyError: it is ours, and has failed.

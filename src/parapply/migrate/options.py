@@ -32,7 +32,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     unlogged: Outside = "refuse"
 
     def is_meant(self, schema: str, table: str) -> bool:
-        """Tell whether a table, by the names of its topmost partitioned table, is to be migrated."""
+        """Return whether a table, by the names of its topmost partitioned table, is to be migrated."""
         name = f"{schema}.{table}"
         is_included = not self.include or any(matches(one, name) for one in self.include)
         return is_included and not any(matches(one, name) for one in self.exclude)
@@ -73,7 +73,7 @@ class MigrateOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Tell whether schema.table is what a pattern with `*` and `?` means."""
+    """Return whether schema.table is what a pattern with `*` and `?` means."""
     return re.fullmatch(translate(pattern.replace("[", "[[]")), name) is not None
 
 

@@ -77,7 +77,7 @@ class RangeLimits(msgspec.Struct, frozen=True, kw_only=True):
     buffer_bytes: int  # of changes that have come and are not applied; above, nothing is read
 
     def is_far(self, restart_bytes: int) -> bool:
-        """Tell whether a restart point lies so far before a range that the stream costs the publisher less."""
+        """Return whether a restart point lies so far before a range that the stream costs the publisher less."""
         return restart_bytes > _RESTART_RATIO * _LARGEST * self.range_bytes
 
     def next_bytes(self, restart_bytes: int, left_bytes: int) -> int:

@@ -91,12 +91,12 @@ class CatchUpStream:
 
     @property
     def is_drained(self) -> bool:
-        """Tell whether the last `drain` took everything that had come."""
+        """Return whether the last `drain` took everything that had come."""
         return not self._held and (not self._is_streaming or self._stream.is_drained)
 
     @property
     def gathers(self) -> bool:
-        """Tell whether messages gather while nothing is read.
+        """Return whether messages gather while nothing is read.
 
         Those of ranges come into memory by themselves, and clients whose commits wait write nothing more.
         """
@@ -114,7 +114,7 @@ class CatchUpStream:
 
     @property
     def is_unfinished(self) -> bool:
-        """Tell whether the range last asked for did not come to its end: another attempt may end the same way."""
+        """Return whether the range last asked for did not come to its end: another attempt may end the same way."""
         return self.reading is Reading.RANGES and self._ranges is not None and self._ranges.is_unfinished
 
     @property

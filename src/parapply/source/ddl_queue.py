@@ -360,7 +360,7 @@ async def install(conn: Connection, publications: Sequence[str], automatic: Auto
 
 
 async def is_published(conn: Connection, publications: Sequence[str]) -> bool:
-    """Tell whether the queue is among the published tables.
+    """Return whether the queue is among the published tables.
 
     Raises:
         SourceLost: the connection broke.

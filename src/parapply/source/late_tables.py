@@ -210,7 +210,7 @@ def _was_published_when_made(line: Sequence[TablePlace], known: Collection[str])
 
 
 def _publishes_partitions(line: Sequence[TablePlace], known: Collection[str]) -> bool:
-    """Tell whether what was made below a partitioned table was published with it, at any time since the marks."""
+    """Return whether what was made below a partitioned table was published with it, at any time since the marks."""
     table, above = line[0], line[1:]
     if f"t{table.oid}" not in known:
         return _was_published_when_made(line, known)

@@ -167,7 +167,7 @@ def new_partitions(before: str, now: str) -> dict[int, str]:
 
 
 def altered(before: str, now: str) -> bool:
-    """Tell whether a publication was altered since, although nothing is different: it may have been another for a time.
+    """Return whether a publication was altered since, although nothing is different: it may have been another for a time.
 
     Another owner explains it.
     """
@@ -178,7 +178,7 @@ def altered(before: str, now: str) -> bool:
 
 
 def is_by_root(marks: str) -> bool:
-    """Tell whether partitions are published under the name of the partitioned table whose marks these are."""
+    """Return whether partitions are published under the name of the partitioned table whose marks these are."""
     return any("v" in _sends(way.partition(":")[2]) for way in _ways(marks))
 
 
@@ -202,7 +202,7 @@ def _sends(rest: str) -> str:
 
 
 def _is_narrower(way: str, known: str) -> bool:
-    """Tell whether an entry sends some of the kinds of changes that it sent before, and nothing else is different."""
+    """Return whether an entry sends some of the kinds of changes that it sent before, and nothing else is different."""
     entry, _, rest = way.partition(":")
     before, _, rest_before = known.partition(":")
     sent, sent_before = _sends(rest), _sends(rest_before)

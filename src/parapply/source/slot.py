@@ -343,7 +343,7 @@ async def read_slot(conn: Connection, slot_name: str) -> SlotFacts | None:
 
 
 async def is_rolled_back(conn: Connection, xid: int, *, slot_name: str, sender_pid: int) -> bool:
-    """Tell whether a transaction whose PREPARE the slot has sent was rolled back; False if that is not certain.
+    """Return whether a transaction whose PREPARE the slot has sent was rolled back; False if that is not certain.
 
     The slot's catalog_xmin keeps what the server knows of a transaction until its PREPARE is confirmed.
 

@@ -16,7 +16,7 @@ _NAME: Final = re.compile(r'"((?:[^"]|"")*)"|([^\s,()"]+)')
 
 
 def is_named(standby_names: str, name: str) -> bool:
-    """Tell whether commits wait for a standby, or would if one before it in the list went away.
+    """Return whether commits wait for a standby, or would if one before it in the list went away.
 
     A standby called `first`, `any` or as a number of standbys is taken to be named wherever such a word stands: it
     then only reports more often.

@@ -61,7 +61,7 @@ class Transport(Protocol):
 
     @property
     def has_early_data(self) -> bool:
-        """Tell whether data is at hand although the descriptor may stay quiet."""
+        """Return whether data is at hand although the descriptor may stay quiet."""
 
     async def ask(self, query: str, sent_us: int) -> None:
         """Send a COPY of columns `lsn` and `data` in binary; nothing else may be under way.

@@ -1,1 +1,1 @@
-"""`parapply top`: a live screen of one slot. What it shows comes from the state tables, so it runs on any machine."""
+"""`parapply top`: a live screen of one slot. It reads the state tables, so it runs on any machine."""

@@ -81,7 +81,7 @@ class Top(App[None]):
                     self._history.add(await self._reader.read(), time.monotonic())
                     self._notice = ""
                 except ParapplyError as error:
-                    # What was seen last stays, because nothing newer is known.
+                    # The last reading stays, because nothing newer is known.
                     self._notice = error.line()
                 self._show()
             await asyncio.sleep(self._interval_s)

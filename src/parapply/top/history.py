@@ -1,4 +1,4 @@
-"""What several readings of a slot show: rates, busy workers, the lag of the last minutes. Pure; reads no clock."""
+"""History of a slot from several readings: rates, busy workers, the lag of the last minutes. Pure; reads no clock."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from parapply.vocabulary import WorkerState
 _WINDOW_S: Final = 10.0
 #: Seconds below which they say little: one of the daemon's writes more or less is too much of them.
 _SHORT_S: Final = 2.0
-#: Readings that tell how busy a worker is.
+#: Readings from which a worker's busy share is taken.
 _BUSY_LOOKS: Final = 30
 #: Readings that a course over time has room for, one a second.
 _COURSE: Final = 600
 
 
 class TableRate(NamedTuple):
-    """What happens to one table now."""
+    """The rates of one table now."""
 
     name: str
     rows_s: float  # inserts, updates and deletes a second; as what follows

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _BARS: Final = "▁▂▃▄▅▆▇█"
 #: Columns of a course over time, at 80 columns of screen; what is wider goes to it.
 _COURSE: Final = 34
-#: Colours by state; the words are there without them.
+#: Colours by state; the words are shown also without them.
 _STYLES: Final = {
     WorkerState.IDLE: "dim",
     WorkerState.EXECUTING: "green",
@@ -40,13 +40,12 @@ _STYLES: Final = {
 _LANES: Final = {"set-based": "sets", "row by row": "rows"}
 #: Kinds of dependencies in few letters.
 _KINDS: Final[dict[str, str]] = {WaitKind.FOREIGN_KEY: "parent"}
-#: Lines besides those of the head, of workers, tables and what is seldom: one more of the head, two blank, two
-#: headings.
+#: Lines besides the head's, the workers', the tables' and the rare ones: one more of the head, two blank, two headings.
 _OTHER_LINES: Final = 5
 _FEW_TABLES: Final = 3
 _NOTICE_LINES: Final = 4
 _LIMIT_LINES: Final = 3
-#: Lines of a screen from which on what limits has more than one.
+#: Lines of a screen from which on the limit has more than one.
 _TALL: Final = 22
 #: Columns of a worker's line before what it waits for.
 _BEFORE_WAITS: Final = 28
@@ -108,7 +107,7 @@ def _head(history: ReadingHistory, width: int, limit_lines: int) -> list[Rendera
     lines: list[RenderableType] = [state, _courses(history, max(8, _COURSE + width - 80)), _positions(report)]
     if limit_lines and (limits := report["limits"]):
         said = Text.assemble((limits["words"].rstrip("."), "bold"), (": ", "dim"), limits["advice"])
-        # What to do is at the end, and evidence is shown by `parapply status`.
+        # The advice is at the end, and evidence is shown by `parapply status`.
         wrapped = said.wrap(Console(width=width), width)
         if len(wrapped) > limit_lines:
             wrapped[limit_lines - 1].append(" ...")
@@ -139,7 +138,7 @@ def _per_second(rate: float) -> str:
 
 
 def _positions(report: dict[str, Any]) -> Text:
-    """Return up to where all is here; or that it is not known how far the publisher is."""
+    """Return the position up to which all is applied; or that the publisher's position is not known."""
     upto = Text.assemble(
         ("complete up to ", "dim"), report["lowest_remote_lsn"], ("  newest ", "dim"), report["highest_remote_lsn"],
         ("  order ", "dim"), report["commit_order"], ("  reads ", "dim"), report["reading"].partition(":")[0],
@@ -196,7 +195,7 @@ def _applied(table: TableRate) -> str:
 
 
 def _seldom(report: dict[str, Any]) -> list[RenderableType]:
-    """Return what is there at times only, a line each."""
+    """Return lines that only appear at times, such as a cut-over."""
     lines = []
     if report["cutover"] and report["cutover"]["step"] != "done":
         lines.append(f"cut-over: {cutover_line(report['cutover'])}")

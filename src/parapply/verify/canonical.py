@@ -1,13 +1,13 @@
-"""What it means that two tables are equal, as SQL that both ends answer alike. Every engine uses this and nothing else.
+"""Equality of two tables, as SQL that both ends answer alike. Every engine uses this and nothing else.
 
 - The text of a row is `ROW(...)::text` of the published columns, by name, in sessions that print alike: a NULL is no
-  empty text, and no separator can be mistaken for a value. The text of its key is the same of the key's columns; where
-  there is no key it is that of the row.
+  empty text, and no separator can be mistaken for a value. The text of its key is the same of the key's columns;
+  without a key it is the text of the row.
 - The hash of a text is `hashtextextended`: 64 bits, the same in all versions of PostgreSQL on machines of a byte order.
 - Rows are divided into ranges, numbered from 0. Where the key's first column is of a type that every server sorts
-  alike, a range is what lies between two values of it, so that the rows of one range are found by the key's index.
+  alike, a range lies between two values of it, so that the rows of one range are found by the key's index.
   Where it is not (two databases may sort text differently), or there is no key, a range is a slice of the keys by the
-  hash of their text; how many there are is a power of two. A small table is one range.
+  hash of their text; their number is a power of two. A small table is one range.
 - Two tables are equal if in every range both have the same number of rows and the same sum of the rows' hashes. Where
   they differ, key by key and hash by hash says which rows do.
 
@@ -69,7 +69,7 @@ class Ranges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def n_ranges(rows: int) -> int:
-    """Return into how many ranges a table of so many rows is cut."""
+    """Return the number of ranges of a table with this number of rows."""
     wanted = max(1, rows // ROWS_PER_RANGE)
     return min(MOST_RANGES, 1 << (wanted - 1).bit_length())
 
@@ -94,7 +94,7 @@ def row_text(columns: Sequence[str]) -> sql.Composed:
 
 
 def _hash(text: sql.Composed, seed: int) -> sql.Composed:
-    # Of a stated collation: the default one may be any, and the hash follows it.
+    # With a stated collation, because the default one may be any, and the hash follows it.
     return sql.SQL('pg_catalog.hashtextextended({} COLLATE "C", {})').format(text, sql.Literal(seed))
 
 
@@ -145,7 +145,7 @@ def _within(table: PublishedTable, ranges: Ranges, numbers: Sequence[int]) -> sq
 def rows_of(table: PublishedTable, part: Part, ranges: Ranges, numbers: Sequence[int], row_filter: str) -> sql.Composed:
     """Return the query for (key's values as texts, hash) of a part's rows in some ranges.
 
-    Without a key the values are those of all columns.
+    Without a key the row has the values of all columns.
     """
     values = sql.SQL(", ").join(
         [sql.SQL("{}::pg_catalog.text").format(sql.Identifier(column)) for column in table.key or table.columns]

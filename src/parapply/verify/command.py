@@ -69,7 +69,7 @@ class VerifyOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found of one table."""
+    """The result of comparing one table."""
 
     table: PublishedTable
     source_rows: int
@@ -93,7 +93,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found of all tables."""
+    """The result of comparing all tables."""
 
     verdicts: list[Verdict]
     taken: Snapshot
@@ -106,7 +106,7 @@ class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerifyAgain:
-    """What to compare of tables that were compared a moment ago and were equal."""
+    """The second look at tables that were compared a moment ago and were equal."""
 
     def __init__(self, earlier: VerifyResult, budget_s: float) -> None:
         """Keep them; tables that are not expected to fit into the budget stay as they were then."""
@@ -314,7 +314,7 @@ class _Both:
         chosen = random.Random(f"{self._seed} {table.published.text}")  # noqa: S311  which rows to look at
         if self._again is None:
             return sorted(chosen.sample(range(n_ranges), self._options.sampled_ranges))
-        # What has come since is in the last one, where keys ascend.
+        # Rows that have come since are in the last one, where keys ascend.
         then = self._then(table.published)
         others = drawn(chosen, n_ranges - 1, self._options.sampled_ranges - 1, then[1].sampled if then else ())
         return [*others, n_ranges - 1]

@@ -1,4 +1,4 @@
-"""Which rows differ: keys and hashes of some ranges from both ends. Pure."""
+"""Differing rows, found by keys and hashes of some ranges from both ends. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def differing_ranges(source: Mapping[int, tuple[int, int]], target: Mapping[int,
 def differences(source: Iterable[tuple[Key, int]], target: Iterable[tuple[Key, int]]) -> list[Difference]:
     """Compare the rows of some ranges, each as key and hash; the result is ordered by key.
 
-    Without a key, or where one is there twice, rows count: three equal ones against two are one missing.
+    Without a key, or where one exists twice, rows count: three equal ones against two are one missing.
     """
     by_key: dict[Key, tuple[Counter[int], Counter[int]]] = defaultdict(lambda: (Counter(), Counter()))
     for key, hashed in source:

@@ -69,7 +69,7 @@ class VerifyEnd:
         return source_errors(doing) if self._is_source else target_errors(doing)
 
     def _filter(self, table: PublishedTable) -> str:
-        # What the filter keeps back is not on the target.
+        # Rows that the filter keeps back are not on the target.
         return table.row_filter if self._is_source else ""
 
     async def summary(
@@ -108,8 +108,8 @@ class VerifyEnd:
     async def done(self, table: Compared) -> None:
         """Take notice that a table is compared; now and then unlock those that are.
 
-        A transaction keeps each relation that it has read locked, and shared memory has room for a few thousand. What
-        was locked after a savepoint is unlocked by going back to it (manual, SAVEPOINT and "Explicit Locking").
+        A transaction keeps each relation that it has read locked, and shared memory has room for a few thousand.
+        Relations locked after a savepoint are unlocked by going back to it (manual, SAVEPOINT and "Explicit Locking").
 
         Raises:
             SourceLost, SourceRefused, TargetLost, TargetRefused: a session could not.

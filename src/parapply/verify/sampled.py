@@ -28,13 +28,13 @@ _FEWEST_PAGES = 64
 
 
 def drawn(chosen: random.Random, n_ranges: int, n_wanted: int, read: Sequence[int]) -> list[int]:
-    """Return numbers of ranges in their order, none of those that were read; fewer if so many are not left."""
+    """Return numbers of ranges in their order, none of those that were read; fewer if not enough are left."""
     some = chosen.sample(range(n_ranges), min(n_ranges, n_wanted + len(read)))
     return sorted([number for number in some if number not in read][:n_wanted])
 
 
 async def ranges_of(source: Connection, table: PublishedTable, type_name: str, count: int) -> Ranges:
-    """Return about so many ranges of the key's first column; hash slices if too few values of it are different.
+    """Return about `count` ranges of the key's first column; hash slices if too few values of it are different.
 
     Raises:
         SourceRefused, SourceLost: the sample could not be read.
@@ -42,7 +42,7 @@ async def ranges_of(source: Connection, table: PublishedTable, type_name: str, c
     column = table.key[0]
     leaves = [leaf for leaf in table.leaves if leaf.has_ranges]
     pages = max(1, sum(leaf.pages for leaf in leaves))
-    # Of every leaf the same share, or the sample would not be like the table.
+    # The same share of every leaf, or the sample would not be like the table.
     percent = min(100.0, 100 * max(_FEWEST_PAGES, count * _PAGES_PER_RANGE) / pages)
     select = sql.SQL("SELECT {}::{} AS v FROM ONLY {} TABLESAMPLE SYSTEM ({})")
     samples = sql.SQL(" UNION ALL ").join(

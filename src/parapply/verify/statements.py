@@ -1,7 +1,7 @@
-"""SQL that would make the target's rows those of the source's snapshot; printed, never run.
+"""SQL that would make the target's rows equal to the source's snapshot; printed, never run.
 
 In: differing keys and a session on the publisher that sees the snapshot. Out: statements for a person to judge, because
-what the daemon applies in the meantime is later than the snapshot, and may have changed the same rows.
+changes that the daemon applies in the meantime are later than the snapshot, and may have changed the same rows.
 """
 
 from __future__ import annotations

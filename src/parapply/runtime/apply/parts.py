@@ -323,7 +323,7 @@ class PartApply:
             await asyncio.sleep(resume.attempts.again_s())
 
     def _is_wanted(self, transaction: Transaction) -> bool:
-        """Tell whether a transaction is to be skipped."""
+        """Return whether a transaction is to be skipped."""
         return self._skips.find(transaction.commit_lsn, transaction.end_lsn) is not None
 
     def _learn(self, job: SetJob, resume: Resume) -> None:

@@ -59,7 +59,7 @@ class Repair:
         return await self._conflict_handler.keep(self._session, settler)
 
     async def learns(self, failure: StatementFailed, commands: Sequence[Command], attempts: Attempts) -> bool:
-        """Tell whether a wrong row count may be the doing of code that the plans did not know; they know it then.
+        """Return whether a wrong row count may be the doing of code that the plans did not know; they know it then.
 
         A trigger may leave out a row that is there, and such a count says nothing until the plan knows of the trigger.
 

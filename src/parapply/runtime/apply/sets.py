@@ -102,16 +102,16 @@ class SetCommands:
 
     @property
     def fit_one_flight(self) -> bool:
-        """Tell whether the batch may be executed and committed at once, if it has its turn."""
+        """Return whether the batch may be executed and committed at once, if it has its turn."""
         return self._batch.n_changes <= _ONE_FLIGHT and self._are_checked(self.all)
 
     @property
     def late_fit_one_flight(self) -> bool:
-        """Tell whether the late keys may be applied and committed at once, at the head."""
+        """Return whether the late keys may be applied and committed at once, at the head."""
         return sum([command.expected for command in self.late]) <= _ONE_FLIGHT and self._are_checked(self.late)
 
     def _are_checked(self, commands: Sequence[Command]) -> bool:
-        """Tell whether the server can check what commands must have found, and commit without asking back."""
+        """Return whether the server can check what commands must have found, and commit without asking back."""
         return (
             self._may_commit
             and all(command.prepared.is_set for command in commands)
@@ -141,7 +141,7 @@ class SetCommands:
 
 
 def found_code(failure: StatementFailed, commands: Sequence[Command]) -> bool:
-    """Tell whether commands failed because the plans of their tables are not what is there: see `code_check`."""
+    """Return whether commands failed because the plans of their tables are not what is there: see `code_check`."""
     is_count = not failure.sqlstate and 0 <= failure.statement < len(commands)
     return is_count and commands[failure.statement].operation == "code"
 

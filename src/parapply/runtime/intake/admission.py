@@ -75,12 +75,12 @@ class Admission:
 
     @property
     def admits_runs(self) -> bool:
-        """Tell whether plain transactions need no other question than `is_plain`: no table is special."""
+        """Return whether plain transactions need no other question than `is_plain`: no table is special."""
         plans = self._tables.plans
         return not (plans.refused or plans.may_be_serial or self.starts.is_active)
 
     def is_plain(self, transaction: Transaction) -> bool:
-        """Tell whether a transaction is whole, announces nothing and cannot be committed here already."""
+        """Return whether a transaction is whole, announces nothing and cannot be committed here already."""
         return (
             transaction.event is None
             and not transaction.relations
@@ -91,14 +91,14 @@ class Admission:
         )
 
     def _may_be_done(self, transaction: Transaction) -> bool:
-        """Tell whether a whole transaction must be looked up in the state; never again after the last one in it."""
+        """Return whether a whole transaction must be looked up in the state; never again after the last one in it."""
         if self._is_past_state:
             return False
         self._is_past_state = transaction.end_lsn > self._state.high_lsn
         return not self._is_past_state
 
     def is_done(self, transaction: Transaction) -> bool:
-        """Tell whether a re-sent transaction is committed here; of a large one only the commit LSN is known early."""
+        """Return whether a re-sent transaction is committed here; of a large one only the commit LSN is known early."""
         if self.is_prepared(transaction.event):
             return True
         if transaction.is_first and transaction.is_last:
@@ -107,15 +107,15 @@ class Admission:
         return transaction.commit_lsn < self._state.low_lsn
 
     def is_applied(self, end_lsn: int) -> bool:
-        """Tell whether what ends at an LSN was committed here before the start."""
+        """Return whether what ends at an LSN was committed here before the start."""
         return self._state.is_applied(end_lsn)
 
     def is_prepared(self, message: object) -> bool:
-        """Tell whether what comes again was prepared here before (trap T-57)."""
+        """Return whether what comes again was prepared here before (trap T-57)."""
         return isinstance(message, BeginPrepare | Prepare | StreamPrepare) and self._two_phase.is_prepared(message)
 
     async def is_rolled_back(self, message: object) -> bool:
-        """Tell whether a message is a PREPARE that the publisher has rolled back since; raises SourceLost."""
+        """Return whether a message is a PREPARE that the publisher has rolled back since; raises SourceLost."""
         return await self._two_phase.is_rolled_back(message)
 
     async def look_up(self, relations: Sequence[Relation], *, was_in_progress: bool = False) -> None:
@@ -228,7 +228,7 @@ class Admission:
         self._hold_moved.set()
 
     def is_apart(self, relations: Sequence[Relation], lsn: int) -> bool:
-        """Tell whether changes of relations may be left out, or must wait for a copy, in a commit at an LSN."""
+        """Return whether changes of relations may be left out, or must wait for a copy, in a commit at an LSN."""
         return self.starts.is_apart(relations, lsn)
 
     async def without_skipped(self, transaction: Transaction) -> Transaction:

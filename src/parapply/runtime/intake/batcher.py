@@ -105,7 +105,7 @@ class Batcher:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether no batch is open."""
+        """Return whether no batch is open."""
         return self._open is None
 
     @property
@@ -115,12 +115,12 @@ class Batcher:
 
     @property
     def is_inside_large(self) -> bool:
-        """Tell whether a large transaction was begun that has not been received whole."""
+        """Return whether a large transaction was begun that has not been received whole."""
         return self._large is not None
 
     @property
     def holds_nothing(self) -> bool:
-        """Tell whether every byte read is in the worker pool's hands or has passed through it."""
+        """Return whether every byte read is in the worker pool's hands or has passed through it."""
         return self._open is None and self._large is None and not self._reader.is_inside_transaction
 
     @property
@@ -186,7 +186,7 @@ class Batcher:
             self._close()
 
     def _fits(self, transaction: Transaction) -> bool:
-        """Tell whether a transaction may join the open batch: those where code runs are with their like.
+        """Return whether a transaction may join the open batch: those where code runs are with their like.
 
         A few others between them are taken along, row by row like these: a batch of so few is worth no barrier.
         """
@@ -322,7 +322,7 @@ class Batcher:
 
     @property
     def is_backlog(self) -> bool:
-        """Tell whether the stream is late."""
+        """Return whether the stream is late."""
         return self._closing.is_backlog
 
     def finish(self) -> None:

@@ -79,7 +79,7 @@ class CommandTransactions:
         self._relations: list[Relation] = []
 
     def takes(self, transaction: Transaction) -> bool:
-        """Tell whether a transaction, or piece, is to be given to `take`."""
+        """Return whether a transaction, or piece, is to be given to `take`."""
         return transaction.has_ddl or self._is_inside
 
     def pool_changed(self) -> None:

@@ -77,12 +77,12 @@ class SlotReader:
 
     @property
     def is_inside_transaction(self) -> bool:
-        """Tell whether a transaction was begun that has not been read whole."""
+        """Return whether a transaction was begun that has not been read whole."""
         return self._assembler.is_open
 
     @property
     def is_drained(self) -> bool:
-        """Tell whether the last read took everything that had come."""
+        """Return whether the last read took everything that had come."""
         return self.stream.is_drained
 
     async def read(self) -> list[Transaction]:

@@ -64,7 +64,7 @@ class Health:
 
     @property
     def is_ready(self) -> bool:
-        """Tell whether changes are applied."""
+        """Return whether changes are applied."""
         return self.state[0] is DaemonState.RUNNING
 
     def serving(self, parts: Parts) -> None:

@@ -42,7 +42,7 @@ def taken_s(pid: int) -> float:
 
 
 def is_sender(pid: int) -> bool:
-    """Tell whether a process of this machine is a walsender of PostgreSQL's."""
+    """Return whether a process of this machine is a walsender of PostgreSQL's."""
     try:
         return b"walsender" in (_PROC / str(pid) / "cmdline").read_bytes() and is_postgres(pid)
     except OSError:
@@ -50,7 +50,7 @@ def is_sender(pid: int) -> bool:
 
 
 def is_postgres(pid: int) -> bool:
-    """Tell whether a process of this machine is one of PostgreSQL's."""
+    """Return whether a process of this machine is one of PostgreSQL's."""
     try:
         return (_PROC / str(pid) / "comm").read_bytes().startswith(b"postgres")
     except OSError:

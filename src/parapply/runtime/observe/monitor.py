@@ -282,7 +282,7 @@ class Monitor:
         }
 
     def _is_committing(self, end_lsn: int) -> bool:
-        """Tell whether COMMIT was sent for the transaction that ends there."""
+        """Return whether COMMIT was sent for the transaction that ends there."""
         jobs = [worker.job for worker in self._workers if worker.state is WorkerState.COMMITTING]
         return any(job.batch.first_lsn <= end_lsn <= job.batch.end_lsn for job in jobs if job is not None)
 

@@ -218,7 +218,7 @@ class StreamBuffers:
         return stream
 
     def is_worth_a_worker(self, stream: StreamBuffer) -> bool:
-        """Tell whether a worker should follow it, and none does yet."""
+        """Return whether a worker should follow it, and none does yet."""
         is_alone = not (stream.is_followed or stream.why_spilled or stream.has_ddl) and stream.failure is None
         return is_alone and stream.size_bytes >= self._limits.start_bytes
 

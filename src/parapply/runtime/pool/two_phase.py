@@ -78,7 +78,7 @@ class TwoPhase:
         return gid_of(self._slot_id, message.xid, message.end_lsn)
 
     def is_prepared(self, message: BeginPrepare | Prepare | StreamPrepare) -> bool:
-        """Tell whether that very PREPARE was done."""
+        """Return whether that very PREPARE was done."""
         return self._pending.get(message.xid) == (self.gid(message), message.end_lsn)
 
     def pending_gid(self, message: CommitPrepared | RollbackPrepared) -> str:
@@ -87,7 +87,7 @@ class TwoPhase:
         return gid
 
     async def is_rolled_back(self, message: object) -> bool:
-        """Tell whether a message belongs to a PREPARE whose transaction the publisher has rolled back since.
+        """Return whether a message belongs to a PREPARE whose transaction the publisher has rolled back since.
 
         To be asked when it cannot be applied, before anything is made of that.
 

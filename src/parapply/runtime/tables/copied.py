@@ -212,7 +212,7 @@ class Copied:
                 await self._note(name, oid, reason)
 
     def is_settled(self, relations: Sequence[Relation]) -> bool:
-        """Tell whether `settle` has nothing to do."""
+        """Return whether `settle` has nothing to do."""
         return all(self._is_settled(relation) for relation in relations)
 
     async def settle(self, relations: Sequence[Relation], *, may_be_missing: bool = False) -> None:
@@ -467,7 +467,7 @@ class Copied:
 
 
 def _may_be_root(row: CopyRow) -> bool:
-    """Tell whether partitions below a table may be published as it; before the first look it is not known."""
+    """Return whether partitions below a table may be published as it; before the first look it is not known."""
     return row.published_by is None or publishing.is_by_root(row.published_by)
 
 

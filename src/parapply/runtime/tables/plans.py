@@ -107,12 +107,12 @@ class TablePlans:
         return {plan.relation: plan.facts.oid for plan in self.plans.current.values() if plan.relation not in but}
 
     def is_in_force(self, relation: Relation) -> bool:
-        """Tell whether intake reads changes of a relation by the plan of just this announcement."""
+        """Return whether intake reads changes of a relation by the plan of just this announcement."""
         current = self.plans.current.get(relation.oid)
         return current is not None and current.relation == relation and relation not in self.plans.refused
 
     def take_changed(self) -> bool:
-        """Tell whether a plan has changed since the last call: later batches must not run alongside earlier ones.
+        """Return whether a plan has changed since the last call: later batches must not run alongside earlier ones.
 
         The facts of two plans cannot be compared, because an index may be in one of them only.
         """

@@ -150,7 +150,7 @@ def equality_across(wire: Column, target: ColumnFacts) -> Equality:
 
 
 def _is_safe(wire: int, wire_modifier: int, base: int, modifier: int) -> bool:
-    """Tell whether a type's texts stay different values, or the same text, in a type of the target.
+    """Return whether a type's texts stay different values, or the same text, in a type of the target.
 
     Modifiers of arrays are those of their elements.
     """
@@ -168,7 +168,7 @@ def _is_safe(wire: int, wire_modifier: int, base: int, modifier: int) -> bool:
 
 
 def prints_alike(child_type_oid: int, parent_type_oid: int) -> bool:
-    """Tell whether equal values of two types that a foreign key compares have one canonical text.
+    """Return whether equal values of two types that a foreign key compares have one canonical text.
 
     Types of one operator family may print one value in two ways: date and timestamp, float4 and float8, cidr and inet,
     integer and oid.

@@ -35,7 +35,7 @@ def indexed_equality(column: Mapping[str, Any]) -> Equality:
 
 
 def _is_own_class(class_type: int | None, base_type: int) -> bool:
-    """Tell whether the default operator class of one type is that of another.
+    """Return whether the default operator class of one type is that of another.
 
     Types may be indexed by the class of any that they are binary-coercible to: under bpchar's, which is a default one,
     too, trailing blanks of a varchar do not count (trap T-21).

@@ -186,7 +186,7 @@ async def drop_origins(conn: Connection, slot_id: int) -> str:
 
 
 async def tracks_commits(conn: Connection) -> bool:
-    """Tell whether the server remembers when, and by which origin, rows were committed.
+    """Return whether the server remembers when, and by which origin, rows were committed.
 
     Raises:
         TargetRefused, TargetLost: as everywhere.

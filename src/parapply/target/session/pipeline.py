@@ -117,7 +117,7 @@ class Pipeline:
 
     @property
     def is_lost(self) -> bool:
-        """Tell whether the connection is unusable."""
+        """Return whether the connection is unusable."""
         return self._lost is not None
 
     async def run(
@@ -278,7 +278,7 @@ class Pipeline:
         return name
 
     def _is_worth_a_name(self, name: bytes) -> bool:
-        """Tell whether a statement that is not prepared should be: at its second use, while there is room."""
+        """Return whether a statement that is not prepared should be: at its second use, while there is room."""
         if not name or len(self._names) >= NAMED_STATEMENTS:
             return False
         if name in self._used_once:

@@ -517,7 +517,7 @@ class WorkerSession:
         await self.pipeline.run([_plain(b"", text)], on_sent=_decision_sent)
 
     async def is_proved(self, start: str) -> bool:
-        """Tell whether the prepared transaction whose name starts so was committed.
+        """Return whether the prepared transaction whose name starts so was committed.
 
         Raises:
             StatementFailed, TargetLost: as `execute`.
@@ -526,7 +526,7 @@ class WorkerSession:
         return outcome.rows > 0
 
     async def is_noted(self, start: str) -> bool:
-        """Tell whether a transaction whose name starts so was prepared here, and its outcome is not recorded.
+        """Return whether a transaction whose name starts so was prepared here, and its outcome is not recorded.
 
         Raises:
             StatementFailed, TargetLost: as `execute`.

@@ -64,17 +64,17 @@ class CopyRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_paused(self) -> bool:
-        """Tell whether `parapply pause` has taken it out of the stream, and no `resume` has begun."""
+        """Return whether `parapply pause` has taken it out of the stream, and no `resume` has begun."""
         return self.state == CopyState.WAITING and self.reason == PAUSED
 
     @property
     def is_late(self) -> bool:
-        """Tell whether it was published later, the stream seemed not to have all of its rows, and no copy was begun."""
+        """Return whether it was published later, the stream seemed not to have all of its rows, and no copy was begun."""
         return self.state == CopyState.WAITING and self.reason not in {"", PAUSED}
 
     @property
     def is_again(self) -> bool:
-        """Tell whether it was copied, and waits because changes of it may be missing: its rows came from the copy."""
+        """Return whether it was copied, and waits because changes of it may be missing: its rows came from the copy."""
         return self.is_late and self.start_lsn is not None
 
 
@@ -106,11 +106,11 @@ class Copies(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_under_way(self) -> bool:
-        """Tell whether a copy is running or was interrupted: the lock says which, and leaves no trace in the rows."""
+        """Return whether a copy is running or was interrupted: the lock says which, and leaves no trace in the rows."""
         return any(row.state == CopyState.COPYING for row in self.tables)
 
     def is_settled(self, low_lsn: int) -> bool:
-        """Tell whether the stream, from an LSN on, is applied whole to all tables.
+        """Return whether the stream, from an LSN on, is applied whole to all tables.
 
         Before, two-phase commit must not begin: of a transaction prepared before a table's start and committed after it
         the PREPARE would be left out, and the copy would not hold it either.
@@ -285,7 +285,7 @@ async def pause(conn: Connection, schema: str, slot_id: int, names: Sequence[Nam
 
 
 async def is_seen(conn: Connection, schema: str, slot_id: int) -> bool:
-    """Tell whether the daemon, if one runs, keeps to what `begin` or `pause` has written last.
+    """Return whether the daemon, if one runs, keeps to what `begin` or `pause` has written last.
 
     Raises:
         TargetRefused, TargetLost: it could not be read.

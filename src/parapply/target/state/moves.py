@@ -29,7 +29,7 @@ class Moves(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def are_under_way(self) -> bool:
-        """Tell whether a step is under way that is over soon."""
+        """Return whether a step is under way that is over soon."""
         # The last one waits for as long as the stream is followed.
         steps = [one["state"] == "running" and one["step"] != MigrationStep.FOLLOW for one in self.migration]
         return any(steps) or (self.cutover is not None and self.cutover["step"] != cutovers.STEPS[-1])

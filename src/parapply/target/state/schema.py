@@ -77,7 +77,7 @@ async def ensure_schema(conn: Connection, schema: str) -> bool:
 
 
 def is_of_state(table: str, columns: Collection[str]) -> bool:
-    """Tell whether a table that is gone, and is known by name and columns only, was one of a state schema."""
+    """Return whether a table that is gone, and is known by name and columns only, was one of a state schema."""
     found = COMMENTS.get(("TABLE", table))
     return found is not None and len(columns) > 1 and set(columns) <= set(found[1])
 

@@ -108,7 +108,7 @@ class SlotState(msgspec.Struct, frozen=True, kw_only=True):
         return max([self.low_lsn, *self.members, *[last for _, last in self.ranges]])
 
     def is_applied(self, end_lsn: int) -> bool:
-        """Tell whether the source transaction that ends at `end_lsn` is committed here."""
+        """Return whether the source transaction that ends at `end_lsn` is committed here."""
         if end_lsn <= self.low_lsn or end_lsn in self.members:
             return True
         at = bisect_right(self.ranges, end_lsn, key=itemgetter(0))
