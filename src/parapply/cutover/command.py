@@ -510,7 +510,7 @@ class _Cutover:
         return 0
 
     async def _is_old_source_still(self) -> bool:
-        """Return whether the way back has written nothing there yet: what its slot holds would look like a late write."""
+        """Return whether the way back has written nothing there yet: its slot's changes would look like late writes."""
         found = await self._state_of_back()
         return found is not None and self._row is not None and found.low_lsn == self._row.takeover_lsn
 

@@ -1,4 +1,4 @@
-"""What the engine decides, without I/O, clock, task or future: the same events in the same order bring about the same.
+"""Decisions of the engine, without I/O, clock, task or future: the same events in the same order have the same effects.
 
 ```text
             events, now_s                                       effects, answers

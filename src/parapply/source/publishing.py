@@ -167,7 +167,7 @@ def new_partitions(before: str, now: str) -> dict[int, str]:
 
 
 def altered(before: str, now: str) -> bool:
-    """Return whether a publication was altered since, although nothing is different: it may have been another for a time.
+    """Return whether a publication was altered, although nothing is different: it may have been another for a time.
 
     Another owner explains it.
     """

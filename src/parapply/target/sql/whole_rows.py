@@ -224,7 +224,7 @@ def _filled(new: Row, was: Row) -> Row:
 
 
 def _meet(updates: list[list[_Change]], changes: list[_Change], made: dict[_Whole, _Change]) -> bool:
-    """Return whether a statement could take a row that one before it has made: it is no twin of the one that is meant."""
+    """Return whether a statement could take a row that an earlier one has made: it is no twin of the right row."""
     last = {change.key: place for place, group in enumerate(updates) for change in group}
     places = {change.number: place for place, group in enumerate(updates) for change in group}
     for key in made.keys() & last.keys():

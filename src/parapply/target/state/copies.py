@@ -69,7 +69,7 @@ class CopyRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_late(self) -> bool:
-        """Return whether it was published later, the stream seemed not to have all of its rows, and no copy was begun."""
+        """Return whether it was published later, the stream seemed to lack rows of it, and no copy was begun."""
         return self.state == CopyState.WAITING and self.reason not in {"", PAUSED}
 
     @property
