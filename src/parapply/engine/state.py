@@ -28,6 +28,7 @@ class EngineState:
         "lag_s",
         "looked_s",
         "n_workers",
+        "note",
         "passed_us",
         "shown",
         "source_clock_us",
@@ -74,6 +75,8 @@ class EngineState:
         self.blocked: tuple[float, str] | None = None
         #: For which lock of another session a worker waits, by its number.
         self.foreign_waits: dict[int, str] = {}
+        #: Shown as the reason while all goes well; the epoch's.
+        self.note = ""
         #: State and reason, for people: of the monitor, and at the end of `Progress`.
         self.shown = (DaemonState.RUNNING, "")
 
