@@ -77,7 +77,7 @@ class CrewTarget:
         Raises:
             AssertionError: something was refused or waits for a lock, or nothing goes on.
         """
-        self._pool = WorkerPool(Flight(EngineState(0, 0.0, is_relaxed=self._is_relaxed)), lambda: None, lambda _: None)
+        self._pool = WorkerPool(Flight(EngineState(0, 0.0, is_relaxed=self._is_relaxed)))
         workers = [asyncio.create_task(self._work()) for _ in range(self._n_workers)]
         try:
             for batch in batches:

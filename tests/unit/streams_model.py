@@ -233,7 +233,7 @@ class Subscriber:
         self.spill = Spill(directory, 1 << 30)
         self.streams = StreamBuffers(self.spill, limits)
         self.target = Target()
-        self._pool = WorkerPool(Flight(EngineState(0, 0.0), max_followers=1), lambda: None, lambda _: None)
+        self._pool = WorkerPool(Flight(EngineState(0, 0.0), max_followers=1))
         self._assembler = Assembler(piece_bytes)
         self._piece_bytes = piece_bytes
         self._stream: StreamBuffer | None = None

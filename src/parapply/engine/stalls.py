@@ -192,8 +192,8 @@ class FallingBehind:
         self._streaming_since_s = now_s
         self._n_behind = 0
 
-    def look(self, seen: StreamSeen, source_lsn: int | None, now_s: float) -> int:
-        """Return the bytes of WAL that ranges shall bring; 0: the stream is kept.
+    def look(self, seen: StreamSeen, source_lsn: int | None, now_s: float) -> int | None:
+        """Return the bytes of WAL that ranges shall bring; None: the stream is kept.
 
         Args:
             seen: the stream.
@@ -202,10 +202,13 @@ class FallingBehind:
         """
         if seen.reading is Reading.RANGES:
             self._streaming_since_s = now_s
-            return 0
+            return None
         # With reading paused the target is what takes the time.
         may_be_left = seen.may_be_left and not seen.is_paused and not any(seen.begun)
-        lag_bytes = 0 if source_lsn is None or not may_be_left else source_lsn - seen.received_lsn
+        if source_lsn is None or not may_be_left:
+            self._n_behind = 0
+            return None
+        lag_bytes = max(0, source_lsn - seen.received_lsn)
         self._n_behind = self._n_behind + 1 if lag_bytes >= self._behind_bytes else 0
         is_over = self._n_behind >= _CHECKS and now_s - self._streaming_since_s >= self._pause_s
-        return lag_bytes if is_over else 0
+        return lag_bytes if is_over else None

@@ -28,6 +28,7 @@ class EngineState:
         "lag_s",
         "looked_s",
         "n_workers",
+        "note",
         "passed_us",
         "session_blocked_s",
         "shown",
@@ -77,6 +78,8 @@ class EngineState:
         self.session_blocked_s = 0.0
         #: For which lock of another session a worker waits, by its number.
         self.foreign_waits: dict[int, str] = {}
+        #: Shown as the reason while all goes well; the epoch's.
+        self.note = ""
         #: State and reason, for people: of the monitor, and at the end of `Progress`.
         self.shown = (DaemonState.RUNNING, "")
 

@@ -32,7 +32,7 @@ from parapply.runtime.apply.kit import WorkerKit
 from parapply.runtime.control.catch_up_watch import CatchUpWatch
 from parapply.runtime.control.later_commands import LaterCommands
 from parapply.runtime.control.progress import Progress
-from parapply.runtime.control.requests import Requests
+from parapply.runtime.control.requests import Awaited, Requests
 from parapply.runtime.control.sequence_carrier import SequenceCarrier
 from parapply.runtime.intake.admission import Admission
 from parapply.runtime.intake.batcher import Batcher
@@ -44,7 +44,7 @@ from parapply.runtime.observe.applylog_intervals import Intervals
 from parapply.runtime.observe.applylog_records import TargetNames, batch_record, new_run, transaction_records
 from parapply.runtime.observe.gauges import Parts
 from parapply.runtime.observe.meter import count
-from parapply.runtime.observe.monitor import Monitor
+from parapply.runtime.observe.monitor import Monitor, Publisher
 from parapply.runtime.pool.pool import WorkerPool
 from parapply.runtime.pool.streams import StreamBuffers, StreamLimits
 from parapply.runtime.pool.two_phase import TwoPhase
@@ -118,59 +118,71 @@ class Epoch:
         loop = asyncio.get_running_loop()
         self._unix_minus_loop_s = time.time() - loop.time()
         self._idle = asyncio.Event()
-        low_lsn = ends.state.low_lsn
+        self._place = state.StatePlace(config.target.state_schema, config.source.slot, ends.state.slot_id)
         is_relaxed = config.apply.commit_order == "relaxed"
-        engine = EngineState(low_lsn, loop.time(), is_relaxed=is_relaxed)
-        flight = Flight(engine)
-        self._pool = WorkerPool(flight, self._changed, self._committed)
+        self._engine = EngineState(ends.state.low_lsn, loop.time(), is_relaxed=is_relaxed)
+        self._engine.note = _note(ends.whole_until_lsn, config.apply)
+        self._pool = WorkerPool(Flight(self._engine))
         self._conflict_handler = ConflictHandler(
             config.conflict,
             Skips(config.target.state_schema, ends.state.slot_id, ends.large_ends),
             ends.control_pool,
             figures,
         )
+        self._piece_bytes = min(
+            _THROTTLED_PIECE_BYTES if config.apply.max_changes_per_s else _PIECE_BYTES,
+            config.apply.memory_limit_bytes // 4,
+        )
+        self._spill = Spill(config.apply.spill_dir, config.apply.spill_limit_bytes)
+        self._streams = StreamBuffers(self._spill, self._stream_limits(self._piece_bytes))
+        self._make_tables()
+        self._make_reading()
+        self._make_workers()
+        self._make_intake()
+        self._parts = self._make_observers()
+        self._pool.listen(self)
+
+    def _make_tables(self) -> None:
+        config, ends, rules = self._config, self._ends, self._conflict_handler.rules
         self._tables = TablePlans(
             ends.control_pool,
             ends.ahead,
             config.target.session_replication_role,
             config.apply.tables,
-            is_relaxed=is_relaxed,
-            rules=self._conflict_handler.rules,
+            is_relaxed=self._engine.is_relaxed,
+            rules=rules,
             own_origins=origin_name(ends.state.slot_id, ""),
-            privileges=privileges_for(ends.published, overwrites=self._conflict_handler.rules.overwrites),
+            privileges=privileges_for(ends.published, overwrites=rules.overwrites),
             mapping=config.mapping if config.mapping.tables or config.mapping.schemas else None,
             apply_as=config.target.apply_as,
         )
         self._target_names = TargetNames(self._tables.target_names)
-        piece_bytes = min(
-            _THROTTLED_PIECE_BYTES if config.apply.max_changes_per_s else _PIECE_BYTES,
-            config.apply.memory_limit_bytes // 4,
-        )
-        two_phase = TwoPhase(
+        self._two_phase = TwoPhase(
             ends.state.slot_id,
             ends.prepared,
             self._is_rolled_back,
             is_each_noted=ends.source_facts.server_version_num >= _EACH_NOTED_SINCE and config.source.origin == "any",
         )
-        self._spill = Spill(config.apply.spill_dir, config.apply.spill_limit_bytes)
-        streams = StreamBuffers(self._spill, self._stream_limits(piece_bytes))
-        assembler = Assembler(
-            piece_bytes,
+
+    def _make_reading(self) -> None:
+        config, ends = self._config, self._ends
+        self._assembler = Assembler(
+            self._piece_bytes,
             streaming_parallel=ends.streaming == "parallel",
             start_lsn=ends.state.resume_lsn,
             prepared_lsns=frozenset([end_lsn for _, end_lsn in ends.prepared.values()]),
         )
-        reader = SlotReader(ends.stream, assembler)
+        self._reader = SlotReader(ends.stream, self._assembler)
         self._batcher = Batcher(
-            reader,
+            self._reader,
             self._tables,
             self._pool,
             config=self._apply_config(),
             state=ends.state,
-            notes_transactions=applylog_writer is not None and config.applylog.detail == "transaction",
+            notes_transactions=self._applylog_writer is not None and config.applylog.detail == "transaction",
         )
         starts = CopyStarts()
-        copied = Copied(
+        self._copied = Copied(
             config,
             ends.state.slot_id,
             ends.source,
@@ -178,29 +190,23 @@ class Epoch:
             tables=self._tables,
             starts=starts,
             known=ends.copies,
-            low_lsn=low_lsn,
+            low_lsn=ends.state.low_lsn,
             take_gap=ends.stream.take_gap,
         )
         starts.leave_out(ends.source_facts.state_schemas)
-        admission = Admission(reader, self._batcher, self._tables, copied, two_phase, starts=starts, state=ends.state)
-        later = LaterCommands(
-            config,
-            ends.state.slot_id,
-            ends.control_pool,
-            figures=figures,
-            on_change=self._tables.is_in_doubt.set,
-        )
-        commands = CommandTransactions(
-            reader,
+        self._admission = Admission(
+            self._reader,
             self._batcher,
-            admission,
             self._tables,
-            self._pool,
-            queue=lambda: assembler.queue,
-            config=config.ddl,
-            later=later,
+            self._copied,
+            self._two_phase,
+            starts=starts,
+            state=ends.state,
         )
-        kit = WorkerKit(
+
+    def _make_workers(self) -> None:
+        config, ends, two_phase = self._config, self._ends, self._two_phase
+        self._kit = WorkerKit(
             pool=self._pool,
             builder=CommandBuilder(lambda: two_phase.n_pending > 0),
             tables=self._tables,
@@ -209,102 +215,102 @@ class Epoch:
             commands=command_rules(config, ends.state.slot_id),
             tracks_commits=ends.tracks_commits,
             stops_on_error=config.apply.on_error == "stop",
-            piece_bytes=piece_bytes,
+            piece_bytes=self._piece_bytes,
             times_commits=self._applylog_writer is not None,
         )
-        self._worker_tasks = WorkerTasks(self._pool, ends.opener, kit, ends.control_pool, _scaling(config.apply))
+        self._worker_tasks = WorkerTasks(self._pool, ends.opener, self._kit, ends.control_pool, _scaling(config.apply))
         self._worker_tasks.add(ends.sessions)
-        workers = self._worker_tasks.workers
-        place = state.StatePlace(config.target.state_schema, config.source.slot, ends.state.slot_id)
-        durability = Durability(flight, self._reporting(), loop.time())
-        self._progress = Progress(ends.control, place, reader, self._batcher, durability)
-        delay_s = config.apply.delay_s
+
+    def _make_intake(self) -> None:
+        config, ends = self._config, self._ends
+        durability = Durability(self._pool.flight, self._reporting(), asyncio.get_running_loop().time())
+        self._progress = Progress(ends.control, self._place, self._reader, self._batcher, durability)
+        self._later = LaterCommands(
+            config,
+            ends.state.slot_id,
+            ends.control_pool,
+            figures=self._figures,
+            on_change=self._tables.is_in_doubt.set,
+        )
+        commands = CommandTransactions(
+            self._reader,
+            self._batcher,
+            self._admission,
+            self._tables,
+            self._pool,
+            queue=lambda: self._assembler.queue,
+            config=config.ddl,
+            later=self._later,
+        )
         self._intake = Intake(
-            reader,
-            Room(
-                flight,
+            self._admission,
+            SpecialTransactions(
+                self._batcher, self._admission, commands, self._streams, self._pool, piece_bytes=self._piece_bytes
+            ),
+            self._batcher,
+            room=Room(
+                self._pool.flight,
                 memory_limit_bytes=config.apply.memory_limit_bytes,
                 fewest_workers=config.apply.first_workers,
             ),
-            admission,
-            SpecialTransactions(self._batcher, admission, commands, streams, self._pool, piece_bytes=piece_bytes),
-            self._batcher,
-            commands=commands,
-            due=DueTimes(delay_s, until.time_us),
-            engine=engine,
-            tables=self._tables,
-            pool=self._pool,
-            on_keepalive=self._progress.keepalive,
-            on_received=self._progress.received,
-            on_end=self._progress.ends_at,
+            due=DueTimes(config.apply.delay_s, self._until.time_us),
+            reports=self._progress,
         )
+
+    def _make_observers(self) -> dict[str, Callable[[], Coroutine[None, None, None]]]:
+        """Return what each task of the epoch runs, by its name."""
+        config, ends = self._config, self._ends
         stall = StallCheck(
             self._pool,
-            workers,
+            self._worker_tasks.workers,
             ends.control_pool,
-            kit,
+            self._kit,
             slot_name=config.source.slot,
             stall_check_s=config.apply.stall_check_s,
         )
         behind = CatchUpWatch(
             ends.stream,
-            reader,
+            self._reader,
             self._batcher,
-            engine,
-            streams,
+            self._engine,
+            self._streams,
             behind_bytes=behind_bytes(ends.source_facts, range_limits(config)),
             pause_s=config.source.catch_up_pause_s,
         )
+        dsn = config.source.dsn.get_secret_value()
         self._monitor = Monitor(
-            ends.source,
+            Publisher(ends.source, ends.source_facts.timeline, lambda: slot.replayed_timeline(ends.source, dsn)),
             ends.control_pool,
-            config.target.state_schema,
-            ends.state.slot_id,
-            slot_name=config.source.slot,
-            stream=ends.stream,
-            flight=flight,
+            self._place,
+            self._worker_tasks,
             batcher=self._batcher,
-            engine=engine,
-            worker_tasks=self._worker_tasks,
-            tables=self._tables,
-            conflict_handler=self._conflict_handler,
-            note=_note(ends.whole_until_lsn, config.apply),
-            figures=figures,
-            intervals=self._intervals(reader, engine),
-            timeline=ends.source_facts.timeline,
-            ask_timeline=lambda: slot.replayed_timeline(ends.source, config.source.dsn.get_secret_value()),
+            intervals=self._intervals(self._reader, self._engine),
         )
         self._shown_parts = Parts(
             ends.stream,
-            reader,
+            self._reader,
             self._batcher,
-            admission,
-            flight,
-            workers,
+            self._admission,
+            self._pool.flight,
+            self._worker_tasks.workers,
             self._progress,
-            engine,
+            self._engine,
             self._conflict_handler,
-            streams,
+            self._streams,
             self._spill,
-            two_phase,
+            self._two_phase,
             self._monitor,
-            copied,
+            self._copied,
         )
         self._requests = Requests(
             config.target,
-            config.source.slot,
-            ends.state.slot_id,
+            self._place,
             ends.control_pool,
-            batcher=self._batcher,
-            admission=admission,
-            flight=flight,
+            admission=self._admission,
             progress=self._progress,
-            copied=copied,
-            awaits_two_phase=ends.awaits_two_phase,
-            whole_until_lsn=ends.whole_until_lsn,
-            delay_s=delay_s,
+            awaited=Awaited(ends.awaits_two_phase, ends.whole_until_lsn, config.apply.delay_s),
         )
-        self._parts: dict[str, Callable[[], Coroutine[None, None, None]]] = {
+        parts = {
             "reader": ends.stream.run,
             "intake": self._intake.run,
             "progress": self._report,
@@ -315,10 +321,9 @@ class Epoch:
             "catalogue-watch": CatalogueWatch(self._tables, ends.control_pool, config.apply.catalogue_check_s).run,
             "requests": self._requests.run,
             "sessions": self._worker_tasks.run,
-            "later-commands": later.run,
+            "later-commands": self._later.run,
         }
-        if config.sequences.interval_s:
-            self._parts["sequences"] = SequenceCarrier(config).run
+        return {**parts, "sequences": SequenceCarrier(config).run} if config.sequences.interval_s else parts
 
     @property
     def low_lsn(self) -> int:
@@ -445,7 +450,7 @@ class Epoch:
         await end_tasks([tasks["intake"], tasks["sessions"]])
         n_transactions = sum([job.counts.n_transactions for job in self._pool.flight.state.jobs.values()])
         self._log.info("drain_started", n_transactions=n_transactions)
-        self._changed()
+        self.pool_changed()
         idle = asyncio.create_task(self._idle.wait(), name="drained")
         aborting = asyncio.create_task(abort.wait(), name="abort")
         # One that has left is done.
@@ -461,7 +466,8 @@ class Epoch:
         slot_name, sender_pid = self._config.source.slot, self._ends.stream.sender_pid
         return await slot.is_rolled_back(self._ends.source, xid, slot_name=slot_name, sender_pid=sender_pid)
 
-    def _changed(self) -> None:
+    def pool_changed(self) -> None:
+        """Let what the pool has changed have its consequences."""
         self._intake.worker_changed()
         self._requests.moved.set()
         if self._pool.flight.is_done_but_large(is_open=self._batcher.is_inside_large):
@@ -469,7 +475,8 @@ class Epoch:
         else:
             self._idle.clear()
 
-    def _committed(self, job: Job) -> None:
+    def batch_committed(self, job: Job) -> None:
+        """Count and record a job that has committed, and have its LSN reported."""
         self._progress.committed(job)
         self._batcher.sizing.committed(job)
         count(self._figures, job)

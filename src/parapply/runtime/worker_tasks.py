@@ -65,7 +65,7 @@ class WorkerTasks:
         """Start nothing yet; `scaling` is None where the number is fixed."""
         self._pool = pool
         self._sessions = sessions
-        self._kit = kit
+        self.kit = kit
         self._control_pool = control_pool
         self._scaling = scaling
         #: In the order of their numbers; the list itself stays the same.
@@ -86,7 +86,7 @@ class WorkerTasks:
     def add(self, opened: Sequence[tuple[int, WorkerSession]]) -> None:
         """Add the workers of sessions; those that are added before `start` are started by it."""
         for number, session in opened:
-            worker = Worker(number, session, self._kit)
+            worker = Worker(number, session, self.kit)
             self.workers.append(worker)
             self.workers.sort(key=lambda one: one.number)
             self._pool.flight.state.n_workers += 1

@@ -103,6 +103,13 @@ def test_a_stream_is_left_after_three_checks_behind_in_a_row() -> None:
     behind = FallingBehind(behind_bytes=100, pause_s=5.0, now_s=0.0)
     seen = StreamSeen(Reading.STREAM, 1000, may_be_left=True, is_paused=False, begun=(False,))
     looks = [(1100, 6.0), (1100, 7.0), (1099, 8.0), (1100, 9.0), (1100, 10.0), (1150, 11.0)]
-    assert [behind.look(seen, *look) for look in looks] == [0, 0, 0, 0, 0, 150]
-    assert not behind.look(seen._replace(begun=(False, True)), 1100, 12.0)
-    assert not behind.look(seen._replace(reading=Reading.RANGES), 1100, 13.0)
+    assert [behind.look(seen, *look) for look in looks] == [None, None, None, None, None, 150]
+    assert behind.look(seen._replace(begun=(False, True)), 1100, 12.0) is None
+    assert behind.look(seen._replace(reading=Reading.RANGES), 1100, 13.0) is None
+
+
+def test_with_no_least_amount_a_stream_is_always_behind() -> None:
+    """`source.catch_up_bytes = 0` asks for ranges whenever they may be read."""
+    behind = FallingBehind(behind_bytes=0, pause_s=0.0, now_s=0.0)
+    seen = StreamSeen(Reading.STREAM, 1000, may_be_left=True, is_paused=False, begun=())
+    assert [behind.look(seen, 1000, 1.0 * number) for number in (1, 2, 3)] == [None, None, 0]

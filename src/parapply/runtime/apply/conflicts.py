@@ -56,7 +56,7 @@ class ConflictHandler:
         """
         self.rules = Rules(config)
         self.skips = skips
-        self._figures = figures
+        self.figures = figures
         #: Why workers keep trying a batch, by its number.
         self.troubles: dict[int, str] = {}
         self._config = config
@@ -99,7 +99,7 @@ class ConflictHandler:
         told: Counter[tuple[ConflictType, str, str, str]] = Counter()
         for conflict in conflicts:
             table = f"{conflict.schema}.{conflict.table}"
-            self._figures.count_conflict(conflict.type.value, table, conflict.outcome.value)
+            self.figures.count_conflict(conflict.type.value, table, conflict.outcome.value)
             entry = entry_of(conflict)
             if len(job.conflicts) < CONFLICTS_LIMIT:
                 job.conflicts.append((conflict.source.commit_lsn, entry))
@@ -134,7 +134,7 @@ class ConflictHandler:
         if name not in self._stopped:
             self._stopped.add(name)
             table = f"{conflict.schema}.{conflict.table}"
-            self._figures.count_conflict(conflict.type.value, table, ConflictOutcome.STOPPED.value)
+            self.figures.count_conflict(conflict.type.value, table, ConflictOutcome.STOPPED.value)
             # The names of indexes, never values.
             self._log.warning(
                 "conflict_stopped",

@@ -72,7 +72,7 @@ class CatchUpWatch:
         while True:
             await asyncio.sleep(self._look_s)
             lag_bytes = behind.look(self._seen(), self._engine.source_lsn, clock())
-            if lag_bytes:
+            if lag_bytes is not None:
                 raise LeftForRanges(f"The stream is left for ranges of WAL: {lag_bytes} bytes to catch up.")
 
     def _seen(self) -> StreamSeen:

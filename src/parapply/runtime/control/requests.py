@@ -7,7 +7,7 @@ One request is served after the other.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parapply.errors import ParapplyError, SourceLost, TargetLost, TargetRefused
 from parapply.logs import get_logger
@@ -17,14 +17,12 @@ from parapply.target.state import copies, requests
 
 if TYPE_CHECKING:
     from parapply.config import TargetConfig
-    from parapply.engine.flight import Flight
     from parapply.runtime.control.progress import Progress
     from parapply.runtime.intake.admission import Admission
-    from parapply.runtime.intake.batcher import Batcher
     from parapply.runtime.tables.control_pool import ControlPool
-    from parapply.runtime.tables.copied import Copied
     from parapply.target.session.settings import Connection
     from parapply.target.state.requests import SnapshotRequest
+    from parapply.target.state.slots import StatePlace
 
 #: Seconds between two checks without a notification, because an interrupted copy sends none.
 _LOOK_S = 1.0
@@ -38,44 +36,45 @@ _LONGEST_DELAY_S = 30.0
 _STAND_S = 60.0
 
 
+class Awaited(NamedTuple):
+    """For what the stream is to begin again, and how late it is on purpose."""
+
+    #: Every table must be copied, then two-phase commit begins.
+    two_phase: bool
+    #: Streaming is off until then; 0: it is not.
+    whole_until_lsn: int
+    delay_s: float
+
+
 class Requests:
     """All fields are written by its own task."""
 
     def __init__(  # noqa: PLR0913  one place makes it
         self,
         config: TargetConfig,
-        slot_name: str,
-        slot_id: int,
+        place: StatePlace,
         control_pool: ControlPool,
         *,
-        batcher: Batcher,
         admission: Admission,
-        flight: Flight,
         progress: Progress,
-        copied: Copied,
-        awaits_two_phase: bool,
-        whole_until_lsn: int,
-        delay_s: float,
+        awaited: Awaited,
     ) -> None:
         """Start with nothing checked."""
         self._config = config
-        self._slot_name = slot_name
-        self._slot_id = slot_id
+        self._slot_name, self._slot_id = place.slot_name, place.slot_id
         self._control_pool = control_pool
-        self._batcher = batcher
+        self._batcher = admission.batcher
         self._admission = admission
-        self._flight = flight
+        self._engine = admission.batcher.pool.flight.state
         self._progress = progress
-        self._copied = copied
-        self._awaits_two_phase = awaits_two_phase
-        self._whole_until_lsn = whole_until_lsn
-        self._delay_s = delay_s
-        self._first_exact_lsn = batcher.taken_lsn
+        self._copied = admission.copied
+        self._awaits_two_phase, self._whole_until_lsn, self._delay_s = awaited
+        self._first_exact_lsn = self._batcher.taken_lsn
         self._listener: Connection | None = None
         #: Where the stream was when the newest change of what is copied came into force; None: the copy command knows
         #: of it.
-        self._unseen_from_lsn: int | None = batcher.taken_lsn
-        copied.on_changed = self._copies_changed
+        self._unseen_from_lsn: int | None = self._batcher.taken_lsn
+        self._copied.on_changed = self._copies_changed
         #: Whether the state had requests when it was last looked at.
         self._are_open = False
         #: Sessions that keep a snapshot until it is taken.
@@ -165,7 +164,7 @@ class Requests:
         It waits until everything taken until then is committed, because that may hold such changes.
         """
         seen_lsn = self._unseen_from_lsn
-        if seen_lsn is None or self._batcher.is_inside_large or self._flight.state.watermark.low_lsn < seen_lsn:
+        if seen_lsn is None or self._batcher.is_inside_large or self._engine.watermark.low_lsn < seen_lsn:
             return
         async with self._control_pool.session() as conn:
             await copies.tell_seen(conn, self._config.state_schema, self._slot_id, self._copied.known)
@@ -177,7 +176,7 @@ class Requests:
         Raises:
             SourceLost: now.
         """
-        if self._awaits_two_phase and self._copied.known.is_settled(self._flight.state.watermark.low_lsn):
+        if self._awaits_two_phase and self._copied.known.is_settled(self._engine.watermark.low_lsn):
             raise SourceLost("every table is copied: the stream starts again, with two_phase")
 
     def _stream_again(self) -> None:
@@ -186,7 +185,7 @@ class Requests:
         Raises:
             SourceLost: now.
         """
-        if 0 < self._whole_until_lsn <= self._flight.state.watermark.low_lsn:
+        if 0 < self._whole_until_lsn <= self._engine.watermark.low_lsn:
             raise SourceLost("what could not be kept on disk is applied: the stream starts again, with streaming")
 
     async def _serve(self, request: SnapshotRequest) -> None:
@@ -271,7 +270,7 @@ class Requests:
     def _stands_at(self, lsn: int) -> bool:
         batcher = self._batcher
         has_come = self._admission.hold.is_reached or (not batcher.is_taking and batcher.received_lsn >= lsn)
-        return has_come and self._flight.state.is_idle and batcher.is_empty and not batcher.is_inside_large
+        return has_come and self._engine.is_idle and batcher.is_empty and not batcher.is_inside_large
 
     async def _sleep(self) -> None:
         self.moved.clear()

@@ -57,9 +57,9 @@ class Admission:
             state: what the target had at the start.
         """
         self._reader = reader
-        self._batcher = batcher
+        self.batcher = batcher
         self._tables = tables
-        self._copied = copied
+        self.copied = copied
         self._two_phase = two_phase
         self._state = state
         # What comes now ends after everything in the state.
@@ -136,17 +136,17 @@ class Admission:
             TargetLost: the connection ended.
         """
         others = relations if was_in_progress else self._not_in_force(relations)
-        if others and self._batcher.is_backlog:
-            self._batcher.hold_open(_HELD_S)
+        if others and self.batcher.is_backlog:
+            self.batcher.hold_open(_HELD_S)
             await self._tables.read_ahead(others)
-            self._batcher.hold_open(0.0)
-        if not self._copied.is_settled(relations) or not self._tables.resolve_new(others):
-            self._batcher.close_open()
+            self.batcher.hold_open(0.0)
+        if not self.copied.is_settled(relations) or not self._tables.resolve_new(others):
+            self.batcher.close_open()
             await self._resolve(others)
             await self._settle(relations)
-            self._batcher.plans_changed()
+            self.batcher.plans_changed()
         elif others:
-            self._batcher.close_first()
+            self.batcher.close_first()
         for relation in relations:
             self.starts.announce(relation)
 
@@ -156,7 +156,7 @@ class Admission:
         Raises:
             TargetRefused, TargetLost: it could not be noted.
         """
-        await self._copied.note_made(tables)
+        await self.copied.note_made(tables)
 
     async def settle_made(self, relations: Sequence[Relation]) -> None:
         """Settle from where on relations are applied that a transaction announces which may make their tables itself.
@@ -164,9 +164,9 @@ class Admission:
         Raises:
             SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
         """
-        self._batcher.close_open()
+        self.batcher.close_open()
         with self._reader.waiting("what is known of a new table"):
-            await self._copied.settle(relations, may_be_missing=True)
+            await self.copied.settle(relations, may_be_missing=True)
         for relation in relations:
             self.starts.announce(relation)
 
@@ -178,7 +178,7 @@ class Admission:
         """
         await self._resolve(relations)
         await self._settle(relations)
-        self._batcher.announce(relations)
+        self.batcher.announce(relations)
         for relation in relations:
             self.starts.announce(relation)
 
@@ -195,11 +195,11 @@ class Admission:
 
     async def _settle(self, relations: Sequence[Relation]) -> None:
         with self._reader.waiting("what is known of a new table"):
-            await self._copied.settle(relations)
+            await self.copied.settle(relations)
 
     async def wait_at_hold(self, transaction: Transaction) -> None:
         """Wait until a transaction may pass that is held."""
-        self._batcher.close_open()
+        self.batcher.close_open()
         self._reader.stop()
         with self._reader.waiting("a snapshot"):
             try:
@@ -245,7 +245,7 @@ class Admission:
 
     async def _wait_for_copy(self, name: Name, commit_lsn: int) -> None:
         """Wait until there is news about copies."""
-        self._batcher.close_open()
+        self.batcher.close_open()
         self._reader.stop()
         self._log.info("table_awaited", relation=".".join(name), commit_lsn=format_lsn(commit_lsn))
         self.starts_changed.clear()

@@ -62,9 +62,9 @@ class Batcher:
             state: what the target had at the start.
             notes_transactions: for the apply log's records of single transactions.
         """
-        self._reader = reader
-        self._tables = tables
-        self._pool = pool
+        self.reader = reader
+        self.tables = tables
+        self.pool = pool
         self._table_lock_threshold = config.table_lock_threshold
         self._notes_transactions = notes_transactions
         #: Source transactions handed over so far, while they are noted.
@@ -100,7 +100,7 @@ class Batcher:
     def plans_now(self) -> dict[int, TablePlan]:
         """Return the plan in force for each publisher's OID before what comes next; never written. For `special`."""
         if self._plans_now is None:
-            self._plans_now = dict(self._tables.plans.current)
+            self._plans_now = dict(self.tables.plans.current)
         return self._plans_now
 
     @property
@@ -121,12 +121,12 @@ class Batcher:
     @property
     def holds_nothing(self) -> bool:
         """Return whether every byte read is in the worker pool's hands or has passed through it."""
-        return self._open is None and self._large is None and not self._reader.is_inside_transaction
+        return self._open is None and self._large is None and not self.reader.is_inside_transaction
 
     @property
     def oldest_commit_time_us(self) -> int | None:
         """Return the publisher's commit time of the oldest transaction not committed here, None if there is none."""
-        head = self._pool.flight.state.head or self._open
+        head = self.pool.flight.state.head or self._open
         return head.batch.first_commit_time_us if head else None
 
     @property
@@ -152,12 +152,12 @@ class Batcher:
         if job is None:
             job = self._open = SetJob(self.new_batch(), self.plans_now)
         try:
-            at = job.batch.add_run(transactions, at, self._tables.plans, self._limits)
+            at = job.batch.add_run(transactions, at, self.tables.plans, self._limits)
         except ParapplyError:
             # Half a transaction must not reach a worker: all of the batch is sent again.
             self._open = None
             raise
-        job.times.received_s = self._reader.heard_s
+        job.times.received_s = self.reader.heard_s
         if self._notes_transactions:
             job.arrivals.append((len(job.batch.transactions), job.times.received_s))
         self.received(transactions[at - 1])
@@ -192,7 +192,7 @@ class Batcher:
         """
         is_first = self._open is None
         is_in_serial = self._open is not None and self._open.batch.is_serial
-        if is_serial(transaction, self._tables.plans):
+        if is_serial(transaction, self.tables.plans):
             self._n_between = 0
             return is_first or is_in_serial
         self._n_between += 1
@@ -203,12 +203,12 @@ class Batcher:
         if job is None:
             job = self._open = SetJob(self.new_batch(), self.plans_now)
         try:
-            job.batch.add(transaction, self._tables.plans)
+            job.batch.add(transaction, self.tables.plans)
         except ParapplyError:
             # Half of it must not reach a worker, as in `add_run`.
             self._open = None
             raise
-        job.times.received_s = self._reader.heard_s
+        job.times.received_s = self.reader.heard_s
         if self._notes_transactions:
             job.arrivals.append((len(job.batch.transactions), job.times.received_s))
         if transaction.relations:
@@ -226,10 +226,10 @@ class Batcher:
         if piece.is_first:
             self.close_open()
             job = self._large = LargeJob(self.new_batch(), self.plans_now, asyncio.Queue(_PIECES), piece.commit_lsn)
-            job.times.received_s = self._reader.heard_s
+            job.times.received_s = self.reader.heard_s
             job.batch.is_barrier = job.batch.is_large = True
             job.batch.first_commit_time_us = job.batch.commit_time_us = piece.commit_time_us
-            self._pool.submit(job, self._clock())
+            self.pool.submit(job, self._clock())
             self._note_alone(job, piece)
         assert self._large is not None, "the pieces of a transaction come one after the other"
         job = self._large
@@ -237,7 +237,7 @@ class Batcher:
             self.announce(piece.relations)
         else:
             job.commands.update(commands)
-        self._pool.flight.count_in(piece.size_bytes)
+        self.pool.flight.count_in(piece.size_bytes)
         if self.throttle is not None:
             self.throttle.take(len(piece.changes))
         await job.pieces.put(piece)
@@ -246,7 +246,7 @@ class Batcher:
             self.taken_lsn = max(self.taken_lsn, piece.end_lsn)
             job.batch.first_lsn = job.batch.end_lsn = piece.end_lsn
             job.prepare = piece.event if isinstance(piece.event, Prepare) else None
-            self._pool.flight.ended(job)
+            self.pool.flight.ended(job)
             await job.pieces.put(None)
             # Cleared only now, because until the worker can know of the end, a drain must not wait for it.
             self._large = None
@@ -265,7 +265,7 @@ class Batcher:
         if relations:
             self.close_open()
         for relation in relations:
-            self._tables.plans.announce(relation)
+            self.tables.plans.announce(relation)
         self.plans_changed()
 
     def plans_changed(self) -> None:
@@ -280,14 +280,14 @@ class Batcher:
     def submit(self, job: Job, event: Transaction) -> None:
         """Hand over a job that an event has ended, and whose batch is complete."""
         # A worker that has followed it began before it had come.
-        job.times.received_s = self._reader.heard_s
-        self._pool.submit(job, self._clock())
+        job.times.received_s = self.reader.heard_s
+        self.pool.submit(job, self._clock())
         self._note_alone(job, event)
 
     def close_if_due(self) -> None:
         """Close the open batch if it is due; called when something was read, or the pool has changed."""
         if self._open is not None:
-            self._close_after(self._closing.look(self._open.batch, self._reader.heard_s))
+            self._close_after(self._closing.look(self._open.batch, self.reader.heard_s))
 
     def _close_after(self, wait_s: float | None) -> None:
         if wait_s == 0.0:
@@ -336,11 +336,11 @@ class Batcher:
         assert job is not None
         self._open = None
         job.batch.close()
-        job.batch.is_fence = self._tables.take_changed()
+        job.batch.is_fence = self.tables.take_changed()
         job.counts.count_batch(job.batch)
         if self.throttle is not None:
             self.throttle.take(job.batch.n_changes)
-        self._pool.submit(job, self._clock())
+        self.pool.submit(job, self._clock())
         self._note(job, len(job.batch.transactions))
 
     def _note(self, job: Job, n_transactions: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from parapply.errors import TargetRefused
 from parapply.logs import get_logger
@@ -12,76 +12,67 @@ from parapply.plan.steps import check_plans
 from parapply.wire.messages import BeginPrepare, Prepare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from parapply.engine.intake import DueTimes, Room
-    from parapply.engine.state import EngineState
     from parapply.engine.throttle import Throttle
     from parapply.model import Transaction
     from parapply.runtime.intake.admission import Admission
     from parapply.runtime.intake.batcher import Batcher
-    from parapply.runtime.intake.commands import CommandTransactions
-    from parapply.runtime.intake.reader import SlotReader
     from parapply.runtime.intake.special import SpecialTransactions
-    from parapply.runtime.pool.pool import WorkerPool
-    from parapply.runtime.tables.plans import TablePlans
     from parapply.wire.frames import Keepalive
 
 #: Seconds between two looks at the publisher's clock, which may be set, while a transaction is not due.
 _LOOK_S: Final = 1.0
 
 
+class Reports(Protocol):
+    """Who informs the publisher."""
+
+    def keepalive(self, keepalive: Keepalive) -> None:
+        """Take a keep-alive, after what came before it was taken."""
+
+    def received(self) -> None:
+        """Note that what came with a read is in the batcher's hands."""
+
+    def ends_at(self, received_lsn: int) -> None:
+        """Take the end of what came before the first transaction that never enters.
+
+        Everything up to there is in the worker pool's hands, and nothing more is read.
+        """
+
+
 class Intake:
-    """Has no state but its parts', which its own task and the worker pool's callback (`worker_changed`) use."""
+    """Has no state but its parts', which its own task and the worker pool (`worker_changed`) use."""
 
     def __init__(  # noqa: PLR0913  one place makes it
         self,
-        reader: SlotReader,
-        room: Room,
         admission: Admission,
         special: SpecialTransactions,
         batcher: Batcher,
         *,
-        commands: CommandTransactions,
+        room: Room,
         due: DueTimes,
-        engine: EngineState,
-        tables: TablePlans,
-        pool: WorkerPool,
-        on_keepalive: Callable[[Keepalive], None],
-        on_received: Callable[[], None],
-        on_end: Callable[[int], None],
+        reports: Reports,
     ) -> None:
         """Keep the parts, in the order in which a transaction passes them.
 
         Args:
-            reader: of the slot's stream.
-            room: for what is read.
             admission: what may enter.
             special: takes what does not simply come whole.
             batcher: of the open batch.
-            commands: takes what holds commands of the publisher.
+            room: for what is read.
             due: when transactions may enter.
-            engine: what time it is on the publisher.
-            tables: for plans.
-            pool: gets the batches.
-            on_keepalive: called with every keep-alive, after what came before it was taken.
-            on_received: called after every read, when what came is in the batcher's hands.
-            on_end: called with the end of what came before the first transaction that never enters; everything up to
-                there is in the worker pool's hands, and nothing more is read.
+            reports: hears of what came.
         """
-        self._reader = reader
+        self._reader = batcher.reader
         self._room = room
         self._admission = admission
         self._special = special
-        self._commands = commands
+        self._commands = special.commands
         self._batcher = batcher
         self._due = due
-        self._engine = engine
-        self._tables = tables
-        self._pool = pool
-        self._on_keepalive = on_keepalive
-        self._on_received = on_received
-        self._on_end = on_end
+        self._pool = batcher.pool
+        self._engine = batcher.pool.flight.state
+        self._reports = reports
         self._has_room = asyncio.Event()
         self._is_told_full = False
         self._clock = asyncio.get_running_loop().time
@@ -108,9 +99,9 @@ class Intake:
                 keepalive = reader.take_keepalive()
                 if keepalive is not None:
                     batcher.received_lsn = max(batcher.received_lsn, keepalive.end_lsn)
-                    self._on_keepalive(keepalive)
+                    self._reports.keepalive(keepalive)
                 batcher.close_if_due()
-                self._on_received()
+                self._reports.received()
                 await self._wait_for_room()
                 if reader.is_drained and (pause_s := batcher.pause_s):
                     await reader.pause(pause_s)
@@ -193,7 +184,7 @@ class Intake:
                 what = "the end: what comes next is later than --until"
                 # Not the transaction's own LSN: of a ROLLBACK PREPARED only the end is sent, and the publisher never
                 # sends again what begins before the position that it was told.
-                self._on_end(self._batcher.received_lsn)
+                self._reports.ends_at(self._batcher.received_lsn)
             with reader.waiting(what):
                 await self._admission.wait_until_hold_moves(min(left_s, _LOOK_S))
 
@@ -257,7 +248,7 @@ class Intake:
     async def _is_applicable(self, transaction: Transaction) -> bool:
         """Make sure that every change can be applied; False if it need not: a PREPARE, rolled back and recorded so."""
         try:
-            check_plans(transaction, self._tables.plans)
+            check_plans(transaction, self._batcher.tables.plans)
         except TargetRefused:
             event = transaction.event
             if not isinstance(event, Prepare) or not await self._admission.is_rolled_back(event):

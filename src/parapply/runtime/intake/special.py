@@ -61,7 +61,7 @@ class SpecialTransactions:
         """
         self._batcher = batcher
         self._admission = admission
-        self._commands = commands
+        self.commands = commands
         self._streams = streams
         self._pool = pool
         self._piece_bytes = piece_bytes
@@ -125,8 +125,8 @@ class SpecialTransactions:
         if has_commands:
             check_not_prepared(message)
             for block in stream.blocks:
-                commands.update(await self._commands.judged(await stream.read(block)))
-            await self._commands.before(stream.relations)
+                commands.update(await self.commands.judged(await stream.read(block)))
+            await self.commands.before(stream.relations)
         else:
             await self._admission.announce(stream.relations)
         if not is_done and self._admission.is_apart(stream.relations, event.commit_lsn):
@@ -153,7 +153,7 @@ class SpecialTransactions:
         job.batch.is_large = True
         self._submit_alone(job, event)
         if has_commands:
-            await self._commands.after(stream.relations)
+            await self.commands.after(stream.relations)
         return None
 
     def _decide(self, event: Transaction, message: CommitPrepared | RollbackPrepared | Prepare | StreamPrepare) -> None:

@@ -25,18 +25,13 @@ from parapply.vocabulary import DaemonState, WorkerState
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from parapply.engine.flight import Flight
     from parapply.engine.job import Job
-    from parapply.engine.state import EngineState
-    from parapply.metrics.figures import Figures
-    from parapply.runtime.apply.conflicts import ConflictHandler
     from parapply.runtime.apply.worker import Worker
     from parapply.runtime.intake.batcher import Batcher
     from parapply.runtime.observe.applylog_intervals import Intervals
     from parapply.runtime.tables.control_pool import ControlPool
-    from parapply.runtime.tables.plans import TablePlans
     from parapply.runtime.worker_tasks import WorkerTasks
-    from parapply.source.catch_up_stream import CatchUpStream
+    from parapply.target.state.slots import StatePlace
 
 #: Seconds between two checks: what a person watching expects.
 _INTERVAL_S = 1.0
@@ -65,63 +60,64 @@ class SeenSlot(NamedTuple):
     looked_s: float  # by the event loop's clock
 
 
+class Publisher(NamedTuple):
+    """How the publisher is asked where it is."""
+
+    conn: slot.Connection
+    #: As it was at the start; a change is recorded.
+    timeline: int
+    #: Asks for the timeline of a standby.
+    ask_timeline: Callable[[], Awaitable[int]]
+
+
 class Monitor:
     """Reads the others' fields; writes only its own, what is shown, and whether commits wait for the stream."""
 
     def __init__(  # noqa: PLR0913  one place makes it
         self,
-        source: slot.Connection,
+        publisher: Publisher,
         control_pool: ControlPool,
-        schema: str,
-        slot_id: int,
-        *,
-        slot_name: str,
-        stream: CatchUpStream,
-        flight: Flight,
-        batcher: Batcher,
-        engine: EngineState,
+        place: StatePlace,
         worker_tasks: WorkerTasks,
-        tables: TablePlans,
-        conflict_handler: ConflictHandler,
-        figures: Figures,
-        note: str,
+        *,
+        batcher: Batcher,
         intervals: Intervals,
-        timeline: int,
-        ask_timeline: Callable[[], Awaitable[int]],
     ) -> None:
         """Keep the parts to show.
 
-        `note` what people shall see as the
-        reason while all goes well. `intervals` gets its turn after each check. `timeline` is recorded, and
-        `ask_timeline` asks for that of a standby.
+        Args:
+            publisher: to be asked where it is.
+            control_pool: to write what is shown.
+            place: where that is.
+            worker_tasks: the workers, and what they share.
+            batcher: to know what is open.
+            intervals: gets its turn after each check.
         """
-        self._source = source
+        kit = worker_tasks.kit
+        self._source = publisher.conn
         self._control_pool = control_pool
-        self._schema = schema
-        self._slot_id = slot_id
-        self._slot_name = slot_name
-        self._stream = stream
-        self._flight = flight
+        self._schema, self._slot_name, self._slot_id = place
+        self._stream = batcher.reader.stream
+        self._flight = kit.pool.flight
         self._batcher = batcher
-        self._engine = engine
+        self._engine = kit.pool.flight.state
         self._worker_tasks = worker_tasks
         self._workers = worker_tasks.workers
         #: What is shown of each, by its number.
         self._shown_workers: dict[int, tuple[WorkerRow, float]] = {}
-        self._tables = tables
+        self._tables = kit.tables
         #: Taken from those who know them and not written yet: the epoch's end interrupts what is written, and the last
         #: look repeats it.
         self._unwritten_tables: dict[tuple[str, str], display.TableRow] = {}
         self._unwritten_counts: dict[str, display.TableCounts] = {}
-        self._conflict_handler = conflict_handler
-        self._figures = figures
-        self._note = note
+        self._conflict_handler = kit.conflict_handler
+        self._figures = kit.conflict_handler.figures
         self._log = get_logger()
         self._intervals = intervals
-        self._timeline = timeline
-        self._ask_timeline = ask_timeline
+        self._timeline = publisher.timeline
+        self._ask_timeline = publisher.ask_timeline
         # The rows that show them are made again in each epoch.
-        figures.changed = dict.fromkeys(figures.tables)
+        self._figures.changed = dict.fromkeys(self._figures.tables)
         self._clock = asyncio.get_running_loop().time
         #: The publisher's positions not yet applied, each with the time when it was first seen.
         self._seen: deque[tuple[int, float]] = deque()
@@ -170,7 +166,7 @@ class Monitor:
             self._engine.lag_s = self._lag_s(position.flush_lsn, position.clock_us)
             self._engine.looked_s = self._clock()
             trouble = self._conflict_handler.trouble
-            note = self._engine.blocked_reason(self._clock()) or self._note or self._worker_tasks.reason
+            note = self._engine.blocked_reason(self._clock()) or self._engine.note or self._worker_tasks.reason
             self._engine.shown = (DaemonState.RETRYING, trouble) if trouble else (DaemonState.RUNNING, note)
             await self._look_at_timeline(position.timeline)
             await self.show()

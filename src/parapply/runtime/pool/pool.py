@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from parapply import failpoints
 from parapply.engine.flight import Flight, Given, LetGo, News
@@ -11,7 +11,7 @@ from parapply.engine.turns import CommitTurn
 from parapply.runtime.pool.streams import buffer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from parapply.engine.flight import Effect
     from parapply.engine.job import Job, StreamJob
@@ -21,24 +21,35 @@ class Released(Exception):
     """The answer to a worker that asks for a batch and is to leave."""
 
 
+class PoolListener(Protocol):
+    """The driver of the engine."""
+
+    def pool_changed(self) -> None:
+        """Take notice that a worker became idle, a batch committed, or a piece was applied."""
+
+    def batch_committed(self, job: Job) -> None:
+        """Take a job that has just committed; `pool_changed` follows."""
+
+
 class WorkerPool:
     """Has no state but the questions that wait for an answer; `flight` has all other."""
 
-    def __init__(self, flight: Flight, on_change: Callable[[], None], on_committed: Callable[[Job], None]) -> None:
-        """Start with no question.
-
-        Args:
-            flight: with nothing in flight.
-            on_change: called when a worker became idle or a batch committed.
-            on_committed: called with each committed job.
-        """
+    def __init__(self, flight: Flight) -> None:
+        """Start with no question, and nothing in flight."""
         self.flight = flight
         self._questions: dict[int, asyncio.Future[Job]] = {}
         self._n_questions = 0
         self._turns: dict[int, asyncio.Future[CommitTurn]] = {}
-        #: Called when there is room: a worker became idle, a batch committed, a piece was applied.
-        self.changed = on_change
-        self._on_committed = on_committed
+        self._listener: PoolListener | None = None
+
+    def listen(self, listener: PoolListener) -> None:
+        """Have one hear of what happens here from now on."""
+        self._listener = listener
+
+    def changed(self) -> None:
+        """Say that there may be room: a worker became idle, a batch committed, a piece was applied."""
+        if self._listener is not None:
+            self._listener.pool_changed()
 
     def _perform(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -141,7 +152,8 @@ class WorkerPool:
     def committed(self, job: Job, now_s: float) -> None:
         """Register that the target has acknowledged a job's commit."""
         self._perform(self.flight.committed(job, now_s))
-        self._on_committed(job)
+        if self._listener is not None:
+            self._listener.batch_committed(job)
         self.changed()
 
 

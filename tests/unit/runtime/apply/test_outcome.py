@@ -64,7 +64,7 @@ async def test_what_was_repaired_is_shown_no_longer() -> None:
     """With on_error = "retry" the state says what is wrong with an outcome while it is, and not afterwards."""
     handler, two_phase = _Impatient(), _RefusesOnce()
     kit = WorkerKit(
-        pool=WorkerPool(Flight(EngineState(0, 0.0)), lambda: None, lambda _: None),
+        pool=WorkerPool(Flight(EngineState(0, 0.0))),
         builder=cast("CommandBuilder", None),
         tables=cast("TablePlans", None),
         conflict_handler=handler,

@@ -91,7 +91,7 @@ def test_the_next_batch_that_waits_for_another_is_the_one() -> None:
     """Batches of a table without a key follow one another."""
 
     async def go() -> None:
-        pool = WorkerPool(Flight(EngineState(0, 0.0)), lambda: None, lambda _job: None)
+        pool = WorkerPool(Flight(EngineState(0, 0.0)))
         asked = asyncio.ensure_future(pool.next_job())
         await asyncio.sleep(0)
         jobs = [_job(seq, 1) for seq in (1, 2, 3)]

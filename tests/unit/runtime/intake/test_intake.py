@@ -149,7 +149,8 @@ class _Lab:
         self.tables = _Tables()
         engine = EngineState(low_lsn, 0.0, is_relaxed=order == "relaxed")
         flight = Flight(engine)
-        self.pool = WorkerPool(flight, self._changed, lambda _job: None)
+        self.pool = WorkerPool(flight)
+        self.pool.listen(self)
         state = SlotState(
             slot_id=1,
             slot_name="s",
@@ -186,24 +187,29 @@ class _Lab:
         #: Each keep-alive's LSN, and whether everything read was in the pool's hands then.
         self.keepalives: list[tuple[int, bool]] = []
         self.intake = Intake(
-            self.reader,
-            Room(flight, memory_limit_bytes=limits.memory_limit_bytes, fewest_workers=limits.first_workers),
             admits,
             SpecialTransactions(self.batcher, admits, commands, streams, self.pool, piece_bytes=piece_bytes),
             self.batcher,
-            commands=commands,
+            room=Room(flight, memory_limit_bytes=limits.memory_limit_bytes, fewest_workers=limits.first_workers),
             due=DueTimes(0, None),
-            engine=engine,
-            tables=tables,
-            pool=self.pool,
-            on_keepalive=lambda one: self.keepalives.append((one.end_lsn, self.batcher.holds_nothing)),
-            on_received=lambda: None,
-            on_end=lambda _: None,
+            reports=self,
         )
         self.lsn = 0x1000
 
-    def _changed(self) -> None:
+    def pool_changed(self) -> None:
         self.intake.worker_changed()
+
+    def batch_committed(self, job: Job) -> None:
+        """Nothing is recorded."""
+
+    def keepalive(self, keepalive: Keepalive) -> None:
+        self.keepalives.append((keepalive.end_lsn, self.batcher.holds_nothing))
+
+    def received(self) -> None:
+        """Nothing is reported."""
+
+    def ends_at(self, received_lsn: int) -> None:
+        """There is no end."""
 
     def transaction(self, *payloads: bytes, late_us: int = 0) -> list[bytes]:
         """Return the frames of the next transaction; without changes it has one insert."""

@@ -24,7 +24,7 @@ from tests.unit.changes_model import PLAIN
 from tests.unit.changes_stream import Op, Publisher, assembled, batches, ops
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from parapply.engine.job import Job
 
@@ -51,7 +51,8 @@ class _Run:
         self.n_followed = 0
         self.n_left = 0
         flight = Flight(EngineState(0, 0.0, is_relaxed=is_relaxed), max_followers=n_workers // 2)
-        self.pool = WorkerPool(flight, self._changed, self._committed)
+        self.pool = WorkerPool(flight)
+        self.pool.listen(self)
         self.n_workers = n_workers
 
     async def run(self) -> None:
@@ -217,11 +218,19 @@ class _Run:
         for _ in range(self.random.randrange(4)):
             await asyncio.sleep(0)
 
-    def _changed(self) -> None:
+    def pool_changed(self) -> None:
         self.n_idle_calls += 1
 
-    def _committed(self, job: Job) -> None:
+    def batch_committed(self, job: Job) -> None:
         self.commits.append(job.batch.seq)
+
+
+class _Listener:
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self.pool_changed = changed
+
+    def batch_committed(self, job: Job) -> None:
+        """Nothing is recorded."""
 
 
 @given(
@@ -261,13 +270,14 @@ def test_the_watermark_moves_only_with_the_head() -> None:
     async def go() -> None:
         lows: list[int] = []
         state = EngineState(0, 0.0)
-        pool = WorkerPool(Flight(state), lambda: None, lambda _: lows.append(state.watermark.low_lsn))
+        pool = WorkerPool(Flight(state))
         for job in jobs:
             pool.submit(job, 0.0)
         for job in jobs:
             assert await pool.next_job() is job
             assert await pool.turn(job) is CommitTurn.COMMIT
             pool.committed(job, 0.0)
+            lows.append(state.watermark.low_lsn)
         assert lows == [job.batch.end_lsn for job in jobs]
 
     asyncio.run(go())
@@ -280,7 +290,7 @@ def test_a_batch_with_late_keys_starts_at_once_and_names_their_holder() -> None:
     jobs = [SetJob(batch, {}) for batch in batches(assembled(publisher.run(wishes)), publisher.plans, [1, 1])]
 
     async def go() -> None:
-        pool = WorkerPool(Flight(EngineState(0, 0.0)), lambda: None, lambda _: None)
+        pool = WorkerPool(Flight(EngineState(0, 0.0)))
         for job in jobs:
             pool.submit(job, 0.0)
         assert [pool.flight.waits_of(job) for job in jobs] == [(), ()]
@@ -304,7 +314,7 @@ def test_t30_a_worker_that_becomes_free_is_not_for_a_follower_while_a_batch_wait
     blocked.batch.is_barrier = True
 
     async def go() -> None:
-        pool = WorkerPool(Flight(EngineState(0, 0.0), max_followers=1), lambda: None, lambda _: None)
+        pool = WorkerPool(Flight(EngineState(0, 0.0), max_followers=1))
         pool.submit(earlier, 0.0)
         assert await pool.next_job() is earlier
         pool.submit(blocked, 0.0)
@@ -324,7 +334,7 @@ def test_t30_the_last_idle_worker_is_kept_for_what_is_blocked() -> None:
     blocked.batch.is_barrier = True
 
     async def go() -> None:
-        pool = WorkerPool(Flight(EngineState(0, 0.0), max_followers=1), lambda: None, lambda _: None)
+        pool = WorkerPool(Flight(EngineState(0, 0.0), max_followers=1))
         pool.submit(running, 0.0)
         assert await pool.next_job() is running
         pool.submit(blocked, 0.0)
@@ -346,7 +356,7 @@ def test_t30_the_last_idle_worker_is_kept_for_what_is_blocked() -> None:
 async def test_thin_batches_run_alongside_each_other_as_soon_as_some_have_committed() -> None:
     """Each session that gets one meets all of its tables first; a backlog of two would pay for that twice."""
     jobs = _thin_jobs(7)
-    pool = WorkerPool(Flight(EngineState(0, 0.0)), lambda: None, lambda _: None)
+    pool = WorkerPool(Flight(EngineState(0, 0.0)))
     for job in jobs:
         pool.submit(job, 0.0)
     asking = [asyncio.create_task(pool.next_job()) for _ in range(3)]
@@ -365,7 +375,7 @@ async def test_thin_batches_run_alongside_each_other_as_soon_as_some_have_commit
 async def test_with_relaxed_order_a_thin_batch_that_stands_still_holds_up_no_other() -> None:
     """It may wait for a lock of another session for hours; independent ones continue from the first one on."""
     jobs = _thin_jobs(3)
-    pool = WorkerPool(Flight(EngineState(0, 0.0, is_relaxed=True)), lambda: None, lambda _: None)
+    pool = WorkerPool(Flight(EngineState(0, 0.0, is_relaxed=True)))
     for job in jobs:
         pool.submit(job, 0.0)
     async with asyncio.timeout(5):
@@ -391,7 +401,8 @@ async def test_a_batch_submitted_while_a_worker_asks_for_one_goes_to_that_worker
         if waiting and pool.flight.wants(Batch(3)):
             pool.submit(waiting.pop(0), 0.0)
 
-    pool = WorkerPool(Flight(EngineState(0, 0.0)), close_open_batch, lambda _job: None)
+    pool = WorkerPool(Flight(EngineState(0, 0.0)))
+    pool.listen(_Listener(close_open_batch))
     async with asyncio.timeout(5):
         first, second = await pool.next_job(), await pool.next_job()
     assert [first.batch.seq, second.batch.seq] == [1, 2]
@@ -408,6 +419,7 @@ async def test_a_worker_that_asks_may_bring_about_the_batch_it_gets() -> None:
         if pool.flight.state.is_idle:
             pool.submit(job, 0.0)
 
-    pool = WorkerPool(Flight(EngineState(0, 0.0)), changed, lambda _: None)
+    pool = WorkerPool(Flight(EngineState(0, 0.0)))
+    pool.listen(_Listener(changed))
     assert await pool.next_job() is job
     assert not pool.flight.wants(Batch(3))
