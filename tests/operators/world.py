@@ -45,7 +45,7 @@ _LSN = re.compile(r"parapply skip --lsn ([0-9A-F]+/[0-9A-F]+)|(?:LSN|lsn) ([0-9A
 #: Hints that end in a slot and a copy made anew.
 # The stream lies before the publication that is there now (15 to 17): nothing else helps.
 _ANEW = re.compile(r"parapply drop.*(init|copy the tables again)|--copy --truncate|publication \S+ does not exist")
-_FOREIGN_CODE = re.compile(r"target table (\S+) belongs to .* give the table to a role that you trust")
+_FOREIGN_CODE = re.compile(r"target table (\S+) belongs to .*, and its code would run with the rights of")
 FAST: Mapping[str, str | float] = {
     "apply.advance_interval_s": 0.05, "apply.stall_check_s": 0.2, "apply.catalogue_check_s": 0.2,
     "source.reconnect_min_s": 0.05, "source.reconnect_max_s": 0.3, "target.lease_wait_s": 15, "apply.workers": 2,
@@ -345,13 +345,13 @@ class World:
         if done.returncode and "no publication" in done.stderr:
             self.on_source(self.publication_sql)
             done = self.init("--truncate")
+        if done.returncode and self.trust(done.stderr):
+            done = self.init("--truncate")
         if done.returncode and re.search("table_missing|columns_refused", done.stderr):
             # What commands of the queue would have made.
             self.on_target("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
             program = self.source.server.program("pg_dump")  # type: ignore[union-attr]
             done = self.init("--schema", "--pg-dump", str(program))
-        if done.returncode and self.trust(done.stderr):
-            done = self.init("--truncate")
         if done.returncode:
             raise Violation(f"`drop`, then `init --copy --truncate` is refused: {done.stderr}")
         self.dirty.clear()
