@@ -21,6 +21,8 @@ class Publications(OneStream):
     def publication(self, name: str, text: str) -> None:
         """Do a step that changes the publication."""
         self.is_changed = True
+        if self.world is not None:
+            self.world.is_altered = True
         self.step(name, lambda world: world.on_source(text))
 
     @rule(pick=PICK)
