@@ -67,7 +67,7 @@ _ALLOWED_CONSTRUCTIONS: dict[str, int] = {
     "docs/ARCHITECTURE.md": 5,
     "docs/CONSISTENCY.md": 6,
     "docs/PRIVILEGES.md": 3,
-    "docs/RELIABILITY.md": 5,
+    "docs/RELIABILITY.md": 4,
     "docs/REPORT.md": 2,
     "docs/TRAPS.md": 8,
     "docs/TROUBLESHOOTING.md": 1,

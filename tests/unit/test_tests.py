@@ -23,6 +23,7 @@ _OF_NO_MODULE: Final = {
     "makefile": "Makefile",
     "mutants": "the properties of the planner, which catch broken ones",
     "names": "what the package calls things",
+    "postgres": "tests/postgres.py",
     "reference": "docs/site",
     "site": "docs/site",
     "systemd": "config/systemd",
