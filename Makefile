@@ -160,15 +160,15 @@ dist: venv ## make the sdist, a compiled wheel and an interpreted one in dist/
 	ls "$$out"/parapply-*
 
 # Longer than a test may take: pip gets what parapply depends on, and the demo runs on servers of its own.
-dist-test: dist ## install what dist/ has in empty environments and run the demo in each
+dist-test: dist ## install what dist/ has in empty environments and by pipx in an empty home, and run the demo in each
 	@PYTHONPATH=src $(BIN)/python -m tests.packaging "$(DIST)"
 
 deb: dist ## make a Debian package of the compiled wheel in dist/, for the Python of this Debian
 	@rm -f "$(DIST)"/parapply_*.deb
 	@config/debian/build "$(abspath $(BIN))/python" "$(abspath $(DIST))"
 
-deb-test: deb ## ask lintian about the package, and install, renew and purge it in a Debian made by debootstrap
-	@PYTHONPATH=src $(BIN)/python -m tests.packaging.debian "$(DIST)"/parapply_*.deb
+deb-test: deb ## lintian, and install, renew and purge the package in a Debian by debootstrap; make deb-test UNIT=1 boots it, too
+	@PYTHONPATH=src $(BIN)/python -m tests.packaging.debian $(if $(UNIT),--unit) "$(DIST)"/parapply_*.deb
 
 clean: ## remove caches and builds; .venv stays
 	@rm -f src/parapply/_compiled.json $(foreach d,$(HOT_FOLDERS),src/parapply/$d/*.so)
