@@ -29,7 +29,7 @@ PYTHON ?= $(eval PYTHON := $$(shell for p in python3.11 python3.12 python3.13 py
 	"$$$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$$$p"; break; }; done))$(PYTHON)
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore -c constraints.txt
 
-.PHONY: help venv java postgres lint fmt test test-unit demo bench report faults soak dist dist-test deb deb-test clean
+.PHONY: help venv java postgres lint fmt test test-unit demo bench report faults soak dist dist-test deb deb-test image-test clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r target text; do \
@@ -169,6 +169,9 @@ deb: dist ## make a Debian package of the compiled wheel in dist/, for the Pytho
 
 deb-test: deb ## lintian, and install, renew and purge the package in a Debian by debootstrap; make deb-test UNIT=1 boots it, too
 	@PYTHONPATH=src $(BIN)/python -m tests.packaging.debian $(if $(UNIT),--unit) "$(DIST)"/parapply_*.deb
+
+image-test: venv ## make the image with buildah on a base of debootstrap, and run a daemon in it: make image-test [BUILD='--volume ...']
+	@PYTHONPATH=src $(BIN)/python -m tests.packaging.image $(BUILD)
 
 clean: ## remove caches and builds; .venv stays
 	@rm -f src/parapply/_compiled.json $(foreach d,$(HOT_FOLDERS),src/parapply/$d/*.so)

@@ -16,7 +16,8 @@ from parapply import __version__
 from tests.packaging import unit
 
 
-def _run(*command: str) -> str:
+def run(*command: str) -> str:
+    """Run a command and return what it prints; one that fails ends the program."""
     print("==", " ".join(command), flush=True)  # noqa: T201  talks to a person
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
     if done.returncode:
@@ -25,10 +26,10 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
-def _make(root: Path, packages: tuple[str, ...]) -> None:
+def debootstrap(root: Path, packages: tuple[str, ...]) -> None:
     """Make the smallest system with some packages, of this machine's release."""
     fields = ["$(REPO_URI)", "$(CODENAME)"]
-    listed = _run("apt-get", "indextargets", "--format", " ".join(fields), "Created-By: Packages").splitlines()
+    listed = run("apt-get", "indextargets", "--format", " ".join(fields), "Created-By: Packages").splitlines()
     release = next(
         one.partition("=")[2] for one in Path("/etc/os-release").read_text().splitlines() if "CODENAME" in one
     )
@@ -40,7 +41,7 @@ def _make(root: Path, packages: tuple[str, ...]) -> None:
 
 def _try(package: Path, root: Path) -> None:
     def inside(*command: str) -> str:
-        return _run("chroot", str(root), *command)
+        return run("chroot", str(root), *command)
 
     def files() -> set[str]:
         found = (
@@ -75,12 +76,12 @@ if __name__ == "__main__":
     parser.add_argument("--unit", action="store_true", help="boot the Debian and have its systemd run the unit")
     parser.add_argument("package", type=Path)
     options = parser.parse_args()
-    _run("lintian", "--fail-on", "error,warning", "--allow-root", str(options.package))
+    run("lintian", "--fail-on", "error,warning", "--allow-root", str(options.package))
     with tempfile.TemporaryDirectory() as directory:
         debian = Path(directory) / "debian"
         debian.mkdir(mode=0o755)
         Path(directory).chmod(0o755)
-        _make(debian, ("python3", *(unit.PACKAGES if options.unit else ())))
+        debootstrap(debian, ("python3", *(unit.PACKAGES if options.unit else ())))
         _try(options.package, debian)
         print("installed, renewed, removed and purged", flush=True)  # noqa: T201  as above
         if options.unit:
