@@ -29,7 +29,7 @@ PYTHON ?= $(eval PYTHON := $$(shell for p in python3.11 python3.12 python3.13 py
 	"$$$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$$$p"; break; }; done))$(PYTHON)
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore -c constraints.txt
 
-.PHONY: help venv java postgres lint fmt test test-unit demo bench report faults soak dist dist-test deb deb-test docs clean
+.PHONY: help venv java postgres lint fmt test test-unit demo bench report faults soak dist dist-test deb deb-test image-test docs clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r target text; do \
@@ -160,15 +160,18 @@ dist: venv ## make the sdist, a compiled wheel and an interpreted one in dist/
 	ls "$$out"/parapply-*
 
 # Longer than a test may take: pip gets what parapply depends on, and the demo runs on servers of its own.
-dist-test: dist ## install what dist/ has in empty environments and run the demo in each
+dist-test: dist ## install what dist/ has in empty environments and by pipx in an empty home, and run the demo in each
 	@PYTHONPATH=src $(BIN)/python -m tests.packaging "$(DIST)"
 
 deb: dist ## make a Debian package of the compiled wheel in dist/, for the Python of this Debian
 	@rm -f "$(DIST)"/parapply_*.deb
 	@config/debian/build "$(abspath $(BIN))/python" "$(abspath $(DIST))"
 
-deb-test: deb ## ask lintian about the package, and install, renew and purge it in a Debian made by debootstrap
-	@PYTHONPATH=src $(BIN)/python -m tests.packaging.debian "$(DIST)"/parapply_*.deb
+deb-test: deb ## lintian, and install, renew and purge the package in a Debian by debootstrap; make deb-test UNIT=1 boots it, too
+	@PYTHONPATH=src $(BIN)/python -m tests.packaging.debian $(if $(UNIT),--unit) "$(DIST)"/parapply_*.deb
+
+image-test: venv ## make the image with buildah on a base of debootstrap, and run a daemon in it: make image-test [BUILD='--volume ...']
+	@PYTHONPATH=src $(BIN)/python -m tests.packaging.image $(BUILD)
 
 docs: venv ## build the documents, with a reference made from the code, as a site in build/site
 	@PYTHONPATH=src $(BIN)/python -m docs.site
