@@ -1,4 +1,4 @@
-"""What is asked of the publisher when the stream starts: pgoutput's options, the command, and session settings.
+"""Requests to the publisher when the stream starts: pgoutput's options, the command, and session settings.
 
 In: plain values. Out: SQL texts and a connection string. Pure; must never open a connection.
 
@@ -20,8 +20,8 @@ from parapply.quoting import identifier, plain_literal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Protocol 1 carries whole transactions, 2 streams, 3 prepared ones, 4 parallel streams. What is not asked for, like
-#: `binary` and `messages`, does not come.
+#: Protocol 1 carries whole transactions, 2 streams, 3 prepared ones, 4 parallel streams. Options that are not asked
+#: for, such as `binary` and `messages`, are off.
 _PROTO_PLAIN, _PROTO_STREAMING, _PROTO_TWO_PHASE, _PROTO_PARALLEL = 1, 2, 3, 4
 
 #: server_version_num of the first server whose pgoutput knows an option, or a value of it.
@@ -205,7 +205,7 @@ def source_conninfo(
     synchronous_standby_names may refer to it.
 
     Args:
-        dsn: as configured; it holds the password, so the result does, too.
+        dsn: as configured; it holds the password, so the result also does.
         application_name: if the DSN has none.
         is_replication: a walsender session of the DSN's database, for START_REPLICATION.
         connect_timeout_s: if the DSN has none.

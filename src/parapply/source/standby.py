@@ -1,7 +1,7 @@
-"""Whether a publisher's commits wait for one of its readers. Pure.
+"""Commits of a publisher that wait for one of its readers. Pure.
 
-PostgreSQL tells a standby nothing about that, and `pg_stat_replication.sync_state` only to members of
-pg_read_all_stats; every role may read the setting that says it.
+PostgreSQL reports nothing about that to a standby, and shows `pg_stat_replication.sync_state` only to members of
+pg_read_all_stats; every role may read the setting that decides it.
 
 Source: PostgreSQL manual, "synchronous_standby_names"; `src/backend/replication/syncrep.c`, `syncrep_scanner.l`.
 """
@@ -16,7 +16,7 @@ _NAME: Final = re.compile(r'"((?:[^"]|"")*)"|([^\s,()"]+)')
 
 
 def is_named(standby_names: str, name: str) -> bool:
-    """Tell whether commits wait for a standby, or would if one before it in the list went away.
+    """Return whether commits wait for a standby, or would if one before it in the list went away.
 
     A standby called `first`, `any` or as a number of standbys is taken to be named wherever such a word stands: it
     then only reports more often.
