@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from parapply.model import Column
     from parapply.plan.table import ColumnFacts
 
-# OIDs of pg_type.dat; PostgreSQL never changes those of a built-in type.
+# OIDs of pg_type.dat; PostgreSQL never changes the OID of a built-in type.
 _BYTEA, _CHAR, _NAME, _TEXT, _BPCHAR, _VARCHAR = 17, 18, 19, 25, 1042, 1043
 _INTEGERS = frozenset({20, 21, 23})
 _OID = 26
@@ -26,7 +26,7 @@ _FLOATS = frozenset({700, 701})
 _NUMERIC, _INTERVAL, _JSONB = 1700, 1186, 3802
 #: Types whose equality depends on the column's collation.
 _COLLATED = frozenset({_NAME, _TEXT, _BPCHAR, _VARCHAR})
-#: Equal exactly when the output text is. timetz is here: it compares the instant, then the zone, and prints both.
+#: Equal exactly when the output text is. timetz is one: it compares the instant, then the zone, and prints both.
 _BYTES = (
     _INTEGERS
     | frozenset({16, _BYTEA, _CHAR, _NAME, _TEXT, _OID, _VARCHAR, 2950})  # bool, uuid
@@ -150,9 +150,9 @@ def equality_across(wire: Column, target: ColumnFacts) -> Equality:
 
 
 def _is_safe(wire: int, wire_modifier: int, base: int, modifier: int) -> bool:
-    """Tell whether a type's texts stay different values, or the same text, in a type of the target.
+    """Return whether a type's texts stay different values, or the same text, in a type of the target.
 
-    Modifiers of arrays are those of their elements.
+    Modifiers of arrays apply to their elements.
     """
     has_length = modifier != -1
     if wire == base and (not has_length or wire_modifier == modifier):
@@ -168,7 +168,7 @@ def _is_safe(wire: int, wire_modifier: int, base: int, modifier: int) -> bool:
 
 
 def prints_alike(child_type_oid: int, parent_type_oid: int) -> bool:
-    """Tell whether equal values of two types that a foreign key compares have one canonical text.
+    """Return whether equal values of two types that a foreign key compares have one canonical text.
 
     Types of one operator family may print one value in two ways: date and timestamp, float4 and float8, cidr and inet,
     integer and oid.

@@ -96,7 +96,7 @@ END$parapply$"""  # noqa: S608  integers only
 async def holders(
     conn: Connection, slot_id: int, *, lock_class: int = LOCK_CLASS, with_self: bool = False
 ) -> tuple[Holder, ...]:
-    """Return the sessions that hold the locks of a slot, the leader first; this one only if it is asked for, too.
+    """Return the sessions that hold the locks of a slot, the leader first; this session only with `with_self`.
 
     Raises:
         TargetLost: the connection broke.
@@ -223,7 +223,7 @@ async def fence(
     """
     told: tuple[Holder, ...] = ()
     delay_s = _POLL_MIN_S
-    # Tries, not a blocking lock: a wait in the server could not tell whom it waits for.
+    # Tries instead of a blocking lock, because a wait in the server could not report whom it waits for.
     while not await _try_lock(conn, worker_key(slot_id), lock_class):
         present = await holders(conn, slot_id, lock_class=lock_class)
         if present and present != told:

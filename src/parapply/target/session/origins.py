@@ -85,7 +85,7 @@ async def carry_origin(conn: Connection, name: str) -> OriginProblem | None:
                 return None
     return OriginProblem(
         f"replication origin {name} is in use by another session",
-        "end that session; pg_replication_origin_status and pg_stat_activity on the target tell of it",
+        "end that session; pg_replication_origin_status and pg_stat_activity on the target show it",
     )
 
 
@@ -186,7 +186,7 @@ async def drop_origins(conn: Connection, slot_id: int) -> str:
 
 
 async def tracks_commits(conn: Connection) -> bool:
-    """Tell whether the server remembers when, and by which origin, rows were committed.
+    """Return whether the server remembers when, and by which origin, rows were committed.
 
     Raises:
         TargetRefused, TargetLost: as everywhere.

@@ -76,7 +76,7 @@ class Statement:
 
 
 class StatementResult:
-    """What one statement did."""
+    """The result of one statement."""
 
     __slots__ = ("rows", "tag")
 
@@ -106,7 +106,7 @@ class Pipeline:
         # Held by a thread while it uses the connection.
         self._in_thread = threading.Lock()
         self.backend_pid = self._pg.backend_pid
-        #: Whether the server is reached by this machine's own address. Read now, as libpq closes a socket that broke.
+        #: True if the server is reached by this machine's own address. Read now, as libpq closes a socket that broke.
         self.is_near = _is_near(self._fd)
         #: When the result before the last one had come, by the event loop's clock; of the last run that asked for it.
         self.before_last_s = 0.0
@@ -117,7 +117,7 @@ class Pipeline:
 
     @property
     def is_lost(self) -> bool:
-        """Tell whether the connection is unusable."""
+        """Return whether the connection is unusable."""
         return self._lost is not None
 
     async def run(
@@ -278,7 +278,7 @@ class Pipeline:
         return name
 
     def _is_worth_a_name(self, name: bytes) -> bool:
-        """Tell whether a statement that is not prepared should be: at its second use, while there is room."""
+        """Return whether a statement that is not prepared should be: at its second use, while there is room."""
         if not name or len(self._names) >= NAMED_STATEMENTS:
             return False
         if name in self._used_once:
@@ -391,7 +391,7 @@ class Pipeline:
             await self._arrival()
         result = self._libpq_result()
         if result is None:
-            # libpq tells once that the connection broke, in the result of whatever ran, and has nothing for the rest.
+            # libpq reports a broken connection once, in the result of whatever ran, and has nothing for the rest.
             raise self._lose(RuntimeError(self._pg.get_error_message()))
         while True:
             if self._pg.is_busy():
@@ -516,7 +516,7 @@ def _failure(result: pq.abc.PGresult, index: int) -> StatementFailed:
 
 
 def _is_connection_error(sqlstate: str) -> bool:
-    """Tell errors of the session or the machine from errors of the data (a connection error is never a conflict).
+    """Return whether an error is of the session or the machine, not of the data (then it is never a conflict).
 
     08 connection, 57P shutdown and crash, 25P03/25P04 session timeouts, 53 out of disk, memory or connections, 58 I/O,
     25006 read only: the server was demoted under us.

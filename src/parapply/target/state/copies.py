@@ -1,15 +1,15 @@
-"""Which tables hold a copy of the publisher's rows, and from which LSN on the stream applies to each of them.
+"""Tables that hold a copy of the publisher's rows, and the LSN from which the stream applies to each of them.
 
-A copy of a table is what a snapshot of the publisher shows; the snapshot is that of an LSN, the consistent point of the
-slot that exported it: it shows every transaction whose commit record lies before that LSN and no other. So a change of
-the table is applied exactly if its transaction's commit record lies at the LSN or after it. Tables copied at different
-times have different LSNs; nothing else tells them apart. (PostgreSQL keeps the same in pg_subscription_rel.)
+A copy of a table holds the rows that a snapshot of the publisher shows. The snapshot has an LSN, the consistent point
+of the slot that exported it: it shows every transaction whose commit record lies before that LSN and no other. So a
+change of the table is applied exactly if its transaction's commit record lies at the LSN or after it. Tables copied at
+different times differ in nothing but their LSN. (PostgreSQL keeps the same in pg_subscription_rel.)
 
 | state   | meaning                                                    | a change of the table                       |
 |---------|------------------------------------------------------------|---------------------------------------------|
 | waiting | published, not copied, no copy of it is running; or paused | is skipped: a later copy will hold it       |
 | copying | a copy as of start_lsn is running                          | before start_lsn skipped, else it must wait |
-| copied  | its rows as of start_lsn are here                          | before start_lsn skipped, else applied      |
+| copied  | the target has its rows as of start_lsn                    | before start_lsn skipped, else applied      |
 
 The copy command holds the copy lock of the slot, so `copying` without a holder means that it was interrupted; the next
 one takes a new snapshot, later than all that was received until then, and so the daemon may continue as if it were
@@ -64,17 +64,17 @@ class CopyRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_paused(self) -> bool:
-        """Tell whether `parapply pause` has taken it out of the stream, and no `resume` has begun."""
+        """Return whether `parapply pause` has taken it out of the stream, and no `resume` has begun."""
         return self.state == CopyState.WAITING and self.reason == PAUSED
 
     @property
     def is_late(self) -> bool:
-        """Tell whether it was published later, the stream seemed not to have all of its rows, and no copy was begun."""
+        """Return whether it was published later, its rows seemed to be missing in the stream, and no copy was begun."""
         return self.state == CopyState.WAITING and self.reason not in {"", PAUSED}
 
     @property
     def is_again(self) -> bool:
-        """Tell whether it was copied, and waits because changes of it may be missing: its rows came from the copy."""
+        """Return whether it was copied, and waits because changes of it may be missing: its rows came from the copy."""
         return self.is_late and self.start_lsn is not None
 
 
@@ -96,7 +96,7 @@ class Stamp(NamedTuple):
 
 
 class Copies(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the tables of a slot."""
+    """The known state of a slot's tables."""
 
     is_listed: bool  # only tables that have a row are applied; else those without one are applied from the slot's start
     is_running: bool  # a session holds the copy lock
@@ -106,11 +106,11 @@ class Copies(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_under_way(self) -> bool:
-        """Tell whether a copy is running or was interrupted: the lock says which, and leaves no trace in the rows."""
+        """Return whether a copy is running or was interrupted: the lock says which, and leaves no trace in the rows."""
         return any(row.state == CopyState.COPYING for row in self.tables)
 
     def is_settled(self, low_lsn: int) -> bool:
-        """Tell whether the stream, from an LSN on, is applied whole to all tables.
+        """Return whether the stream, from an LSN on, is applied whole to all tables.
 
         Before, two-phase commit must not begin: of a transaction prepared before a table's start and committed after it
         the PREPARE would be left out, and the copy would not hold it either.
@@ -193,7 +193,7 @@ async def load(conn: Connection, schema: str, slot_id: int) -> Copies:
 
 
 async def load_stamp(conn: Connection, schema: str, slot_id: int) -> Stamp:
-    """Return what tells whether `load` would return other rows; far cheaper, with thousands of tables.
+    """Return a value that changes when `load` would return other rows; far cheaper, with thousands of tables.
 
     Raises:
         TargetRefused, TargetLost: as `load`.
@@ -264,7 +264,7 @@ async def begin(conn: Connection, schema: str, slot_id: int, names: Sequence[Nam
 
 
 async def pause(conn: Connection, schema: str, slot_id: int, names: Sequence[Name]) -> None:
-    """Take tables that have a row out of the stream; the copy lock must be held. `is_seen` tells when none is applied.
+    """Take tables that have a row out of the stream; the copy lock must be held. `is_seen` shows when none is applied.
 
     Raises:
         TargetRefused, TargetLost: it could not be written.
@@ -285,7 +285,7 @@ async def pause(conn: Connection, schema: str, slot_id: int, names: Sequence[Nam
 
 
 async def is_seen(conn: Connection, schema: str, slot_id: int) -> bool:
-    """Tell whether the daemon, if one runs, keeps to what `begin` or `pause` has written last.
+    """Return whether the daemon, if one runs, keeps to what `begin` or `pause` has written last.
 
     Raises:
         TargetRefused, TargetLost: it could not be read.
@@ -302,7 +302,7 @@ async def is_seen(conn: Connection, schema: str, slot_id: int) -> bool:
 
 
 async def tell_seen(conn: Connection, schema: str, slot_id: int, known: Copies) -> None:
-    """Tell the command that copies or pauses that the daemon keeps to what it has read.
+    """Report to the command that copies or pauses that the daemon keeps to the rows it has read.
 
     Raises:
         TargetRefused, TargetLost: it could not be written.

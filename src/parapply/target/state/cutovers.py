@@ -36,7 +36,7 @@ COPIES_STOP: Final = "fencing"
 
 #: No daemon applies the slot of the way back before this step: the stream ahead runs, and rows would go round.
 _BACK_BEGINS: Final = "opening"
-#: What every role may read while a cut-over is under way: the role that reads the way back has no other right here.
+#: Rights of every role while a cut-over is under way, because the role that reads the way back has no other right here.
 _READ_BY_ALL: Final = "USAGE ON SCHEMA {s}", "SELECT (step, reverse_slot) ON {s}.cutovers"
 
 #: The cut-over of a slot, for people.
@@ -80,22 +80,22 @@ class Cutover(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_done(self) -> bool:
-        """Tell whether the target has taken over, and nothing is left to do."""
+        """Return whether the target has taken over, and nothing is left to do."""
         return self.step == STEPS[-1]
 
     @property
     def stops_daemon(self) -> bool:
-        """Tell whether no daemon may apply the slot any more."""
+        """Return whether no daemon may apply the slot any more."""
         return self.index >= STEPS.index(_DAEMON_STOPS)
 
     @property
     def holds_others(self) -> bool:
-        """Tell whether only the cut-over's own command takes away what it has made: a fence, a slot and its state."""
+        """Return whether only the cut-over's own command takes away what it has made: a fence, a slot and its state."""
         return self.step not in {"ending", "done"}
 
     @property
     def is_open(self) -> bool:
-        """Tell whether writers may have been let in, so that nothing can be undone."""
+        """Return whether writers may have been let in, so that nothing can be undone."""
         return self.index >= STEPS.index("opening")
 
 

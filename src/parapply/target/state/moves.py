@@ -1,4 +1,4 @@
-"""What people see of a migration and of a cut-over while they run: steps, figures, whether a command works on them.
+"""Display of a migration and of a cut-over while they run: steps, figures, whether a command works on them.
 
 In: any session that may read the state schema. Out: plain records. Nothing here decides anything.
 """
@@ -29,7 +29,7 @@ class Moves(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def are_under_way(self) -> bool:
-        """Tell whether a step is under way that is over soon."""
+        """Return whether a step is under way that is over soon."""
         # The last one waits for as long as the stream is followed.
         steps = [one["state"] == "running" and one["step"] != MigrationStep.FOLLOW for one in self.migration]
         return any(steps) or (self.cutover is not None and self.cutover["step"] != cutovers.STEPS[-1])

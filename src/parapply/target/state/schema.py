@@ -51,7 +51,7 @@ async def ensure_schema(conn: Connection, schema: str) -> bool:
         schema: name of the state schema, any name PostgreSQL takes.
 
     Returns:
-        Whether it was missing.
+        True if it was missing.
 
     Raises:
         TargetRefused: another version, an unlogged table (F7), or a privilege is missing.
@@ -61,7 +61,7 @@ async def ensure_schema(conn: Connection, schema: str) -> bool:
     with target_errors(f"creating the state schema {schema!r}"):
         if is_new:
             await _create(conn, schema)
-        # One is of the event triggers of `init --ddl=automatic`, where the target is a publisher, too.
+        # One table is of the event triggers of `init --ddl=automatic`, where the target is also a publisher.
         query = sql.SQL(
             "SELECT c.relname FROM pg_catalog.pg_class AS c WHERE c.relnamespace = (SELECT oid FROM"
             " pg_catalog.pg_namespace WHERE nspname = $1) AND c.relkind IN ('r', 'p') AND c.relpersistence <> 'p'"
@@ -77,7 +77,7 @@ async def ensure_schema(conn: Connection, schema: str) -> bool:
 
 
 def is_of_state(table: str, columns: Collection[str]) -> bool:
-    """Tell whether a table that is gone, and is known by name and columns only, was one of a state schema."""
+    """Return whether a table that is gone, and is known by name and columns only, was one of a state schema."""
     found = COMMENTS.get(("TABLE", table))
     return found is not None and len(columns) > 1 and set(columns) <= set(found[1])
 
