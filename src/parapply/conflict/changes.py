@@ -71,7 +71,7 @@ class RowChange(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Tell whether the new row has every published column."""
+        """Return whether the new row has every published column."""
         return self.new is None or len(self.present) == len(self.new)
 
     def key(self) -> dict[str, str | None]:

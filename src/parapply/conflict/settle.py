@@ -50,7 +50,7 @@ _DIVISION_BY_ZERO: Final = "22012"
 
 
 def may_be_conflict(failure: StatementFailed, commands: Sequence[Command]) -> bool:
-    """Tell whether a failure can be a conflict: a unique violation, a row not found, a row of another writer."""
+    """Return whether a failure can be a conflict: a unique violation, a row not found, a row of another writer."""
     if not 0 <= failure.statement < len(commands):
         return False  # of the record or the commit: a deferred check is no conflict in PostgreSQL either
     operation = commands[failure.statement].operation
@@ -79,7 +79,7 @@ class Settler:
         self._builder = builder
         self._rules = rules
         self._source = source
-        #: What a StatementFailed counts in.
+        #: The commands that a StatementFailed counts in.
         self.commands: list[Command] = []
         #: Settled so far, by change and type: a change that is tried again must not count twice.
         self._settled: dict[tuple[int, ConflictType], Conflict] = {}
@@ -116,7 +116,7 @@ class Settler:
                 at += len(run)
                 continue
             index, failure = failed
-            # They were applied a moment ago. What fails of them now, for another session's sake, is judged before it.
+            # They were applied a moment ago. One that fails now, because of another session, is judged first.
             while index and (failed := await self._run(run[:index])) is not None:
                 index, failure = failed
             await self._settle(run[index], first_no + at + index, failure)
@@ -167,7 +167,7 @@ class Settler:
                 raise failure
             found = await self._look(row_change, failure)
             if found is None:
-                continue  # it was there a moment ago; try again
+                continue  # it existed a moment ago; try again
             conflict, first_by_key = found
             action = self._decided(conflict)
             conflict = msgspec.structs.replace(conflict, outcome=outcome(conflict.policy, action), change_no=change_no)
@@ -222,7 +222,7 @@ class Settler:
                 kind = ConflictType.DELETE_ORIGIN_DIFFERS
             return self._conflict(kind, change, (subject,)), False
         if subject is not None:
-            # It is there, yet was not found as it should be, because of an identity column that SQL cannot set (T-50),
+            # It exists, yet was not found as it should be, because of an identity column that SQL cannot set (T-50),
             # or because it has just come.
             if any(column.is_identity_always for column in change.plan.columns):
                 raise failure

@@ -43,7 +43,7 @@ class Skips:
         self._commits: dict[int, int] = {}
 
     def __bool__(self) -> bool:
-        """Tell whether any is wanted."""
+        """Return whether any is wanted."""
         return bool(self._ends)
 
     def find(self, commit_lsn: int, end_lsn: int) -> int | None:
@@ -67,7 +67,7 @@ class Skips:
         self._large_ends[commit_lsn] = end_lsn
 
     def hits(self, batch: Batch) -> bool:
-        """Tell whether a transaction of a batch is to be skipped."""
+        """Return whether a transaction of a batch is to be skipped."""
         return bool(self._ends) and any(one.end_lsn in self._ends for one in batch.transactions)
 
     def done(self, end_lsn: int) -> None:
