@@ -36,7 +36,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether it is all of the relation."""
+        """Return whether it is all of the relation."""
         return self.first_page == 0 and self.end_page is None
 
 

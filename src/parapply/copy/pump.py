@@ -83,7 +83,7 @@ async def pump(  # noqa: PLR0913  two ends
 
 
 async def _by_libpq(conn: slot.Connection, out: sql.Composed, relation: str) -> AsyncIterator[tuple[int, bytes]]:
-    """Yield rows so far, with those of this data, and the data; at last the publisher's count with nothing."""
+    """Yield the number of rows so far, this data included, and the data; at last the publisher's count with nothing."""
     pieces: list[bytes] = []
     n_rows = size = 0
     with source_errors(f"copying {relation}"):
