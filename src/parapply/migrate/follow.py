@@ -37,7 +37,7 @@ _LOOKS: Final = 2
 
 
 class Daemon:
-    """A daemon that was started here, or one that was there."""
+    """A daemon that was started here, or one that ran already."""
 
     def __init__(self, process: subprocess.Popen[bytes] | None, log: Path | None) -> None:
         """Keep it; None: another command or service has started it."""
@@ -51,7 +51,7 @@ class Daemon:
 
     @property
     def is_running(self) -> bool:
-        """Tell whether it is ours and runs."""
+        """Return whether it is ours and runs."""
         return self._process is not None and self._process.poll() is None
 
     def check(self) -> None:
@@ -67,7 +67,7 @@ class Daemon:
             )
 
     async def has_ended(self, target: Connection, slot_id: int) -> bool:
-        """Tell whether it has ended without a failure; one that is not ours has when no session holds the lease.
+        """Return whether it has ended without a failure; one that is not ours has when no session holds the lease.
 
         Raises:
             ParapplyError: it is ours, and has failed.
@@ -140,7 +140,7 @@ async def reach(  # noqa: PLR0913, PLR0917  whose, where to
 ) -> bool:
     """Wait until the target shows everything up to an LSN; return false if the daemon has ended before.
 
-    One that was there may be of a command that was killed, and end at an earlier LSN.
+    A daemon that ran already may be of a command that was killed, and end at an earlier LSN.
 
     Raises:
         ParapplyError: the daemon has failed.

@@ -1,4 +1,4 @@
-"""What follows the rows: indexes, constraints, triggers, foreign keys; several connections, each statement once.
+"""Objects made after the rows: indexes, constraints, triggers, foreign keys; several connections, each statement once.
 
 In: the cut-up script of pg_dump. Out: every item committed together with its note, so that an interrupted step goes on
 with what is left. `pg_restore --jobs` would do the same once and from the start, and its first statement of each

@@ -1,6 +1,6 @@
-"""What pg_dump writes for the time after the rows, cut into statements that can run by themselves. Pure.
+"""Script of pg_dump for the time after the rows, cut into statements that can run separately. Pure.
 
-In: a script of `pg_dump --section=post-data`. Out: its head, and items in the script's order, which is that of their
+In: a script of `pg_dump --section=post-data`. Out: its head, and items in the script's order, which follows their
 dependencies.
 
 Source: `pg_backup_archiver.c`, _printTocEntry, for what comes before a header.
@@ -51,7 +51,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def default_privileges(self) -> tuple[Item, ...]:
-        """Return what holds for objects that are made later, and changes none that is there."""
+        """Return the items that hold for objects made later, and change no existing one."""
         return tuple([item for item in self.items if item.is_default_privilege])
 
     @property
