@@ -38,7 +38,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str | None = None
     lsn: int | None = None
     since: str | None = None  # anything that PostgreSQL reads as a time
-    limit: int = 0  # the latest so many; 0 is all
+    limit: int = 0  # number of the latest; 0: all
 
     @property
     def is_empty(self) -> bool:

@@ -205,8 +205,8 @@ async def go_on(
 def refresh(config: Config, options: CopyOptions) -> None:
     """Copy tables that were added to the publications, or single ones again, and join them to the stream.
 
-    The daemon may run at the same time. It continues with all other tables; it pauses when it meets a change of a table
-    that is being copied and is later than the copy.
+    The daemon may run at the same time. It continues with all other tables; it pauses at a change that is later than
+    the copy of its table, as long as that is under way.
 
     Raises:
         SourceRefused, SourceLost, TargetRefused, TargetLost, LeaseHeld: as `init`.
@@ -390,7 +390,7 @@ async def _copy_later(  # noqa: PLR0913, PLR0917  all that is known by now
     """Copy from a snapshot of now, although the stream has begun before.
 
     First the daemon must know that these tables are under way: the snapshot shows what is committed before it, so
-    nothing that comes later may be left out of the stream any more.
+    no later change may be left out of the stream.
     """
     schema, slot_id = config.target.state_schema, found.slot_id
     # From the first note on, a copied table counts as not copied: its changes are left out until it is copied again.

@@ -117,7 +117,7 @@ def _mapped(tables: Sequence[PublishedTable], mapping: MappingConfig) -> list[Pu
 
 
 async def check_readable(conn: Connection, tables: Sequence[PublishedTable]) -> None:
-    """Refuse tables that the role may not read, all of them in one message; partitions are read by themselves.
+    """Refuse tables that the role may not read, all of them in one message; partitions are read separately.
 
     Raises:
         SourceRefused: there are some.

@@ -45,7 +45,7 @@ async def pump(  # noqa: PLR0913  two ends
     on_data: Callable[[int, int], None],
     limit: RateLimit | None = None,
 ) -> tuple[int, int]:
-    """Copy a part; on the target it is a transaction of its own.
+    """Copy a part, in a separate transaction on the target.
 
     Args:
         source: session on the publisher, idle.

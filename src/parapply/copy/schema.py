@@ -47,7 +47,7 @@ def find_pg_dump(path: str | None) -> str:
         path: as given by the user; None to look in PATH.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the program is missing.
     """
     found = shutil.which(path or "pg_dump")
     if found is None:

@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from parapply.config import Config
 
 _INCOMPLETE: Final = 1
-#: Of each table, of about 10,000 rows each: what both sides read in a few hundredths of a second.
+#: Ranges of each table, of about 10,000 rows each; both sides read them in a few hundredths of a second.
 _SAMPLED_RANGES: Final = 2
-#: Seconds that the daemon may stand still for a comparison before the fence, which needs a moment without old writers.
+#: Seconds that the daemon may pause for a comparison before the fence, which needs a moment without old writers.
 _BEFORE_PAUSE_S: Final = 3.0
 #: Seconds that the comparison after the fence takes, about, where the same was compared before.
 _COMPARED_S: Final = 1.0

@@ -181,7 +181,7 @@ async def refusals(conn: Connection, kept: Kept) -> list[SourceRefused]:
         found.append(
             SourceRefused(
                 f"source: default_transaction_read_only of the database does not hold for {few(exempted)}, which have a"
-                " setting of their own",
+                " separate setting",
                 hint="ALTER ROLE ... RESET default_transaction_read_only, or --keep-role if it writes nothing",
             )
         )

@@ -1,4 +1,4 @@
-"""The daemon of a migration: a process of its own, which outlives this command.
+"""The daemon of a migration: a separate process, which outlives this command.
 
 In: the arguments of `parapply run`. Out: everything up to an LSN applied, or the lag small. A daemon that runs already
 is used; where the command is killed the daemon continues, and the next command finds it.
@@ -58,7 +58,7 @@ class Daemon:
         """Do nothing if it runs.
 
         Raises:
-            ParapplyError: it has ended by itself.
+            ParapplyError: it has ended without being stopped.
         """
         if self._process is not None and self._process.poll():
             raise ParapplyError(
@@ -187,7 +187,7 @@ async def until_it_ends(config: Config, target: Connection, slot_id: int, daemon
     """Show the lag until the daemon has ended, as a cut-over ends it, and return its last state.
 
     Raises:
-        ParapplyError: it has ended by itself.
+        ParapplyError: it has ended without being stopped.
         TargetRefused, TargetLost: the progress cannot be read.
     """
     # One of ours that has lost its session comes back.

@@ -75,7 +75,7 @@ class Later:
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from errors
             if again:
-                # By themselves they meet no other.
+                # One after the other they conflict with none.
                 await self._lane(deque(again), None)
 
     async def _lane(self, left: deque[Item], again: list[Item] | None) -> None:

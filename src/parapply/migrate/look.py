@@ -85,7 +85,7 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     """The publisher's database as a migration sees it."""
 
     left_out: tuple[Name, ...]  # tables that are not meant
-    not_published: tuple[Name, ...]  # tables with rows of their own that are meant
+    not_published: tuple[Name, ...]  # tables that hold rows and are meant
     not_meant: tuple[Name, ...]  # published tables
     unlogged: tuple[Name, ...]  # that are meant
     views: tuple[Name, ...]  # materialized, with rows, in the order of their refresh

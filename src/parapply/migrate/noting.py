@@ -1,6 +1,6 @@
 """Progress of a migration that others see while it runs: noted on the target each second, and served as metrics.
 
-In: the screen, which knows how far the step is. Out: rows of `parapply.migrations`, over a session of its own, because
+In: the screen, which knows how far the step is. Out: rows of `parapply.migrations`, over a separate session, because
 the step's own may be inside a transaction; and the endpoint of `metrics.listen`, as long as no daemon of ours needs it.
 """
 
@@ -117,7 +117,7 @@ class Noter:
             try:
                 await self._note()
             except ParapplyError as error:
-                # No reason to end the step, which has sessions of its own; but what others see stands still.
+                # No reason to end the step, which has its own sessions; but others see no progress.
                 if not self._has_failed:
                     self._has_failed = True
                     text = f"migrate: how far it is cannot be noted, which is tried again: {error.line()}"

@@ -62,7 +62,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def runs(items: Sequence[Item]) -> Iterator[list[Item]]:
-    """Yield items that may run beside each other, in order; a serial one by itself."""
+    """Yield items that may run beside each other, in order; a serial one alone."""
     together: list[Item] = []
     for item in items:
         if together and (item.group is ItemGroup.SERIAL or item.group is not together[-1].group):
@@ -89,7 +89,7 @@ def parse(text: str) -> Script:
         elif not found and not one.title:
             head += one.text + ";\n"
         elif one.skeleton.startswith("REFRESH MATERIALIZED VIEW"):
-            # A step of its own does that, when there is something to show.
+            # A separate step does that, when there is something to show.
             found.append(_Open(one.title, [], []))
         elif found and (not one.title or _BELONGS.match(one.skeleton)):
             found[-1].statements.append(one)

@@ -173,7 +173,7 @@ class Counter:
         self._show()
 
     def set(self, done: int, name: str) -> None:
-        """Say how much is done of what has a measure of its own."""
+        """Show the progress of work that has its own measure."""
         self.done = done
         self._names = {name: None} if name else {}
         self._show()

@@ -1,6 +1,6 @@
-"""When a backlog is read in ranges of WAL and not as a stream, how long a range is, and the SQL of both. Pure.
+"""Rules for reading a backlog in ranges of WAL instead of as a stream, the size of a range, and the SQL of both. Pure.
 
-A walsender sends every change as a message of its own, which with small changes costs it more than decoding does. So a
+A walsender sends every change as a separate message, which with small changes costs it more than decoding does. So a
 large backlog may be read by a query over the same slot's changes, `pg_logical_slot_get_binary_changes`, range after
 range, from a temporary copy of the slot; the stream takes over where the last range ended. The copy may be consumed
 freely: the slot itself is moved only to what is durable on the target.

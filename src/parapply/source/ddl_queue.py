@@ -35,7 +35,7 @@ DROP_LATER: Final = (
     r"^\s*drop\s+index\s+concurrently\s+(if\s+exists\s+)?(NAME(?:\s*\.\s*NAME)?)\s*(?:restrict\s*)?;?\s*$"
 ).replace("NAME", _NAME)
 
-#: New columns of `widths`' tables whose value each server would work out by itself.
+#: New columns of `widths`' tables whose value each server would compute separately.
 _COLUMNS: Final = r"""SELECT a.attrelid::regclass, a.attname
           FROM jsonb_each_text(@widths@) AS width(relid, natts)
           JOIN pg_attribute AS a ON a.attrelid = width.relid::oid AND a.attnum > width.natts::int
@@ -47,7 +47,7 @@ _COLUMNS: Final = r"""SELECT a.attrelid::regclass, a.attname
                 OR EXISTS (SELECT FROM regexp_matches(value.expression, ':(?:op)?funcid (\d+)', 'g') AS hit(groups)
                              JOIN pg_proc AS p ON p.oid = hit.groups[1]::oid WHERE p.provolatile <> 'i'))"""
 
-#: Of types: what the values in rows are printed by, or are checked by on the target. A change of it locks no table.
+#: Facts about types by which values in rows are printed, or are checked on the target. A change of them locks no table.
 _SHAPES: Final = """
         SELECT e.enumtypid, 'label ' || e.oid, e.enumlabel::text FROM pg_enum AS e
          UNION ALL
@@ -223,7 +223,7 @@ BEGIN
         NEW.later := true;
         NEW.made := '[]';
         RAISE WARNING 'parapply: % CONCURRENTLY has not run here: it cannot run inside a transaction', NEW.tag
-            USING HINT = 'It is recorded, and targets run it after this transaction. Run it here by itself.';
+            USING HINT = 'It is recorded, and targets run it after this transaction. Run it here separately.';
         PERFORM pg_notify('parapply_ddl', '');
         PERFORM set_config('parapply.record_ddl', COALESCE(recording, ''), true);
         PERFORM set_config('search_path', path, true);
@@ -252,7 +252,7 @@ BEGIN
      WHERE widths ? c.oid::text AND c.relpersistence = 'u' LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'parapply: while % is UNLOGGED its changes are not published', place USING ERRCODE = '0A000',
-            HINT = 'Run it on each server by itself; once the table is LOGGED again, `parapply refresh --table` with '
+            HINT = 'Run it on each server separately; once the table is LOGGED again, `parapply refresh --table` with '
                 '--truncate brings its rows.';
     END IF;
     -- New tables, and which publications have them from the first: then the stream has all of their rows, whatever

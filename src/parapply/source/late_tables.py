@@ -6,7 +6,7 @@ the publications, and each partitioned table's place below another one. Whatever
 that has one has existed since.
 
 That a partition was made as one, and not attached with rows in it, shows in its inherited columns: ATTACH PARTITION
-rewrites their rows in pg_attribute. A command that writes rows takes a command id of its own, and CREATE TABLE is done
+rewrites their rows in pg_attribute. A command that writes rows takes its own command id, and CREATE TABLE is done
 with a column at the first or the second one. (Tried on PostgreSQL 15 to 18. A DROP TABLE that was rolled back leaves
 its command id in the rows until a freeze, and its xid in xmax for as long.)
 
@@ -51,7 +51,7 @@ _MARKS: LiteralString = """
     UNION ALL SELECT 'e' || i.inhrelid || '<' || i.inhparent || '@' || i.xmin FROM pg_catalog.pg_inherits AS i
       JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid AND c.relkind = 'p'"""
 
-#: Of a partition c with the row a of its first system column.
+#: Condition on a partition c with the row a of its first system column.
 WAS_MADE_THERE: LiteralString = """
            EXISTS (SELECT FROM pg_catalog.pg_attribute AS k
                     WHERE k.attrelid = c.oid AND k.attnum > 0 AND k.attinhcount > 0 AND k.xmin = a.xmin
@@ -79,7 +79,7 @@ _LINE: LiteralString = """
       LEFT JOIN pg_catalog.pg_inherits AS i ON i.inhrelid = c.oid AND c.relispartition
      ORDER BY line.depth""".replace("WAS_MADE_THERE", WAS_MADE_THERE)
 
-#: The leaves that are published, by themselves or with a partitioned table above them: by OID, with those above.
+#: The leaves that are published, directly or with a partitioned table above them: by OID, with the tables above.
 _UNCOVERED: LiteralString = """
     , line AS (
         SELECT c.oid AS leaf, c.oid FROM pg_catalog.pg_class AS c

@@ -63,7 +63,7 @@ SESSION_SETTINGS: tuple[tuple[str, str], ...] = (
 #: The same, by the server_version_num of the first server that knows each; one that does not refuses a connection.
 _LATER_SETTINGS: tuple[tuple[int, str, str], ...] = (
     (140000, "idle_session_timeout", "0"),
-    # A walsender decodes each transaction inside one of its own: one that takes longer to send would never arrive.
+    # A walsender decodes each transaction inside its own: a transaction that takes longer to send would never arrive.
     (170000, "transaction_timeout", "0"),
 )
 

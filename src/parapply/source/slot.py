@@ -201,7 +201,7 @@ async def connect(
 
 
 def without_answer(dsn: str, wait_s: float) -> list[int]:
-    """Return the pids of this process's sessions of a DSN that have waited so many seconds for an answer."""
+    """Return the pids of this process's sessions of a DSN that have waited that many seconds for an answer."""
     since_s = time.monotonic() - wait_s
     waiting = [conn for conn, its_dsn in _sessions.items() if its_dsn == dsn and 0 < conn.waits_since_s <= since_s]
     return [conn.info.backend_pid for conn in waiting if not conn.closed]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: Kernel buffer asked for, so that the walsender is not stopped while the leader computes. The kernel may give less.
 RECEIVE_BUFFER_BYTES = 4 * 1024 * 1024
-#: The same on one machine, where the network needs none: a walsender sends every message by itself, and with the
+#: The same on one machine, where the network needs none: a walsender sends every message separately, and with the
 #: receiver's buffer full the kernel joins them, which cost the publisher an eighth less. A quarter of it stopped the
 #: sender.
 LOCAL_RECEIVE_BUFFER_BYTES = 256 * 1024

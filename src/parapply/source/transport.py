@@ -242,7 +242,7 @@ class LibpqTransport:
         try:
             return bool(self._pg.flush())
         except psycopg.Error:
-            # The reader meets the same error and reports it.
+            # The reader gets the same error and reports it.
             return False
 
     def end(self) -> None:
@@ -409,7 +409,7 @@ class PlainTransport:
         except BlockingIOError:
             return True
         except OSError:
-            # The reader meets the same error and reports it.
+            # The reader gets the same error and reports it.
             self._unsent = b""
         return False
 

@@ -210,7 +210,7 @@ LEFT JOIN equal_ e ON e.typid = t.oid
 LEFT JOIN key_column kc ON kc.attnum = a.attnum"""
 
 # tgenabled: O fires in origin and local, R in replica, A always, D never. Internal triggers keep constraints: foreign
-# keys are described by themselves. Before PostgreSQL 15 a row trigger cloned to a partition is marked internal too.
+# keys are described separately. Before PostgreSQL 15 a row trigger cloned to a partition is marked internal too.
 # Statement triggers of a partition do not fire for statements that name the root, but for TRUNCATE. tgtype: 1 is a row
 # trigger, 32 one for TRUNCATE.
 _TRIGGERS: Final = """

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from parapply.target.session.settings import Connection
 
-#: First keys of our advisory locks. Of the daemon: "para" in ASCII, so that other users of such locks do not meet us.
+#: First keys of our advisory locks. The daemon's: "para" in ASCII, so that other users of such locks do not clash.
 LOCK_CLASS = 0x70617261
-#: Of the command that copies tables; of the commands of the publisher that run outside of transactions; of the cut-over
+#: Keys of the command that copies tables, of the publisher's commands that run outside of transactions, of the cut-over
 #: ("cuto"). The slot is the second key of each.
 COPY_LOCK_CLASS: Final = LOCK_CLASS + 1
 LATER_LOCK_CLASS: Final = LOCK_CLASS + 2

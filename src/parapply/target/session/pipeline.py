@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 #: Bounds of one flight: statements and bytes sent before their results are taken. Larger flights make libpq move its
-#: buffers quadratically and let both sides block on full sockets. A statement of more bytes is a flight of its own, and
-#: a thread sends it.
+#: buffers quadratically and let both sides block on full sockets. A statement of more bytes is a separate flight, and a
+#: thread sends it.
 FLIGHT_STATEMENTS = 512
 FLIGHT_BYTES = 8 * 1024 * 1024
 #: Statements that stay prepared in one session. Each takes some 26 kB of the server's memory: two for each of ten
@@ -264,7 +264,7 @@ class Pipeline:
         """Return the name under which a statement is to be executed, b"" to send it whole; note what comes of it.
 
         Raises:
-            psycopg.Error: the connection is of no use any more.
+            psycopg.Error: the connection is no longer usable.
         """
         name, names = statement.prepared.name, self._names
         if name not in names:
@@ -297,7 +297,7 @@ class Pipeline:
         server does nothing but read.
 
         Raises:
-            psycopg.Error: the connection is of no use any more.
+            psycopg.Error: the connection is no longer usable.
         """
         # The prepare is all there is to send, and switching to blocking wants it gone.
         while self._pg.flush():

@@ -450,7 +450,7 @@ class WorkerSession:
         await self._run_checked([self._first(record)], (), before=1)
 
     async def record_prepared(self, record: Record, gid: str) -> None:
-        """Record, in a transaction of its own, that a transaction is prepared.
+        """Record, in a separate transaction, that a transaction is prepared.
 
         Raises:
             TargetLost: the connection ended, or it is not recorded, or was already: the state must be read again.
@@ -458,7 +458,7 @@ class WorkerSession:
         await self._record_alone(record, Statement(self._note, [self._slot_id, gid.encode()]))
 
     async def record_outcome(self, record: Record, start: str) -> None:
-        """Record, in a transaction of its own, that the prepared transaction whose name starts so is ended.
+        """Record, in a separate transaction, that the prepared transaction whose name starts so is ended.
 
         Raises:
             TargetLost: as `record_prepared`.

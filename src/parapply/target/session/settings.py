@@ -36,7 +36,7 @@ _prepared: WeakKeyDictionary[Connection, set[bytes]] = WeakKeyDictionary()
 #: Seconds to wait for a TCP connection to the target; libpq would wait for the kernel, which is minutes.
 CONNECT_TIMEOUT_S = 10
 
-#: Of every connection, where the DSN does not say otherwise. A target that goes without a word is noticed in a minute;
+#: Parameters of every connection, unless the DSN says otherwise. A target that goes silently is noticed in a minute;
 #: the kernel alone takes a quarter of an hour with data on its way, and two hours without (F16).
 _CLIENT_PARAMETERS = {
     "connect_timeout": CONNECT_TIMEOUT_S,
@@ -213,9 +213,9 @@ _SCHEMA_HINT = "run `parapply init` to create the state schema, or check target.
 _LOCKS_HINT = (
     "if transactions lock many tables and indexes, raise max_locks_per_transaction of the target, which takes a restart"
 )
-#: SQLSTATE: hint, for what retrying does not help.
+#: SQLSTATE: hint, for errors that no retry helps.
 _REFUSALS = {"25006": _READ_ONLY_HINT, "42P01": _SCHEMA_HINT, "3F000": _SCHEMA_HINT}
-#: The same for what may pass by itself.
+#: The same for errors that may pass without help.
 _SHORTAGES = {"53200": _LOCKS_HINT}
 
 

@@ -88,7 +88,7 @@ SET_BYTES: Final = 32 * 1024 * 1024
 RUN_BYTES: Final = 128 * 1024
 #: Bytes of a row, on average over a set, from which rows are large.
 LARGE_ROW_BYTES: Final = 512
-#: Rows that get other keys, below which each by itself costs no more than a set.
+#: Rows that get other keys; below this number single statements cost no more than a set.
 _FEW_MOVES: Final = 4
 
 
@@ -349,7 +349,7 @@ class CommandBuilder:
             out += _sets(statements, statements.set_delete, deleted, size_bytes, "delete")
 
     def _foreign(self, plan: TablePlan, rows: list[KeptRow], size_bytes: int, out: list[Command]) -> None:
-        """Add a look whether somebody else wrote rows last; one that finds any fails by its count."""
+        """Add a look whether another writer wrote rows last; one that finds any fails by its count."""
         statements = self._of(plan)
         for command in _sets(statements, statements.set_foreign, rows, size_bytes, "origin"):
             command.expected = 0
@@ -408,8 +408,8 @@ class CommandBuilder:
             values = [_text(found[position], frame) for position in foreign.old_positions]
             out.append(Command(foreign, values, expected=0, operation="origin", plan=plan))
         if plan.facts.triggers and asks_first:
-            # A trigger may veto the change (trap T-43): whether the row is there is asked for by itself. An update of
-            # nothing but ALWAYS identity columns asks as well whether they have the new value already (trap T-50).
+            # A trigger may veto the change (trap T-43): a separate statement asks whether the row exists. An update of
+            # nothing but ALWAYS identity columns also asks whether they have the new value already (trap T-50).
             identity = tuple([position for position in present if plan.columns[position].is_identity_always])
             exists = statements.row_update(identity) if identity else statements.row_exists()
             values = [_text(new[position], frame) for position in exists.positions]

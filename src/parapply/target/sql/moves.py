@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def can_move(plan: TablePlan) -> bool:
-    """Return whether sets can give rows of a table other keys: not where each row has to be asked for by itself.
+    """Return whether sets can give rows of a table other keys: not where each row has to be asked for separately.
 
     That is where a trigger may veto the change (trap T-43), where it matters who wrote the row last, where a column
     cannot be set (trap T-50), and where foreign keys are enforced: the rows that refer to a key may go along (T-25).

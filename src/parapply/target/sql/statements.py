@@ -387,7 +387,7 @@ class Statements:
         )
 
     def _is_foreign(self, xmin: str) -> str:
-        """Return a query for whether another origin has written a row; NULL where that is not known any more."""
+        """Return a query for whether another origin has written a row; NULL where that is no longer known."""
         # By name each time it runs: a copy or a replay makes origins while the daemon runs.
         own = "SELECT roident FROM pg_catalog.pg_replication_origin WHERE pg_catalog.starts_with(roname, '{}')"
         return (

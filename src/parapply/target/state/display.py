@@ -163,7 +163,7 @@ async def write_limits(conn: Connection, schema: str, slot_id: int, limits: str)
 
 
 async def forget_workers(conn: Connection, schema: str, slot_id: int, *, but: Sequence[int] = ()) -> None:
-    """Show none of the workers any more but some: the others are not connected.
+    """Remove workers that are no longer connected from the display; the ones in `but` stay.
 
     Raises:
         TargetRefused: a privilege is missing.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Moves(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one slot."""
+    """The migration and the cut-over of one slot."""
 
     migration: list[dict[str, Any]] = []  # the steps that were begun, in their order
     cutover: dict[str, Any] | None = None

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
     from parapply.target.session.settings import Connection
 
-#: Of the layout in `schema.sql`. No other one is read or changed; where an older one is found, `ensure_schema` would
-#: bring it up.
+#: Version of the layout in `schema.sql`. No other one is read or changed; `ensure_schema` would bring an older one up.
 SCHEMA_VERSION = 17
 
 #: slot_id starts at a random number below this. Locks and prepared transactions are named after the slot_id, and
-#: are shared by all state schemas of a database (or a cluster), which must not meet. Times two it still fits an int.
+#: all state schemas of a database (or a cluster) share these names, so slot_ids must differ. Times two it still fits an
+#: int.
 _SLOT_ID_LIMIT = 1_000_000_000
 
 _DROP = "DROP FUNCTION {s}.wait_for; DROP VIEW {s}.progress, {s}.prepared; DROP TABLE"

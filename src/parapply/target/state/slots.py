@@ -235,7 +235,7 @@ async def find_slot(conn: Connection, schema: str, slot_name: str) -> int:
     if len(found) > 1:
         raise TargetRefused(
             f"the target has states of several slots {slot_name!r}, of different clusters",
-            hint="give each a state schema of its own (target.state_schema)",
+            hint="give each its own state schema (target.state_schema)",
         )
     return found[0]
 
