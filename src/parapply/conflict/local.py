@@ -1,4 +1,4 @@
-"""The rows of the target that a change meets: the one it is about, and those in its way. Read inside its transaction.
+"""Rows of the target that a change finds: the row it is about, and rows in its way. Read inside its transaction.
 
 Every row found is locked until the end of the transaction, so what is decided about it still holds when it is acted on
 (a row read and then written by its ctid would else miss a foreign update between the two, trap T-43).

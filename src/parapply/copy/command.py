@@ -105,8 +105,8 @@ async def begin(  # noqa: PLR0913, PLR0917  what is known by now
                 await schemas.make(ends.target, dumped)
                 await _check_target(config, ends.target, tables, options)
     else:
-        # Each query by itself: one transaction would keep every table and index locked, which takes more shared memory
-        # than a server has for ten thousand tables.
+        # Each query alone, because one transaction would keep every table and index locked, which takes more shared
+        # memory than a server has for ten thousand tables.
         await _check_target(config, ends.target, tables, options)
     if dumped:
         click.echo(f"target: schema made ({len(dumped):,} bytes of SQL)")

@@ -41,7 +41,7 @@ class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
     types: tuple[int, ...]  # OIDs of the columns' types on the publisher
     modifiers: tuple[int, ...]  # of these types: length, precision and scale; -1: none
     row_filter: str  # SQL expression over them; empty: all rows
-    key: tuple[str, ...]  # columns of the replica identity, or of the primary key; empty if there is none
+    key: tuple[str, ...]  # columns of the replica identity, or of the primary key; empty without one
     leaves: tuple[Leaf, ...]
     target: tuple[str, str] | None = None  # schema and table on the target where they are others
 

@@ -54,7 +54,7 @@ async def pump(  # noqa: PLR0913  two ends
         into: COPY ... FROM STDIN for the same columns.
         relation: for messages.
         on_data: called with further rows and bytes, as they are handed on.
-        limit: waited for; None: there is none.
+        limit: waited for; None: no limit.
 
     Returns:
         Rows, as the publisher counts them, and bytes.

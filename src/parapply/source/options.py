@@ -184,7 +184,7 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace(" ", "\\ ")
 
 
-#: Of every connection, where the DSN does not say otherwise; seconds, and how many go without an answer.
+#: Parameters of every connection, unless the DSN says otherwise; seconds, and the number that go without an answer.
 _KEEPALIVES = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from parapply.source.slot import Connection
 
-#: Of tables as the stream names them: a root that is published as one stands for its partitions.
+#: Marks of tables as the stream names them: a root that is published as one stands for its partitions.
 _WAYS: LiteralString = """
     , line AS (
         SELECT c.oid AS table_oid, c.oid, c.relnamespace, '' AS path FROM pg_catalog.pg_class AS c
@@ -83,7 +83,7 @@ _EDGES: LiteralString = """
      WHERE below.oid <> below.root AND (below.relkind = 'p' OR below.relkind = 'r' AND below.relpersistence = 'p')
      GROUP BY 1"""
 
-#: Of partitions: each leaf has come empty, or was made there.
+#: Partitions that may have come with rows: not made there, and a leaf is not empty.
 _FULL: LiteralString = """
     SELECT c.oid::bigint, n.nspname || '.' || c.relname FROM pg_catalog.pg_class AS c
       JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace

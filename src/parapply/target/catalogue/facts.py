@@ -51,7 +51,7 @@ _planned: Final[WeakSet[psycopg.AsyncConnection[Any]]] = WeakSet()
 
 
 async def load_facts(conn: psycopg.AsyncConnection[Any], schema: str, name: str, *, role: str) -> TableFacts | None:
-    """Return what the catalogue says of a table now, or None if there is none of that name.
+    """Return the facts of a table from the catalogue as it is now, or None if no table has that name.
 
     As `load_many`. DDL on the target is not in the stream: read again after every Relation message and when a
     statement fails in a way that an unseen index or column explains (trap T-23).
@@ -337,7 +337,7 @@ def _check_access(facts: TableFacts, row: Sequence[Any] | None) -> None:
 
 
 async def _rows(conn: psycopg.AsyncConnection[Any], query: str, params: Sequence[object]) -> list[tuple[Any, ...]]:
-    # A raw cursor: these texts hold percent signs of their own. The row factory of the connection is not ours.
+    # A raw cursor: these texts hold percent signs. The row factory of the connection is not ours.
     async with psycopg.AsyncRawCursor(conn, row_factory=tuple_row) as cursor:
         set_json_loads(msgspec.json.decode, cursor)  # what describes a table is a dozen such values
         # Planning takes longer than executing: the texts never change, so they are planned once a session.

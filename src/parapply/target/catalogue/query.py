@@ -63,7 +63,7 @@ part(attnum, typid, is_compared) AS (  -- a column's type and every type inside 
     UNION ALL
     SELECT a.atttypid, true FROM pg_catalog.pg_attribute a
     WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
-    UNION ALL  -- a range compares with an operator class of its own, so its subtype needs none
+    UNION ALL  -- a range compares with its own operator class, so its subtype needs none
     SELECT r.rngsubtype, false FROM pg_catalog.pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
   ) x(typid, is_compared)
 )"""
@@ -88,7 +88,7 @@ met AS MATERIALIZED (  -- else the planner joins the classes with all types ther
   SELECT t.oid, t.typtype, t.typsubscript
   FROM (SELECT DISTINCT typid FROM part) p JOIN pg_catalog.pg_type t ON t.oid = p.typid
 ),
-own_(typid, typtype, typsubscript, operator) AS MATERIALIZED (  -- nearly every type has a class of its own
+own_(typid, typtype, typsubscript, operator) AS MATERIALIZED (  -- nearly every type has its own class
   SELECT t.oid, t.typtype, t.typsubscript,
     (SELECT f.operator FROM first_ f WHERE f.opcintype = t.oid)
   FROM met t

@@ -1,8 +1,8 @@
 """Replication origins of sessions that write users' rows: a change applied here is known as one from elsewhere.
 
 A publisher that is asked for `origin = none` leaves such changes out, so in a two-way set-up nothing goes round; and a
-row that another writer wrote last differs from one of ours. An origin belongs to one session at a time up to PostgreSQL
-18 (trap T-17), so each worker, each session of a copy and the replay of conflicts has its own. The functions
+row that another writer wrote last is distinguished from one of ours. An origin belongs to one session at a time up to
+PostgreSQL 18 (trap T-17), so each worker, each session of a copy and the replay of conflicts has its own. The functions
 need a superuser or a grant (manual, "Replication Progress Tracking", "Replication Management Functions"). Without them
 everything else works, and the daemon says what does not.
 """

@@ -506,7 +506,7 @@ class WorkerSession:
             is_commit: commit it.
 
         Raises:
-            StatementFailed: there is none of that name, or another role prepared it.
+            StatementFailed: none has that name, or another role prepared it.
             TargetLost: the connection ended.
         """
         if self._stamps:

@@ -460,7 +460,7 @@ def _incomplete(plan: TablePlan, row: Row) -> Command:
 
 
 def _effects(changes: TableChanges, segment: NetSegment, *, is_late: bool) -> Effects | None:
-    """Return the rows by net effect, of late keys or of the others; None if there are none."""
+    """Return the rows by net effect, of late keys or of the others; None without any."""
     if is_late and not changes.late_keys:
         return None
     return segment.by_effect(changes.late_keys, is_late=is_late)

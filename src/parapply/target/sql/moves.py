@@ -1,7 +1,8 @@
 """Rows that get other keys: which of them may be one set. Pure.
 
 As a set they are updated in any order, and PostgreSQL looks at the key with each row (trap T-38): 1 to 2 and 2 to 3
-fails or succeeds by luck. Where no row's old or new key is the old or new key of another row, every order is right.
+fails or succeeds by luck. Where no row's old or new key is the old or new key of another row, every order gives
+the result of the source's order.
 """
 
 from __future__ import annotations
