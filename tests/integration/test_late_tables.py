@@ -25,7 +25,7 @@ CREATE PUBLICATION pub FOR TABLE m, TABLES IN SCHEMA s;
 """
 _LATER = "it may have had rows before it was published"
 _REWRITTEN = "it was rewritten since it was made, as by TRUNCATE or SET LOGGED"
-_THERE = "it was there before it was published, or its copy was not asked for"
+_THERE = "it existed before it was published, or its copy was not asked for"
 #: By table: what makes it after the marks are taken, and why it waits.
 _CASES: dict[str, tuple[list[str], str]] = {
     "made": (["CREATE TABLE made PARTITION OF m FOR VALUES IN (1)"], ""),

@@ -63,11 +63,11 @@ def test_parts_are_kept_and_brought_forward(large: Route, run_command: RunComman
     # Killed while what is here is brought forward.
     _kill(large, run_command, f"{failpoints.COPY_PART}:kill:1")
     _change(large, 2)
-    assert "public.large: 2 parts are here" in _kill(large, run_command, f"{failpoints.COPY_PART_DONE}:kill:1")
+    assert "public.large: 2 parts are copied" in _kill(large, run_command, f"{failpoints.COPY_PART_DONE}:kill:1")
     _change(large, 3)
     done = run_command(large, "init", "--copy")
     assert done.returncode == 0, done.stderr
-    assert "public.large: 3 parts are here" in done.stdout
+    assert "public.large: 3 parts are copied" in done.stdout
     assert large.target.rows("SELECT count(*) FROM parapply.copy_parts") == [(0,)]
     # Nothing is written since: the copy alone makes them equal.
     check_equal(large, "large")

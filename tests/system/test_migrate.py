@@ -250,7 +250,7 @@ def test_what_only_a_superuser_grants_is_left_out_and_named(
     words = ("--no-owner", "--to", "schema", "--pg-bin", _pg_bin())
     refused = run_command(route, "migrate", *words)
     assert refused.returncode == 4
-    assert "drop what is there if nothing needs it, and the same command goes on" in refused.stderr, refused
+    assert "drop the objects in it if nothing needs them, and the same command goes on" in refused.stderr, refused
     target_db.execute("DROP TABLE t")
     done = run_command(route, "migrate", *words)
     assert done.returncode == 0, done.stderr

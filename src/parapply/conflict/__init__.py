@@ -1,1 +1,1 @@
-"""Changes that meet other rows on the target than on the publisher: what they are, what is done, what is kept."""
+"""Changes that find other rows on the target than on the publisher: their kinds, their handling, their history."""

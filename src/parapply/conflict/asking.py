@@ -1,4 +1,4 @@
-"""Asks for a transaction to be skipped, and learns what became of it: the operator's side of `skips`.
+"""Asks for a transaction to be skipped, and waits for the outcome: the operator's side of `skips`.
 
 In: a session on the target. Out: the request's outcome. A daemon that runs answers within about a second; without one
 the request waits on the target for the next.

@@ -1,8 +1,8 @@
 """The history on the target: how a conflict is written there, and how long it stays.
 
-A settled conflict is written inside the target transaction that settled it, so it is there exactly once. A conflict
-that stopped a transaction is written by another session after the rollback (trap T-68); the row's name (slot,
-transaction, change, type) makes one row of it however often it is met.
+A settled conflict is written inside the target transaction that settled it, so it is recorded exactly once. A
+conflict that stopped a transaction is written by another session after the rollback (trap T-68); the row's name (slot,
+transaction, change, type) makes one row of it however often it is found.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ConflictHistory:
         ]
 
     async def has_stopped(self, conn: Connection) -> bool:
-        """Return whether a conflict is there whose transaction was stopped and not seen applied.
+        """Return whether a conflict is recorded whose transaction was stopped and not seen applied.
 
         Raises:
             TargetRefused, TargetLost: as `write`.
@@ -95,7 +95,7 @@ class ConflictHistory:
         return bool(found)
 
     async def mark_repaired(self, conn: Connection, low_lsn: int) -> bool:
-        """Mark stopped conflicts whose transaction was applied since; tell whether any is left.
+        """Mark stopped conflicts whose transaction was applied since; return whether any is left.
 
         Rows that a prepared transaction has written are locked until its outcome; this does not wait for them (T-37).
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Policy(StrEnum):
-    """What is done about a conflict."""
+    """The way of handling a conflict."""
 
     OFF = "off"  # not looked for; only where detection costs something: the types that end in _origin_differs
     ERROR = "error"

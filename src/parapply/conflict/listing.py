@@ -30,7 +30,7 @@ _ROWS: Final = ", local_row, remote_row"
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which conflicts; what is None or empty does not limit."""
+    """Selection of conflicts; a field that is None or empty does not limit it."""
 
     ids: tuple[int, ...] = ()
     type: str | None = None
@@ -38,7 +38,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str | None = None
     lsn: int | None = None
     since: str | None = None  # anything that PostgreSQL reads as a time
-    limit: int = 0  # the latest so many; 0 is all
+    limit: int = 0  # number of the latest; 0: all
 
     @property
     def is_empty(self) -> bool:
@@ -57,7 +57,7 @@ _WHERE: Final = (
 async def read(
     conn: Connection, schema: str, slot_id: int, wanted: Filter, *, with_rows: bool = False
 ) -> list[dict[str, Any]]:
-    """Return conflicts, those of the latest transactions last.
+    """Return conflicts, in the order of their transactions, the latest last.
 
     Args:
         conn: any session that may read the history.

@@ -1,12 +1,12 @@
-"""The rows of the target that a change meets: the one it is about, and those in its way. Read inside its transaction.
+"""Rows of the target that a change finds: the row it is about, and rows in its way. Read inside its transaction.
 
 Every row found is locked until the end of the transaction, so what is decided about it still holds when it is acted on
 (a row read and then written by its ctid would else miss a foreign update between the two, trap T-43).
 
-Which unique indexes a row is in the way of is computed from the catalogue: each index's expressions and predicate are
-evaluated for the new row, then looked up in the table by that very index. So indexes on expressions, partial ones and
-NULLS NOT DISTINCT are seen as the server sees them (trap T-22). Exclusion constraints and deferrable ones are no
-conflicts in PostgreSQL either: what they refuse is an error of the data.
+The unique indexes by which a row is in the way are computed from the catalogue: each index's expressions and predicate
+are evaluated for the new row, then looked up in the table by that very index. So indexes on expressions, partial
+indexes and NULLS NOT DISTINCT are seen as the server sees them (trap T-22). Exclusion constraints and deferrable ones
+make no conflicts in PostgreSQL either: a refusal by them is an error of the data.
 
 Of a partitioned table only the indexes of one leaf are read: the one that the server's error names. A unique index of
 an ancestor has its part there, and holds the partition key, so no row of another leaf has the same value in it.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: Columns with their full type and generation expression, unique indexes with what they compare: of the table with the
 #: schema $2 and the name $3, if it is the table with the OID $1 or a leaf of it; else no row. An index belongs to the
-#: key if it is, or is the leaf's part of, the index by which the table with the OID $1 tells its rows apart.
+#: key if it is, or is the leaf's part of, the index that identifies rows of the table with the OID $1.
 _SHAPE: Final = """
 SELECT pg_catalog.json_build_object(
   'table', named.oid::pg_catalog.regclass::text,
@@ -149,7 +149,7 @@ class LocalRows:
     ) -> tuple[tuple[LocalRow, ...], bool]:
         """Return all rows with the new row's value in some unique index, locked; and whether the first has its key.
 
-        Their `constraints` are indexes of one table, so their names tell them apart.
+        Their `constraints` are indexes of one table, so their names differ.
 
         Args:
             change: an insert or update.
@@ -198,7 +198,7 @@ class LocalRows:
 
     async def _rows(self, plan: TablePlan, table: str, where: str, values: list[bytes | None]) -> list[LocalRow]:
         # Lock in a CTE, so that what is read of the row belongs to the locked version. The time and origin of a row
-        # that this very transaction wrote are unknown, as those of a very old one are.
+        # that this very transaction wrote are unknown, as for a very old row.
         text = (
             f"WITH held AS MATERIALIZED (SELECT t.tableoid AS place, t.ctid AS at, t.xmin AS x,"
             f" {row_as_text(plan)} AS r FROM {table} AS t WHERE {where} FOR UPDATE OF t)"

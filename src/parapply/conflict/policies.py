@@ -1,4 +1,4 @@
-"""What each policy does with a conflict: one small function each. Pure; the truth table is in docs/CONFLICTS.md.
+"""The action of each policy on a conflict: one small function each. Pure; the truth table is in docs/CONFLICTS.md.
 
 In: what both sides hold. Out: an `Action`. Must never read anything: what it needs is in `Facing`.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Action(Enum):
-    """What happens to the change."""
+    """The treatment of the change."""
 
     STOP = "stop"  # roll the transaction back
     DROP = "drop"  # leave the change out, continue with the next

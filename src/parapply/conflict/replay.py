@@ -4,8 +4,8 @@ In: rows of the history. Out: what each did, row before and row after. All in on
 or rolls back. Values go as text, which the columns' own input functions read, as when they came from the publisher.
 
 - A new row is written over the row with its key (old key first, then the new one), else inserted; without all columns
-  (unchanged TOAST) it can only be written over a row that is there.
-- A delete takes the row with its key, if it is there.
+  (unchanged TOAST) it can only be written over an existing row.
+- A delete takes the row with its key, if it exists.
 - In a table without a key rows are found by all their values, and several may have the same: an insert always inserts,
   and what was replayed before is not done again.
 """
@@ -40,7 +40,7 @@ _Row = dict[str, Any]
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
-    """What replaying one conflict did, or would do."""
+    """The effect of replaying one conflict, done or planned."""
 
     conflict_id: int
     table: str

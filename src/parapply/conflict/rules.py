@@ -1,4 +1,4 @@
-"""Which policy holds for which conflict on which table, and what that needs of the target. Pure.
+"""The policy for each conflict on each table, and the needs of all policies on the target. Pure.
 
 In: the section [conflict] of the configuration. Out: policies by type and table.
 """
@@ -30,9 +30,9 @@ class Rules:
             for name, table in config.tables.items()
         }
         every = {*self._common.items(), *(pair for table in self._tables.values() for pair in table.items())}
-        #: Whether any policy replaces the target's row by the publisher's.
+        #: True if any policy replaces the target's row by the publisher's.
         self.overwrites = any(policy in {Policy.APPLY_REMOTE, Policy.LAST_UPDATE_WINS} for _, policy in every)
-        #: Whether commit times of rows are compared, so that each target transaction must have that of its source.
+        #: True if commit times of rows are compared, so that each target transaction must have its source's time.
         self.needs_commit_times = any(policy is Policy.LAST_UPDATE_WINS for _, policy in every)
 
     def policy(self, kind: ConflictType, table: str) -> Policy:

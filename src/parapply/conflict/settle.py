@@ -3,13 +3,13 @@
     run of changes ── SAVEPOINT, one flight ──► all applied ──► next run
                             │ one failed
                             ▼
-    ROLLBACK TO; what came before it again; then this change by itself:
+    ROLLBACK TO; earlier changes again; then this change alone:
       look at the local rows, locked ──► no conflict: the failure is the caller's, as without policies
                             │
                             ▼
       policy ──► stop: ConflictStop, the caller rolls everything back
              ──► drop: next change
-             ──► apply: its statements instead, which may meet the next conflict of the same change
+             ──► apply: its statements instead, which may find the next conflict of the same change
 
 Used at the head only: everything earlier has committed, so nothing of ours can be the cause (trap T-69).
 """
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from parapply.target.session.session import WorkerSession
     from parapply.target.sql.commands import Command, CommandBuilder
 
-#: Changes after one savepoint: they are executed again when one of them meets a conflict.
+#: Changes after one savepoint: they are executed again when one of them conflicts.
 _RUN: Final = 64
-#: A change may meet one conflict after another: another writer's row, a row in the way, one that has come since.
+#: A change may have one conflict after another: another writer's row, a row in the way, one that has come since.
 _ROUNDS: Final = 8
 _UNIQUE: Final = "23505"
 _DIVISION_BY_ZERO: Final = "22012"
@@ -79,7 +79,7 @@ class Settler:
         self._builder = builder
         self._rules = rules
         self._source = source
-        #: What a StatementFailed counts in.
+        #: The commands that a StatementFailed counts in.
         self.commands: list[Command] = []
         #: Settled so far, by change and type: a change that is tried again must not count twice.
         self._settled: dict[tuple[int, ConflictType], Conflict] = {}
@@ -116,7 +116,7 @@ class Settler:
                 at += len(run)
                 continue
             index, failure = failed
-            # They were applied a moment ago. What fails of them now, for another session's sake, is judged before it.
+            # They were applied a moment ago. One that fails now, because of another session, is judged first.
             while index and (failed := await self._run(run[:index])) is not None:
                 index, failure = failed
             await self._settle(run[index], first_no + at + index, failure)
@@ -138,7 +138,7 @@ class Settler:
             await self._session.piece(self.commands, counts_on_server=True)
         except StatementFailed as failure:
             await self._session.undo_piece()
-            # Of a wrong count or a division of the user's: by itself the change says which.
+            # A wrong count, or a division of the user's: the change alone shows which.
             is_count = failure.sqlstate == _DIVISION_BY_ZERO and failure.statement in self._counted()
             if not (is_count or may_be_conflict(failure, self.commands)):
                 raise
@@ -156,7 +156,7 @@ class Settler:
         assert not isinstance(change, TruncateStep), "a TRUNCATE is no conflict"
         row_change = read_change(*change)
         own = self._builder.in_order([change])
-        # A change that failed as part of a run is tried by itself first, because what was in its way may be gone.
+        # A change that failed as part of a run is first tried alone, because what was in its way may be gone.
         commands = own
         for _ in range(_ROUNDS):
             failed = await self._tried(commands)
@@ -167,7 +167,7 @@ class Settler:
                 raise failure
             found = await self._look(row_change, failure)
             if found is None:
-                continue  # it was there a moment ago; try again
+                continue  # it existed a moment ago; try again
             conflict, first_by_key = found
             action = self._decided(conflict)
             conflict = msgspec.structs.replace(conflict, outcome=outcome(conflict.policy, action), change_no=change_no)
@@ -206,7 +206,7 @@ class Settler:
                 self._settled[number, kind] = msgspec.structs.replace(conflict, outcome=done)
 
     async def _look(self, change: RowChange, failure: StatementFailed) -> tuple[Conflict, bool] | None:
-        """Return the conflict that a failure means; None if nothing is in the way any more.
+        """Return the conflict that a failure means; None if nothing is left in the way.
 
         Raises:
             StatementFailed: the failure itself, if it is no conflict.
@@ -222,7 +222,7 @@ class Settler:
                 kind = ConflictType.DELETE_ORIGIN_DIFFERS
             return self._conflict(kind, change, (subject,)), False
         if subject is not None:
-            # It is there, yet was not found as it should be, because of an identity column that SQL cannot set (T-50),
+            # It exists, yet was not found as it should be, because of an identity column that SQL cannot set (T-50),
             # or because it has just come.
             if any(column.is_identity_always for column in change.plan.columns):
                 raise failure

@@ -31,7 +31,7 @@ _OPEN: Final = "outcome IN ('requested', 'accepted')"
 
 
 class Skips:
-    """Of one slot. Written by `look` and `learn`, read by the workers; empty nearly always."""
+    """Requests of one slot. Written by `look` and `learn`, read by the workers; empty nearly always."""
 
     def __init__(self, schema: str, slot_id: int, large_ends: dict[int, int]) -> None:
         """Start with none known but where large transactions end that were read to their end before, by commit LSN."""

@@ -1,4 +1,4 @@
-"""The progress of a copy or a comparison: a bar on a terminal, where there is none a line now and then.
+"""The progress of a copy or a comparison: a bar on a terminal, else a line now and then.
 
 Lines of progress go to standard error, as the bar does; what is complete is said on standard output.
 """

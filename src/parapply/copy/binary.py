@@ -1,9 +1,9 @@
-"""Which tables are copied in binary: where both ends read and write the same bytes for every column. Pure.
+"""Tables that are copied in binary, because both ends read and write the same bytes for every column. Pure.
 
-A value's binary form costs both servers less than its text, and what it is for the types below has been the same since
-PostgreSQL 14 at least. Every other type goes as text, and with it the table: types of users and extensions may differ
-under one name, arrays and composites name the types of their elements by number, and an infinite interval is a number
-of months to servers before 17. Length and precision are checked on the way in as they are for text.
+A value's binary form costs both servers less than its text, and for the types below it has not changed since PostgreSQL
+14 at least. A table with any other type is copied as text: types of users and extensions may differ under one name,
+arrays and composites name the types of their elements by number, and an infinite interval is a number of months to
+servers before 17. Length and precision are checked on the way in as they are for text.
 
 Source: PostgreSQL manual, "COPY" (binary format); the send and receive functions of each type.
 """

@@ -78,7 +78,7 @@ async def begin(  # noqa: PLR0913, PLR0917  what is known by now
         config: what is to be set up.
         options: how to copy.
         ends: a session on both.
-        facts: the publisher, with the slot if it is there: it is adopted.
+        facts: the publisher, with the slot if it exists: it is adopted then.
         tables: all that are published, readable for the role.
         have_run: commands of the publisher, by number, that the target's schema has, where that was brought; a slot
             that shows others is not kept.
@@ -105,8 +105,8 @@ async def begin(  # noqa: PLR0913, PLR0917  what is known by now
                 await schemas.make(ends.target, dumped)
                 await _check_target(config, ends.target, tables, options)
     else:
-        # Each query by itself: one transaction would keep every table and index locked, which takes more shared memory
-        # than a server has for ten thousand tables.
+        # Each query alone, because one transaction would keep every table and index locked, which takes more shared
+        # memory than a server has for ten thousand tables.
         await _check_target(config, ends.target, tables, options)
     if dumped:
         click.echo(f"target: schema made ({len(dumped):,} bytes of SQL)")
@@ -137,7 +137,7 @@ async def _begin(
         told.cancel()
         failpoints.probe(failpoints.COPY_SLOT)
         names = [table.full_name for table in tables]
-        # One transaction: a daemon that finds the state finds the tables under way, too.
+        # One transaction, so that a daemon which finds the state also finds the tables under way.
         async with lifecycle.new_slot(ends.source, config.source.slot), ends.target.transaction():
             if have_run is not None:
                 await check_commands(config, snapshot, have_run)
@@ -205,8 +205,8 @@ async def go_on(
 def refresh(config: Config, options: CopyOptions) -> None:
     """Copy tables that were added to the publications, or single ones again, and join them to the stream.
 
-    The daemon may run at the same time. It continues with all other tables; it pauses when it meets a change of a table
-    that is being copied and is later than the copy.
+    The daemon may run at the same time. It continues with all other tables; it pauses at a change that is later than
+    the copy of its table, as long as that is under way.
 
     Raises:
         SourceRefused, SourceLost, TargetRefused, TargetLost, LeaseHeld: as `init`.
@@ -390,7 +390,7 @@ async def _copy_later(  # noqa: PLR0913, PLR0917  all that is known by now
     """Copy from a snapshot of now, although the stream has begun before.
 
     First the daemon must know that these tables are under way: the snapshot shows what is committed before it, so
-    nothing that comes later may be left out of the stream any more.
+    no later change may be left out of the stream.
     """
     schema, slot_id = config.target.state_schema, found.slot_id
     # From the first note on, a copied table counts as not copied: its changes are left out until it is copied again.
@@ -413,7 +413,7 @@ async def _copy_later(  # noqa: PLR0913, PLR0917  all that is known by now
 
 
 async def _until_commands(config: Config, ends: connect.Connections, slot_id: int) -> Collection[int] | None:
-    """Return when commands of the publisher that have run there have run here, too; a copy has what they did.
+    """Return when commands that have run on the publisher have also run here, because a copy has their effects.
 
     Returns:
         Their numbers; None: no commands run here.
@@ -430,7 +430,7 @@ async def _until_commands(config: Config, ends: connect.Connections, slot_id: in
     async with _patiently("waiting for the daemon to run commands of the publisher that came before the copy"):
         while True:
             noted, low_lsn = await commands.noted(ends.target, schema, slot_id)
-            # What is not noted by then is older than the slot.
+            # A command that is not noted by then is older than the slot.
             if not (left := before - noted) or covers(low_lsn, wanted_lsn):
                 return before
             if not await lease.holders(ends.target, slot_id):
@@ -521,7 +521,7 @@ async def _check_target(
         target: control session.
         tables: to be copied.
         options: what may be done to them.
-        begun: rows in these tables are those of an interrupted copy; None: no copy has begun.
+        begun: tables that have rows of an interrupted copy; None: no copy has begun.
 
     Raises:
         TargetRefused: tables or columns are missing, hold rows, or the role may not do what the copy needs.

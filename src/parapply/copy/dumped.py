@@ -96,6 +96,6 @@ _TOKEN = re.compile(
 )
 #: As `_TOKEN`, for a database whose plain strings have escapes.
 _OLD_STRING = re.compile(r"'(?:[^'\\]|\\.|'')*'", re.DOTALL)
-#: What stands for a token in a skeleton.
+#: Placeholder of each token in a skeleton.
 _SHOWN = {"space": " ", "string": "''", "escapes": "''", "dollars": "''", "name": '"n"'}
 _HEADER = re.compile(r"-- Name: (?P<name>.*); Type: (?P<type>[A-Z ]+); Schema: ")

@@ -1,4 +1,4 @@
-"""Relations with rows of their own, and how large they are; on either end.
+"""Relations that hold rows themselves, and their sizes; on either end.
 
 In: an open session, OIDs of tables. Out: `Leaf`. Source: PostgreSQL manual, "Partitioning Information Functions".
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Leaf(msgspec.Struct, frozen=True, kw_only=True):
-    """A relation with rows of its own: the table, or one of its partitions."""
+    """A relation that holds rows itself: the table, or one of its partitions."""
 
     schema: str
     name: str

@@ -1,8 +1,8 @@
 """Tables copied at the same time over several connections: which one does which part, and when a table is complete.
 
 In: published tables, a snapshot of the publisher, the state's rows. Out: rows on the target, and each table noted as
-copied when its last part has committed. The parts of a large table are noted, too, and `resume.py` brings those of an
-interrupted copy forward; a table of which that is not possible is copied again as a whole.
+copied when its last part has committed. The parts of a large table are also noted, and `resume.py` brings the parts of
+an interrupted copy forward; a table for which that is not possible is copied again as a whole.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 #: Seconds between two notes of how far tables are, if none is complete before.
 _NOTE_S = 2.0
 
-#: Whether a relation's file is the one that the snapshot's catalogue names, and its name still means it.
+#: True if a relation's file is the one that the snapshot's catalogue names, and its name still means it.
 _SAME_FILE: Final = """
 SELECT c.relfilenode = pg_catalog.pg_relation_filenode(c.oid) AND c.oid = pg_catalog.to_regclass(%s)
   FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
@@ -53,7 +53,7 @@ SELECT c.relfilenode = pg_catalog.pg_relation_filenode(c.oid) AND c.oid = pg_cat
 
 
 class Watcher(Protocol):
-    """What shows progress."""
+    """Receiver of the progress."""
 
     def begin(self, parts: int, pages: int, rows: int) -> None:
         """Begin with what there is to do: parts, their pages, and rows as estimated."""
@@ -242,8 +242,7 @@ class CopyLoad:
             sizes[0] += size_bytes
             self._watcher.data(rows, size_bytes, table.published.text)
 
-        # What is noted of a part is in the transaction of its COPY, which ends only once the file is known to be the
-        # snapshot's.
+        # A part is noted in the transaction of its COPY, which ends only once the file is known to be the snapshot's.
         async with writer.transaction():
             if self._config.target.apply_as == "owner":
                 await check_foreign_code(target, *table.published.here().full_name, table.published.columns)
@@ -309,8 +308,8 @@ class CopyLoad:
     async def _make_indexes(self, table: PublishedTable, target: settings.Connection) -> None:
         if not (indexes := self._indexes.get(table.full_name)):
             return
-        # An index that is there needs no owner's right, and a note may name one that was never dropped, or is made
-        # already.
+        # An existing index needs no owner's right, and a note may name one that was never dropped, or that is already
+        # made again.
         found = await on_target.deferrable_indexes(target, [table.here()])
         there = {index.make for index in found.get(table.here().full_name, ())}
         missing = [make for make in indexes if make not in there]
@@ -319,7 +318,7 @@ class CopyLoad:
     async def _note(self, tables: Sequence[_Table]) -> None:
         """Note each table as it is complete, and how far the others are, alongside the lanes.
 
-        The last one durably, and with it all of them: WAL is flushed in order, so the rows are durable then, too.
+        The last one is noted durably, and with it all of them: WAL is flushed in order, so the rows are also durable.
         """
         n_left = len(tables)
         while n_left:

@@ -1,4 +1,4 @@
-"""Tables cut into parts that are copied, or read, by themselves. Pure.
+"""Tables cut into parts that are copied, or read, separately. Pure.
 
 A part is a range of a relation's pages, read by a TID range scan, so that several connections share one large table.
 
@@ -41,7 +41,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parts_of(leaf: Leaf, part_pages: int) -> Iterator[Part]:
-    """Cut a relation into parts of about equal size, at most so many pages; the last one has no end."""
+    """Cut a relation into parts of about equal size, at most that many pages; the last one has no end."""
     n_parts = max(1, -(-leaf.pages // part_pages)) if leaf.has_ranges else 1
     bounds = [leaf.pages * number // n_parts for number in range(n_parts + 1)]
     for first, end in itertools.pairwise(bounds):

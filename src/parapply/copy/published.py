@@ -1,7 +1,7 @@
-"""What a publication publishes of which tables, and how large that is.
+"""Published tables: the rows and columns that the publications send, and the size of them.
 
 In: a plain session on the publisher. Out: `PublishedTable`, as the stream names it: with publish_via_partition_root the
-root represents its partitions. Row filters and column lists are those of the stream.
+root represents its partitions. Row filters and column lists are the same as in the stream.
 
 Source: PostgreSQL manual, "pg_publication_tables", "CREATE PUBLICATION"; `tablesync.c`, fetch_remote_table_info, for
 how several publications of one table go together.
@@ -41,7 +41,7 @@ class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
     types: tuple[int, ...]  # OIDs of the columns' types on the publisher
     modifiers: tuple[int, ...]  # of these types: length, precision and scale; -1: none
     row_filter: str  # SQL expression over them; empty: all rows
-    key: tuple[str, ...]  # columns of the replica identity, or of the primary key; empty if there is none
+    key: tuple[str, ...]  # columns of the replica identity, or of the primary key; empty without one
     leaves: tuple[Leaf, ...]
     target: tuple[str, str] | None = None  # schema and table on the target where they are others
 
@@ -70,11 +70,11 @@ class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
 async def published_tables(
     conn: Connection, publications: Sequence[str], mapping: MappingConfig
 ) -> list[PublishedTable]:
-    """Return the tables of the publications, by name; without those of a parapply that applies there.
+    """Return the tables of the publications, by name; without the tables of a parapply that applies there.
 
     Raises:
         TargetRefused: two of them lead to one table of the target.
-        SourceRefused: publications of one table list different columns, which the stream refuses, too.
+        SourceRefused: publications of one table list different columns, which the stream also refuses.
         SourceLost: the connection broke.
     """
     # As jsonb, because a server of version 14 has neither column lists nor row filters. Partitions whose root is
@@ -117,7 +117,7 @@ def _mapped(tables: Sequence[PublishedTable], mapping: MappingConfig) -> list[Pu
 
 
 async def check_readable(conn: Connection, tables: Sequence[PublishedTable]) -> None:
-    """Refuse tables that the role may not read, all of them in one message; partitions are read by themselves.
+    """Refuse tables that the role may not read, all of them in one message; partitions are read separately.
 
     Raises:
         SourceRefused: there are some.

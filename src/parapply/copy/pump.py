@@ -45,7 +45,7 @@ async def pump(  # noqa: PLR0913  two ends
     on_data: Callable[[int, int], None],
     limit: RateLimit | None = None,
 ) -> tuple[int, int]:
-    """Copy a part; on the target it is a transaction of its own.
+    """Copy a part, in a separate transaction on the target.
 
     Args:
         source: session on the publisher, idle.
@@ -54,7 +54,7 @@ async def pump(  # noqa: PLR0913  two ends
         into: COPY ... FROM STDIN for the same columns.
         relation: for messages.
         on_data: called with further rows and bytes, as they are handed on.
-        limit: waited for; None: there is none.
+        limit: waited for; None: no limit.
 
     Returns:
         Rows, as the publisher counts them, and bytes.
@@ -83,7 +83,7 @@ async def pump(  # noqa: PLR0913  two ends
 
 
 async def _by_libpq(conn: slot.Connection, out: sql.Composed, relation: str) -> AsyncIterator[tuple[int, bytes]]:
-    """Yield rows so far, with those of this data, and the data; at last the publisher's count with nothing."""
+    """Yield the number of rows so far, this data included, and the data; at last the publisher's count with nothing."""
     pieces: list[bytes] = []
     n_rows = size = 0
     with source_errors(f"copying {relation}"):

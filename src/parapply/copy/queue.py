@@ -1,4 +1,4 @@
-"""Which connection copies which part next. Pure.
+"""The next part to copy for each connection. Pure.
 
 Each connection has a table to itself as long as there are tables that none has begun. Every other one takes the
 smallest, so that many tables are complete soon: what is complete is kept if the copy is killed. The others take the

@@ -30,7 +30,7 @@ class RateLimit:
         self._due_s = clock()
 
     async def take(self, size_bytes: int) -> None:
-        """Return when so many bytes that were handed on are due."""
+        """Return when that many bytes that were handed on are due."""
         if not self._bytes_per_s:
             return
         now_s = self._clock()

@@ -14,8 +14,8 @@ L2: the slot still sends those changes. Then
 Together this is all that the new snapshot shows in these pages, and nothing else. K may hold too many keys, never too
 few. It would hold too few if a change were not sent: so everything that decides what is sent, and where rows lie, must
 be as it was (`_FINGERPRINT`): the publication, the table's definition and identity, its file. All of that is compared
-by the version of each row of the catalogue, so a change that was undone is seen, too. And the slot must not have moved
-past L1. Where anything is not so, or a key is not of a type that both ends compare alike, the table is copied from its
+by the version of each row of the catalogue, so a change that was undone is also seen. And the slot must not have moved
+past L1. If any of this fails, or a key is not of a type that both ends compare alike, the table is copied from its
 start.
 
 Source: PostgreSQL manual, "System Columns" (ctid, xmin), "Replication Management Functions".
@@ -72,8 +72,8 @@ _KEYS_AT_ONCE: Final = 20_000
 #: Messages after which the publisher begins a new answer, between two transactions.
 _MESSAGES_AT_ONCE: Final = 100_000
 
-#: What decides which changes are sent and where rows lie: as a snapshot shows it, each row with its version. A file
-#: that the snapshot does not show yet is one that was written since.
+#: Facts that decide which changes are sent and where rows lie, as a snapshot shows them, each row with its version. A
+#: file that the snapshot does not show yet is one that was written since.
 _FINGERPRINT: Final = """
 SELECT pg_catalog.md5(pg_catalog.concat_ws(',',
          (SELECT pg_catalog.string_agg(p.oid || ':' || p.xmin, ',' ORDER BY p.oid)
@@ -101,7 +101,7 @@ def may_resume(table: PublishedTable, target_types: Mapping[str, int]) -> bool:
     """Return whether parts of a table can be brought forward, so that it is worth noting them."""
     types = dict(zip(table.columns, table.types, strict=True))
     return (
-        # What is noted does not say under which name the rows are.
+        # The notes do not say under which name the rows are.
         table.target is None
         and bool(table.key)
         and not table.row_filter
@@ -205,7 +205,7 @@ class Resumption:
                 for oid, table in kept.items():
                     await self._bring(reader, table, noted[oid], sorted(keys[oid]), snapshot.lsn)
         for oid, table in wanted.items():
-            what = f"copied from its start: {reasons[oid]}" if reasons[oid] else f"{len(noted[oid])} parts are here"
+            what = f"copied from its start: {reasons[oid]}" if reasons[oid] else f"{len(noted[oid])} parts are copied"
             click.echo(f"{printable(table.text)}: {what}")
         # Before their rows go.
         await copy_parts.forget(self._target, self._schema, self._slot_id, [oid for oid in wanted if reasons[oid]])

@@ -47,7 +47,7 @@ def find_pg_dump(path: str | None) -> str:
         path: as given by the user; None to look in PATH.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the program is missing.
     """
     found = shutil.which(path or "pg_dump")
     if found is None:
@@ -62,7 +62,7 @@ def find_pg_dump(path: str | None) -> str:
 def connection(dsn: str, environ: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """Return a connection string without secrets, and the variables with which it leads where the DSN leads.
 
-    What the DSN leaves open comes from libpq's own variables and files, as it does for the daemon.
+    Parameters that the DSN leaves open come from libpq's own variables and files, as they do for the daemon.
 
     Raises:
         ConfigError: the DSN cannot be parsed, or has a secret that no variable can carry.
@@ -86,7 +86,7 @@ async def check_version(program: str, source_version_num: int) -> None:
     """Refuse a pg_dump that is older than the publisher, before it is needed.
 
     Raises:
-        ConfigError: it is, or it does not tell its version.
+        ConfigError: it is, or it does not report its version.
     """
     process = await asyncio.create_subprocess_exec(
         program, "--version", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
@@ -95,7 +95,7 @@ async def check_version(program: str, source_version_num: int) -> None:
     found = re.search(rb"\(PostgreSQL\) (\d+)", said)
     major = source_version_num // 10_000
     if found is None or int(found[1]) < major:
-        is_what = f"is of version {int(found[1])}" if found else "does not tell its version"
+        is_what = f"is of version {int(found[1])}" if found else "does not report its version"
         raise ConfigError(
             f"{program} {is_what}, the publisher is of version {major}",
             hint="install PostgreSQL's client programs of the publisher's version or newer, and name their folder",
@@ -205,7 +205,7 @@ async def make(target: Connection, script: bytes, *, is_migration: bool = False)
         is_migration: of `migrate`, whose later steps make the rest; else of `init --copy --schema`.
 
     Raises:
-        TargetRefused: something is there already, a privilege is missing, or the target is too old for it.
+        TargetRefused: an object exists already, a privilege is missing, or the target is too old for it.
         TargetLost: the connection broke.
     """
     if not script:
@@ -234,8 +234,8 @@ async def known_settings(target: Connection) -> frozenset[str]:
 def fitting(script: str, known: Collection[str]) -> str:
     """Return a dump without the settings of its head that a server does not know.
 
-    A newer pg_dump begins with those of its own version; the definitions come after the first comment that names an
-    object.
+    A newer pg_dump begins with the settings of its own version; the definitions come after the first comment that names
+    an object.
 
     Args:
         script: as pg_dump writes it.
@@ -259,7 +259,7 @@ def refused(error: TargetRefused, script: str, *, is_migration: bool) -> TargetR
     position = int(cause.diag.statement_position or 0)
     begin = script.rfind("\n", 0, max(0, position - 1)) + 1
     if script.startswith(")", begin):
-        # What is wrong is in the line before: the server stumbles over its end.
+        # The mistake is in the line before, because the server stumbles over its end.
         begin = script.rfind("\n", 0, max(0, begin - 1)) + 1
     statement = script[begin:].partition("\n")[0].strip() if position else ""
     hint = error.hint
@@ -270,7 +270,7 @@ def refused(error: TargetRefused, script: str, *, is_migration: bool) -> TargetR
             " and ON DATABASE to the target's role, which owns the tables then"
         )
     elif (cause.sqlstate or "").startswith(_THERE_ALREADY):
-        hint = _EMPTY if is_migration else "leave out --schema if the tables are there; nothing was changed"
+        hint = _EMPTY if is_migration else "leave out --schema if the tables exist; nothing was changed"
     elif not hint:
         hint = f"nothing was changed; make the schema by hand with what the target does not take left out: {by_hand}"
     return TargetRefused(f"{error} in the dump's line: {statement}" if statement else str(error), hint=hint)
@@ -287,6 +287,6 @@ _THERE_ALREADY = ("42P07", "42P06", "42723", "42710")
 _BY_HAND = "`pg_dump --schema-only --no-privileges`, then psql"
 _BY_HAND_MIGRATING = "`pg_dump --section=pre-data --no-privileges`, then psql, and go on with --from copy"
 _EMPTY = (
-    "nothing was changed; give an empty database as the target, or drop what is there if nothing needs it, and the same"
-    " command goes on"
+    "nothing was changed; give an empty database as the target, or drop the objects in it if nothing needs them, and"
+    " the same command goes on"
 )

@@ -2,7 +2,7 @@
 
 The snapshot is exported by the command that makes a slot. It shows exactly the transactions whose commit record lies
 before the slot's consistent point. A snapshot that an ordinary session exports could not be placed in the stream:
-transactions become visible in another order than that of their commit records. A permanent slot is the one that is read
+transactions become visible in another order than their commit records have. A permanent slot is the one that is read
 afterwards; a temporary one is made for the snapshot only.
 
 Making a slot waits until every transaction has ended that runs on the publisher, prepared ones too: PostgreSQL's rule.
@@ -70,7 +70,7 @@ async def exported(dsn: str, slot_name: str | None) -> AsyncIterator[SourceSnaps
         kind = "" if slot_name else "TEMPORARY "
         tell_what_is_awaited(conn)
         with slot.source_errors(f"creating the slot {name!r}"):
-            # Before it waits for transactions: one that ends while it waits, and after the snapshot, is later, too.
+            # Before it waits for transactions: one that ends while it waits, and after the snapshot, is also later.
             ((time_us,),) = await (await conn.execute(_NOW)).fetchall()
             # The form that all versions take; since 15 there is a longer one for the same.
             cursor = await conn.execute(

@@ -33,7 +33,7 @@ _MOST_NAMES: Final = 5
 
 
 async def check_columns(conn: Connection, tables: Sequence[PublishedTable], *, may_be_made: bool = False) -> None:
-    """Refuse tables and columns that the target does not have, all of them in one message, and those of its own state.
+    """Refuse tables and columns that the target does not have, all in one message, and tables of parapply's own state.
 
     Args:
         conn: on the target.
@@ -280,14 +280,15 @@ class Deferrable(msgspec.Struct, frozen=True, kw_only=True):
     """An index that can be made after the rows."""
 
     drop: str  # statement
-    make: str  # statement; does nothing if an index of this name is there
+    make: str  # statement; does nothing if an index of this name exists
     is_allowed: bool  # the role may do both
 
 
 async def deferrable_indexes(conn: Connection, tables: Sequence[PublishedTable]) -> dict[Name, list[Deferrable]]:
     """Return the indexes that can be made after the copy, by table; nothing for a table without any.
 
-    Those of constraints stay: keys, and what foreign keys refer to. Of a partitioned table all stay.
+    Indexes of constraints stay: keys, and indexes that foreign keys refer to. A partitioned table keeps all of its
+    indexes.
 
     Raises:
         TargetRefused, TargetLost: the catalogue could not be read.
@@ -312,7 +313,7 @@ async def deferrable_indexes(conn: Connection, tables: Sequence[PublishedTable])
     for schema, table, index_schema, index, make, is_allowed in found:
         one = Deferrable(
             drop=sql.SQL("DROP INDEX {}").format(sql.Identifier(index_schema, index)).as_string(None),
-            # Made again and then interrupted before that was noted, one is there already.
+            # An index exists already if it was made again and the copy was interrupted before that was noted.
             make=make.replace(" INDEX ", " INDEX IF NOT EXISTS ", 1),
             is_allowed=is_allowed,
         )

@@ -3,7 +3,7 @@
 So nothing that a copy does goes back to the publisher where that follows the target, and the rows are known as the
 publisher's and not a client's. They have the LSN and the time of the snapshot: what was committed after it is later.
 
-Source: PostgreSQL manual, "Replication Progress Tracking"; `tablesync.c`, which copies under an origin, too.
+Source: PostgreSQL manual, "Replication Progress Tracking"; `tablesync.c`, which also copies under an origin.
 """
 
 from __future__ import annotations

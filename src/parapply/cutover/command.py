@@ -1,8 +1,9 @@
 """`parapply cutover`: the target takes over from the source, step by step, and the source follows it from there on.
 
-In: the configuration of the stream that runs, that of the way back, and options. Out: a line for each step. Every step
-is noted on the target before it begins (`target/state/cutovers.py`), and may be done again from its beginning: what was
-killed goes on with the same command. What fails before the daemon is stopped is taken back by itself.
+In: the configurations of the stream that runs and of the way back, and options. Out: a line for each step. Every step
+is noted on the target before it begins (`target/state/cutovers.py`), and may be done again from its beginning: a
+command that was killed goes on with the same command. A failure before the daemon is stopped is taken back
+automatically.
 
 | step      | what it does                                                                              | undone by |
 |-----------|-------------------------------------------------------------------------------------------|-----------|
@@ -54,13 +55,13 @@ if TYPE_CHECKING:
     from parapply.config import Config
 
 _INCOMPLETE: Final = 1
-#: Of each table, of about 10,000 rows each: what both sides read in a few hundredths of a second.
+#: Ranges of each table, of about 10,000 rows each; both sides read them in a few hundredths of a second.
 _SAMPLED_RANGES: Final = 2
-#: Seconds that the daemon may stand still for a comparison before the fence, which needs a moment without old writers.
+#: Seconds that the daemon may pause for a comparison before the fence, which needs a moment without old writers.
 _BEFORE_PAUSE_S: Final = 3.0
 #: Seconds that the comparison after the fence takes, about, where the same was compared before.
 _COMPARED_S: Final = 1.0
-#: What each step does, for people.
+#: Result of each step, for people.
 _WORDS: Final = {
     "preparing": "the way back is prepared",
     "fencing": "the source is fenced",
@@ -161,7 +162,7 @@ class _Cutover:
         self._fenced_at: datetime | None = None
         #: Tables that were looked at before anything was made.
         self._tables: frozenset[int] = frozenset()
-        #: What was found while clients still wrote.
+        #: Result of the comparison while clients still wrote.
         self._before: verifying.VerifyResult | None = None
 
     async def run(self) -> int:
@@ -242,7 +243,7 @@ class _Cutover:
         place = f"step {row.index + 1} of {len(_WORDS)}, {row.step}: {_WORDS.get(row.step, '')}"
         click.echo(f"a cut-over is under way, at {place}{fenced}")
 
-    # What is looked at before anything is made.
+    # Checks before anything is made.
 
     async def _check(self) -> None:
         """Look at everything that can be, print it, and refuse.
@@ -510,14 +511,14 @@ class _Cutover:
         return 0
 
     async def _is_old_source_still(self) -> bool:
-        """Return whether the way back has written nothing there yet: its slot's changes would look like late writes."""
+        """Return whether the way back has written nothing there yet; its changes there would look like late writes."""
         found = await self._state_of_back()
         return found is not None and self._row is not None and found.low_lsn == self._row.takeover_lsn
 
     def _say_end(self) -> None:
         click.echo(self._options.hint)
 
-    # What goes wrong.
+    # Failures.
 
     async def _failed(self) -> None:
         """Take everything back if the daemon was not stopped yet; else say where it is."""
@@ -530,7 +531,7 @@ class _Cutover:
             except ParapplyError as error:
                 fenced = "; until then no client can write" if self._row is not None and self._row.fenced_s else ""
                 click.echo(
-                    f"parapply: taking it back failed, too: {redact_text(error.line())}\n"
+                    f"parapply: taking it back also failed: {redact_text(error.line())}\n"
                     f"the same command with --undo takes it back{fenced}",
                     err=True,
                 )
@@ -579,7 +580,7 @@ class _Cutover:
         assert row is not None
         await cutovers.enter(self._ahead.target, self._schema, self._slot_id, cutovers.UNDOING)
         if row.fenced_s is not None:
-            # First: clients wait for it. What is written from now on comes through the slot that runs.
+            # First, because clients wait for it. Changes from now on come through the slot that runs.
             await self._lift(row.fence, self._ahead.source)
             self._row = msgspec.structs.replace(row, fenced_s=None)
             await cutovers.unfence(self._ahead.target, self._schema, self._slot_id)

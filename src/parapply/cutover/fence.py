@@ -36,8 +36,8 @@ COMMAND: Final = "command"
 #: Seconds between two looks at sessions that end.
 _POLL_S: Final = 0.01
 
-# Without walsenders, which write nothing. While the daemon is needed what has the name of parapply's sessions is left
-# out, too; any session may have taken it. A role sees of other roles' sessions the process, the role and the name, and
+# Without walsenders, which write nothing. While the daemon is needed, sessions with the name of parapply's are also
+# left out; any session may have taken it. A role sees of other roles' sessions the process, the role and the name, and
 # not when they began.
 _SESSIONS: Final = """
 SELECT a.pid, a.usename::text, a.backend_start,
@@ -126,7 +126,7 @@ async def prepared(conn: Connection) -> list[str]:
 
 
 async def refusals_of_owner(conn: Connection) -> list[SourceRefused]:
-    """Tell why this role could not change the database's setting.
+    """Return the reasons why this role could not change the database's setting.
 
     Raises:
         SourceLost: the connection broke.
@@ -150,7 +150,7 @@ async def refusals_of_owner(conn: Connection) -> list[SourceRefused]:
 
 
 async def refusals(conn: Connection, kept: Kept) -> list[SourceRefused]:
-    """Tell why this role could not fence the database, or the fence would not hold; nothing is changed.
+    """Return the reasons why this role could not fence the database, or the fence would not hold; nothing is changed.
 
     Raises:
         SourceLost: the connection broke.
@@ -181,7 +181,7 @@ async def refusals(conn: Connection, kept: Kept) -> list[SourceRefused]:
         found.append(
             SourceRefused(
                 f"source: default_transaction_read_only of the database does not hold for {few(exempted)}, which have a"
-                " setting of their own",
+                " separate setting",
                 hint="ALTER ROLE ... RESET default_transaction_read_only, or --keep-role if it writes nothing",
             )
         )
@@ -304,7 +304,7 @@ async def run_command(command: str, conn: Connection, *, is_on: bool) -> None:
     if status:
         raise ParapplyError(
             f"--fence-command ended with {status}, with PARAPPLY_FENCE={environ['PARAPPLY_FENCE']}",
-            hint="its own output tells why",
+            hint="its own output shows why",
         )
 
 

@@ -89,7 +89,7 @@ async def count(source: Connection, config: Config, low_lsn: int) -> int:
     for kind, data in changes:
         if kind == _BEGIN:
             commit_lsn = int.from_bytes(bytes(data))
-        # What ends at the watermark has its commit record before it.
+        # A transaction that ends at the watermark has its commit record before it.
         elif commit_lsn >= low_lsn and not own.issuperset(_tables(kind, bytes(data))):
             late.add(commit_lsn)
     return len(late)

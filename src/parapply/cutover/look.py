@@ -1,4 +1,4 @@
-"""What would keep a cut-over from its end: looked at before anything is made.
+"""Obstacles that would keep a cut-over from its end, looked for before anything is made.
 
 In: sessions of both configurations. Out: errors, not raised; warnings and notes are printed. Nothing is changed.
 """
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from parapply.connect import Connections
     from parapply.copy.published import PublishedTable
 
-#: What has no meaning while the way back is still to be made.
+#: Findings that mean nothing while the way back is still to be made.
 _OF_MAKING: Final = frozenset({Code.PUBLICATION_MISSING, Code.PUBLICATION_EMPTY, Code.SLOT_ADOPTED})
-#: What the stream does not bring.
+#: Findings of objects that the stream does not bring.
 _NOT_THERE: Final = frozenset({Code.NOT_REPLICATED, Code.TABLE_UNPUBLISHED, Code.LARGE_OBJECTS})
 _OF_ORIGINS: Final = frozenset({Code.ORIGINS_MISSING, Code.ORIGINS_EXHAUSTED})
 
@@ -64,7 +64,7 @@ class CutoverLook:
         back: Connections,
         slot_id: int,
     ) -> None:
-        """Look at nothing yet; the sessions are those of the stream that runs, and those of the way back."""
+        """Look at nothing yet; the sessions belong to the stream that runs, and to the way back."""
         self._forward = forward
         self._reverse = reverse
         self._options = options
@@ -78,7 +78,7 @@ class CutoverLook:
         """Print what each step would do."""
         slot_name, back = self._forward.source.slot, self._reverse.source.slot
         how = "by --fence-command" if self._options.fence_command else "default_transaction_read_only of its database"
-        kept = f", but those of {', '.join(self._options.keep_roles)}" if self._options.keep_roles else ""
+        kept = f", except sessions of {', '.join(self._options.keep_roles)}" if self._options.keep_roles else ""
         lines = {
             "preparing": f"publication {self._reverse.source.publications[0]!r} and slot {back!r} on the target, for"
             f" {n_tables} tables",
@@ -147,7 +147,7 @@ class CutoverLook:
             click.echo(printable(f"warning: {text}"))
 
     async def _of_stream(self) -> list[ParapplyError]:
-        """Tell why the stream that runs cannot be brought to its end."""
+        """Return the reasons why the stream that runs cannot be brought to its end."""
         forward, ahead, schema = self._forward, self._ahead, self._forward.target.state_schema
         facts = await slot.inspect(ahead.source, forward.source.slot)
         found: list[ParapplyError] = []
@@ -207,7 +207,7 @@ class CutoverLook:
         return found
 
     async def _of_commands(self) -> list[ParapplyError]:
-        """Tell what the publisher has, and the target is still to make outside of the stream."""
+        """Return the commands of the publisher that the target is still to run outside of the stream."""
         pending = await commands.pending(self._ahead.target, self._forward.target.state_schema, self._slot_id)
         if not pending:
             return []
@@ -268,7 +268,7 @@ class CutoverLook:
         return found
 
     async def _of_back(self, *, has_made: bool) -> list[ParapplyError]:
-        """Tell why the way back cannot be made, without making it."""
+        """Return the reasons why the way back cannot be made, without making it."""
         reverse, back = self._reverse, self._back
         found: list[ParapplyError] = []
         try:
@@ -306,7 +306,7 @@ class CutoverLook:
         return found
 
     async def _of_slot(self) -> list[ParapplyError]:
-        """Tell why a slot that is there cannot be that of the way back."""
+        """Return the reasons why an existing slot cannot be used for the way back."""
         name = self._reverse.source.slot
         facts = await slot.inspect(self._back.source, name)
         if facts.slot is None:

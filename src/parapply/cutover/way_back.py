@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 #: server_version_num of the first publisher that can leave out what a subscriber wrote.
 ORIGIN_SINCE: Final = 160000
-#: What to do about what came while the cut-over was under way.
+#: Advice about tables that came while the cut-over was under way.
 AGAIN: Final = "give the same command again once everything is taken back: it takes them in"
 _OPERATIONS: Final = frozenset({"insert", "update", "delete", "truncate"})
 
@@ -171,7 +171,7 @@ async def make_publication(conn: Connection, config: Config, tables: Sequence[Pu
 
 
 async def drop_publication(conn: Connection, config: Config) -> None:
-    """Drop it, if it is there.
+    """Drop it, if it exists.
 
     Raises:
         TargetRefused, TargetLost: it could not be dropped.
@@ -240,7 +240,7 @@ async def drop_state(ends: Connections, config: Config, slot_id: int) -> None:
 
 
 async def can_filter(ends: Connections) -> bool:
-    """Return whether the way back can leave out by origin what came from the old source: both ends take part in it.
+    """Return whether the way back can leave out by origin the changes of the old source; both ends take part in it.
 
     Args:
         ends: of the stream that runs; the role of its source writes under origins in the way back.
@@ -301,7 +301,7 @@ def _without_password(dsn: str) -> str:
 
 
 def print_reverse(forward: Config) -> int:
-    """Print a configuration of the way back, as far as it follows from that of the stream that runs.
+    """Print a configuration of the way back, as far as it follows from the configuration of the stream that runs.
 
     Raises:
         SourceRefused, SourceLost, TargetLost, TargetRefused: an end, whose version and role it follows, is not there.

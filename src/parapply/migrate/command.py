@@ -1,8 +1,7 @@
 """`parapply migrate`: all steps of a migration up to the cut-over, each done once, in their order.
 
-In: the configuration and options. Out: a target that follows. What is done is noted on the target with each step, so a
-command that was killed goes on with the same command: steps that are done are left out, the step that was under way
-goes on within itself.
+In: the configuration and options. Out: a target that follows. The target has a note of each step, so a command that
+was killed goes on with the same command: steps that are done are left out, and the step that was under way is resumed.
 
 Foreign keys come after the rows of all tables are of one moment. A copy that was interrupted has tables of several;
 then the stream is applied first, up to an LSN after the last of them, and the daemon ends there. So no foreign key is
@@ -76,7 +75,7 @@ def migrate(config: Config, options: MigrateOptions) -> int:
 
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """What the step `schema` leaves to later ones, as of the moment of the schema."""
+    """The work that the step `schema` leaves to later ones, as of the moment of the schema."""
 
     later: str  # what follows the rows, as pg_dump has written it
     commands: tuple[int, ...] | None  # numbers of the publisher's queue; None: none are run here

@@ -1,4 +1,4 @@
-"""The daemon of a migration: a process of its own, which outlives this command.
+"""The daemon of a migration: a separate process, which outlives this command.
 
 In: the arguments of `parapply run`. Out: everything up to an LSN applied, or the lag small. A daemon that runs already
 is used; where the command is killed the daemon continues, and the next command finds it.
@@ -37,7 +37,7 @@ _LOOKS: Final = 2
 
 
 class Daemon:
-    """A daemon that was started here, or one that was there."""
+    """A daemon that was started here, or one that ran already."""
 
     def __init__(self, process: subprocess.Popen[bytes] | None, log: Path | None) -> None:
         """Keep it; None: another command or service has started it."""
@@ -58,7 +58,7 @@ class Daemon:
         """Do nothing if it runs.
 
         Raises:
-            ParapplyError: it has ended by itself.
+            ParapplyError: it has ended without being stopped.
         """
         if self._process is not None and self._process.poll():
             raise ParapplyError(
@@ -140,7 +140,7 @@ async def reach(  # noqa: PLR0913, PLR0917  whose, where to
 ) -> bool:
     """Wait until the target shows everything up to an LSN; return false if the daemon has ended before.
 
-    One that was there may be of a command that was killed, and end at an earlier LSN.
+    A daemon that ran already may be of a command that was killed, and end at an earlier LSN.
 
     Raises:
         ParapplyError: the daemon has failed.
@@ -187,7 +187,7 @@ async def until_it_ends(config: Config, target: Connection, slot_id: int, daemon
     """Show the lag until the daemon has ended, as a cut-over ends it, and return its last state.
 
     Raises:
-        ParapplyError: it has ended by itself.
+        ParapplyError: it has ended without being stopped.
         TargetRefused, TargetLost: the progress cannot be read.
     """
     # One of ours that has lost its session comes back.

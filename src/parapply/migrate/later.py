@@ -1,4 +1,4 @@
-"""What follows the rows: indexes, constraints, triggers, foreign keys; several connections, each statement once.
+"""Objects made after the rows: indexes, constraints, triggers, foreign keys; several connections, each statement once.
 
 In: the cut-up script of pg_dump. Out: every item committed together with its note, so that an interrupted step goes on
 with what is left. `pg_restore --jobs` would do the same once and from the start, and its first statement of each
@@ -75,7 +75,7 @@ class Later:
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from errors
             if again:
-                # By themselves they meet no other.
+                # One after the other they conflict with none.
                 await self._lane(deque(again), None)
 
     async def _lane(self, left: deque[Item], again: list[Item] | None) -> None:

@@ -1,4 +1,4 @@
-"""What a migration must know of both ends beyond `parapply check`: everything that would be left out without a word.
+"""Checks of a migration beyond `parapply check`: everything that would be left out without a word.
 
 In: a session on each end, the published tables, the choice. Out: `Sight`, and what is wrong as errors of ours, all of
 them. A table that is meant and not published, rows that no stream brings, an owner that the target does not have: each
@@ -85,7 +85,7 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     """The publisher's database as a migration sees it."""
 
     left_out: tuple[Name, ...]  # tables that are not meant
-    not_published: tuple[Name, ...]  # tables with rows of their own that are meant
+    not_published: tuple[Name, ...]  # tables that hold rows and are meant
     not_meant: tuple[Name, ...]  # published tables
     unlogged: tuple[Name, ...]  # that are meant
     views: tuple[Name, ...]  # materialized, with rows, in the order of their refresh
@@ -192,7 +192,7 @@ def of_tables(sight: Sight) -> Iterator[ParapplyError]:
     if sight.leading_out:
         yield SourceRefused(
             f"source: foreign keys lead to tables that are left out: {', '.join(sight.leading_out[:_MOST_NAMES])}",
-            hint="include those tables, or leave out the ones with the foreign keys, too",
+            hint="include those tables, or also leave out the tables with the foreign keys",
         )
 
 

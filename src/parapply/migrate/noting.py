@@ -1,6 +1,6 @@
-"""What others see of a migration while it runs: each second noted on the target, and served as metrics.
+"""Progress of a migration that others see while it runs: noted on the target each second, and served as metrics.
 
-In: the screen, which knows how far the step is. Out: rows of `parapply.migrations`, over a session of its own, because
+In: the screen, which knows how far the step is. Out: rows of `parapply.migrations`, over a separate session, because
 the step's own may be inside a transaction; and the endpoint of `metrics.listen`, as long as no daemon of ours needs it.
 """
 
@@ -46,7 +46,7 @@ class Noter:
         self._migration = migration
         self._screen = screen
         self._step: MigrationStep | None = None
-        #: What was noted last.
+        #: Progress that was noted last.
         self._noted: migrations.HowFar | None = None
         self._steps: list[dict[str, Any]] = []
         self._conn: Connection | None = None
@@ -102,7 +102,7 @@ class Noter:
         try:
             host, port = await self._server.open(address)
         except ConfigError as error:
-            # A daemon that runs already has the address, and shows the migration, too.
+            # A daemon that runs already has the address, and also shows the migration.
             click.echo(f"metrics: this command serves none: {error.line()}", err=True)
             return
         click.echo(f"metrics: http://{host}:{port}/metrics", err=True)
@@ -117,7 +117,7 @@ class Noter:
             try:
                 await self._note()
             except ParapplyError as error:
-                # No reason to end the step, which has sessions of its own; but what others see stands still.
+                # No reason to end the step, which has its own sessions; but others see no progress.
                 if not self._has_failed:
                     self._has_failed = True
                     text = f"migrate: how far it is cannot be noted, which is tried again: {error.line()}"
@@ -150,7 +150,7 @@ class Noter:
         return 200, CONTENT_TYPE, exposition(self._migration.slot_name, values, ())
 
 
-#: The first step makes nothing, so nothing on the target tells of it.
+#: The first step makes nothing, so nothing on the target shows it.
 _CHECKING: Final[dict[str, Any]] = {
     "step": MigrationStep.CHECK, "state": "running", "seconds": 0.0, "done": 0, "total": 0, "unit": "",
     "size_bytes": 0, "left_s": None,

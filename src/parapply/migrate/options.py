@@ -1,4 +1,4 @@
-"""What `parapply migrate` may be asked for. Pure data, and the one rule of which tables are meant."""
+"""Options of `parapply migrate`. Pure data, and the one rule of which tables are meant."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-#: What is done about rows that the stream does not bring.
+#: Treatment of rows that the stream does not bring.
 Outside = Literal["refuse", "copy", "skip"]
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """What a migration keeps to from its first step to its last, however often it is interrupted."""
+    """Choices that a migration keeps to from its first step to its last, however often it is interrupted."""
 
     include: tuple[str, ...] = ()  # patterns schema.table; none: all
     exclude: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ def check_patterns(patterns: Sequence[str]) -> None:
     """Refuse a pattern that can match no table, because it has no schema.
 
     Raises:
-        ConfigError: there is one.
+        ConfigError: a pattern has no schema.
     """
     if wrong := [pattern for pattern in patterns if "." not in pattern]:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What the stream does not bring: large objects, rows of unlogged tables, statistics, materialized views.
+"""Data that the stream does not bring: large objects, rows of unlogged tables, statistics, materialized views.
 
 In: sessions on both ends. Out: done on the target. Each may be done again at any time, and then holds what the
 publisher holds at that moment: the last time after the writers have stopped.
@@ -78,7 +78,7 @@ _THERE: Final = sql.SQL("SELECT oid::bigint FROM pg_catalog.pg_largeobject_metad
 
 async def _object(ends: Connections, oid: int, data: bytes, limit: RateLimit, *, is_there: bool) -> None:
     with target_errors(f"writing large object {oid}"):
-        # In one transaction: an object is there whole, or as it was.
+        # In one transaction, so that an object is complete, or as it was.
         async with ends.target.transaction():
             if is_there:
                 await rows(ends.target, sql.SQL("SELECT pg_catalog.lo_unlink($1::oid)"), [oid])
@@ -120,7 +120,7 @@ async def _statement(target: Connection, text: str, oid: int, role: str) -> None
 
 
 async def unlogged(ends: Connections, names: Sequence[Name], counter: Counter, limit: RateLimit) -> int:
-    """Copy the rows of unlogged tables in the place of those that are there, and return how many tables.
+    """Replace the rows of unlogged tables by the publisher's, and return the number of tables.
 
     Raises:
         SourceRefused, SourceLost, TargetRefused, TargetLost: tables that are complete stay.

@@ -1,7 +1,7 @@
 """Roles of the publisher that the target does not have, made there with their attributes, memberships and settings.
 
 Passwords come over as the verifiers that the publisher keeps, where its role may read them (a superuser); they are in
-the target's log where `log_statement` has DDL in it, as with pg_dumpall. A role that is there stays as it is.
+the target's log where `log_statement` has DDL in it, as with pg_dumpall. An existing role stays as it is.
 
 Source: PostgreSQL manual, "CREATE ROLE", "pg_authid"; `pg_dumpall.c`, dumpRoles.
 """
@@ -45,12 +45,12 @@ SELECT rolname, rolsuper, rolinherit, rolcreaterole, rolcreatedb, rolcanlogin, r
 #: server_version_num of the first server whose memberships have options.
 _OPTIONS_SINCE: Final = 160000
 _ATTRIBUTES: Final = ("SUPERUSER", "INHERIT", "CREATEROLE", "CREATEDB", "LOGIN", "REPLICATION", "BYPASSRLS")
-#: What only a superuser gives, by column.
+#: Attributes that only a superuser gives, by column.
 _HIGH: Final = ("SUPERUSER", "REPLICATION", "BYPASSRLS")
 
 
 class RolesMade(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done."""
+    """The roles that were made, and the parts that they lack."""
 
     made: tuple[str, ...]
     without_password: tuple[str, ...]  # that may log in

@@ -1,6 +1,6 @@
-"""What pg_dump writes for the time after the rows, cut into statements that can run by themselves. Pure.
+"""Script of pg_dump for the time after the rows, cut into statements that can run separately. Pure.
 
-In: a script of `pg_dump --section=post-data`. Out: its head, and items in the script's order, which is that of their
+In: a script of `pg_dump --section=post-data`. Out: its head, and items in the script's order, which follows their
 dependencies.
 
 Source: `pg_backup_archiver.c`, _printTocEntry, for what comes before a header.
@@ -51,7 +51,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def default_privileges(self) -> tuple[Item, ...]:
-        """Return what holds for objects that are made later, and changes none that is there."""
+        """Return the items that hold for objects made later, and change no existing one."""
         return tuple([item for item in self.items if item.is_default_privilege])
 
     @property
@@ -62,7 +62,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def runs(items: Sequence[Item]) -> Iterator[list[Item]]:
-    """Yield items that may run beside each other, in order; a serial one by itself."""
+    """Yield items that may run beside each other, in order; a serial one alone."""
     together: list[Item] = []
     for item in items:
         if together and (item.group is ItemGroup.SERIAL or item.group is not together[-1].group):
@@ -89,7 +89,7 @@ def parse(text: str) -> Script:
         elif not found and not one.title:
             head += one.text + ";\n"
         elif one.skeleton.startswith("REFRESH MATERIALIZED VIEW"):
-            # A step of its own does that, when there is something to show.
+            # A separate step does that, when there is something to show.
             found.append(_Open(one.title, [], []))
         elif found and (not one.title or _BELONGS.match(one.skeleton)):
             found[-1].statements.append(one)

@@ -38,7 +38,7 @@ _MEGABYTE = 1e6
 
 
 class Screen:
-    """What is shown of all steps."""
+    """Display of all steps."""
 
     def __init__(self, *, as_json: bool) -> None:
         """Show nothing yet."""
@@ -80,11 +80,11 @@ class Screen:
             click.echo(f"{step.value}: {state}{f': {printable(text)}' if text else ''}")
 
     def copying(self, step: MigrationStep, rows_before: int) -> Callable[[CopyProgress], None]:
-        """Return what hears of a copy, and tells of it in documents; without them its own bar does.
+        """Return a listener for a copy's progress that writes documents; without them the copy's own bar shows it.
 
         Args:
             step: of the migration.
-            rows_before: that earlier commands have copied; the bytes are those of this command alone, for the rate.
+            rows_before: that earlier commands have copied; the bytes are of this command alone, for the rate.
         """
 
         def tell(now: CopyProgress) -> None:
@@ -173,7 +173,7 @@ class Counter:
         self._show()
 
     def set(self, done: int, name: str) -> None:
-        """Say how much is done of what has a measure of its own."""
+        """Show the progress of work that has its own measure."""
         self.done = done
         self._names = {name: None} if name else {}
         self._show()

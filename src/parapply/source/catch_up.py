@@ -1,6 +1,6 @@
-"""When a backlog is read in ranges of WAL and not as a stream, how long a range is, and the SQL of both. Pure.
+"""Rules for reading a backlog in ranges of WAL instead of as a stream, the size of a range, and the SQL of both. Pure.
 
-A walsender sends every change as a message of its own, which with small changes costs it more than decoding does. So a
+A walsender sends every change as a separate message, which with small changes costs it more than decoding does. So a
 large backlog may be read by a query over the same slot's changes, `pg_logical_slot_get_binary_changes`, range after
 range, from a temporary copy of the slot; the stream takes over where the last range ended. The copy may be consumed
 freely: the slot itself is moved only to what is durable on the target.
@@ -34,19 +34,19 @@ _STREAMING_SINCE = 140000
 _MOVES_SAFELY_SINCE = {14: 140018, 15: 150013, 16: 160009, 17: 170005}
 #: The first range is this part of a whole one, so that the first rows come soon; ranges then grow to the whole.
 _FIRST_PART = 16
-#: Every range is decoded from the copy's restart_lsn on, which the publisher moves every 15 seconds at best. What lies
-#: before the range costs about a tenth of the range itself, byte for byte, as none of it is sent. With this many bytes
-#: before it for each of its own, a range takes a fifth to a half longer.
+#: Every range is decoded from the copy's restart_lsn on, which the publisher moves every 15 seconds at best. The WAL
+#: before the range costs about a tenth of the range itself, byte for byte, because none of it is sent. With this many
+#: bytes before it for each byte of the range, a range takes a fifth to a half longer.
 _RESTART_RATIO = 4
-#: A stream is left for ranges when it is so many times as far behind as they need where a connection begins with them:
-#: both ends are then opened again.
+#: A stream is left for ranges when it is this many times as far behind as a connection that begins with them must be,
+#: because both ends are then opened again.
 _BEHIND = 8
-#: A slot that restarts so many times as far back as there is to catch up is streamed: the stream that follows ranges
-#: decodes from there once more.
+#: A slot that restarts this many times as far back as there is to catch up is streamed, because the stream that follows
+#: ranges decodes from there once more.
 _LITTLE_RATIO = 32
-#: How many times as far behind a stream must be as that ratio says: the restart point may be further back by then.
+#: A stream must be this many times as far behind as that ratio says: the restart point may be further back by then.
 _MARGIN = 2
-#: Ranges grow to so many times their configured size where the restart point is far back; beyond that the stream,
+#: Ranges grow to this many times their configured size where the restart point is far back; beyond that the stream,
 #: which decodes from there only once, is the cheaper reader.
 _LARGEST = 4
 #: Bytes of a message, on average over a range, from which the stream is the faster reader: the publisher keeps a range
@@ -69,7 +69,7 @@ PASSING: Final = frozenset({LITTLE, CAUGHT_UP, IN_PROGRESS, UNFINISHED, LARGE})
 
 
 class RangeLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is read at once, and when ranges are read at all; bytes of WAL."""
+    """Size of one read, and the conditions under which ranges are read at all; bytes of WAL."""
 
     range_bytes: int
     enter_bytes: int  # to catch up at least
@@ -93,7 +93,7 @@ class RangeLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CatchUp(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be read in ranges."""
+    """The WAL that is to be read in ranges."""
 
     slot: str
     start_lsn: int  # everything that ends up to here is on the target
@@ -126,7 +126,7 @@ def why_stream(facts: SourceFacts, start_lsn: int, limits: RangeLimits, *, two_p
     """Return why the slot cannot be read in ranges, or need not; empty if it shall be.
 
     Args:
-        facts: the publisher now; the slot is there.
+        facts: the publisher now; the slot exists.
         start_lsn: everything that ends up to here is on the target.
         limits: as configured.
         two_phase: prepared transactions are applied as such.

@@ -1,4 +1,4 @@
-"""Reads a slot: in ranges of WAL while there is much to catch up, then as a stream. What comes out is alike.
+"""Reads a slot: in ranges of WAL while there is much to catch up, then as a stream. Both give the same messages.
 
 `run` is the only part that waits; the runtime starts it as a task. Everything else is called by intake and progress, as
 if there were a stream from the beginning.
@@ -36,7 +36,7 @@ class CatchUpStream:
     def __init__(
         self, connection: Connection, look: Callable[[], Awaitable[SlotFacts | None]], *, past_libpq: bool = True
     ) -> None:
-        """Take over a connection opened with ``replication=database``; arguments as those of `ReplicationStream`.
+        """Take over a connection opened with ``replication=database``; arguments as for `ReplicationStream`.
 
         `look` asks another session for the slot as it is now.
         """
@@ -64,7 +64,7 @@ class CatchUpStream:
         self._ranges_end_lsn = 0
         #: See `ReplicationStream`.
         self.keepalive: Keepalive | None = None
-        #: Whether commits on the publisher wait for what is reported. Written by the monitor; read by progress.
+        #: True if commits on the publisher wait for what is reported. Written by the monitor; read by progress.
         self.is_synchronous = False
         #: How the slot is read now, and why so; for people.
         self.reading = Reading.STREAM
@@ -98,7 +98,7 @@ class CatchUpStream:
     def gathers(self) -> bool:
         """Return whether messages gather while nothing is read.
 
-        Those of ranges come into memory by themselves, and clients whose commits wait write nothing more.
+        Messages of ranges come into memory without it, and clients whose commits wait write nothing more.
         """
         return self._is_streaming and not self._held and not self.is_synchronous
 
@@ -159,7 +159,7 @@ class CatchUpStream:
             )
 
     async def start(self, command: str, start_lsn: int, reason: str = "") -> None:
-        """Send START_REPLICATION; errors as those of `ReplicationStream.start`.
+        """Send START_REPLICATION; errors as of `ReplicationStream.start`.
 
         Args:
             command: of `start_replication_sql`.
@@ -276,7 +276,7 @@ class CatchUpStream:
             self._loop.remove_reader(self._bell)
 
     def drain(self, limit_bytes: int) -> list[bytes]:
-        """Return the data frames at hand, at most about `limit_bytes`; errors as those of `ReplicationStream`."""
+        """Return the data frames at hand, at most about `limit_bytes`; errors as of `ReplicationStream.drain`."""
         if not self._held:
             if not self._is_streaming:
                 return []
@@ -309,7 +309,7 @@ class CatchUpStream:
     def send_status(
         self, written_lsn: int, flushed_lsn: int, applied_lsn: int, *, reply_requested: bool = False
     ) -> None:
-        """Report progress; errors as those of `ReplicationStream`.
+        """Report progress; errors as of `ReplicationStream`.
 
         While ranges are read the slot is moved between two of them.
         """

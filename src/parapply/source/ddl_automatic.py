@@ -1,12 +1,13 @@
 """Event triggers on the publisher that put into the queue what people type, after it has run.
 
 A row is written by the queue's owner, and only from within an event trigger: no role can call such a function, and
-nothing in it comes from the caller but the command's own text, which has run. What decides the meaning of that text
-(role, search_path, settings) is read before it runs, by the caller's rights because only those tell, and handed on at
-once to a table that the caller cannot write: code of the caller's may run within the command, and may change all of it.
+nothing in it comes from the caller but the command's own text, which has run. The facts that decide the meaning of that
+text (role, search_path, settings) are read before it runs, by the caller's rights because only they show them, and
+handed on at once to a table that the caller cannot write: code of the caller's may run within the command, and may
+change all of them.
 
-What is recorded is one command a string. A command within a function, one of several in a string, and one that a target
-would understand otherwise is refused, or only warned of. Roles that may not write to the queue are among that.
+Only a string with one command is recorded. A command within a function, one of several in a string, one that a target
+would understand otherwise, and one of a role that may not write to the queue are refused, or only warned of.
 
 In: which tags, and what to do about the rest. Out: text.
 """
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Automatic(msgspec.Struct, frozen=True, kw_only=True):
-    """What event triggers record."""
+    """The commands that event triggers record."""
 
     tags: tuple[str, ...]  # of commands
     inexact: Literal["refuse", "warn"] = "refuse"  # what is done about those that cannot be recorded

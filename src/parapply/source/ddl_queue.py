@@ -35,7 +35,7 @@ DROP_LATER: Final = (
     r"^\s*drop\s+index\s+concurrently\s+(if\s+exists\s+)?(NAME(?:\s*\.\s*NAME)?)\s*(?:restrict\s*)?;?\s*$"
 ).replace("NAME", _NAME)
 
-#: New columns of `widths`' tables whose value each server would work out by itself.
+#: New columns of `widths`' tables whose value each server would compute separately.
 _COLUMNS: Final = r"""SELECT a.attrelid::regclass, a.attname
           FROM jsonb_each_text(@widths@) AS width(relid, natts)
           JOIN pg_attribute AS a ON a.attrelid = width.relid::oid AND a.attnum > width.natts::int
@@ -47,7 +47,7 @@ _COLUMNS: Final = r"""SELECT a.attrelid::regclass, a.attname
                 OR EXISTS (SELECT FROM regexp_matches(value.expression, ':(?:op)?funcid (\d+)', 'g') AS hit(groups)
                              JOIN pg_proc AS p ON p.oid = hit.groups[1]::oid WHERE p.provolatile <> 'i'))"""
 
-#: Of types: what the values in rows are printed by, or are checked by on the target. A change of it locks no table.
+#: Facts about types by which values in rows are printed, or are checked on the target. A change of them locks no table.
 _SHAPES: Final = """
         SELECT e.enumtypid, 'label ' || e.oid, e.enumlabel::text FROM pg_enum AS e
          UNION ALL
@@ -78,7 +78,7 @@ _HOLDERS: Final = f"""
            AND EXISTS (SELECT FROM pg_attribute AS a JOIN within AS w ON w.type = a.atttypid
                         WHERE a.attrelid = c.oid AND NOT a.attisdropped) ORDER BY c.oid"""  # noqa: S608  a constant
 
-#: Run again it brings an older one up to date. The names in it are those of `QUEUE`.
+#: Run again, it brings an older queue up to date. It uses the names of `QUEUE`.
 _OBJECTS: Final = r"""
 -- Nothing of this is for the targets.
 SET parapply.record_ddl = 'off';
@@ -98,7 +98,7 @@ DO $own$ DECLARE
 BEGIN
     SELECT pg_catalog.pg_get_userbyid(relowner) INTO owner FROM pg_catalog.pg_class
      WHERE oid = 'parapply.ddl_queue'::pg_catalog.regclass;
-    -- It was there before: its owner can disable the trigger, and write what never ran here.
+    -- An older table: its owner can disable the trigger, and write commands that never ran here.
     IF owner <> CURRENT_USER THEN
         RAISE 'the table parapply.ddl_queue belongs to the role %, which could have any command run on targets', owner
             USING HINT = 'run this as that role, or drop the table';
@@ -173,8 +173,8 @@ BEGIN
     IF NEW.tag !~ '^(ALTER|COMMENT|CREATE|DROP|GRANT|REVOKE|SECURITY LABEL)\M'
        OR NEW.tag ~ '\m(DATABASE|PUBLICATION|ROLE|SUBSCRIPTION|SYSTEM|TABLESPACE)\M|TABLE AS' THEN
         RAISE EXCEPTION 'parapply: % cannot be replicated as a command', NEW.tag USING ERRCODE = '0A000',
-            HINT = 'Changes of rows come to the target by themselves: CREATE TABLE first, then INSERT ... SELECT. What '
-                'belongs to a server as a whole is run on each.';
+            HINT = 'Changes of rows are replicated as rows: run CREATE TABLE first, then INSERT ... SELECT. '
+                'Run a command that concerns a server as a whole on each server.';
     END IF;
     -- The same name must mean the same table on the target, which has none of this session's.
     IF EXISTS (SELECT FROM pg_class WHERE relnamespace = pg_my_temp_schema())
@@ -223,7 +223,7 @@ BEGIN
         NEW.later := true;
         NEW.made := '[]';
         RAISE WARNING 'parapply: % CONCURRENTLY has not run here: it cannot run inside a transaction', NEW.tag
-            USING HINT = 'It is recorded, and targets run it after this transaction. Run it here by itself.';
+            USING HINT = 'It is recorded, and targets run it after this transaction. Run it here separately.';
         PERFORM pg_notify('parapply_ddl', '');
         PERFORM set_config('parapply.record_ddl', COALESCE(recording, ''), true);
         PERFORM set_config('search_path', path, true);
@@ -252,7 +252,7 @@ BEGIN
      WHERE widths ? c.oid::text AND c.relpersistence = 'u' LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'parapply: while % is UNLOGGED its changes are not published', place USING ERRCODE = '0A000',
-            HINT = 'Run it on each server by itself; once the table is LOGGED again, `parapply refresh --table` with '
+            HINT = 'Run it on each server separately; once the table is LOGGED again, `parapply refresh --table` with '
                 '--truncate brings its rows.';
     END IF;
     -- New tables, and which publications have them from the first: then the stream has all of their rows, whatever
@@ -265,8 +265,8 @@ BEGIN
                                          WHERE one.relid = c.oid)) AS has
      WHERE NEW.tag IN ('CREATE TABLE', 'CREATE SCHEMA') AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
        AND c.oid <> ALL (tables);
-    -- A new column's value in the rows that are there is not sent: each server works it out by itself. Which rows the
-    -- caller sees says nothing of which there are: a policy or an older snapshot hides them.
+    -- A new column's value in existing rows is not sent, because each server computes its own. A policy or an older
+    -- snapshot may hide rows from the caller, so the size of the table is asked for.
     FOR place, column_name IN
         @columns@
     LOOP
@@ -324,7 +324,7 @@ def install_sql(publications: Sequence[str], automatic: Automatic | None = None)
 
     Args:
         publications: that the target is subscribed to; the first gets the queue unless one of them has it.
-        automatic: what the event triggers record; None: none is made, and those that are there stay.
+        automatic: what the event triggers record; None: none is made, and existing ones stay.
     """
     publish = sql.SQL(_PUBLISH).format(
         names=sql.SQL("ARRAY[{}]").format(sql.SQL(", ").join([sql.Literal(name) for name in publications])),

@@ -42,7 +42,7 @@ def unprotected(facts: SourceFacts) -> str:
 
 
 async def ensure(dsn: str, facts: SourceFacts, slot_name: str, wanted: str) -> SourceFacts:
-    """Make the slot a failover slot if that is wanted and possible and it is none; return the facts as they are then.
+    """Make the slot a failover slot if that is wanted and possible; return the facts as they are then.
 
     Args:
         dsn: of the publisher.

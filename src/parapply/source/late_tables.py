@@ -2,11 +2,11 @@
 
 It has if the table was made after a time that is known, and was published from its first moment on. Neither is in the
 stream. So what the publisher's catalogue holds at some time is kept as *marks*: a text for each table, each entry of
-the publications, and each partitioned table's place below another one. What has no mark came later; an entry that has
-one has been there since.
+the publications, and each partitioned table's place below another one. Whatever has no mark came later; an entry
+that has one has existed since.
 
 That a partition was made as one, and not attached with rows in it, shows in its inherited columns: ATTACH PARTITION
-rewrites their rows in pg_attribute. A command that writes rows takes a command id of its own, and CREATE TABLE is done
+rewrites their rows in pg_attribute. A command that writes rows takes its own command id, and CREATE TABLE is done
 with a column at the first or the second one. (Tried on PostgreSQL 15 to 18. A DROP TABLE that was rolled back leaves
 its command id in the rows until a freeze, and its xid in xmax for as long.)
 
@@ -51,7 +51,7 @@ _MARKS: LiteralString = """
     UNION ALL SELECT 'e' || i.inhrelid || '<' || i.inhparent || '@' || i.xmin FROM pg_catalog.pg_inherits AS i
       JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid AND c.relkind = 'p'"""
 
-#: Of a partition c with the row a of its first system column.
+#: Condition on a partition c with the row a of its first system column.
 WAS_MADE_THERE: LiteralString = """
            EXISTS (SELECT FROM pg_catalog.pg_attribute AS k
                     WHERE k.attrelid = c.oid AND k.attnum > 0 AND k.attinhcount > 0 AND k.xmin = a.xmin
@@ -79,7 +79,7 @@ _LINE: LiteralString = """
       LEFT JOIN pg_catalog.pg_inherits AS i ON i.inhrelid = c.oid AND c.relispartition
      ORDER BY line.depth""".replace("WAS_MADE_THERE", WAS_MADE_THERE)
 
-#: The leaves that are published, by themselves or with a partitioned table above them: by OID, with those above.
+#: The leaves that are published, directly or with a partitioned table above them: by OID, with the tables above.
 _UNCOVERED: LiteralString = """
     , line AS (
         SELECT c.oid AS leaf, c.oid FROM pg_catalog.pg_class AS c
@@ -191,7 +191,7 @@ def why_not_whole(line: Sequence[TablePlace], known: Collection[str]) -> str:
         return "it is no longer on the publisher"
     table = line[0]
     if f"t{table.oid}" in known:
-        return "it was there before it was published, or its copy was not asked for"
+        return "it existed before it was published, or its copy was not asked for"
     if not table.is_as_made:
         return "it was rewritten since it was made, as by TRUNCATE or SET LOGGED"
     if not _was_published_when_made(line, known):
@@ -200,7 +200,7 @@ def why_not_whole(line: Sequence[TablePlace], known: Collection[str]) -> str:
 
 
 def _was_published_when_made(line: Sequence[TablePlace], known: Collection[str]) -> bool:
-    """Tell it of a table that was made after the marks were taken."""
+    """Return whether it was, for a table that was made after the marks were taken."""
     table, above = line[0], line[1:]
     if any(mark in known for mark in table.all_entries):
         return True
@@ -210,7 +210,7 @@ def _was_published_when_made(line: Sequence[TablePlace], known: Collection[str])
 
 
 def _publishes_partitions(line: Sequence[TablePlace], known: Collection[str]) -> bool:
-    """Return whether what was made below a partitioned table was published with it, at any time since the marks."""
+    """Return whether a partition made below this table, at any time since the marks, was published with it."""
     table, above = line[0], line[1:]
     if f"t{table.oid}" not in known:
         return _was_published_when_made(line, known)

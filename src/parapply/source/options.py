@@ -1,4 +1,4 @@
-"""What is asked of the publisher when the stream starts: pgoutput's options, the command, and session settings.
+"""Requests to the publisher when the stream starts: pgoutput's options, the command, and session settings.
 
 In: plain values. Out: SQL texts and a connection string. Pure; must never open a connection.
 
@@ -20,8 +20,8 @@ from parapply.quoting import identifier, plain_literal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Protocol 1 carries whole transactions, 2 streams, 3 prepared ones, 4 parallel streams. What is not asked for, like
-#: `binary` and `messages`, does not come.
+#: Protocol 1 carries whole transactions, 2 streams, 3 prepared ones, 4 parallel streams. Options that are not asked
+#: for, such as `binary` and `messages`, are off.
 _PROTO_PLAIN, _PROTO_STREAMING, _PROTO_TWO_PHASE, _PROTO_PARALLEL = 1, 2, 3, 4
 
 #: server_version_num of the first server whose pgoutput knows an option, or a value of it.
@@ -63,7 +63,7 @@ SESSION_SETTINGS: tuple[tuple[str, str], ...] = (
 #: The same, by the server_version_num of the first server that knows each; one that does not refuses a connection.
 _LATER_SETTINGS: tuple[tuple[int, str, str], ...] = (
     (140000, "idle_session_timeout", "0"),
-    # A walsender decodes each transaction inside one of its own: one that takes longer to send would never arrive.
+    # A walsender decodes each transaction inside its own: a transaction that takes longer to send would never arrive.
     (170000, "transaction_timeout", "0"),
 )
 
@@ -184,7 +184,7 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace(" ", "\\ ")
 
 
-#: Of every connection, where the DSN does not say otherwise; seconds, and how many go without an answer.
+#: Parameters of every connection, unless the DSN says otherwise; seconds, and the number that go without an answer.
 _KEEPALIVES = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 
 
@@ -205,7 +205,7 @@ def source_conninfo(
     synchronous_standby_names may refer to it.
 
     Args:
-        dsn: as configured; it holds the password, so the result does, too.
+        dsn: as configured; it holds the password, so the result also does.
         application_name: if the DSN has none.
         is_replication: a walsender session of the DSN's database, for START_REPLICATION.
         connect_timeout_s: if the DSN has none.

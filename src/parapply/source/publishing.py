@@ -1,8 +1,8 @@
 """How is a table published, and was that so without a gap between two looks?
 
 A look sees the catalogue as it is then, so a table that left the publication and came back looks as before, and the
-changes of the time between never come. What tells is who publishes it: entries of publications have OIDs of their own,
-a partition's place has the xmin of its row, and a place in a schema too. So what is kept of a table is a text of marks:
+changes of the time between never come. The entry that publishes it shows the gap: entries of publications have OIDs,
+and a partition's place and a place in a schema have the xmin of their row. So a text of marks is kept for each table:
 
 | mark               | is                                                                                |
 |--------------------|-----------------------------------------------------------------------------------|
@@ -13,8 +13,8 @@ a partition's place has the xmin of its row, and a place in a schema too. So wha
 | ``e8<7@900``       | of a root that is published as one: transaction 900 has put partition 8 below 7   |
 | ``p5@990:10``      | the row of publication 5 was written by transaction 990; its owner                |
 
-No mark: it is not published, as one that is UNLOGGED is not. What changes and is changed back leaves no trace but the
-last kind of mark, and a table that is made UNLOGGED and LOGGED again none.
+No mark: it is not published, and neither is an UNLOGGED table. A publication that is altered and altered back leaves
+no trace but the last kind of mark, and a table that is made UNLOGGED and LOGGED again leaves none.
 
 In: a plain session on the publisher. Out: marks, and reasons. No lock on a published table is taken.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from parapply.source.slot import Connection
 
-#: Of tables as the stream names them: a root that is published as one stands for its partitions.
+#: Marks of tables as the stream names them: a root that is published as one stands for its partitions.
 _WAYS: LiteralString = """
     , line AS (
         SELECT c.oid AS table_oid, c.oid, c.relnamespace, '' AS path FROM pg_catalog.pg_class AS c
@@ -83,7 +83,7 @@ _EDGES: LiteralString = """
      WHERE below.oid <> below.root AND (below.relkind = 'p' OR below.relkind = 'r' AND below.relpersistence = 'p')
      GROUP BY 1"""
 
-#: Of partitions: each leaf has come empty, or was made there.
+#: Partitions that may have come with rows: not made there, and a leaf is not empty.
 _FULL: LiteralString = """
     SELECT c.oid::bigint, n.nspname || '.' || c.relname FROM pg_catalog.pg_class AS c
       JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
@@ -94,7 +94,7 @@ _FULL: LiteralString = """
                       AND pg_catalog.pg_relation_size(below.oid) <> 0)
      ORDER BY 2""".replace("WAS_MADE_THERE", WAS_MADE_THERE)
 
-#: What a publication sends by default.
+#: Changes that a publication sends by default.
 _ALL: Final = frozenset("iudt")
 _NOT_FOR_A_TIME: Final = (
     "it was not published for a time: the publication was dropped, or the table was taken out of it, detached or"
@@ -104,7 +104,7 @@ _MADE_AGAIN: Final = (
     "what publishes it was made again: the publication, its entry of the table, or the entry's row filter or column"
     " list; changes from before may be missing"
 )
-_SENDS_OTHERS: Final = "its publication sends other changes now: those of before may be missing"
+_SENDS_OTHERS: Final = "its publication sends other changes now: earlier changes may be missing"
 _CAME_BACK: Final = "it was attached, or moved into its schema, again: changes from before may be missing"
 
 
@@ -112,7 +112,7 @@ async def published(conn: Connection, publications: Sequence[str], oids: Collect
     """Return how tables are published, as the stream names them; those that are not are not among them.
 
     Args:
-        conn: plain session on the publisher; in a transaction with a snapshot it tells of that time.
+        conn: plain session on the publisher; in a transaction with a snapshot it shows that time.
         publications: whose entries count.
         oids: of tables; None: all.
 
@@ -167,9 +167,9 @@ def new_partitions(before: str, now: str) -> dict[int, str]:
 
 
 def altered(before: str, now: str) -> bool:
-    """Return whether a publication was altered, although nothing is different: it may have been another for a time.
+    """Return whether a publication was altered since, although nothing is different.
 
-    Another owner explains it.
+    It may have differed for a time. A change of its owner explains it.
     """
     known = _rows(before)
     return set(_ways(before)) == set(_ways(now)) and any(
@@ -178,7 +178,7 @@ def altered(before: str, now: str) -> bool:
 
 
 def is_by_root(marks: str) -> bool:
-    """Return whether partitions are published under the name of the partitioned table whose marks these are."""
+    """Return whether partitions are published under the name of the partitioned table that has these marks."""
     return any("v" in _sends(way.partition(":")[2]) for way in _ways(marks))
 
 

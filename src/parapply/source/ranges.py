@@ -45,11 +45,11 @@ class WalRanges:
         self._plan = plan
         self._copy = f"parapply_catch_up_{connection.info.backend_pid}"
         self._position: RangePosition | None = None
-        #: The slot is there: confirmed, and moved by us.
+        #: The slot's position: confirmed, and moved by us.
         self.slot_lsn = 0
         #: Ranges read whole.
         self.n_read = 0
-        #: Whether a range was asked for that has not come to its end.
+        #: True if a range was asked for that has not come to its end.
         self.is_unfinished = False
         #: Why the publisher refused a query, for people. The connection is of no use then: a walsender drops its
         #: temporary slots after every error, and in PostgreSQL up to 15.14, 16.10, 17.6 and 18.0 pgoutput's cache of
@@ -74,7 +74,7 @@ class WalRanges:
             # Nothing was decoded: a copy needs no start to be found, so the stream may use the connection.
             return f"the slot cannot be copied: {failure}"
         try:
-            # What a range decodes is kept here before its first row is sent; more goes to a temporary file.
+            # A decoded range is kept in this memory before its first row is sent; the excess goes to a temporary file.
             await self._execute(f"SET work_mem = '{max(limits.range_bytes // 1024, 64)}kB'")
             position = await self._look()
             if position.copy_lsn > self._plan.start_lsn:
@@ -130,7 +130,7 @@ class WalRanges:
 
         Raises:
             SourceLost: the connection ended, the publisher refused the range, or another reader has moved the slot.
-                What was handed over may end inside a transaction, and only another epoch forgets that.
+                The data handed over may end inside a transaction, and only another epoch forgets that.
         """
         before = self._position
         assert before is not None, "ranges have begun"

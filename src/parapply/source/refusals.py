@@ -1,7 +1,7 @@
 """Every reason not to read a slot, as pure checks of facts against the target's state.
 
-In: `SourceFacts` and `KnownPosition`. Out: nothing, or `SourceRefused` with what to do. Also timelines: how to tell
-whether what is recorded still names the same transactions after a failover (trap F14).
+In: `SourceFacts` and `KnownPosition`. Out: nothing, or `SourceRefused` with what to do. Also timelines: the check
+that recorded positions still name the same transactions after a failover (trap F14).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LOST_HINT = (
 
 
 class KnownPosition(msgspec.Struct, frozen=True, kw_only=True):
-    """What the target's state says of the slot."""
+    """The slot according to the target's state."""
 
     system_identifier: str
     timeline: int
@@ -106,7 +106,7 @@ def check_slot(
 ) -> None:
     """Refuse a publisher, a slot or a position that cannot continue what is on the target.
 
-    A slot that is in use is no refusal: START_REPLICATION tells that (SlotBusy).
+    A slot in use is not refused here, because START_REPLICATION reports it (SlotBusy).
 
     Args:
         facts: the publisher now.
@@ -131,7 +131,7 @@ def check_slot(
         raise SourceRefused(f"slot {slot_name!r} does not exist", hint="`parapply init` creates it")
     _check_kind(facts.slot, facts.database)
     if facts.slot.is_two_phase and not two_phase:
-        # What was prepared while it is off would come neither with its PREPARE nor with its commit.
+        # A transaction prepared while it is off would come neither with its PREPARE nor with its commit.
         raise SourceRefused(
             f"slot {slot_name!r} has two_phase: prepared transactions come before their commit",
             hint="set source.two_phase = true, or choose a slot made without two_phase",
@@ -170,7 +170,7 @@ async def check_undecided(conn: Connection, facts: SourceFacts) -> None:
 
     Args:
         conn: plain session on the publisher.
-        facts: the publisher; the slot is there, and was not made just now.
+        facts: the publisher; the slot exists, and was not made just now.
 
     Raises:
         SourceRefused: something is prepared, or that cannot be seen.

@@ -39,7 +39,7 @@ CONNECT_TIMEOUT_S = 10
 _sessions: WeakKeyDictionary[Session, str] = WeakKeyDictionary()
 
 _HALF_OF_XIDS = 2**31
-#: What a publication may publish, in the order of the columns of pg_publication.
+#: Operations that a publication may publish, in the order of the columns of pg_publication.
 _OPERATIONS = ("insert", "update", "delete", "truncate")
 
 
@@ -75,7 +75,7 @@ class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The publisher as it is now."""
 
     system_identifier: str  # unsigned 64 bits
-    timeline: int  # of a standby that of its last restart point: `replayed_timeline` asks for the present one
+    timeline: int  # on a standby, of its last restart point: `replayed_timeline` asks for the present one
     database: str
     server_version_num: int
     wal_level: str
@@ -91,7 +91,7 @@ class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SourcePosition(msgspec.Struct, frozen=True, kw_only=True):
-    """What the publisher is asked all the time."""
+    """The publisher's positions, which are asked for all the time."""
 
     clock_us: int  # microseconds since 2000-01-01 UTC; read before the LSNs
     passed_us: int | None  # nothing that commits earlier comes later; None: a standby that has replayed no commit
@@ -132,7 +132,7 @@ _REFUSALS = {
 
 
 _GRANT = "GRANT what is missing to the source's role: config/roles/publisher.sql does"
-#: What the role lacks is not REPLICATION then.
+#: The role lacks a privilege other than REPLICATION then.
 _OBJECTS = {
     "for table": _GRANT, "for schema": _GRANT, "for sequence": _GRANT, "for view": _GRANT, "for function": _GRANT,
     "event trigger": "only a superuser may make event triggers: have one run what `init --ddl=print-automatic` prints"
@@ -201,7 +201,7 @@ async def connect(
 
 
 def without_answer(dsn: str, wait_s: float) -> list[int]:
-    """Return the pids of this process's sessions of a DSN that have waited so many seconds for an answer."""
+    """Return the pids of this process's sessions of a DSN that have waited that many seconds for an answer."""
     since_s = time.monotonic() - wait_s
     waiting = [conn for conn, its_dsn in _sessions.items() if its_dsn == dsn and 0 < conn.waits_since_s <= since_s]
     return [conn.info.backend_pid for conn in waiting if not conn.closed]
@@ -219,9 +219,9 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
     Raises:
         SourceLost: the connection broke.
     """
-    # The timeline of the WAL being written: pg_control_checkpoint() tells the old one until the first checkpoint
-    # after a promotion, and there is nothing else to ask on a standby. The slot as jsonb: its columns differ from
-    # version to version.
+    # The timeline of the WAL being written: pg_control_checkpoint() has the old one until the first checkpoint
+    # after a promotion, and a standby has no other function for it. The slot as jsonb: its columns differ from version
+    # to version.
     query: LiteralString = f"""
         SELECT (SELECT system_identifier FROM pg_catalog.pg_control_system()),
                CASE WHEN r THEN GREATEST((SELECT timeline_id FROM pg_catalog.pg_control_checkpoint()),
@@ -303,7 +303,7 @@ async def position(conn: Connection) -> SourcePosition:
 
 
 async def replayed_timeline(conn: Connection, dsn: str) -> int:
-    """Return the timeline that a server replays or writes, which SQL does not tell on a standby.
+    """Return the timeline that a server replays or writes, which SQL does not show on a standby.
 
     Args:
         conn: plain session on the server.
@@ -403,7 +403,7 @@ async def check_publications(conn: Connection, names: Sequence[str]) -> frozense
     """Refuse publications that are not there: newer servers skip them with a warning only, and rows are missing.
 
     Returns:
-        What they publish, all together: of insert, update, delete, truncate.
+        Operations that they publish, all together: of insert, update, delete, truncate.
 
     Raises:
         SourceRefused: at least one is missing; the message lists what there is.
@@ -471,7 +471,7 @@ async def tables_to_expect(conn: Connection, names: Sequence[str]) -> tuple[tupl
 
 
 async def check_room(conn: Connection) -> None:
-    """Refuse a publisher on which no further slot can be made now; a temporary one, for a snapshot, needs room, too.
+    """Refuse a publisher on which no further slot can be made now; a snapshot's temporary slot also needs room.
 
     Raises:
         SourceRefused: all of max_replication_slots are in use.

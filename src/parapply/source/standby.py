@@ -1,7 +1,7 @@
-"""Whether a publisher's commits wait for one of its readers. Pure.
+"""Commits of a publisher that wait for one of its readers. Pure.
 
-PostgreSQL tells a standby nothing about that, and `pg_stat_replication.sync_state` only to members of
-pg_read_all_stats; every role may read the setting that says it.
+PostgreSQL reports nothing about that to a standby, and shows `pg_stat_replication.sync_state` only to members of
+pg_read_all_stats; every role may read the setting that decides it.
 
 Source: PostgreSQL manual, "synchronous_standby_names"; `src/backend/replication/syncrep.c`, `syncrep_scanner.l`.
 """

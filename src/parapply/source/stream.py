@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 #: Kernel buffer asked for, so that the walsender is not stopped while the leader computes. The kernel may give less.
 RECEIVE_BUFFER_BYTES = 4 * 1024 * 1024
-#: The same on one machine, where the network needs none: a walsender sends every message by itself, and with the
+#: The same on one machine, where the network needs none: a walsender sends every message separately, and with the
 #: receiver's buffer full the kernel joins them, which cost the publisher an eighth less. A quarter of it stopped the
 #: sender.
 LOCAL_RECEIVE_BUFFER_BYTES = 256 * 1024
 #: After every other LSN.
 _ANY_LSN: Final = 2**64 - 1
-#: Undefined object. The slot was there a moment ago.
+#: Undefined object. The slot existed a moment ago.
 _NO_PUBLICATION: Final = "42704"
 
 
@@ -59,10 +59,10 @@ class ReplicationStream:
         self._ended = False
         #: Latest keep-alive, valid once every frame drained before it has been handled; the leader takes it.
         self.keepalive: Keepalive | None = None
-        #: Whether the last `drain` took everything that had come.
+        #: True if the last `drain` took everything that had come.
         self.is_drained = True
         self._gap_lsn: int | None = None
-        #: What was last reported as flushed; it never goes back. The leader reads it.
+        #: LSN last reported as flushed; it never decreases. The leader reads it.
         self.confirmed_flush_lsn = 0
 
     @property

@@ -1,6 +1,6 @@
 """How the bytes of a running COPY BOTH get in and out: by libpq, or past it where nothing is encrypted.
 
-libpq makes, authenticates and closes the connection in both cases. Which transport is used changes speed, nothing else.
+libpq makes, authenticates and closes the connection in both cases. The choice of transport changes nothing but speed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from parapply.source.slot import Connection
 
-#: Bytes of a range taken before workers and the planner get their turn: about ten milliseconds. What the kernel holds
-#: then lets the publisher go on sending.
+#: Bytes of a range taken before workers and the planner get their turn: about ten milliseconds. The kernel's buffer
+#: lets the publisher go on sending then.
 _TURN_BYTES = 2 * 1024 * 1024
 #: SQLSTATE of pgoutput's warning, from version 18 on, that it decodes changes while a publication is not there. Nothing
 #: that it publishes is sent then, and an older server ends the stream.
@@ -54,7 +54,7 @@ class Transport(Protocol):
     fd: int
     #: Latest keep-alive, whole; whoever takes it puts None here.
     keepalive: bytes | None
-    #: Whether the last `drain` took everything that had come.
+    #: True if the last `drain` took everything that had come.
     is_drained: bool
     #: The server has warned that a publication was missing; the stream puts False here when it takes that.
     has_gap: bool
@@ -72,7 +72,7 @@ class Transport(Protocol):
         """
 
     async def answer(self, take: Callable[[list[bytes], int], Awaitable[None]]) -> bool:
-        """Read the answer as fast as it comes; tell whether a Stream Start was in it, from which on all is left out.
+        """Read the answer as fast as it comes, and leave out all from a Stream Start on; return whether one was in it.
 
         Args:
             take: gets frames and their bytes on the wire; nothing is read until it returns.
@@ -94,7 +94,7 @@ class Transport(Protocol):
         """Send what is queued; True if some of it must wait until the descriptor is writable."""
 
     def end(self) -> None:
-        """Tell the server politely that nothing more comes from here, if that is possible at once."""
+        """Announce to the server that nothing more is sent, if that is possible at once."""
 
     def close(self) -> None:
         """Let go of the socket; the connection itself is closed by its owner."""
@@ -242,7 +242,7 @@ class LibpqTransport:
         try:
             return bool(self._pg.flush())
         except psycopg.Error:
-            # The reader meets the same error and reports it.
+            # The reader gets the same error and reports it.
             return False
 
     def end(self) -> None:
@@ -320,7 +320,7 @@ class PlainTransport:
                 reader.others.clear()
                 size += n_bytes
                 if size >= _TURN_BYTES:
-                    # What has come is taken without waiting for the event loop, so that the publisher, which decodes
+                    # Data at hand is taken without waiting for the event loop, so that the publisher, which decodes
                     # the next range only when this one is sent, never waits for the leader.
                     size = 0
                     await asyncio.sleep(0)
@@ -409,7 +409,7 @@ class PlainTransport:
         except BlockingIOError:
             return True
         except OSError:
-            # The reader meets the same error and reports it.
+            # The reader gets the same error and reports it.
             self._unsent = b""
         return False
 
@@ -424,7 +424,7 @@ class PlainTransport:
 
 
 def _is_gap(severity: str | None, sqlstate: str | None) -> bool:
-    """Tell it of a notice; severity in English."""
+    """Return whether a notice, its severity in English, reports one."""
     return severity == "WARNING" and sqlstate == _PUBLICATION_MISSING
 
 

@@ -28,7 +28,7 @@ class PublisherWaits:
     """One for a publisher and a process. `longest_s` is written here and read by the metrics."""
 
     def __init__(self, dsn: Callable[[], str], tell: Callable[[BlockedSession], None]) -> None:
-        """Look at nothing yet; `dsn` gives the publisher's of now, `tell` gets each wait, from time to time."""
+        """Look at nothing yet; `dsn` returns the publisher's present one, and each wait is reported now and then."""
         self._dsn = dsn
         self._tell = tell
         self._telling = blocked.Telling()

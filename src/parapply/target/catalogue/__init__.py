@@ -1,1 +1,1 @@
-"""What a table of the target is like, and how it is applied."""
+"""Tables of the target: their properties, and how they are applied."""

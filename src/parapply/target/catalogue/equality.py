@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from parapply.model import Column
     from parapply.plan.table import ColumnFacts
 
-# OIDs of pg_type.dat; PostgreSQL never changes those of a built-in type.
+# OIDs of pg_type.dat; PostgreSQL never changes the OID of a built-in type.
 _BYTEA, _CHAR, _NAME, _TEXT, _BPCHAR, _VARCHAR = 17, 18, 19, 25, 1042, 1043
 _INTEGERS = frozenset({20, 21, 23})
 _OID = 26
@@ -26,7 +26,7 @@ _FLOATS = frozenset({700, 701})
 _NUMERIC, _INTERVAL, _JSONB = 1700, 1186, 3802
 #: Types whose equality depends on the column's collation.
 _COLLATED = frozenset({_NAME, _TEXT, _BPCHAR, _VARCHAR})
-#: Equal exactly when the output text is. timetz is here: it compares the instant, then the zone, and prints both.
+#: Equal exactly when the output text is. timetz is one: it compares the instant, then the zone, and prints both.
 _BYTES = (
     _INTEGERS
     | frozenset({16, _BYTEA, _CHAR, _NAME, _TEXT, _OID, _VARCHAR, 2950})  # bool, uuid
@@ -152,7 +152,7 @@ def equality_across(wire: Column, target: ColumnFacts) -> Equality:
 def _is_safe(wire: int, wire_modifier: int, base: int, modifier: int) -> bool:
     """Return whether a type's texts stay different values, or the same text, in a type of the target.
 
-    Modifiers of arrays are those of their elements.
+    Modifiers of arrays apply to their elements.
     """
     has_length = modifier != -1
     if wire == base and (not has_length or wire_modifier == modifier):

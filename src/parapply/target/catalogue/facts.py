@@ -25,7 +25,7 @@ from parapply.target.session.settings import target_errors
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
 
-#: What a publication of everything needs. TRUNCATE is asked for when one comes, as the built-in subscription does.
+#: Privileges for a publication of everything. TRUNCATE is asked for when one comes, as the built-in subscription does.
 ROW_PRIVILEGES: Final = ("INSERT", "UPDATE", "DELETE", "SELECT")
 
 #: Runs a query with parameters in text format, and returns its rows.
@@ -51,7 +51,7 @@ _planned: Final[WeakSet[psycopg.AsyncConnection[Any]]] = WeakSet()
 
 
 async def load_facts(conn: psycopg.AsyncConnection[Any], schema: str, name: str, *, role: str) -> TableFacts | None:
-    """Return what the catalogue says of a table now, or None if there is none of that name.
+    """Return the facts of a table from the catalogue as it is now, or None if no table has that name.
 
     As `load_many`. DDL on the target is not in the stream: read again after every Relation message and when a
     statement fails in a way that an unseen index or column explains (trap T-23).
@@ -101,7 +101,7 @@ async def load_facts_inside(
 async def load_many(
     conn: psycopg.AsyncConnection[Any], names: Sequence[tuple[str, str]], *, role: str
 ) -> dict[tuple[str, str], TableFacts | TargetRefused]:
-    """Return what `load_facts` would return or raise for each table that is there, by schema and name.
+    """Return the result or error of `load_facts` for each existing table, by schema and name.
 
     A few round trips for all of them; one for a single table, but for the first time in a session.
 
@@ -130,7 +130,7 @@ async def load_many(
 async def table_oids(
     conn: psycopg.AsyncConnection[Any], names: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], int]:
-    """Return the OID of each relation that is there, by schema and name; one round trip.
+    """Return the OID of each existing relation, by schema and name; one round trip.
 
     Raises:
         TargetLost: the connection broke.
@@ -162,7 +162,7 @@ def _table(schema: str, name: str, row: Sequence[Any]) -> TableFacts:
             hint="another server does not commit together with the progress record; detach these partitions",
         )
     if unlogged:
-        # What is confirmed to the publisher must survive, because it is not sent again.
+        # Confirmed changes must survive, because the publisher does not send them again.
         raise TargetRefused(
             f"target table {schema}.{name} is UNLOGGED: a crash of the server would empty {', '.join(unlogged)}",
             hint="ALTER TABLE ... SET LOGGED; what a crash has taken since, `parapply refresh --table` copies",
@@ -337,7 +337,7 @@ def _check_access(facts: TableFacts, row: Sequence[Any] | None) -> None:
 
 
 async def _rows(conn: psycopg.AsyncConnection[Any], query: str, params: Sequence[object]) -> list[tuple[Any, ...]]:
-    # A raw cursor: these texts hold percent signs of their own. The row factory of the connection is not ours.
+    # A raw cursor: these texts hold percent signs. The row factory of the connection is not ours.
     async with psycopg.AsyncRawCursor(conn, row_factory=tuple_row) as cursor:
         set_json_loads(msgspec.json.decode, cursor)  # what describes a table is a dozen such values
         # Planning takes longer than executing: the texts never change, so they are planned once a session.

@@ -94,8 +94,8 @@ SELECT asked.relid::int8, pg_catalog.concat_ws(' ', s.items, asked.root, pg_cata
 FROM asked JOIN tied_sum s ON s.root = asked.root JOIN pg_catalog.pg_class c ON c.oid = asked.relid
 """
 
-# What a fingerprint is made of, by where its rows are counted. A backend tells its counts when it is idle, within ten
-# seconds at most. TRUNCATE and temporary tables count, too, and change no fingerprint.
+# Content of a fingerprint, by where its rows are counted. A backend reports its counts when it is idle, within ten
+# seconds at most. TRUNCATE and temporary tables also count, and change no fingerprint.
 _COUNTS_SQL: Final = """
 SELECT pg_catalog.array_agg(pg_catalog.pg_stat_get_tuples_inserted(c.oid) + pg_catalog.pg_stat_get_tuples_updated(c.oid)
   + pg_catalog.pg_stat_get_tuples_deleted(c.oid) ORDER BY c.oid)::text
@@ -150,10 +150,10 @@ async def fingerprints_of_few(conn: psycopg.AsyncConnection[Any], oids: Sequence
 async def fingerprints(conn: psycopg.AsyncConnection[Any], oids: Sequence[int]) -> dict[int, str]:
     """Return a text for each table that changes when what `load_facts` or `check_table_access` says of it may have.
 
-    One round trip whatever the number of tables. Covered is the whole partition tree of a table, and those of the
+    One round trip whatever the number of tables. It covers the whole partition tree of a table, and the trees of the
     tables that its foreign keys refer to: columns, defaults, indexes, constraints, triggers, rules, policies, names,
-    privileges of this role. Not covered are what the tables use: types, domains, casts, functions, operator classes
-    and collations. Data, statistics, VACUUM and TRUNCATE change nothing.
+    privileges of this role. It does not cover the objects that the tables use: types, domains, casts, functions,
+    operator classes and collations. Data, statistics, VACUUM and TRUNCATE change nothing.
 
     Args:
         conn: a session of the role that applies, in autocommit mode.

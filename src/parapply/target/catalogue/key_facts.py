@@ -1,7 +1,7 @@
 """Unique indexes and foreign keys, from what the catalogue query returns to plain data. Pure.
 
-In: the JSON objects of `target/catalogue/key_query.py`. Out: `UniqueFacts` and `ForeignKeyFacts`. What an index
-compares in a way of its own is UNKNOWN.
+In: the JSON objects of `target/catalogue/key_query.py`. Out: `UniqueFacts` and `ForeignKeyFacts`. Columns that an
+index compares in a special way are UNKNOWN.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def indexed_equality(column: Mapping[str, Any]) -> Equality:
 
 
 def _is_own_class(class_type: int | None, base_type: int) -> bool:
-    """Return whether the default operator class of one type is that of another.
+    """Return whether the default operator class of one type is also the default class of another.
 
     Types may be indexed by the class of any that they are binary-coercible to: under bpchar's, which is a default one,
     too, trailing blanks of a varchar do not count (trap T-21).
@@ -63,7 +63,7 @@ def foreign_key_facts(foreign_key: Mapping[str, Any], columns: Sequence[Mapping[
 
     Args:
         foreign_key: JSON object.
-        columns: those of the child, as the catalogue query describes them.
+        columns: of the child, as the catalogue query describes them.
     """
     types = {column["name"]: column["base_type_oid"] for column in columns}
     parent_columns = foreign_key["parent_columns"]

@@ -68,7 +68,7 @@ enforced AS (
 
 # An index not yet valid or ready counts: it will refuse rows before anyone reads the catalogue again. An index that a
 # partition inherits is named once, by its ancestor, if that one belongs to a table of the tree. The key's own counts if
-# it refuses different keys, too.
+# it also refuses different keys.
 INDEX_COLUMNS: Final = """
 other_index AS (
   SELECT i.* FROM tree JOIN pg_catalog.pg_index i ON i.indrelid = tree.relid

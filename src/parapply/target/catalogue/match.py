@@ -111,8 +111,8 @@ def _identity(
 ) -> tuple[tuple[int, ...], bool, str]:
     """Return key positions, whether rows are found by all their columns, and why updates are refused ('' if not).
 
-    The rules and texts are those of the built-in subscription (logicalrep_rel_mark_updatable and
-    check_relation_updatable), but that a deferrable key serves where the publisher's identity is a key.
+    The rules and texts come from the built-in subscription (logicalrep_rel_mark_updatable and
+    check_relation_updatable), except that a deferrable key serves where the publisher's identity is a key.
     """
     table = f"{facts.schema}.{facts.name}"
     is_sent_full = relation.replica_identity == "f"

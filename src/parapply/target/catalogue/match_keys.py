@@ -1,4 +1,4 @@
-"""Which unique indexes and foreign keys of a target table the planner can read from the rows on the wire. Pure.
+"""Unique indexes and foreign keys of a target table that the planner can read from the rows on the wire. Pure.
 
 In: a published relation, the facts of its target table and the matched columns. Out: `UniqueKey` and `ForeignKey` for
 the plan, and phrases for people. With the commit order kept an index that is left out costs repeated batches, never
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class UniqueKeys(NamedTuple):
-    """What is predicted of a table's unique indexes, phrases about all of them, and about those that are not."""
+    """Predicted unique indexes of a table, phrases about all of its unique indexes, and about unpredicted ones."""
 
     keys: tuple[UniqueKey, ...]
     phrases: list[str]
@@ -35,8 +35,8 @@ class UniqueKeys(NamedTuple):
 def unique_keys(relation: Relation, facts: TableFacts, columns: Sequence[ColumnFacts]) -> UniqueKeys:
     """Return the unique indexes whose values are on the wire and compare by their text (traps T-19, T-22).
 
-    Partial ones count, too: rows outside of their predicate only make batches wait without need. Indexes that differ
-    in nothing but the partition they are on are one.
+    Partial ones also count: rows outside of their predicate only make batches wait without need. Indexes that differ
+    in nothing but their partition are one.
 
     Args:
         relation: as announced.

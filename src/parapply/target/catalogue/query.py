@@ -63,13 +63,13 @@ part(attnum, typid, is_compared) AS (  -- a column's type and every type inside 
     UNION ALL
     SELECT a.atttypid, true FROM pg_catalog.pg_attribute a
     WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
-    UNION ALL  -- a range compares with an operator class of its own, so its subtype needs none
+    UNION ALL  -- a range compares with its own operator class, so its subtype needs none
     SELECT r.rngsubtype, false FROM pg_catalog.pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
   ) x(typid, is_compared)
 )"""
 
 _EQUAL: Final = """
-class_ AS MATERIALIZED (  -- default operator classes that can tell equal from unequal, with their operator
+class_ AS MATERIALIZED (  -- default operator classes that decide equality, with their operator
   SELECT oc.opcintype, i.typispreferred, m.amname,
     'OPERATOR(' || pg_catalog.quote_ident(n.nspname) || '.' || o.oprname || ')' AS operator
   FROM pg_catalog.pg_opclass oc
@@ -88,7 +88,7 @@ met AS MATERIALIZED (  -- else the planner joins the classes with all types ther
   SELECT t.oid, t.typtype, t.typsubscript
   FROM (SELECT DISTINCT typid FROM part) p JOIN pg_catalog.pg_type t ON t.oid = p.typid
 ),
-own_(typid, typtype, typsubscript, operator) AS MATERIALIZED (  -- nearly every type has a class of its own
+own_(typid, typtype, typsubscript, operator) AS MATERIALIZED (  -- nearly every type has its own class
   SELECT t.oid, t.typtype, t.typsubscript,
     (SELECT f.operator FROM first_ f WHERE f.opcintype = t.oid)
   FROM met t
@@ -210,7 +210,7 @@ LEFT JOIN equal_ e ON e.typid = t.oid
 LEFT JOIN key_column kc ON kc.attnum = a.attnum"""
 
 # tgenabled: O fires in origin and local, R in replica, A always, D never. Internal triggers keep constraints: foreign
-# keys are described by themselves. Before PostgreSQL 15 a row trigger cloned to a partition is marked internal too.
+# keys are described separately. Before PostgreSQL 15 a row trigger cloned to a partition is marked internal too.
 # Statement triggers of a partition do not fire for statements that name the root, but for TRUNCATE. tgtype: 1 is a row
 # trigger, 32 one for TRUNCATE.
 _TRIGGERS: Final = """
@@ -224,7 +224,7 @@ WHERE t.tgenabled IN ('A', CASE WHEN $3 = 'replica' THEN 'R' ELSE 'O' END)
   AND (NOT t.tgisinternal OR (t.tgparentid <> 0 AND coalesce(k.contype, 't') = 't'))
   AND (t.tgrelid = table_.oid OR t.tgtype & 33 <> 0)"""
 
-# Only rules of the relation that a statement names act, so those of partitions do not count.
+# Only rules of the relation that a statement names act, so rules of partitions do not count.
 _RULES: Final = """
 SELECT coalesce(pg_catalog.json_agg('rule ' || r.rulename ORDER BY r.rulename), '[]')
 FROM pg_catalog.pg_rewrite r
@@ -245,8 +245,8 @@ _HARMLESS: Final = (
     "txid_current", "uuidv4", "uuidv7",
 )  # fmt: skip
 
-# What PostgreSQL runs for a change of a row, by what the owner of the table or of a type has made. Expressions are
-# looked through by the numbers in their stored trees, because calls of built-in functions leave no trace in pg_depend.
+# Code that PostgreSQL runs for a change of a row, made by the owner of the table or of a type. Expressions are searched
+# by the numbers in their stored trees, because calls of built-in functions leave no trace in pg_depend.
 # A constant cannot hide one: its bytes are printed as numbers, so at most something harmless is found.
 _FOREIGN_CODE: Final = f"""
 SELECT pg_catalog.json_array_elements_text(({_TRIGGERS})) AS what, NULL::text AS column_name
@@ -299,8 +299,8 @@ WHERE EXISTS (
     OR (p.pronamespace = 'pg_catalog'::pg_catalog.regnamespace AND EXISTS (
       SELECT FROM pg_catalog.pg_operator o WHERE o.oprcode = p.oid AND o.oid < 16384))))
 OR e.node ~ '\\{{JSONCONSTRUCTOREXPR'
-OR EXISTS (  -- to convert text to a type converts it to each type inside, and runs the checks of domains; those of the
-             -- columns are looked at above
+OR EXISTS (  -- to convert text to a type converts it to each type inside, and runs the checks of domains; the checks
+             -- of the columns are looked at above
   SELECT FROM pg_catalog.regexp_matches(e.node, ':[a-z]*typ(?:e|eid|id)? ([0-9]+)', 'g') AS m
   JOIN pg_catalog.pg_type t ON t.oid = m[1]::oid AND NOT {_TRUSTED.format("t.typowner")}
   LEFT JOIN pg_catalog.pg_type i ON i.oid = t.typelem
@@ -366,7 +366,7 @@ FROM unnest($1::name[], $2::name[]) WITH ORDINALITY AS w(schema_name, table_name
 CROSS JOIN LATERAL ({FACTS_SQL.replace("$1", "w.schema_name").replace("$2", "w.table_name")}) AS found
 """  # noqa: S608 - only the constant above is put in
 
-#: Parameters: `$1` schemas, `$2` names. A row for each relation that is there: schema, name, OID. A lookup for each.
+#: Parameters: `$1` schemas, `$2` names. A row for each existing relation: schema, name, OID. A lookup for each.
 OIDS_SQL: Final = """
 SELECT w.schema_name::text, w.table_name::text, found.oid::int8
 FROM unnest($1::name[], $2::name[]) AS w(schema_name, table_name)
@@ -375,7 +375,7 @@ CROSS JOIN LATERAL (
   WHERE n.nspname = w.schema_name AND c.relname = w.table_name OFFSET 0) AS found
 """
 
-#: Parameters: `$1` OIDs of tables, `$2` privileges as text[]. A row for each table that is there: its OID, whether
+#: Parameters: `$1` OIDs of tables, `$2` privileges as text[]. A row for each existing table: its OID, whether
 #: row-level security applies to this role, whether the schema may be used, the privileges missing in the order asked
 #: for, and the role.
 ACCESS_SQL: Final = """

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from parapply.target.session.settings import Connection
 
-#: First keys of our advisory locks. Of the daemon: "para" in ASCII, so that other users of such locks do not meet us.
+#: First keys of our advisory locks. The daemon's: "para" in ASCII, so that other users of such locks do not clash.
 LOCK_CLASS = 0x70617261
-#: Of the command that copies tables; of the commands of the publisher that run outside of transactions; of the cut-over
+#: Keys of the command that copies tables, of the publisher's commands that run outside of transactions, of the cut-over
 #: ("cuto"). The slot is the second key of each.
 COPY_LOCK_CLASS: Final = LOCK_CLASS + 1
 LATER_LOCK_CLASS: Final = LOCK_CLASS + 2
@@ -96,7 +96,7 @@ END$parapply$"""  # noqa: S608  integers only
 async def holders(
     conn: Connection, slot_id: int, *, lock_class: int = LOCK_CLASS, with_self: bool = False
 ) -> tuple[Holder, ...]:
-    """Return the sessions that hold the locks of a slot, the leader first; this one only if it is asked for, too.
+    """Return the sessions that hold the locks of a slot, the leader first; this session only with `with_self`.
 
     Raises:
         TargetLost: the connection broke.
@@ -223,7 +223,7 @@ async def fence(
     """
     told: tuple[Holder, ...] = ()
     delay_s = _POLL_MIN_S
-    # Tries, not a blocking lock: a wait in the server could not tell whom it waits for.
+    # Tries instead of a blocking lock, because a wait in the server could not report whom it waits for.
     while not await _try_lock(conn, worker_key(slot_id), lock_class):
         present = await holders(conn, slot_id, lock_class=lock_class)
         if present and present != told:

@@ -1,8 +1,8 @@
 """Replication origins of sessions that write users' rows: a change applied here is known as one from elsewhere.
 
 A publisher that is asked for `origin = none` leaves such changes out, so in a two-way set-up nothing goes round; and a
-row that somebody else wrote last is told from one of ours. An origin belongs to one session at a time up to PostgreSQL
-18 (trap T-17), so each worker, each session of a copy and the replay of conflicts has one of its own. The functions
+row that another writer wrote last is distinguished from one of ours. An origin belongs to one session at a time up to
+PostgreSQL 18 (trap T-17), so each worker, each session of a copy and the replay of conflicts has its own. The functions
 need a superuser or a grant (manual, "Replication Progress Tracking", "Replication Management Functions"). Without them
 everything else works, and the daemon says what does not.
 """
@@ -38,7 +38,7 @@ _TRIES: Final = 50
 _POLL_S: Final = 0.05
 #: All in use; none allowed.
 _NONE_FREE: Final = (psycopg.errors.ConfigurationLimitExceeded, psycopg.errors.ObjectNotInPrerequisiteState)
-#: server_version_num of the first server that limits them by a setting of their own.
+#: server_version_num of the first server that has a separate setting for their limit.
 _OWN_LIMIT_SINCE: Final = 180000
 #: Origins that a hint names.
 _NAMED: Final = 3
@@ -85,7 +85,7 @@ async def carry_origin(conn: Connection, name: str) -> OriginProblem | None:
                 return None
     return OriginProblem(
         f"replication origin {name} is in use by another session",
-        "end that session; pg_replication_origin_status and pg_stat_activity on the target tell of it",
+        "end that session; pg_replication_origin_status and pg_stat_activity on the target show it",
     )
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 #: Bounds of one flight: statements and bytes sent before their results are taken. Larger flights make libpq move its
-#: buffers quadratically and let both sides block on full sockets. A statement of more bytes is a flight of its own, and
-#: a thread sends it.
+#: buffers quadratically and let both sides block on full sockets. A statement of more bytes is a separate flight, and a
+#: thread sends it.
 FLIGHT_STATEMENTS = 512
 FLIGHT_BYTES = 8 * 1024 * 1024
 #: Statements that stay prepared in one session. Each takes some 26 kB of the server's memory: two for each of ten
@@ -76,7 +76,7 @@ class Statement:
 
 
 class StatementResult:
-    """What one statement did."""
+    """The result of one statement."""
 
     __slots__ = ("rows", "tag")
 
@@ -106,7 +106,7 @@ class Pipeline:
         # Held by a thread while it uses the connection.
         self._in_thread = threading.Lock()
         self.backend_pid = self._pg.backend_pid
-        #: Whether the server is reached by this machine's own address. Read now, as libpq closes a socket that broke.
+        #: True if the server is reached by this machine's own address. Read now, as libpq closes a socket that broke.
         self.is_near = _is_near(self._fd)
         #: When the result before the last one had come, by the event loop's clock; of the last run that asked for it.
         self.before_last_s = 0.0
@@ -264,7 +264,7 @@ class Pipeline:
         """Return the name under which a statement is to be executed, b"" to send it whole; note what comes of it.
 
         Raises:
-            psycopg.Error: the connection is of no use any more.
+            psycopg.Error: the connection is no longer usable.
         """
         name, names = statement.prepared.name, self._names
         if name not in names:
@@ -297,7 +297,7 @@ class Pipeline:
         server does nothing but read.
 
         Raises:
-            psycopg.Error: the connection is of no use any more.
+            psycopg.Error: the connection is no longer usable.
         """
         # The prepare is all there is to send, and switching to blocking wants it gone.
         while self._pg.flush():
@@ -391,7 +391,7 @@ class Pipeline:
             await self._arrival()
         result = self._libpq_result()
         if result is None:
-            # libpq tells once that the connection broke, in the result of whatever ran, and has nothing for the rest.
+            # libpq reports a broken connection once, in the result of whatever ran, and has nothing for the rest.
             raise self._lose(RuntimeError(self._pg.get_error_message()))
         while True:
             if self._pg.is_busy():
@@ -516,7 +516,7 @@ def _failure(result: pq.abc.PGresult, index: int) -> StatementFailed:
 
 
 def _is_connection_error(sqlstate: str) -> bool:
-    """Tell errors of the session or the machine from errors of the data (a connection error is never a conflict).
+    """Return whether an error is of the session or the machine, not of the data (then it is never a conflict).
 
     08 connection, 57P shutdown and crash, 25P03/25P04 session timeouts, 53 out of disk, memory or connections, 58 I/O,
     25006 read only: the server was demoted under us.

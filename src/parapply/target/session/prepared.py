@@ -2,9 +2,9 @@
 
 The row that a prepared transaction writes in `committed_prepared` is visible once it was committed, and that is the
 proof: COMMIT PREPARED cannot write a record in the same transaction (trap T-57). It goes when the record of the COMMIT
-PREPARED itself is written. A row in `undecided`, from the record of the PREPARE to that of the outcome, tells a
-transaction that was lost from one that never was prepared here, because it has no changes. PREPARE, COMMIT PREPARED and
-ROLLBACK PREPARED always wait for the disk.
+PREPARED itself is written. A row in `undecided`, from the record of the PREPARE to the record of the outcome,
+distinguishes a transaction that was lost from one that was never prepared here because it has no changes. PREPARE,
+COMMIT PREPARED and ROLLBACK PREPARED always wait for the disk.
 
 Source: PostgreSQL manual, "PREPARE TRANSACTION"; trap T-56 for the names.
 """

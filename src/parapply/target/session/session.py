@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Record(NamedTuple):
-    """What a target transaction says of itself in the state: end LSNs of the source transactions it holds."""
+    """The record of a target transaction in the state: end LSNs of the source transactions it holds."""
 
     first_lsn: int
     end_lsn: int
@@ -42,13 +42,13 @@ class Record(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """What a transaction that will be prepared writes instead: visible, it proves that it was committed."""
+    """The row that a transaction to be prepared writes instead: visible, it proves that it was committed."""
 
     gid: str
 
 
 class SessionOptions(NamedTuple):
-    """What every worker session of one leader shares."""
+    """Options that all worker sessions of one leader share."""
 
     dsn: str
     schema: str
@@ -81,7 +81,7 @@ _STAMP: Final = Sql(
     positions=(),
 )
 
-#: The record's key was there already: somebody else applied this, or an answer was lost. Only the state can tell.
+#: The record's key existed already: another session applied this, or an answer was lost. Only the state shows which.
 _ALREADY_RECORDED = "23505"
 _DIVISION_BY_ZERO = "22012"
 _NO_SCHEMA = "3F000"
@@ -113,7 +113,7 @@ class WorkerSession:
         version = connection.info.server_version
         self._pinning = settings.pinning("worker", version, options.role, options.synchronous_commit).encode()
         self.pipeline = Pipeline(connection)
-        #: Whether the open transaction has the savepoint of its last piece.
+        #: True if the open transaction has the savepoint of its last piece.
         self._has_savepoint = False
         self._connection = connection
         #: By the name of the form without a check.
@@ -167,7 +167,7 @@ class WorkerSession:
         Raises:
             StatementFailed: a command failed or reported another number of rows; `statement` is its index, -1 for the
                 record. The caller rolls back.
-            TargetLost: the connection ended, or the record was there already: the state must be read again.
+            TargetLost: the connection ended, or the record existed already: the state must be read again.
         """
         failpoints.probe(failpoints.BEFORE_STATE)
         statements = [_BEGIN, self._first(record), *commands]
@@ -213,13 +213,13 @@ class WorkerSession:
         nothing more then. The caller rolls back.
 
         Args:
-            transactions: each with its record; asked for while the server executes those before. What their commands
-                must find has to be something that the server can check (`can_check`), and no more than a flight holds.
+            transactions: each with its record; asked for while the server executes earlier ones. The server must be
+                able to check the row counts of their commands, and a flight must hold each of them.
             on_sent: called after each flight has left.
 
         Returns:
-            How many have committed, and why the next one has not; its `statement` is the index in the commands of that
-            transaction, -1 for its record or COMMIT.
+            Number of transactions that have committed, and the failure of the next one; its `statement` is the index
+            in the commands of that transaction, -1 for its record or COMMIT.
 
         Raises:
             TargetLost: as `execute_and_commit`.
@@ -450,7 +450,7 @@ class WorkerSession:
         await self._run_checked([self._first(record)], (), before=1)
 
     async def record_prepared(self, record: Record, gid: str) -> None:
-        """Record, in a transaction of its own, that a transaction is prepared.
+        """Record, in a separate transaction, that a transaction is prepared.
 
         Raises:
             TargetLost: the connection ended, or it is not recorded, or was already: the state must be read again.
@@ -458,7 +458,7 @@ class WorkerSession:
         await self._record_alone(record, Statement(self._note, [self._slot_id, gid.encode()]))
 
     async def record_outcome(self, record: Record, start: str) -> None:
-        """Record, in a transaction of its own, that the prepared transaction whose name starts so is ended.
+        """Record, in a separate transaction, that the prepared transaction whose name starts so is ended.
 
         Raises:
             TargetLost: as `record_prepared`.
@@ -506,7 +506,7 @@ class WorkerSession:
             is_commit: commit it.
 
         Raises:
-            StatementFailed: there is none of that name, or another role prepared it.
+            StatementFailed: none has that name, or another role prepared it.
             TargetLost: the connection ended.
         """
         if self._stamps:
@@ -539,7 +539,7 @@ class WorkerSession:
 
         Raises:
             StatementFailed: a deferred check failed, or the server rolled back instead (trap T-12).
-            TargetLost: the connection ended; whether it committed is in doubt and only the state tells (trap T-14).
+            TargetLost: the connection ended; whether it committed is in doubt and only the state shows it (trap T-14).
         """
         failpoints.probe(failpoints.BEFORE_COMMIT)
         try:
@@ -658,5 +658,5 @@ async def _take_lock(connection: psycopg.AsyncConnection[tuple[object, ...]], op
         try:
             await connection.execute(lease.worker_lock_sql(options.slot_id, options.leader_pid).encode())
         except psycopg.errors.ObjectInUse as error:
-            # Whether the control session broke or another daemon took over is seen when the lease is taken again.
+            # The control session broke or another daemon took over; taking the lease again shows which.
             raise TargetLost("target: this daemon no longer holds the lease of its slot") from error

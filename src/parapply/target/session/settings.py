@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
 Kind: TypeAlias = Literal["worker", "control"]
 
-#: What `run_prepared` has prepared, by session.
+#: Statements that `run_prepared` has prepared, by session.
 _prepared: WeakKeyDictionary[Connection, set[bytes]] = WeakKeyDictionary()
 
 #: Seconds to wait for a TCP connection to the target; libpq would wait for the kernel, which is minutes.
 CONNECT_TIMEOUT_S = 10
 
-#: Of every connection, where the DSN does not say otherwise. A target that goes without a word is noticed in a minute;
+#: Parameters of every connection, unless the DSN says otherwise. A target that goes silently is noticed in a minute;
 #: the kernel alone takes a quarter of an hour with data on its way, and two hours without (F16).
 _CLIENT_PARAMETERS = {
     "connect_timeout": CONNECT_TIMEOUT_S,
@@ -44,9 +44,9 @@ _CLIENT_PARAMETERS = {
     "keepalives_interval": 10,
     "keepalives_count": 3,
 }
-#: Milliseconds; of sessions that ask short questions only. The kernel counts the time that a living server does not
-#: read, too: a worker whose statement waits for a lock, with more sent than the server's buffer takes, would lose its
-#: session. A server that is gone is noticed by the control session, and then every session is closed.
+#: Milliseconds; of sessions that ask short questions only. The kernel also counts the time in which a living server
+#: does not read, so a worker whose statement waits for a lock, with more sent than the server's buffer takes, would
+#: lose its session. The control session notices a server that is gone, and then every session is closed.
 _QUESTION_TIMEOUT_MS = 30_000
 
 
@@ -213,9 +213,9 @@ _SCHEMA_HINT = "run `parapply init` to create the state schema, or check target.
 _LOCKS_HINT = (
     "if transactions lock many tables and indexes, raise max_locks_per_transaction of the target, which takes a restart"
 )
-#: SQLSTATE: hint, for what retrying does not help.
+#: SQLSTATE: hint, for errors that no retry helps.
 _REFUSALS = {"25006": _READ_ONLY_HINT, "42P01": _SCHEMA_HINT, "3F000": _SCHEMA_HINT}
-#: The same for what may pass by itself.
+#: The same for errors that may pass without help.
 _SHORTAGES = {"53200": _LOCKS_HINT}
 
 
@@ -292,7 +292,7 @@ def client_conninfo(dsn: str, application_name: str, *, kind: Kind = "control") 
     """Return the connection string of a session on the target: the DSN, and what it leaves open.
 
     Args:
-        dsn: as configured; it holds the password, so the result does, too.
+        dsn: as configured; it holds the password, so the result also does.
         application_name: put over one in the DSN, because our own sessions are known by it.
         kind: a worker's may wait as long as locks on the target make it.
 
@@ -327,7 +327,7 @@ async def connect_control(dsn: str, *, role: str, application_name: str) -> Conn
 
 
 async def connect_reader(dsn: str, application_name: str) -> Connection:
-    """Open a read-only session for `wait` and `status`: any role that may read the state, a standby, too.
+    """Open a read-only session for `wait` and `status`: any role that may read the state; also on a standby.
 
     Raises:
         TargetLost: no connection.
@@ -360,7 +360,7 @@ async def check_direct(conn: Connection) -> None:
 
     A pooler keeps or shares server sessions on its own terms, so advisory locks, settings and prepared
     statements would belong to no session for certain (F37). It cannot know the server's process id at connection time,
-    so the one it announced differs from the one the session tells.
+    so the announced id differs from the id that the session reports.
 
     Raises:
         TargetRefused: a pooler stands between, or the server is a standby or read only (F32).

@@ -1,1 +1,1 @@
-"""Which statements apply a change."""
+"""Statements that apply a change."""

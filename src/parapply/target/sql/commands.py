@@ -1,4 +1,4 @@
-"""What to execute for a batch: its steps as statements with parameters and the row counts they must have.
+"""Commands that execute a batch: its steps as statements with parameters and the row counts they must have.
 
 In: steps of the plan. Out: `Command`s in the order to execute them. Must never decide what is right: a count that
 differs is the session's to notice and the worker's to retry.
@@ -81,14 +81,14 @@ _oid = struct.Struct(">I").pack
 #: Bytes of rows in one set statement at most: far below the gigabyte that one parameter may have (trap T-45).
 SET_BYTES: Final = 32 * 1024 * 1024
 #: Bytes of rows in one set statement where rows are large. The target keeps a statement's parameters three times: in
-#: its message, as elements and as an array. What is above this many bytes glibc gives back to the kernel after each
-#: statement (mallopt(3), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD), and a fault for each page of the next one was a
-#: quarter of the target's CPU with rows of 4 kB, a sixth with 0.8 kB. With small rows what a statement costs counts
+#: its message, as elements and as an array. Above this many bytes, glibc gives memory back to the kernel after each
+#: statement (mallopt(3), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD), and the faults for each page of the next one took a
+#: quarter of the target's CPU with rows of 4 kB, a sixth with 0.8 kB. With small rows the cost of a statement counts
 #: for more.
 RUN_BYTES: Final = 128 * 1024
 #: Bytes of a row, on average over a set, from which rows are large.
 LARGE_ROW_BYTES: Final = 512
-#: Rows that get other keys, below which each by itself costs no more than a set.
+#: Rows that get other keys; below this number single statements cost no more than a set.
 _FEW_MOVES: Final = 4
 
 
@@ -160,8 +160,8 @@ class CommandBuilder:
         """Start without statements.
 
         Args:
-            has_prepared: tells whether a transaction is prepared on the target. It may hold one of several equal rows,
-                and its outcome may be waiting for a change of another: a row is chosen then that nothing holds.
+            has_prepared: returns whether a transaction is prepared on the target. It may hold one of several equal
+                rows, and its outcome may be waiting for a change of another: a row is chosen then that nothing holds.
         """
         self.has_prepared = has_prepared
         # By identity: hashing a plan's facts for every batch would cost more than its statements. Each entry keeps
@@ -177,7 +177,7 @@ class CommandBuilder:
 
         Args:
             steps: of the batch.
-            size_bytes: of all its changes; tells whether statements must be cut by size.
+            size_bytes: of all its changes; decides whether statements must be cut by size.
 
         Raises:
             ProtocolError: a change cannot be read.
@@ -200,7 +200,7 @@ class CommandBuilder:
 
         Args:
             changes: of whole transactions.
-            asks_first: where a trigger may veto a change it is asked by itself whether the row is there (trap T-43).
+            asks_first: where a trigger may veto a change, the row is looked for in a statement before it (trap T-43).
                 False: the change itself must find it, so that a veto is a wrong count, but for tables of `vetoed`.
 
         Raises:
@@ -219,7 +219,7 @@ class CommandBuilder:
         self._vetoed.add(plan.facts.oid)
 
     def of_late_keys(self, steps: Sequence[Step], size_bytes: int) -> list[Command]:
-        """Return the commands that `of_steps` left out: those of keys which an earlier batch held.
+        """Return the commands that `of_steps` left out, for keys that an earlier batch held.
 
         They are for the end of the target transaction, when all earlier ones have committed.
         """
@@ -349,7 +349,7 @@ class CommandBuilder:
             out += _sets(statements, statements.set_delete, deleted, size_bytes, "delete")
 
     def _foreign(self, plan: TablePlan, rows: list[KeptRow], size_bytes: int, out: list[Command]) -> None:
-        """Add a look whether somebody else wrote rows last; one that finds any fails by its count."""
+        """Add a look whether another writer wrote rows last; one that finds any fails by its count."""
         statements = self._of(plan)
         for command in _sets(statements, statements.set_foreign, rows, size_bytes, "origin"):
             command.expected = 0
@@ -408,8 +408,8 @@ class CommandBuilder:
             values = [_text(found[position], frame) for position in foreign.old_positions]
             out.append(Command(foreign, values, expected=0, operation="origin", plan=plan))
         if plan.facts.triggers and asks_first:
-            # A trigger may veto the change (trap T-43): whether the row is there is asked for by itself. An update of
-            # nothing but ALWAYS identity columns asks as well whether they have the new value already (trap T-50).
+            # A trigger may veto the change (trap T-43): a separate statement asks whether the row exists. An update of
+            # nothing but ALWAYS identity columns also asks whether they have the new value already (trap T-50).
             identity = tuple([position for position in present if plan.columns[position].is_identity_always])
             exists = statements.row_update(identity) if identity else statements.row_exists()
             values = [_text(new[position], frame) for position in exists.positions]
@@ -429,7 +429,7 @@ class CommandBuilder:
             prepared = [truncate([plan.facts for plan in step.plans], restart_identity=step.restart_identity)]
         texts = prepared
         if any(foreign.is_enforced for plan in step.plans for foreign in plan.foreign_keys):
-            # What changed the table before may have left deferred checks, and PostgreSQL truncates no such table.
+            # Earlier changes of the table may have left deferred checks, and PostgreSQL truncates no such table.
             texts = [CHECK_NOW, *prepared, CHECK_LATER]
         commands = [Command(text, (), expected=ANY_COUNT, operation="truncate", plan=step.plans[0]) for text in texts]
         for command in commands:
@@ -460,7 +460,7 @@ def _incomplete(plan: TablePlan, row: Row) -> Command:
 
 
 def _effects(changes: TableChanges, segment: NetSegment, *, is_late: bool) -> Effects | None:
-    """Return the rows by net effect, of late keys or of the others; None if there are none."""
+    """Return the rows by net effect, of late keys or of the others; None without any."""
     if is_late and not changes.late_keys:
         return None
     return segment.by_effect(changes.late_keys, is_late=is_late)

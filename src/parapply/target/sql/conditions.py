@@ -17,7 +17,7 @@ _NUMERIC: Final = 1700
 _VARCHAR: Final = 1043
 #: Types whose modifier rounds, and the functions that do it.
 _ROUNDING: Final = {1083: "time", 1114: "timestamp", 1184: "timestamptz", 1186: "interval", 1266: "timetz"}
-#: What a modifier that is a length, or a precision, is greater by (VARHDRSZ).
+#: A modifier that is a length, or a precision, is greater by this number (VARHDRSZ).
 _LENGTH_OFFSET: Final = 4
 
 
@@ -52,9 +52,9 @@ def key_condition(columns: Sequence[ColumnFacts], first: int) -> str:
 def types_unaltered(facts: TableFacts, columns: Sequence[ColumnFacts]) -> str:
     """Return a condition that holds while columns have the types they were described with; else it is an error (42883).
 
-    A value that was read as the old type would be assigned to the new one by other rules than those of its input: 1.5
-    would be rounded to an integer. Arrays of two types have no common operator, which the server says when it parses
-    the statement, also when it parses it again because the table has changed; nothing is left to execute.
+    A value that was read as the old type would be assigned to the new one by other rules than its input: 1.5 would be
+    rounded to an integer. Arrays of two types have no common operator. The server reports that when it parses the
+    statement, also when it parses it again because the table has changed, so nothing is left to execute.
 
     Args:
         facts: of the table.

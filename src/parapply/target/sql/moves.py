@@ -1,7 +1,8 @@
 """Rows that get other keys: which of them may be one set. Pure.
 
 As a set they are updated in any order, and PostgreSQL looks at the key with each row (trap T-38): 1 to 2 and 2 to 3
-fails or succeeds by luck. Where no row's old or new key is that of another, every order is the order of the source.
+fails or succeeds by luck. Where no row's old or new key is the old or new key of another row, every order gives
+the result of the source's order.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def can_move(plan: TablePlan) -> bool:
-    """Return whether sets can give rows of a table other keys: not where each row has to be asked for by itself.
+    """Return whether sets can give rows of a table other keys: not where each row has to be asked for separately.
 
     That is where a trigger may veto the change (trap T-43), where it matters who wrote the row last, where a column
     cannot be set (trap T-50), and where foreign keys are enforced: the rows that refer to a key may go along (T-25).

@@ -120,7 +120,7 @@ class Statements:
     def set_move(self, present: tuple[int, ...]) -> Sql:
         """Return the update of many rows that get other keys; of none may the new key be the old or new one of another.
 
-        After the arrays of the new rows come those of the old keys.
+        The arrays of the old keys follow the arrays of the new rows.
 
         Raises:
             TargetRefused: the plan allows no updates.
@@ -134,9 +134,10 @@ class Statements:
     def whole_update(self, present: tuple[int, ...], nulls: tuple[int, ...]) -> Sql:
         """Return the update of many rows that are found by all their columns, NULL in `nulls` and nowhere else.
 
-        Before the arrays of the old values come those of the new ones. Two more follow, of int4: of the rows that equal
-        an old one, those with numbers above the first and up to the second are changed (trap T-24). No row is waited
-        for while another one is free, but as a statement sees them when it begins: not beside a prepared transaction.
+        The arrays of the new values precede the arrays of the old ones. Two arrays of int4 follow: of the rows that
+        equal an old one, the rows with numbers above the first and up to the second are changed (trap T-24). No row is
+        waited for while another one is free, as a statement sees them when it begins; so it is not used beside a
+        prepared transaction.
 
         Raises:
             TargetRefused: the plan allows no updates.
@@ -192,7 +193,7 @@ class Statements:
         return self._cached("row_delete", (), self._build_row_delete)
 
     def row_exists(self) -> Sql:
-        """Return a SELECT of one row if the old row is there: tells a trigger's veto from a missing row (trap T-43).
+        """Return a SELECT of one row if the old row exists, to know a trigger's veto from a missing row (trap T-43).
 
         Raises:
             TargetRefused: the plan allows no updates, so rows cannot be found.
@@ -386,7 +387,7 @@ class Statements:
         )
 
     def _is_foreign(self, xmin: str) -> str:
-        """Return a query for whether another origin has written a row; NULL where that is not known any more."""
+        """Return a query for whether another origin has written a row; NULL where that is no longer known."""
         # By name each time it runs: a copy or a replay makes origins while the daemon runs.
         own = "SELECT roident FROM pg_catalog.pg_replication_origin WHERE pg_catalog.starts_with(roname, '{}')"
         return (
@@ -483,7 +484,7 @@ def truncate(tables: Sequence[TableFacts], *, restart_identity: bool) -> Sql:
 
 
 def delete_all(facts: TableFacts) -> Sql:
-    """Return a DELETE of every row of a table, without those of tables that inherit from it."""
+    """Return a DELETE of every row of a table, without the rows of tables that inherit from it."""
     return _sql(f"DELETE FROM {table_name(facts) if facts.is_partitioned else f'ONLY {table_name(facts)}'}", ())
 
 
@@ -498,7 +499,7 @@ def acting_code(role: str, *, is_partitioned: bool) -> Sql:
 
     Args:
         role: session_replication_role of the session.
-        is_partitioned: some of the tables are partitioned; row triggers of their partitions count then, too.
+        is_partitioned: some of the tables are partitioned; row triggers of their partitions also count then.
     """
     enabled = f"IN ('A', '{'R' if role == 'replica' else 'O'}')"
     # Several arguments are special syntax that a schema-qualified name would lose, as in `Statements._unnest`.
@@ -566,7 +567,7 @@ def _sql(
     )
 
 
-#: Around a TRUNCATE: deferred checks of what came before are made at once, those of what follows later again.
+#: Around a TRUNCATE: deferred checks of earlier changes are made at once, checks of later changes are deferred again.
 CHECK_NOW = _sql("SET CONSTRAINTS ALL IMMEDIATE", ())
 CHECK_LATER = _sql("SET CONSTRAINTS ALL DEFERRED", ())
 

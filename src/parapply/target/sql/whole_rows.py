@@ -1,11 +1,11 @@
 """The net change of rows that are found by all their columns, so that sets can write it (trap T-24). Pure.
 
 In: the change frames of one table in source order. Out: groups, each for one statement, which find their rows among
-those that were there before: deletes, then updates; inserts come last.
+the rows that existed before: deletes, then updates; inserts come last.
 
-A table is a multiset of rows here, and each change takes one row out and puts one in. What takes out a row that an
-earlier change of the batch has put in continues that change. All others take rows that were there before, so they can
-be looked for at the same time. Of twins any may be taken, which is all that "equal" says.
+A table is a multiset of rows here, and each change takes one row out and puts one in. A change that takes out a row
+which an earlier change of the batch has put in continues that change. All others take rows that existed before, so
+these can be looked for at the same time. Any of several twins may be taken, which is all that "equal" says.
 
 Values are compared as the publisher sends them, and the statements compare what values look like as well. Where that
 is not how the target compares them, a statement finds fewer rows than it must, and the batch is repeated row by row.
@@ -68,12 +68,12 @@ class Group(msgspec.Struct):
 class WholeRows(msgspec.Struct):
     """The net change of one segment."""
 
-    groups: list[Group]  # in this order: deletes take rows that were there before, and so do updates
+    groups: list[Group]  # in this order: deletes take rows that existed before, and so do updates
     inserts: list[KeptRow]  # after them
 
 
 class _Change:
-    """What happens to one row: `old` is None for one that comes, `new` for one that goes."""
+    """The change of one row: `old` is None for one that comes, `new` for one that goes."""
 
     __slots__ = ("key", "new", "number", "old", "twin")
 
@@ -123,7 +123,7 @@ def net_rows(segment: RowSegment) -> WholeRows | None:
 
 
 def _groups(changes: list[_Change], everything: tuple[int, ...]) -> _Groups | None:
-    """Return changes of rows that were there before, by the columns that are NULL and those that are set.
+    """Return changes of rows that existed before, by the columns that are NULL and by the columns that are set.
 
     None if a row has nothing to be found by, or nothing to be set.
     """
@@ -224,7 +224,7 @@ def _filled(new: Row, was: Row) -> Row:
 
 
 def _meet(updates: list[list[_Change]], changes: list[_Change], made: dict[_Whole, _Change]) -> bool:
-    """Return whether a statement could take a row that an earlier one has made: it is no twin of the right row."""
+    """Return whether a statement could take a row made by an earlier one, which is no twin of the row that is meant."""
     last = {change.key: place for place, group in enumerate(updates) for change in group}
     places = {change.number: place for place, group in enumerate(updates) for change in group}
     for key in made.keys() & last.keys():

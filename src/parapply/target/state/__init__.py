@@ -1,1 +1,1 @@
-"""What is recorded on the target."""
+"""Records on the target."""

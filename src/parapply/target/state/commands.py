@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class CommandKey(NamedTuple):
-    """What names a command of a slot."""
+    """The key of a command of a slot."""
 
     slot_id: int
     commit_lsn: int
@@ -88,7 +88,7 @@ async def pending(conn: Connection, schema: str, slot_id: int) -> list[PendingCo
 
 
 async def begin(conn: Connection, schema: str, key: CommandKey) -> None:
-    """Note that a pending command is run from now on, and that nothing of what it does was there before.
+    """Note that a pending command is run from now on, and that none of its effects existed before.
 
     Raises:
         TargetRefused, TargetLost: it could not be written.

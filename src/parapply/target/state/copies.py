@@ -1,15 +1,15 @@
-"""Which tables hold a copy of the publisher's rows, and from which LSN on the stream applies to each of them.
+"""Tables that hold a copy of the publisher's rows, and the LSN from which the stream applies to each of them.
 
-A copy of a table is what a snapshot of the publisher shows; the snapshot is that of an LSN, the consistent point of the
-slot that exported it: it shows every transaction whose commit record lies before that LSN and no other. So a change of
-the table is applied exactly if its transaction's commit record lies at the LSN or after it. Tables copied at different
-times have different LSNs; nothing else tells them apart. (PostgreSQL keeps the same in pg_subscription_rel.)
+A copy of a table holds the rows that a snapshot of the publisher shows. The snapshot has an LSN, the consistent point
+of the slot that exported it: it shows every transaction whose commit record lies before that LSN and no other. So a
+change of the table is applied exactly if its transaction's commit record lies at the LSN or after it. Tables copied at
+different times differ in nothing but their LSN. (PostgreSQL keeps the same in pg_subscription_rel.)
 
 | state   | meaning                                                    | a change of the table                       |
 |---------|------------------------------------------------------------|---------------------------------------------|
 | waiting | published, not copied, no copy of it is running; or paused | is skipped: a later copy will hold it       |
 | copying | a copy as of start_lsn is running                          | before start_lsn skipped, else it must wait |
-| copied  | its rows as of start_lsn are here                          | before start_lsn skipped, else applied      |
+| copied  | the target has its rows as of start_lsn                    | before start_lsn skipped, else applied      |
 
 The copy command holds the copy lock of the slot, so `copying` without a holder means that it was interrupted; the next
 one takes a new snapshot, later than all that was received until then, and so the daemon may continue as if it were
@@ -69,7 +69,7 @@ class CopyRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_late(self) -> bool:
-        """Return whether it was published later, the stream seemed to lack rows of it, and no copy was begun."""
+        """Return whether it was published later, its rows seemed to be missing in the stream, and no copy was begun."""
         return self.state == CopyState.WAITING and self.reason not in {"", PAUSED}
 
     @property
@@ -96,7 +96,7 @@ class Stamp(NamedTuple):
 
 
 class Copies(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the tables of a slot."""
+    """The known state of a slot's tables."""
 
     is_listed: bool  # only tables that have a row are applied; else those without one are applied from the slot's start
     is_running: bool  # a session holds the copy lock
@@ -193,7 +193,7 @@ async def load(conn: Connection, schema: str, slot_id: int) -> Copies:
 
 
 async def load_stamp(conn: Connection, schema: str, slot_id: int) -> Stamp:
-    """Return what tells whether `load` would return other rows; far cheaper, with thousands of tables.
+    """Return a value that changes when `load` would return other rows; far cheaper, with thousands of tables.
 
     Raises:
         TargetRefused, TargetLost: as `load`.
@@ -264,7 +264,7 @@ async def begin(conn: Connection, schema: str, slot_id: int, names: Sequence[Nam
 
 
 async def pause(conn: Connection, schema: str, slot_id: int, names: Sequence[Name]) -> None:
-    """Take tables that have a row out of the stream; the copy lock must be held. `is_seen` tells when none is applied.
+    """Take tables that have a row out of the stream; the copy lock must be held. `is_seen` shows when none is applied.
 
     Raises:
         TargetRefused, TargetLost: it could not be written.
@@ -302,7 +302,7 @@ async def is_seen(conn: Connection, schema: str, slot_id: int) -> bool:
 
 
 async def tell_seen(conn: Connection, schema: str, slot_id: int, known: Copies) -> None:
-    """Tell the command that copies or pauses that the daemon keeps to what it has read.
+    """Report to the command that copies or pauses that the daemon keeps to the rows it has read.
 
     Raises:
         TargetRefused, TargetLost: it could not be written.

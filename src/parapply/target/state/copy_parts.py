@@ -1,4 +1,4 @@
-"""Which parts of a table under way are here, and as of which LSN: what an interrupted copy need not read again.
+"""Parts of a table under way that are copied, and their LSN: an interrupted copy need not read them again.
 
 In: a session on the target, the schema's name, a slot_id. Out: rows of `parapply.copy_parts`, each written in the
 transaction that copies its part, and gone when the table is complete or is emptied.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class CopiedPart(msgspec.Struct, frozen=True, kw_only=True):
-    """Pages of a relation whose rows are here."""
+    """Pages of a relation whose rows are copied."""
 
     source_oid: int  # of the table
     leaf_schema: str

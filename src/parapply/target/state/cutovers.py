@@ -1,8 +1,8 @@
-"""Where a cut-over is: one row for each slot, on the target that takes over.
+"""Progress of a cut-over: one row for each slot, on the target that takes over.
 
 In: a control session, the name of the state schema. Out: rows of `parapply.cutovers`. Every change of it is a
-synchronous commit of its own, before the work that it announces begins, so that a command that was killed is continued
-or undone.
+separate synchronous commit, before the work that it announces begins, so that a command that was killed is continued or
+undone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COPIES_STOP: Final = "fencing"
 
 #: No daemon applies the slot of the way back before this step: the stream ahead runs, and rows would go round.
 _BACK_BEGINS: Final = "opening"
-#: What every role may read while a cut-over is under way: the role that reads the way back has no other right here.
+#: Rights of every role while a cut-over is under way, because the role that reads the way back has no other right here.
 _READ_BY_ALL: Final = "USAGE ON SCHEMA {s}", "SELECT (step, reverse_slot) ON {s}.cutovers"
 
 #: The cut-over of a slot, for people.
@@ -85,7 +85,7 @@ class Cutover(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stops_daemon(self) -> bool:
-        """Return whether no daemon may apply the slot any more."""
+        """Return whether daemons may no longer apply the slot."""
         return self.index >= STEPS.index(_DAEMON_STOPS)
 
     @property
@@ -209,7 +209,7 @@ async def forget(conn: Connection, schema: str, slot_id: int) -> None:
 
 
 async def _close(conn: Connection, schema: str) -> None:
-    """Let other roles read nothing here any more, unless another slot is being cut over."""
+    """Revoke the right of other roles to read here, unless another slot is being cut over."""
     query = in_schema("SELECT FROM {s}.cutovers WHERE step <> $1 LIMIT 1", schema)
     if not await rows(conn, query, [STEPS[-1]]):
         for right in _READ_BY_ALL:

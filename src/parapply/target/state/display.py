@@ -1,4 +1,4 @@
-"""What the daemon shows of itself in the state schema: its state, its workers, how it applies each table.
+"""Display of the daemon in the state schema: its state, its workers, how it applies each table.
 
 In: a control session and plain rows. For people only: nothing here is ever read back to decide anything.
 """
@@ -37,7 +37,7 @@ class DaemonRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker does, for people."""
+    """The work of one worker, for people."""
 
     worker: int
     pid: int | None
@@ -63,7 +63,7 @@ class TableRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TableCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was applied to one table since the daemon started, and the waits because of it; for people."""
+    """Changes applied to one table since the daemon started, and the waits because of it; for people."""
 
     name: str  # schema.table
     transactions: int
@@ -79,7 +79,7 @@ class TableCounts(msgspec.Struct, frozen=True, kw_only=True):
 async def set_state(conn: Connection, schema: str, slot_id: int, state: str, reason: str = "") -> None:
     """Show what the daemon does and why, for example ("stopped", "SIGTERM").
 
-    While it reconnects, the time of the row stays that of the last progress: alarms on its age are meant for that.
+    While it reconnects, the row keeps the time of the last progress, because alarms on its age are meant for that.
 
     Raises:
         TargetRefused: the slot's row is gone.
@@ -163,7 +163,7 @@ async def write_limits(conn: Connection, schema: str, slot_id: int, limits: str)
 
 
 async def forget_workers(conn: Connection, schema: str, slot_id: int, *, but: Sequence[int] = ()) -> None:
-    """Show none of the workers any more but some: the others are not connected.
+    """Remove workers that are no longer connected from the display; the ones in `but` stay.
 
     Raises:
         TargetRefused: a privilege is missing.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Key of the lock of a migration m.
 _LOCK: Final = "pg_catalog.hashtextextended('parapply migrate ' || m.slot_name || ' ' || m.system_identifier, 7809632)"
 #: Steps of a slot's migration, for people, without the options: $1 its name, $2 its number, $3 the publisher; with NULL
-#: for both, of the publisher whose step was begun last: one slot name may be that of a rehearsal, too.
+#: for both, of the publisher whose step was begun last, because a rehearsal may have used the same slot name.
 SHOWN: Final = f"""
 SELECT m.step, m.state, m.done, m.total, m.unit, m.size_bytes, m.left_s, m.detail, m.started_at::text AS started_at,
        m.finished_at::text AS finished_at,
@@ -38,7 +38,7 @@ SELECT m.step, m.state, m.done, m.total, m.unit, m.size_bytes, m.left_s, m.detai
 
 
 class Migration(msgspec.Struct, frozen=True, kw_only=True):
-    """Which one."""
+    """The key of a migration."""
 
     schema: str  # of the state
     slot_name: str
@@ -90,7 +90,7 @@ async def load(conn: Connection, migration: Migration) -> dict[str, StepRow]:
 
 
 async def begin(conn: Connection, migration: Migration, step: str, options: str = "") -> None:
-    """Note that a step begins, or begins again; without options those of before stay.
+    """Note that a step begins, or begins again; without options the earlier ones stay.
 
     Raises:
         TargetRefused, TargetLost: it could not be written.

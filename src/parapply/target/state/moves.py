@@ -1,4 +1,4 @@
-"""What people see of a migration and of a cut-over while they run: steps, figures, whether a command works on them.
+"""Display of a migration and of a cut-over while they run: steps, figures, whether a command works on them.
 
 In: any session that may read the state schema. Out: plain records. Nothing here decides anything.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Moves(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one slot."""
+    """The migration and the cut-over of one slot."""
 
     migration: list[dict[str, Any]] = []  # the steps that were begun, in their order
     cutover: dict[str, Any] | None = None

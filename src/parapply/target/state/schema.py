@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
     from parapply.target.session.settings import Connection
 
-#: Of the layout in `schema.sql`. No other one is read or changed; where an older one is found, `ensure_schema` would
-#: bring it up.
+#: Version of the layout in `schema.sql`. No other one is read or changed; `ensure_schema` would bring an older one up.
 SCHEMA_VERSION = 17
 
 #: slot_id starts at a random number below this. Locks and prepared transactions are named after the slot_id, and
-#: are shared by all state schemas of a database (or a cluster), which must not meet. Times two it still fits an int.
+#: all state schemas of a database (or a cluster) share these names, so slot_ids must differ. Times two it still fits an
+#: int.
 _SLOT_ID_LIMIT = 1_000_000_000
 
 _DROP = "DROP FUNCTION {s}.wait_for; DROP VIEW {s}.progress, {s}.prepared; DROP TABLE"
@@ -51,7 +51,7 @@ async def ensure_schema(conn: Connection, schema: str) -> bool:
         schema: name of the state schema, any name PostgreSQL takes.
 
     Returns:
-        Whether it was missing.
+        True if it was missing.
 
     Raises:
         TargetRefused: another version, an unlogged table (F7), or a privilege is missing.
@@ -61,7 +61,7 @@ async def ensure_schema(conn: Connection, schema: str) -> bool:
     with target_errors(f"creating the state schema {schema!r}"):
         if is_new:
             await _create(conn, schema)
-        # One is of the event triggers of `init --ddl=automatic`, where the target is a publisher, too.
+        # One table is of the event triggers of `init --ddl=automatic`, where the target is also a publisher.
         query = sql.SQL(
             "SELECT c.relname FROM pg_catalog.pg_class AS c WHERE c.relnamespace = (SELECT oid FROM"
             " pg_catalog.pg_namespace WHERE nspname = $1) AND c.relkind IN ('r', 'p') AND c.relpersistence <> 'p'"

@@ -4,7 +4,7 @@ CREATE TABLE {s}.schema_version (
     version int NOT NULL,
     created_at timestamptz NOT NULL DEFAULT pg_catalog.now());
 CREATE UNIQUE INDEX schema_version_one_row ON {s}.schema_version ((true));
--- It has no key, and a publication FOR ALL TABLES of a database that was a source until now takes it, too.
+-- It has no key, and a publication FOR ALL TABLES of a database that was a source until now also has it.
 ALTER TABLE {s}.schema_version REPLICA IDENTITY FULL;
 
 CREATE TABLE {s}.slots (
@@ -79,8 +79,9 @@ CREATE TABLE {s}.tables (
     PRIMARY KEY (slot_id, schema_name, table_name));
 
 -- A row of committed_prepared is written inside the prepared transaction, so that its visibility proves the commit
--- (T-57); it stays until the commit is recorded. A row of undecided is written once the transaction is prepared: what
--- has one is here or was lost, while a COMMIT PREPARED of an unknown transaction belongs to one without changes (T-58).
+-- (T-57); it stays until the commit is recorded. A row of undecided is written once the transaction is prepared: a
+-- transaction that has one is prepared or was lost, while a COMMIT PREPARED of an unknown transaction belongs to one
+-- without changes (T-58).
 CREATE TABLE {s}.committed_prepared (
     slot_id int NOT NULL REFERENCES {s}.slots,
     gid text NOT NULL,
@@ -89,7 +90,7 @@ CREATE TABLE {s}.undecided (
     slot_id int NOT NULL REFERENCES {s}.slots,
     gid text NOT NULL,
     PRIMARY KEY (slot_id, gid));
--- What PostgreSQL itself holds prepared; our names say whose it is, and where it ends (T-56).
+-- Transactions that PostgreSQL itself holds prepared; our names give their slot and their end (T-56).
 CREATE VIEW {s}.prepared AS
 SELECT slot.slot_name,
        held.gid,

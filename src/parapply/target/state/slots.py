@@ -82,17 +82,17 @@ class StatePlace(NamedTuple):
 
 
 class SlotState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is committed on the target, as read at start."""
+    """Transactions committed on the target, as read at start."""
 
     slot_id: int
     slot_name: str
     system_identifier: str
     timeline: int
     low_lsn: int  # everything that ends here or before is committed
-    # Every transaction that ends in [first, last] is committed, too. They lie apart, in order, because one stuck
+    # Every transaction that ends in [first, last] is also committed. They lie apart, in order, because one stuck
     # transaction in relaxed order can leave very many, and each transaction that comes again is looked for in them.
     ranges: tuple[tuple[int, int], ...]
-    members: frozenset[int]  # these, too
+    members: frozenset[int]  # end LSNs of further committed transactions
     recorded: tuple[tuple[int, int], ...] = ()  # end LSN and commit time of the last transaction of each record
     has_forgotten: bool = False  # something was applied, and no record of it is left: from before the last one was kept
     confirmed_flush_lsn: int = 0  # reported to the publisher; the watermark may be reported since
@@ -129,7 +129,7 @@ class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """What `advance` writes. None leaves a display column as it is."""
+    """Values that `advance` writes. None leaves a display column as it is."""
 
     low_lsn: int
     high_lsn: int
@@ -235,7 +235,7 @@ async def find_slot(conn: Connection, schema: str, slot_name: str) -> int:
     if len(found) > 1:
         raise TargetRefused(
             f"the target has states of several slots {slot_name!r}, of different clusters",
-            hint="give each a state schema of its own (target.state_schema)",
+            hint="give each its own state schema (target.state_schema)",
         )
     return found[0]
 
@@ -369,7 +369,7 @@ async def set_timeline(conn: Connection, schema: str, slot_id: int, timeline: in
 
 
 async def flush(conn: Connection, schema: str, slot_id: int, low_lsn: int, high_lsn: int) -> None:
-    """Move the watermark durably and do nothing else that `advance` does: one round trip. What it says holds here, too.
+    """Move the watermark durably, with the guarantees of `advance` and nothing else that it does: one round trip.
 
     Raises:
         TargetRefused: the slot's row is gone.
