@@ -1,4 +1,4 @@
-"""What a job holds, counted once for metrics, apply log and screens."""
+"""Counts of a job's contents, made once for metrics, apply log and screens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _relation_at = struct.Struct(">I").unpack_from
 
 
 class Counted(NamedTuple):
-    """What a job has counted at a point."""
+    """Counts of a job at one point."""
 
     rows: dict[str, RowCounts]
     n_changes: int

@@ -63,9 +63,9 @@ class Reporting:
 
 
 class Stream(NamedTuple):
-    """What is seen of the stream at a moment."""
+    """State of the stream at one moment."""
 
-    #: End of what has come.
+    #: End of the bytes received.
     received_lsn: int
     #: Every byte of it is in flight or has passed through it.
     holds_nothing: bool
@@ -197,7 +197,7 @@ class Durability:
     def reads_ranges(self, now_s: float) -> None:
         """Note that no stream is read: a range is decoded whole before its first byte comes.
 
-        TCP's keep-alives tell whether the publisher lives.
+        TCP's keep-alives show whether the publisher lives.
         """
         self._streaming_since_s = now_s
 

@@ -45,7 +45,7 @@ class News(NamedTuple):
     job: StreamJob
 
 
-#: What is to be done about a change.
+#: An action that follows a change.
 Effect: TypeAlias = Given | LetGo | News | Answer
 
 
@@ -70,11 +70,11 @@ class Flight:
         self._parked: set[int] = set()
         #: Workers that ask for a job, the longest idle first.
         self._idle: list[int] = []
-        #: Written by `WorkerTasks`, too.
+        #: Also written by `WorkerTasks`.
         self.max_followers = max_followers
-        #: How many of them are to leave.
+        #: Number of workers that are to leave.
         self._n_to_release = 0
-        #: Jobs that follow a transaction in progress or will, and those of them without a worker yet.
+        #: Jobs that follow a transaction in progress or will, and among them the jobs without a worker yet.
         self._following: list[StreamJob] = []
         self._to_follow: deque[StreamJob] = deque()
         self._last_seq = 0

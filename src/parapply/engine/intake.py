@@ -1,4 +1,4 @@
-"""What may enter, and when the open batch closes: by place and time, by the room that is left, by who is idle.
+"""Rules of entry, and of closing the open batch: by place and time, by the room that is left, by idle workers.
 
 A batch closes when a worker is free to take it and the stream has nothing more at hand. With a backlog batches so grow
 to what sets are good at. Without one a transaction leaves at once if nothing is under way. Else, with the order kept,
@@ -57,7 +57,7 @@ class Closing:
         self._backlog_us = backlog_s * 1e6
         # Longer than a read pause; otherwise every pause would look like the end of the backlog.
         self._linger_s = linger_s + COLLECT_S
-        #: Whether the stream is late. Written here only.
+        #: True if the stream is late. Written here only.
         self.is_backlog = False
         self._heard_s = 0.0
         #: When bytes last came before the wait of a backlog's batch began; None: it waits for the one under way.
@@ -115,10 +115,10 @@ class Closing:
 
 
 class Room:
-    """Whether there is room for more: batches closed ahead of the workers, and the memory that all of them take."""
+    """Room for more batches: the number closed ahead of the workers, and the memory that all of them take."""
 
     def __init__(self, flight: Flight, *, memory_limit_bytes: int, fewest_workers: int) -> None:
-        """Start with all of it.
+        """Start with all room free.
 
         Args:
             flight: whose batches count.
@@ -149,7 +149,7 @@ class Hold:
     def __init__(self) -> None:
         """Start open."""
         self._lsn: int | None = None
-        #: Whether intake waits at its present LSN. Set by intake.
+        #: True if intake waits at its present LSN. Set by intake.
         self.is_reached = False
 
     def lets_pass(self, transactions: Sequence[Transaction]) -> bool:
@@ -187,7 +187,7 @@ class DueTimes:
         """
         self._delay_us = int(delay_s * 1e6)
         self._until_time_us = until_time_us
-        #: Whether there is any limit.
+        #: True if a limit is set.
         self.is_limited = bool(self._delay_us) or until_time_us is not None
 
     def first_not_due(self, transactions: Sequence[Transaction], at: int, source_time_us: int | None) -> int:
@@ -204,7 +204,8 @@ class DueTimes:
             source_time_us: the publisher's time, or a little less; None: not known yet.
         """
         # A piece without an LSN belongs to a transaction in progress, which counts only when its end comes. The last
-        # piece counts, too: of a transaction prepared before the slot had two_phase only that one has the commit time.
+        # piece also counts. If a transaction was prepared before the slot had two_phase, only that piece has the commit
+        # time.
         if not transaction.commit_lsn or not (transaction.is_first or transaction.is_last):
             return 0.0
         time_us = transaction.commit_time_us

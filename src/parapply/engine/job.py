@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from parapply.plan.table import TablePlan
     from parapply.plan.waits import Wait
 
-#: What a job can do with a prepared transaction.
+#: Actions on a prepared transaction that a job can have.
 Outcome: TypeAlias = CommitPrepared | RollbackPrepared | Prepare | StreamPrepare
 
 #: Seconds between attempts at the head when another session is in the way, doubled from the first to the last.
@@ -96,7 +96,7 @@ class Attempts:
         """Begin with the shortest pauses."""
         self.stops_on_error = stops_on_error
         self.is_refreshed = False
-        #: Whether each change is applied so that its conflicts can be settled.
+        #: True if each change is applied so that its conflicts can be settled.
         self.is_settling = False
         self._again_s = _AGAIN_MIN_S
         self._error_s = _ERROR_MIN_S
@@ -175,7 +175,7 @@ class Alone(NamedTuple):
 
 
 class _Job:
-    """What every job has. Written by intake until it is submitted, then by the pool and its worker."""
+    """Common part of all jobs. Written by intake until the job is submitted, then by the pool and its worker."""
 
     __slots__ = (
         "alone",
@@ -361,7 +361,7 @@ class StreamJob(_Job):
 
 
 class OutcomeJob(_Job):
-    """What became of a prepared transaction, which is all that it does: a barrier."""
+    """The outcome of a prepared transaction, and nothing else: a barrier."""
 
     __slots__ = ("outcome",)
 
@@ -381,7 +381,7 @@ class OutcomeJob(_Job):
         return Mode.OUTCOME
 
 
-#: What has changes.
+#: Jobs with changes.
 AppliedJob: TypeAlias = SetJob | LargeJob | StreamJob
-#: What a worker may get.
+#: Jobs that a worker may get.
 Job: TypeAlias = SetJob | LargeJob | StreamJob | OutcomeJob

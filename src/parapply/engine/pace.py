@@ -8,10 +8,10 @@ are held for, what is repeated if it fails, and what the target has left to do w
 A batch over many tables has few rows for each of its statements, and these are what takes long: half as large it would
 have nearly as many. So it may grow beyond others at once, and says nothing about their size.
 
-A pause lets messages gather in the kernel, so that one wake-up serves many. It ends up costing time where the kernel's
-buffer is full before its end: the publisher then waits, too, and each of its waits is several system calls. A Unix
-socket holds about 270 small messages and is full in a few tenths of a millisecond; that of a TCP connection within one
-machine is full in a millisecond or two where rows are large, or processors fast.
+A pause lets messages gather in the kernel, so that one wake-up serves many. It costs time where the kernel's buffer is
+full before the pause ends, because the publisher then also waits, and each of its waits is several system calls. A Unix
+socket holds about 270 small messages and is full in a few tenths of a millisecond. A TCP socket within one machine is
+full in a millisecond or two where rows are large or processors fast.
 """
 
 from __future__ import annotations

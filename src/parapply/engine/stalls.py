@@ -1,4 +1,4 @@
-"""Who waits for whom, and who makes room: the waits that PostgreSQL cannot see as a deadlock, and a stream left behind.
+"""Waits that PostgreSQL cannot see as a deadlock, with the batch that makes room, and streams left behind.
 
 A batch needs a lock of a later one that waits for its turn. The server sees one session waiting for another that is
 idle in a transaction; only we know that the idle one waits for the first (trap T-30)::
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from parapply.engine.job import Job
     from parapply.model import Transaction
 
-#: States in which the server works for a worker, and may wait: for a deferred constraint at COMMIT, too.
+#: States in which the server works for a worker and may wait, also for a deferred constraint at COMMIT.
 AT_WORK: Final = (WorkerState.EXECUTING, WorkerState.RETRYING, WorkerState.COMMITTING)
 #: Seconds between two lines about one wait at most; the first ones come sooner.
 _LONGEST_S: Final = 600.0
@@ -165,14 +165,14 @@ def executed_now(job: Job) -> Sequence[Transaction]:
 
 
 class StreamSeen(NamedTuple):
-    """What is seen of a stream at a check."""
+    """State of a stream at one check."""
 
     reading: Reading
     received_lsn: int
     #: Why it is read as a stream lets ranges pass it.
     may_be_left: bool
     is_paused: bool
-    #: What would come again from its beginning: however long it takes, for ever.
+    #: True for each place where a transaction has begun. It would come again from its beginning, a long one for ever.
     begun: Iterable[bool]
 
 

@@ -52,9 +52,9 @@ class EngineState:
         self.jobs: dict[int, Job] = {}
         #: Bytes of changes in them and in pieces not applied; intake and workers count pieces by `Flight.count_in`.
         self.held_bytes = 0
-        #: Workers that are there and are not to leave; `WorkerTasks` counts those that come.
+        #: Workers that are running and are not to leave; `WorkerTasks` adds new ones.
         self.n_workers = 0
-        #: What is committed; an idle publisher's position moves it, too (`Progress`).
+        #: Position up to which all is committed; an idle publisher's position also moves it (`Progress`).
         self.watermark = Watermark(low_lsn)
         # Progress:
         #: Everything up to here is durable on the target, and recorded there as such or in its record rows.

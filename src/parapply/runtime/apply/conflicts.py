@@ -1,8 +1,8 @@
-"""What the workers ask when a transaction cannot be applied as it is: what is kept of it, what is to be skipped.
+"""Answers for workers whose transaction cannot be applied as it is: conflicts to keep, transactions to skip.
 
-One for each epoch. The workers come here with what failed at the head, never before (trap T-69); settled conflicts go
-into the history inside the transaction; the one that stopped it is written by a session of its own after the rollback
-(trap T-68).
+One for each epoch. The workers ask only about failures at the head, never before (trap T-69). Settled conflicts are
+written to the history inside the transaction. The conflict that stopped it is written by a separate session after the
+rollback (trap T-68).
 """
 
 from __future__ import annotations

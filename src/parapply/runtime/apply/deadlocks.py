@@ -1,4 +1,4 @@
-"""Asks the target who blocks a batch that stands still, and does what `engine/stalls.py` decides about that."""
+"""Asks the target which sessions block a batch that makes no progress, and does what `engine/stalls.py` decides."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ _PREPARED = sql.SQL(
 )
 
 
-#: What a session waits for, and who the others are that it waits for; the first of those that block it itself. Of a row
-#: the waiting session holds the lock of its place.
+#: The lock that a session waits for, and the first of the sessions that block it, a direct blocker before others. For a
+#: row's lock the table is found by the lock on the row's place, which the waiting session holds.
 _FACTS = sql.SQL(
     "SELECT coalesce(wanted.relation, (SELECT place.relation FROM pg_catalog.pg_locks AS place"
     " WHERE place.pid = $1::int AND place.locktype = 'tuple' LIMIT 1))::regclass::text, wanted.mode,"
@@ -217,9 +217,10 @@ class StallCheck:
                     self._log.warning("batch_cancelled", worker=worker.number, seq=job.batch.seq)
 
     async def _end_rolled_back(self, gids: Sequence[str]) -> None:
-        """Roll back those of the prepared transactions whose ROLLBACK PREPARED waits for its turn.
+        """Roll back the prepared transactions whose ROLLBACK PREPARED waits for its turn.
 
-        It comes to nothing then. If the process dies before, it comes again, to the same end.
+        When its turn comes it finds nothing to do. If the process dies before, it is received again, with the same
+        result.
         """
         ended = [gid for gid in map(self._two_phase.pending_gid, self._stalls.rollbacks()) if gid in gids]
         if ended:

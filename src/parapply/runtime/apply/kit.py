@@ -1,4 +1,4 @@
-"""What the workers of an epoch share."""
+"""Objects that all workers of an epoch share."""
 
 from __future__ import annotations
 

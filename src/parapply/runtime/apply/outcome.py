@@ -1,4 +1,4 @@
-"""What the publisher did with a prepared transaction, done here too. A barrier: everything earlier has committed."""
+"""Outcomes of the publisher's prepared transactions, repeated here. A barrier: everything earlier has committed."""
 
 from __future__ import annotations
 

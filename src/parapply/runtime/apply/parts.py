@@ -1,9 +1,10 @@
 """A batch that failed, at the head: whole once more, then in halves, at last one source transaction by itself.
 
-Everything earlier has committed, so most batches succeed as they are: only the parallelism had failed. What still fails
-is tried in smaller parts (`plan/halving.py`), each a target transaction with a record of its own: a kill between two of
-them leaves whole source transactions committed, in order, and the state says which. A conflict is one, and an error of
-the data is reported, only where a single transaction fails row by row (`serial.py`, trap T-69).
+Everything earlier has committed, so most batches succeed unchanged, because only the parallelism had failed. A batch
+that still fails is tried in smaller parts (`plan/halving.py`), each a target transaction with its own record. A kill
+between two of them leaves whole source transactions committed, in order, and the state says which. A failure counts as
+a conflict, or is reported as an error of the data, only where a single transaction fails row by row (`serial.py`, trap
+T-69).
 
 A batch of transactions for which code runs on the target (`Batch.is_serial`) is applied here from the beginning, each
 of them a target transaction.
@@ -366,7 +367,7 @@ class _Each:
             transactions: in source order, at least one.
             plans: in force before the first.
             builder: makes the commands.
-            is_wanted: tells whether a transaction is to be skipped.
+            is_wanted: returns whether a transaction is to be skipped.
         """
         self.plans = plans
         self._transactions = transactions

@@ -33,7 +33,7 @@ class TargetTransaction:
     def __init__(self, session: WorkerSession, kit: WorkerKit) -> None:
         """Start idle, with no open transaction."""
         self.session = session
-        #: What the worker does, and since when by the event loop's clock. Written by `show`; read by the stall check,
+        #: State of the worker, and its beginning by the event loop's clock. Written by `show`; read by the stall check,
         #: the watchdog, the monitor and metrics.
         self.state = WorkerState.IDLE
         self._pool = kit.pool

@@ -1,7 +1,7 @@
 """One worker: takes a job, executes it, waits for its turn, commits; else repeats it at the head; else stops.
 
-The leader starts one task for each worker and names it. What is not applied as the sets of a whole batch has a file of
-its own: `parts.py` with `serial.py`, `large.py`, `streamed.py`, `outcome.py`.
+The leader starts one task for each worker and names it. Jobs that are not applied as the sets of a whole batch have
+separate files: `parts.py` with `serial.py`, `large.py`, `streamed.py`, `outcome.py`.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Worker:
                 job.batch, self._kit.builder, self._kit.tables.role, self._kit.ahead, may_commit=job.prepare is None
             )
         except TargetRefused:
-            # What comes before the refused change is applied first, at the head, where the refusal is met again.
+            # Changes before the refused one are applied first, at the head, where the refusal is raised again.
             return await self._parts.apply(job, RetryReason.REFUSED)
         while not self._skips.hits(job.batch):
             is_head = self._pool.flight.state.head is job
