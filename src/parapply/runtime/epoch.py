@@ -82,14 +82,14 @@ _DRAIN_S = 8.0
 _LAST_WORD_S = 5.0
 #: Bytes after which a transaction is applied in pieces inside one target transaction.
 _PIECE_BYTES = 8 * 1024 * 1024
-#: The same where apply.max_changes_per_s must hold within a transaction, too.
+#: The same where apply.max_changes_per_s must also hold within a transaction.
 _THROTTLED_PIECE_BYTES = 128 * 1024
 #: server_version_num of the first publisher that sends no COMMIT PREPARED without its PREPARE.
 _EACH_NOTED_SINCE = 180000
 #: Parts of the publisher's patience between two reports: two may be late.
 _TIMEOUT_PARTS = 3
 
-#: What is shown to people while the publisher keeps what could not be kept here.
+#: Text for people while the publisher keeps a transaction that could not be kept here.
 _PAUSED = "streaming is off until {}: a transaction in progress could not be kept in apply.spill_dir"
 
 
@@ -354,7 +354,7 @@ class Epoch:
                 await self._drain(tasks, signals.abort)
                 error = _first_error(tasks)
             if error is None:
-                # What was to be a restart of the epoch may have become the end of the daemon.
+                # A planned restart of the epoch may have become the end of the daemon.
                 while error is None and (shown, reason) != (farewell := _farewell(signals if is_asked else None)):
                     shown, reason = farewell
                     await self._last_word(tasks, shown, reason)
@@ -419,7 +419,7 @@ class Epoch:
         stream, lsn = self._ends.stream, self._pool.flight.state.durable_lsn
         if stream.reading is not Reading.RANGES or lsn <= stream.confirmed_flush_lsn:
             return
-        # The reader moves the slot, too.
+        # The reader also moves the slot.
         await end_tasks([tasks["reader"]])
         with suppress(SourceLost, SourceRefused, TimeoutError):
             async with asyncio.timeout(_LAST_WORD_S):

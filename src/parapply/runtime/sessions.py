@@ -4,9 +4,9 @@ The order matters. The lease first, so that no other daemon continues; then the 
 session of an earlier daemon is gone, commits in doubt included; only then is the state read, and the publisher checked
 against it; the stream starts where that state says (traps T-14, T-15, F18, F20).
 
-What only asks or only connects is under way at the same time: the publisher is queried and the control pool opens while
-the lease is taken; the stream connects while the state is read, and the workers while it starts: the publisher has most
-to do. Nothing is applied before all of it is done.
+Queries and connections that change nothing run at the same time. The publisher is queried and the control pool opens
+while the lease is taken. The stream connects while the state is read. The workers connect while the stream starts,
+because the publisher has most to do then. Nothing is applied before all of it is done.
 """
 
 from __future__ import annotations
@@ -492,7 +492,8 @@ class Connector:
         if source.catch_up == "off":
             return "source.catch_up is off"
         if setting := self._config.apply.held_back_by:
-            # What waits on purpose is no backlog, and a query that is not read would keep a transaction open for hours.
+            # Changes held back on purpose are no backlog, and a query that is not read would keep a transaction open
+            # for hours.
             return f"{setting} holds changes back"
         limits = range_limits(self._config)
         last = self._last_reader
@@ -534,10 +535,10 @@ def range_limits(config: Config) -> RangeLimits:
 
 @asynccontextmanager
 async def _beginning() -> AsyncIterator[Callable[[Coroutine[None, None, _T]], asyncio.Task[_T]]]:
-    """Give a function that begins works whose results are needed later; what still runs at the end is ended.
+    """Give a function that starts tasks whose results are needed later; tasks still running at the end are ended.
 
-    Each error is raised where the result is needed, so that of two errors the same one is always reported: the target's
-    first.
+    Each error is raised where the result is needed. So if both ends fail, the same error is always reported: the
+    target's.
     """
     tasks: list[asyncio.Task[Any]] = []
 

@@ -1,4 +1,4 @@
-"""What signals ask of the daemon: to end, to end at once, to take another configuration, to say what it does.
+"""Signals to the daemon: to end, to end at once, to take another configuration, to say what it does.
 
 The handlers only write down what is wanted; the daemon and its epoch check it where they wait.
 """
@@ -41,7 +41,7 @@ class Signals:
 
         Args:
             stopping: called when the daemon shall end.
-            reload: called by SIGHUP; tells whether another epoch is needed for what it found.
+            reload: called by SIGHUP; returns whether the settings that it found need another epoch.
         """
         terminals = [number for number in _STANDARD_FILES if os.isatty(number)]
 

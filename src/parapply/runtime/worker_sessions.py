@@ -35,7 +35,7 @@ _CONNECTIONS = sql.SQL(
 
 
 class ConnectionsLeft(NamedTuple):
-    """How many connections of the target workers that come later may take, and why it is no more."""
+    """Number of the target's connections that workers started later may take, and the error for one more."""
 
     n_left: int
     error: TargetRefused
@@ -103,7 +103,7 @@ class WorkerSessions:
     async def open_one_more(self, number: int) -> WorkerSession | ParapplyError:
         """Open a session later in an epoch, like those that are open; return the error if that cannot be now.
 
-        Rows that are written without an origin would look like local ones beside those of the other workers.
+        Rows written without an origin would look like local ones beside the other workers' rows.
         """
         has_origins = all(session.origin_problem is None for session in self._open.values())
         try:

@@ -1,9 +1,9 @@
 """Commands of the publisher that cannot run in a transaction, run on the target after the one in which they came.
 
-They are noted with it (`parapply.ddl`, pending), and run one after the other in a session of their own while the stream
-goes on; only what holds commands waits for them. Each is noted as begun when no index of its name is there. So after a
-kill it is known what has become of it: an index that is valid is the command's, one that is INVALID is dropped and made
-again. A lock keeps the session of an earlier start, which may still be at work, and this one apart.
+They are noted with that transaction (`parapply.ddl`, pending), and run one after the other in a separate session while
+the stream goes on. Only transactions that hold commands wait for them. Each command is noted as begun when no index of
+its name exists. So the index shows the outcome after a kill: a valid one is the command's, an INVALID one is dropped
+and made again. A lock keeps the session of an earlier start, which may still be at work, and this one apart.
 """
 
 from __future__ import annotations

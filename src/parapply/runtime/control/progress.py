@@ -63,7 +63,7 @@ class Progress:
         #: Rounds so far, and whether this one waits for the target's answer. Read by the watchdog.
         self.turns = 0
         self.is_asking_target = False
-        #: What `finish` was told: the monitor's task may still write what it has just seen.
+        #: Arguments of `finish`; the monitor's task may still write an older state.
         self._last_word: tuple[DaemonState, str] | None = None
         self._last_commit_time_us: int | None = None
 
@@ -160,7 +160,7 @@ class Progress:
             self._news.set()
 
     async def advance(self) -> None:
-        """Write the watermark durably, then tell the publisher.
+        """Write the watermark durably, then report it to the publisher.
 
         Raises:
             TargetLost, TargetRefused: as `state.advance`.
@@ -199,14 +199,14 @@ class Progress:
             failpoints.probe(failpoints.FEEDBACK_SENT)
 
     def report(self, *, is_asking: bool = False) -> None:
-        """Tell the publisher what is durable.
+        """Report to the publisher the position up to which all is durable.
 
         Raises:
             SourceLost: the stream ended.
         """
         self._durability.reported(self._clock())
         self._news.clear()
-        # What is reported while ranges are read is not sent; a stream counts as a standby after its first report.
+        # A report is not sent while ranges are read; a stream counts as a standby after its first report.
         is_sent = self._stream.reading is Reading.STREAM
         self._reported_received_lsn = self._batcher.received_lsn if is_sent else 0
         self._stream.send_status(

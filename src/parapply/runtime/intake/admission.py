@@ -1,4 +1,4 @@
-"""What may enter a batch: not what is committed or prepared here already, nor what a copy holds or will hold.
+"""Admission to batches: nothing committed or prepared here already, and nothing that a copy holds or will hold.
 
 Nothing enters before the tables it needs are known and copied, nor past a hold.
 """
@@ -62,7 +62,7 @@ class Admission:
         self.copied = copied
         self._two_phase = two_phase
         self._state = state
-        # What comes now ends after everything in the state.
+        # True once transactions end after everything in the state.
         self._is_past_state = False
         self._log = get_logger()
         #: Read by intake and requests; requests close and open it by `hold_at` and `let_pass`.
@@ -121,12 +121,12 @@ class Admission:
     async def look_up(self, relations: Sequence[Relation], *, was_in_progress: bool = False) -> None:
         """Have plans ready for what a transaction announces, before it is read.
 
-        The open batch takes new tables, too: a thousand of them would else be a thousand small batches. It waits for
-        them only in a backlog, and while they are being read ahead. The first one is not kept back, so that a backlog's
-        first rows come soon.
+        The open batch also takes new tables, because a thousand of them would otherwise be a thousand small batches. It
+        waits for them only in a backlog, and while they are being read ahead. The first one is not kept back, so that a
+        backlog's first rows come soon.
 
-        What is in force already is announced again with every range of WAL, and a root with each of its partitions. It
-        needs no query: whether the target's table has changed, too, is for the watch to find out, soon.
+        A relation already in force is announced again with every range of WAL, and a root with each of its partitions.
+        It needs no query, because the watch soon finds any change of the target's table.
 
         Args:
             relations: in their order.
@@ -232,13 +232,13 @@ class Admission:
         return self.starts.is_apart(relations, lsn)
 
     async def without_skipped(self, transaction: Transaction) -> Transaction:
-        """Return what is to be applied of a transaction, as soon as every table is there that it needs."""
+        """Return the part of a transaction that is to be applied, as soon as every table that it needs is copied."""
         while (name := self.starts.waits_for(transaction)) is not None:
             await self._wait_for_copy(name, transaction.commit_lsn)
         return self.starts.without_skipped(transaction)
 
     async def kept_of(self, relations: Sequence[Relation], commit_lsn: int) -> Callable[[Transaction], Transaction]:
-        """Return what takes out of a streamed transaction what is not applied, when every table is there it needs."""
+        """Return a function that drops a streamed transaction's skipped changes, once all its tables are copied."""
         while (name := self.starts.copying_of(relations, commit_lsn)) is not None:
             await self._wait_for_copy(name, commit_lsn)
         return self.starts.kept_at(commit_lsn)

@@ -93,7 +93,7 @@ class Batcher:
         self.received_lsn = state.low_lsn
         #: End of the last transaction that was taken, or is committed from before. Read by requests and the watchdog.
         self.taken_lsn = state.high_lsn
-        #: Whether transactions were read that are in no batch yet. Written by intake; requests then closes nothing.
+        #: True while transactions were read that are in no batch yet. Written by intake; requests then closes nothing.
         self.is_taking = False
 
     @property

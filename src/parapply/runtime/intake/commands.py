@@ -1,8 +1,7 @@
-"""What intake does with a transaction in which the publisher has run commands that are to run on the target, too.
+"""Intake of transactions in which the publisher has run commands that are also to run on the target.
 
-Such a transaction goes to its worker in pieces, like a large one, and by itself: everything earlier has committed
-before it, and nothing later is even looked up before it has, because what is known of the target's tables is no longer
-true.
+A worker gets such a transaction in pieces, like a large one, and alone: everything earlier has committed before it, and
+nothing later is even looked up before it has, because the facts about the target's tables no longer hold.
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ class CommandTransactions:
     async def before(self, relations: Sequence[Relation]) -> None:
         """Settle from where on tables are applied that commands of the same transaction may make.
 
-        Commands of before that run outside of transactions come first, too: this transaction's may need what they do.
+        Earlier commands that run outside of transactions also come first: this transaction's may need their results.
 
         Raises:
             SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.

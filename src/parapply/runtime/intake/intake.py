@@ -25,7 +25,7 @@ _LOOK_S: Final = 1.0
 
 
 class Reports(Protocol):
-    """Who informs the publisher."""
+    """Reports to the publisher, as intake needs them."""
 
     def keepalive(self, keepalive: Keepalive) -> None:
         """Take a keep-alive, after what came before it was taken."""
@@ -82,7 +82,7 @@ class Intake:
         """Read until cancelled.
 
         Raises:
-            SourceLost: the stream ended. What was received whole is in the worker pool's hands.
+            SourceLost: the stream ended. All whole transactions received are in the worker pool's hands.
             ProtocolError: the stream cannot be read.
             TargetRefused, TargetLost: a published table cannot be applied.
         """
@@ -107,7 +107,7 @@ class Intake:
                     await reader.pause(pause_s)
         finally:
             reader.end()
-            # What is whole is handed over; the rest will be sent again.
+            # Whole transactions are handed over; the rest will be sent again.
             batcher.finish()
             self._special.close()
 

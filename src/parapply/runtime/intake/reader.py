@@ -44,11 +44,11 @@ class SlotReader:
         #: When bytes last came, or reading went on. Read by the batcher, by progress, which treats a silent publisher
         #: as gone, and by the watchdog.
         self.heard_s = self._clock()
-        #: Whether reading is paused: memory or the queue is full, or intake is busy. Read by progress and gauges.
+        #: True while reading is paused: memory or the queue is full, or intake is busy. Read by progress and gauges.
         self.is_paused = False
         self._waits_for = ""
         self._waited_s = self._paused_s = 0.0
-        #: Since when the present wait, and the present pause; 0.0: there is none.
+        #: Beginning of the present wait, and of the present pause; 0.0: none.
         self._waits_since_s = self._paused_since_s = 0.0
 
     @property
@@ -157,7 +157,7 @@ class SlotReader:
         self.stream.resume_reading(self._bytes_came)
 
     async def _passes(self, seconds: float) -> bool:
-        """Wait, and tell whether the pause was not ended early."""
+        """Wait, and return whether the pause was not ended early."""
         timer = self._loop.call_later(seconds, self._pause_over.set)
         try:
             await self._pause_over.wait()

@@ -1,9 +1,9 @@
-"""What intake does with transactions that do not simply come whole: streamed in progress, prepared, decided later.
+"""Intake of transactions that do not simply come whole: streamed in progress, prepared, decided later.
 
 A streamed transaction has its place in the order when its end comes (trap T-54). A small one is then taken like any
 other. A large one is a batch of its own, with everything earlier committed before it and everything later after it; a
-worker may have followed it since its first chunks. PREPARE and the outcome of a prepared transaction are batches of
-their own, too.
+worker may have followed it since its first chunks. PREPARE and the outcome of a prepared transaction also are separate
+batches.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class SpecialTransactions:
         """Take one event at its place in the stream.
 
         Returns:
-            What ends with it, if that is to be taken like any other transaction; None if all is done.
+            The transaction that ends with it, if it is to be taken like any other; None if all is done.
 
         Raises:
-            SpillFailed: what a streamed transaction consists of could not be kept until now.
+            SpillFailed: the changes of a streamed transaction could not be kept until now.
             TargetLost, TargetRefused, ProtocolError: as intake.
         """
         message = event.event

@@ -66,7 +66,7 @@ class ApplyLogWriter:
                 self._changed.notify()
 
     def close(self) -> None:
-        """Let the thread write what is there and close the file; gives up on a disk that does not answer."""
+        """Let the thread write the buffered lines and close the file; give up on a disk that does not answer."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()

@@ -1,4 +1,4 @@
-"""What limits, over the last minutes: the report's rule (`parapply.limits`) over what is seen once a second."""
+"""Limit of the last minutes: the report's rule (`parapply.limits`) over samples taken once a second."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EVERY: Final = 5
 
 
 class Look(NamedTuple):
-    """What was seen at the end of about a second, and what had been done in it."""
+    """State at the end of about a second, and the work done in it."""
 
     state: str  # as `limits.state_of` names it
     length_s: float
@@ -49,7 +49,7 @@ class Limiting:
         self._looks: deque[Look] = deque()
         self._length_s = 0.0
         self._n_since = 0
-        #: What `take` returned last, before it became JSON. Read by the page.
+        #: Last verdict of `take`, before it became JSON. Read by the page.
         self.latest: dict[str, Any] | None = None
 
     def add(self, look: Look) -> None:

@@ -1,4 +1,4 @@
-"""What people see: the lag, what each worker does and waits for, how tables are applied. Nothing here decides."""
+"""State for people: the lag, each worker's work and waits, how tables are applied. Nothing here decides."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Monitor:
         self._engine = kit.pool.flight.state
         self._worker_tasks = worker_tasks
         self._workers = worker_tasks.workers
-        #: What is shown of each, by its number.
+        #: Row shown of each worker, by its number.
         self._shown_workers: dict[int, tuple[WorkerRow, float]] = {}
         self._tables = kit.tables
         #: Taken from those who know them and not written yet: the epoch's end interrupts what is written, and the last

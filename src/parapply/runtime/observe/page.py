@@ -70,8 +70,8 @@ class StatusPage:
         yield page_html.facts(self._facts(parts), mood=mood)
         if parts is not None:
             if said := parts.monitor.limits:
-                advice = f"What to do: {said['advice']}."
-                yield page_html.sentences("What limits", said["words"], advice, said["evidence"])
+                advice = f"Advice: {said['advice']}."
+                yield page_html.sentences("Limit", said["words"], advice, said["evidence"])
             yield _migration(parts)
             yield _workers(parts)
             yield _copies(parts)

@@ -1,4 +1,4 @@
-"""Tell systemd how the daemon is: readiness, status and watchdog. Does nothing where there is no systemd.
+"""Reports to systemd: readiness, status and watchdog. Does nothing without systemd.
 
 Source: sd_notify(3): datagrams of assignments to the socket named by NOTIFY_SOCKET, abstract ones written with '@';
 sd_watchdog_enabled(3): WATCHDOG_USEC, meant for the process WATCHDOG_PID.

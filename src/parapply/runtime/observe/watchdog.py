@@ -1,9 +1,9 @@
-"""Whether the leader makes progress: what feeds systemd's watchdog, and what /healthz/live says.
+"""Watch over the leader's progress, on which systemd's watchdog and /healthz/live depend.
 
 A timer says only that the event loop turns. So each part that must make progress shows a sign: a value that changes
-whenever it has done something, and what outside of the daemon it waits for, if anything. A part that does not move and
-waits for nothing outside is stuck, and a restart would help; one that waits for a server, a foreign lock or a copy is
-not, and a restart would change nothing.
+whenever it has done something, and the thing outside of the daemon that it waits for, if any. A part that does not move
+and waits for nothing outside is stuck, and a restart would help. A part that waits for a server, a foreign lock or a
+copy is not stuck, and a restart would change nothing.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class Heartbeat(NamedTuple):
-    """What a part shows."""
+    """Sign of one part."""
 
     part: str
     moved: object  # another value than at the last check: it has done something
-    waits_for: str  # outside of this daemon or judged by a sign of its own; empty: it has to move
+    waits_for: str  # outside of this daemon or judged by a separate sign; empty: it has to move
 
 
 class Watchdog:

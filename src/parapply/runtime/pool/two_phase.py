@@ -16,10 +16,10 @@ A PREPARE that cannot be applied is no error before its outcome is known: if the
 decoded it, only a part was sent. Then nothing is prepared, and the PREPARE is recorded with its note, so that the
 COMMIT PREPARED of a standby that was promoted without the rollback is an error.
 
-What has no changes may come without its PREPARE up to PostgreSQL 17; from 18 on a COMMIT PREPARED that finds nothing is
-one whose PREPARE another reader of the slot was sent. With `origin = none` both come by themselves: the PREPARE of a
-subscriber is left out, the COMMIT PREPARED of a client is not. A PREPARE comes again
-only until it is recorded, and its outcome is recorded after it, so what was rolled back is not prepared again.
+Up to PostgreSQL 17 the outcome of a transaction without changes may come without its PREPARE. From 18 on, if a COMMIT
+PREPARED finds nothing, its PREPARE was sent to another reader of the slot. With `origin = none` each may come alone:
+the PREPARE of a subscriber is left out, the COMMIT PREPARED of a client is not. A PREPARE comes again only until it is
+recorded, and its outcome is recorded after it, so a transaction that was rolled back is not prepared again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _UNKNOWN = "42704"
 
 
 class TwoPhase:
-    """What is prepared here. Written by the workers, one at a time: all this is done in batches of their own."""
+    """Transactions prepared here. Written by the workers, one at a time, because each event is a separate batch."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The plan of every announced relation: read from the target when it is announced, and again when it may be stale.
 
-The hot path never waits here: a relation is announced once a stream, and again after a schema change. What changes on
-the target alone is noticed by `watch.py`.
+The hot path never waits here: a relation is announced once a stream, and again after a schema change. Changes on the
+target alone are noticed by `watch.py`.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class TablePlans:
         Nothing that is in force changes, so a batch that is open may go on.
 
         Returns:
-            Whether it did so; if not, nothing has changed, and `resolve` is to be called.
+            True if it did so; if not, nothing has changed, and `resolve` is to be called.
         """
         plans: dict[Relation, TablePlan] = {}
         names: set[tuple[str, str] | int] = set()
@@ -179,7 +179,7 @@ class TablePlans:
     async def resolve_streamed(self, relations: Iterable[Relation]) -> None:
         """Find the target tables of relations announced inside a transaction in progress; this puts nothing in force.
 
-        What is in force for others changes when it commits, if it does (trap T-52).
+        The plans in force for others change when it commits, if it does (trap T-52).
 
         Raises:
             TargetLost: the connection ended.

@@ -1,8 +1,8 @@
 """Facts of published tables, read in groups while the stream starts: a first announcement needs no query of its own.
 
-The catalogue describes a group in little more time than one table. What was read is used for a first announcement
-only, and only if the table's fingerprint says that it still holds. Where there are thousands of tables, a group that an
-announcement waits for comes first, and the others when there is time.
+The catalogue describes a group in little more time than one table. The facts are used for a first announcement only,
+and only if the table's fingerprint says that they still hold. Among thousands of tables, a group that an announcement
+waits for comes first, and the others when there is time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _REST: Final = 4
 
 
 class AheadFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the catalogue said of a table that the role may write to.
+    """Facts of the catalogue about a table that the role may write to.
 
     Attributes:
         facts: of the table.
@@ -90,7 +90,7 @@ class CataloguePrefetch:
         self._valid_s = _VALID_S
         self._checked_s = -math.inf
         self._group_read = asyncio.Condition()
-        #: How many announcements wait for a group; the event ends a rest.
+        #: Number of announcements that wait for a group; the event ends a rest.
         self._n_waiting = 0
         self._is_wanted = asyncio.Event()
         self._clock = asyncio.get_running_loop().time
@@ -111,7 +111,7 @@ class CataloguePrefetch:
         return self._found.pop(table, None)
 
     async def make_ready(self, schema: str, name: str) -> None:
-        """Wait until the facts read about a table are there, and hold now; not for long if they cannot be read."""
+        """Wait until the facts about a table are read and hold now; not for long if they cannot be read."""
         table = schema, name
         # Wait even for a table that is not among them: a second session would have to fill its caches first.
         await self._wait_for(table)

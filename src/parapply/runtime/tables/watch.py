@@ -98,7 +98,8 @@ class CatalogueWatch:
         if is_due:
             self._compared_s, self._took_s, self._counts = began_s, self._clock() - began_s, counts
         self._seen.update(self._tables.take_fingerprints())
-        # A new one that was planned by facts of its own is read again, too: it may have changed before this check.
+        # A new table that was planned by facts read for it alone is also read again, because it may have changed before
+        # this check.
         found = {relation: (oid, now.get(oid, "")) for relation, oid in planned.items()}
         changed = [relation for relation, print_ in found.items() if self._seen.get(relation) != print_]
         for at in range(0, len(changed), _TABLES):
