@@ -1,8 +1,8 @@
 """The configuration: what may be set, within which bounds, and how its layers are put over each other.
 
 In: a TOML file, the environment, ``--set`` texts and command flags. Out: one frozen `Config`, or one `ConfigError`
-that lists everything that is wrong, a line each. Messages name the field and the rule, never the value: it may be a
-secret. Reads the file and connects nowhere. What a key means to the operator is written in ``config/parapply.toml``.
+that lists every fault, a line each. Messages name the field and the rule, never the value, because it may be a secret.
+Reads the file and connects nowhere. The meaning of each key for the operator is in ``config/parapply.toml``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Bytes of changes in progress on the publisher from which it begins to send them: tens of thousands of changes. With
 #: PostgreSQL's own 64 MB a large transaction is decoded for a third of a second before its first row can be applied.
 DECODING_MEMORY_BYTES = 16 * 1024 * 1024
-#: What PostgreSQL takes at least.
+#: Least value that PostgreSQL takes.
 _DECODING_MEMORY_FLOOR_BYTES = 64 * 1024
 #: Bytes of WAL read at once while there is much to catch up. The publisher keeps a range's changes in memory (work_mem)
 #: until it is decoded; a larger one gains little, because what lies before each range costs little.
@@ -147,7 +147,7 @@ Interval = Annotated[float, Meta(ge=0.001, le=86_400)]
 
 
 class _Section(msgspec.Struct, frozen=True):
-    """A section: nothing is written afterwards. What comes from outside is checked by `_read_section`."""
+    """A section, never changed once made. Values from outside are checked by `_read_section`."""
 
 
 class SourceConfig(_Section, frozen=True):
@@ -193,7 +193,7 @@ class TargetConfig(_Section, frozen=True):
 
 
 class TableConfig(_Section, frozen=True):
-    """What is said about one table."""
+    """Settings of one table."""
 
     parallel: Literal["auto", "always", "never"] = "auto"
 
@@ -263,7 +263,7 @@ class TableConflictConfig(_Section, frozen=True):
 
 
 class ConflictConfig(_Section, frozen=True):
-    """What is done about conflicts, and how long they are kept."""
+    """Policies for conflicts, and how long conflicts are kept."""
 
     insert_exists: _Exists = "error"
     update_exists: _Exists = "error"
@@ -287,7 +287,7 @@ class DdlConfig(_Section, frozen=True):
 
 
 class MappingConfig(_Section, frozen=True):
-    """Which tables have another name on the target."""
+    """Tables and schemas with another name on the target."""
 
     tables: dict[str, str] = {}  # schema.table there, schema.table here
     schemas: dict[str, str] = {}  # for tables that `tables` does not name
@@ -449,7 +449,7 @@ def load_config(  # noqa: PLR0913  the layers
     errors += [
         _missing_line(key)
         for key in REQUIRED
-        # What a file that cannot be read would have said is not known.
+        # No key is reported missing if the file cannot be read, because the file may set it.
         if is_read and key in required and not config_layers.first_value(layers, key.split("."))
     ]
     ddl, mapping = sections["ddl"], sections["mapping"]

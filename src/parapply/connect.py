@@ -45,7 +45,7 @@ async def open_both(
 ) -> AsyncIterator[Connections]:
     """Open a plain session on the publisher and a control session on the target.
 
-    Waits of any session on the publisher are reported until the block ends, on standard error if `tell` is left out.
+    Waits of any session on the publisher are reported until the block ends, by default on standard error.
 
     Raises:
         SourceLost, SourceRefused, TargetLost, TargetRefused: as `source.slot.connect`, `settings.connect_control`.

@@ -42,8 +42,8 @@ def refusal_hint(text: str) -> str:
     return next((hint for words, hint in _REFUSALS if words in text), "")
 
 
-#: What is said where no server was reached, or none that has room, and what the operator can do. The daemon goes on
-#: trying, because each of them may pass.
+#: Words of libpq where no server was reached, or none that has room, and a remedy for the operator. The daemon goes on
+#: trying, because each of these states may pass.
 _UNREACHED: Final = (
     ("Connection refused", "start the server there, or correct host and port of the DSN; see its listen_addresses"),
     ("could not translate host name", "correct the host of the DSN; in a URI a password's @ is %40, and its / is %2F"),
@@ -61,14 +61,14 @@ def lost_hint(text: str) -> str:
     return refusal_hint(text) or next((hint for words, hint in _UNREACHED if words in text), "")
 
 
-#: What psycopg puts before libpq's words when libpq gave up before anything went over a network.
+#: Prefix that psycopg puts before libpq's words when libpq gave up before it sent anything over a network.
 _NOT_BEGUN: Final = "connection is bad: "
 
 
 def dsn_problem(error: psycopg.Error) -> str:
     """Return why libpq refuses a connection string, before it tries any server; empty for every other error.
 
-    A name that cannot be resolved and a socket that is not there are none: the server may come back.
+    A name that cannot be resolved or a missing socket is no such problem, because the server may come back.
     """
     if error.sqlstate or not isinstance(error, psycopg.OperationalError):
         return ""

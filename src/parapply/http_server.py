@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: Seconds for a request to come and for its answer to be taken.
 _TIMEOUT_S: Final = 5.0
-#: What to do where an address cannot be listened on.
+#: Remedies where an address cannot be listened on.
 _HINTS: Final = {
     errno.EADDRINUSE: "another daemon or `parapply migrate` may have the port: each daemon on a machine needs its own",
     errno.EACCES: "a port below 1024 needs a privilege; take one above",

@@ -1,7 +1,7 @@
-"""Texts of others as parts of a language: SQL, a role's setting, HTML, a shell's command. Each rule is here once. Pure.
+"""Texts of others as parts of a language: SQL, a role's setting, HTML, a shell's command. The only home of each rule.
 
 Names, values, comments and settings come from databases whose owners are not ours. Text that is not quoted here is a
-parameter, or composed by `psycopg.sql` (`Identifier`, `Literal`), which quotes by the same rules.
+parameter, or composed by `psycopg.sql` (`Identifier`, `Literal`), which quotes by the same rules. Pure.
 
 Source: PostgreSQL manual, "Lexical Structure"; `ruleutils.c`, quote_identifier; `dumputils.c`, makeAlterConfigCommand;
 `varlena.c`, SplitGUCList; `repl_scanner.l`.

@@ -28,7 +28,7 @@ class End(StrEnum):
 
 
 class Code(StrEnum):
-    """What was found; `kinds` has the reason and the remedy of each."""
+    """Code of a finding; `kinds` has the reason and the remedy of each."""
 
     # The publisher as a server.
     WAL_LEVEL = "wal_level"
