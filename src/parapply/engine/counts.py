@@ -40,7 +40,7 @@ class JobCounts:
         """Start with nothing."""
         #: Rows by schema.table.
         self.rows: dict[str, RowCounts] = {}
-        #: Of the source.
+        #: Number of source transactions.
         self.n_transactions = 0
         self.n_changes = 0
         self.size_bytes = 0

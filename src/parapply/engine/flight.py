@@ -1,4 +1,4 @@
-"""The batches in flight and the workers that ask for one: which starts where, and what a commit brings about.
+"""The batches in flight and the workers that ask for one: which starts where, and the effects of a commit.
 
 Dependencies say when a batch may start, the commit order says when it may commit (`turns.py`). The head always has a
 worker (trap T-30): ready batches are given out in source order, and what a blocked batch waits for has a worker or is
@@ -182,7 +182,7 @@ class Flight:
         return effects + self._assign()
 
     def release(self, n_workers: int) -> list[Effect]:
-        """Let so many workers leave, each when it has nothing in hand, the longest idle first; 0: none from now on.
+        """Let that many workers leave, each when it has nothing in hand, the longest idle first; 0: none from now on.
 
         None leaves while the head has no worker: then the one that commits before a batch takes that batch, as ever
         (trap T-30), however few there are.
@@ -197,7 +197,7 @@ class Flight:
         head = self._scheduler.head
         if not self._n_to_release or (head is not None and head.seq not in self._assigned):
             return False
-        # More than half of those that stay must be free for what has its place in the order.
+        # More than half of the remaining workers must be free for jobs that have their place in the order.
         return 2 * len(self._following) < self.state.n_workers - 1
 
     def _let_go(self, asker: int) -> Effect:

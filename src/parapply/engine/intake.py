@@ -6,7 +6,7 @@ it joins what comes until the batch under way has committed, for at most a momen
 and the commits of many small batches, one after the other, cost more than a second worker gains.
 
 A snapshot of the target equals the publisher at an LSN if all up to there is committed and nothing later is. So no
-worker has to be stopped, in either commit order: intake takes nothing later, and what it took before commits by itself.
+worker has to be stopped, in either commit order: intake takes nothing later, and all that it took before will commit.
 
 Commit times are of the publisher's clock, and so is the time that they are compared with: the monitor reads that clock
 each second, and the event loop's carries it on in between. Neither the daemon's nor the target's time of day matters.
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from parapply.model import Transaction
     from parapply.plan.batch import Batch
 
-#: In a backlog a read that empties the socket is followed by a pause: a walsender sends every message by itself, and to
-#: wake up a reader for each took it half as much CPU again.
+#: In a backlog a read that empties the socket is followed by a pause, because a walsender sends every message
+#: separately, and to wake up a reader for each took it half as much CPU again.
 COLLECT_S: Final = 0.004
 #: The same without a backlog while a batch is under way; with the order kept nothing overtakes it.
 _BUSY_COLLECT_S: Final = 0.001

@@ -35,7 +35,7 @@ _ERROR_MAX_S = 30.0
 
 
 class JobTimes:
-    """When a job passed each point, 0.0 before; and how long it took between them.
+    """Times at which a job passed each point, 0.0 before, and seconds that it took between them.
 
     Written by intake (`received_s`), the pool (`submitted_s`, `freed_s`, `committed_s`) and the job's worker; read by
     the stall check, metrics and the apply log.
@@ -90,7 +90,7 @@ class TryLater(Exception):
 
 
 class Attempts:
-    """How often one source transaction was tried at the head, and how long to wait before the next."""
+    """Count of attempts of one source transaction at the head, and the wait before the next."""
 
     def __init__(self, *, stops_on_error: bool) -> None:
         """Begin with the shortest pauses."""
@@ -113,7 +113,7 @@ class Attempts:
 
 
 class Resume:
-    """How far a batch has come that is repeated at the head. Written by the worker that has it."""
+    """Progress of a batch that is repeated at the head. Written by the worker that has it."""
 
     __slots__ = (
         "attempts",
@@ -138,9 +138,9 @@ class Resume:
         self.halving = halving
         #: In force after what is committed.
         self.plans = plans
-        #: Of the next part.
+        #: Attempts of the next part.
         self.attempts = attempts
-        #: It was logged.
+        #: True if the repetition was logged.
         self.is_told = False
         #: It was applied as the same sets, so that it had failed only because it was not at the head.
         self.is_whole = False
@@ -167,7 +167,7 @@ class Resume:
 
 
 class Alone(NamedTuple):
-    """A source transaction that is a job by itself."""
+    """A source transaction that is a whole job."""
 
     xid: int
     commit_lsn: int
@@ -313,7 +313,7 @@ class LargeJob(_Job):
         self.commit_lsn = commit_lsn
         #: Written by intake with the last piece: what it ends with instead of a commit.
         self.prepare: Prepare | None = None
-        #: Of the publisher, in the pieces that have come; written by intake before each piece.
+        #: The publisher's commands in the pieces that have come; written by intake before each piece.
         self.commands: JudgedFrames = {}
 
     @property
@@ -327,7 +327,7 @@ class InProgress(Protocol):
 
     #: True if a worker follows it, or will.
     is_followed: bool
-    #: How it committed or was prepared; None: it is in progress.
+    #: Event of its commit or its prepare; None: it is in progress.
     end: Transaction | None
 
 
@@ -349,7 +349,7 @@ class StreamJob(_Job):
         self.stream = stream
         #: Written by intake at its end: what it ends with instead of a commit.
         self.prepare: StreamPrepare | None = None
-        #: Of the publisher; written by intake at its end.
+        #: The publisher's commands; written by intake at the end of the transaction.
         self.commands: JudgedFrames = {}
 
     @property

@@ -114,7 +114,7 @@ class Stalls:
         return now_s - max(worker.since_s, job.times.freed_s) >= self._stall_check_s
 
     def may_break(self, job: Job, blocker: WorkerSeen) -> bool:
-        """Return whether to make a worker yield to a job that it blocks: not if it will end by itself."""
+        """Return whether to make a worker yield to a job that it blocks: not if its job will end without that."""
         other = blocker.job
         if other is None:
             return False
@@ -169,7 +169,7 @@ class StreamSeen(NamedTuple):
 
     reading: Reading
     received_lsn: int
-    #: Why it is read as a stream lets ranges pass it.
+    #: True if the reason for reading it as a stream still allows ranges.
     may_be_left: bool
     is_paused: bool
     #: True for each place where a transaction has begun. It would come again from its beginning, a long one for ever.

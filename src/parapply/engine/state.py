@@ -69,12 +69,12 @@ class EngineState:
         self.passed_us: int | None = None
         #: How far the target is behind; None: not checked yet.
         self.lag_s: float | None = None
-        #: When that was.
+        #: Time of that check.
         self.looked_s = now_s
         # The stall check:
-        #: Since when a batch waits for foreign sessions, the longest, and for whom; None: none does.
+        #: Begin of the longest wait of a batch for foreign sessions, and their description; None: none waits.
         self.blocked: tuple[float, str] | None = None
-        #: How long a session that is no worker's has waited on the target, the longest; 0.0: none does.
+        #: Longest wait on the target of a session that is no worker's; 0.0: none waits.
         self.session_blocked_s = 0.0
         #: For which lock of another session a worker waits, by its number.
         self.foreign_waits: dict[int, str] = {}

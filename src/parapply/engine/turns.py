@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class CommitTurn(Enum):
     """The answer to a worker that asks for its turn to commit."""
 
-    COMMIT = "commit"  # whatever must have committed before it has
+    COMMIT = "commit"  # all batches that must commit before it have
     YIELD = "yield"  # an earlier one waits for a lock of this one: roll back, then become the head first
     GIVE_BACK = "give back"  # others could use the worker: roll back, then `give_back` the job
 

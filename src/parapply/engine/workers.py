@@ -78,7 +78,7 @@ class Scaling:
         self._peak_from_s: float | None = None
 
     def may_grow(self) -> bool:
-        """Return whether it is of use to ask what sessions wait for."""
+        """Return whether an answer about the sessions' waits could be used."""
         return self.wanted < self._most
 
     def stay(self, sample: LoadSample) -> None:

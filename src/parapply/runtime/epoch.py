@@ -445,8 +445,8 @@ class Epoch:
         """Read no more; finish the whole transactions in hand, within a time limit."""
         self._health.left(DaemonState.DRAINING, "")
         failpoints.probe(failpoints.DRAIN)
-        # With everything committed the loss of an idle session must not cost the last word; a worker that has something
-        # in hand meets it by itself.
+        # With everything committed the loss of an idle session must not cost the last word; a worker with a job in hand
+        # notices the loss itself.
         await end_tasks([tasks["intake"], tasks["sessions"]])
         n_transactions = sum([job.counts.n_transactions for job in self._pool.flight.state.jobs.values()])
         self._log.info("drain_started", n_transactions=n_transactions)
@@ -500,7 +500,7 @@ class Epoch:
             advance_interval_s=config.apply.advance_interval_s,
             status_interval_s=self._status_interval_s(),
             receive_timeout_s=config.source.receive_timeout_s,
-            # Relaxed, a record says what was committed when it was made, and nothing about what commits alongside it.
+            # Relaxed, a record names the batches committed when it was made, and no batch that commits alongside it.
             is_apply_durable=config.target.synchronous_commit != "off" and not self._pool.flight.state.is_relaxed,
             until=self._until,
         )

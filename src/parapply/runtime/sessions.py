@@ -222,10 +222,10 @@ class Connector:
                     await control.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(ddl.role)))
 
     def _check_origins(self, sessions: Sequence[WorkerSession]) -> None:
-        """Refuse what needs origins that the workers do not have; say what else will not work.
+        """Refuse settings that need origins if the workers have none; log the other features that will not work.
 
-        A daemon that reads only what no subscriber wrote has a partner that does the same with what is written here, so
-        without origins every change would go round between the two.
+        A daemon that reads only changes that no subscriber wrote has a partner that reads the changes written here in
+        the same way. So without origins every change would go round between the two.
         """
         problem = next((session.origin_problem for session in sessions if session.origin_problem), None)
         if problem is None:

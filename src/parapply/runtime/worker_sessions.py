@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 #: A target that has no connection left for one more worker still serves fewer (F17).
 _TOO_MANY = ("too many", "remaining connection slots")
 
-#: Of `max_connections` this part is left to others by workers that come later: one in so many.
+#: Divisor of `max_connections`: workers started later leave this part of it to others.
 _LEFT_TO_OTHERS: Final = 10
-#: Superusers, too, leave alone what is kept for them.
+#: Superusers also leave the connections reserved for them.
 _CONNECTIONS = sql.SQL(
     "SELECT m.n - pg_catalog.current_setting('superuser_reserved_connections')::int"
     " - COALESCE(pg_catalog.current_setting('reserved_connections', true)::int, 0)"
@@ -42,7 +42,7 @@ class ConnectionsLeft(NamedTuple):
 
 
 async def connections_left(conn: settings.Connection) -> ConnectionsLeft:
-    """Return what the target has left, less what others may want.
+    """Return the connections that the target has left, less the part kept for others.
 
     Raises:
         TargetLost: the connection broke.

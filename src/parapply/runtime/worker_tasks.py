@@ -39,7 +39,7 @@ _IDLE_LOOK_S: Final = 0.25
 _ASK_AGAIN_S: Final = 0.3
 #: Seconds without a further attempt after the target had no session for one more worker.
 _REFUSED_S: Final = 30.0
-#: Of so many workers one may follow a transaction in progress; PostgreSQL's own default is two for a subscription.
+#: Workers for each one that may follow a transaction in progress; PostgreSQL's own default is two for a subscription.
 _WORKERS_A_FOLLOWER: Final = 2
 _EXECUTING: Final = (WorkerState.EXECUTING, WorkerState.RETRYING)
 

@@ -57,7 +57,7 @@ class ConflictHandler:
         self.rules = Rules(config)
         self.skips = skips
         self.figures = figures
-        #: Why workers keep trying a batch, by its number.
+        #: Reasons why workers keep trying batches, by number of the batch.
         self.troubles: dict[int, str] = {}
         self._config = config
         self._control_pool = control_pool

@@ -87,7 +87,7 @@ class StallCheck:
             pool: knows the order and which jobs may be asked to yield.
             workers: of the worker pool.
             control_pool: to ask the target.
-            kit: knows what is prepared, and what the operator has asked to skip.
+            kit: knows the prepared transactions, and the ones that the operator has asked to skip.
             slot_name: ends the names of the slot's sessions.
             stall_check_s: how long a batch may take before the server is asked.
         """
@@ -206,7 +206,7 @@ class StallCheck:
         return any(self._skips.find(one.commit_lsn, one.end_lsn) is not None for one in executed_now(job))
 
     async def _cancel(self, worker: Worker, job: Job) -> None:
-        """Have the server end what a worker waits for; the batch is repeated at the head, and leaves out what it must.
+        """Cancel the statement in which a worker waits; its batch is repeated at the head, without skipped ones.
 
         COMMIT may be on its way behind the statement. The server does not execute it then, and its answer says so.
         """

@@ -36,7 +36,7 @@ _STALE: Final = frozenset(
     {"42703", "42P01", "42804", "0A000", "22P02", "26000", "428C9", "42846", "42883", "42P18", "08P01"}
 )
 
-#: The name of the conflict by what was done and what the target said, as PostgreSQL 18 names it.
+#: Name of the conflict by operation and SQLSTATE, as PostgreSQL 18 names it.
 _UNIQUE: Final = "23505"
 _CONFLICTS: Final = {
     ("insert", _UNIQUE): "insert_exists",
@@ -85,8 +85,8 @@ def classify(failure: StatementFailed) -> FailureClass:
 def may_follow_conflict(failure: StatementFailed, commands: Sequence[Command]) -> bool:
     """Return whether an error of the data may follow from a change before it that found no row.
 
-    The counts of a flight are looked at when all of it has succeeded, so the server's error is met first: a child
-    without the parent that an update of the same transaction was to find, for example.
+    The counts of a flight are checked when all of it has succeeded, so the server's error comes first: for example, a
+    child without the parent that an update of the same transaction was to find.
 
     Args:
         failure: of `commands`, or of the COMMIT behind them.

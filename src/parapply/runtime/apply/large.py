@@ -68,7 +68,7 @@ class LargeApply:
         self._pool = kit.pool
         self._conflict_handler = kit.conflict_handler
         self._end = end
-        #: It holds commands, and is sent again if it fails: with them even a small one comes here.
+        #: True if it holds commands, and is sent again if it fails; with commands even a small one comes here.
         self._is_repeated = False
         self._log = get_logger()
 

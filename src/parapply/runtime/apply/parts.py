@@ -1,4 +1,4 @@
-"""A batch that failed, at the head: whole once more, then in halves, at last one source transaction by itself.
+"""A batch that failed, at the head: whole once more, then in halves, at last one source transaction alone.
 
 Everything earlier has committed, so most batches succeed unchanged, because only the parallelism had failed. A batch
 that still fails is tried in smaller parts (`plan/halving.py`), each a target transaction with its own record. A kill
@@ -189,7 +189,7 @@ class PartApply:
             await self._sets(job, resume, part, transactions, sets)
 
     async def _each(self, job: SetJob, resume: Resume, transactions: Sequence[Transaction]) -> None:
-        """Commit transactions one by one, up to the first that fails or must be looked at by itself, which is noted."""
+        """Commit transactions one by one, up to the first that fails or must be tried alone, which is noted."""
         run = _Each(transactions, self._kit.tables.plans_from(resume.plans), self._kit.builder, self._is_wanted)
         show = partial(self._target.show, WorkerState.EXECUTING)
         n_committed, failure = await self._session.execute_each(run, on_sent=show)
@@ -263,7 +263,7 @@ class PartApply:
             if not batch.is_suspect:
                 return await SetCommands.made(batch, self._kit.builder, self._kit.tables.role)
         except TargetRefused:
-            pass  # what comes before the refused change is applied first, and alone it is met again
+            pass  # the changes before the refused one are applied first; alone it is refused again
         resume.halving.failed()
         return None
 
@@ -328,7 +328,7 @@ class PartApply:
         return self._skips.find(transaction.commit_lsn, transaction.end_lsn) is not None
 
     def _learn(self, job: SetJob, resume: Resume) -> None:
-        """Distrust tables as what failed, and what succeeded then, says."""
+        """Distrust tables according to the part that failed and the form that then succeeded."""
         n_transactions = len(job.batch.transactions)
         if resume.is_whole:
             self._kit.tables.distrust(resume.overtook, Level.ALONE)
@@ -350,8 +350,8 @@ class PartApply:
 class _Each:
     """Transactions with their records and commands, made as they are asked for, up to one that must be alone.
 
-    That is one that is to be skipped, that cannot be applied, or whose row counts the server cannot check; so is one
-    that announces tables, unless it is the first: what is in force after those committed is then always known.
+    Such a transaction is to be skipped, cannot be applied, or has row counts that the server cannot check. So is one
+    that announces tables, unless it is the first, so that the plans in force after the committed ones are always known.
     """
 
     def __init__(

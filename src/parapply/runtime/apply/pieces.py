@@ -119,7 +119,7 @@ class Pieces:
         self.start(planned)
 
     async def plan(self, piece: Transaction) -> PlannedPiece:
-        """Plan a piece while the one before is executed; `start` must be called with it, or nothing any more.
+        """Plan a piece while the one before is executed; the next call, if any, must be `start` with the result.
 
         Raises:
             ConflictStop, DataFailed, RolledBack, Unwanted, StatementFailed: as `apply`, of the one before.

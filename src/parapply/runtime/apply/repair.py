@@ -69,7 +69,7 @@ class Repair:
             attempts: of their transaction or piece.
 
         Raises:
-            TargetRefused: a table cannot be written to any more.
+            TargetRefused: a table can no longer be written to.
             TargetLost: the connection ended, or the target could not be asked.
         """
         if failure.sqlstate or attempts.is_refreshed:

@@ -52,7 +52,7 @@ class Ahead:
         try:
             commands = builder.of_steps(batch.steps, batch.size_bytes)
         except (ProtocolError, TargetRefused):
-            return  # the worker that has it meets it again
+            return  # the worker that takes the job gets this error again
         self._batch, self._commands = batch, commands + code_check(commands, role)
         self._has_prepared = builder.has_prepared()
 
@@ -151,7 +151,7 @@ async def commands_of(batch: Batch, builder: CommandBuilder, role: str) -> list[
 
     Args:
         batch: not changed until this returns.
-        builder: the leader's. A thread gets one of its own.
+        builder: the leader's. A thread gets a separate one.
         role: session_replication_role of the workers.
 
     Raises:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from parapply.runtime.apply.kit import WorkerKit
     from parapply.target.session.session import WorkerSession
 
-#: One of so many batches whose statements and COMMIT are sent at once has its COMMIT timed for the apply log.
+#: Among batches whose statements and COMMIT are sent at once, one in this many has its COMMIT timed for the apply log.
 _TIMED_EACH: Final = 16
 
 

@@ -100,7 +100,7 @@ class LaterCommands:
         await self._settled.wait()
 
     async def run(self) -> None:
-        """Run what is pending, and what comes, until cancelled.
+        """Run pending commands, and new ones, until cancelled.
 
         Raises:
             TargetLost: the state cannot be read or written.
@@ -117,7 +117,7 @@ class LaterCommands:
                 pass
 
     async def _run_all(self) -> bool:
-        """Run what is pending; return whether something was only in the way."""
+        """Run pending commands; return whether to try again, because only something in the way made one fail."""
         schema = self._config.target.state_schema
         async with self._control_pool.session() as conn:
             found = await commands.pending(conn, schema, self._slot_id)

@@ -99,7 +99,7 @@ class Progress:
         return Stream(batcher.received_lsn, batcher.holds_nothing, batcher.is_inside_large, self._stream.is_synchronous)
 
     async def report_at_once(self) -> None:
-        """Report what is received and what is visible as soon as it changes, while commits wait for that.
+        """Report the received and the visible position as soon as they change, while commits wait for them.
 
         Raises:
             SourceLost: the stream ended.

@@ -71,8 +71,8 @@ class Requests:
         self._awaits_two_phase, self._whole_until_lsn, self._delay_s = awaited
         self._first_exact_lsn = self._batcher.taken_lsn
         self._listener: Connection | None = None
-        #: Where the stream was when the newest change of what is copied came into force; None: the copy command knows
-        #: of it.
+        #: Position of the stream when the newest change of the copied tables came into force; None: the copy command
+        #: knows of it.
         self._unseen_from_lsn: int | None = self._batcher.taken_lsn
         self._copied.on_changed = self._copies_changed
         #: True if the state had open requests at the last look.
@@ -116,7 +116,7 @@ class Requests:
         )
 
     async def _listen(self) -> None:
-        """Open a session that listens; there is none where the target has no connection left, or refuses one."""
+        """Open a session that listens; do without if the target has no connection left, or refuses one."""
         try:
             self._listener = await self._connect("requests")
         except (TargetLost, TargetRefused) as error:

@@ -107,11 +107,11 @@ class Admission:
         return transaction.commit_lsn < self._state.low_lsn
 
     def is_applied(self, end_lsn: int) -> bool:
-        """Return whether what ends at an LSN was committed here before the start."""
+        """Return whether the transaction that ends at an LSN was committed here before the start."""
         return self._state.is_applied(end_lsn)
 
     def is_prepared(self, message: object) -> bool:
-        """Return whether what comes again was prepared here before (trap T-57)."""
+        """Return whether a transaction that comes again was prepared here before (trap T-57)."""
         return isinstance(message, BeginPrepare | Prepare | StreamPrepare) and self._two_phase.is_prepared(message)
 
     async def is_rolled_back(self, message: object) -> bool:

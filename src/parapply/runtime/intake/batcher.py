@@ -1,7 +1,7 @@
 """The open batch: what it takes, when it closes, and that each closed batch is handed to the worker pool.
 
-A batch closes at its limits (`engine/pace.py`), before what must not be in it, or when `engine/intake.py` says so.
-Pieces of a large transaction and what an event ends are batches of their own.
+A batch closes at its limits (`engine/pace.py`), before a transaction that must not be in it, or when `engine/intake.py`
+says so. Pieces of a large transaction, and transactions that an event ends, are separate batches.
 """
 
 from __future__ import annotations
@@ -186,9 +186,9 @@ class Batcher:
             self._close()
 
     def _fits(self, transaction: Transaction) -> bool:
-        """Return whether a transaction may join the open batch: those where code runs are with their like.
+        """Return whether a transaction may join the open batch: transactions where code runs are in batches of such.
 
-        A few others between them are taken along, row by row like these: a batch of so few is worth no barrier.
+        A few others between them are taken along, also row by row, because a batch of so few is worth no barrier.
         """
         is_first = self._open is None
         is_in_serial = self._open is not None and self._open.batch.is_serial
@@ -312,7 +312,7 @@ class Batcher:
             self._close()
 
     def hold_open(self, for_s: float) -> None:
-        """Keep a batch of a backlog open for so many seconds: what comes next may join it soon."""
+        """Keep a batch of a backlog open for some seconds, because the next transactions may join it soon."""
         self._closing.hold_open(self._clock() + for_s)
 
     def close_first(self) -> None:

@@ -130,7 +130,7 @@ def waits_of(flight: Flight, workers: Sequence[Worker]) -> tuple[tuple[str, str,
 
 
 def _is_executing(worker: Worker) -> bool:
-    """Return whether statements run that are not late: also those that were sent together with their COMMIT."""
+    """Return whether statements run that are not late, also statements sent together with their COMMIT."""
     if worker.job is None or worker.job.times.turn_s:
         return False
     is_in_flight = worker.state is WorkerState.COMMITTING and not worker.job.times.executed_s

@@ -42,11 +42,11 @@ _FIRST_LOOK_S = 0.2
 _SLOT_S = 10.0
 #: The same of the timeline of a standby, which takes a connection each time; it changes with a failover.
 _TIMELINE_S = 30.0
-#: The same of a migration or a cut-over, of which mostly there is none.
+#: The same for a migration or a cut-over; mostly none is in progress.
 _MOVES_S = 3.0
 #: Seconds the stream may continue after the publisher ended our plain session: a fast stop ends plain sessions first
-#: and then waits for the stream, which should end by itself once all is confirmed (trap T-9). If it is still there
-#: then, it is held up by us, and nothing is lost by leaving (F9).
+#: and then waits for the stream, which the publisher should end once all is confirmed (trap T-9). If it is still open
+#: then, we hold it up, and nothing is lost by leaving (F9).
 _LEAVE_S = 3.0
 #: Seconds without a check after which what was seen is not the present.
 _SILENT_S = 5.0
@@ -71,7 +71,7 @@ class Publisher(NamedTuple):
 
 
 class Monitor:
-    """Reads the others' fields; writes only its own, what is shown, and whether commits wait for the stream."""
+    """Reads the others' fields; writes only its own, the state shown, and whether commits wait for the stream."""
 
     def __init__(  # noqa: PLR0913  one place makes it
         self,
@@ -106,8 +106,8 @@ class Monitor:
         #: Row shown of each worker, by its number.
         self._shown_workers: dict[int, tuple[WorkerRow, float]] = {}
         self._tables = kit.tables
-        #: Taken from those who know them and not written yet: the epoch's end interrupts what is written, and the last
-        #: look repeats it.
+        #: Taken from their owners and not yet written. The end of an epoch interrupts a write, which the last look then
+        #: repeats.
         self._unwritten_tables: dict[tuple[str, str], display.TableRow] = {}
         self._unwritten_counts: dict[str, display.TableCounts] = {}
         self._conflict_handler = kit.conflict_handler
@@ -186,7 +186,7 @@ class Monitor:
             if self._clock() - self._asked_timeline_s < _TIMELINE_S:
                 return
             self._asked_timeline_s = self._clock()
-            # A connection of its own: what it cannot say now it says the next time, or the next start does.
+            # A separate connection. If it fails, the next question gets the answer, or the next start does.
             with suppress(SourceLost, SourceRefused):
                 timeline = await self._ask_timeline()
         if timeline > self._timeline:
@@ -300,7 +300,7 @@ class Monitor:
         return replace(row, since=datetime.fromtimestamp(unix_s, UTC))
 
     def _waits_for(self, worker: Worker, blocked: Job | None) -> str | None:
-        """Say what a worker waits for, or, of an idle one, what the batch waits for that it would take."""
+        """Return the object that a worker waits for; for an idle one, that its next batch waits for."""
         if worker.state in AT_WORK and worker.number in self._engine.foreign_waits:
             return self._engine.foreign_waits[worker.number]
         if worker.state in (WorkerState.WAITING, WorkerState.RETRYING) and worker.job is not None:

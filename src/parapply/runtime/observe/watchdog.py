@@ -50,7 +50,7 @@ class Watchdog:
         self._seen = {}
 
     def stuck(self, patience_s: float, now_s: float) -> str:
-        """Return the part that has not moved for longer, waiting for nothing outside; empty if there is none."""
+        """Return a part that has not moved for longer and waits for nothing outside; empty without one."""
         return next((part for part, (_, at_s) in self._seen.items() if now_s - at_s > patience_s), "")
 
 
@@ -65,7 +65,7 @@ def signs_of(parts: Parts) -> list[Heartbeat]:
 
 
 def _intake(reader: SlotReader, batcher: Batcher, flight: Flight) -> Heartbeat:
-    # With the queue full, intake is waiting for the workers, which have a heartbeat of their own.
+    # With the queue full, intake waits for the workers, which have a separate heartbeat.
     waits_for = reader.waits_for or ("" if flight.state.is_idle else "the workers")
     return Heartbeat("intake", (reader.heard_s, batcher.taken_lsn), waits_for)
 

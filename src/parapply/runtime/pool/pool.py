@@ -77,7 +77,7 @@ class WorkerPool:
         self._perform(self.flight.submit(job, now_s))
 
     def release(self, n_workers: int) -> None:
-        """Let so many workers leave, as `Flight.release`."""
+        """Let that many workers leave, as `Flight.release`."""
         self._perform(self.flight.release(n_workers))
 
     async def next_job(self) -> Job:

@@ -74,16 +74,16 @@ class StreamBuffer:
         #: How it ended: the event of its commit or prepare, or of its abort.
         self.end: Transaction | None = None
         self.is_aborted = False
-        #: Takes out of a piece what is not applied, because a copy holds it; None if all is. Known at the end.
+        #: Takes changes out of a piece that a copy holds; None if all are applied. Known at the end.
         self.kept: Callable[[Transaction], Transaction] | None = None
-        #: Why no worker follows it any more, or never did; shown in the apply log.
+        #: Reason why no worker follows it now, or ever did; shown in the apply log.
         self.why_spilled = ""
         #: Its changes could not be kept: they are dropped, and the commit will fail with this.
         self.failure: SpillFailed | None = None
 
     @property
     def relations(self) -> list[Relation]:
-        """Return what was announced in it, in order; what was rolled back comes again if it is needed (trap T-52)."""
+        """Return the relations announced in it, in order; rolled back ones come again if needed (trap T-52)."""
         return [relation for _, relation in self.announced]
 
     def stop_following(self, why: str) -> None:

@@ -1,8 +1,8 @@
 """PREPARE, COMMIT PREPARED and ROLLBACK PREPARED on the target, each exactly once (trap T-57).
 
-Each of the three is a batch of its own: everything earlier has committed when it starts. It is done, and then recorded.
-If the answer to the first is lost, or the process dies between the two, the publisher sends it again, and what is found
-on the target decides:
+Each of the three is a separate batch: everything earlier has committed when it starts. It is done, and then recorded.
+If the answer to the first step is lost, or the process dies between the two, the publisher sends it again, and the
+state of the target decides:
 
 | again comes      | prepared here         | proof visible | a note only              | nothing                     |
 |------------------|-----------------------|---------------|--------------------------|-----------------------------|

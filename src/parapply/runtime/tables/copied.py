@@ -91,7 +91,7 @@ class Copied:
             slot_id: of the state.
             source: plain session on the publisher.
             control_pool: sessions on the target.
-            tables: learns which of them are not applied.
+            tables: informed of tables that are not applied.
             starts: updated with every change.
             known: as read.
             low_lsn: the stream is read from here on.

@@ -77,9 +77,9 @@ class TablePlans:
         self._privileges = privileges
         self._mapping = mapping
         self._apply_as = apply_as
-        #: Of the tables that have another name on the target, that name by the publisher's, as schema.table.
+        #: Names on the target by names on the publisher, as schema.table, of tables where they differ.
         self.target_names: dict[str, str] = {}
-        #: By name on the target, the publisher's of the table that is applied to it; where there is a mapping.
+        #: With a mapping, names on the publisher by names on the target, of the tables that are applied.
         self._sources: dict[tuple[str, str], tuple[str, str]] = {}
         #: Names on the publisher by which to look for tables that a transaction still calls by an earlier one.
         self._renamed: dict[Relation, tuple[str, str]] = {}
@@ -223,7 +223,7 @@ class TablePlans:
     async def read_all_again(self) -> None:
         """Read the catalogue again for every relation in force: commands of the publisher have changed the target.
 
-        One that cannot be applied any more is put out of force, because its next change is announced first.
+        A relation that can no longer be applied is put out of force, because its next change is announced first.
 
         Raises:
             TargetLost: the connection ended.
@@ -368,7 +368,7 @@ class TablePlans:
         return name if self._mapping is None else self._mapping.target_of(name)
 
     def _check_alone(self, relation: Relation) -> None:
-        """Refuse a second table of the publisher for one of the target: what depends on what could not be told."""
+        """Refuse a second publisher's table for one of the target, because their dependencies could not be seen."""
         if self._mapping is None:
             return
         name = self._target_of(relation)

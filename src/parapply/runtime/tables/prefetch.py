@@ -1,4 +1,4 @@
-"""Facts of published tables, read in groups while the stream starts: a first announcement needs no query of its own.
+"""Facts of published tables, read in groups while the stream starts: a first announcement needs no separate query.
 
 The catalogue describes a group in little more time than one table. The facts are used for a first announcement only,
 and only if the table's fingerprint says that they still hold. Among thousands of tables, a group that an announcement
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 #: Seconds after which facts are compared with the catalogue before they are used: an announcement that comes later may
 #: name a table that was changed on both sides in the meantime.
 _VALID_S = 1.0
-#: The same at most where a comparison takes long: part of the time that comparisons may take while announcements come
-#: one after the other.
+#: Most seconds where a comparison takes long, and the part of the time that comparisons may take while announcements
+#: come one after the other.
 _LONG_VALID_S: Final = 10.0
 _SHARE: Final = 0.1
 #: Seconds for which an announcement waits for a group; it waits in vain if another session has locked a table.
 _PATIENCE_S = 5.0
 #: Tables read at once: an announcement may wait for two groups, and the leader does nothing else while it takes one in.
 _GROUP: Final = 200
-#: Of more tables the others are read when they are announced: what is kept of one takes some kilobytes.
+#: Tables read ahead at most, because the facts of one take some kilobytes. Others are read when they are announced.
 _MOST_TABLES: Final = 20_000
 #: The first group is what all wait for.
 _FIRST_GROUP: Final = 20
@@ -189,12 +189,12 @@ class CataloguePrefetch:
                 if n_read >= _AT_ONCE:
                     await self._rest(_REST * (self._clock() - began_s))
         except ParapplyError:
-            return  # the next user of the session or the table meets this again, and can say what it was for
+            return  # the next user of the session or the table gets this error again, and can say what it was for
         finally:
             await self._note_progress(list(self._queue))
 
     def _next(self, most: int) -> list[tuple[str, str]]:
-        """Return a group: what an announcement waits for and those after it, which often come next; then the first."""
+        """Return a group: the table that an announcement waits for and its successors, often next; else the first."""
         wanted, self._wanted = self._wanted, None
         place = self._places[wanted] if wanted in self._queue else 0
         order = chain(islice(self._order, place, None), islice(self._order, place))

@@ -1,7 +1,7 @@
 """Changes of the target's catalogue, which are not in the stream: noticed by asking, from time to time and on errors.
 
 An index or a trigger that is added changes which transactions depend on which (trap T-23). Until it is noticed a batch
-may fail and is repeated; a batch finds a trigger or a rule that acts on its tables by itself (`code_check`).
+may fail and is repeated. A trigger or a rule that acts on a batch's tables is found by the batch itself (`code_check`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _TABLES = 250
 #: Part of the time that comparisons may take while no batch fails: with thousands of tables they are further apart.
 _SHARE = 0.01
-#: But never so many times further apart: one comparison may have taken long because the target was busy.
+#: Limit of this, in multiples of the usual distance: one comparison may have taken long because the target was busy.
 _MOST_TIMES = 20
 #: The same where nothing has been counted in the catalogue since the last one: it may be a session that counts nothing.
 _QUIET_SHARE = 0.001
@@ -105,6 +105,6 @@ class CatalogueWatch:
         for at in range(0, len(changed), _TABLES):
             group = changed[at : at + _TABLES]
             for relation, error in (await self._tables.reread(group)).items():
-                # Its next change meets the same error and reports it where the operator can act.
+                # Its next change fails with the same error and reports it where the operator can act.
                 self._log.warning("table_unusable", relation=relation.qualified_name, error=error.line())
             self._seen.update({relation: found[relation] for relation in group})
