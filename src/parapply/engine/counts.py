@@ -51,7 +51,7 @@ class JobCounts:
         self.n_left_out = 0
 
     def count_batch(self, batch: Batch) -> None:
-        """Count what a closed batch holds."""
+        """Count the contents of a closed batch."""
         self.n_transactions = len(batch.transactions)
         self.n_changes = batch.n_changes
         self.size_bytes = batch.size_bytes
@@ -78,11 +78,11 @@ class JobCounts:
                 self._count_row(current[_relation_at(change, RELATION_AT)[0]], change)
 
     def counted(self) -> Counted:
-        """Return what was counted so far, to go back to."""
+        """Return the counts so far, to go back to."""
         return Counted(_copied(self.rows), self.n_changes, self.size_bytes)
 
     def go_back_to(self, counted: Counted) -> None:
-        """Forget what was counted since: it was rolled back."""
+        """Forget the counts since then, because the changes were rolled back."""
         self.n_changes, self.size_bytes = counted.n_changes, counted.size_bytes
         self.rows = _copied(counted.rows)
 

@@ -86,7 +86,7 @@ class Durability:
         self._until_lsn = reporting.until.lsn
         #: Intake has reached its last transaction; later ones that it holds are never taken.
         self._has_ended = False
-        self._written_lsn = self.state.durable_lsn  # what the state row says
+        self._written_lsn = self.state.durable_lsn  # as in the state row
         self._advanced_s = self._reported_s = self._asked_s = self._streaming_since_s = now_s
         self._is_reply_due = False
         self._idle_lsn = 0  # a keep-alive's position: nothing for us before it
@@ -108,7 +108,7 @@ class Durability:
         return not is_synchronous or (self.state.is_idle and self._idle_lsn > self.state.watermark.low_lsn)
 
     def ends_at(self, received_lsn: int) -> None:
-        """Take the end of what came before the first transaction after `--until`: no more will be taken."""
+        """Take the end of all before the first transaction after `--until`: no more will be taken."""
         self._has_ended = True
         self._until_lsn = self._idle_lsn = received_lsn
 
@@ -175,7 +175,7 @@ class Durability:
         return True
 
     def _ask_s(self, stream: Stream) -> float:
-        """Return how long to wait between two questions for the publisher's position; infinity: there is no need.
+        """Return how long to wait between two questions for the publisher's position; infinity: no need.
 
         A walsender busy with WAL of other databases reports only at its end that it held nothing for us, but answers a
         question at once. Without the question that time would look like lag.

@@ -107,7 +107,7 @@ class Flight:
 
     @property
     def is_pressed(self) -> bool:
-        """Return whether a batch could start if there were one more worker."""
+        """Return whether a batch could start with one more worker."""
         return bool(self._ready) and not self._idle
 
     @property
@@ -122,11 +122,11 @@ class Flight:
         return next((self.state.jobs[one.seq] for one in blocked if one.seq not in self._assigned), None)
 
     def waits_of(self, job: Job) -> tuple[Wait, ...]:
-        """Return what a job waits for before it may start."""
+        """Return the waits of a job before it may start."""
         return self._scheduler.waits_of(job.batch)
 
     def late_waits_of(self, job: Job) -> tuple[Wait, ...]:
-        """Return what the changes of a job's late keys wait for."""
+        """Return the waits of a job's late keys."""
         return self._scheduler.late_waits_of(job.batch)
 
     def waiting_jobs(self) -> list[Job]:
@@ -230,7 +230,7 @@ class Flight:
             job = self.state.jobs[seq]
             self._scheduler.started(job.batch)
             effects.append(Given(self._idle.pop(), job))
-        # A follower waits for what came before it: the last idle worker is for a batch that is blocked or parked.
+        # A follower waits for everything before it, so the last idle worker is for a batch that is blocked or parked.
         n_kept = 1 if len(self._assigned) < len(self.state.jobs) else 0
         while len(self._idle) > n_kept and self._to_follow:
             effects.append(Given(self._idle.pop(), self._to_follow.popleft()))
@@ -264,7 +264,7 @@ class Flight:
         return self.turns.give_back(job) if self._ready else []
 
     def give_back(self, job: Job) -> None:
-        """Take a job back whose worker has rolled it back; it starts again when what it waits for has committed."""
+        """Take a job back whose worker has rolled it back; it starts again when its waits are over."""
         seq = job.batch.seq
         self._assigned.discard(seq)
         if self._scheduler.give_back(job.batch):

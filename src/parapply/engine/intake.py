@@ -43,7 +43,7 @@ _UNKNOWN_S: Final = 0.05
 
 
 class Closing:
-    """Asked at each read and at each change of what is in flight; the open batch is the driver's."""
+    """Asked at each read and at each change of the batches in flight; the open batch is the driver's."""
 
     def __init__(self, flight: Flight, *, backlog_s: float, linger_s: float) -> None:
         """Start without a backlog.
@@ -77,7 +77,7 @@ class Closing:
         return 0.0 if self._flight.state.is_idle or self._flight.state.is_relaxed else _BUSY_COLLECT_S
 
     def hold_open(self, until_s: float) -> None:
-        """Keep a batch of a backlog open until then, although nothing comes: what comes next may join it soon."""
+        """Keep a batch of a backlog open until then, although nothing comes: the next transactions may join it soon."""
         self._held_until_s = until_s
 
     def look(self, batch: Batch, heard_s: float) -> float | None:
@@ -183,7 +183,7 @@ class DueTimes:
         Args:
             delay_s: from a commit on the publisher until it may be applied.
             until_time_us: the first transaction with a later commit time, and all after it, never enter; microseconds
-                since 2000-01-01 UTC. None: there is no such time.
+                since 2000-01-01 UTC. None: no end.
         """
         self._delay_us = int(delay_s * 1e6)
         self._until_time_us = until_time_us

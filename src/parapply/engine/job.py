@@ -60,7 +60,7 @@ class JobTimes:
 
     @property
     def queued_s(self) -> float:
-        """Return the seconds that it waited for a worker, those for a dependency not counted."""
+        """Return the seconds that it waited for a worker, without waits for a dependency."""
         # A large transaction starts before its last byte is received.
         return max(0.0, self.started_s - self.received_s - self.wait_dependency_s)
 
@@ -208,9 +208,9 @@ class _Job:
         self.error = ""
         #: Written by the pool: the last dependency that it, or the changes of its late keys, had to wait for.
         self.waited_for: Wait | None = None
-        #: Written by the conflict handler: what its changes met, each with the commit LSN of its source transaction.
+        #: Written by the conflict handler: its changes' conflicts, each with the commit LSN of its source transaction.
         self.conflicts: list[tuple[int, ConflictRecord]] = []
-        #: Written with it: how many conflicts of each sort there are beyond those that a record lists.
+        #: Written with it: number of conflicts of each sort beyond the ones that a record lists.
         self.more_conflicts: Counter[ConflictRecord] = Counter()
         #: Written by the pool for the stall check, cleared by its worker: it blocks an earlier batch, so it rolls back
         #: and waits for its turn (trap T-30).
@@ -251,7 +251,7 @@ class SetJob(_Job):
         """
         super().__init__(batch)
         self.plans_before = plans_before
-        #: Written by intake: what it ends with instead of a commit.
+        #: Written by intake: the message that ends it instead of a commit.
         self.prepare: Prepare | None = None
         #: Written by its worker: executed and committed at once.
         self.is_one_flight = False
@@ -311,7 +311,7 @@ class LargeJob(_Job):
         self.plans_before = plans_before
         self.pieces = pieces
         self.commit_lsn = commit_lsn
-        #: Written by intake with the last piece: what it ends with instead of a commit.
+        #: Written by intake with the last piece: the message that ends it instead of a commit.
         self.prepare: Prepare | None = None
         #: The publisher's commands in the pieces that have come; written by intake before each piece.
         self.commands: JudgedFrames = {}
@@ -337,17 +337,17 @@ class StreamJob(_Job):
     __slots__ = ("commands", "plans_before", "prepare", "stream")
 
     def __init__(self, batch: Batch, plans_before: dict[int, TablePlan], stream: InProgress) -> None:
-        """Start with what has come.
+        """Start with the chunks that have come.
 
         Args:
             batch: gets no changes; of a transaction in progress it has number 0, and intake replaces it at the end.
             plans_before: as of `SetJob`; a stream announces again what it uses.
-            stream: what has come.
+            stream: the chunks that have come.
         """
         super().__init__(batch)
         self.plans_before = plans_before
         self.stream = stream
-        #: Written by intake at its end: what it ends with instead of a commit.
+        #: Written by intake at its end: the message that ends it instead of a commit.
         self.prepare: StreamPrepare | None = None
         #: The publisher's commands; written by intake at the end of the transaction.
         self.commands: JudgedFrames = {}
@@ -366,7 +366,7 @@ class OutcomeJob(_Job):
     __slots__ = ("outcome",)
 
     def __init__(self, batch: Batch, outcome: Outcome) -> None:
-        """Start with what is to be done.
+        """Start with the action to take.
 
         Args:
             batch: gets no changes.

@@ -61,7 +61,7 @@ class WorkerSeen(Protocol):
 
     @property
     def state(self) -> WorkerState:
-        """Return what it does."""
+        """Return its state."""
 
     @property
     def since_s(self) -> float:
@@ -96,7 +96,7 @@ class Stalls:
 
     @property
     def check_s(self) -> float:
-        """Return the seconds until the next look: what begins while nothing is under way cannot stand still before."""
+        """Return the seconds until the next look: a batch that begins while none is under way cannot stall before."""
         return self._stall_check_s / (1 if self._state.is_idle else 2)
 
     def holds_up(self, worker: WorkerSeen, now_s: float) -> bool:
@@ -105,7 +105,7 @@ class Stalls:
         return self._state.is_relaxed and has_waited and worker.state is WorkerState.WAITING
 
     def stands_still(self, worker: WorkerSeen, now_s: float) -> bool:
-        """Return whether to ask the target what a worker waits for."""
+        """Return whether to ask the target about a worker's waits."""
         job, head = worker.job, self._state.head
         if job is None or head is None or worker.state not in AT_WORK:
             return False
@@ -148,7 +148,7 @@ class Stalls:
         return [(number, one) for number, one in over if one.next_s > BLOCKED_S]
 
     def rollbacks(self) -> list[RollbackPrepared]:
-        """Return the outcomes in flight that roll a prepared transaction back: those need not wait for their turn."""
+        """Return the outcomes in flight that roll a prepared transaction back: they need not wait for their turn."""
         outcomes = [job.outcome for job in self._state.jobs.values() if isinstance(job, OutcomeJob)]
         return [outcome for outcome in outcomes if isinstance(outcome, RollbackPrepared)]
 
@@ -203,7 +203,7 @@ class FallingBehind:
         if seen.reading is Reading.RANGES:
             self._streaming_since_s = now_s
             return None
-        # With reading paused the target is what takes the time.
+        # With reading paused the target takes the time.
         may_be_left = seen.may_be_left and not seen.is_paused and not any(seen.begun)
         if source_lsn is None or not may_be_left:
             self._n_behind = 0

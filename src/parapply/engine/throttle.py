@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Parts of a second in which changes are handed over: a batch is no larger than what one of them may have.
+#: Parts of a second in which changes are handed over: a batch is no larger than one part allows.
 _PARTS = 4
 
 

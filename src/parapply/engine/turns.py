@@ -23,7 +23,7 @@ class CommitTurn(Enum):
 
 
 class Answer(NamedTuple):
-    """The worker of a batch is given what it has asked for."""
+    """An answer for the worker of a batch that has asked for its turn."""
 
     seq: int
     turn: CommitTurn

@@ -82,7 +82,7 @@ class Scaling:
         return self.wanted < self._most
 
     def stay(self, sample: LoadSample) -> None:
-        """Accept the number there is: no more can be had for now."""
+        """Accept the present number, because no more can be had for now."""
         self.wanted = max(self._least, sample.n_workers)
         self._trial = None
         self._fail(sample.now_s)

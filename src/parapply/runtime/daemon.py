@@ -67,7 +67,7 @@ _FAREWELL_S = 1.0
 def run(config: Config, load: Callable[[], Config], until: Until, *, takeover: bool) -> int:
     """Run until stopped; return 0.
 
-    SIGTERM and SIGINT drain, a second one aborts. Both leave the target consistent: what is not committed is rolled
+    SIGTERM and SIGINT drain, a second one aborts. Both leave the target consistent: uncommitted changes are rolled
     back and will be sent again. SIGHUP reads the configuration again; SIGUSR1 logs what every task waits for.
 
     Args:
@@ -77,7 +77,7 @@ def run(config: Config, load: Callable[[], Config], until: Until, *, takeover: b
         takeover: end another daemon's sessions on the target.
 
     Raises:
-        ParapplyError: what no retry helps; its exit code is the command's.
+        ParapplyError: an error that no retry helps; its exit code is the command's.
     """
     logs.configure(config.log.level, config.log.format)
     _calm_garbage_collector()
@@ -175,7 +175,7 @@ class Leader:
 
     async def _epochs(self, applylog_writer: ApplyLogWriter | None) -> str:
         while True:
-            # Sessions, cancelled tasks and the tracebacks of what ended an epoch hold each other, and its buffers.
+            # Sessions, cancelled tasks and tracebacks of the last epoch's error hold each other, and its buffers.
             gc.collect()
             self._renew()
             started_s = time.monotonic()

@@ -258,7 +258,7 @@ class Epoch:
         )
 
     def _make_observers(self) -> dict[str, Callable[[], Coroutine[None, None, None]]]:
-        """Return what each task of the epoch runs, by its name."""
+        """Return the function of each task of the epoch, by the task's name."""
         config, ends = self._config, self._ends
         stall = StallCheck(
             self._pool,
@@ -397,9 +397,9 @@ class Epoch:
             )
 
     async def _leave(self, error: BaseException, tasks: dict[str, asyncio.Task[None]], abort: asyncio.Event) -> None:
-        """Save what can be saved after an error that is not the target's end."""
+        """Save as much as possible after an error that is not the target's end."""
         if isinstance(error, SourceLost):
-            # Close it first, because a publisher that is shutting down must not wait for what we still have in hand
+            # Close it first, because a publisher that is shutting down must not wait for the work we still have in hand
             # (F9). The reader before it, because it may be waiting for the socket that is closed.
             await end_tasks([tasks["reader"]])
             await self._ends.stream.close()
@@ -412,7 +412,7 @@ class Epoch:
             await self._confirm(tasks)
 
     async def _confirm(self, tasks: dict[str, asyncio.Task[None]]) -> None:
-        """Move the slot to what is durable where no stream has reported that, because ranges are read.
+        """Move the slot to the durable position if no stream has reported it, because ranges are read.
 
         An error ends nothing here: the slot keeps more WAL until the next start, and that starts at the watermark.
         """
@@ -467,7 +467,7 @@ class Epoch:
         return await slot.is_rolled_back(self._ends.source, xid, slot_name=slot_name, sender_pid=sender_pid)
 
     def pool_changed(self) -> None:
-        """Let what the pool has changed have its consequences."""
+        """Act on a change of the pool."""
         self._intake.worker_changed()
         self._requests.moved.set()
         if self._pool.flight.is_done_but_large(is_open=self._batcher.is_inside_large):
@@ -541,7 +541,7 @@ class Epoch:
 
 
 def _note(whole_until_lsn: int, config: ApplyConfig) -> str:
-    """Return what people are shown as the reason while all goes well."""
+    """Return the reason that people are shown while all goes well."""
     notes = [_PAUSED.format(format_lsn(whole_until_lsn))] if whole_until_lsn else []
     notes += [f"late on purpose: apply.delay_s = {config.delay_s:g}"] if config.delay_s else []
     rate = config.max_changes_per_s

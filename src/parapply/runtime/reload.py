@@ -1,4 +1,4 @@
-"""A reload of the configuration: the layers are read again, and what differs is taken or named.
+"""A reload of the configuration: the layers are read again, and the differences are taken or named.
 
 The input is the configuration in force and a way to read the layers, the output the configuration to go on with. A
 refused configuration changes nothing. Settings of the process, not of an epoch, stay unchanged until a restart.
@@ -28,10 +28,10 @@ _LOG: Final = frozenset({"log.level", "log.format"})
 
 
 class Reloader:
-    """Knows the configuration that holds from the next epoch on, and what the layers hold now."""
+    """Knows the configuration that holds from the next epoch on, and the present contents of the layers."""
 
     def __init__(self, config: Config, load: Callable[[], Config]) -> None:
-        """Start with what was read at the start.
+        """Start with the configuration read at the start.
 
         Args:
             config: in force.

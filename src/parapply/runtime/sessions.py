@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 #: Newest major version of the server that the tests run with.
 NEWEST_MAJOR = 18
-#: Part of the memory limit for what was read of ranges and is in no batch yet.
+#: Part of the memory limit for changes read from ranges and in no batch yet.
 _RANGES_PART = 4
 #: Seconds to wait for the end of a session that runs a publisher's commands: its daemon's lease is free already.
 _COMMANDS_WAIT_S = 2.0
@@ -69,9 +69,9 @@ class Sessions(msgspec.Struct, frozen=True):
     ahead: CataloguePrefetch
     state: state.SlotState
     streaming: str  # off, on or parallel
-    whole_until_lsn: int  # streaming is wanted, and off until what ends here is applied; 0 if it is not off for that
+    whole_until_lsn: int  # streaming is wanted, and off until all up to here is applied; 0 if it is not off for that
     large_ends: dict[int, int]  # for `Skips`; outlives the epoch
-    prepared: dict[int, tuple[str, int]]  # what is prepared on the target, as `prepared.pending` gives it
+    prepared: dict[int, tuple[str, int]]  # prepared on the target, as `prepared.pending` gives them
     copies: copies.Copies
     awaits_two_phase: bool  # it is wanted, and begins with the next epoch once every table is copied
     tracks_commits: bool  # the target knows when rows were written, and by which origin
@@ -79,7 +79,7 @@ class Sessions(msgspec.Struct, frozen=True):
 
 
 class Connector:
-    """Opens both ends again and again. Remembers its sessions on the target, to end what a broken network left."""
+    """Opens both ends again and again. Remembers its sessions on the target, to end any that a broken network left."""
 
     def __init__(self, config: Config, *, takeover: bool) -> None:
         """Open nothing yet; `takeover` holds for the first time only."""
@@ -91,7 +91,7 @@ class Connector:
         self._is_failover_told = False
         #: Sections of the configuration that were logged as naming no published table.
         self._without_table: set[str] = set()
-        #: Ends whose server was logged as newer than what was tested.
+        #: Ends whose server was logged as newer than the tested ones.
         self._newer: set[str] = set()
         self._whole_until_lsn = 0
         self._large_ends: dict[int, int] = {}
@@ -320,7 +320,7 @@ class Connector:
         return facts, found, await slot.check_publications(source, config.source.publications)
 
     async def _prepared(self, control: settings.Connection, slot_id: int) -> dict[int, tuple[str, int]]:
-        """Return what is prepared on the target; refuse where that cannot go on, or could not begin.
+        """Return the transactions prepared on the target; refuse if they cannot go on, or could not begin.
 
         Raises:
             TargetRefused: two_phase is on and nothing can be prepared, or off and something is.
@@ -487,7 +487,7 @@ class Connector:
         is_streaming: bool,
         two_phase: bool,
     ) -> str:
-        """Begin to read in ranges if there is much to catch up; return why it is a stream."""
+        """Begin to read in ranges if there is much to catch up; return the reason if a stream is read."""
         source = self._config.source
         if source.catch_up == "off":
             return "source.catch_up is off"
@@ -497,7 +497,7 @@ class Connector:
             return f"{setting} holds changes back"
         limits = range_limits(self._config)
         last = self._last_reader
-        # After an error of a range another connection has to stream, whatever there is to catch up.
+        # After an error of a range another connection has to stream, however much is to catch up.
         reason = last.refusal if last is not None else ""
         reason = reason or why_stream(facts, found.resume_lsn, limits, two_phase=two_phase)
         lag_bytes = facts.flush_lsn - found.resume_lsn

@@ -23,7 +23,7 @@ class Signals:
     """Written by the handlers; read by the daemon and its epoch.
 
     Attributes:
-        end: what is under way is to be finished in order: everything, or this epoch for the sake of the next.
+        end: the work under way is to be finished in order: everything, or this epoch for the sake of the next.
         abort: and not waited for.
         is_stop: the daemon ends; else another epoch follows.
     """
@@ -67,11 +67,11 @@ class Signals:
         loop.add_signal_handler(signal.SIGUSR1, log_tasks)
 
     def renew(self) -> None:
-        """Begin another epoch: what ended the last one is done, unless the daemon ends."""
+        """Begin another epoch: the request that ended the last one is done, unless the daemon ends."""
         if not self.is_stop:
             self.end.clear()
 
     @property
     def why(self) -> str:
-        """Return what ends an epoch, in words."""
+        """Return the reason for the end of an epoch, in words."""
         return "stopped by a signal" if self.is_stop else "the configuration was reloaded"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from parapply.runtime.worker_sessions import WorkerSessions
     from parapply.target.session.session import WorkerSession
 
-#: Seconds between two looks while there is something to apply, and while there is not.
+#: Seconds between two looks while changes are being applied, and while none are.
 _LOOK_S: Final = 0.075
 _IDLE_LOOK_S: Final = 0.25
 #: Seconds until the target is asked again after no session waited for its disk: a question takes the leader as long as
@@ -84,7 +84,7 @@ class WorkerTasks:
         self._log = get_logger()
 
     def add(self, opened: Sequence[tuple[int, WorkerSession]]) -> None:
-        """Add the workers of sessions; those that are added before `start` are started by it."""
+        """Add the workers of sessions; workers added before `start` are started by it."""
         for number, session in opened:
             worker = Worker(number, session, self.kit)
             self.workers.append(worker)

@@ -205,7 +205,7 @@ async def note(
 
 
 def log_done(done: Iterable[tuple[QueuedCommand, str]], end: Transaction) -> None:
-    """Log what became of commands whose transaction has committed."""
+    """Log the outcome of commands whose transaction has committed."""
     log = get_logger()
     xid, end_lsn = end.xid, format_lsn(end.end_lsn)
     for command, reason in done:
@@ -220,7 +220,7 @@ def log_done(done: Iterable[tuple[QueuedCommand, str]], end: Transaction) -> Non
 
 
 def command_failed(stop: CommandFailed, end: Transaction, *, is_retried: bool) -> ApplyFailed:
-    """Return the error the operator reads: tag, number in the queue, what the server says, xid and end LSN."""
+    """Return the error the operator reads: tag, number in the queue, the server's reason, xid and end LSN."""
     command = stop.command
     end_lsn = format_lsn(end.end_lsn)
     goes_on = "; the daemon tries again by itself" if is_retried else "; then start the daemon again"
@@ -294,7 +294,7 @@ class SkippedCommands:
         return left
 
     def log(self, end: Transaction) -> None:
-        """Log what was taken out: the skip has committed."""
+        """Log the commands and changes taken out, after the commit of the skip."""
         log_done(self._done, end)
         if self._n_lost:
             get_logger().warning("skip_not_whole", end_lsn=format_lsn(end.end_lsn), xid=end.xid, n_changes=self._n_lost)
@@ -309,7 +309,7 @@ def settings_of(command: QueuedCommand) -> dict[str, str]:
 
 
 def reason_of(failure: StatementFailed) -> str:
-    """Say what the server said; its words only where they hold names, and no values."""
+    """Return the server's reason; its words only where they hold names, and no values."""
     if not failure.sqlstate:
         return str(failure)
     words = f": {failure}" if failure.sqlstate[:2] in _NAMING else ""

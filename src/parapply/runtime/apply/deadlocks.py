@@ -61,7 +61,7 @@ _FACTS = sql.SQL(
     " WHERE wanted.pid = $1::int AND NOT wanted.granted"
     " ORDER BY a.pid = ANY (pg_catalog.pg_blocking_pids($1::int)) DESC NULLS LAST, a.pid LIMIT 1"
 )
-#: Only what waits for a lock: COMMIT that waits for a standby has committed here already.
+#: Only a statement that waits for a lock: a COMMIT that waits for a standby has committed here already.
 _CANCEL = sql.SQL(
     "SELECT pg_catalog.pg_cancel_backend(pid) FROM pg_catalog.pg_stat_activity"
     " WHERE pid = $1::int AND wait_event_type = 'Lock'"
@@ -127,7 +127,7 @@ class StallCheck:
             await self._look_at_others()
 
     async def _look_at_others(self) -> None:
-        """Log what holds up a session of the slot's that is no worker's."""
+        """Log the sessions that hold up one of the slot's that is no worker's."""
         if self._clock() - self._looked_s < BLOCKED_S:
             return
         self._looked_s = self._clock()

@@ -32,7 +32,7 @@ class WorkerKit:
         stops_on_error: on_error is "stop".
         piece_bytes: bytes of changes of a streamed transaction that are applied at once.
         ahead: commands of a batch that waits for another.
-        times_commits: there is an apply log, which says what COMMIT takes.
+        times_commits: True with an apply log, which has the time of COMMIT.
     """
 
     pool: WorkerPool

@@ -107,7 +107,7 @@ class PartApply:
         """
         suspects = sets.suspects(failure)
         self._kit.tables.count_retry(suspects)
-        # Late keys are the last: what they free comes too late for the others. At the head none needs to be late.
+        # Late keys are the last: values that they free come too late for the others. At the head none needs to be late.
         is_same = not sets.late
         self._begin(job, sets.why_failed(failure), has_failed=was_at_head and is_same)
         assert job.resume is not None, "it has just begun"
@@ -277,7 +277,7 @@ class PartApply:
                 if not is_serial(transaction, plans):
                     made = self._kit.builder.in_order(ordered_changes(transaction, plans))
             except TargetRefused:
-                pass  # met again alone, when what comes before it has committed
+                pass  # refused again alone, when the changes before it have committed
             if made is None:
                 resume.halving.isolate(number)
                 return
@@ -399,6 +399,6 @@ class _Each:
         try:
             commands = self._builder.in_order(ordered_changes(transaction, self.plans), asks_first=False)
         except (TargetRefused, ProtocolError):
-            return None  # met again alone, when what comes before it has committed
+            return None  # refused again alone, when the changes before it have committed
         # PostgreSQL counts no rows for a statement where rules act.
         return None if any(command.plan.facts.rules for command in commands) else commands

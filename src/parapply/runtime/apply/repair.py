@@ -45,13 +45,13 @@ class Repair:
         self._log = get_logger()
 
     def settler(self, source: Source) -> Settler:
-        """Return what applies a transaction, or its pieces, with its conflicts settled."""
+        """Return the settler that applies a transaction, or its pieces, with its conflicts settled."""
         if self._local is None:
             self._local = LocalRows(self._session, tracks_commits=self._kit.tracks_commits)
         return Settler(self._session, self._local, self._kit.builder, self._conflict_handler.rules, source)
 
     async def keep(self, settler: Settler) -> list[Conflict]:
-        """Write what was settled into the history, inside the open transaction, and return it.
+        """Write the settled conflicts into the history, inside the open transaction, and return them.
 
         Raises:
             StatementFailed, TargetLost: as `WorkerSession.run`.
@@ -159,7 +159,7 @@ class RolledBack(Exception):
 
 
 class Unwanted(Exception):
-    """The operator skips a transaction, which this one is, or may be: what it waited for was cancelled."""
+    """The operator skips a transaction, which this one is, or may be: its waiting statement was cancelled."""
 
 
 class PieceRepair:

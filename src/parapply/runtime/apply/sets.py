@@ -111,7 +111,7 @@ class SetCommands:
         return sum([command.expected for command in self.late]) <= _ONE_FLIGHT and self._are_checked(self.late)
 
     def _are_checked(self, commands: Sequence[Command]) -> bool:
-        """Return whether the server can check what commands must have found, and commit without asking back."""
+        """Return whether the server can check the commands' row counts, and commit without asking back."""
         return (
             self._may_commit
             and all(command.prepared.is_set for command in commands)

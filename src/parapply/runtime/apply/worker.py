@@ -57,7 +57,7 @@ class Worker:
 
     @property
     def state(self) -> WorkerState:
-        """Return what it does."""
+        """Return its state."""
         return self._target.state
 
     @property

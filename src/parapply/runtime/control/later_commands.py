@@ -72,13 +72,13 @@ class LaterCommands:
         figures: Figures,
         on_change: Callable[[], None],
     ) -> None:
-        """Start with what the state has still to be looked for.
+        """Start before the first look at the state.
 
         Args:
-            config: what is allowed, and the target.
+            config: the commands allowed, and the target.
             slot_id: of the state.
             control_pool: for the state.
-            figures: count what was run.
+            figures: count the commands run.
             on_change: called when the target's tables have changed.
         """
         self._config = config
@@ -145,7 +145,7 @@ class LaterCommands:
 
         Raises:
             StatementFailed: the server refuses it; nothing is left of it.
-            psycopg.Error, ParapplyError: what became of it is not known.
+            psycopg.Error, ParapplyError: its outcome is not known.
         """
         config, command = self._config, one.command
         conn = await settings.connect_control(

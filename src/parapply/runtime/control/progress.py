@@ -38,13 +38,13 @@ class Progress:
         batcher: Batcher,
         durability: Durability,
     ) -> None:
-        """Start with what the target's state says.
+        """Start with the target's state.
 
         Args:
             control: control session; only used here while the epoch runs.
             place: where that is written.
             reader: to know when the publisher was heard; its stream is reported to.
-            batcher: to know what is received, and whether all of it is in the pool's hands.
+            batcher: to know the position received, and whether all of it is in the pool's hands.
             durability: decides.
         """
         self._control = control
@@ -132,12 +132,12 @@ class Progress:
             self._wake.set()
 
     def ends_at(self, received_lsn: int) -> None:
-        """Take the end of what came before the first transaction after `--until`."""
+        """Take the end of all before the first transaction after `--until`."""
         self._durability.ends_at(received_lsn)
         self._wake.set()
 
     def received(self) -> None:
-        """Note that what has come is in the batcher's hands."""
+        """Note that everything received is in the batcher's hands."""
         if self._stream.is_synchronous and self._batcher.received_lsn > self._reported_received_lsn:
             self._news.set()
 
@@ -151,7 +151,7 @@ class Progress:
             self._report_visible()
 
     def _report_visible(self) -> None:
-        """Report from the worker's task: a turn of the event loop is a good part of what a single client waits for."""
+        """Report from the worker's task: a turn of the event loop is a good part of a single client's wait."""
         try:
             self.report()
         except SourceLost as error:
@@ -184,7 +184,7 @@ class Progress:
         self._made_durable(low_lsn)
 
     async def _flush(self) -> None:
-        """Make what is visible durable, and say so."""
+        """Make the visible commits durable, and report them."""
         low_lsn = self._engine.watermark.low_lsn
         self.is_asking_target = True
         high_lsn = self._engine.watermark.high_lsn

@@ -132,7 +132,7 @@ class Requests:
         return await requests.wait_for_call(self._listener, timeout_s)
 
     async def _refuse_old(self) -> None:
-        """Refuse what an earlier connection of the daemon has left half done."""
+        """Refuse requests that an earlier connection of the daemon has left half done."""
         async with self._control_pool.session() as conn:
             found = await requests.open_requests(conn, self._config.state_schema, self._slot_id)
         for request in found:
@@ -180,7 +180,7 @@ class Requests:
             raise SourceLost("every table is copied: the stream starts again, with two_phase")
 
     def _stream_again(self) -> None:
-        """End the epoch as soon as what could not be kept on disk is applied: transactions in progress may come again.
+        """End the epoch once the transaction that could not be kept on disk is applied, so that streaming is on again.
 
         Raises:
             SourceLost: now.

@@ -39,7 +39,7 @@ class SequenceCarrier:
         self._log = get_logger()
 
     async def run(self) -> None:
-        """Carry sequences forward in intervals until cancelled; what fails is a warning, and is tried again."""
+        """Carry sequences forward in intervals until cancelled; a failure is a warning, and is tried again."""
         while True:
             failure = await self._carry()
             for _, text in self._failures.due([("", failure)] if failure else [], self._clock()):

@@ -52,9 +52,9 @@ class Admission:
             batcher: whose open batch is closed before something waits.
             tables: for plans.
             copied: settles from where on announced relations are applied.
-            two_phase: what is prepared.
+            two_phase: the prepared transactions.
             starts: which changes are left out, because a copy holds or will hold them. Updated by `copied`.
-            state: what the target had at the start.
+            state: the target's state at the start.
         """
         self._reader = reader
         self.batcher = batcher
@@ -119,7 +119,7 @@ class Admission:
         return await self._two_phase.is_rolled_back(message)
 
     async def look_up(self, relations: Sequence[Relation], *, was_in_progress: bool = False) -> None:
-        """Have plans ready for what a transaction announces, before it is read.
+        """Have plans ready for the relations that a transaction announces, before it is read.
 
         The open batch also takes new tables, because a thousand of them would otherwise be a thousand small batches. It
         waits for them only in a backlog, and while they are being read ahead. The first one is not kept back, so that a
@@ -171,7 +171,7 @@ class Admission:
             self.starts.announce(relation)
 
     async def announce(self, relations: Sequence[Relation]) -> None:
-        """Put relations in force for what comes next.
+        """Put relations in force for the next changes.
 
         Raises:
             TargetLost: the connection ended.
@@ -183,7 +183,7 @@ class Admission:
             self.starts.announce(relation)
 
     def _not_in_force(self, relations: Sequence[Relation]) -> list[Relation]:
-        """Return what is to be planned, and have the watch look at the others."""
+        """Return the relations to plan, and have the watch look at the others."""
         found = [relation for relation in relations if not self._tables.is_in_force(relation)]
         if len(found) < len(relations):
             self._tables.is_in_doubt.set()

@@ -1,4 +1,4 @@
-"""The open batch: what it takes, when it closes, and that each closed batch is handed to the worker pool.
+"""The open batch: rules of joining and closing it, and the hand-over of each closed batch to the worker pool.
 
 A batch closes at its limits (`engine/pace.py`), before a transaction that must not be in it, or when `engine/intake.py`
 says so. Pieces of a large transaction, and transactions that an event ends, are separate batches.
@@ -59,7 +59,7 @@ class Batcher:
             tables: for plans.
             pool: gets the batches.
             config: limits.
-            state: what the target had at the start.
+            state: the target's state at the start.
             notes_transactions: for the apply log's records of single transactions.
         """
         self.reader = reader
@@ -125,7 +125,7 @@ class Batcher:
 
     @property
     def oldest_commit_time_us(self) -> int | None:
-        """Return the publisher's commit time of the oldest transaction not committed here, None if there is none."""
+        """Return the publisher's commit time of the oldest transaction not committed here, None without one."""
         head = self.pool.flight.state.head or self._open
         return head.batch.first_commit_time_us if head else None
 
@@ -258,7 +258,7 @@ class Batcher:
         self._closing.received(transaction)
 
     def announce(self, relations: Sequence[Relation]) -> None:
-        """Put relations in force for what comes next; their plans are known.
+        """Put relations in force for the next changes; their plans are known.
 
         A retry of the open batch would not meet these announcements, so what needs them goes into another one.
         """
@@ -307,7 +307,7 @@ class Batcher:
             self._timer = None
 
     def close_open(self) -> None:
-        """Close the batch that is open, if one is: what comes next is not for it."""
+        """Close the open batch, if any, because the next transaction is not for it."""
         if self._open is not None:
             self._close()
 
@@ -326,7 +326,7 @@ class Batcher:
         return self._closing.is_backlog
 
     def finish(self) -> None:
-        """Hand over what is whole, and close nothing later."""
+        """Hand over whole transactions, and close nothing later."""
         self._disarm()
         self.close_open()
 

@@ -56,12 +56,12 @@ class CommandTransactions:
         Args:
             reader: waits while such a transaction is applied.
             batcher: hands it over.
-            admission: what may enter.
+            admission: rules of entry.
             tables: for plans.
             pool: that applies.
             queue: returns the publisher's queue as last announced.
             config: which commands run here.
-            later: runs those that cannot run in a transaction.
+            later: runs commands that cannot run in a transaction.
         """
         self._queue = queue
         self._policy = CommandPolicy(config.apply, config.skip, config.tags)
@@ -161,7 +161,7 @@ class CommandTransactions:
 
 
 def check_not_prepared(event: object) -> None:
-    """Refuse commands in a prepared transaction: what they do could not be seen before its outcome.
+    """Refuse commands in a prepared transaction: their effect could not be seen before its outcome.
 
     The queue's trigger keeps the publisher from preparing one.
 
@@ -176,5 +176,5 @@ def check_not_prepared(event: object) -> None:
 
 
 def _last(relations: Sequence[Relation]) -> list[Relation]:
-    """Return what was announced last of each table: a command may have made the one before untrue."""
+    """Return the last announcement of each table, because a command may have made the one before untrue."""
     return list({relation.oid: relation for relation in relations}.values())

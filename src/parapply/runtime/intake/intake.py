@@ -28,13 +28,13 @@ class Reports(Protocol):
     """Reports to the publisher, as intake needs them."""
 
     def keepalive(self, keepalive: Keepalive) -> None:
-        """Take a keep-alive, after what came before it was taken."""
+        """Take a keep-alive, after everything before it was taken."""
 
     def received(self) -> None:
-        """Note that what came with a read is in the batcher's hands."""
+        """Note that everything of a read is in the batcher's hands."""
 
     def ends_at(self, received_lsn: int) -> None:
-        """Take the end of what came before the first transaction that never enters.
+        """Take the end of all before the first transaction that never enters.
 
         Everything up to there is in the worker pool's hands, and nothing more is read.
         """
@@ -56,12 +56,12 @@ class Intake:
         """Keep the parts, in the order in which a transaction passes them.
 
         Args:
-            admission: what may enter.
-            special: takes what does not simply come whole.
+            admission: rules of entry.
+            special: takes transactions that do not simply come whole.
             batcher: of the open batch.
-            room: for what is read.
+            room: for more reading.
             due: when transactions may enter.
-            reports: hears of what came.
+            reports: informed of everything received.
         """
         self._reader = batcher.reader
         self._room = room

@@ -53,12 +53,12 @@ class SlotReader:
 
     @property
     def waits_for(self) -> str:
-        """Return what intake waits for outside of this daemon; empty while it works or waits for the workers."""
+        """Return the thing outside this daemon that intake waits for; empty while it works or waits for the workers."""
         return self._waits_for
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Have the watchdog know, while the block runs, what intake waits for outside of this daemon."""
+        """Have the watchdog know, while the block runs, that intake waits for something outside of this daemon."""
         before, self._waits_for = self._waits_for, what
         try:
             yield
@@ -86,7 +86,7 @@ class SlotReader:
         return self.stream.is_drained
 
     async def read(self) -> list[Transaction]:
-        """Wait until something has come, and return what it completes: transactions, pieces and events.
+        """Wait until something has come, and return the transactions, pieces and events that it completes.
 
         Raises:
             SourceLost: the stream ended.
@@ -167,12 +167,12 @@ class SlotReader:
         return not self._is_pause_ended
 
     def end_pause(self) -> None:
-        """Read at once what comes next: a worker could apply it."""
+        """Read on at once, because a worker could apply the next changes."""
         self._is_pause_ended = True
         self._pause_over.set()
 
     def _bytes_came(self) -> None:
-        """Note that there is something to read; called repeatedly until it is read or reading is paused."""
+        """Note that bytes have come; called repeatedly until it is read or reading is paused."""
         if self._readable.is_set():
             # Busy elsewhere: with a table's catalogue, or with a large transaction whose worker waits for a lock.
             self.stop()

@@ -53,7 +53,7 @@ class SpecialTransactions:
 
         Args:
             batcher: numbers their batches, and hands them over.
-            admission: what may enter.
+            admission: rules of entry.
             commands: of the publisher, in a streamed transaction.
             streams: transactions in progress.
             pool: that applies.
@@ -98,7 +98,7 @@ class SpecialTransactions:
         self._decide(event, message)
 
     def close(self) -> None:
-        """Forget what is in progress; it comes again after a reconnect (trap T-55)."""
+        """Forget the transactions in progress; they come again after a reconnect (trap T-55)."""
         self._streams.close()
 
     async def _chunk(self, piece: Transaction, chunk: Chunk) -> None:
@@ -175,7 +175,7 @@ class SpecialTransactions:
 
 
 async def _whole(stream: StreamBuffer, event: Transaction, message: StreamCommit | StreamPrepare) -> Transaction:
-    """Return what fits into memory as if it had come whole."""
+    """Return a transaction that fits into memory as if it had come whole."""
     changes = [change for block in stream.blocks for change in await stream.read(block)]
     whole = piece_of(event.xid, changes, stream.size_bytes, has_ddl=stream.has_ddl)
     stream.close()

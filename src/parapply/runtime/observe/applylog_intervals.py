@@ -84,7 +84,7 @@ class Intervals:
         engine: EngineState,
         sender_pid: int,
     ) -> None:
-        """Begin the first interval; those with work are written where there is an apply log.
+        """Begin the first interval; intervals with work are written with an apply log.
 
         Args:
             writer: of the apply log; None without an apply log.
@@ -95,7 +95,7 @@ class Intervals:
             batcher: of intake.
             flight: whose batches are watched.
             workers: the present ones.
-            engine: what was last seen of the publisher.
+            engine: has the last state of the publisher.
             sender_pid: the publisher's process that sends.
         """
         self._writer = writer
@@ -188,7 +188,7 @@ class Intervals:
         return _Cpu(busy_s, {pid: machine.taken_s(pid) for pid in pids}, sender_s)
 
     async def _sampled(self) -> tuple[tuple[BackendSample, ...], tuple[LockHolder, ...]]:
-        """Return what the workers' sessions wait for now, and which other sessions hold locks for which they do."""
+        """Return the present waits of the workers' sessions, and other sessions that hold the locks they wait for."""
         pids = [worker.session.pipeline.backend_pid for worker in self._workers if worker.state not in _WAITS]
         found: Counter[str] = Counter()
         locks: list[tuple[int, str, str, str]] = []

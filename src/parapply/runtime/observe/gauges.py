@@ -89,7 +89,7 @@ class Gauges:
         self._config = config
 
     def lag(self) -> Lag | None:
-        """Return the last check of both ends, None if there was none yet."""
+        """Return the last check of both ends, None before the first."""
         if self.parts is not None:
             shown = self.parts.engine
             if shown.lag_s is not None and shown.source_lsn is not None:
@@ -103,7 +103,7 @@ class Gauges:
         self.parts = None
 
     def values(self, state: str, *, is_ready: bool) -> Values:
-        """Return every gauge; those that need an epoch only while there is one."""
+        """Return every gauge; gauges of an epoch only while one runs."""
         config = self._config
         values: Values = {
             table.INFO: {(__version__, config.apply.commit_order): 1},

@@ -104,7 +104,7 @@ class Health:
             self._notifier.alive(self.line())
 
     def line(self) -> str:
-        """Return what systemctl status shows."""
+        """Return the text that systemctl status shows."""
         state, reason = self.state
         if self.stuck:
             return f"slot {self._slot}: {self.stuck} does not get on"
@@ -116,7 +116,7 @@ class Health:
         return f"slot {self._slot}: applying{behind}, {busy} of {len(parts.workers)} workers busy"
 
     def report(self) -> dict[str, Any]:
-        """Return what /healthz answers with."""
+        """Return the answer of /healthz."""
         state, reason = self.state
         lag = self._gauges.lag()
         return {

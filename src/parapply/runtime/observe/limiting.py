@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Seconds that are looked back on: long enough for a share to mean something, short enough to be the present.
 _WINDOW_S: Final = 120.0
-#: Seconds with which there is something to say.
+#: Seconds that are enough for a verdict.
 _ENOUGH_S: Final = 5.0
 #: Looks between two verdicts.
 _EVERY: Final = 5
@@ -110,7 +110,7 @@ class Limiting:
 
 
 def state_of(flight: Flight, workers: Sequence[Worker]) -> str:
-    """Return what there is now, as `limits.state_of` names it."""
+    """Return the present state, as `limits.state_of` names it."""
     held = [worker for worker in workers if worker.job is not None]
     return limits.state_of(
         workers=len(workers),
@@ -123,7 +123,7 @@ def state_of(flight: Flight, workers: Sequence[Worker]) -> str:
 
 
 def waits_of(flight: Flight, workers: Sequence[Worker]) -> tuple[tuple[str, str, str], ...]:
-    """Return kind, table and name of what batches wait for, or have waited for before their late rows: the last."""
+    """Return kind, table and name of each blocked batch's last wait, also of batches that execute their late rows."""
     found: list[Wait | None] = [waits[-1] for job in flight.waiting_jobs() if (waits := flight.waits_of(job))]
     found += [job.waited_for for job in _late(workers)]
     return tuple([(wait.kind.value, wait.table, wait.name) for wait in found if wait is not None])

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from parapply.runtime.worker_tasks import WorkerTasks
     from parapply.target.state.slots import StatePlace
 
-#: Seconds between two checks: what a person watching expects.
+#: Seconds between two checks, as a person watching expects.
 _INTERVAL_S = 1.0
 #: Delay of the first check, because the first announced tables are looked up over the same few sessions, and the stream
 #: waits.
@@ -48,7 +48,7 @@ _MOVES_S = 3.0
 #: and then waits for the stream, which the publisher should end once all is confirmed (trap T-9). If it is still open
 #: then, we hold it up, and nothing is lost by leaving (F9).
 _LEAVE_S = 3.0
-#: Seconds without a check after which what was seen is not the present.
+#: Seconds without a check after which the last facts are not the present.
 _SILENT_S = 5.0
 
 
@@ -87,10 +87,10 @@ class Monitor:
 
         Args:
             publisher: to be asked where it is.
-            control_pool: to write what is shown.
+            control_pool: to write the displayed state.
             place: where that is.
-            worker_tasks: the workers, and what they share.
-            batcher: to know what is open.
+            worker_tasks: the workers, and their common kit.
+            batcher: to know the open batch.
             intervals: gets its turn after each check.
         """
         kit = worker_tasks.kit
@@ -136,7 +136,7 @@ class Monitor:
 
     @property
     def limits(self) -> dict[str, Any] | None:
-        """Return what limits, as `status` shows it; None where nothing is known of the present."""
+        """Return the limit, as `status` shows it; None if nothing is known of the present."""
         is_present = self.now_s - self._engine.looked_s < _SILENT_S
         return self._intervals.limiting.latest if is_present else None
 
@@ -226,7 +226,7 @@ class Monitor:
         return lag_s
 
     async def show_last(self) -> None:
-        """Write what `show` does for the last time: no worker is left of an epoch that has ended.
+        """Write the same as `show` for the last time: an epoch that has ended has no workers.
 
         Raises:
             TargetLost, TargetRefused: it could not be written.
@@ -237,7 +237,7 @@ class Monitor:
             await display.forget_workers(conn, self._schema, self._slot_id)
 
     async def show(self) -> None:
-        """Write what the workers do and how the tables are applied.
+        """Write the workers' states and how the tables are applied.
 
         Raises:
             TargetLost, TargetRefused: it could not be written.
@@ -268,8 +268,8 @@ class Monitor:
                 counts.clear()
 
     def worker_rows(self) -> dict[int, tuple[WorkerRow, float]]:
-        """Return what each worker does now and waits for, and since when by the event loop's clock, by its number."""
-        # One idle worker for each batch that waits: the others are idle because there is nothing else to do.
+        """Return each worker's state, its wait, and its beginning by the event loop's clock, by the worker's number."""
+        # One idle worker for each batch that waits: the others are idle because nothing else is left to do.
         blocked = iter([job for job in self._flight.waiting_jobs() if self._flight.waits_of(job)])
         idle = WorkerState.IDLE
         return {
@@ -310,7 +310,7 @@ class Monitor:
         return None
 
     def _turn_waits_for(self, job: Job) -> str | None:
-        """Say what a job waits for that a worker has."""
+        """Return the wait of a job that a worker has."""
         head = self._flight.state.head
         if head is None or head is job:
             return None

@@ -114,7 +114,7 @@ class StatusPage:
 
 
 def _rank(item: tuple[str, TableFigures]) -> tuple[float, int]:
-    """Return what puts a table before others: how long it was waited for, then its rows."""
+    """Return the sort key of a table: seconds that others waited for it, then its rows."""
     figures = item[1]
     return sum(figures.wait_s.values()), _n_rows(figures)
 

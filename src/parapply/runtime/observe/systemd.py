@@ -33,13 +33,13 @@ class Notifier:
         self._send(f"READY=1\nSTATUS={status}")
 
     def status(self, status: str) -> None:
-        """Say what the daemon does, if that is new."""
+        """Report the daemon's state, if it is new."""
         if status != self._status:
             self._status = status
             self._send(f"STATUS={status}")
 
     def alive(self, status: str) -> None:
-        """Say that the daemon makes progress, and what it does."""
+        """Report that the daemon makes progress, and its state."""
         if self.watchdog_s:
             self._send("WATCHDOG=1")
         self.status(status)

@@ -55,7 +55,7 @@ class Watchdog:
 
 
 def signs_of(parts: Parts) -> list[Heartbeat]:
-    """Return what the parts of an epoch show."""
+    """Return the signs of an epoch's parts."""
     progress = parts.progress
     return [
         Heartbeat("progress", progress.turns, "the target" if progress.is_asking_target else ""),

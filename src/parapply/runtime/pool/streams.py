@@ -69,7 +69,7 @@ class StreamBuffer:
         self.todo: deque[Block | SubAborted] = deque()
         #: Bytes of pieces in `todo`.
         self.todo_bytes = 0
-        #: Set when there is something new for that worker: work, the end, a batch that has committed, a wish to yield.
+        #: Set when that worker has to look: at work, the end, a batch that has committed, a wish to yield.
         self.news = asyncio.Event()
         #: How it ended: the event of its commit or prepare, or of its abort.
         self.end: Transaction | None = None
@@ -87,7 +87,7 @@ class StreamBuffer:
         return [relation for _, relation in self.announced]
 
     def stop_following(self, why: str) -> None:
-        """Detach the worker, which has rolled back and gives up; what is kept is applied at the commit."""
+        """Detach the worker, which has rolled back and gives up; the kept chunks are applied at the commit."""
         self.is_followed = False
         self.why_spilled = why
         self.todo.clear()
@@ -139,7 +139,7 @@ class StreamBuffer:
 
 
 def buffer_of(job: StreamJob) -> StreamBuffer:
-    """Return what has come of the transaction of a job."""
+    """Return the buffer of a job's transaction."""
     assert isinstance(job.stream, StreamBuffer), "this process keeps what is in progress there"
     return job.stream
 
@@ -287,7 +287,7 @@ class StreamBuffers:
         stream.memory_bytes = 0
 
     async def _to_disk(self, stream: StreamBuffer) -> None:
-        """Write what is in memory only; keep as much of it there as the worker will soon take."""
+        """Write the pieces in memory only; keep as many of them there as the worker will soon take."""
         first = len(stream.blocks)
         while first and stream.blocks[first - 1].place is None:
             first -= 1

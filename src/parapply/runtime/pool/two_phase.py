@@ -54,12 +54,12 @@ class TwoPhase:
         *,
         is_each_noted: bool,
     ) -> None:
-        """Start with what the target has.
+        """Start with the transactions prepared on the target.
 
         Args:
             slot_id: of the state.
             pending: of `target.prepared.pending`.
-            ask: asks the publisher whether it has rolled back what it sent as prepared, by its xid.
+            ask: asks the publisher whether it has rolled back a transaction that it sent as prepared, by xid.
             is_each_noted: a COMMIT PREPARED never comes without its PREPARE.
         """
         self._slot_id = slot_id
@@ -82,7 +82,7 @@ class TwoPhase:
         return self._pending.get(message.xid) == (self.gid(message), message.end_lsn)
 
     def pending_gid(self, message: CommitPrepared | RollbackPrepared) -> str:
-        """Return the name here of what an outcome ends; empty if it is not prepared here."""
+        """Return the name here of the transaction that an outcome ends; empty if it is not prepared here."""
         gid, _ = self._pending.get(message.xid, ("", 0))
         return gid
 
@@ -121,10 +121,10 @@ class TwoPhase:
         await session.record_prepared(record, gid)
 
     async def decide(self, session: WorkerSession, message: Outcome, record: Record) -> None:
-        """Do what the publisher did with a prepared transaction, and record it; a PREPARE is only recorded.
+        """Repeat the publisher's action on a prepared transaction, and record it; a PREPARE is only recorded.
 
         Raises:
-            ApplyFailed: what was prepared here was ended by another session, and not as on the publisher.
+            ApplyFailed: another session ended the transaction prepared here, and not as on the publisher.
             StatementFailed: the server refuses, for example because another role prepared it.
             TargetLost: the connection ended.
         """

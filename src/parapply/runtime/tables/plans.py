@@ -56,7 +56,7 @@ class TablePlans:
             control_pool: sessions for reading the catalogue.
             ahead: facts read from it while the stream started.
             role: session_replication_role of the workers.
-            config: what the configuration says of single tables, by schema.table.
+            config: settings of single tables, by schema.table.
             is_relaxed: independent transactions commit in any order.
             rules: policies of conflicts; they may want rows read before they are changed.
             own_origins: how the names of the slot's replication origins begin.
@@ -83,21 +83,21 @@ class TablePlans:
         self._sources: dict[tuple[str, str], tuple[str, str]] = {}
         #: Names on the publisher by which to look for tables that a transaction still calls by an earlier one.
         self._renamed: dict[Relation, tuple[str, str]] = {}
-        #: As the catalogue has it; `plans` holds what trust in prediction leaves of it.
+        #: Plans by the catalogue alone; `plans` holds them downgraded where a table is not trusted.
         self._planned: dict[Relation, TablePlan] = {}
-        #: Names and publisher's OIDs of what was ever planned.
+        #: Names and publisher's OIDs of all relations ever planned.
         self._names: set[tuple[str, str] | int] = set()
-        #: Publisher's OIDs of what was ever planned, by name.
+        #: Publisher's OIDs of all relations ever planned, by name.
         self._oids: dict[tuple[str, str], set[int]] = {}
         self._serial: set[Relation] = set()
-        #: With what fingerprint a plan was made, where that is known; the watch takes it from here.
+        #: Fingerprint that a plan was made with, where it is known; the watch takes it from here.
         self._fingerprints: dict[Relation, tuple[int, str]] = {}
         self._trust: dict[tuple[str, str], Downgrades] = {}
         self._has_changed = False
         #: Set when a batch failed in a way that a change of the tables may explain; the watch then checks at once.
         self.is_in_doubt = asyncio.Event()
         self._to_show: set[Relation] = set()
-        #: Schema and table of those whose changes are left out until they are copied; for people.
+        #: Schema and table of tables whose changes are left out until they are copied; for people.
         self._waiting: frozenset[tuple[str, str]] = frozenset()
         self._log = get_logger()
 
@@ -248,7 +248,7 @@ class TablePlans:
         self._log.info("table_planned", relation=relation.qualified_name, lane=plan.lane.value, reason=plan.reason)
 
     def _enforce(self, relation: Relation) -> None:
-        """Put a plan in force, less what trust takes from it."""
+        """Put a plan in force, downgraded if its table is not trusted."""
         trust = self._trust.get(relation.full_name)
         plan = _trusted(self._planned[relation], trust) if trust else self._planned[relation]
         self.plans.known[relation] = plan
@@ -302,7 +302,7 @@ class TablePlans:
             found = tables.get(names[relation])
             try:
                 if found is None or names[relation] in denied:
-                    await self.refresh([relation])  # says what is wrong, or finds that it no longer is
+                    await self.refresh([relation])  # reports the fault, or finds that it is gone
                 else:
                     self._put(relation, self._match(relation, found))
             except TargetRefused as error:
@@ -319,7 +319,7 @@ class TablePlans:
         await self.refresh({changes.plan.relation for changes in batch.table_changes})
 
     async def _plan_ahead(self, relation: Relation) -> TablePlan | None:
-        """Return the plan by what was read while the stream started, if that fits."""
+        """Return the plan by the facts read while the stream started, if they fit."""
         return self._match_ahead(relation, await self._ahead.take(*self._target_of(relation)))
 
     def _match_ahead(self, relation: Relation, found: AheadFacts | None) -> TablePlan | None:
@@ -396,7 +396,7 @@ class TablePlans:
         )
 
     def plans_from(self, current: Mapping[int, TablePlan]) -> Plans:
-        """Return plans for reading changes again from an earlier point, with what was refreshed since."""
+        """Return plans for reading changes again from an earlier point, with the plans refreshed since."""
         plans = Plans()
         known = plans.known = self.plans.known
         plans.refused, plans.gone = self.plans.refused, self.plans.gone
@@ -452,7 +452,7 @@ class TablePlans:
             self._to_show |= {one for one in self.plans.known if one.full_name in changed}
 
     def take_rows(self) -> list[TableRow]:
-        """Return what changed since the last call, for the state schema."""
+        """Return rows of the plans changed since the last call, for the state schema."""
         shown = [relation for relation in self._to_show if relation in self.plans.known]
         rows = {relation.full_name: self._row(self.plans.known[relation]) for relation in shown}
         self._to_show.clear()
@@ -476,7 +476,7 @@ class TablePlans:
 
 
 def _trusted(plan: TablePlan, trust: Downgrades) -> TablePlan:
-    """Return what is left of a plan."""
+    """Return a plan downgraded as far as its table is distrusted."""
     if trust.level is Level.TRUSTED:
         return plan
     why = f"one batch at a time for now, for {trust.penalty} batches, {_OFTEN}; {plan.reason}"

@@ -39,7 +39,7 @@ _PATIENCE_S = 5.0
 _GROUP: Final = 200
 #: Tables read ahead at most, because the facts of one take some kilobytes. Others are read when they are announced.
 _MOST_TABLES: Final = 20_000
-#: The first group is what all wait for.
+#: All wait for the first group.
 _FIRST_GROUP: Final = 20
 #: Tables read without a rest, and how many times as long as a group took a rest is: a millisecond of the target's CPU
 #: for each of ten thousand tables is more than a start should take of it.
@@ -86,7 +86,7 @@ class CataloguePrefetch:
         self._has_begun = False
         #: A group takes longer than an announcement should wait.
         self._is_slow = False
-        #: Seconds for which what was read or compared holds, and when it was compared last.
+        #: Seconds for which facts hold once read or compared, and the time of the last comparison.
         self._valid_s = _VALID_S
         self._checked_s = -math.inf
         self._group_read = asyncio.Condition()
@@ -125,7 +125,7 @@ class CataloguePrefetch:
         return found if found is not None and self._clock() - found.valid_s <= self._valid_s else None
 
     def forget(self, schema: str, name: str) -> None:
-        """Drop what was read about a table that is announced now: it serves once."""
+        """Drop the facts about a table that is announced now, because they serve once."""
         self._found.pop((schema, name), None)
 
     def forget_all(self) -> None:

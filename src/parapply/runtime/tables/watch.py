@@ -56,7 +56,7 @@ class CatalogueWatch:
         #: By relation: OID and fingerprint with which its plan was compared.
         self._seen: dict[Relation, tuple[int, str]] = {}
         self._clock = asyncio.get_running_loop().time
-        #: When all tables were compared last, how long it took, and what the target had counted before.
+        #: Time and duration of the last comparison of all tables, and the target's counts before it.
         self._compared_s = self._clock()
         self._took_s = 0.0
         self._counts = ""
@@ -85,7 +85,7 @@ class CatalogueWatch:
             return
         began_s = self._clock()
         async with self._control_pool.session() as conn:
-            # Where all are compared at each check there is nothing to save.
+            # Where all are compared at each check nothing can be saved.
             is_slow = self._took_s > _SHARE * self._catalogue_check_s
             counts = await change_counts(conn) if is_slow else ""
             is_quiet = counts == self._counts != ""
