@@ -166,7 +166,7 @@ async def known_state(config: Config, target: settings.Connection, system_identi
 
 
 async def known_position(conn: settings.Connection, found: state.SlotState | None) -> refusals.KnownPosition | None:
-    """Return the target's state for the slot check, as read and as prepared; None if there is none.
+    """Return the target's state for the slot check, as read and as prepared; None if no state exists.
 
     Raises:
         TargetLost: the connection broke.

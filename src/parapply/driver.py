@@ -1,4 +1,4 @@
-"""psycopg's connection, made safe to give up while it is being opened, and what to do where a server refuses one."""
+"""psycopg's connection, made safe to give up while it is being opened, and remedies where a server refuses one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _REFUSALS: Final = (
 
 
 def refusal_hint(text: str) -> str:
-    """Return what to do where a server refuses a connection with such a text; empty if it is not known."""
+    """Return the remedy if a server refuses a connection with such a text; empty if it is not known."""
     return next((hint for words, hint in _REFUSALS if words in text), "")
 
 
@@ -55,7 +55,7 @@ _NO_DATABASE: Final = re.compile(r'database ".*" does not exist')
 
 
 def lost_hint(text: str) -> str:
-    """Return what to do where a session could not be opened, or has ended, with such a text; empty if not known."""
+    """Return the remedy if a session could not be opened, or has ended, with such a text; empty if not known."""
     if _NO_DATABASE.search(text):
         return "correct dbname in the DSN, or make the database"
     return refusal_hint(text) or next((hint for words, hint in _UNREACHED if words in text), "")

@@ -122,7 +122,7 @@ def toml_string(text: str) -> str:
 def html(text: str) -> str:
     """Return a text as content of an element of HTML, or as an attribute's value between quotes.
 
-    People read it, so what does not print is shown by its escape.
+    People read it, so unprintable characters are shown by their escapes.
     """
     return escape(printable(text))
 

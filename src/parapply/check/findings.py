@@ -1,4 +1,4 @@
-"""One finding, and the closed list of what can be found. Pure data.
+"""One finding, and the closed list of their codes. Pure data.
 
 A code names the kind of a finding; `parapply.check.kinds` has its severity, the reason why it matters and the advice.
 A finding adds the object, the fact seen there, and the exact SQL or setting if one exists.
