@@ -206,7 +206,7 @@ class StallCheck:
         return any(self._skips.find(one.commit_lsn, one.end_lsn) is not None for one in executed_now(job))
 
     async def _cancel(self, worker: Worker, job: Job) -> None:
-        """Cancel the statement in which a worker waits; its batch is repeated at the head, without skipped ones.
+        """Cancel the statement in which a worker waits; its batch is repeated at the head, less the ones to skip.
 
         COMMIT may be on its way behind the statement. The server does not execute it then, and its answer says so.
         """

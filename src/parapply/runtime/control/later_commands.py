@@ -117,7 +117,7 @@ class LaterCommands:
                 pass
 
     async def _run_all(self) -> bool:
-        """Run pending commands; return whether to try again, because only something in the way made one fail."""
+        """Run pending commands; return whether to try again, because one failed for a passing reason."""
         schema = self._config.target.state_schema
         async with self._control_pool.session() as conn:
             found = await commands.pending(conn, schema, self._slot_id)

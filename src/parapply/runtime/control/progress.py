@@ -63,7 +63,7 @@ class Progress:
         #: Rounds so far, and whether this one waits for the target's answer. Read by the watchdog.
         self.turns = 0
         self.is_asking_target = False
-        #: Arguments of `finish`; the monitor's task may still write an older state.
+        #: Arguments of `finish`. They win over the state of the monitor's task, which may still write an older one.
         self._last_word: tuple[DaemonState, str] | None = None
         self._last_commit_time_us: int | None = None
 

@@ -2,7 +2,7 @@
 
 A streamed transaction has its place in the order when its end comes (trap T-54). A small one is then taken like any
 other. A large one is a batch of its own, with everything earlier committed before it and everything later after it; a
-worker may have followed it since its first chunks. PREPARE and the outcome of a prepared transaction also are separate
+worker may have followed it since its first chunks. PREPARE and the outcome of a prepared transaction are also separate
 batches.
 """
 

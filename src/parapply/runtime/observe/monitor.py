@@ -300,7 +300,7 @@ class Monitor:
         return replace(row, since=datetime.fromtimestamp(unix_s, UTC))
 
     def _waits_for(self, worker: Worker, blocked: Job | None) -> str | None:
-        """Return the object that a worker waits for; for an idle one, that its next batch waits for."""
+        """Return the wait of a worker; for an idle one, the wait of the batch that it would take."""
         if worker.state in AT_WORK and worker.number in self._engine.foreign_waits:
             return self._engine.foreign_waits[worker.number]
         if worker.state in (WorkerState.WAITING, WorkerState.RETRYING) and worker.job is not None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: Seconds after which facts are compared with the catalogue before they are used: an announcement that comes later may
 #: name a table that was changed on both sides in the meantime.
 _VALID_S = 1.0
-#: Most seconds where a comparison takes long, and the part of the time that comparisons may take while announcements
+#: Seconds at most if a comparison takes long, and the part of the time that comparisons may take while announcements
 #: come one after the other.
 _LONG_VALID_S: Final = 10.0
 _SHARE: Final = 0.1
@@ -194,7 +194,7 @@ class CataloguePrefetch:
             await self._note_progress(list(self._queue))
 
     def _next(self, most: int) -> list[tuple[str, str]]:
-        """Return a group: the table that an announcement waits for and its successors, often next; else the first."""
+        """Return a group: the table that an announcement waits for and its successors, often next; then the first."""
         wanted, self._wanted = self._wanted, None
         place = self._places[wanted] if wanted in self._queue else 0
         order = chain(islice(self._order, place, None), islice(self._order, place))
