@@ -1,7 +1,7 @@
-"""What a reader of the target can see, at each level of docs/CONSISTENCY.md; starts and ends two servers of its own.
+"""States that a reader of the target can see, at each level of docs/CONSISTENCY.md; starts and ends two servers.
 
 Run it with `python docs/examples/consistency.py`; it needs `pip install 'parapply[demo]'` or PostgreSQL's programs.
-Each example prints what was seen and fails if that is not what the document says.
+Each example prints the state that it saw, and fails if the document says otherwise.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def invoice_without_order(relaxed: Example) -> None:
     with relaxed.order_held_up(1):
         relaxed.buy(1)
         relaxed.wait_seen(1, (0, 1))
-        print("relaxed, any read: the invoice is there, its order is not")
+        print("relaxed, any read: the invoice is visible, its order is not")
     relaxed.wait_seen(1, (1, 1))
 
 
@@ -138,7 +138,7 @@ def in_order(preserve: Example) -> None:
         preserve.buy(1)
         preserve.wait_blocked()
         assert preserve.seen(1) == (0, 0), preserve.seen(1)
-        print("order kept, any read: neither is there yet")
+        print("order kept, any read: neither is visible yet")
     preserve.wait_seen(1, (1, 1))
 
 
@@ -147,7 +147,7 @@ def own_write(example: Example) -> None:
     lsn = example.buy(3)
     example.target.execute("SELECT parapply.wait_for(%s, 30)", [lsn])
     assert example.seen(3) == (1, 1)
-    print(f"{example.name}, behind wait_for({lsn}): order and invoice are there")
+    print(f"{example.name}, behind wait_for({lsn}): order and invoice are visible")
 
 
 def main() -> None:

@@ -125,7 +125,7 @@ async def look(
         conn: on the same server.
         pids: of sessions to look for.
         slot_name: look for the slot's sessions in this database as well, by their names.
-        but: pids of those of the slot that are of no interest.
+        but: pids of the slot's sessions to leave out.
 
     Raises:
         psycopg.Error: the server refused, or the connection ended.
@@ -138,14 +138,14 @@ async def look(
 
 
 class Telling:
-    """Says which waits are to be told: from `BLOCKED_S` on, then at growing intervals."""
+    """Selects the waits to report: from `BLOCKED_S` on, then at growing intervals."""
 
     def __init__(self) -> None:
-        """Start with none told."""
+        """Start with none reported."""
         self._next_s: dict[str, float] = {}
 
     def due(self, found: Iterable[BlockedSession]) -> Iterator[BlockedSession]:
-        """Give those of all present waits that are to be told now."""
+        """Yield the waits to report now, among all present ones."""
         before, self._next_s = self._next_s, {}
         for one in found:
             next_s = self._next_s[one.session] = before.get(one.session, BLOCKED_S)

@@ -1,8 +1,8 @@
-"""The configuration: what may be set, within which bounds, and how its layers are put over each other.
+"""The configuration: its keys, their bounds, and how its layers are put over each other.
 
 In: a TOML file, the environment, ``--set`` texts and command flags. Out: one frozen `Config`, or one `ConfigError`
-that lists everything that is wrong, a line each. Messages name the field and the rule, never the value: it may be a
-secret. Reads the file and connects nowhere. What a key means to the operator is written in ``config/parapply.toml``.
+that lists every fault, a line each. Messages name the field and the rule, never the value, because it may be a secret.
+Reads the file and connects nowhere. The meaning of each key for the operator is in ``config/parapply.toml``.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 #: Bytes of changes in progress on the publisher from which it begins to send them: tens of thousands of changes. With
 #: PostgreSQL's own 64 MB a large transaction is decoded for a third of a second before its first row can be applied.
 DECODING_MEMORY_BYTES = 16 * 1024 * 1024
-#: What PostgreSQL takes at least.
+#: Least value that PostgreSQL takes.
 _DECODING_MEMORY_FLOOR_BYTES = 64 * 1024
 #: Bytes of WAL read at once while there is much to catch up. The publisher keeps a range's changes in memory (work_mem)
-#: until it is decoded; a larger one gains little, because what lies before each range costs little.
+#: until it is decoded; a larger one gains little, because the WAL before each range costs little.
 CATCH_UP_RANGE_BYTES = 64 * 1024 * 1024
 #: Bytes of WAL to catch up from which ranges are read: 30,000 deletes of a row, half a second of a stream.
 CATCH_UP_ENTER_BYTES = 4 * 1024 * 1024
@@ -37,18 +37,18 @@ CATCH_UP_LEAVE_BYTES = 4 * 1024 * 1024
 #: Seconds a stream runs at least before ranges are read again: far longer than both ends take to be opened again.
 CATCH_UP_PAUSE_S = 30.0
 #: Seconds between standby status updates: a sixth of PostgreSQL's default wal_sender_timeout (60 s), so that
-#: several may be late. The daemon lowers it by itself where the publisher's timeout is shorter.
+#: several may be late. The daemon lowers it where the publisher's timeout is shorter.
 STATUS_INTERVAL_S = 10.0
 #: Seconds of silence after which the publisher counts as gone: a walsender speaks at least every half
 #: wal_sender_timeout (30 s by default), so 60 s is one missed message.
 RECEIVE_TIMEOUT_S = 60.0
 #: Seconds before the first new attempt: a restarted server is back in about this time.
 RECONNECT_MIN_S = 0.2
-#: Seconds between attempts at most: what an operator waits after the repair of a long outage.
+#: Seconds between attempts at most: the wait of an operator after the repair of a long outage.
 RECONNECT_MAX_S = 30.0
 #: Seconds a starting daemon waits for the lease: an orderly predecessor drains in a few seconds.
 LEASE_WAIT_S = 30.0
-#: Target connections at most while their number finds itself: sixteen reads at a time are what a disk still answers
+#: Target connections at most while their number finds itself: a disk still answers sixteen reads at a time
 #: faster than eight.
 MAX_WORKERS = 16
 #: Connections when it begins to find itself, and the fewest: half of the best gain measured in memory comes with the
@@ -56,11 +56,11 @@ MAX_WORKERS = 16
 FIRST_WORKERS = 4
 FEWEST_WORKERS = 2
 #: Source transactions a target transaction at most. Batches begin smaller and grow while the target is quick with them
-#: (engine/pace.py); what larger sets gain a row levels off before this.
+#: (engine/pace.py); the gain of larger sets a row levels off before this.
 MAX_BATCH_TRANSACTIONS = 20_000
 #: Row changes a target transaction at most, for the same reason.
 MAX_BATCH_CHANGES = 20_000
-#: Bytes a target transaction at most: what libpq moves in its buffers without the quadratic copying of larger ones.
+#: Bytes a target transaction at most: libpq moves this in its buffers without the quadratic copying of larger ones.
 MAX_BATCH_BYTES = 8 * 1024 * 1024
 #: Bytes of changes held in memory before reading stops: with Python's overhead well below 500 MB resident.
 MEMORY_LIMIT_BYTES = 256 * 1024 * 1024
@@ -147,7 +147,7 @@ Interval = Annotated[float, Meta(ge=0.001, le=86_400)]
 
 
 class _Section(msgspec.Struct, frozen=True):
-    """A section: nothing is written afterwards. What comes from outside is checked by `_read_section`."""
+    """A section, never changed once made. Values from outside are checked by `_read_section`."""
 
 
 class SourceConfig(_Section, frozen=True):
@@ -193,7 +193,7 @@ class TargetConfig(_Section, frozen=True):
 
 
 class TableConfig(_Section, frozen=True):
-    """What is said about one table."""
+    """Settings of one table."""
 
     parallel: Literal["auto", "always", "never"] = "auto"
 
@@ -251,7 +251,7 @@ _OriginDiffers = Literal["off", "error", "skip", "apply_remote", "keep_local", "
 
 
 class TableConflictConfig(_Section, frozen=True):
-    """Policies of one table; None is what holds for all."""
+    """Policies of one table; None: the policy for all tables."""
 
     insert_exists: _Exists | None = None
     update_exists: _Exists | None = None
@@ -263,7 +263,7 @@ class TableConflictConfig(_Section, frozen=True):
 
 
 class ConflictConfig(_Section, frozen=True):
-    """What is done about conflicts, and how long they are kept."""
+    """Policies for conflicts, and how long conflicts are kept."""
 
     insert_exists: _Exists = "error"
     update_exists: _Exists = "error"
@@ -287,7 +287,7 @@ class DdlConfig(_Section, frozen=True):
 
 
 class MappingConfig(_Section, frozen=True):
-    """Which tables have another name on the target."""
+    """Tables and schemas with another name on the target."""
 
     tables: dict[str, str] = {}  # schema.table there, schema.table here
     schemas: dict[str, str] = {}  # for tables that `tables` does not name
@@ -365,7 +365,7 @@ class Config(_Section, frozen=True):
 
 
 def settings_without_table(config: Config, published: Collection[str]) -> dict[str, str]:
-    """Return the sections that name a table which is not published, each with the table and what it may have meant.
+    """Return the sections that name a table which is not published, each with the table and the name that may be meant.
 
     Args:
         config: to look through.
@@ -384,7 +384,7 @@ def settings_without_table(config: Config, published: Collection[str]) -> dict[s
     }
 
 
-#: By name; what `Config` holds.
+#: Sections of `Config`, by name.
 SECTIONS: Final[dict[str, type[_Section]]] = {
     "source": SourceConfig,
     "target": TargetConfig,
@@ -449,7 +449,7 @@ def load_config(  # noqa: PLR0913  the layers
     errors += [
         _missing_line(key)
         for key in REQUIRED
-        # What a file that cannot be read would have said is not known.
+        # No key is reported missing if the file cannot be read, because the file may set it.
         if is_read and key in required and not config_layers.first_value(layers, key.split("."))
     ]
     ddl, mapping = sections["ddl"], sections["mapping"]
@@ -462,7 +462,7 @@ def load_config(  # noqa: PLR0913  the layers
 
 
 def _read_section(path: list[str], kind: type[_Section], given: object, errors: list[str]) -> Any:  # noqa: ANN401  of `kind`
-    """Return the section made of what is given, or None and what is wrong with it, a line each, in `errors`."""
+    """Return the section made of the given values, or None and their faults, a line each, in `errors`."""
     if not isinstance(given, dict):
         errors.append(f"{dotted(path)}: must be a section")
         return None
@@ -515,7 +515,7 @@ def _read_names(path: list[str], given: object, errors: list[str]) -> dict[str, 
 
 
 def _fields(parts: Sequence[str]) -> dict[str, object]:
-    """Return the plain types, by name, of what may stand at a path; none where it is no section."""
+    """Return the plain types, by name, of the keys at a path; none if it is no section."""
     if not parts:
         return dict(SECTIONS)
     of_table = _TABLE_SECTIONS.get(tuple(parts[:2])) if len(parts) == 3 else None

@@ -45,7 +45,7 @@ async def open_both(
 ) -> AsyncIterator[Connections]:
     """Open a plain session on the publisher and a control session on the target.
 
-    Waits of any session on the publisher are reported until the block ends, on standard error if `tell` is left out.
+    Waits of any session on the publisher are reported until the block ends, by default on standard error.
 
     Raises:
         SourceLost, SourceRefused, TargetLost, TargetRefused: as `source.slot.connect`, `settings.connect_control`.
@@ -166,7 +166,7 @@ async def known_state(config: Config, target: settings.Connection, system_identi
 
 
 async def known_position(conn: settings.Connection, found: state.SlotState | None) -> refusals.KnownPosition | None:
-    """Return the target's state for the slot check, as read and as prepared; None if there is none.
+    """Return the target's state for the slot check, as read and as prepared; None if no state exists.
 
     Raises:
         TargetLost: the connection broke.

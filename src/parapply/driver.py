@@ -1,4 +1,4 @@
-"""psycopg's connection, made safe to give up while it is being opened, and what to do where a server refuses one."""
+"""psycopg's connection, made safe to give up while it is being opened, and remedies where a server refuses one."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _REFUSALS: Final = (
 
 
 def refusal_hint(text: str) -> str:
-    """Return what to do where a server refuses a connection with such a text; empty if it is not known."""
+    """Return the remedy if a server refuses a connection with such a text; empty if it is not known."""
     return next((hint for words, hint in _REFUSALS if words in text), "")
 
 
-#: What is said where no server was reached, or none that has room, and what the operator can do. The daemon goes on
-#: trying, because each of them may pass.
+#: Words of libpq where no server was reached, or none that has room, and a remedy for the operator. The daemon goes on
+#: trying, because each of these states may pass.
 _UNREACHED: Final = (
     ("Connection refused", "start the server there, or correct host and port of the DSN; see its listen_addresses"),
     ("could not translate host name", "correct the host of the DSN; in a URI a password's @ is %40, and its / is %2F"),
@@ -55,20 +55,20 @@ _NO_DATABASE: Final = re.compile(r'database ".*" does not exist')
 
 
 def lost_hint(text: str) -> str:
-    """Return what to do where a session could not be opened, or has ended, with such a text; empty if not known."""
+    """Return the remedy if a session could not be opened, or has ended, with such a text; empty if not known."""
     if _NO_DATABASE.search(text):
         return "correct dbname in the DSN, or make the database"
     return refusal_hint(text) or next((hint for words, hint in _UNREACHED if words in text), "")
 
 
-#: What psycopg puts before libpq's words when libpq gave up before anything went over a network.
+#: Prefix that psycopg puts before libpq's words when libpq gave up before it sent anything over a network.
 _NOT_BEGUN: Final = "connection is bad: "
 
 
 def dsn_problem(error: psycopg.Error) -> str:
     """Return why libpq refuses a connection string, before it tries any server; empty for every other error.
 
-    A name that cannot be resolved and a socket that is not there are none: the server may come back.
+    A name that cannot be resolved or a missing socket is no such problem, because the server may come back.
     """
     if error.sqlstate or not isinstance(error, psycopg.OperationalError):
         return ""

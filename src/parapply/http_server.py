@@ -1,7 +1,7 @@
 """A small HTTP server on the event loop of a process: one request a connection, GET and HEAD, nothing else.
 
-In: what answers to a path. It runs on the loop that does the work on purpose: if that hangs, no answer comes, which is
-what a probe must see.
+In: a function that answers to a path. It runs on the loop that does the work on purpose, because a probe must see that
+no answer comes if that hangs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: Seconds for a request to come and for its answer to be taken.
 _TIMEOUT_S: Final = 5.0
-#: What to do where an address cannot be listened on.
+#: Remedies where an address cannot be listened on.
 _HINTS: Final = {
     errno.EADDRINUSE: "another daemon or `parapply migrate` may have the port: each daemon on a machine needs its own",
     errno.EACCES: "a port below 1024 needs a privilege; take one above",
@@ -37,14 +37,14 @@ _REASONS: Final = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method
 
 
 class HttpServer:
-    """Every connection is a task of its own that ends within seconds."""
+    """Every connection is a separate task that ends within seconds."""
 
     def __init__(self, answer: Callable[[str], tuple[int, str, bytes]], policy: str = _POLICY) -> None:
         """Start without listening.
 
         Args:
             answer: returns status, content type and body for a path.
-            policy: what a browser may do with an answer, as Content-Security-Policy says it.
+            policy: rights of a browser with an answer, as in Content-Security-Policy.
         """
         self._more = f"Content-Security-Policy: {policy}\r\nX-Content-Type-Options: nosniff\r\n"
         self._resource = answer

@@ -1,7 +1,7 @@
 """Text of others as a terminal may get it: names and values come from databases, and some bytes act on a terminal.
 
 In: any text. Out: the same with every character that does not print, newlines and bidirectional marks included, as its
-escape. For people only: what programs read (JSON, SQL) is escaped by its own rules and must stay as it is.
+escape. For people only: text that programs read (JSON, SQL) is escaped by its own rules and must stay as it is.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def printable(text: str) -> str:
-    r"""Return a text in which what does not print is written as `\x1b` or `\u202e`."""
+    r"""Return a text in which unprintable characters are written as `\x1b` or `\u202e`."""
     if text.isprintable():
         return text
     return "".join([char if char.isprintable() else _escape(ord(char)) for char in text])

@@ -1,7 +1,7 @@
-"""Texts of others as parts of a language: SQL, a role's setting, HTML, a shell's command. Each rule is here once. Pure.
+"""Texts of others as parts of a language: SQL, a role's setting, HTML, a shell's command. The only home of each rule.
 
 Names, values, comments and settings come from databases whose owners are not ours. Text that is not quoted here is a
-parameter, or composed by `psycopg.sql` (`Identifier`, `Literal`), which quotes by the same rules.
+parameter, or composed by `psycopg.sql` (`Identifier`, `Literal`), which quotes by the same rules. Pure.
 
 Source: PostgreSQL manual, "Lexical Structure"; `ruleutils.c`, quote_identifier; `dumputils.c`, makeAlterConfigCommand;
 `varlena.c`, SplitGUCList; `repl_scanner.l`.
@@ -122,7 +122,7 @@ def toml_string(text: str) -> str:
 def html(text: str) -> str:
     """Return a text as content of an element of HTML, or as an attribute's value between quotes.
 
-    People read it, so what does not print is shown by its escape.
+    People read it, so unprintable characters are shown by their escapes.
     """
     return escape(printable(text))
 

@@ -1,4 +1,4 @@
-"""Whether a terminal has gone: not every shell passes SIGHUP on, `su -` and nohup do not."""
+"""Detection of a closed terminal, because not every shell passes SIGHUP on: `su -` and nohup do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One finding, and the closed list of what can be found. Pure data.
+"""One finding, and the closed list of their codes. Pure data.
 
 A code names the kind of a finding; `parapply.check.kinds` has its severity, the reason why it matters and the advice.
 A finding adds the object, the fact seen there, and the exact SQL or setting if one exists.
@@ -28,7 +28,7 @@ class End(StrEnum):
 
 
 class Code(StrEnum):
-    """What was found; `kinds` has the reason and the remedy of each."""
+    """Code of a finding; `kinds` has the reason and the remedy of each."""
 
     # The publisher as a server.
     WAL_LEVEL = "wal_level"

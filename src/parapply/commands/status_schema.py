@@ -1,7 +1,7 @@
 """The document of `parapply status --json` as types, and the JSON Schema made of them.
 
-The columns of state tables are described by their own comments (`target/state/comments.py`). A field is there whether
-the daemon runs or not. Within version 1 fields may come, and none goes or changes its meaning.
+The columns of state tables are described by their own comments (`target/state/comments.py`). A field is present whether
+the daemon runs or not. Within version 1 fields may be added, and none is removed or changes its meaning.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Time = str
 
 
 class Worker(msgspec.Struct, kw_only=True):
-    """What one worker does; none is shown while no daemon is connected."""
+    """State of one worker; none is shown while no daemon is connected."""
 
     worker: int
     pid: int | None
@@ -34,7 +34,7 @@ class Worker(msgspec.Struct, kw_only=True):
 
 
 class Table(msgspec.Struct, kw_only=True):
-    """How one table is applied, and what came to it."""
+    """How one table is applied, with counts of its changes."""
 
     schema_name: str
     table_name: str
@@ -91,12 +91,12 @@ class Prepared(msgspec.Struct, kw_only=True):
 
 
 class Conflicts(msgspec.Struct, kw_only=True):
-    """How many conflicts of a kind are kept."""
+    """Number of conflicts of one kind that are kept."""
 
-    type: Annotated[str, Meta(description="What the change met, as PostgreSQL 18 names it.")]
+    type: Annotated[str, Meta(description="Type of the conflict, as PostgreSQL 18 names it.")]
     table: Annotated[str, Meta(description="Schema and table.")]
-    outcome: Annotated[str, Meta(description="What became of the change.")]
-    count: Annotated[int, Meta(description="How many.")]
+    outcome: Annotated[str, Meta(description="Outcome of the change.")]
+    count: Annotated[int, Meta(description="Number of such conflicts.")]
     latest: Annotated[_Time, Meta(description="When the last one was recorded.")]
 
 
@@ -136,13 +136,13 @@ class Cutover(msgspec.Struct, kw_only=True):
 
 
 class Limits(msgspec.Struct, kw_only=True):
-    """What limits, over the last minutes (docs/REPORT.md, The verdict)."""
+    """Limit of the last minutes (docs/REPORT.md, The verdict)."""
 
     limit: Annotated[str, Meta(description="throttle, source, publisher, leader, dependency, commit or target.")]
-    detail: Annotated[str, Meta(description="Which sort of it, or empty.")]
+    detail: Annotated[str, Meta(description="Sort of the limit, or empty.")]
     share: Annotated[float, Meta(description="Part of the time, from 0 to 1.")]
     words: Annotated[str, Meta(description="One sentence, with the number.")]
-    advice: Annotated[str, Meta(description="An advice for the operator.")]
+    advice: Annotated[str, Meta(description="Advice for the operator.")]
     evidence: Annotated[list[str], Meta(description="Sentences that it is concluded from, the most important first.")]
     window_s: Annotated[float, Meta(description="Seconds that were looked at.")]
 
@@ -173,7 +173,7 @@ class Source(msgspec.Struct, kw_only=True):
     timeline: Annotated[int | None, Meta(description="Its timeline.")]
     flush_lsn: Annotated[_Lsn | None, Meta(description="End of its WAL.")]
     lag_bytes: Annotated[int | None, Meta(description="WAL beyond lowest_remote_lsn.")]
-    slot_exists: Annotated[bool | None, Meta(description="The slot is there.")]
+    slot_exists: Annotated[bool | None, Meta(description="The slot exists.")]
     slot_active_pid: Annotated[int | None, Meta(description="Process that reads the slot.")]
     slot_wal_status: Annotated[str | None, Meta(description="wal_status of pg_replication_slots.")]
     slot_retained_wal_bytes: Annotated[int | None, Meta(description="WAL that is kept for the slot.")]

@@ -1,4 +1,4 @@
-"""What a job holds, counted once for metrics, apply log and screens."""
+"""Counts of a job's contents, made once for metrics, apply log and screens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _relation_at = struct.Struct(">I").unpack_from
 
 
 class Counted(NamedTuple):
-    """What a job has counted at a point."""
+    """Counts of a job at one point."""
 
     rows: dict[str, RowCounts]
     n_changes: int
@@ -40,7 +40,7 @@ class JobCounts:
         """Start with nothing."""
         #: Rows by schema.table.
         self.rows: dict[str, RowCounts] = {}
-        #: Of the source.
+        #: Number of source transactions.
         self.n_transactions = 0
         self.n_changes = 0
         self.size_bytes = 0
@@ -51,7 +51,7 @@ class JobCounts:
         self.n_left_out = 0
 
     def count_batch(self, batch: Batch) -> None:
-        """Count what a closed batch holds."""
+        """Count the contents of a closed batch."""
         self.n_transactions = len(batch.transactions)
         self.n_changes = batch.n_changes
         self.size_bytes = batch.size_bytes
@@ -78,11 +78,11 @@ class JobCounts:
                 self._count_row(current[_relation_at(change, RELATION_AT)[0]], change)
 
     def counted(self) -> Counted:
-        """Return what was counted so far, to go back to."""
+        """Return the counts so far, to go back to."""
         return Counted(_copied(self.rows), self.n_changes, self.size_bytes)
 
     def go_back_to(self, counted: Counted) -> None:
-        """Forget what was counted since: it was rolled back."""
+        """Forget the counts since then, because the changes were rolled back."""
         self.n_changes, self.size_bytes = counted.n_changes, counted.size_bytes
         self.rows = _copied(counted.rows)
 

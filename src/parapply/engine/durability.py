@@ -1,9 +1,9 @@
-"""When the watermark is written durably, what the publisher is asked, what is reported to it, and when it is left.
+"""Times of durable watermarks, of reports and questions to the publisher, and of leaving it.
 
 The watermark moves in memory with every commit. It is written to the target with one synchronous commit a few times a
-second, after which everything before it is durable whatever synchronous_commit the workers use: only that is ever
-reported as flushed (traps T-1, T-2, T-8). While commits on the publisher wait for these reports, one flush follows the
-other as long as anything is not durable. So each flush serves all that committed during the one before.
+second, after which everything before it is durable whatever synchronous_commit the workers use. Only this position is
+ever reported as flushed (traps T-1, T-2, T-8). While commits on the publisher wait for these reports, one flush follows
+the other as long as anything is not durable. So each flush serves all that committed during the one before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REPLY_S: Final = 0.05
 #: Seconds between two advances at least when idle.
 _ADVANCE_MIN_S: Final = 0.02
 #: A publisher that asks this often about one LSN that we cannot confirm is shutting down and waits for us (traps T-9,
-#: F9). It is left, and nothing is lost by that, after so many seconds in which nothing became durable on the target.
+#: F9). It is left, and nothing is lost by that, after these seconds in which nothing became durable on the target.
 _STUCK_REQUESTS: Final = 10
 _STUCK_S: Final = 3.0
 #: Seconds between questions for the publisher's position while `--until` is not reached.
@@ -42,7 +42,7 @@ _LOOK_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reporting:
-    """How often, and until when.
+    """Intervals of reports, and their end.
 
     Attributes:
         advance_interval_s: between durable advances under load.
@@ -63,9 +63,9 @@ class Reporting:
 
 
 class Stream(NamedTuple):
-    """What is seen of the stream at a moment."""
+    """State of the stream at one moment."""
 
-    #: End of what has come.
+    #: End of the bytes received.
     received_lsn: int
     #: Every byte of it is in flight or has passed through it.
     holds_nothing: bool
@@ -84,9 +84,9 @@ class Durability:
         self.state = flight.state
         self._reporting = reporting
         self._until_lsn = reporting.until.lsn
-        #: Intake has met its last transaction; what it holds beyond is never taken.
+        #: Intake has reached its last transaction; later ones that it holds are never taken.
         self._has_ended = False
-        self._written_lsn = self.state.durable_lsn  # what the state row says
+        self._written_lsn = self.state.durable_lsn  # as in the state row
         self._advanced_s = self._reported_s = self._asked_s = self._streaming_since_s = now_s
         self._is_reply_due = False
         self._idle_lsn = 0  # a keep-alive's position: nothing for us before it
@@ -108,7 +108,7 @@ class Durability:
         return not is_synchronous or (self.state.is_idle and self._idle_lsn > self.state.watermark.low_lsn)
 
     def ends_at(self, received_lsn: int) -> None:
-        """Take the end of what came before the first transaction after `--until`: no more will be taken."""
+        """Take the end of all before the first transaction after `--until`: no more will be taken."""
         self._has_ended = True
         self._until_lsn = self._idle_lsn = received_lsn
 
@@ -142,7 +142,7 @@ class Durability:
         return _ADVANCE_MIN_S if is_quiet else self._reporting.advance_interval_s
 
     def is_waited_for(self, stream: Stream) -> bool:
-        """Return whether commits on the publisher wait until what is visible here is durable."""
+        """Return whether commits on the publisher wait until the visible ones here are durable."""
         return stream.is_synchronous and self.state.watermark.low_lsn > self.state.durable_lsn
 
     def advances(self, now_s: float) -> int:
@@ -151,7 +151,7 @@ class Durability:
         return self.state.watermark.low_lsn
 
     def made_durable(self, low_lsn: int) -> bool:
-        """Take what was written; return whether more is durable than before, which is to be reported."""
+        """Take the position that was written; return whether more is durable than before, which is to be reported."""
         self._written_lsn = low_lsn
         has_moved = low_lsn > self.state.durable_lsn
         self.state.durable_lsn = max(self.state.durable_lsn, low_lsn)
@@ -163,7 +163,7 @@ class Durability:
         self._reported_s = now_s
 
     def report_is_due(self, now_s: float) -> bool:
-        """Return whether to report what is durable."""
+        """Return whether to report the durable position."""
         since_s = now_s - self._reported_s
         return (self._is_reply_due and since_s >= _REPLY_S) or since_s >= self._reporting.status_interval_s
 
@@ -175,10 +175,10 @@ class Durability:
         return True
 
     def _ask_s(self, stream: Stream) -> float:
-        """Return how long to wait between two questions for the publisher's position; infinity: there is no need.
+        """Return how long to wait between two questions for the publisher's position; infinity: no need.
 
-        A walsender busy with what other databases have written says by itself only at the end of it that there was
-        nothing for us, but it answers a question at once; otherwise that time would look like lag.
+        A walsender busy with WAL of other databases reports only at its end that it held nothing for us, but answers a
+        question at once. Without the question that time would look like lag.
         """
         if self._until_lsn is not None and stream.received_lsn < self._until_lsn:
             return _ASK_S
@@ -197,7 +197,7 @@ class Durability:
     def reads_ranges(self, now_s: float) -> None:
         """Note that no stream is read: a range is decoded whole before its first byte comes.
 
-        TCP's keep-alives tell whether the publisher lives.
+        TCP's keep-alives show whether the publisher lives.
         """
         self._streaming_since_s = now_s
 

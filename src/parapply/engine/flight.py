@@ -1,4 +1,4 @@
-"""The batches in flight and the workers that ask for one: which starts where, and what a commit brings about.
+"""The batches in flight and the workers that ask for one: which starts where, and the effects of a commit.
 
 Dependencies say when a batch may start, the commit order says when it may commit (`turns.py`). The head always has a
 worker (trap T-30): ready batches are given out in source order, and what a blocked batch waits for has a worker or is
@@ -45,7 +45,7 @@ class News(NamedTuple):
     job: StreamJob
 
 
-#: What is to be done about a change.
+#: An action that follows a change.
 Effect: TypeAlias = Given | LetGo | News | Answer
 
 
@@ -70,11 +70,11 @@ class Flight:
         self._parked: set[int] = set()
         #: Workers that ask for a job, the longest idle first.
         self._idle: list[int] = []
-        #: Written by `WorkerTasks`, too.
+        #: Also written by `WorkerTasks`.
         self.max_followers = max_followers
-        #: How many of them are to leave.
+        #: Number of workers that are to leave.
         self._n_to_release = 0
-        #: Jobs that follow a transaction in progress or will, and those of them without a worker yet.
+        #: Jobs that follow a transaction in progress or will, and among them the jobs without a worker yet.
         self._following: list[StreamJob] = []
         self._to_follow: deque[StreamJob] = deque()
         self._last_seq = 0
@@ -107,7 +107,7 @@ class Flight:
 
     @property
     def is_pressed(self) -> bool:
-        """Return whether a batch could start if there were one more worker."""
+        """Return whether a batch could start with one more worker."""
         return bool(self._ready) and not self._idle
 
     @property
@@ -122,11 +122,11 @@ class Flight:
         return next((self.state.jobs[one.seq] for one in blocked if one.seq not in self._assigned), None)
 
     def waits_of(self, job: Job) -> tuple[Wait, ...]:
-        """Return what a job waits for before it may start."""
+        """Return the waits of a job before it may start."""
         return self._scheduler.waits_of(job.batch)
 
     def late_waits_of(self, job: Job) -> tuple[Wait, ...]:
-        """Return what the changes of a job's late keys wait for."""
+        """Return the waits of a job's late keys."""
         return self._scheduler.late_waits_of(job.batch)
 
     def waiting_jobs(self) -> list[Job]:
@@ -182,7 +182,7 @@ class Flight:
         return effects + self._assign()
 
     def release(self, n_workers: int) -> list[Effect]:
-        """Let so many workers leave, each when it has nothing in hand, the longest idle first; 0: none from now on.
+        """Let that many workers leave, each when it has nothing in hand, the longest idle first; 0: none from now on.
 
         None leaves while the head has no worker: then the one that commits before a batch takes that batch, as ever
         (trap T-30), however few there are.
@@ -197,7 +197,7 @@ class Flight:
         head = self._scheduler.head
         if not self._n_to_release or (head is not None and head.seq not in self._assigned):
             return False
-        # More than half of those that stay must be free for what has its place in the order.
+        # More than half of the remaining workers must be free for jobs that have their place in the order.
         return 2 * len(self._following) < self.state.n_workers - 1
 
     def _let_go(self, asker: int) -> Effect:
@@ -230,7 +230,7 @@ class Flight:
             job = self.state.jobs[seq]
             self._scheduler.started(job.batch)
             effects.append(Given(self._idle.pop(), job))
-        # A follower waits for what came before it: the last idle worker is for a batch that is blocked or parked.
+        # A follower waits for everything before it, so the last idle worker is for a batch that is blocked or parked.
         n_kept = 1 if len(self._assigned) < len(self.state.jobs) else 0
         while len(self._idle) > n_kept and self._to_follow:
             effects.append(Given(self._idle.pop(), self._to_follow.popleft()))
@@ -264,7 +264,7 @@ class Flight:
         return self.turns.give_back(job) if self._ready else []
 
     def give_back(self, job: Job) -> None:
-        """Take a job back whose worker has rolled it back; it starts again when what it waits for has committed."""
+        """Take a job back whose worker has rolled it back; it starts again when its waits are over."""
         seq = job.batch.seq
         self._assigned.discard(seq)
         if self._scheduler.give_back(job.batch):

@@ -1,4 +1,4 @@
-"""What may enter, and when the open batch closes: by place and time, by the room that is left, by who is idle.
+"""Rules of entry, and of closing the open batch: by place and time, by the room that is left, by idle workers.
 
 A batch closes when a worker is free to take it and the stream has nothing more at hand. With a backlog batches so grow
 to what sets are good at. Without one a transaction leaves at once if nothing is under way. Else, with the order kept,
@@ -6,7 +6,7 @@ it joins what comes until the batch under way has committed, for at most a momen
 and the commits of many small batches, one after the other, cost more than a second worker gains.
 
 A snapshot of the target equals the publisher at an LSN if all up to there is committed and nothing later is. So no
-worker has to be stopped, in either commit order: intake takes nothing later, and what it took before commits by itself.
+worker has to be stopped, in either commit order: intake takes nothing later, and all that it took before will commit.
 
 Commit times are of the publisher's clock, and so is the time that they are compared with: the monitor reads that clock
 each second, and the event loop's carries it on in between. Neither the daemon's nor the target's time of day matters.
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from parapply.model import Transaction
     from parapply.plan.batch import Batch
 
-#: In a backlog a read that empties the socket is followed by a pause: a walsender sends every message by itself, and to
-#: wake up a reader for each took it half as much CPU again.
+#: In a backlog a read that empties the socket is followed by a pause, because a walsender sends every message
+#: separately, and to wake up a reader for each took it half as much CPU again.
 COLLECT_S: Final = 0.004
 #: The same without a backlog while a batch is under way; with the order kept nothing overtakes it.
 _BUSY_COLLECT_S: Final = 0.001
@@ -43,7 +43,7 @@ _UNKNOWN_S: Final = 0.05
 
 
 class Closing:
-    """Asked at each read and at each change of what is in flight; the open batch is the driver's."""
+    """Asked at each read and at each change of the batches in flight; the open batch is the driver's."""
 
     def __init__(self, flight: Flight, *, backlog_s: float, linger_s: float) -> None:
         """Start without a backlog.
@@ -57,7 +57,7 @@ class Closing:
         self._backlog_us = backlog_s * 1e6
         # Longer than a read pause; otherwise every pause would look like the end of the backlog.
         self._linger_s = linger_s + COLLECT_S
-        #: Whether the stream is late. Written here only.
+        #: True if the stream is late. Written here only.
         self.is_backlog = False
         self._heard_s = 0.0
         #: When bytes last came before the wait of a backlog's batch began; None: it waits for the one under way.
@@ -77,7 +77,7 @@ class Closing:
         return 0.0 if self._flight.state.is_idle or self._flight.state.is_relaxed else _BUSY_COLLECT_S
 
     def hold_open(self, until_s: float) -> None:
-        """Keep a batch of a backlog open until then, although nothing comes: what comes next may join it soon."""
+        """Keep a batch of a backlog open until then, although nothing comes: the next transactions may join it soon."""
         self._held_until_s = until_s
 
     def look(self, batch: Batch, heard_s: float) -> float | None:
@@ -115,10 +115,10 @@ class Closing:
 
 
 class Room:
-    """Whether there is room for more: batches closed ahead of the workers, and the memory that all of them take."""
+    """Room for more batches: the number closed ahead of the workers, and the memory that all of them take."""
 
     def __init__(self, flight: Flight, *, memory_limit_bytes: int, fewest_workers: int) -> None:
-        """Start with all of it.
+        """Start with all room free.
 
         Args:
             flight: whose batches count.
@@ -149,7 +149,7 @@ class Hold:
     def __init__(self) -> None:
         """Start open."""
         self._lsn: int | None = None
-        #: Whether intake waits at its present LSN. Set by intake.
+        #: True if intake waits at its present LSN. Set by intake.
         self.is_reached = False
 
     def lets_pass(self, transactions: Sequence[Transaction]) -> bool:
@@ -183,11 +183,11 @@ class DueTimes:
         Args:
             delay_s: from a commit on the publisher until it may be applied.
             until_time_us: the first transaction with a later commit time, and all after it, never enter; microseconds
-                since 2000-01-01 UTC. None: there is no such time.
+                since 2000-01-01 UTC. None: no end.
         """
         self._delay_us = int(delay_s * 1e6)
         self._until_time_us = until_time_us
-        #: Whether there is any limit.
+        #: True if a limit is set.
         self.is_limited = bool(self._delay_us) or until_time_us is not None
 
     def first_not_due(self, transactions: Sequence[Transaction], at: int, source_time_us: int | None) -> int:
@@ -204,7 +204,8 @@ class DueTimes:
             source_time_us: the publisher's time, or a little less; None: not known yet.
         """
         # A piece without an LSN belongs to a transaction in progress, which counts only when its end comes. The last
-        # piece counts, too: of a transaction prepared before the slot had two_phase only that one has the commit time.
+        # piece also counts. If a transaction was prepared before the slot had two_phase, only that piece has the commit
+        # time.
         if not transaction.commit_lsn or not (transaction.is_first or transaction.is_last):
             return 0.0
         time_us = transaction.commit_time_us

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from parapply.plan.table import TablePlan
     from parapply.plan.waits import Wait
 
-#: What a job can do with a prepared transaction.
+#: Actions on a prepared transaction that a job can have.
 Outcome: TypeAlias = CommitPrepared | RollbackPrepared | Prepare | StreamPrepare
 
 #: Seconds between attempts at the head when another session is in the way, doubled from the first to the last.
@@ -35,7 +35,7 @@ _ERROR_MAX_S = 30.0
 
 
 class JobTimes:
-    """When a job passed each point, 0.0 before; and how long it took between them.
+    """Times at which a job passed each point, 0.0 before, and seconds that it took between them.
 
     Written by intake (`received_s`), the pool (`submitted_s`, `freed_s`, `committed_s`) and the job's worker; read by
     the stall check, metrics and the apply log.
@@ -60,7 +60,7 @@ class JobTimes:
 
     @property
     def queued_s(self) -> float:
-        """Return the seconds that it waited for a worker, those for a dependency not counted."""
+        """Return the seconds that it waited for a worker, without waits for a dependency."""
         # A large transaction starts before its last byte is received.
         return max(0.0, self.started_s - self.received_s - self.wait_dependency_s)
 
@@ -90,13 +90,13 @@ class TryLater(Exception):
 
 
 class Attempts:
-    """How often one source transaction was tried at the head, and how long to wait before the next."""
+    """Count of attempts of one source transaction at the head, and the wait before the next."""
 
     def __init__(self, *, stops_on_error: bool) -> None:
         """Begin with the shortest pauses."""
         self.stops_on_error = stops_on_error
         self.is_refreshed = False
-        #: Whether each change is applied so that its conflicts can be settled.
+        #: True if each change is applied so that its conflicts can be settled.
         self.is_settling = False
         self._again_s = _AGAIN_MIN_S
         self._error_s = _ERROR_MIN_S
@@ -113,7 +113,7 @@ class Attempts:
 
 
 class Resume:
-    """How far a batch has come that is repeated at the head. Written by the worker that has it."""
+    """Progress of a batch that is repeated at the head. Written by the worker that has it."""
 
     __slots__ = (
         "attempts",
@@ -138,9 +138,9 @@ class Resume:
         self.halving = halving
         #: In force after what is committed.
         self.plans = plans
-        #: Of the next part.
+        #: Attempts of the next part.
         self.attempts = attempts
-        #: It was logged.
+        #: True if the repetition was logged.
         self.is_told = False
         #: It was applied as the same sets, so that it had failed only because it was not at the head.
         self.is_whole = False
@@ -167,7 +167,7 @@ class Resume:
 
 
 class Alone(NamedTuple):
-    """A source transaction that is a job by itself."""
+    """A source transaction that is a whole job."""
 
     xid: int
     commit_lsn: int
@@ -175,7 +175,7 @@ class Alone(NamedTuple):
 
 
 class _Job:
-    """What every job has. Written by intake until it is submitted, then by the pool and its worker."""
+    """Common part of all jobs. Written by intake until the job is submitted, then by the pool and its worker."""
 
     __slots__ = (
         "alone",
@@ -208,9 +208,9 @@ class _Job:
         self.error = ""
         #: Written by the pool: the last dependency that it, or the changes of its late keys, had to wait for.
         self.waited_for: Wait | None = None
-        #: Written by the conflict handler: what its changes met, each with the commit LSN of its source transaction.
+        #: Written by the conflict handler: its changes' conflicts, each with the commit LSN of its source transaction.
         self.conflicts: list[tuple[int, ConflictRecord]] = []
-        #: Written with it: how many conflicts of each sort there are beyond those that a record lists.
+        #: Written with it: number of conflicts of each sort beyond the ones that a record lists.
         self.more_conflicts: Counter[ConflictRecord] = Counter()
         #: Written by the pool for the stall check, cleared by its worker: it blocks an earlier batch, so it rolls back
         #: and waits for its turn (trap T-30).
@@ -251,7 +251,7 @@ class SetJob(_Job):
         """
         super().__init__(batch)
         self.plans_before = plans_before
-        #: Written by intake: what it ends with instead of a commit.
+        #: Written by intake: the message that ends it instead of a commit.
         self.prepare: Prepare | None = None
         #: Written by its worker: executed and committed at once.
         self.is_one_flight = False
@@ -311,9 +311,9 @@ class LargeJob(_Job):
         self.plans_before = plans_before
         self.pieces = pieces
         self.commit_lsn = commit_lsn
-        #: Written by intake with the last piece: what it ends with instead of a commit.
+        #: Written by intake with the last piece: the message that ends it instead of a commit.
         self.prepare: Prepare | None = None
-        #: Of the publisher, in the pieces that have come; written by intake before each piece.
+        #: The publisher's commands in the pieces that have come; written by intake before each piece.
         self.commands: JudgedFrames = {}
 
     @property
@@ -327,7 +327,7 @@ class InProgress(Protocol):
 
     #: True if a worker follows it, or will.
     is_followed: bool
-    #: How it committed or was prepared; None: it is in progress.
+    #: Event of its commit or its prepare; None: it is in progress.
     end: Transaction | None
 
 
@@ -337,19 +337,19 @@ class StreamJob(_Job):
     __slots__ = ("commands", "plans_before", "prepare", "stream")
 
     def __init__(self, batch: Batch, plans_before: dict[int, TablePlan], stream: InProgress) -> None:
-        """Start with what has come.
+        """Start with the chunks that have come.
 
         Args:
             batch: gets no changes; of a transaction in progress it has number 0, and intake replaces it at the end.
             plans_before: as of `SetJob`; a stream announces again what it uses.
-            stream: what has come.
+            stream: the chunks that have come.
         """
         super().__init__(batch)
         self.plans_before = plans_before
         self.stream = stream
-        #: Written by intake at its end: what it ends with instead of a commit.
+        #: Written by intake at its end: the message that ends it instead of a commit.
         self.prepare: StreamPrepare | None = None
-        #: Of the publisher; written by intake at its end.
+        #: The publisher's commands; written by intake at the end of the transaction.
         self.commands: JudgedFrames = {}
 
     @property
@@ -361,12 +361,12 @@ class StreamJob(_Job):
 
 
 class OutcomeJob(_Job):
-    """What became of a prepared transaction, which is all that it does: a barrier."""
+    """The outcome of a prepared transaction, and nothing else: a barrier."""
 
     __slots__ = ("outcome",)
 
     def __init__(self, batch: Batch, outcome: Outcome) -> None:
-        """Start with what is to be done.
+        """Start with the action to take.
 
         Args:
             batch: gets no changes.
@@ -381,7 +381,7 @@ class OutcomeJob(_Job):
         return Mode.OUTCOME
 
 
-#: What has changes.
+#: Jobs with changes.
 AppliedJob: TypeAlias = SetJob | LargeJob | StreamJob
-#: What a worker may get.
+#: Jobs that a worker may get.
 Job: TypeAlias = SetJob | LargeJob | StreamJob | OutcomeJob

@@ -1,17 +1,17 @@
-"""How large a batch may get, and how long reading pauses: both learn from what came of the last.
+"""Size of batches and length of reading pauses, each adapted to the outcome of the last.
 
 A batch may get twice as large while full ones are applied quickly, and half as large while they take long.
 
-Larger sets are cheaper for each row, as long as rows of neighbouring keys share pages; but a batch is also what locks
-are held for, what is repeated if it fails, and what the target has left to do when the backlog ends.
+Larger sets are cheaper for each row, as long as rows of neighbouring keys share pages. But a batch also holds locks
+until it commits, is repeated whole if it fails, and is left for the target to do when the backlog ends.
 
-A batch over many tables has few rows for each of its statements, and these are what takes long: half as large it would
-have nearly as many. So it may grow beyond others at once, and says nothing about their size.
+A batch over many tables has few rows for each of its statements, and the statements take most of its time: half as
+large it would have nearly as many. So it may grow beyond others at once, and says nothing about their size.
 
-A pause lets messages gather in the kernel, so that one wake-up serves many. It ends up costing time where the kernel's
-buffer is full before its end: the publisher then waits, too, and each of its waits is several system calls. A Unix
-socket holds about 270 small messages and is full in a few tenths of a millisecond; that of a TCP connection within one
-machine is full in a millisecond or two where rows are large, or processors fast.
+A pause lets messages gather in the kernel, so that one wake-up serves many. It costs time where the kernel's buffer is
+full before the pause ends, because the publisher then also waits, and each of its waits is several system calls. A Unix
+socket holds about 270 small messages and is full in a few tenths of a millisecond. A TCP socket within one machine is
+full in a millisecond or two where rows are large or processors fast.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SMALLEST_PART: Final = 8
 _QUICK_S: Final = 0.08
 _SLOW_S: Final = 0.5
 
-#: Reads without a pause before one is tried again: a try may cost two milliseconds, so many reads take far longer.
+#: Reads without a pause before one is tried again: a try may cost two milliseconds, and 256 reads take far longer.
 _TRY_AGAIN: Final = 256
 #: Seconds of the shortest pause of which it can be told whether its second half gathers anything: the event loop's
 #: timers count milliseconds.
@@ -52,7 +52,7 @@ class BatchSizing:
         Args:
             most: as configured.
             memory_bytes: for all batches in hand.
-            scale: the first size is so many times the usual one; for a run that is not begun.
+            scale: factor of the first size, for a run that is not begun.
         """
         #: As configured.
         self.most = most

@@ -1,4 +1,4 @@
-"""Who waits for whom, and who makes room: the waits that PostgreSQL cannot see as a deadlock, and a stream left behind.
+"""Waits that PostgreSQL cannot see as a deadlock, with the batch that makes room, and streams left behind.
 
 A batch needs a lock of a later one that waits for its turn. The server sees one session waiting for another that is
 idle in a transaction; only we know that the idle one waits for the first (trap T-30)::
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from parapply.engine.job import Job
     from parapply.model import Transaction
 
-#: States in which the server works for a worker, and may wait: for a deferred constraint at COMMIT, too.
+#: States in which the server works for a worker and may wait, also for a deferred constraint at COMMIT.
 AT_WORK: Final = (WorkerState.EXECUTING, WorkerState.RETRYING, WorkerState.COMMITTING)
 #: Seconds between two lines about one wait at most; the first ones come sooner.
 _LONGEST_S: Final = 600.0
@@ -61,7 +61,7 @@ class WorkerSeen(Protocol):
 
     @property
     def state(self) -> WorkerState:
-        """Return what it does."""
+        """Return its state."""
 
     @property
     def since_s(self) -> float:
@@ -96,7 +96,7 @@ class Stalls:
 
     @property
     def check_s(self) -> float:
-        """Return the seconds until the next look: what begins while nothing is under way cannot stand still before."""
+        """Return the seconds until the next look: a batch that begins while none is under way cannot stall before."""
         return self._stall_check_s / (1 if self._state.is_idle else 2)
 
     def holds_up(self, worker: WorkerSeen, now_s: float) -> bool:
@@ -105,7 +105,7 @@ class Stalls:
         return self._state.is_relaxed and has_waited and worker.state is WorkerState.WAITING
 
     def stands_still(self, worker: WorkerSeen, now_s: float) -> bool:
-        """Return whether to ask the target what a worker waits for."""
+        """Return whether to ask the target about a worker's waits."""
         job, head = worker.job, self._state.head
         if job is None or head is None or worker.state not in AT_WORK:
             return False
@@ -114,7 +114,7 @@ class Stalls:
         return now_s - max(worker.since_s, job.times.freed_s) >= self._stall_check_s
 
     def may_break(self, job: Job, blocker: WorkerSeen) -> bool:
-        """Return whether to make a worker yield to a job that it blocks: not if it will end by itself."""
+        """Return whether to make a worker yield to a job that it blocks: not if its job will end without that."""
         other = blocker.job
         if other is None:
             return False
@@ -148,7 +148,7 @@ class Stalls:
         return [(number, one) for number, one in over if one.next_s > BLOCKED_S]
 
     def rollbacks(self) -> list[RollbackPrepared]:
-        """Return the outcomes in flight that roll a prepared transaction back: those need not wait for their turn."""
+        """Return the outcomes in flight that roll a prepared transaction back: they need not wait for their turn."""
         outcomes = [job.outcome for job in self._state.jobs.values() if isinstance(job, OutcomeJob)]
         return [outcome for outcome in outcomes if isinstance(outcome, RollbackPrepared)]
 
@@ -165,14 +165,14 @@ def executed_now(job: Job) -> Sequence[Transaction]:
 
 
 class StreamSeen(NamedTuple):
-    """What is seen of a stream at a check."""
+    """State of a stream at one check."""
 
     reading: Reading
     received_lsn: int
-    #: Why it is read as a stream lets ranges pass it.
+    #: True if the reason for reading it as a stream still allows ranges.
     may_be_left: bool
     is_paused: bool
-    #: What would come again from its beginning: however long it takes, for ever.
+    #: True for each place where a transaction has begun. It would come again from its beginning, a long one for ever.
     begun: Iterable[bool]
 
 
@@ -203,7 +203,7 @@ class FallingBehind:
         if seen.reading is Reading.RANGES:
             self._streaming_since_s = now_s
             return None
-        # With reading paused the target is what takes the time.
+        # With reading paused the target takes the time.
         may_be_left = seen.may_be_left and not seen.is_paused and not any(seen.begun)
         if source_lsn is None or not may_be_left:
             self._n_behind = 0

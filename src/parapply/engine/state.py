@@ -52,9 +52,9 @@ class EngineState:
         self.jobs: dict[int, Job] = {}
         #: Bytes of changes in them and in pieces not applied; intake and workers count pieces by `Flight.count_in`.
         self.held_bytes = 0
-        #: Workers that are there and are not to leave; `WorkerTasks` counts those that come.
+        #: Workers that are running and are not to leave; `WorkerTasks` adds new ones.
         self.n_workers = 0
-        #: What is committed; an idle publisher's position moves it, too (`Progress`).
+        #: Position up to which all is committed; an idle publisher's position also moves it (`Progress`).
         self.watermark = Watermark(low_lsn)
         # Progress:
         #: Everything up to here is durable on the target, and recorded there as such or in its record rows.
@@ -69,12 +69,12 @@ class EngineState:
         self.passed_us: int | None = None
         #: How far the target is behind; None: not checked yet.
         self.lag_s: float | None = None
-        #: When that was.
+        #: Time of that check.
         self.looked_s = now_s
         # The stall check:
-        #: Since when a batch waits for foreign sessions, the longest, and for whom; None: none does.
+        #: Begin of the longest wait of a batch for foreign sessions, and their description; None: none waits.
         self.blocked: tuple[float, str] | None = None
-        #: How long a session that is no worker's has waited on the target, the longest; 0.0: none does.
+        #: Longest wait on the target of a session that is no worker's; 0.0: none waits.
         self.session_blocked_s = 0.0
         #: For which lock of another session a worker waits, by its number.
         self.foreign_waits: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""How many row changes may be handed to the workers in a second, as `apply.max_changes_per_s` says. Pure."""
+"""Limit of row changes handed to the workers in a second, as `apply.max_changes_per_s` sets it. Pure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Parts of a second in which changes are handed over: a batch is no larger than what one of them may have.
+#: Parts of a second in which changes are handed over: a batch is no larger than one part allows.
 _PARTS = 4
 
 
 class Throttle:
     """Written by intake's task; its seconds are read by the intervals.
 
-    What was taken is paid for afterwards, and nothing is saved up while little comes. So in any time no more is taken
-    than the rate allows for it and, once, what was taken last, which is more only for a larger transaction.
+    Changes are paid for after they are taken, and nothing is saved up while few changes come. So in any period the
+    number taken is at most what the rate allows for it plus, once, the last take, which is larger only for a larger
+    transaction.
     """
 
     def __init__(self, changes_per_s: int, clock: Callable[[], float]) -> None:

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 class CommitTurn(Enum):
     """The answer to a worker that asks for its turn to commit."""
 
-    COMMIT = "commit"  # whatever must have committed before it has
+    COMMIT = "commit"  # all batches that must commit before it have
     YIELD = "yield"  # an earlier one waits for a lock of this one: roll back, then become the head first
     GIVE_BACK = "give back"  # others could use the worker: roll back, then `give_back` the job
 
 
 class Answer(NamedTuple):
-    """The worker of a batch is given what it has asked for."""
+    """An answer for the worker of a batch that has asked for its turn."""
 
     seq: int
     turn: CommitTurn

@@ -1,4 +1,4 @@
-"""How many workers there are, with `apply.workers = "auto"`: a rule without clock, task or connection.
+"""Number of workers with `apply.workers = "auto"`: a rule without clock, task or connection.
 
 The rule, in five sentences. While batches wait for a worker and at least half of the workers execute, the target is
 asked what their sessions wait for; if half of them wait for its disk twice in a row, the workers are doubled at once,
@@ -22,7 +22,7 @@ _LONG_WINDOW_S: Final = 15.0
 _BATCHES: Final = 2
 #: Part of a window in which batches must have waited for workers; one with less says nothing.
 _PRESSED: Final = 0.8
-#: What more workers must gain, and fewer may lose.
+#: Factors of throughput: more workers must gain the first, fewer may lose down to the second.
 _GAIN: Final = 1.1
 _LOSS: Final = 0.95
 #: Seconds until the next trial after one that failed, at first and at most.
@@ -33,7 +33,7 @@ _IDLE_S: Final = 60.0
 
 
 class LoadSample(NamedTuple):
-    """What is seen at one moment."""
+    """Load of the workers at one moment."""
 
     now_s: float
     n_workers: int
@@ -64,7 +64,7 @@ class Scaling:
         self._least = least
         self._first = first
         self._most = most
-        #: How many there are to be.
+        #: Number of workers wanted.
         self.wanted = first
         self._begin: LoadSample | None = None
         self._n_samples = 0
@@ -78,11 +78,11 @@ class Scaling:
         self._peak_from_s: float | None = None
 
     def may_grow(self) -> bool:
-        """Return whether it is of use to ask what sessions wait for."""
+        """Return whether an answer about the sessions' waits could be used."""
         return self.wanted < self._most
 
     def stay(self, sample: LoadSample) -> None:
-        """Accept the number there is: no more can be had for now."""
+        """Accept the present number, because no more can be had for now."""
         self.wanted = max(self._least, sample.n_workers)
         self._trial = None
         self._fail(sample.now_s)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Verdict(enum.Enum):
-    """What the worker does when the command's turn has come."""
+    """Action of the worker when the command's turn has come."""
 
     RUN = enum.auto()  # inside its transaction
     LATER = enum.auto()  # after its transaction
@@ -36,7 +36,7 @@ JudgedFrames: TypeAlias = "dict[bytes, JudgedCommand | None]"
 
 
 class CommandPolicy(NamedTuple):
-    """Which commands run on the target, as configured."""
+    """Selection of the commands that run on the target, as configured."""
 
     apply: bool
     skip: Collection[int]  # numbers in the queue

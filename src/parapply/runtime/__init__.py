@@ -1,1 +1,1 @@
-"""What runs: the daemon's loop and the commands around it. The only package that starts tasks."""
+"""The running daemon: its loop and the parts of it. The only package that starts tasks."""

@@ -58,7 +58,7 @@ _GOOD_EPOCH_S = 10.0
 #: Messages of a server that will serve in a moment; any other FATAL at the very first attempt is a wrong setting.
 _STARTING = ("starting up", "shutting down", "in recovery", "not yet accepting")
 _LATER = (*_STARTING, "too many", "remaining connection slots")
-#: Seconds at most before a server that answers so is asked again, because it is there, and ready in a moment.
+#: Seconds at most before a server that answers so is asked again, because it is running, and ready in a moment.
 _STARTING_DELAY_S = 1.0
 #: Seconds for the last word of a daemon that was asked to end: a target that does not answer must not hold it up.
 _FAREWELL_S = 1.0
@@ -67,7 +67,7 @@ _FAREWELL_S = 1.0
 def run(config: Config, load: Callable[[], Config], until: Until, *, takeover: bool) -> int:
     """Run until stopped; return 0.
 
-    SIGTERM and SIGINT drain, a second one aborts. Both leave the target consistent: what is not committed is rolled
+    SIGTERM and SIGINT drain, a second one aborts. Both leave the target consistent: uncommitted changes are rolled
     back and will be sent again. SIGHUP reads the configuration again; SIGUSR1 logs what every task waits for.
 
     Args:
@@ -77,7 +77,7 @@ def run(config: Config, load: Callable[[], Config], until: Until, *, takeover: b
         takeover: end another daemon's sessions on the target.
 
     Raises:
-        ParapplyError: what no retry helps; its exit code is the command's.
+        ParapplyError: an error that no retry helps; its exit code is the command's.
     """
     logs.configure(config.log.level, config.log.format)
     _calm_garbage_collector()
@@ -88,8 +88,8 @@ def _calm_garbage_collector() -> None:
     """Search for reference cycles seldom, because the hot path makes none, and each search walks every row in hand.
 
     Rows and transactions are freed by their reference counts; with Python's own thresholds the searches cost the leader
-    a third of its time. Cycles come only from rare things like exceptions, and are still found, those of an epoch when
-    it has ended.
+    a third of its time. Cycles come only from rare objects like exceptions, and are still found. An epoch's cycles are
+    found when it has ended.
     """
     gc.freeze()
     gc.set_threshold(_GC_ALLOCATIONS)
@@ -175,7 +175,7 @@ class Leader:
 
     async def _epochs(self, applylog_writer: ApplyLogWriter | None) -> str:
         while True:
-            # Sessions, cancelled tasks and the tracebacks of what ended an epoch hold each other, and its buffers.
+            # Sessions, cancelled tasks and tracebacks of the last epoch's error hold each other, and its buffers.
             gc.collect()
             self._renew()
             started_s = time.monotonic()
@@ -225,7 +225,7 @@ class Leader:
             self._log.warning(f"{end}_lost", error=error.line(), wait_s=round(wait_s, 3))
             self._figures.reconnects[end] += 1
         else:
-            # The target is there and refuses; with apply.on_error = "retry" it is asked until the operator has mended
+            # The target answers and refuses. With apply.on_error = "retry" it is asked until the operator has mended
             # it.
             shown = DaemonState.RETRYING
             self._log.error("target_refused", error=str(error), hint=error.hint, wait_s=round(wait_s, 3))
@@ -272,7 +272,7 @@ class Leader:
         """Reset the delay to its minimum if something was applied since the last check.
 
         Called at the end of an epoch and at the start of the next, because its last commit is in doubt until then, and
-        only the state on the target tells what it did (trap T-14).
+        only the state on the target shows whether it took effect (trap T-14).
         """
         if self._low_lsn is not None and low_lsn > self._low_lsn:
             self._delay_s = self._config.source.reconnect_min_s

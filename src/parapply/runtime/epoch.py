@@ -82,14 +82,14 @@ _DRAIN_S = 8.0
 _LAST_WORD_S = 5.0
 #: Bytes after which a transaction is applied in pieces inside one target transaction.
 _PIECE_BYTES = 8 * 1024 * 1024
-#: The same where apply.max_changes_per_s must hold within a transaction, too.
+#: The same where apply.max_changes_per_s must also hold within a transaction.
 _THROTTLED_PIECE_BYTES = 128 * 1024
 #: server_version_num of the first publisher that sends no COMMIT PREPARED without its PREPARE.
 _EACH_NOTED_SINCE = 180000
 #: Parts of the publisher's patience between two reports: two may be late.
 _TIMEOUT_PARTS = 3
 
-#: What is shown to people while the publisher keeps what could not be kept here.
+#: Text for people while the publisher keeps a transaction that could not be kept here.
 _PAUSED = "streaming is off until {}: a transaction in progress could not be kept in apply.spill_dir"
 
 
@@ -258,7 +258,7 @@ class Epoch:
         )
 
     def _make_observers(self) -> dict[str, Callable[[], Coroutine[None, None, None]]]:
-        """Return what each task of the epoch runs, by its name."""
+        """Return the function of each task of the epoch, by the task's name."""
         config, ends = self._config, self._ends
         stall = StallCheck(
             self._pool,
@@ -354,7 +354,7 @@ class Epoch:
                 await self._drain(tasks, signals.abort)
                 error = _first_error(tasks)
             if error is None:
-                # What was to be a restart of the epoch may have become the end of the daemon.
+                # A planned restart of the epoch may have become the end of the daemon.
                 while error is None and (shown, reason) != (farewell := _farewell(signals if is_asked else None)):
                     shown, reason = farewell
                     await self._last_word(tasks, shown, reason)
@@ -397,9 +397,9 @@ class Epoch:
             )
 
     async def _leave(self, error: BaseException, tasks: dict[str, asyncio.Task[None]], abort: asyncio.Event) -> None:
-        """Save what can be saved after an error that is not the target's end."""
+        """Save as much as possible after an error that is not the target's end."""
         if isinstance(error, SourceLost):
-            # Close it first, because a publisher that is shutting down must not wait for what we still have in hand
+            # Close it first, because a publisher that is shutting down must not wait for the work we still have in hand
             # (F9). The reader before it, because it may be waiting for the socket that is closed.
             await end_tasks([tasks["reader"]])
             await self._ends.stream.close()
@@ -412,14 +412,14 @@ class Epoch:
             await self._confirm(tasks)
 
     async def _confirm(self, tasks: dict[str, asyncio.Task[None]]) -> None:
-        """Move the slot to what is durable where no stream has reported that, because ranges are read.
+        """Move the slot to the durable position if no stream has reported it, because ranges are read.
 
         An error ends nothing here: the slot keeps more WAL until the next start, and that starts at the watermark.
         """
         stream, lsn = self._ends.stream, self._pool.flight.state.durable_lsn
         if stream.reading is not Reading.RANGES or lsn <= stream.confirmed_flush_lsn:
             return
-        # The reader moves the slot, too.
+        # The reader also moves the slot.
         await end_tasks([tasks["reader"]])
         with suppress(SourceLost, SourceRefused, TimeoutError):
             async with asyncio.timeout(_LAST_WORD_S):
@@ -445,8 +445,8 @@ class Epoch:
         """Read no more; finish the whole transactions in hand, within a time limit."""
         self._health.left(DaemonState.DRAINING, "")
         failpoints.probe(failpoints.DRAIN)
-        # With everything committed the loss of an idle session must not cost the last word; a worker that has something
-        # in hand meets it by itself.
+        # With everything committed the loss of an idle session must not cost the last word; a worker with a job in hand
+        # notices the loss itself.
         await end_tasks([tasks["intake"], tasks["sessions"]])
         n_transactions = sum([job.counts.n_transactions for job in self._pool.flight.state.jobs.values()])
         self._log.info("drain_started", n_transactions=n_transactions)
@@ -467,7 +467,7 @@ class Epoch:
         return await slot.is_rolled_back(self._ends.source, xid, slot_name=slot_name, sender_pid=sender_pid)
 
     def pool_changed(self) -> None:
-        """Let what the pool has changed have its consequences."""
+        """Act on a change of the pool."""
         self._intake.worker_changed()
         self._requests.moved.set()
         if self._pool.flight.is_done_but_large(is_open=self._batcher.is_inside_large):
@@ -500,7 +500,7 @@ class Epoch:
             advance_interval_s=config.apply.advance_interval_s,
             status_interval_s=self._status_interval_s(),
             receive_timeout_s=config.source.receive_timeout_s,
-            # Relaxed, a record says what was committed when it was made, and nothing about what commits alongside it.
+            # Relaxed, a record names the batches committed when it was made, and no batch that commits alongside it.
             is_apply_durable=config.target.synchronous_commit != "off" and not self._pool.flight.state.is_relaxed,
             until=self._until,
         )
@@ -541,7 +541,7 @@ class Epoch:
 
 
 def _note(whole_until_lsn: int, config: ApplyConfig) -> str:
-    """Return what people are shown as the reason while all goes well."""
+    """Return the reason that people are shown while all goes well."""
     notes = [_PAUSED.format(format_lsn(whole_until_lsn))] if whole_until_lsn else []
     notes += [f"late on purpose: apply.delay_s = {config.delay_s:g}"] if config.delay_s else []
     rate = config.max_changes_per_s

@@ -1,7 +1,7 @@
-"""A reload of the configuration: the layers are read again, and what differs is taken or named.
+"""A reload of the configuration: the layers are read again, and the differences are taken or named.
 
-In go the configuration in force and a way to read the layers; out comes the one to go on with. A configuration that is
-refused changes nothing. What belongs to the process itself, not to an epoch, stays as it was until a restart.
+The input is the configuration in force and a way to read the layers, the output the configuration to go on with. A
+refused configuration changes nothing. Settings of the process, not of an epoch, stay unchanged until a restart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Keys that identify the daemon. If one of them changed, the file describes another daemon: apply none of it.
 IDENTITY: Final = frozenset({"source.slot", "target.state_schema"})
-#: What else only a restart changes: its port, and the files of its apply log.
+#: Other keys that only a restart changes: the daemon's port, and the files of its apply log.
 FIXED: Final = frozenset({
     "metrics.listen", "applylog.directory", "applylog.rotate_bytes", "applylog.rotate_s", "applylog.retention_s",
     "applylog.retention_bytes",
@@ -28,10 +28,10 @@ _LOG: Final = frozenset({"log.level", "log.format"})
 
 
 class Reloader:
-    """Knows the configuration that holds from the next epoch on, and what the layers hold now."""
+    """Knows the configuration that holds from the next epoch on, and the present contents of the layers."""
 
     def __init__(self, config: Config, load: Callable[[], Config]) -> None:
-        """Start with what was read at the start.
+        """Start with the configuration read at the start.
 
         Args:
             config: in force.

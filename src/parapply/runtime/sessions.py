@@ -4,9 +4,9 @@ The order matters. The lease first, so that no other daemon continues; then the 
 session of an earlier daemon is gone, commits in doubt included; only then is the state read, and the publisher checked
 against it; the stream starts where that state says (traps T-14, T-15, F18, F20).
 
-What only asks or only connects is under way at the same time: the publisher is queried and the control pool opens while
-the lease is taken; the stream connects while the state is read, and the workers while it starts: the publisher has most
-to do. Nothing is applied before all of it is done.
+Queries and connections that change nothing run at the same time. The publisher is queried and the control pool opens
+while the lease is taken. The stream connects while the state is read. The workers connect while the stream starts,
+because the publisher has most to do then. Nothing is applied before all of it is done.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 #: Newest major version of the server that the tests run with.
 NEWEST_MAJOR = 18
-#: Part of the memory limit for what was read of ranges and is in no batch yet.
+#: Part of the memory limit for changes read from ranges and in no batch yet.
 _RANGES_PART = 4
 #: Seconds to wait for the end of a session that runs a publisher's commands: its daemon's lease is free already.
 _COMMANDS_WAIT_S = 2.0
@@ -69,9 +69,9 @@ class Sessions(msgspec.Struct, frozen=True):
     ahead: CataloguePrefetch
     state: state.SlotState
     streaming: str  # off, on or parallel
-    whole_until_lsn: int  # streaming is wanted, and off until what ends here is applied; 0 if it is not off for that
+    whole_until_lsn: int  # streaming is wanted, and off until all up to here is applied; 0 if it is not off for that
     large_ends: dict[int, int]  # for `Skips`; outlives the epoch
-    prepared: dict[int, tuple[str, int]]  # what is prepared on the target, as `prepared.pending` gives it
+    prepared: dict[int, tuple[str, int]]  # prepared on the target, as `prepared.pending` gives them
     copies: copies.Copies
     awaits_two_phase: bool  # it is wanted, and begins with the next epoch once every table is copied
     tracks_commits: bool  # the target knows when rows were written, and by which origin
@@ -79,7 +79,7 @@ class Sessions(msgspec.Struct, frozen=True):
 
 
 class Connector:
-    """Opens both ends again and again. Remembers its sessions on the target, to end what a broken network left."""
+    """Opens both ends again and again. Remembers its sessions on the target, to end any that a broken network left."""
 
     def __init__(self, config: Config, *, takeover: bool) -> None:
         """Open nothing yet; `takeover` holds for the first time only."""
@@ -91,7 +91,7 @@ class Connector:
         self._is_failover_told = False
         #: Sections of the configuration that were logged as naming no published table.
         self._without_table: set[str] = set()
-        #: Ends whose server was logged as newer than what was tested.
+        #: Ends whose server was logged as newer than the tested ones.
         self._newer: set[str] = set()
         self._whole_until_lsn = 0
         self._large_ends: dict[int, int] = {}
@@ -222,10 +222,10 @@ class Connector:
                     await control.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(ddl.role)))
 
     def _check_origins(self, sessions: Sequence[WorkerSession]) -> None:
-        """Refuse what needs origins that the workers do not have; say what else will not work.
+        """Refuse settings that need origins if the workers have none; log the other features that will not work.
 
-        A daemon that reads only what no subscriber wrote has a partner that does the same with what is written here, so
-        without origins every change would go round between the two.
+        A daemon that reads only changes that no subscriber wrote has a partner that reads the changes written here in
+        the same way. So without origins every change would go round between the two.
         """
         problem = next((session.origin_problem for session in sessions if session.origin_problem), None)
         if problem is None:
@@ -320,7 +320,7 @@ class Connector:
         return facts, found, await slot.check_publications(source, config.source.publications)
 
     async def _prepared(self, control: settings.Connection, slot_id: int) -> dict[int, tuple[str, int]]:
-        """Return what is prepared on the target; refuse where that cannot go on, or could not begin.
+        """Return the transactions prepared on the target; refuse if they cannot go on, or could not begin.
 
         Raises:
             TargetRefused: two_phase is on and nothing can be prepared, or off and something is.
@@ -487,16 +487,17 @@ class Connector:
         is_streaming: bool,
         two_phase: bool,
     ) -> str:
-        """Begin to read in ranges if there is much to catch up; return why it is a stream."""
+        """Begin to read in ranges if there is much to catch up; return the reason if a stream is read."""
         source = self._config.source
         if source.catch_up == "off":
             return "source.catch_up is off"
         if setting := self._config.apply.held_back_by:
-            # What waits on purpose is no backlog, and a query that is not read would keep a transaction open for hours.
+            # Changes held back on purpose are no backlog, and a query that is not read would keep a transaction open
+            # for hours.
             return f"{setting} holds changes back"
         limits = range_limits(self._config)
         last = self._last_reader
-        # After an error of a range another connection has to stream, whatever there is to catch up.
+        # After an error of a range another connection has to stream, however much is to catch up.
         reason = last.refusal if last is not None else ""
         reason = reason or why_stream(facts, found.resume_lsn, limits, two_phase=two_phase)
         lag_bytes = facts.flush_lsn - found.resume_lsn
@@ -534,10 +535,10 @@ def range_limits(config: Config) -> RangeLimits:
 
 @asynccontextmanager
 async def _beginning() -> AsyncIterator[Callable[[Coroutine[None, None, _T]], asyncio.Task[_T]]]:
-    """Give a function that begins works whose results are needed later; what still runs at the end is ended.
+    """Give a function that starts tasks whose results are needed later; tasks still running at the end are ended.
 
-    Each error is raised where the result is needed, so that of two errors the same one is always reported: the target's
-    first.
+    Each error is raised where the result is needed. So if both ends fail, the same error is always reported: the
+    target's.
     """
     tasks: list[asyncio.Task[Any]] = []
 

@@ -1,4 +1,4 @@
-"""What signals ask of the daemon: to end, to end at once, to take another configuration, to say what it does.
+"""Signals to the daemon: to end, to end at once, to take another configuration, to say what it does.
 
 The handlers only write down what is wanted; the daemon and its epoch check it where they wait.
 """
@@ -23,7 +23,7 @@ class Signals:
     """Written by the handlers; read by the daemon and its epoch.
 
     Attributes:
-        end: what is under way is to be finished in order: everything, or this epoch for the sake of the next.
+        end: the work under way is to be finished in order: everything, or this epoch for the sake of the next.
         abort: and not waited for.
         is_stop: the daemon ends; else another epoch follows.
     """
@@ -41,7 +41,7 @@ class Signals:
 
         Args:
             stopping: called when the daemon shall end.
-            reload: called by SIGHUP; tells whether another epoch is needed for what it found.
+            reload: called by SIGHUP; returns whether the settings that it found need another epoch.
         """
         terminals = [number for number in _STANDARD_FILES if os.isatty(number)]
 
@@ -67,11 +67,11 @@ class Signals:
         loop.add_signal_handler(signal.SIGUSR1, log_tasks)
 
     def renew(self) -> None:
-        """Begin another epoch: what ended the last one is done, unless the daemon ends."""
+        """Begin another epoch: the request that ended the last one is done, unless the daemon ends."""
         if not self.is_stop:
             self.end.clear()
 
     @property
     def why(self) -> str:
-        """Return what ends an epoch, in words."""
+        """Return the reason for the end of an epoch, in words."""
         return "stopped by a signal" if self.is_stop else "the configuration was reloaded"

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 #: A target that has no connection left for one more worker still serves fewer (F17).
 _TOO_MANY = ("too many", "remaining connection slots")
 
-#: Of `max_connections` this part is left to others by workers that come later: one in so many.
+#: Divisor of `max_connections`: workers started later leave this part of it to others.
 _LEFT_TO_OTHERS: Final = 10
-#: Superusers, too, leave alone what is kept for them.
+#: Superusers also leave the connections reserved for them.
 _CONNECTIONS = sql.SQL(
     "SELECT m.n - pg_catalog.current_setting('superuser_reserved_connections')::int"
     " - COALESCE(pg_catalog.current_setting('reserved_connections', true)::int, 0)"
@@ -35,14 +35,14 @@ _CONNECTIONS = sql.SQL(
 
 
 class ConnectionsLeft(NamedTuple):
-    """How many connections of the target workers that come later may take, and why it is no more."""
+    """Number of the target's connections that workers started later may take, and the error for one more."""
 
     n_left: int
     error: TargetRefused
 
 
 async def connections_left(conn: settings.Connection) -> ConnectionsLeft:
-    """Return what the target has left, less what others may want.
+    """Return the connections that the target has left, less the part kept for others.
 
     Raises:
         TargetLost: the connection broke.
@@ -103,7 +103,7 @@ class WorkerSessions:
     async def open_one_more(self, number: int) -> WorkerSession | ParapplyError:
         """Open a session later in an epoch, like those that are open; return the error if that cannot be now.
 
-        Rows that are written without an origin would look like local ones beside those of the other workers.
+        Rows written without an origin would look like local ones beside the other workers' rows.
         """
         has_origins = all(session.origin_problem is None for session in self._open.values())
         try:

@@ -1,7 +1,7 @@
 """The workers of an epoch: started, watched, and, with `apply.workers = "auto"`, made more or fewer.
 
 Only a worker that has nothing in hand leaves, and only while the head has a worker (`Flight.release`). A session
-that cannot be opened is no error: those that are there go on, and more are tried later.
+that cannot be opened is no error: the present workers go on, and more sessions are tried later.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from parapply.runtime.worker_sessions import WorkerSessions
     from parapply.target.session.session import WorkerSession
 
-#: Seconds between two looks while there is something to apply, and while there is not.
+#: Seconds between two looks while changes are being applied, and while none are.
 _LOOK_S: Final = 0.075
 _IDLE_LOOK_S: Final = 0.25
 #: Seconds until the target is asked again after no session waited for its disk: a question takes the leader as long as
@@ -39,7 +39,7 @@ _IDLE_LOOK_S: Final = 0.25
 _ASK_AGAIN_S: Final = 0.3
 #: Seconds without a further attempt after the target had no session for one more worker.
 _REFUSED_S: Final = 30.0
-#: Of so many workers one may follow a transaction in progress; PostgreSQL's own default is two for a subscription.
+#: Workers for each one that may follow a transaction in progress; PostgreSQL's own default is two for a subscription.
 _WORKERS_A_FOLLOWER: Final = 2
 _EXECUTING: Final = (WorkerState.EXECUTING, WorkerState.RETRYING)
 
@@ -52,7 +52,7 @@ _WAITING = sql.SQL(
 
 
 class WorkerTasks:
-    """Its task, the one named `sessions`, starts and ends those of the workers; the monitor and others read."""
+    """Its task, named `sessions`, starts and ends the workers' tasks; the monitor and others read."""
 
     def __init__(
         self,
@@ -78,13 +78,13 @@ class WorkerTasks:
         self._opening_numbers: list[int] = []
         self._refused_until_s = self._ask_from_s = 0.0
         self._is_told_refused = False
-        #: What workers that have left had committed.
+        #: Batches and changes committed by workers that have left.
         self._left_batches = self._left_changes = 0
         self._clock = asyncio.get_running_loop().time
         self._log = get_logger()
 
     def add(self, opened: Sequence[tuple[int, WorkerSession]]) -> None:
-        """Add the workers of sessions; those that are added before `start` are started by it."""
+        """Add the workers of sessions; workers added before `start` are started by it."""
         for number, session in opened:
             worker = Worker(number, session, self.kit)
             self.workers.append(worker)
@@ -93,7 +93,7 @@ class WorkerTasks:
             self._pool.flight.max_followers = self._pool.flight.state.n_workers // _WORKERS_A_FOLLOWER
 
     def start(self, tasks: dict[str, asyncio.Task[None]]) -> None:
-        """Start the workers as tasks among those of the epoch, where later ones come, too, and those that leave go."""
+        """Start the workers as tasks among the epoch's; later workers are also added there, leaving ones removed."""
         self._tasks = tasks
         for worker in self.workers:
             self._start(worker)

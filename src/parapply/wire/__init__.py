@@ -2,7 +2,7 @@
 
 Modules that others may use:
 
-* `frames`: what a walsender puts into a CopyData message, and the status update that goes back;
+* `frames`: contents of a walsender's CopyData message, and the status update that goes back;
 * `decode`: the complete, checked decoder of every pgoutput message, protocol versions 1 to 4;
 * `messages`: the types it returns.
 

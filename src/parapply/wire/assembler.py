@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 else:
     from parapply import uncompiled as cython
 
-#: Counted per change beside its bytes: what the interpreter needs for the frame, the row and its values.
+#: Counted per change beside its bytes: memory that the interpreter needs for the frame, the row and its values.
 OVERHEAD_BYTES = 400
 
 _OVERHEAD_BYTES = OVERHEAD_BYTES  # C numbers in the compiled twin, like all that follow
@@ -99,7 +99,7 @@ class Assembler:
         self._prepared_lsns = prepared_lsns
         self._open: Transaction | None = None
         self._loose_relations: list[Relation] = []
-        #: Between a Stream Start and its Stop: what has come, and the runs of `Chunk`.
+        #: Between a Stream Start and its Stop: the changes that have come, and the runs of `Chunk`.
         self._chunk: Transaction | None = None
         self._runs: list[tuple[int, int]] = []
         #: Of the open transaction, if it will be prepared.

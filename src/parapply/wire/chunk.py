@@ -8,8 +8,8 @@ import msgspec
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """Part of a transaction that is still in progress on the publisher; its changes are in the form of `Transaction`.
 
-    A change belongs to a subtransaction, or to the top-level one, and each can be rolled back by itself. Changes of a
-    subtransaction and of what began inside it are consecutive, because subtransactions nest.
+    A change belongs to a subtransaction, or to the top-level one, and each can be rolled back separately. Changes of a
+    subtransaction and of all that began inside it are consecutive, because subtransactions nest.
     """
 
     xid: int  # of the top-level transaction

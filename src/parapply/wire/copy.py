@@ -4,7 +4,7 @@ libpq gives out one CopyData message a call, with an allocation and two copies e
 was a third of the leader's time. Here many messages are cut out of one read, and every read goes into the same memory:
 fresh memory for each cost as much as the copying. (PostgreSQL manual, "Message Formats".)
 
-The types of the compiled twin are in ``copy.pxd``; what differs between the twins stands in `CopyReader.received`.
+The types of the compiled twin are in ``copy.pxd``; the difference between the twins is in `CopyReader.received`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BUFFER_BYTES = 256 * 1024
 class CopyReader:
     """Cuts the server's bytes into messages. Owned by one connection: read into `room`, then call `received`.
 
-    A message larger than the buffer is collected by itself, and each byte is copied once: BytesIO grows with what has
+    A message larger than the buffer is collected separately, and each byte is copied once: BytesIO grows with what has
     come, and gives its bytes away without a copy (CPython, Modules/_io/bytesio.c).
     """
 
@@ -112,7 +112,7 @@ class CopyReader:
         That is one of kind 'w', or after `expect_rows` a row.
 
         Raises:
-            ProtocolError: a length that no message can have; the connection is of no use any more.
+            ProtocolError: a length that no message can have; the connection can no longer be used.
         """
         size = self._filled + n_bytes
         at = 0
@@ -164,7 +164,7 @@ class CopyReader:
             self._buffer[:left] = self._buffer[at:size]
 
     def _collect(self, n_bytes: int, frames: list[bytes]) -> int:
-        """Take what has come of a large message out of the buffer's start, and return how many bytes that is."""
+        """Take the received part of a large message from the buffer's start, and return its number of bytes."""
         assert self._large is not None, "bytes are missing of nothing else"
         taken = min(self._missing, n_bytes)
         self._large.write(memoryview(self._buffer)[:taken])
@@ -206,7 +206,7 @@ class RowReader:
         """Take so many bytes out of `room` and return the data among them, in order, without any headers.
 
         Raises:
-            ProtocolError: a length that no message can have; the connection is of no use any more.
+            ProtocolError: a length that no message can have; the connection can no longer be used.
         """
         size = self._filled + n_bytes
         if not cython.compiled:  # noqa: SIM108  the compiler must see only one of them

@@ -51,7 +51,7 @@ class QueuedCommand(msgspec.Struct, frozen=True, kw_only=True):
     role_name: str  # that ran it there
     schema: str  # where new objects without a schema went; empty: nowhere
     made: tuple[MadeTable, ...]
-    settings: dict[str, str]  # of the session that ran it, as far as they decide what the command means
+    settings: dict[str, str]  # of the session that ran it, as far as they decide the command's meaning
     is_later: bool = False  # cannot run in a transaction, and is run after the one that it is in
 
 

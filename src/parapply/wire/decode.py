@@ -230,7 +230,7 @@ def _stream_abort(reader: Reader, *, streaming_parallel: bool) -> StreamAbort:
 
 
 def _prepared(reader: Reader) -> tuple[int, int, int, int, str]:
-    """Return what every two-phase message but Rollback Prepared holds: LSN, end LSN, time in us, xid and gid."""
+    """Return the fields of all two-phase messages but Rollback Prepared: LSN, end LSN, time in us, xid and gid."""
     return (
         reader.unsigned(8, "LSN"),
         reader.unsigned(8, "end LSN"),

@@ -55,10 +55,10 @@ Frame: TypeAlias = XLogData | Keepalive | UnknownFrame
 
 
 def parse(frame: bytes) -> Frame:
-    """Return what the walsender sent in one CopyData message.
+    """Return the walsender's message in one CopyData message.
 
     Args:
-        frame: the message's contents, as a copy of its own: XLogData keeps it.
+        frame: the message's contents, as a separate copy, because XLogData keeps it.
 
     Raises:
         ProtocolError: the frame is empty, an XLogData or Keepalive is cut, or a Keepalive is too long.

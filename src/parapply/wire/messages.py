@@ -127,7 +127,7 @@ class LogicalMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamStart(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of a transaction still in progress begins ('S'): what follows has xids, until StreamStop."""
+    """A piece of a transaction still in progress begins ('S'): the following messages have xids, until StreamStop."""
 
     xid: int  # of the top-level transaction
     is_first_segment: bool

@@ -1,4 +1,4 @@
-"""Checked reads of big-endian fields: what is not there, or not allowed, is a ProtocolError that says where."""
+"""Checked reads of big-endian fields: a missing or wrong one is a ProtocolError that says where."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Reader:
             data: one whole message.
 
         Raises:
-            ProtocolError: there is no type byte.
+            ProtocolError: the type byte is missing.
         """
         if not data:
             raise ProtocolError("", 0, "the message is empty")

@@ -13,7 +13,7 @@ values (``ExtractReplicaIdentity`` in heapam.c).
 One bytes object is made a value, which is the cheapest way plain Python has to move it; no other object is made per
 column. The compiled twin makes none at all for most rows: there a row stays the frame it came in (`KeptRow`) if that
 holds no other, and is read where it lies (``walk.pxd``), once for its key and once for the parameters.
-The types of the compiled twin are in ``rows.pxd``; what differs between the twins stands in `read_row`, `values_of`,
+The types of the compiled twin are in ``rows.pxd``; the differences between the twins are in `read_row`, `values_of`,
 `value_at`, `by_columns` and `columns_of`.
 """
 
@@ -81,7 +81,7 @@ def read_row(frame: bytes, at: int, unchanged: Value, row: Row) -> int:
     Args:
         frame: a whole CopyData frame.
         at: offset of the column count.
-        unchanged: what stands for a TOAST value that was not sent.
+        unchanged: object in place of a TOAST value that was not sent.
         row: an empty list; gets one value per column in wire order.
 
     Returns:

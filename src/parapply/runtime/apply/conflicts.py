@@ -1,8 +1,8 @@
-"""What the workers ask when a transaction cannot be applied as it is: what is kept of it, what is to be skipped.
+"""Answers for workers whose transaction cannot be applied as it is: conflicts to keep, transactions to skip.
 
-One for each epoch. The workers come here with what failed at the head, never before (trap T-69); settled conflicts go
-into the history inside the transaction; the one that stopped it is written by a session of its own after the rollback
-(trap T-68).
+One for each epoch. The workers ask only about failures at the head, never before (trap T-69). Settled conflicts are
+written to the history inside the transaction. The conflict that stopped it is written by a separate session after the
+rollback (trap T-68).
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class ConflictHandler:
         Args:
             config: policies, and how long conflicts are kept.
             skips: of the slot.
-            control_pool: sessions for what must survive a rollback.
+            control_pool: sessions for records that must survive a rollback.
             figures: where conflicts are counted; one that stops a transaction counts once in an epoch.
         """
         self.rules = Rules(config)
         self.skips = skips
         self.figures = figures
-        #: Why workers keep trying a batch, by its number.
+        #: Reasons why workers keep trying batches, by number of the batch.
         self.troubles: dict[int, str] = {}
         self._config = config
         self._control_pool = control_pool
@@ -76,7 +76,7 @@ class ConflictHandler:
         return self.troubles[min(self.troubles)] if self.troubles else ""
 
     async def keep(self, session: WorkerSession, settler: Settler) -> list[Conflict]:
-        """Write what was settled into the history, inside the open transaction, and return it.
+        """Write the settled conflicts into the history, inside the open transaction, and return them.
 
         Raises:
             StatementFailed, TargetLost: as `WorkerSession.run`.
@@ -181,7 +181,7 @@ class ConflictHandler:
             await self.skips.learn(conn, transaction.commit_lsn, transaction.end_lsn)
 
     async def look(self, low_lsn: int, is_committing: Callable[[int], bool]) -> None:
-        """Read what the operator asked for, and tidy the history; once a second, and before the first batch.
+        """Read the operator's requests, and tidy the history; once a second, and before the first batch.
 
         Args:
             low_lsn: everything that ends here or before is applied.
@@ -229,7 +229,7 @@ class ConflictHandler:
 
 
 def source_of(transaction: Transaction, end_lsn: int = 0) -> Source:
-    """Return what the history says of a transaction; a piece of a large one may know its end only later."""
+    """Return a transaction's facts for the history; a piece of a large one may know its end only later."""
     return Source(
         xid=transaction.xid,
         commit_lsn=transaction.commit_lsn,

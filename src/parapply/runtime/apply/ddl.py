@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 _relation_at = struct.Struct(">I").unpack_from
 
-#: Settings of the publisher's session under which a command runs here, too: they decide what its names and literals
-#: mean.
+#: Settings of the publisher's session under which a command also runs here, because they decide what its names and
+#: literals mean.
 _TAKEN: Final = (
     "search_path",
     "DateStyle",
@@ -51,7 +51,7 @@ _TAKEN: Final = (
     "xmloption",
     "check_function_bodies",
 )
-#: What workers are pinned to for their own statements, and what would make checks of a command slow.
+#: Planner settings that workers are pinned to for their own statements, and that would make checks of a command slow.
 _PLANNER: Final = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin")
 #: Classes of errors whose message names objects and holds no value: syntax and access rules, schemas, dependent
 #: objects, features, objects in use.
@@ -79,18 +79,18 @@ class PiecesWithCommands(Pieces):
     def __init__(
         self, job: LargeJob | StreamJob, session: WorkerSession, kit: WorkerKit, repair: PieceRepair, commit_lsn: int
     ) -> None:
-        """Apply nothing yet; see `Pieces`. The commit LSN is that of the transaction."""
+        """Apply nothing yet; see `Pieces`. The commit LSN is the transaction's."""
         super().__init__(job, session, kit, repair)
         self._piece_repair = repair
         self._commit_lsn = commit_lsn
         self._rules = kit.commands
-        #: Whether a command has run; from then on tables are looked up in this transaction.
+        #: True once a command has run; from then on tables are looked up in this transaction.
         self._has_run = False
         #: Looked up since the last command.
         self._fresh: set[Relation] = set()
-        #: Whether a piece with commands has come.
+        #: True once a piece with commands has come.
         self.has_commands = False
-        #: What became of each command, with the reason where it was left out.
+        #: Each command with its reason where it was left out.
         self.done: list[tuple[QueuedCommand, str]] = []
 
     async def add(self, piece: Transaction) -> None:
@@ -205,7 +205,7 @@ async def note(
 
 
 def log_done(done: Iterable[tuple[QueuedCommand, str]], end: Transaction) -> None:
-    """Log what became of commands whose transaction has committed."""
+    """Log the outcome of commands whose transaction has committed."""
     log = get_logger()
     xid, end_lsn = end.xid, format_lsn(end.end_lsn)
     for command, reason in done:
@@ -220,7 +220,7 @@ def log_done(done: Iterable[tuple[QueuedCommand, str]], end: Transaction) -> Non
 
 
 def command_failed(stop: CommandFailed, end: Transaction, *, is_retried: bool) -> ApplyFailed:
-    """Return the error the operator reads: tag, number in the queue, what the server says, xid and end LSN."""
+    """Return the error the operator reads: tag, number in the queue, the server's reason, xid and end LSN."""
     command = stop.command
     end_lsn = format_lsn(end.end_lsn)
     goes_on = "; the daemon tries again by itself" if is_retried else "; then start the daemon again"
@@ -251,10 +251,10 @@ def parts_of(piece: Transaction, commands: JudgedFrames) -> Iterator[Transaction
 
 
 class SkippedCommands:
-    """Takes out of a skipped transaction its commands, and what cannot be kept because its table is not here."""
+    """Takes its commands out of a skipped transaction, and the changes that cannot be kept for lack of their table."""
 
     def __init__(self, job: LargeJob | StreamJob, session: WorkerSession, kit: WorkerKit, commit_lsn: int) -> None:
-        """Start with nothing taken; the commit LSN is that of the transaction."""
+        """Start with nothing taken; the commit LSN is the transaction's."""
         self._job = job
         self._session = session
         self._rules = kit.commands
@@ -294,7 +294,7 @@ class SkippedCommands:
         return left
 
     def log(self, end: Transaction) -> None:
-        """Log what was taken out: the skip has committed."""
+        """Log the commands and changes taken out, after the commit of the skip."""
         log_done(self._done, end)
         if self._n_lost:
             get_logger().warning("skip_not_whole", end_lsn=format_lsn(end.end_lsn), xid=end.xid, n_changes=self._n_lost)
@@ -309,7 +309,7 @@ def settings_of(command: QueuedCommand) -> dict[str, str]:
 
 
 def reason_of(failure: StatementFailed) -> str:
-    """Say what the server said; its words only where they hold names, and no values."""
+    """Return the server's reason; its words only where they hold names, and no values."""
     if not failure.sqlstate:
         return str(failure)
     words = f": {failure}" if failure.sqlstate[:2] in _NAMING else ""

@@ -1,4 +1,4 @@
-"""Asks the target who blocks a batch that stands still, and does what `engine/stalls.py` decides about that."""
+"""Asks the target which sessions block a batch that makes no progress, and does what `engine/stalls.py` decides."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ _PREPARED = sql.SQL(
 )
 
 
-#: What a session waits for, and who the others are that it waits for; the first of those that block it itself. Of a row
-#: the waiting session holds the lock of its place.
+#: The lock that a session waits for, and the first of the sessions that block it, a direct blocker before others. For a
+#: row's lock the table is found by the lock on the row's place, which the waiting session holds.
 _FACTS = sql.SQL(
     "SELECT coalesce(wanted.relation, (SELECT place.relation FROM pg_catalog.pg_locks AS place"
     " WHERE place.pid = $1::int AND place.locktype = 'tuple' LIMIT 1))::regclass::text, wanted.mode,"
@@ -61,7 +61,7 @@ _FACTS = sql.SQL(
     " WHERE wanted.pid = $1::int AND NOT wanted.granted"
     " ORDER BY a.pid = ANY (pg_catalog.pg_blocking_pids($1::int)) DESC NULLS LAST, a.pid LIMIT 1"
 )
-#: Only what waits for a lock: COMMIT that waits for a standby has committed here already.
+#: Only a statement that waits for a lock: a COMMIT that waits for a standby has committed here already.
 _CANCEL = sql.SQL(
     "SELECT pg_catalog.pg_cancel_backend(pid) FROM pg_catalog.pg_stat_activity"
     " WHERE pid = $1::int AND wait_event_type = 'Lock'"
@@ -87,7 +87,7 @@ class StallCheck:
             pool: knows the order and which jobs may be asked to yield.
             workers: of the worker pool.
             control_pool: to ask the target.
-            kit: knows what is prepared, and what the operator has asked to skip.
+            kit: knows the prepared transactions, and the ones that the operator has asked to skip.
             slot_name: ends the names of the slot's sessions.
             stall_check_s: how long a batch may take before the server is asked.
         """
@@ -127,7 +127,7 @@ class StallCheck:
             await self._look_at_others()
 
     async def _look_at_others(self) -> None:
-        """Log what holds up a session of the slot's that is no worker's."""
+        """Log the sessions that hold up one of the slot's that is no worker's."""
         if self._clock() - self._looked_s < BLOCKED_S:
             return
         self._looked_s = self._clock()
@@ -206,7 +206,7 @@ class StallCheck:
         return any(self._skips.find(one.commit_lsn, one.end_lsn) is not None for one in executed_now(job))
 
     async def _cancel(self, worker: Worker, job: Job) -> None:
-        """Have the server end what a worker waits for; the batch is repeated at the head, and leaves out what it must.
+        """Cancel the statement in which a worker waits; its batch is repeated at the head, less the ones to skip.
 
         COMMIT may be on its way behind the statement. The server does not execute it then, and its answer says so.
         """
@@ -217,9 +217,10 @@ class StallCheck:
                     self._log.warning("batch_cancelled", worker=worker.number, seq=job.batch.seq)
 
     async def _end_rolled_back(self, gids: Sequence[str]) -> None:
-        """Roll back those of the prepared transactions whose ROLLBACK PREPARED waits for its turn.
+        """Roll back the prepared transactions whose ROLLBACK PREPARED waits for its turn.
 
-        It comes to nothing then. If the process dies before, it comes again, to the same end.
+        When its turn comes it finds nothing to do. If the process dies before, it is received again, with the same
+        result.
         """
         ended = [gid for gid in map(self._two_phase.pending_gid, self._stalls.rollbacks()) if gid in gids]
         if ended:

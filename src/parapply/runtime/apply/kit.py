@@ -1,4 +1,4 @@
-"""What the workers of an epoch share."""
+"""Objects that all workers of an epoch share."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class WorkerKit:
         pool: gives out the jobs and the turns to commit.
         builder: of commands; used in the event loop's thread only.
         tables: how each announced table is applied.
-        conflict_handler: what is to be skipped, what is kept of conflicts.
-        two_phase: what is prepared.
-        commands: of the publisher: which of them may run.
+        conflict_handler: knows the transactions to skip, and keeps conflicts.
+        two_phase: knows the prepared transactions.
+        commands: rules of the publisher's commands that may run.
         tracks_commits: the target knows when rows were written and by which origin.
         stops_on_error: on_error is "stop".
         piece_bytes: bytes of changes of a streamed transaction that are applied at once.
         ahead: commands of a batch that waits for another.
-        times_commits: there is an apply log, which says what COMMIT takes.
+        times_commits: True with an apply log, which has the time of COMMIT.
     """
 
     pool: WorkerPool

@@ -1,10 +1,10 @@
 """One transaction applied in pieces at the head: a large one as it comes, or a streamed one at its commit.
 
 Everything earlier has committed, so a failure is judged at once. Its conflicts are settled piece by piece; an error of
-the data, or a policy to stop, rolls all of it back. Where a large one ends is known only when its last piece has come,
-so what stops it is reported with that LSN, by which it can be skipped. A transaction to be skipped is recorded as done,
-in a target transaction that keeps all its changes in the history. A failure before a PREPARE is judged only if the
-publisher has not rolled it back.
+the data, or a policy to stop, rolls all of it back. The end LSN of a large one is known only when its last piece has
+come. So an error that stops it is reported then, with that LSN, by which it can be skipped. A transaction to be skipped
+is recorded as done, in a target transaction that keeps all its changes in the history. A failure before a PREPARE is
+judged only if the publisher has not rolled it back.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class LargeApply:
         self._pool = kit.pool
         self._conflict_handler = kit.conflict_handler
         self._end = end
-        #: It holds commands, and is sent again if it fails: with them even a small one comes here.
+        #: True if it holds commands, and is sent again if it fails; with commands even a small one comes here.
         self._is_repeated = False
         self._log = get_logger()
 
@@ -160,12 +160,12 @@ class LargeApply:
     async def _fail(
         self, stop: ConflictStop | DataFailed | CommandFailed | TargetRefused | RolledBack | Unwanted, last: Transaction
     ) -> None:
-        """Raise what stopped it, with its end; or have it sent again to be skipped. It is rolled back.
+        """Raise the error that stopped it, with its end; or have it sent again to be skipped. It is rolled back.
 
         Returns only if it ends with a PREPARE that the publisher has rolled back: recorded, and nothing is prepared.
 
         Raises:
-            ApplyFailed, TargetRefused: what stopped it.
+            ApplyFailed, TargetRefused: the error that stopped it.
             TargetLost: it is sent again, or the connection ended.
         """
         if isinstance(stop, RolledBack) or await self._kit.two_phase.is_rolled_back(last.event):
@@ -234,7 +234,7 @@ class LargeApply:
         commands.log(last)
 
     def _stop_at(self, error: ApplyFailed, cause: Exception | None = None) -> NoReturn:
-        """Raise what it has failed with; with on_error = retry one with commands is sent again after a pause."""
+        """Raise the error that it failed with; with on_error = retry one with commands is sent again after a pause."""
         if not self._is_repeated:
             raise error from cause
         self._log.error("batch_failed", worker=self._job.worker, error=str(error), hint=error.hint)

@@ -1,4 +1,4 @@
-"""What the publisher did with a prepared transaction, done here too. A barrier: everything earlier has committed."""
+"""Outcomes of the publisher's prepared transactions, repeated here. A barrier: everything earlier has committed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 async def apply_outcome(job: OutcomeJob, target: TargetTransaction, repair: Repair, kit: WorkerKit) -> None:
-    """Commit or roll back what is prepared, and record that.
+    """Commit or roll back the prepared transaction, and record that.
 
     Raises:
         ApplyFailed: it fails, and on_error is "stop"; or another session ended it in another way.

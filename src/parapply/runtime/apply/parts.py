@@ -1,9 +1,10 @@
-"""A batch that failed, at the head: whole once more, then in halves, at last one source transaction by itself.
+"""A batch that failed, at the head: whole once more, then in halves, at last one source transaction alone.
 
-Everything earlier has committed, so most batches succeed as they are: only the parallelism had failed. What still fails
-is tried in smaller parts (`plan/halving.py`), each a target transaction with a record of its own: a kill between two of
-them leaves whole source transactions committed, in order, and the state says which. A conflict is one, and an error of
-the data is reported, only where a single transaction fails row by row (`serial.py`, trap T-69).
+Everything earlier has committed, so most batches succeed unchanged, because only the parallelism had failed. A batch
+that still fails is tried in smaller parts (`plan/halving.py`), each a target transaction with its own record. A kill
+between two of them leaves whole source transactions committed, in order, and the state says which. A failure counts as
+a conflict, or is reported as an error of the data, only where a single transaction fails row by row (`serial.py`, trap
+T-69).
 
 A batch of transactions for which code runs on the target (`Batch.is_serial`) is applied here from the beginning, each
 of them a target transaction.
@@ -106,7 +107,7 @@ class PartApply:
         """
         suspects = sets.suspects(failure)
         self._kit.tables.count_retry(suspects)
-        # Late keys are the last: what they free comes too late for the others. At the head none needs to be late.
+        # Late keys are the last: values that they free come too late for the others. At the head none needs to be late.
         is_same = not sets.late
         self._begin(job, sets.why_failed(failure), has_failed=was_at_head and is_same)
         assert job.resume is not None, "it has just begun"
@@ -188,7 +189,7 @@ class PartApply:
             await self._sets(job, resume, part, transactions, sets)
 
     async def _each(self, job: SetJob, resume: Resume, transactions: Sequence[Transaction]) -> None:
-        """Commit transactions one by one, up to the first that fails or must be looked at by itself, which is noted."""
+        """Commit transactions one by one, up to the first that fails or must be tried alone, which is noted."""
         run = _Each(transactions, self._kit.tables.plans_from(resume.plans), self._kit.builder, self._is_wanted)
         show = partial(self._target.show, WorkerState.EXECUTING)
         n_committed, failure = await self._session.execute_each(run, on_sent=show)
@@ -262,7 +263,7 @@ class PartApply:
             if not batch.is_suspect:
                 return await SetCommands.made(batch, self._kit.builder, self._kit.tables.role)
         except TargetRefused:
-            pass  # what comes before the refused change is applied first, and alone it is met again
+            pass  # the changes before the refused one are applied first; alone it is refused again
         resume.halving.failed()
         return None
 
@@ -276,7 +277,7 @@ class PartApply:
                 if not is_serial(transaction, plans):
                     made = self._kit.builder.in_order(ordered_changes(transaction, plans))
             except TargetRefused:
-                pass  # met again alone, when what comes before it has committed
+                pass  # refused again alone, when the changes before it have committed
             if made is None:
                 resume.halving.isolate(number)
                 return
@@ -327,7 +328,7 @@ class PartApply:
         return self._skips.find(transaction.commit_lsn, transaction.end_lsn) is not None
 
     def _learn(self, job: SetJob, resume: Resume) -> None:
-        """Distrust tables as what failed, and what succeeded then, says."""
+        """Distrust tables according to the part that failed and the form that then succeeded."""
         n_transactions = len(job.batch.transactions)
         if resume.is_whole:
             self._kit.tables.distrust(resume.overtook, Level.ALONE)
@@ -349,8 +350,8 @@ class PartApply:
 class _Each:
     """Transactions with their records and commands, made as they are asked for, up to one that must be alone.
 
-    That is one that is to be skipped, that cannot be applied, or whose row counts the server cannot check; so is one
-    that announces tables, unless it is the first: what is in force after those committed is then always known.
+    Such a transaction is to be skipped, cannot be applied, or has row counts that the server cannot check. So is one
+    that announces tables, unless it is the first, so that the plans in force after the committed ones are always known.
     """
 
     def __init__(
@@ -366,7 +367,7 @@ class _Each:
             transactions: in source order, at least one.
             plans: in force before the first.
             builder: makes the commands.
-            is_wanted: tells whether a transaction is to be skipped.
+            is_wanted: returns whether a transaction is to be skipped.
         """
         self.plans = plans
         self._transactions = transactions
@@ -398,6 +399,6 @@ class _Each:
         try:
             commands = self._builder.in_order(ordered_changes(transaction, self.plans), asks_first=False)
         except (TargetRefused, ProtocolError):
-            return None  # met again alone, when what comes before it has committed
+            return None  # refused again alone, when the changes before it have committed
         # PostgreSQL counts no rows for a statement where rules act.
         return None if any(command.plan.facts.rules for command in commands) else commands

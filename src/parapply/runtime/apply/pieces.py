@@ -119,7 +119,7 @@ class Pieces:
         self.start(planned)
 
     async def plan(self, piece: Transaction) -> PlannedPiece:
-        """Plan a piece while the one before is executed; `start` must be called with it, or nothing any more.
+        """Plan a piece while the one before is executed; the next call, if any, must be `start` with the result.
 
         Raises:
             ConflictStop, DataFailed, RolledBack, Unwanted, StatementFailed: as `apply`, of the one before.
@@ -145,7 +145,7 @@ class Pieces:
         self._under_way = asyncio.create_task(self._execute(planned), name=f"piece of batch {self._job.batch.seq}")
 
     async def settle(self) -> None:
-        """Wait until what was begun is executed.
+        """Wait until the statements sent are executed.
 
         Raises:
             ConflictStop, DataFailed, RolledBack, Unwanted, StatementFailed, TargetLost, TargetRefused: as `apply`.
@@ -159,7 +159,7 @@ class Pieces:
                 raise
 
     async def stop(self) -> None:
-        """Have the target stop what it executes, and wait until it has; the session can be used afterwards.
+        """Have the target stop the running statement, and wait until it has; the session can be used afterwards.
 
         Raises:
             TargetLost: the connection ended.
@@ -175,7 +175,7 @@ class Pieces:
             raise error
 
     async def abandon(self) -> None:
-        """End what is still executed; called in any case, before the session is used again."""
+        """End the statements still running; called in any case, before the session is used again."""
         under_way, self._under_way = self._under_way, None
         if under_way is None:
             return

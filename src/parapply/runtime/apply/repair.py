@@ -1,4 +1,4 @@
-"""What is done about a failure at the head, where everything earlier has committed, so that it is none of our making.
+"""Repair of a failure at the head. Everything earlier has committed, so none of our batches has caused it.
 
 Another session in the way: the same again, soon. Tables that have changed: the catalogue is read, then the same again.
 An error of the data, or a conflict that no policy allows: on_error says whether to stop, or to wait and try again.
@@ -40,18 +40,18 @@ class Repair:
         self._session = session
         self._kit = kit
         self._conflict_handler = kit.conflict_handler
-        #: What conflicts were found with, as far as it is known.
+        #: Reads the target's rows that changes conflict with; None: to be made, with the catalogue as it is then.
         self._local: LocalRows | None = None
         self._log = get_logger()
 
     def settler(self, source: Source) -> Settler:
-        """Return what applies a transaction, or its pieces, with its conflicts settled."""
+        """Return the settler that applies a transaction, or its pieces, with its conflicts settled."""
         if self._local is None:
             self._local = LocalRows(self._session, tracks_commits=self._kit.tracks_commits)
         return Settler(self._session, self._local, self._kit.builder, self._conflict_handler.rules, source)
 
     async def keep(self, settler: Settler) -> list[Conflict]:
-        """Write what was settled into the history, inside the open transaction, and return it.
+        """Write the settled conflicts into the history, inside the open transaction, and return them.
 
         Raises:
             StatementFailed, TargetLost: as `WorkerSession.run`.
@@ -61,7 +61,7 @@ class Repair:
     async def learns(self, failure: StatementFailed, commands: Sequence[Command], attempts: Attempts) -> bool:
         """Return whether a wrong row count may be the doing of code that the plans did not know; they know it then.
 
-        A trigger may leave out a row that is there, and such a count says nothing until the plan knows of the trigger.
+        A trigger may leave out an existing row, and such a count says nothing until the plan knows of the trigger.
 
         Args:
             failure: of `commands`, which are undone.
@@ -69,7 +69,7 @@ class Repair:
             attempts: of their transaction or piece.
 
         Raises:
-            TargetRefused: a table cannot be written to any more.
+            TargetRefused: a table can no longer be written to.
             TargetLost: the connection ended, or the target could not be asked.
         """
         if failure.sqlstate or attempts.is_refreshed:
@@ -159,13 +159,13 @@ class RolledBack(Exception):
 
 
 class Unwanted(Exception):
-    """The operator skips a transaction, which this one is, or may be: what it waited for was cancelled."""
+    """The operator skips a transaction, which this one is, or may be: its waiting statement was cancelled."""
 
 
 class PieceRepair:
-    """What is done about a failed piece of one transaction: the pieces before it are not repeated.
+    """Repair of a failed piece of one transaction: the pieces before it are not repeated.
 
-    What stops the transaction is raised here and reported by the caller, because the end may not be known yet.
+    An error that stops the transaction is raised here and reported by the caller, because the end may not be known yet.
     """
 
     def __init__(self, job: LargeJob | StreamJob, end: Transaction | None, repair: Repair, kit: WorkerKit) -> None:

@@ -1,7 +1,7 @@
 """A batch, or a piece of a large transaction, as statements that work on sets of rows.
 
-Making them copies every value once, and that of a row of hundreds of megabytes takes a good part of a second. So a
-thread makes them where they take so long that the publisher would miss its answers.
+Making the statements copies every value once, and the copy of a row of hundreds of megabytes takes a good part of a
+second. So a thread makes them where the copies would take long enough for the publisher to miss its answers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Ahead:
         self._has_prepared = False
 
     def make(self, job: SetJob, builder: CommandBuilder, role: str) -> None:
-        """Make those of a closed job, unless they are there or will not be wanted as they would be now."""
+        """Make the commands of a closed job, unless they are already made or the worker will need other ones."""
         batch = job.batch
         is_wanted = not (batch.is_serial or batch.is_suspect or batch.has_late_keys) and job.resume is None
         if batch is self._batch or not is_wanted or batch.n_changes <= _ONE_FLIGHT or batch.size_bytes > SET_BYTES:
@@ -52,7 +52,7 @@ class Ahead:
         try:
             commands = builder.of_steps(batch.steps, batch.size_bytes)
         except (ProtocolError, TargetRefused):
-            return  # the worker that has it meets it again
+            return  # the worker that takes the job gets this error again
         self._batch, self._commands = batch, commands + code_check(commands, role)
         self._has_prepared = builder.has_prepared()
 
@@ -72,9 +72,9 @@ class SetCommands:
         """Keep the commands; see `made`."""
         self._batch = batch
         self._may_commit = may_commit
-        #: Those that need no turn.
+        #: Commands that need no turn.
         self.first = commands
-        #: Those of the late keys, which do.
+        #: Commands of the late keys, which need the turn.
         self.late = late
         self.all = [*commands, *late] if late else commands
 
@@ -111,7 +111,7 @@ class SetCommands:
         return sum([command.expected for command in self.late]) <= _ONE_FLIGHT and self._are_checked(self.late)
 
     def _are_checked(self, commands: Sequence[Command]) -> bool:
-        """Return whether the server can check what commands must have found, and commit without asking back."""
+        """Return whether the server can check the commands' row counts, and commit without asking back."""
         return (
             self._may_commit
             and all(command.prepared.is_set for command in commands)
@@ -141,17 +141,17 @@ class SetCommands:
 
 
 def found_code(failure: StatementFailed, commands: Sequence[Command]) -> bool:
-    """Return whether commands failed because the plans of their tables are not what is there: see `code_check`."""
+    """Return whether commands failed because their tables have code that the plans do not know: see `code_check`."""
     is_count = not failure.sqlstate and 0 <= failure.statement < len(commands)
     return is_count and commands[failure.statement].operation == "code"
 
 
 async def commands_of(batch: Batch, builder: CommandBuilder, role: str) -> list[Command]:
-    """Return the commands of a closed batch's steps, in order, without those of its late keys; at the end `code_check`.
+    """Return the commands of a closed batch's steps, in order, without its late keys, and `code_check` at the end.
 
     Args:
         batch: not changed until this returns.
-        builder: the leader's. A thread gets one of its own.
+        builder: the leader's. A thread gets a separate one.
         role: session_replication_role of the workers.
 
     Raises:

@@ -65,7 +65,7 @@ class StreamApply:
         Args:
             job: of the transaction.
             target: with no open transaction.
-            repair: of the worker, for what fails at the commit.
+            repair: of the worker, for failures at the commit.
             kit: of the workers.
         """
         self._job = job
@@ -86,7 +86,7 @@ class StreamApply:
 
         Raises:
             ApplyFailed: a row still fails when everything earlier has committed.
-            SpillFailed: what was kept is damaged.
+            SpillFailed: the kept chunks are damaged.
             TargetLost, TargetRefused, ProtocolError: as everywhere.
         """
         stream, job = self._stream, self._job
@@ -267,7 +267,7 @@ class StreamApply:
         await self._large(end).apply_kept(self._resolved(), end)
 
     async def _resolved(self) -> AsyncIterator[Transaction]:
-        """Give everything that was kept; what is announced in it is known by then."""
+        """Yield all kept pieces; the relations announced in them are known by then."""
         async for piece in self._stream.pieces(self._kit.piece_bytes):
             if not piece.has_ddl:
                 await self._tables.resolve_streamed(piece.relations)

@@ -28,12 +28,12 @@ _MEMBERS = 64
 
 
 class TargetTransaction:
-    """One after the other, on one session. Owned by a worker, and used by what it calls for its job."""
+    """One after the other, on one session. Owned by a worker, and used by the parts that it calls for its job."""
 
     def __init__(self, session: WorkerSession, kit: WorkerKit) -> None:
         """Start idle, with no open transaction."""
         self.session = session
-        #: What the worker does, and since when by the event loop's clock. Written by `show`; read by the stall check,
+        #: State of the worker, and its beginning by the event loop's clock. Written by `show`; read by the stall check,
         #: the watchdog, the monitor and metrics.
         self.state = WorkerState.IDLE
         self._pool = kit.pool
@@ -42,12 +42,12 @@ class TargetTransaction:
         self.since_s = self._clock()
 
     def show(self, state: WorkerState) -> None:
-        """Show what the worker does from now on."""
+        """Show the worker's state from now on."""
         self.state = state
         self.since_s = self._clock()
 
     def record_of(self, job: SetJob) -> Record:
-        """Return what a target transaction that holds a whole batch says of itself."""
+        """Return the record of a target transaction that holds a whole batch."""
         batch = job.batch
         members: tuple[int, ...] = ()
         if not self._pool.flight.state.is_relaxed or self._pool.flight.state.head is job:
@@ -126,12 +126,12 @@ class TargetTransaction:
         job.left_out()
 
     def _first(self, job: AppliedJob, record: Record) -> Record | Proof:
-        """Return what the target transaction of a job writes about itself."""
+        """Return the record of the target transaction of a job."""
         return record if job.prepare is None else Proof(self._two_phase.gid(job.prepare))
 
 
 def record_at_head(end: Transaction) -> Record:
-    """Return what the target transaction of a source transaction says of itself when everything earlier is committed.
+    """Return the record of a single source transaction's target transaction, with everything earlier committed.
 
     Args:
         end: the transaction, or the piece or event that ends it.

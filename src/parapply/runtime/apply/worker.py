@@ -1,7 +1,7 @@
 """One worker: takes a job, executes it, waits for its turn, commits; else repeats it at the head; else stops.
 
-The leader starts one task for each worker and names it. What is not applied as the sets of a whole batch has a file of
-its own: `parts.py` with `serial.py`, `large.py`, `streamed.py`, `outcome.py`.
+The leader starts one task for each worker and names it. Jobs that are not applied as the sets of a whole batch have
+separate files: `parts.py` with `serial.py`, `large.py`, `streamed.py`, `outcome.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from parapply.runtime.apply.kit import WorkerKit
     from parapply.target.session.session import WorkerSession
 
-#: One of so many batches whose statements and COMMIT are sent at once has its COMMIT timed for the apply log.
+#: Among batches whose statements and COMMIT are sent at once, one in this many has its COMMIT timed for the apply log.
 _TIMED_EACH: Final = 16
 
 
@@ -57,7 +57,7 @@ class Worker:
 
     @property
     def state(self) -> WorkerState:
-        """Return what it does."""
+        """Return its state."""
         return self._target.state
 
     @property
@@ -116,7 +116,7 @@ class Worker:
                 job.batch, self._kit.builder, self._kit.tables.role, self._kit.ahead, may_commit=job.prepare is None
             )
         except TargetRefused:
-            # What comes before the refused change is applied first, at the head, where the refusal is met again.
+            # Changes before the refused one are applied first, at the head, where the refusal is raised again.
             return await self._parts.apply(job, RetryReason.REFUSED)
         while not self._skips.hits(job.batch):
             is_head = self._pool.flight.state.head is job

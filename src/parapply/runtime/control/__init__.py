@@ -1,1 +1,1 @@
-"""What is durable, what is reported to the publisher, and what commands ask for."""
+"""Durability, reports to the publisher, and requests of commands."""

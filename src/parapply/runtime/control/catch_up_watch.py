@@ -1,7 +1,7 @@
-"""Whether a stream that falls behind is left for ranges of WAL.
+"""Watch over a stream that falls behind: it is left for ranges of WAL.
 
-Only another epoch forgets what the stream has begun, so the way back to ranges is that of a lost connection: what is in
-hand is finished, and both ends are opened again.
+Only another epoch forgets the transactions that the stream has begun. So the way back to ranges is the same as after a
+lost connection: the work in hand is finished, and both ends are opened again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Commands of the publisher that cannot run in a transaction, run on the target after the one in which they came.
 
-They are noted with it (`parapply.ddl`, pending), and run one after the other in a session of their own while the stream
-goes on; only what holds commands waits for them. Each is noted as begun when no index of its name is there. So after a
-kill it is known what has become of it: an index that is valid is the command's, one that is INVALID is dropped and made
-again. A lock keeps the session of an earlier start, which may still be at work, and this one apart.
+They are noted with that transaction (`parapply.ddl`, pending), and run one after the other in a separate session while
+the stream goes on. Only transactions that hold commands wait for them. Each command is noted as begun when no index of
+its name exists. So the index shows the outcome after a kill: a valid one is the command's, an INVALID one is dropped
+and made again. A lock keeps the session of an earlier start, which may still be at work, and this one apart.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ class LaterCommands:
         figures: Figures,
         on_change: Callable[[], None],
     ) -> None:
-        """Start with what the state has still to be looked for.
+        """Start before the first look at the state.
 
         Args:
-            config: what is allowed, and the target.
+            config: the commands allowed, and the target.
             slot_id: of the state.
             control_pool: for the state.
-            figures: count what was run.
+            figures: count the commands run.
             on_change: called when the target's tables have changed.
         """
         self._config = config
@@ -100,7 +100,7 @@ class LaterCommands:
         await self._settled.wait()
 
     async def run(self) -> None:
-        """Run what is pending, and what comes, until cancelled.
+        """Run pending commands, and new ones, until cancelled.
 
         Raises:
             TargetLost: the state cannot be read or written.
@@ -117,7 +117,7 @@ class LaterCommands:
                 pass
 
     async def _run_all(self) -> bool:
-        """Run what is pending; return whether something was only in the way."""
+        """Run pending commands; return whether to try again, because one failed for a passing reason."""
         schema = self._config.target.state_schema
         async with self._control_pool.session() as conn:
             found = await commands.pending(conn, schema, self._slot_id)
@@ -145,7 +145,7 @@ class LaterCommands:
 
         Raises:
             StatementFailed: the server refuses it; nothing is left of it.
-            psycopg.Error, ParapplyError: what became of it is not known.
+            psycopg.Error, ParapplyError: its outcome is not known.
         """
         config, command = self._config, one.command
         conn = await settings.connect_control(

@@ -38,13 +38,13 @@ class Progress:
         batcher: Batcher,
         durability: Durability,
     ) -> None:
-        """Start with what the target's state says.
+        """Start with the target's state.
 
         Args:
             control: control session; only used here while the epoch runs.
             place: where that is written.
             reader: to know when the publisher was heard; its stream is reported to.
-            batcher: to know what is received, and whether all of it is in the pool's hands.
+            batcher: to know the position received, and whether all of it is in the pool's hands.
             durability: decides.
         """
         self._control = control
@@ -63,7 +63,7 @@ class Progress:
         #: Rounds so far, and whether this one waits for the target's answer. Read by the watchdog.
         self.turns = 0
         self.is_asking_target = False
-        #: What `finish` was told: the monitor's task may still write what it has just seen.
+        #: Arguments of `finish`. They win over the state of the monitor's task, which may still write an older one.
         self._last_word: tuple[DaemonState, str] | None = None
         self._last_commit_time_us: int | None = None
 
@@ -99,7 +99,7 @@ class Progress:
         return Stream(batcher.received_lsn, batcher.holds_nothing, batcher.is_inside_large, self._stream.is_synchronous)
 
     async def report_at_once(self) -> None:
-        """Report what is received and what is visible as soon as it changes, while commits wait for that.
+        """Report the received and the visible position as soon as they change, while commits wait for them.
 
         Raises:
             SourceLost: the stream ended.
@@ -132,12 +132,12 @@ class Progress:
             self._wake.set()
 
     def ends_at(self, received_lsn: int) -> None:
-        """Take the end of what came before the first transaction after `--until`."""
+        """Take the end of all before the first transaction after `--until`."""
         self._durability.ends_at(received_lsn)
         self._wake.set()
 
     def received(self) -> None:
-        """Note that what has come is in the batcher's hands."""
+        """Note that everything received is in the batcher's hands."""
         if self._stream.is_synchronous and self._batcher.received_lsn > self._reported_received_lsn:
             self._news.set()
 
@@ -151,7 +151,7 @@ class Progress:
             self._report_visible()
 
     def _report_visible(self) -> None:
-        """Report from the worker's task: a turn of the event loop is a good part of what a single client waits for."""
+        """Report from the worker's task: a turn of the event loop is a good part of a single client's wait."""
         try:
             self.report()
         except SourceLost as error:
@@ -160,7 +160,7 @@ class Progress:
             self._news.set()
 
     async def advance(self) -> None:
-        """Write the watermark durably, then tell the publisher.
+        """Write the watermark durably, then report it to the publisher.
 
         Raises:
             TargetLost, TargetRefused: as `state.advance`.
@@ -184,7 +184,7 @@ class Progress:
         self._made_durable(low_lsn)
 
     async def _flush(self) -> None:
-        """Make what is visible durable, and say so."""
+        """Make the visible commits durable, and report them."""
         low_lsn = self._engine.watermark.low_lsn
         self.is_asking_target = True
         high_lsn = self._engine.watermark.high_lsn
@@ -199,14 +199,14 @@ class Progress:
             failpoints.probe(failpoints.FEEDBACK_SENT)
 
     def report(self, *, is_asking: bool = False) -> None:
-        """Tell the publisher what is durable.
+        """Report to the publisher the position up to which all is durable.
 
         Raises:
             SourceLost: the stream ended.
         """
         self._durability.reported(self._clock())
         self._news.clear()
-        # What is reported while ranges are read is not sent; a stream counts as a standby after its first report.
+        # A report is not sent while ranges are read; a stream counts as a standby after its first report.
         is_sent = self._stream.reading is Reading.STREAM
         self._reported_received_lsn = self._batcher.received_lsn if is_sent else 0
         self._stream.send_status(

@@ -1,4 +1,4 @@
-"""What commands ask of a running daemon: read which tables are copied, and pause for a snapshot.
+"""Requests of commands to a running daemon: to read which tables are copied, and to pause for a snapshot.
 
 Both come through tables of the state schema (`target/state/copies.py`, `target/state/requests.py`) and a notification.
 One request is served after the other.
@@ -71,11 +71,11 @@ class Requests:
         self._awaits_two_phase, self._whole_until_lsn, self._delay_s = awaited
         self._first_exact_lsn = self._batcher.taken_lsn
         self._listener: Connection | None = None
-        #: Where the stream was when the newest change of what is copied came into force; None: the copy command knows
-        #: of it.
+        #: Position of the stream when the newest change of the copied tables came into force; None: the copy command
+        #: knows of it.
         self._unseen_from_lsn: int | None = self._batcher.taken_lsn
         self._copied.on_changed = self._copies_changed
-        #: Whether the state had requests when it was last looked at.
+        #: True if the state had open requests at the last look.
         self._are_open = False
         #: Sessions that keep a snapshot until it is taken.
         self._exports: dict[int, Connection] = {}
@@ -116,7 +116,7 @@ class Requests:
         )
 
     async def _listen(self) -> None:
-        """Open a session that listens; there is none where the target has no connection left, or refuses one."""
+        """Open a session that listens; do without if the target has no connection left, or refuses one."""
         try:
             self._listener = await self._connect("requests")
         except (TargetLost, TargetRefused) as error:
@@ -125,14 +125,14 @@ class Requests:
             await requests.listen(self._listener, copies.channel(self._slot_id))
 
     async def _wait_for_call(self, timeout_s: float) -> bool:
-        """Wait, and tell whether a command may have called."""
+        """Wait, and return whether a command may have called."""
         if self._listener is None:
             await asyncio.sleep(min(timeout_s, _POLL_S))
             return True
         return await requests.wait_for_call(self._listener, timeout_s)
 
     async def _refuse_old(self) -> None:
-        """Refuse what an earlier connection of the daemon has left half done."""
+        """Refuse requests that an earlier connection of the daemon has left half done."""
         async with self._control_pool.session() as conn:
             found = await requests.open_requests(conn, self._config.state_schema, self._slot_id)
         for request in found:
@@ -159,9 +159,9 @@ class Requests:
         self._unseen_from_lsn = self._batcher.taken_lsn
 
     async def _tell_copier(self) -> None:
-        """Tell the copy command that changes to its tables are now skipped until their rows have been copied.
+        """Inform the copy command that changes to its tables are now skipped until their rows have been copied.
 
-        It waits until everything taken until then is committed, because that may hold such changes.
+        Do so only when everything taken before is committed, because it may hold such changes.
         """
         seen_lsn = self._unseen_from_lsn
         if seen_lsn is None or self._batcher.is_inside_large or self._engine.watermark.low_lsn < seen_lsn:
@@ -180,7 +180,7 @@ class Requests:
             raise SourceLost("every table is copied: the stream starts again, with two_phase")
 
     def _stream_again(self) -> None:
-        """End the epoch as soon as what could not be kept on disk is applied: transactions in progress may come again.
+        """End the epoch once the transaction that could not be kept on disk is applied, so that streaming is on again.
 
         Raises:
             SourceLost: now.
@@ -301,7 +301,7 @@ class Requests:
             raise _NotServed("the command that asked for it is gone")
         return found
 
-    async def _answer(self, request: SnapshotRequest, state: str, **values: Any) -> None:  # noqa: ANN401  those of `answer`
+    async def _answer(self, request: SnapshotRequest, state: str, **values: Any) -> None:  # noqa: ANN401  as `answer`
         async with self._control_pool.session() as conn:
             await requests.answer(conn, self._config.state_schema, self._slot_id, request.request_id, state, **values)
 

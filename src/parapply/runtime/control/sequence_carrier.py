@@ -1,7 +1,7 @@
 """Sequences carried along while the daemon runs: `sequences.interval_s`.
 
-Sessions of its own, open for as long as it takes, because a sequence that is being altered is locked, and neither the
-stream nor what people see may wait for that.
+It opens separate sessions for as long as it takes, because a sequence that is being altered is locked, and neither the
+stream nor the displays may wait for that.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SequenceCarrier:
         self._log = get_logger()
 
     async def run(self) -> None:
-        """Carry sequences forward in intervals until cancelled; what fails is a warning, and is tried again."""
+        """Carry sequences forward in intervals until cancelled; a failure is a warning, and is tried again."""
         while True:
             failure = await self._carry()
             for _, text in self._failures.due([("", failure)] if failure else [], self._clock()):
@@ -55,7 +55,7 @@ class SequenceCarrier:
             ):
                 outcomes = await carry(ends, SequenceOptions())
         except ParapplyError as error:
-            # An end that is lost is met by those who need it.
+            # Tasks that need a lost end notice the loss themselves.
             return error.line()
         except TimeoutError:
             return f"not done in {_LIMIT_S:g} s: one may be locked"

@@ -1,4 +1,4 @@
-"""What may enter a batch: not what is committed or prepared here already, nor what a copy holds or will hold.
+"""Admission to batches: nothing committed or prepared here already, and nothing that a copy holds or will hold.
 
 Nothing enters before the tables it needs are known and copied, nor past a hold.
 """
@@ -52,9 +52,9 @@ class Admission:
             batcher: whose open batch is closed before something waits.
             tables: for plans.
             copied: settles from where on announced relations are applied.
-            two_phase: what is prepared.
+            two_phase: the prepared transactions.
             starts: which changes are left out, because a copy holds or will hold them. Updated by `copied`.
-            state: what the target had at the start.
+            state: the target's state at the start.
         """
         self._reader = reader
         self.batcher = batcher
@@ -62,7 +62,7 @@ class Admission:
         self.copied = copied
         self._two_phase = two_phase
         self._state = state
-        # What comes now ends after everything in the state.
+        # True once transactions end after everything in the state.
         self._is_past_state = False
         self._log = get_logger()
         #: Read by intake and requests; requests close and open it by `hold_at` and `let_pass`.
@@ -107,11 +107,11 @@ class Admission:
         return transaction.commit_lsn < self._state.low_lsn
 
     def is_applied(self, end_lsn: int) -> bool:
-        """Return whether what ends at an LSN was committed here before the start."""
+        """Return whether the transaction that ends at an LSN was committed here before the start."""
         return self._state.is_applied(end_lsn)
 
     def is_prepared(self, message: object) -> bool:
-        """Return whether what comes again was prepared here before (trap T-57)."""
+        """Return whether a transaction that comes again was prepared here before (trap T-57)."""
         return isinstance(message, BeginPrepare | Prepare | StreamPrepare) and self._two_phase.is_prepared(message)
 
     async def is_rolled_back(self, message: object) -> bool:
@@ -119,14 +119,14 @@ class Admission:
         return await self._two_phase.is_rolled_back(message)
 
     async def look_up(self, relations: Sequence[Relation], *, was_in_progress: bool = False) -> None:
-        """Have plans ready for what a transaction announces, before it is read.
+        """Have plans ready for the relations that a transaction announces, before it is read.
 
-        The open batch takes new tables, too: a thousand of them would else be a thousand small batches. It waits for
-        them only in a backlog, and while they are being read ahead. The first one is not kept back, so that a backlog's
-        first rows come soon.
+        The open batch also takes new tables, because a thousand of them would otherwise be a thousand small batches. It
+        waits for them only in a backlog, and while they are being read ahead. The first one is not kept back, so that a
+        backlog's first rows come soon.
 
-        What is in force already is announced again with every range of WAL, and a root with each of its partitions. It
-        needs no query: whether the target's table has changed, too, is for the watch to find out, soon.
+        A relation already in force is announced again with every range of WAL, and a root with each of its partitions.
+        It needs no query, because the watch soon finds any change of the target's table.
 
         Args:
             relations: in their order.
@@ -171,7 +171,7 @@ class Admission:
             self.starts.announce(relation)
 
     async def announce(self, relations: Sequence[Relation]) -> None:
-        """Put relations in force for what comes next.
+        """Put relations in force for the next changes.
 
         Raises:
             TargetLost: the connection ended.
@@ -183,7 +183,7 @@ class Admission:
             self.starts.announce(relation)
 
     def _not_in_force(self, relations: Sequence[Relation]) -> list[Relation]:
-        """Return what is to be planned, and have the watch look at the others."""
+        """Return the relations to plan, and have the watch look at the others."""
         found = [relation for relation in relations if not self._tables.is_in_force(relation)]
         if len(found) < len(relations):
             self._tables.is_in_doubt.set()
@@ -232,13 +232,13 @@ class Admission:
         return self.starts.is_apart(relations, lsn)
 
     async def without_skipped(self, transaction: Transaction) -> Transaction:
-        """Return what is to be applied of a transaction, as soon as every table is there that it needs."""
+        """Return the part of a transaction that is to be applied, as soon as every table that it needs is copied."""
         while (name := self.starts.waits_for(transaction)) is not None:
             await self._wait_for_copy(name, transaction.commit_lsn)
         return self.starts.without_skipped(transaction)
 
     async def kept_of(self, relations: Sequence[Relation], commit_lsn: int) -> Callable[[Transaction], Transaction]:
-        """Return what takes out of a streamed transaction what is not applied, when every table is there it needs."""
+        """Return a function that drops a streamed transaction's skipped changes, once all its tables are copied."""
         while (name := self.starts.copying_of(relations, commit_lsn)) is not None:
             await self._wait_for_copy(name, commit_lsn)
         return self.starts.kept_at(commit_lsn)

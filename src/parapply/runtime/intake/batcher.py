@@ -1,7 +1,7 @@
-"""The open batch: what it takes, when it closes, and that each closed batch is handed to the worker pool.
+"""The open batch: rules of joining and closing it, and the hand-over of each closed batch to the worker pool.
 
-A batch closes at its limits (`engine/pace.py`), before what must not be in it, or when `engine/intake.py` says so.
-Pieces of a large transaction and what an event ends are batches of their own.
+A batch closes at its limits (`engine/pace.py`), before a transaction that must not be in it, or when `engine/intake.py`
+says so. Pieces of a large transaction, and transactions that an event ends, are separate batches.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Batcher:
             tables: for plans.
             pool: gets the batches.
             config: limits.
-            state: what the target had at the start.
+            state: the target's state at the start.
             notes_transactions: for the apply log's records of single transactions.
         """
         self.reader = reader
@@ -93,7 +93,7 @@ class Batcher:
         self.received_lsn = state.low_lsn
         #: End of the last transaction that was taken, or is committed from before. Read by requests and the watchdog.
         self.taken_lsn = state.high_lsn
-        #: Whether transactions were read that are in no batch yet. Written by intake; requests then closes nothing.
+        #: True while transactions were read that are in no batch yet. Written by intake; requests then closes nothing.
         self.is_taking = False
 
     @property
@@ -125,7 +125,7 @@ class Batcher:
 
     @property
     def oldest_commit_time_us(self) -> int | None:
-        """Return the publisher's commit time of the oldest transaction not committed here, None if there is none."""
+        """Return the publisher's commit time of the oldest transaction not committed here, None without one."""
         head = self.pool.flight.state.head or self._open
         return head.batch.first_commit_time_us if head else None
 
@@ -186,9 +186,9 @@ class Batcher:
             self._close()
 
     def _fits(self, transaction: Transaction) -> bool:
-        """Return whether a transaction may join the open batch: those where code runs are with their like.
+        """Return whether a transaction may join the open batch: transactions where code runs are in batches of such.
 
-        A few others between them are taken along, row by row like these: a batch of so few is worth no barrier.
+        A few others between them are taken along, also row by row, because a batch of so few is worth no barrier.
         """
         is_first = self._open is None
         is_in_serial = self._open is not None and self._open.batch.is_serial
@@ -258,7 +258,7 @@ class Batcher:
         self._closing.received(transaction)
 
     def announce(self, relations: Sequence[Relation]) -> None:
-        """Put relations in force for what comes next; their plans are known.
+        """Put relations in force for the next changes; their plans are known.
 
         A retry of the open batch would not meet these announcements, so what needs them goes into another one.
         """
@@ -307,12 +307,12 @@ class Batcher:
             self._timer = None
 
     def close_open(self) -> None:
-        """Close the batch that is open, if one is: what comes next is not for it."""
+        """Close the open batch, if any, because the next transaction is not for it."""
         if self._open is not None:
             self._close()
 
     def hold_open(self, for_s: float) -> None:
-        """Keep a batch of a backlog open for so many seconds: what comes next may join it soon."""
+        """Keep a batch of a backlog open for some seconds, because the next transactions may join it soon."""
         self._closing.hold_open(self._clock() + for_s)
 
     def close_first(self) -> None:
@@ -326,7 +326,7 @@ class Batcher:
         return self._closing.is_backlog
 
     def finish(self) -> None:
-        """Hand over what is whole, and close nothing later."""
+        """Hand over whole transactions, and close nothing later."""
         self._disarm()
         self.close_open()
 

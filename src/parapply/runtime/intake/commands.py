@@ -1,8 +1,7 @@
-"""What intake does with a transaction in which the publisher has run commands that are to run on the target, too.
+"""Intake of transactions in which the publisher has run commands that are also to run on the target.
 
-Such a transaction goes to its worker in pieces, like a large one, and by itself: everything earlier has committed
-before it, and nothing later is even looked up before it has, because what is known of the target's tables is no longer
-true.
+A worker gets such a transaction in pieces, like a large one, and alone: everything earlier has committed before it, and
+nothing later is even looked up before it has, because the facts about the target's tables no longer hold.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ class CommandTransactions:
         Args:
             reader: waits while such a transaction is applied.
             batcher: hands it over.
-            admission: what may enter.
+            admission: rules of entry.
             tables: for plans.
             pool: that applies.
             queue: returns the publisher's queue as last announced.
             config: which commands run here.
-            later: runs those that cannot run in a transaction.
+            later: runs commands that cannot run in a transaction.
         """
         self._queue = queue
         self._policy = CommandPolicy(config.apply, config.skip, config.tags)
@@ -132,7 +131,7 @@ class CommandTransactions:
     async def before(self, relations: Sequence[Relation]) -> None:
         """Settle from where on tables are applied that commands of the same transaction may make.
 
-        Commands of before that run outside of transactions come first, too: this transaction's may need what they do.
+        Earlier commands that run outside of transactions also come first: this transaction's may need their results.
 
         Raises:
             SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
@@ -162,7 +161,7 @@ class CommandTransactions:
 
 
 def check_not_prepared(event: object) -> None:
-    """Refuse commands in a prepared transaction: what they do could not be seen before its outcome.
+    """Refuse commands in a prepared transaction: their effect could not be seen before its outcome.
 
     The queue's trigger keeps the publisher from preparing one.
 
@@ -177,5 +176,5 @@ def check_not_prepared(event: object) -> None:
 
 
 def _last(relations: Sequence[Relation]) -> list[Relation]:
-    """Return what was announced last of each table: a command may have made the one before untrue."""
+    """Return the last announcement of each table, because a command may have made the one before untrue."""
     return list({relation.oid: relation for relation in relations}.values())

@@ -25,16 +25,16 @@ _LOOK_S: Final = 1.0
 
 
 class Reports(Protocol):
-    """Who informs the publisher."""
+    """Reports to the publisher, as intake needs them."""
 
     def keepalive(self, keepalive: Keepalive) -> None:
-        """Take a keep-alive, after what came before it was taken."""
+        """Take a keep-alive, after everything before it was taken."""
 
     def received(self) -> None:
-        """Note that what came with a read is in the batcher's hands."""
+        """Note that everything of a read is in the batcher's hands."""
 
     def ends_at(self, received_lsn: int) -> None:
-        """Take the end of what came before the first transaction that never enters.
+        """Take the end of all before the first transaction that never enters.
 
         Everything up to there is in the worker pool's hands, and nothing more is read.
         """
@@ -56,12 +56,12 @@ class Intake:
         """Keep the parts, in the order in which a transaction passes them.
 
         Args:
-            admission: what may enter.
-            special: takes what does not simply come whole.
+            admission: rules of entry.
+            special: takes transactions that do not simply come whole.
             batcher: of the open batch.
-            room: for what is read.
+            room: for more reading.
             due: when transactions may enter.
-            reports: hears of what came.
+            reports: informed of everything received.
         """
         self._reader = batcher.reader
         self._room = room
@@ -82,7 +82,7 @@ class Intake:
         """Read until cancelled.
 
         Raises:
-            SourceLost: the stream ended. What was received whole is in the worker pool's hands.
+            SourceLost: the stream ended. All whole transactions received are in the worker pool's hands.
             ProtocolError: the stream cannot be read.
             TargetRefused, TargetLost: a published table cannot be applied.
         """
@@ -107,7 +107,7 @@ class Intake:
                     await reader.pause(pause_s)
         finally:
             reader.end()
-            # What is whole is handed over; the rest will be sent again.
+            # Whole transactions are handed over; the rest will be sent again.
             batcher.finish()
             self._special.close()
 

@@ -44,21 +44,21 @@ class SlotReader:
         #: When bytes last came, or reading went on. Read by the batcher, by progress, which treats a silent publisher
         #: as gone, and by the watchdog.
         self.heard_s = self._clock()
-        #: Whether reading is paused: memory or the queue is full, or intake is busy. Read by progress and gauges.
+        #: True while reading is paused: memory or the queue is full, or intake is busy. Read by progress and gauges.
         self.is_paused = False
         self._waits_for = ""
         self._waited_s = self._paused_s = 0.0
-        #: Since when the present wait, and the present pause; 0.0: there is none.
+        #: Beginning of the present wait, and of the present pause; 0.0: none.
         self._waits_since_s = self._paused_since_s = 0.0
 
     @property
     def waits_for(self) -> str:
-        """Return what intake waits for outside of this daemon; empty while it works or waits for the workers."""
+        """Return the thing outside this daemon that intake waits for; empty while it works or waits for the workers."""
         return self._waits_for
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Have the watchdog know, while the block runs, what intake waits for outside of this daemon."""
+        """Have the watchdog know, while the block runs, that intake waits for something outside of this daemon."""
         before, self._waits_for = self._waits_for, what
         try:
             yield
@@ -86,7 +86,7 @@ class SlotReader:
         return self.stream.is_drained
 
     async def read(self) -> list[Transaction]:
-        """Wait until something has come, and return what it completes: transactions, pieces and events.
+        """Wait until something has come, and return the transactions, pieces and events that it completes.
 
         Raises:
             SourceLost: the stream ended.
@@ -157,7 +157,7 @@ class SlotReader:
         self.stream.resume_reading(self._bytes_came)
 
     async def _passes(self, seconds: float) -> bool:
-        """Wait, and tell whether the pause was not ended early."""
+        """Wait, and return whether the pause was not ended early."""
         timer = self._loop.call_later(seconds, self._pause_over.set)
         try:
             await self._pause_over.wait()
@@ -167,12 +167,12 @@ class SlotReader:
         return not self._is_pause_ended
 
     def end_pause(self) -> None:
-        """Read at once what comes next: a worker could apply it."""
+        """Read on at once, because a worker could apply the next changes."""
         self._is_pause_ended = True
         self._pause_over.set()
 
     def _bytes_came(self) -> None:
-        """Note that there is something to read; called repeatedly until it is read or reading is paused."""
+        """Note that bytes have come; called repeatedly until it is read or reading is paused."""
         if self._readable.is_set():
             # Busy elsewhere: with a table's catalogue, or with a large transaction whose worker waits for a lock.
             self.stop()

@@ -1,9 +1,9 @@
-"""What intake does with transactions that do not simply come whole: streamed in progress, prepared, decided later.
+"""Intake of transactions that do not simply come whole: streamed in progress, prepared, decided later.
 
 A streamed transaction has its place in the order when its end comes (trap T-54). A small one is then taken like any
 other. A large one is a batch of its own, with everything earlier committed before it and everything later after it; a
-worker may have followed it since its first chunks. PREPARE and the outcome of a prepared transaction are batches of
-their own, too.
+worker may have followed it since its first chunks. PREPARE and the outcome of a prepared transaction are also separate
+batches.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SpecialTransactions:
 
         Args:
             batcher: numbers their batches, and hands them over.
-            admission: what may enter.
+            admission: rules of entry.
             commands: of the publisher, in a streamed transaction.
             streams: transactions in progress.
             pool: that applies.
@@ -70,10 +70,10 @@ class SpecialTransactions:
         """Take one event at its place in the stream.
 
         Returns:
-            What ends with it, if that is to be taken like any other transaction; None if all is done.
+            The transaction that ends with it, if it is to be taken like any other; None if all is done.
 
         Raises:
-            SpillFailed: what a streamed transaction consists of could not be kept until now.
+            SpillFailed: the changes of a streamed transaction could not be kept until now.
             TargetLost, TargetRefused, ProtocolError: as intake.
         """
         message = event.event
@@ -98,7 +98,7 @@ class SpecialTransactions:
         self._decide(event, message)
 
     def close(self) -> None:
-        """Forget what is in progress; it comes again after a reconnect (trap T-55)."""
+        """Forget the transactions in progress; they come again after a reconnect (trap T-55)."""
         self._streams.close()
 
     async def _chunk(self, piece: Transaction, chunk: Chunk) -> None:
@@ -175,7 +175,7 @@ class SpecialTransactions:
 
 
 async def _whole(stream: StreamBuffer, event: Transaction, message: StreamCommit | StreamPrepare) -> Transaction:
-    """Return what fits into memory as if it had come whole."""
+    """Return a transaction that fits into memory as if it had come whole."""
     changes = [change for block in stream.blocks for change in await stream.read(block)]
     whole = piece_of(event.xid, changes, stream.size_bytes, has_ddl=stream.has_ddl)
     stream.close()

@@ -1,1 +1,1 @@
-"""What is shown of a running daemon. Decides nothing."""
+"""Displays of a running daemon. Decides nothing."""

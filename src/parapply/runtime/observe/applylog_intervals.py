@@ -1,4 +1,4 @@
-"""What daemon and sessions did in each second: what limits shows there, now and in the apply log."""
+"""Activity of the daemon and its sessions in each second, which shows the limit now and in the apply log."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class _Cpu(NamedTuple):
     sender_s: float  # of the publisher's process that sends
 
     def since(self, before: _Cpu) -> tuple[float, float, float]:
-        """Return those of machine, sessions and sender since another time; a session that has come counts whole.
+        """Return the seconds of machine, sessions and sender since another time; a new session counts whole.
 
-        A process that has ended since counts as 0: what it took last is not known any more.
+        A process that has ended since counts as 0, because its last seconds are no longer known.
         """
         pids = self.sessions_s.items()
         sessions_s = sum([max(0.0, taken_s - before.sessions_s.get(pid, 0.0)) for pid, taken_s in pids])
@@ -84,18 +84,18 @@ class Intervals:
         engine: EngineState,
         sender_pid: int,
     ) -> None:
-        """Begin the first interval; those with work are written where there is an apply log.
+        """Begin the first interval; intervals with work are written with an apply log.
 
         Args:
-            writer: of the apply log; None: there is none.
+            writer: of the apply log; None without an apply log.
             slot: that is read.
             run: for the records.
             control_pool: for samples of the workers' sessions.
             reader: of the slot.
             batcher: of intake.
             flight: whose batches are watched.
-            workers: that are there now.
-            engine: what was last seen of the publisher.
+            workers: the present ones.
+            engine: has the last state of the publisher.
             sender_pid: the publisher's process that sends.
         """
         self._writer = writer
@@ -108,11 +108,11 @@ class Intervals:
         self._workers = workers
         self._engine = engine
         self._sender_pid = sender_pid
-        #: Whether that process runs on this machine.
+        #: True if that process runs on this machine.
         self._is_sender_near = machine.is_sender(sender_pid)
         self.limiting = Limiting()
         self._clock = asyncio.get_running_loop().time
-        #: Whether the target runs on this machine; None: not known yet.
+        #: True if the target runs on this machine; None: not known yet.
         self._is_near: bool | None = None
         self._order = "relaxed" if flight.state.is_relaxed else "preserve"
         self._applied = 0
@@ -135,7 +135,7 @@ class Intervals:
         length_s, cpu_s, waited_s, paused_s, held_s = (
             now - before for now, before in zip(self._begun, begun, strict=True)
         )
-        # Not the watermark: keep-alives move it, too.
+        # Not the watermark, because keep-alives also move it.
         applied, self._applied = self._applied, sum([worker.transactions for worker in self._workers])
         had_work = not self._engine.is_idle or applied != self._applied
         behind_bytes = max(0, (self._engine.source_lsn or 0) - self._batcher.received_lsn)
@@ -188,7 +188,7 @@ class Intervals:
         return _Cpu(busy_s, {pid: machine.taken_s(pid) for pid in pids}, sender_s)
 
     async def _sampled(self) -> tuple[tuple[BackendSample, ...], tuple[LockHolder, ...]]:
-        """Return what the workers' sessions wait for now, and which other sessions hold locks for which they do."""
+        """Return the present waits of the workers' sessions, and other sessions that hold the locks they wait for."""
         pids = [worker.session.pipeline.backend_pid for worker in self._workers if worker.state not in _WAITS]
         found: Counter[str] = Counter()
         locks: list[tuple[int, str, str, str]] = []

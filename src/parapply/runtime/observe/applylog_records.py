@@ -40,16 +40,16 @@ def new_run() -> str:
 
 
 class TargetNames:
-    """Which tables have another name on the target: in the log once a run and hour, so that a part of it has them."""
+    """Tables with another name on the target, logged once a run and hour, so that each part of the log has them."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
-        """Take what grows with the tables that are announced: names on the target by those of the publisher."""
+        """Take names on the target by the publisher's names; the mapping grows with the tables announced."""
         self._names = names
         self._said: set[str] = set()
         self._hour = 0
 
     def take(self, tables: Iterable[str], now_s: float) -> tuple[TargetName, ...]:
-        """Return those of some tables that are to be said now.
+        """Return the names that are to be logged now, among some tables.
 
         Args:
             tables: schema.table, as published.

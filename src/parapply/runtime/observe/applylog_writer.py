@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LIMIT_BYTES: Final = 32 * 1024 * 1024
 #: Bytes after which the thread is woken: one system call for a few hundred records.
 _CHUNK_BYTES: Final = 64 * 1024
-#: Seconds a record waits for others: what is lost of the log when the process is killed.
+#: Seconds a record waits for others: this much of the log is lost when the process is killed.
 _FLUSH_S: Final = 1.0
 #: Seconds that the end of the daemon waits for the disk.
 _CLOSE_S: Final = 5.0
@@ -66,7 +66,7 @@ class ApplyLogWriter:
                 self._changed.notify()
 
     def close(self) -> None:
-        """Let the thread write what is there and close the file; gives up on a disk that does not answer."""
+        """Let the thread write the buffered lines and close the file; give up on a disk that does not answer."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()

@@ -1,4 +1,4 @@
-"""What the daemon shows of its present: read from its parts on request, kept nowhere."""
+"""Present state of the daemon, read from its parts on request and kept nowhere."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from parapply.source.waits import PublisherWaits
     from parapply.spill import Spill
 
-#: Seconds after which what was last heard of the publisher is too old to be the present.
+#: Seconds after which the last facts about the publisher are too old to be the present.
 _FRESH_S = 5.0
 #: The same of its slot: three of the monitor's questions.
 _SLOT_FRESH_S = 30.0
 
 
 class Parts(NamedTuple):
-    """Those of an epoch that have something to show."""
+    """Parts of an epoch that are shown."""
 
     stream: CatchUpStream
     reader: SlotReader
@@ -89,7 +89,7 @@ class Gauges:
         self._config = config
 
     def lag(self) -> Lag | None:
-        """Return the last check of both ends, None if there was none yet."""
+        """Return the last check of both ends, None before the first."""
         if self.parts is not None:
             shown = self.parts.engine
             if shown.lag_s is not None and shown.source_lsn is not None:
@@ -103,7 +103,7 @@ class Gauges:
         self.parts = None
 
     def values(self, state: str, *, is_ready: bool) -> Values:
-        """Return every gauge; those that need an epoch only while there is one."""
+        """Return every gauge; gauges of an epoch only while one runs."""
         config = self._config
         values: Values = {
             table.INFO: {(__version__, config.apply.commit_order): 1},

@@ -1,4 +1,4 @@
-"""What the daemon says of itself as a whole: its state, whether it is ready, whether it lives.
+"""State of the daemon as a whole, its readiness and its liveness.
 
 Live: the event loop turns and the leader makes progress (`watchdog.py`); a restart helps if not. Ready: both ends are
 open, the target's position was reported to the publisher, and changes are applied; a restart does not help if not.
@@ -33,7 +33,7 @@ class Health:
 
         Args:
             slot: its name.
-            gauges: to know how it goes; gets the parts, too.
+            gauges: source of the signs; also gets the parts.
             notifier: gets every state; says how patient systemd is.
         """
         self._slot = slot
@@ -104,7 +104,7 @@ class Health:
             self._notifier.alive(self.line())
 
     def line(self) -> str:
-        """Return what systemctl status shows."""
+        """Return the text that systemctl status shows."""
         state, reason = self.state
         if self.stuck:
             return f"slot {self._slot}: {self.stuck} does not get on"
@@ -116,7 +116,7 @@ class Health:
         return f"slot {self._slot}: applying{behind}, {busy} of {len(parts.workers)} workers busy"
 
     def report(self) -> dict[str, Any]:
-        """Return what /healthz answers with."""
+        """Return the answer of /healthz."""
         state, reason = self.state
         lag = self._gauges.lag()
         return {

@@ -1,4 +1,4 @@
-"""What limits, over the last minutes: the report's rule (`parapply.limits`) over what is seen once a second."""
+"""Limit of the last minutes: the report's rule (`parapply.limits`) over samples taken once a second."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 #: Seconds that are looked back on: long enough for a share to mean something, short enough to be the present.
 _WINDOW_S: Final = 120.0
-#: Seconds with which there is something to say.
+#: Seconds that are enough for a verdict.
 _ENOUGH_S: Final = 5.0
 #: Looks between two verdicts.
 _EVERY: Final = 5
 
 
 class Look(NamedTuple):
-    """What was seen at the end of about a second, and what had been done in it."""
+    """State at the end of about a second, and the work done in it."""
 
     state: str  # as `limits.state_of` names it
     length_s: float
@@ -49,7 +49,7 @@ class Limiting:
         self._looks: deque[Look] = deque()
         self._length_s = 0.0
         self._n_since = 0
-        #: What `take` returned last, before it became JSON. Read by the page.
+        #: Last verdict of `take`, before it became JSON. Read by the page.
         self.latest: dict[str, Any] | None = None
 
     def add(self, look: Look) -> None:
@@ -110,7 +110,7 @@ class Limiting:
 
 
 def state_of(flight: Flight, workers: Sequence[Worker]) -> str:
-    """Return what there is now, as `limits.state_of` names it."""
+    """Return the present state, as `limits.state_of` names it."""
     held = [worker for worker in workers if worker.job is not None]
     return limits.state_of(
         workers=len(workers),
@@ -123,14 +123,14 @@ def state_of(flight: Flight, workers: Sequence[Worker]) -> str:
 
 
 def waits_of(flight: Flight, workers: Sequence[Worker]) -> tuple[tuple[str, str, str], ...]:
-    """Return kind, table and name of what batches wait for, or have waited for before their late rows: the last."""
+    """Return kind, table and name of each blocked batch's last wait, also of batches that execute their late rows."""
     found: list[Wait | None] = [waits[-1] for job in flight.waiting_jobs() if (waits := flight.waits_of(job))]
     found += [job.waited_for for job in _late(workers)]
     return tuple([(wait.kind.value, wait.table, wait.name) for wait in found if wait is not None])
 
 
 def _is_executing(worker: Worker) -> bool:
-    """Return whether statements run that are not late: also those that were sent together with their COMMIT."""
+    """Return whether statements run that are not late, also statements sent together with their COMMIT."""
     if worker.job is None or worker.job.times.turn_s:
         return False
     is_in_flight = worker.state is WorkerState.COMMITTING and not worker.job.times.executed_s

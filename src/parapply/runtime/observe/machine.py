@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 
 _PROC: Final = Path("/proc")
-#: Of a process: user and system time, counted from the field after its name. Source: proc_pid_stat(5).
+#: Fields of a process: user and system time, counted from the field after its name. Source: proc_pid_stat(5).
 _USER, _SYSTEM = 11, 12
-#: Of the machine: idle and waiting for a disk. Source: proc_stat(5).
+#: Fields of the machine: idle and waiting for a disk. Source: proc_stat(5).
 _IDLE, _IO_WAIT = 3, 4
 
 

@@ -1,4 +1,4 @@
-"""Counts what a committed job says into the figures: once for each target transaction, nothing for a change."""
+"""Counts committed jobs into the figures: once for each target transaction, nothing for a change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people see: the lag, what each worker does and waits for, how tables are applied. Nothing here decides."""
+"""State for people: the lag, each worker's work and waits, how tables are applied. Nothing here decides."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from parapply.runtime.worker_tasks import WorkerTasks
     from parapply.target.state.slots import StatePlace
 
-#: Seconds between two checks: what a person watching expects.
+#: Seconds between two checks, as a person watching expects.
 _INTERVAL_S = 1.0
 #: Delay of the first check, because the first announced tables are looked up over the same few sessions, and the stream
 #: waits.
@@ -42,13 +42,13 @@ _FIRST_LOOK_S = 0.2
 _SLOT_S = 10.0
 #: The same of the timeline of a standby, which takes a connection each time; it changes with a failover.
 _TIMELINE_S = 30.0
-#: The same of a migration or a cut-over, of which mostly there is none.
+#: The same for a migration or a cut-over; mostly none is in progress.
 _MOVES_S = 3.0
 #: Seconds the stream may continue after the publisher ended our plain session: a fast stop ends plain sessions first
-#: and then waits for the stream, which should end by itself once all is confirmed (trap T-9). If it is still there
-#: then, it is held up by us, and nothing is lost by leaving (F9).
+#: and then waits for the stream, which the publisher should end once all is confirmed (trap T-9). If it is still open
+#: then, we hold it up, and nothing is lost by leaving (F9).
 _LEAVE_S = 3.0
-#: Seconds without a check after which what was seen is not the present.
+#: Seconds without a check after which the last facts are not the present.
 _SILENT_S = 5.0
 
 
@@ -71,7 +71,7 @@ class Publisher(NamedTuple):
 
 
 class Monitor:
-    """Reads the others' fields; writes only its own, what is shown, and whether commits wait for the stream."""
+    """Reads the others' fields; writes only its own, the state shown, and whether commits wait for the stream."""
 
     def __init__(  # noqa: PLR0913  one place makes it
         self,
@@ -87,10 +87,10 @@ class Monitor:
 
         Args:
             publisher: to be asked where it is.
-            control_pool: to write what is shown.
+            control_pool: to write the displayed state.
             place: where that is.
-            worker_tasks: the workers, and what they share.
-            batcher: to know what is open.
+            worker_tasks: the workers, and their common kit.
+            batcher: to know the open batch.
             intervals: gets its turn after each check.
         """
         kit = worker_tasks.kit
@@ -103,11 +103,11 @@ class Monitor:
         self._engine = kit.pool.flight.state
         self._worker_tasks = worker_tasks
         self._workers = worker_tasks.workers
-        #: What is shown of each, by its number.
+        #: Row shown of each worker, by its number.
         self._shown_workers: dict[int, tuple[WorkerRow, float]] = {}
         self._tables = kit.tables
-        #: Taken from those who know them and not written yet: the epoch's end interrupts what is written, and the last
-        #: look repeats it.
+        #: Taken from their owners and not yet written. The end of an epoch interrupts a write, which the last look then
+        #: repeats.
         self._unwritten_tables: dict[tuple[str, str], display.TableRow] = {}
         self._unwritten_counts: dict[str, display.TableCounts] = {}
         self._conflict_handler = kit.conflict_handler
@@ -136,7 +136,7 @@ class Monitor:
 
     @property
     def limits(self) -> dict[str, Any] | None:
-        """Return what limits, as `status` shows it; None where nothing is known of the present."""
+        """Return the limit, as `status` shows it; None if nothing is known of the present."""
         is_present = self.now_s - self._engine.looked_s < _SILENT_S
         return self._intervals.limiting.latest if is_present else None
 
@@ -186,7 +186,7 @@ class Monitor:
             if self._clock() - self._asked_timeline_s < _TIMELINE_S:
                 return
             self._asked_timeline_s = self._clock()
-            # A connection of its own: what it cannot say now it says the next time, or the next start does.
+            # A separate connection. If it fails, the next question gets the answer, or the next start does.
             with suppress(SourceLost, SourceRefused):
                 timeline = await self._ask_timeline()
         if timeline > self._timeline:
@@ -226,7 +226,7 @@ class Monitor:
         return lag_s
 
     async def show_last(self) -> None:
-        """Write what `show` does for the last time: no worker is left of an epoch that has ended.
+        """Write the same as `show` for the last time: an epoch that has ended has no workers.
 
         Raises:
             TargetLost, TargetRefused: it could not be written.
@@ -237,7 +237,7 @@ class Monitor:
             await display.forget_workers(conn, self._schema, self._slot_id)
 
     async def show(self) -> None:
-        """Write what the workers do and how the tables are applied.
+        """Write the workers' states and how the tables are applied.
 
         Raises:
             TargetLost, TargetRefused: it could not be written.
@@ -268,8 +268,8 @@ class Monitor:
                 counts.clear()
 
     def worker_rows(self) -> dict[int, tuple[WorkerRow, float]]:
-        """Return what each worker does now and waits for, and since when by the event loop's clock, by its number."""
-        # One idle worker for each batch that waits: the others are idle because there is nothing else to do.
+        """Return each worker's state, its wait, and its beginning by the event loop's clock, by the worker's number."""
+        # One idle worker for each batch that waits: the others are idle because nothing else is left to do.
         blocked = iter([job for job in self._flight.waiting_jobs() if self._flight.waits_of(job)])
         idle = WorkerState.IDLE
         return {
@@ -300,7 +300,7 @@ class Monitor:
         return replace(row, since=datetime.fromtimestamp(unix_s, UTC))
 
     def _waits_for(self, worker: Worker, blocked: Job | None) -> str | None:
-        """Say what a worker waits for, or, of an idle one, what the batch waits for that it would take."""
+        """Return the wait of a worker; for an idle one, the wait of the batch that it would take."""
         if worker.state in AT_WORK and worker.number in self._engine.foreign_waits:
             return self._engine.foreign_waits[worker.number]
         if worker.state in (WorkerState.WAITING, WorkerState.RETRYING) and worker.job is not None:
@@ -310,7 +310,7 @@ class Monitor:
         return None
 
     def _turn_waits_for(self, job: Job) -> str | None:
-        """Say what a job waits for that a worker has."""
+        """Return the wait of a job that a worker has."""
         head = self._flight.state.head
         if head is None or head is job:
             return None

@@ -70,8 +70,8 @@ class StatusPage:
         yield page_html.facts(self._facts(parts), mood=mood)
         if parts is not None:
             if said := parts.monitor.limits:
-                advice = f"What to do: {said['advice']}."
-                yield page_html.sentences("What limits", said["words"], advice, said["evidence"])
+                advice = f"Advice: {said['advice']}."
+                yield page_html.sentences("Limit", said["words"], advice, said["evidence"])
             yield _migration(parts)
             yield _workers(parts)
             yield _copies(parts)
@@ -114,7 +114,7 @@ class StatusPage:
 
 
 def _rank(item: tuple[str, TableFigures]) -> tuple[float, int]:
-    """Return what puts a table before others: how long it was waited for, then its rows."""
+    """Return the sort key of a table: seconds that others waited for it, then its rows."""
     figures = item[1]
     return sum(figures.wait_s.values()), _n_rows(figures)
 

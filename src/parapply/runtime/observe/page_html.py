@@ -57,7 +57,7 @@ def heading(text: str, below: str) -> str:
 
 
 def facts(rows: Iterable[tuple[str, str]], *, mood: str) -> str:
-    """Return names with what there is to say of each; empty ones are left out.
+    """Return names with their facts; empty ones are left out.
 
     Args:
         rows: names and texts.
@@ -72,7 +72,7 @@ def facts(rows: Iterable[tuple[str, str]], *, mood: str) -> str:
 
 
 def sentences(title: str, first: str, second: str, others: Iterable[str]) -> str:
-    """Return a section of sentences, the first two of which are what matters."""
+    """Return a section of sentences, the first two of which matter most."""
     rest = "\n".join([f'<p class="soft">{html(text)}</p>' for text in others])
     return f"<section><h2>{html(title)}</h2>\n<p><b>{html(first)}</b></p>\n<p>{html(second)}</p>\n{rest}</section>"
 

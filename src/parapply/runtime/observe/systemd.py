@@ -1,4 +1,4 @@
-"""Tell systemd how the daemon is: readiness, status and watchdog. Does nothing where there is no systemd.
+"""Reports to systemd: readiness, status and watchdog. Does nothing without systemd.
 
 Source: sd_notify(3): datagrams of assignments to the socket named by NOTIFY_SOCKET, abstract ones written with '@';
 sd_watchdog_enabled(3): WATCHDOG_USEC, meant for the process WATCHDOG_PID.
@@ -33,13 +33,13 @@ class Notifier:
         self._send(f"READY=1\nSTATUS={status}")
 
     def status(self, status: str) -> None:
-        """Say what the daemon does, if that is new."""
+        """Report the daemon's state, if it is new."""
         if status != self._status:
             self._status = status
             self._send(f"STATUS={status}")
 
     def alive(self, status: str) -> None:
-        """Say that the daemon makes progress, and what it does."""
+        """Report that the daemon makes progress, and its state."""
         if self.watchdog_s:
             self._send("WATCHDOG=1")
         self.status(status)

@@ -1,9 +1,9 @@
-"""Whether the leader makes progress: what feeds systemd's watchdog, and what /healthz/live says.
+"""Watch over the leader's progress, on which systemd's watchdog and /healthz/live depend.
 
 A timer says only that the event loop turns. So each part that must make progress shows a sign: a value that changes
-whenever it has done something, and what outside of the daemon it waits for, if anything. A part that does not move and
-waits for nothing outside is stuck, and a restart would help; one that waits for a server, a foreign lock or a copy is
-not, and a restart would change nothing.
+whenever it has done something, and the thing outside of the daemon that it waits for, if any. A part that does not move
+and waits for nothing outside is stuck, and a restart would help. A part that waits for a server, a foreign lock or a
+copy is not stuck, and a restart would change nothing.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class Heartbeat(NamedTuple):
-    """What a part shows."""
+    """Sign of one part."""
 
     part: str
     moved: object  # another value than at the last check: it has done something
-    waits_for: str  # outside of this daemon or judged by a sign of its own; empty: it has to move
+    waits_for: str  # outside of this daemon or judged by a separate sign; empty: it has to move
 
 
 class Watchdog:
@@ -50,12 +50,12 @@ class Watchdog:
         self._seen = {}
 
     def stuck(self, patience_s: float, now_s: float) -> str:
-        """Return the part that has not moved for longer, waiting for nothing outside; empty if there is none."""
+        """Return a part that has not moved for longer and waits for nothing outside; empty without one."""
         return next((part for part, (_, at_s) in self._seen.items() if now_s - at_s > patience_s), "")
 
 
 def signs_of(parts: Parts) -> list[Heartbeat]:
-    """Return what the parts of an epoch show."""
+    """Return the signs of an epoch's parts."""
     progress = parts.progress
     return [
         Heartbeat("progress", progress.turns, "the target" if progress.is_asking_target else ""),
@@ -65,7 +65,7 @@ def signs_of(parts: Parts) -> list[Heartbeat]:
 
 
 def _intake(reader: SlotReader, batcher: Batcher, flight: Flight) -> Heartbeat:
-    # With the queue full, intake is waiting for the workers, which have a heartbeat of their own.
+    # With the queue full, intake waits for the workers, which have a separate heartbeat.
     waits_for = reader.waits_for or ("" if flight.state.is_idle else "the workers")
     return Heartbeat("intake", (reader.heard_s, batcher.taken_lsn), waits_for)
 

@@ -1,1 +1,1 @@
-"""What is in flight, which batch may start, and which one commits."""
+"""Batches in flight: which one may start, and which one commits."""

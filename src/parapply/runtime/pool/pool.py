@@ -43,7 +43,7 @@ class WorkerPool:
         self._listener: PoolListener | None = None
 
     def listen(self, listener: PoolListener) -> None:
-        """Have one hear of what happens here from now on."""
+        """Notify a listener of the pool's events from now on."""
         self._listener = listener
 
     def changed(self) -> None:
@@ -77,7 +77,7 @@ class WorkerPool:
         self._perform(self.flight.submit(job, now_s))
 
     def release(self, n_workers: int) -> None:
-        """Let so many workers leave, as `Flight.release`."""
+        """Let that many workers leave, as `Flight.release`."""
         self._perform(self.flight.release(n_workers))
 
     async def next_job(self) -> Job:
@@ -135,7 +135,7 @@ class WorkerPool:
         return bool(effects)
 
     def give_back(self, job: Job) -> None:
-        """Take a job back whose worker has rolled it back; it starts again when what it waits for has committed."""
+        """Take a job back whose worker has rolled it back; it starts again when its waits are over."""
         self.flight.give_back(job)
         # A blocked batch does not count against the queue limit, so there is room now; no other event announces it.
         self.changed()

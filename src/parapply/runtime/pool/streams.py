@@ -2,9 +2,9 @@
 
 Every change of one is kept until its end, in memory while there are few, on disk afterwards (`spill.py`). So a worker
 may follow it, applying chunk by chunk (`streamed.py`), and still go back: when it blocks another it rolls back, and all
-is applied at the commit. Reading never waits for such a worker (trap T-53): what it has not taken yet is on disk.
+is applied at the commit. Reading never waits for such a worker (trap T-53): changes not taken yet are on disk.
 
-The two ways are those of Amit Kapila, "Perform streaming logical transactions by background workers and parallel apply"
+Both ways come from Amit Kapila, "Perform streaming logical transactions by background workers and parallel apply"
 (pgsql-hackers, 2022-04-06): a worker from the first chunk on, or a file until the commit.
 """
 
@@ -53,41 +53,41 @@ class StreamBuffer:
         """Start without changes."""
         self.xid = xid
         self.blocks: list[Block] = []
-        #: What was announced in it, in order, each at its place as in `subs`.
+        #: Relations announced in it, in order, each with its place as in `subs`.
         self.announced: list[tuple[tuple[int, int], Relation]] = []
         #: Place of the first change of each subtransaction, in order: (number of the block, index in it).
         self.subs: dict[int, tuple[int, int]] = {}
         #: Commands of the publisher's queue are among its changes, or were and were rolled back.
         self.has_ddl = False
         self.size_bytes = 0
-        #: Those of `size_bytes` that are in memory only.
+        #: Part of `size_bytes` that is in memory only.
         self.memory_bytes = 0
         self.file: SpillFile | None = None
-        #: Whether a worker follows it, or will; which one the pool knows. Set by intake, cleared by that worker.
+        #: True if a worker follows it, or will; the pool knows which one. Set by intake, cleared by that worker.
         self.is_followed = False
-        #: For that worker: what it has not taken yet. What lies on disk only has no piece.
+        #: Items that the worker has not taken yet. A block that is only on disk has no piece.
         self.todo: deque[Block | SubAborted] = deque()
         #: Bytes of pieces in `todo`.
         self.todo_bytes = 0
-        #: Set when there is something new for that worker: work, the end, a batch that has committed, a wish to yield.
+        #: Set when that worker has to look: at work, the end, a batch that has committed, a wish to yield.
         self.news = asyncio.Event()
         #: How it ended: the event of its commit or prepare, or of its abort.
         self.end: Transaction | None = None
         self.is_aborted = False
-        #: Takes out of a piece what is not applied, because a copy holds it; None if all is. Known at the end.
+        #: Takes changes out of a piece that a copy holds; None if all are applied. Known at the end.
         self.kept: Callable[[Transaction], Transaction] | None = None
-        #: Why no worker follows it any more, or never did; shown in the apply log.
+        #: Reason why no worker follows it now, or ever did; shown in the apply log.
         self.why_spilled = ""
         #: Its changes could not be kept: they are dropped, and the commit will fail with this.
         self.failure: SpillFailed | None = None
 
     @property
     def relations(self) -> list[Relation]:
-        """Return what was announced in it, in order; what was rolled back comes again if it is needed (trap T-52)."""
+        """Return the relations announced in it, in order; rolled back ones come again if needed (trap T-52)."""
         return [relation for _, relation in self.announced]
 
     def stop_following(self, why: str) -> None:
-        """Detach the worker, which has rolled back and gives up; what is kept is applied at the commit."""
+        """Detach the worker, which has rolled back and gives up; the kept chunks are applied at the commit."""
         self.is_followed = False
         self.why_spilled = why
         self.todo.clear()
@@ -139,7 +139,7 @@ class StreamBuffer:
 
 
 def buffer_of(job: StreamJob) -> StreamBuffer:
-    """Return what has come of the transaction of a job."""
+    """Return the buffer of a job's transaction."""
     assert isinstance(job.stream, StreamBuffer), "this process keeps what is in progress there"
     return job.stream
 
@@ -161,7 +161,7 @@ def piece_of(xid: int, changes: list[bytes | Relation], size_bytes: int, *, has_
 
 
 class StreamLimits(NamedTuple):
-    """What streams may take."""
+    """Memory and file limits of streams."""
 
     start_bytes: int  # of a transaction before a worker follows it, and before its changes go to disk
     memory_bytes: int  # of all streams that no worker follows, in memory
@@ -287,7 +287,7 @@ class StreamBuffers:
         stream.memory_bytes = 0
 
     async def _to_disk(self, stream: StreamBuffer) -> None:
-        """Write what is in memory only; keep as much of it there as the worker will soon take."""
+        """Write the pieces in memory only; keep as many of them there as the worker will soon take."""
         first = len(stream.blocks)
         while first and stream.blocks[first - 1].place is None:
             first -= 1

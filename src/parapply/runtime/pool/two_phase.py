@@ -1,8 +1,8 @@
 """PREPARE, COMMIT PREPARED and ROLLBACK PREPARED on the target, each exactly once (trap T-57).
 
-Each of the three is a batch of its own: everything earlier has committed when it starts. It is done, and then recorded.
-If the answer to the first is lost, or the process dies between the two, the publisher sends it again, and what is found
-on the target decides:
+Each of the three is a separate batch: everything earlier has committed when it starts. It is done, and then recorded.
+If the answer to the first step is lost, or the process dies between the two, the publisher sends it again, and the
+state of the target decides:
 
 | again comes      | prepared here         | proof visible | a note only              | nothing                     |
 |------------------|-----------------------|---------------|--------------------------|-----------------------------|
@@ -16,10 +16,10 @@ A PREPARE that cannot be applied is no error before its outcome is known: if the
 decoded it, only a part was sent. Then nothing is prepared, and the PREPARE is recorded with its note, so that the
 COMMIT PREPARED of a standby that was promoted without the rollback is an error.
 
-What has no changes may come without its PREPARE up to PostgreSQL 17; from 18 on a COMMIT PREPARED that finds nothing is
-one whose PREPARE another reader of the slot was sent. With `origin = none` both come by themselves: the PREPARE of a
-subscriber is left out, the COMMIT PREPARED of a client is not. A PREPARE comes again
-only until it is recorded, and its outcome is recorded after it, so what was rolled back is not prepared again.
+Up to PostgreSQL 17 the outcome of a transaction without changes may come without its PREPARE. From 18 on, if a COMMIT
+PREPARED finds nothing, its PREPARE was sent to another reader of the slot. With `origin = none` each may come alone:
+the PREPARE of a subscriber is left out, the COMMIT PREPARED of a client is not. A PREPARE comes again only until it is
+recorded, and its outcome is recorded after it, so a transaction that was rolled back is not prepared again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _UNKNOWN = "42704"
 
 
 class TwoPhase:
-    """What is prepared here. Written by the workers, one at a time: all this is done in batches of their own."""
+    """Transactions prepared here. Written by the workers, one at a time, because each event is a separate batch."""
 
     def __init__(
         self,
@@ -54,12 +54,12 @@ class TwoPhase:
         *,
         is_each_noted: bool,
     ) -> None:
-        """Start with what the target has.
+        """Start with the transactions prepared on the target.
 
         Args:
             slot_id: of the state.
             pending: of `target.prepared.pending`.
-            ask: asks the publisher whether it has rolled back what it sent as prepared, by its xid.
+            ask: asks the publisher whether it has rolled back a transaction that it sent as prepared, by xid.
             is_each_noted: a COMMIT PREPARED never comes without its PREPARE.
         """
         self._slot_id = slot_id
@@ -82,7 +82,7 @@ class TwoPhase:
         return self._pending.get(message.xid) == (self.gid(message), message.end_lsn)
 
     def pending_gid(self, message: CommitPrepared | RollbackPrepared) -> str:
-        """Return the name here of what an outcome ends; empty if it is not prepared here."""
+        """Return the name here of the transaction that an outcome ends; empty if it is not prepared here."""
         gid, _ = self._pending.get(message.xid, ("", 0))
         return gid
 
@@ -121,10 +121,10 @@ class TwoPhase:
         await session.record_prepared(record, gid)
 
     async def decide(self, session: WorkerSession, message: Outcome, record: Record) -> None:
-        """Do what the publisher did with a prepared transaction, and record it; a PREPARE is only recorded.
+        """Repeat the publisher's action on a prepared transaction, and record it; a PREPARE is only recorded.
 
         Raises:
-            ApplyFailed: what was prepared here was ended by another session, and not as on the publisher.
+            ApplyFailed: another session ended the transaction prepared here, and not as on the publisher.
             StatementFailed: the server refuses, for example because another role prepared it.
             TargetLost: the connection ended.
         """

@@ -1,4 +1,4 @@
-"""Sessions on the target for questions outside the apply path: the catalogue, locks, what is shown to people.
+"""Sessions on the target for questions outside the apply path: the catalogue, locks, displays.
 
 A small pool, because such a question must wait neither for the control session's commit to disk nor for a worker.
 """

@@ -1,4 +1,4 @@
-"""Which tables are copied, as intake must know it: read again, and settled for tables that are new or have a new name.
+"""Copied tables, as intake must know them: read again, and settled for tables that are new or have a new name.
 
 A table that the state does not know joins from its first row on if the stream has every row of it, as
 `source/late_tables.py` decides. Else it waits for `parapply refresh`, and a warning says so as soon as that is known.
@@ -54,14 +54,14 @@ _HINT_AGAIN = "`parapply refresh` empties it and copies it again; until then its
 
 
 class DailyWarnings:
-    """Which tables are due to be warned of: each at once, and again a day later for as long as there is reason to."""
+    """Tables that are due for a warning: each at once, and again every day as long as the reason lasts."""
 
     def __init__(self) -> None:
         """Start with no warning given."""
         self._told_s: dict[Name, float] = {}
 
     def due(self, names: Collection[Name], now_s: float) -> list[Name]:
-        """Return those to warn of now; what is no longer among the names is new when it comes back."""
+        """Return the tables to warn of now; a name that is missing in one call is new when it comes back."""
         told_s = {name: self._told_s[name] for name in names if name in self._told_s}
         due = [name for name in names if name not in told_s or now_s - told_s[name] >= _AGAIN_S]
         self._told_s = {**told_s, **dict.fromkeys(due, now_s)}
@@ -84,14 +84,14 @@ class Copied:
         low_lsn: int,
         take_gap: Callable[[], int | None],
     ) -> None:
-        """Tell which tables are copied, as read with the state.
+        """Start with the copied tables as read with the state.
 
         Args:
             config: publications and state schema.
             slot_id: of the state.
             source: plain session on the publisher.
             control_pool: sessions on the target.
-            tables: learns which of them are not applied.
+            tables: informed of tables that are not applied.
             starts: updated with every change.
             known: as read.
             low_lsn: the stream is read from here on.
@@ -348,7 +348,7 @@ class Copied:
             self._log.info("table_joined", relation=relation.qualified_name)
 
     async def _settle_partition(self, line: Sequence[TablePlace]) -> bool:
-        """Take a partition that is announced beside the root that it is published as; tell whether it is one.
+        """Take a partition that is announced beside the root that it is published as; return whether it is one.
 
         It may have been attached since the last look, with rows: then its root waits before its first change is read.
         """
@@ -363,10 +363,10 @@ class Copied:
         return False
 
     async def _has_other_name(self, relation: Relation, row: CopyRow) -> bool:
-        """Apply a table under its name of now that a transaction names as before; tell whether it is one.
+        """Apply a table under its present name if a transaction has its old name; return whether it is such a table.
 
-        ALTER SCHEMA ... RENAME waits for no transaction: one that goes on beside it is sent, later, with the name as of
-        each of its changes.
+        ALTER SCHEMA ... RENAME waits for no transaction. One that is open during it is sent later, each change with the
+        table's name at the time of the change.
         """
         self._sought.add(relation)
         now = (await late_tables.names(self._source, [relation.oid])).get(relation.oid)
@@ -386,9 +386,9 @@ class Copied:
         return True
 
     async def _rename(self, names: dict[int, Name]) -> None:
-        """Note the names that tables have on the publisher now; of some, what the stream says.
+        """Note the names that tables have on the publisher now, or for some the names that the stream has.
 
-        What is gone gives its name to a table that the stream says has it.
+        A dropped table gives up its name to the table that has it in the stream.
         """
         oids = [row.source_oid for row in self.known.tables if row.source_oid is not None]
         names |= await late_tables.names(self._source, oids)
@@ -398,7 +398,7 @@ class Copied:
             await copies.rename(conn, self._schema, self._slot_id, changed)
 
     async def _marks(self) -> frozenset[str]:
-        """Return the marks, which a state of an older version has not: then those of now."""
+        """Return the marks of the state; a state of an older version has none and gets the present marks."""
         async with self._control_pool.session() as conn:
             found = await copies.load_marks(conn, self._schema, self._slot_id)
             if found is None:

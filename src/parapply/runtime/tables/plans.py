@@ -1,7 +1,7 @@
 """The plan of every announced relation: read from the target when it is announced, and again when it may be stale.
 
-The hot path never waits here: a relation is announced once a stream, and again after a schema change. What changes on
-the target alone is noticed by `watch.py`.
+The hot path never waits here: a relation is announced once a stream, and again after a schema change. Changes on the
+target alone are noticed by `watch.py`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TablePlans:
             control_pool: sessions for reading the catalogue.
             ahead: facts read from it while the stream started.
             role: session_replication_role of the workers.
-            config: what the configuration says of single tables, by schema.table.
+            config: settings of single tables, by schema.table.
             is_relaxed: independent transactions commit in any order.
             rules: policies of conflicts; they may want rows read before they are changed.
             own_origins: how the names of the slot's replication origins begin.
@@ -77,27 +77,27 @@ class TablePlans:
         self._privileges = privileges
         self._mapping = mapping
         self._apply_as = apply_as
-        #: Of the tables that have another name on the target, that name by the publisher's, as schema.table.
+        #: Names on the target by names on the publisher, as schema.table, of tables where they differ.
         self.target_names: dict[str, str] = {}
-        #: By name on the target, the publisher's of the table that is applied to it; where there is a mapping.
+        #: With a mapping, names on the publisher by names on the target, of the tables that are applied.
         self._sources: dict[tuple[str, str], tuple[str, str]] = {}
         #: Names on the publisher by which to look for tables that a transaction still calls by an earlier one.
         self._renamed: dict[Relation, tuple[str, str]] = {}
-        #: As the catalogue has it; `plans` holds what trust in prediction leaves of it.
+        #: Plans by the catalogue alone; `plans` holds them downgraded where a table is not trusted.
         self._planned: dict[Relation, TablePlan] = {}
-        #: Names and publisher's OIDs of what was ever planned.
+        #: Names and publisher's OIDs of all relations ever planned.
         self._names: set[tuple[str, str] | int] = set()
-        #: Publisher's OIDs of what was ever planned, by name.
+        #: Publisher's OIDs of all relations ever planned, by name.
         self._oids: dict[tuple[str, str], set[int]] = {}
         self._serial: set[Relation] = set()
-        #: With what fingerprint a plan was made, where that is known; the watch takes it from here.
+        #: Fingerprint that a plan was made with, where it is known; the watch takes it from here.
         self._fingerprints: dict[Relation, tuple[int, str]] = {}
         self._trust: dict[tuple[str, str], Downgrades] = {}
         self._has_changed = False
         #: Set when a batch failed in a way that a change of the tables may explain; the watch then checks at once.
         self.is_in_doubt = asyncio.Event()
         self._to_show: set[Relation] = set()
-        #: Schema and table of those whose changes are left out until they are copied; for people.
+        #: Schema and table of tables whose changes are left out until they are copied; for people.
         self._waiting: frozenset[tuple[str, str]] = frozenset()
         self._log = get_logger()
 
@@ -159,7 +159,7 @@ class TablePlans:
         Nothing that is in force changes, so a batch that is open may go on.
 
         Returns:
-            Whether it did so; if not, nothing has changed, and `resolve` is to be called.
+            True if it did so; if not, nothing has changed, and `resolve` is to be called.
         """
         plans: dict[Relation, TablePlan] = {}
         names: set[tuple[str, str] | int] = set()
@@ -179,7 +179,7 @@ class TablePlans:
     async def resolve_streamed(self, relations: Iterable[Relation]) -> None:
         """Find the target tables of relations announced inside a transaction in progress; this puts nothing in force.
 
-        What is in force for others changes when it commits, if it does (trap T-52).
+        The plans in force for others change when it commits, if it does (trap T-52).
 
         Raises:
             TargetLost: the connection ended.
@@ -223,7 +223,7 @@ class TablePlans:
     async def read_all_again(self) -> None:
         """Read the catalogue again for every relation in force: commands of the publisher have changed the target.
 
-        One that cannot be applied any more is put out of force, because its next change is announced first.
+        A relation that can no longer be applied is put out of force, because its next change is announced first.
 
         Raises:
             TargetLost: the connection ended.
@@ -248,7 +248,7 @@ class TablePlans:
         self._log.info("table_planned", relation=relation.qualified_name, lane=plan.lane.value, reason=plan.reason)
 
     def _enforce(self, relation: Relation) -> None:
-        """Put a plan in force, less what trust takes from it."""
+        """Put a plan in force, downgraded if its table is not trusted."""
         trust = self._trust.get(relation.full_name)
         plan = _trusted(self._planned[relation], trust) if trust else self._planned[relation]
         self.plans.known[relation] = plan
@@ -302,7 +302,7 @@ class TablePlans:
             found = tables.get(names[relation])
             try:
                 if found is None or names[relation] in denied:
-                    await self.refresh([relation])  # says what is wrong, or finds that it no longer is
+                    await self.refresh([relation])  # reports the fault, or finds that it is gone
                 else:
                     self._put(relation, self._match(relation, found))
             except TargetRefused as error:
@@ -319,7 +319,7 @@ class TablePlans:
         await self.refresh({changes.plan.relation for changes in batch.table_changes})
 
     async def _plan_ahead(self, relation: Relation) -> TablePlan | None:
-        """Return the plan by what was read while the stream started, if that fits."""
+        """Return the plan by the facts read while the stream started, if they fit."""
         return self._match_ahead(relation, await self._ahead.take(*self._target_of(relation)))
 
     def _match_ahead(self, relation: Relation, found: AheadFacts | None) -> TablePlan | None:
@@ -368,7 +368,7 @@ class TablePlans:
         return name if self._mapping is None else self._mapping.target_of(name)
 
     def _check_alone(self, relation: Relation) -> None:
-        """Refuse a second table of the publisher for one of the target: what depends on what could not be told."""
+        """Refuse a second publisher's table for one of the target, because their dependencies could not be seen."""
         if self._mapping is None:
             return
         name = self._target_of(relation)
@@ -396,7 +396,7 @@ class TablePlans:
         )
 
     def plans_from(self, current: Mapping[int, TablePlan]) -> Plans:
-        """Return plans for reading changes again from an earlier point, with what was refreshed since."""
+        """Return plans for reading changes again from an earlier point, with the plans refreshed since."""
         plans = Plans()
         known = plans.known = self.plans.known
         plans.refused, plans.gone = self.plans.refused, self.plans.gone
@@ -452,7 +452,7 @@ class TablePlans:
             self._to_show |= {one for one in self.plans.known if one.full_name in changed}
 
     def take_rows(self) -> list[TableRow]:
-        """Return what changed since the last call, for the state schema."""
+        """Return rows of the plans changed since the last call, for the state schema."""
         shown = [relation for relation in self._to_show if relation in self.plans.known]
         rows = {relation.full_name: self._row(self.plans.known[relation]) for relation in shown}
         self._to_show.clear()
@@ -476,7 +476,7 @@ class TablePlans:
 
 
 def _trusted(plan: TablePlan, trust: Downgrades) -> TablePlan:
-    """Return what is left of a plan."""
+    """Return a plan downgraded as far as its table is distrusted."""
     if trust.level is Level.TRUSTED:
         return plan
     why = f"one batch at a time for now, for {trust.penalty} batches, {_OFTEN}; {plan.reason}"

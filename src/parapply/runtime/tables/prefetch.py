@@ -1,8 +1,8 @@
-"""Facts of published tables, read in groups while the stream starts: a first announcement needs no query of its own.
+"""Facts of published tables, read in groups while the stream starts: a first announcement needs no separate query.
 
-The catalogue describes a group in little more time than one table. What was read is used for a first announcement
-only, and only if the table's fingerprint says that it still holds. Where there are thousands of tables, a group that an
-announcement waits for comes first, and the others when there is time.
+The catalogue describes a group in little more time than one table. The facts are used for a first announcement only,
+and only if the table's fingerprint says that they still hold. Among thousands of tables, a group that an announcement
+waits for comes first, and the others when there is time.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 #: Seconds after which facts are compared with the catalogue before they are used: an announcement that comes later may
 #: name a table that was changed on both sides in the meantime.
 _VALID_S = 1.0
-#: The same at most where a comparison takes long: part of the time that comparisons may take while announcements come
-#: one after the other.
+#: Seconds at most if a comparison takes long, and the part of the time that comparisons may take while announcements
+#: come one after the other.
 _LONG_VALID_S: Final = 10.0
 _SHARE: Final = 0.1
 #: Seconds for which an announcement waits for a group; it waits in vain if another session has locked a table.
 _PATIENCE_S = 5.0
 #: Tables read at once: an announcement may wait for two groups, and the leader does nothing else while it takes one in.
 _GROUP: Final = 200
-#: Of more tables the others are read when they are announced: what is kept of one takes some kilobytes.
+#: Tables read ahead at most, because the facts of one take some kilobytes. Others are read when they are announced.
 _MOST_TABLES: Final = 20_000
-#: The first group is what all wait for.
+#: All wait for the first group.
 _FIRST_GROUP: Final = 20
 #: Tables read without a rest, and how many times as long as a group took a rest is: a millisecond of the target's CPU
 #: for each of ten thousand tables is more than a start should take of it.
@@ -48,7 +48,7 @@ _REST: Final = 4
 
 
 class AheadFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the catalogue said of a table that the role may write to.
+    """Facts of the catalogue about a table that the role may write to.
 
     Attributes:
         facts: of the table.
@@ -86,11 +86,11 @@ class CataloguePrefetch:
         self._has_begun = False
         #: A group takes longer than an announcement should wait.
         self._is_slow = False
-        #: Seconds for which what was read or compared holds, and when it was compared last.
+        #: Seconds for which facts hold once read or compared, and the time of the last comparison.
         self._valid_s = _VALID_S
         self._checked_s = -math.inf
         self._group_read = asyncio.Condition()
-        #: How many announcements wait for a group; the event ends a rest.
+        #: Number of announcements that wait for a group; the event ends a rest.
         self._n_waiting = 0
         self._is_wanted = asyncio.Event()
         self._clock = asyncio.get_running_loop().time
@@ -111,7 +111,7 @@ class CataloguePrefetch:
         return self._found.pop(table, None)
 
     async def make_ready(self, schema: str, name: str) -> None:
-        """Wait until the facts read about a table are there, and hold now; not for long if they cannot be read."""
+        """Wait until the facts about a table are read and hold now; not for long if they cannot be read."""
         table = schema, name
         # Wait even for a table that is not among them: a second session would have to fill its caches first.
         await self._wait_for(table)
@@ -125,7 +125,7 @@ class CataloguePrefetch:
         return found if found is not None and self._clock() - found.valid_s <= self._valid_s else None
 
     def forget(self, schema: str, name: str) -> None:
-        """Drop what was read about a table that is announced now: it serves once."""
+        """Drop the facts about a table that is announced now, because they serve once."""
         self._found.pop((schema, name), None)
 
     def forget_all(self) -> None:
@@ -189,12 +189,12 @@ class CataloguePrefetch:
                 if n_read >= _AT_ONCE:
                     await self._rest(_REST * (self._clock() - began_s))
         except ParapplyError:
-            return  # the next user of the session or the table meets this again, and can say what it was for
+            return  # the next user of the session or the table gets this error again, and can say what it was for
         finally:
             await self._note_progress(list(self._queue))
 
     def _next(self, most: int) -> list[tuple[str, str]]:
-        """Return a group: what an announcement waits for and those after it, which often come next; then the first."""
+        """Return a group: the table that an announcement waits for and its successors, often next; then the first."""
         wanted, self._wanted = self._wanted, None
         place = self._places[wanted] if wanted in self._queue else 0
         order = chain(islice(self._order, place, None), islice(self._order, place))

@@ -1,7 +1,7 @@
 """Changes of the target's catalogue, which are not in the stream: noticed by asking, from time to time and on errors.
 
 An index or a trigger that is added changes which transactions depend on which (trap T-23). Until it is noticed a batch
-may fail and is repeated; a batch finds a trigger or a rule that acts on its tables by itself (`code_check`).
+may fail and is repeated. A trigger or a rule that acts on a batch's tables is found by the batch itself (`code_check`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _TABLES = 250
 #: Part of the time that comparisons may take while no batch fails: with thousands of tables they are further apart.
 _SHARE = 0.01
-#: But never so many times further apart: one comparison may have taken long because the target was busy.
+#: Limit of this, in multiples of the usual distance: one comparison may have taken long because the target was busy.
 _MOST_TIMES = 20
 #: The same where nothing has been counted in the catalogue since the last one: it may be a session that counts nothing.
 _QUIET_SHARE = 0.001
@@ -56,7 +56,7 @@ class CatalogueWatch:
         #: By relation: OID and fingerprint with which its plan was compared.
         self._seen: dict[Relation, tuple[int, str]] = {}
         self._clock = asyncio.get_running_loop().time
-        #: When all tables were compared last, how long it took, and what the target had counted before.
+        #: Time and duration of the last comparison of all tables, and the target's counts before it.
         self._compared_s = self._clock()
         self._took_s = 0.0
         self._counts = ""
@@ -85,7 +85,7 @@ class CatalogueWatch:
             return
         began_s = self._clock()
         async with self._control_pool.session() as conn:
-            # Where all are compared at each check there is nothing to save.
+            # Where all are compared at each check nothing can be saved.
             is_slow = self._took_s > _SHARE * self._catalogue_check_s
             counts = await change_counts(conn) if is_slow else ""
             is_quiet = counts == self._counts != ""
@@ -98,12 +98,13 @@ class CatalogueWatch:
         if is_due:
             self._compared_s, self._took_s, self._counts = began_s, self._clock() - began_s, counts
         self._seen.update(self._tables.take_fingerprints())
-        # A new one that was planned by facts of its own is read again, too: it may have changed before this check.
+        # A new table that was planned by facts read for it alone is also read again, because it may have changed before
+        # this check.
         found = {relation: (oid, now.get(oid, "")) for relation, oid in planned.items()}
         changed = [relation for relation, print_ in found.items() if self._seen.get(relation) != print_]
         for at in range(0, len(changed), _TABLES):
             group = changed[at : at + _TABLES]
             for relation, error in (await self._tables.reread(group)).items():
-                # Its next change meets the same error and reports it where the operator can act.
+                # Its next change fails with the same error and reports it where the operator can act.
                 self._log.warning("table_unusable", relation=relation.qualified_name, error=error.line())
             self._seen.update({relation: found[relation] for relation in group})
