@@ -149,6 +149,15 @@ class Applier:
         self.daemons: list[Daemon] = []
         self._points = list(points)
 
+    def adopt(self) -> None:
+        """Note the slot on the target while nothing is prepared: behind a PREPARE no daemon takes it over."""
+        daemon = Daemon(self.route)
+        try:
+            daemon.wait_for_event("source_connected")
+            daemon.stop()
+        finally:
+            daemon.end()
+
     def start(self) -> None:
         """Start the daemon with the next failpoint, if there is one."""
         environ = {"PARAPPLY_FAILPOINT": self._points.pop(0)} if self._points else {}
@@ -231,6 +240,8 @@ def _run(case: RandomCase, schema: RandomSchema, servers: Servers, stack: ExitSt
         # What was prepared before a slot has two-phase commit comes with its outcome: both ways, in one case.
         make_slot(applier.route, is_two_phase=case.is_two_phase and number > 0)
         stack.callback(applier.end)
+        if case.is_two_phase and number > 0:
+            applier.adopt()
     counts = _follow(case, schema, source, appliers)
     _wait_builtin(builtin, target)
     wanted, serial = read_source(source, schema.tables), read_target(target, schema.tables)

@@ -30,9 +30,14 @@ def test_no_two_public_classes_have_one_name(trees: dict[str, ast.Module]) -> No
 
 
 def test_a_position_has_one_name_in_python(trees: dict[str, ast.Module]) -> None:
-    """The watermark is `low_lsn`, and what was reported as flushed `confirmed_flush_lsn`; other words are SQL's."""
+    """The watermark is `low_lsn`, and what was reported as flushed `confirmed_flush_lsn`; other words are SQL's.
+
+    The document of `status --json` has SQL's words as keys.
+    """
     found = []
     for file, tree in trees.items():
+        if file == "commands/status_schema.py":
+            continue
         for node in ast.walk(tree):
             match node:
                 case ast.Name(id=name) | ast.Attribute(attr=name) | ast.FunctionDef(name=name) if (

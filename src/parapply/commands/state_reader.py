@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from parapply import blocked
-from parapply.commands.status_schema import Source
+from parapply.commands.status_schema import SourceDocument
 from parapply.conflict import listing
 from parapply.errors import ParapplyError, TargetRefused
 from parapply.model import format_lsn, parse_lsn
@@ -221,7 +221,7 @@ async def collect(config: Config) -> dict[str, Any]:
 
 def _unreachable(error: str) -> dict[str, Any]:
     """Return what is said of a source that was not asked, with the keys of one that was."""
-    return {**dict.fromkeys(Source.__struct_fields__), "is_reachable": False, "error": error, "blocked": []}
+    return {**dict.fromkeys(SourceDocument.__struct_fields__), "is_reachable": False, "error": error, "blocked": []}
 
 
 def _of_source(facts: slot.SourceFacts, low_lsn: int | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ _Lsn = str
 _Time = str
 
 
-class Worker(msgspec.Struct, kw_only=True):
+class WorkerDocument(msgspec.Struct, kw_only=True):
     """State of one worker; none is shown while no daemon is connected."""
 
     worker: int
@@ -33,7 +33,7 @@ class Worker(msgspec.Struct, kw_only=True):
     since_s: Annotated[float, Meta(description="Seconds since then.")]
 
 
-class Table(msgspec.Struct, kw_only=True):
+class TableDocument(msgspec.Struct, kw_only=True):
     """How one table is applied, with counts of its changes."""
 
     schema_name: str
@@ -54,7 +54,7 @@ class Table(msgspec.Struct, kw_only=True):
     counted_s: Annotated[float | None, Meta(description="counted_at of the state table, in seconds since 1970.")]
 
 
-class Copy(msgspec.Struct, kw_only=True):
+class CopyDocument(msgspec.Struct, kw_only=True):
     """A table whose rows are, or will be, copied."""
 
     schema_name: str
@@ -67,7 +67,7 @@ class Copy(msgspec.Struct, kw_only=True):
     reason: str
 
 
-class Command(msgspec.Struct, kw_only=True):
+class CommandDocument(msgspec.Struct, kw_only=True):
     """A schema change of the publisher."""
 
     number: int
@@ -79,7 +79,7 @@ class Command(msgspec.Struct, kw_only=True):
     recorded_at: _Time
 
 
-class Prepared(msgspec.Struct, kw_only=True):
+class PreparedDocument(msgspec.Struct, kw_only=True):
     """A transaction that is prepared on the target and waits for its outcome."""
 
     gid: str
@@ -90,7 +90,7 @@ class Prepared(msgspec.Struct, kw_only=True):
     age_s: Annotated[float, Meta(description="Seconds since it was prepared here.")]
 
 
-class Conflicts(msgspec.Struct, kw_only=True):
+class ConflictsDocument(msgspec.Struct, kw_only=True):
     """Number of conflicts of one kind that are kept."""
 
     type: Annotated[str, Meta(description="Type of the conflict, as PostgreSQL 18 names it.")]
@@ -100,7 +100,7 @@ class Conflicts(msgspec.Struct, kw_only=True):
     latest: Annotated[_Time, Meta(description="When the last one was recorded.")]
 
 
-class Step(msgspec.Struct, kw_only=True):
+class StepDocument(msgspec.Struct, kw_only=True):
     """A step that `parapply migrate` has begun."""
 
     step: str
@@ -117,7 +117,7 @@ class Step(msgspec.Struct, kw_only=True):
     is_worked_on: Annotated[bool, Meta(description="A command works on it now.")]
 
 
-class Cutover(msgspec.Struct, kw_only=True):
+class CutoverDocument(msgspec.Struct, kw_only=True):
     """The cut-over of this slot."""
 
     step: str
@@ -135,7 +135,7 @@ class Cutover(msgspec.Struct, kw_only=True):
     is_worked_on: Annotated[bool, Meta(description="A command works on it now.")]
 
 
-class Limits(msgspec.Struct, kw_only=True):
+class LimitsDocument(msgspec.Struct, kw_only=True):
     """Limit of the last minutes (docs/REPORT.md, The verdict)."""
 
     limit: Annotated[str, Meta(description="throttle, source, publisher, leader, dependency, commit or target.")]
@@ -147,7 +147,7 @@ class Limits(msgspec.Struct, kw_only=True):
     window_s: Annotated[float, Meta(description="Seconds that were looked at.")]
 
 
-class Blocked(msgspec.Struct, kw_only=True):
+class BlockedDocument(msgspec.Struct, kw_only=True):
     """A session of parapply's, but no worker's, that waits for a lock, and the session that holds it."""
 
     session: Annotated[str, Meta(description="Its application_name.")]
@@ -164,7 +164,7 @@ class Blocked(msgspec.Struct, kw_only=True):
     line: Annotated[str, Meta(description="The same for people.")]
 
 
-class Source(msgspec.Struct, kw_only=True):
+class SourceDocument(msgspec.Struct, kw_only=True):
     """The publisher as the command sees it; all but `error` is null or empty where it is not reachable."""
 
     is_reachable: Annotated[bool, Meta(description="It answers within three seconds.")]
@@ -180,7 +180,9 @@ class Source(msgspec.Struct, kw_only=True):
     slot_safe_wal_bytes: Annotated[int | None, Meta(description="WAL that may be written before the slot can be lost.")]
     slot_invalidation_reason: Annotated[str | None, Meta(description="Why the slot is lost.")]
     slot_confirmed_flush_lsn: Annotated[_Lsn | None, Meta(description="confirmed_flush_lsn of pg_replication_slots.")]
-    blocked: Annotated[list[Blocked], Meta(description="Sessions that wait on the publisher; empty if not reachable.")]
+    blocked: Annotated[
+        list[BlockedDocument], Meta(description="Sessions waiting on the publisher; empty if not reachable.")
+    ]
 
 
 class StatusDocument(msgspec.Struct, kw_only=True):
@@ -212,32 +214,32 @@ class StatusDocument(msgspec.Struct, kw_only=True):
     host: str | None
     pid: int | None
     version: str | None
-    limits: Annotated[Limits | None, Meta(description="Null where nothing is known of the present.")]
+    limits: Annotated[LimitsDocument | None, Meta(description="Null where nothing is known of the present.")]
     started_at: _Time | None
     last_commit_time: _Time | None
     is_daemon_connected: Annotated[bool, Meta(description="A daemon holds the lease of the slot now.")]
-    workers: Annotated[list[Worker], Meta(description="By number; empty while no daemon is connected.")]
-    tables: Annotated[list[Table], Meta(description="By name.")]
-    copies: Annotated[list[Copy], Meta(description="By name.")]
-    ddl: Annotated[list[Command], Meta(description="Those to run still, then the latest, five at most.")]
-    prepared: Annotated[list[Prepared], Meta(description="The oldest first.")]
-    conflicts: Annotated[list[Conflicts], Meta(description="By table, type and outcome.")]
-    migration: Annotated[list[Step], Meta(description="In their order.")]
-    cutover: Annotated[Cutover | None, Meta(description="Null before the first one.")]
-    blocked: Annotated[list[Blocked], Meta(description="Sessions that wait on the target, the longest wait first.")]
-    source: Annotated[Source, Meta(description="As the command itself sees it.")]
+    workers: Annotated[list[WorkerDocument], Meta(description="By number; empty while no daemon is connected.")]
+    tables: Annotated[list[TableDocument], Meta(description="By name.")]
+    copies: Annotated[list[CopyDocument], Meta(description="By name.")]
+    ddl: Annotated[list[CommandDocument], Meta(description="Those to run still, then the latest, five at most.")]
+    prepared: Annotated[list[PreparedDocument], Meta(description="The oldest first.")]
+    conflicts: Annotated[list[ConflictsDocument], Meta(description="By table, type and outcome.")]
+    migration: Annotated[list[StepDocument], Meta(description="In their order.")]
+    cutover: Annotated[CutoverDocument | None, Meta(description="Null before the first one.")]
+    blocked: Annotated[list[BlockedDocument], Meta(description="Sessions waiting on the target, the longest first.")]
+    source: Annotated[SourceDocument, Meta(description="As the command itself sees it.")]
 
 
 #: Whose comments describe the fields of a type.
 _DESCRIBED: Final = {
     "StatusDocument": (("VIEW", "progress"), ("TABLE", "slots")),
-    "Worker": (("TABLE", "workers"),),
-    "Table": (("TABLE", "tables"),),
-    "Copy": (("TABLE", "copies"),),
-    "Command": (("TABLE", "ddl"),),
-    "Prepared": (("VIEW", "prepared"),),
-    "Step": (("TABLE", "migrations"),),
-    "Cutover": (("TABLE", "cutovers"),),
+    "WorkerDocument": (("TABLE", "workers"),),
+    "TableDocument": (("TABLE", "tables"),),
+    "CopyDocument": (("TABLE", "copies"),),
+    "CommandDocument": (("TABLE", "ddl"),),
+    "PreparedDocument": (("VIEW", "prepared"),),
+    "StepDocument": (("TABLE", "migrations"),),
+    "CutoverDocument": (("TABLE", "cutovers"),),
 }
 
 

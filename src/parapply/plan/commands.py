@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from parapply.wire.ddl_queue import QueuedCommand
 
 
-class Verdict(enum.Enum):
+class CommandVerdict(enum.Enum):
     """Action of the worker when the command's turn has come."""
 
     RUN = enum.auto()  # inside its transaction
@@ -27,7 +27,7 @@ class JudgedCommand(NamedTuple):
     """A command with its verdict."""
 
     command: QueuedCommand
-    verdict: Verdict
+    verdict: CommandVerdict
     reason: str = ""  # of SKIP and REFUSE
 
 
@@ -45,12 +45,12 @@ class CommandPolicy(NamedTuple):
     def judged(self, command: QueuedCommand) -> JudgedCommand:
         """Return a command with its verdict."""
         if not self.apply:
-            return JudgedCommand(command, Verdict.SKIP, "ddl.apply is off")
+            return JudgedCommand(command, CommandVerdict.SKIP, "ddl.apply is off")
         if command.number in self.skip:
-            return JudgedCommand(command, Verdict.SKIP, "ddl.skip names it")
+            return JudgedCommand(command, CommandVerdict.SKIP, "ddl.skip names it")
         if command.tag not in self.tags:
-            return JudgedCommand(command, Verdict.REFUSE, f"ddl.tags does not allow {command.tag}")
-        return JudgedCommand(command, Verdict.LATER if command.is_later else Verdict.RUN)
+            return JudgedCommand(command, CommandVerdict.REFUSE, f"ddl.tags does not allow {command.tag}")
+        return JudgedCommand(command, CommandVerdict.LATER if command.is_later else CommandVerdict.RUN)
 
     def judged_frames(self, changes: Iterable[bytes | Relation], queue: Relation | None) -> JudgedFrames:
         """Return the changes of the queue among others.

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from parapply.model import Relation
-from parapply.plan.commands import CommandPolicy, Verdict
+from parapply.plan.commands import CommandPolicy, CommandVerdict
 from parapply.wire.assembler import Assembler
 from parapply.wire.ddl_queue import QueuedCommand
 from tests import build
@@ -27,14 +27,14 @@ def _command(*, is_later: bool = False) -> QueuedCommand:
 @pytest.mark.parametrize(
     ("policy", "is_later", "verdict", "reason"),
     [
-        (CommandPolicy(True, (), (_TAG,)), False, Verdict.RUN, ""),
-        (CommandPolicy(True, (11,), (_TAG,)), True, Verdict.LATER, ""),
-        (CommandPolicy(True, (12,), ()), True, Verdict.SKIP, "ddl.skip names it"),
-        (CommandPolicy(True, (), ("DROP TABLE",)), True, Verdict.REFUSE, "ddl.tags does not allow ALTER TABLE"),
-        (CommandPolicy(False, (12,), (_TAG,)), False, Verdict.SKIP, "ddl.apply is off"),
+        (CommandPolicy(True, (), (_TAG,)), False, CommandVerdict.RUN, ""),
+        (CommandPolicy(True, (11,), (_TAG,)), True, CommandVerdict.LATER, ""),
+        (CommandPolicy(True, (12,), ()), True, CommandVerdict.SKIP, "ddl.skip names it"),
+        (CommandPolicy(True, (), ("DROP TABLE",)), True, CommandVerdict.REFUSE, "ddl.tags does not allow ALTER TABLE"),
+        (CommandPolicy(False, (12,), (_TAG,)), False, CommandVerdict.SKIP, "ddl.apply is off"),
     ],
 )
-def test_verdicts(policy: CommandPolicy, verdict: Verdict, reason: str, *, is_later: bool) -> None:
+def test_verdicts(policy: CommandPolicy, verdict: CommandVerdict, reason: str, *, is_later: bool) -> None:
     """Commands that are off or named by number are left out, before the tag counts; the way of running comes last."""
     assert policy.judged(_command(is_later=is_later))[1:] == (verdict, reason)
 
@@ -63,5 +63,5 @@ def test_every_change_of_the_queue_is_found() -> None:
     judged, nothing = found.values()
     assert nothing is None
     assert judged is not None
-    assert (judged.command.number, judged.verdict) == (12, Verdict.REFUSE)
+    assert (judged.command.number, judged.verdict) == (12, CommandVerdict.REFUSE)
     assert policy.judged_frames(transaction.changes, None) == {}

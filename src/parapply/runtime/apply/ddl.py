@@ -18,7 +18,7 @@ from parapply.engine.job import Attempts
 from parapply.errors import ApplyFailed, StatementFailed, TargetLost
 from parapply.logs import get_logger
 from parapply.model import Relation, Transaction, format_lsn
-from parapply.plan.commands import Verdict
+from parapply.plan.commands import CommandVerdict
 from parapply.runtime.apply.command_rules import role_of
 from parapply.runtime.apply.failure import FailureClass, classify, condition
 from parapply.runtime.apply.pieces import Pieces
@@ -138,15 +138,15 @@ class PiecesWithCommands(Pieces):
 
     async def _command(self, judged: JudgedCommand) -> None:
         command, verdict, reason = judged
-        if verdict is Verdict.REFUSE:
+        if verdict is CommandVerdict.REFUSE:
             raise CommandFailed(
                 command,
                 reason,
                 f"add {command.tag!r} to ddl.tags; or run the command here by hand, and set ddl.skip = "
                 f"[{command.number}]",
             )
-        if verdict is not Verdict.SKIP:
-            if verdict is Verdict.RUN:
+        if verdict is not CommandVerdict.SKIP:
+            if verdict is CommandVerdict.RUN:
                 await self._run(command)
                 self._job.counts.commands.append(command.tag)
             self._has_run = True

@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from parapply.errors import TargetRefused
-from parapply.plan.commands import CommandPolicy, Verdict
+from parapply.plan.commands import CommandPolicy, CommandVerdict
 from parapply.wire.messages import BeginPrepare, Prepare, StreamPrepare
 
 if TYPE_CHECKING:
@@ -123,9 +123,9 @@ class CommandTransactions:
         """
         found = self._policy.judged_frames(changes, self._queue())
         for one in found.values():
-            if one is not None and one.verdict is not Verdict.SKIP:
+            if one is not None and one.verdict is not CommandVerdict.SKIP:
                 await self._admission.note_made(one.command.made)
-                self._has_later = self._has_later or one.verdict is Verdict.LATER
+                self._has_later = self._has_later or one.verdict is CommandVerdict.LATER
         return found
 
     async def before(self, relations: Sequence[Relation]) -> None:
