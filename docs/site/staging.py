@@ -57,6 +57,7 @@ def stage(folder: Path) -> None:
         page = folder / place
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(_linked(text, path, where, folder), encoding="utf-8")
+    shutil.copy(Path(__file__).with_name("tables.css"), folder)
 
 
 def _linked(text: str, path: str, where: Mapping[str, str], folder: Path) -> str:
