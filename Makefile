@@ -29,7 +29,7 @@ PYTHON ?= $(eval PYTHON := $$(shell for p in python3.11 python3.12 python3.13 py
 	"$$$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$$$p"; break; }; done))$(PYTHON)
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore -c constraints.txt
 
-.PHONY: help venv java postgres lint fmt test test-unit demo bench report faults soak dist dist-test deb deb-test image-test docs clean
+.PHONY: help venv java postgres lint fmt test test-unit demo bench report faults simulate soak dist dist-test deb deb-test image-test docs clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r target text; do \
@@ -134,6 +134,9 @@ report: java ## tables and a page from an apply log: make report LOG=DIR [OUT=DI
 # With OPERATORS=1: what operators do, in any order (tests/operators).
 faults: venv ## break daemon, servers and network for an hour: make faults [FAULTS='--minutes 15 --seed 7'] [OPERATORS=1]
 	@PYTHONPATH=src $(BIN)/python -m tests.$(if $(OPERATORS),operators,faults) $(FAULTS)
+
+simulate: venv ## schedules of the engine alone, from seeds: make simulate [SIMULATE='--minutes 60']
+	@PYTHONPATH=src $(BIN)/python -m tests.simulate $(SIMULATE)
 
 soak: venv ## half an hour of mixed load with random kills: make soak [SOAK='--minutes 10 --json out.json']
 	@PYTHONPATH=src $(BIN)/python -m tests.faults.soak $(SOAK)

@@ -1,28 +1,76 @@
-"""``python -m tests.simulate [SECONDS [SEED]]``: schedules of the core, one seed after the other."""
+"""Schedules of the engine alone, one seed after the other: ``python -m tests.simulate``, or ``make simulate``."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from random import SystemRandom
+from typing import Final
 
-from tests.simulate.core import Schedule
+import click
+
+from parapply import __version__
+from parapply.engine.turns import CommitTurn
+from tests.simulate.core import Schedule, Violation
+
+#: States that a run of this many schedules must have reached: a tame generator proves nothing.
+RARE: Final = (
+    "late keys",
+    "parked",
+    "failed",
+    "kill",
+    "crash that loses commits",
+    "a worker leaves",
+    str(CommitTurn.YIELD),
+    str(CommitTurn.GIVE_BACK),
+)
+_ENOUGH: Final = 20_000
+_BETWEEN_LOOKS: Final = 100
 
 
-def main() -> None:
-    """Play for some seconds; print what has happened, and how fast."""
-    seconds, seed = float(sys.argv[1]) if len(sys.argv) > 1 else 10.0, int(sys.argv[2]) if len(sys.argv) > 2 else 0
+@click.command()
+@click.option("--minutes", type=float, default=1.0, show_default=True, help="How long the run takes.")
+@click.option("--seed", type=int, help="First seed; a fresh one when left out. With --minutes 0 the only one.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="File for the counts.")
+def main(minutes: float, seed: int | None, json_path: Path | None) -> None:
+    """Play schedules of the engine and check each step; end with 1 at the first violation, with its seed."""
+    first = SystemRandom().randrange(1 << 40) if seed is None else seed
     seen: Counter[str] = Counter()
-    began_s, n_schedules = time.monotonic(), 0
-    while time.monotonic() - began_s < seconds:
-        schedule = Schedule(seed + n_schedules)
-        schedule.run()
-        seen += schedule.seen
-        n_schedules += 1
-    rate = n_schedules / time.process_time()
-    print(f"{n_schedules:,} schedules, {rate:,.0f} for each second of a processor, 0 violations")  # noqa: T201
+    began_s, n_schedules, violation = time.monotonic(), 0, ""
+    while not violation and (not n_schedules or time.monotonic() - began_s < 60 * minutes):
+        for _ in range(_BETWEEN_LOOKS if minutes else 1):
+            schedule = Schedule(first + n_schedules)
+            n_schedules += 1
+            try:
+                schedule.run()
+            except Violation as error:
+                violation = str(error)
+                break
+            finally:
+                seen += schedule.seen
+    cpu_s = time.process_time()
+    missing = [one for one in RARE if not seen[one]] if n_schedules >= _ENOUGH else []
     for what, count in sorted(seen.items()):
-        print(f"{count:>12,} {what}")  # noqa: T201
+        click.echo(f"{count:12,} {what}")
+    click.echo(
+        f"seeds {first} to {first + n_schedules - 1}: {n_schedules:,} schedules, {n_schedules / cpu_s:,.0f} for each "
+        f"second of a processor; {violation or '0 violations'}"
+    )
+    if json_path is not None:
+        report = {
+            "at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", "parapply": __version__, "first_seed": first,
+            "schedules": n_schedules, "cpu_s": round(cpu_s, 1), "violation": violation,
+            "seen": dict(sorted(seen.items())),
+        }  # fmt: skip
+        json_path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if missing:
+        click.echo(f"never reached: {', '.join(missing)}")
+    sys.exit(bool(violation or missing))
 
 
-main()
+if __name__ == "__main__":
+    main()
