@@ -186,7 +186,20 @@ class Takeover(Rows, Daemons):
             if not is_first or "prepared" not in done.stderr:
                 raise Violation(f"init does not adopt the slot: {done.stderr}")
             self.quiet()
+            if "by a subscription that was dropped" in done.stderr:
+                self._begin_again(world)
+                break
         world.start()
+
+    def _begin_again(self, world: World) -> None:
+        """Do what the refusal says of a dropped subscription's prepared transactions."""
+        query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND gid LIKE 'pg_gid_%'"
+        for (gid,) in world.target.rows(query):
+            world.on_target(f"ROLLBACK PREPARED '{gid}'")
+        world.on_source(f"SELECT pg_drop_replication_slot('{world.route.slot}')")
+        done = world.command("init", "--copy", "--truncate", is_quiet=False)
+        if done.returncode:
+            raise Violation(f"the hint does not lead to a slot: {done.stderr}")
 
     def heal(self) -> None:
         """Take over, if that was not done."""
