@@ -146,9 +146,11 @@ class Schedule:
             self._kill()
             return
         possible = self._possible()
-        self._check(bool(possible), "nothing can happen any more")
-        random.choice(possible)()
-        self._disturb()
+        if possible:
+            random.choice(possible)()
+            self._disturb()
+        else:
+            self._check(self._take_back(), "nothing can happen any more")
 
     def _possible(self) -> list[Callable[[], None]]:
         """Return all that can happen next; without the ways in which it may be disturbed."""
@@ -176,9 +178,8 @@ class Schedule:
         if chance < self._p_yield and head in at_work:
             effects = self.flight.yield_to(head, random.choice(at_work))
             self._perform(effects or [])
-        elif chance < 0.6 and self.is_relaxed:
-            for job in at_work:
-                self._perform(self.flight.take_back(job))
+        elif chance < 0.6:
+            self._take_back()
         elif chance < 0.7:
             low_lsn = self._durability.advances(0.0)
             self._n_flushed = len(self.wal)
@@ -188,6 +189,13 @@ class Schedule:
             self._come()
         elif chance < 0.76 and self.state.n_workers > 1:
             self._perform(self.flight.release(random.randrange(self.state.n_workers)))
+
+    def _take_back(self) -> bool:
+        """Have the stall check free workers that wait for others' commits; return whether it did."""
+        at_work = [one.job for one in self.workers.values() if one.job is not None] if self.is_relaxed else []
+        effects = [effect for job in at_work for effect in self.flight.take_back(job)]
+        self._perform(effects)
+        return bool(effects)
 
     def _perform(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
