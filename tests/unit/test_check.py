@@ -34,6 +34,7 @@ def test_words_wrap_on_a_terminal_and_sql_does_not(
     code = next(iter(KINDS))
     finding = Finding(code=code, object="t", found="found " * 40, fix=fix)
     monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("LINES", "40")
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "dumb")
     show.show(Report(slot="s", is_known=False, findings=(finding,), plans=()), as_json=False)

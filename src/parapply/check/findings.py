@@ -85,6 +85,7 @@ class Code(StrEnum):
     TABLE_MISSING = "table_missing"
     TABLE_REFUSED = "table_refused"
     COLUMNS_REFUSED = "columns_refused"
+    OWNER_CODE = "owner_code"
     UPDATES_REFUSED = "updates_refused"
     TABLE_ACCESS = "table_access"
     COLUMN_UNFILLED = "column_unfilled"

@@ -219,6 +219,12 @@ KINDS: Final[Mapping[Code, Kind]] = {
         _T, _REFUSED, "the stream stops at the table's first change, and the copy is refused",
         "alter the target table, or leave the columns out of the publication's column list", is_arguable=True,
     ),
+    Code.OWNER_CODE: Kind(
+        _T, _REFUSED, "code of the table's owner would run with the rights of the role that applies, so the stream"
+        " stops at the table's first change, and the copy is refused",
+        "apply as the table's owner, or give the table to a role that you trust; target.apply_as = 'role' lets the"
+        " code of every owner run", is_arguable=True,
+    ),
     Code.UPDATES_REFUSED: Kind(
         _T, _REFUSED, "the stream stops at the first UPDATE or DELETE of the table",
         "give both tables the same key, or use REPLICA IDENTITY FULL on the publisher", is_arguable=True,

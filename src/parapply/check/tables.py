@@ -106,13 +106,20 @@ def _denied(name: Name, error: TargetRefused, role: str, privileges: Sequence[st
 
 def _plan(relation: Relation, target: TableFacts, config: Config) -> TablePlan | Finding:
     setting = config.apply.tables.get(relation.qualified_name)
+    table = shown(target.schema, target.name)
+    if config.target.apply_as == "owner":
+        try:
+            sent = {column.name for column in relation.columns}
+            facts.refuse_foreign_code(f"{target.schema}.{target.name}", target.foreign, sent)
+        except TargetRefused as error:
+            return Finding(code=Code.OWNER_CODE, object=table, found=str(error))
     try:
         return match.match(
             relation, target, parallel=setting.parallel if setting else "auto",
             is_relaxed=config.apply.commit_order == "relaxed", apply_as=config.target.apply_as,
         )  # fmt: skip
     except TargetRefused as error:
-        return Finding(code=Code.COLUMNS_REFUSED, object=shown(target.schema, target.name), found=str(error))
+        return Finding(code=Code.COLUMNS_REFUSED, object=table, found=str(error))
 
 
 def _of_plan(plan: TablePlan, *, can_change: bool, is_replica: bool) -> Iterator[Finding]:
