@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
@@ -15,6 +16,8 @@ import psycopg
 from tests.faults.side_load import SECRET, SIDE_RULES, TABLES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.fixtures.daemon import Daemon
     from tests.fixtures.databases import Database
     from tests.fixtures.route import Route
@@ -93,6 +96,7 @@ class Sampler:
         self.went_back: list[str] = []
         self._route = route
         self._low_lsn = 0
+        self._may_go_back = False
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._threads = [
@@ -116,6 +120,15 @@ class Sampler:
         """Let the watermark that readers see go back once: the target crashed, and forgot what was not on disk."""
         with self._lock:
             self._low_lsn = 0
+
+    @contextmanager
+    def crash(self) -> Iterator[None]:
+        """Let it go back from before a crash until the server answers again, which may be between two looks."""
+        with self._lock:
+            self._may_go_back = True
+        yield
+        with self._lock:
+            self._may_go_back, self._low_lsn = False, 0
 
     def _sample(self, database: Database, look: object) -> None:
         while not self._stopping.is_set():
@@ -141,7 +154,7 @@ class Sampler:
                 return  # The daemon has not made it yet.
             if not row or row[0] is None:
                 return
-            if int(row[0]) < self._low_lsn:
+            if int(row[0]) < self._low_lsn and not self._may_go_back:
                 self.went_back.append(f"O8: the watermark went back from {self._low_lsn} to {row[0]}")
             self._low_lsn = int(row[0])
 

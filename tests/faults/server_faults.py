@@ -62,12 +62,11 @@ def f4(run: Round) -> None:
         )
         lost = len(run.daemon.events_of("target_lost"))
         for (pid,) in run.target.rows(query):
-            run.sampler.forgive()
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            run.daemon.wait_for_event("target_lost", WAIT_S, count=lost + 1)
-        _answers(run)
-        run.sampler.forgive()
+            with run.sampler.crash():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                run.daemon.wait_for_event("target_lost", WAIT_S, count=lost + 1)
+                _answers(run)
 
 
 @fault("F5", "target crashes, synchronous commits")

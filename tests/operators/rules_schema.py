@@ -72,8 +72,15 @@ class Schema(OneStream):
     @rule(pick=PICK, is_logged=st.booleans())
     def unlogged(self, pick: int, is_logged: bool) -> None:
         """A table leaves WAL, or comes back."""
-        text = f"ALTER TABLE {self.table(pick)} SET {'LOGGED' if is_logged else 'UNLOGGED'}"
-        self.step("SET UNLOGGED", lambda world: self.ddl(world, text))
+        name = self.table(pick)
+
+        def action(world: World) -> None:
+            is_root = f"SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass('{name}')"
+            # From 18 on a partitioned table refuses it, so such a command of an older publisher stops the daemon.
+            if world.source.rows(is_root) != [(True,)]:
+                self.ddl(world, f"ALTER TABLE {name} SET {'LOGGED' if is_logged else 'UNLOGGED'}")
+
+        self.step("SET UNLOGGED", action)
 
     @rule()
     def make(self) -> None:
