@@ -81,7 +81,7 @@ EVENTS: Final = {
     "session_blocked": "warning: a session of the slot's that is no worker's waits for a lock; end: on which side",
     "batch_cancelled": "warning: what of it waited for a foreign lock, because the operator skips a transaction",
     "batch_unblocked": "info: it waits no more; how long it has",
-    "stall_broken": "warning: a later batch that blocked the head was rolled back",
+    "stall_broken": "warning: a batch was rolled back that blocked the head, or that a prepared transaction blocked",
     "prepare_left_out": "info: a PREPARE that cannot be applied: the publisher has rolled it back, nothing is prepared",
     "rolled_back_early": "warning: a transaction prepared here, which the publisher rolled back, was in the way",
     "stream_followed": "info: a worker applies a transaction while it is in progress on the publisher",

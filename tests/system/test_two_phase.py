@@ -12,8 +12,11 @@ import pytest
 from tests.fixtures.databases import create_database
 from tests.fixtures.fan import make_slot
 from tests.fixtures.pair import Pair, pair
+from tests.fixtures.plain import WORKER_IS_BLOCKED, foreign_transaction
 from tests.fixtures.route import Route
 from tests.fixtures.two_phase import (
+    N_PREPARED,
+    TABLES,
     TWO_PHASE,
     check_nothing_is_left,
     decide,
@@ -186,6 +189,33 @@ def test_022_twophase_cascade(
         assert _present(database, 11, 12, 21, 22) == [11, 21]
         assert database.rows(_COUNTS) == [(_LOADED + 1, _LOADED + 1, _LOADED + 1)]
         check_nothing_is_left(database)
+
+
+def test_a_stream_gives_way_to_what_is_prepared(pair: Pair) -> None:
+    """A part that was rolled back met a row that another transaction has prepared since; its outcome comes behind.
+
+    The worker that follows the stream would wait for that outcome, which waits for the stream's end.
+    """
+    stream_early(pair.source)
+    pair.create(TABLES)
+    daemon = pair.start(workers=4, settings={**TWO_PHASE, "apply.stream_start_bytes": 0})
+    daemon.wait_for_event("source_connected")
+    wide = "INSERT INTO t SELECT g, repeat('x', 200) FROM generate_series({}, {}) AS g"
+    with foreign_transaction(pair.target, "INSERT INTO t VALUES (1, 'foreign')"), pair.source.connect() as stream:
+        for statement in ("BEGIN", wide.format(1, 600), "SAVEPOINT a", "INSERT INTO t VALUES (5000, 'gone')",
+                          wide.format(2001, 2600), "ROLLBACK TO SAVEPOINT a"):  # fmt: skip
+            stream.execute(statement)
+        pair.target.wait_until(WORKER_IS_BLOCKED)
+        write_prepared(pair.source, "row", "INSERT INTO t VALUES (5000, 'kept')")
+        pair.target.wait_until(f"SELECT ({N_PREPARED}) = 1")
+        stream.execute("PREPARE TRANSACTION 'stream'")
+    assert daemon.wait_for_event("stream_spilled")
+    for gid in ("stream", "row"):
+        decide(pair.source, gid, "COMMIT")
+    daemon.wait_caught_up()
+    daemon.stop()
+    assert pair.target.rows("SELECT count(*), min(v) FILTER (WHERE id = 5000) FROM t") == [(601, "kept")]
+    check_nothing_is_left(pair.target)
 
 
 @pytest.mark.parametrize("workers", [4, 1], ids=["followed", "spilled"])

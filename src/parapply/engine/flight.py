@@ -252,12 +252,19 @@ class Flight:
         A job that follows a transaction in progress has no number yet: it is later than all.
         """
         if isinstance(job, StreamJob) and job in self._following:
-            if 0 < job.batch.seq <= earlier.batch.seq or job.must_yield:
-                return None
-            job.must_yield = True
-            return [News(job)]
+            return None if 0 < job.batch.seq <= earlier.batch.seq else self.give_way(job)
         answers = self.turns.yield_to(earlier, job)
         return None if answers is None else [*answers]
+
+    def give_way(self, job: Job) -> list[Effect] | None:
+        """Make a job that follows a transaction roll back until its end has come; None if it does not, or was asked.
+
+        It then applies the transaction without its rolled back parts.
+        """
+        if not isinstance(job, StreamJob) or job not in self._following or job.must_yield:
+            return None
+        job.must_yield = True
+        return [News(job)]
 
     def take_back(self, job: Job) -> list[Answer]:
         """Ask for the worker of a job that waits for the holders of its late keys, while others could start."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from parapply.engine.durability import Durability
-from parapply.engine.flight import Flight, Given, LetGo
-from parapply.engine.job import SetJob
+from parapply.engine.flight import Flight, Given, LetGo, News
+from parapply.engine.job import SetJob, StreamJob
 from parapply.engine.state import EngineState
 from parapply.engine.turns import CommitTurn, Turns
 from parapply.plan.batch import Batch
@@ -19,6 +19,8 @@ from tests.simulate.core import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from parapply.model import Transaction
 
     Mutant = Callable[[pytest.MonkeyPatch], None]
 
@@ -126,3 +128,18 @@ def test_a_question_taken_back_has_no_answer() -> None:
     flight.withdraw(1)
     assert flight.submit(_job(1), 0.0) == []
     flight.withdraw(1)
+
+
+class _Stream:
+    is_followed = True
+    end: Transaction | None = None
+
+
+def test_only_a_job_that_follows_gives_way() -> None:
+    """It is asked once, also before it has a number; a batch of sets has no end to wait for."""
+    flight = Flight(EngineState(0, 0.0), max_followers=1)
+    assert flight.give_way(_job(1)) is None
+    job = StreamJob(Batch(0), {}, _Stream())
+    flight.follow(job)
+    assert flight.give_way(job) == [News(job)]
+    assert flight.give_way(job) is None

@@ -188,6 +188,7 @@ class StallCheck:
             if self._is_to_skip(job):
                 await self._cancel(holder, job)
         await self._end_rolled_back(gids)
+        await self._leave_to_prepared(holder, job, gids)
         for pid in found:
             blocker = own.get(pid)
             if blocker is not None and blocker is not holder and self._stalls.may_break(job, blocker):
@@ -227,6 +228,16 @@ class StallCheck:
             async with self._control_pool.session() as conn:
                 await prepared.roll_back(conn, ended)
             self._log.warning("rolled_back_early", gid=ended)
+
+    async def _leave_to_prepared(self, worker: Worker, job: Job, gids: Sequence[str]) -> None:
+        """Have a worker that follows a transaction leave rows that a prepared transaction of the same stream holds.
+
+        On the publisher only rows of a part that was rolled back can have met them. The outcome of the prepared one may
+        come behind the transaction's own end, which then waits for it for ever.
+        """
+        if any(self._two_phase.is_ours(gid) for gid in gids) and self._pool.give_way(job):
+            self._log.warning("stall_broken", worker=worker.number, seq=job.batch.seq, holder=None)
+            await worker.session.cancel()
 
     async def _break(self, job: Job, blocker: Worker) -> None:
         """Make a worker yield to a job that it blocks."""

@@ -128,6 +128,12 @@ class WorkerPool:
         self._perform(effects or [])
         return effects is not None
 
+    def give_way(self, job: Job) -> bool:
+        """Make a job stop following a transaction, as `Flight.give_way`; False if it does not, or was asked."""
+        effects = self.flight.give_way(job)
+        self._perform(effects or [])
+        return effects is not None
+
     def wants_back(self, job: Job) -> bool:
         """Ask for a job's worker, as `Flight.take_back`; False if no other job needs it, or it is about to continue."""
         effects = self.flight.take_back(job)

@@ -81,6 +81,10 @@ class TwoPhase:
         """Return whether that very PREPARE was done."""
         return self._pending.get(message.xid) == (self.gid(message), message.end_lsn)
 
+    def is_ours(self, gid: str) -> bool:
+        """Return whether a transaction is prepared here and waits for its outcome in the stream."""
+        return any(gid == pending for pending, _ in self._pending.values())
+
     def pending_gid(self, message: CommitPrepared | RollbackPrepared) -> str:
         """Return the name here of the transaction that an outcome ends; empty if it is not prepared here."""
         gid, _ = self._pending.get(message.xid, ("", 0))
