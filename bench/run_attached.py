@@ -42,7 +42,7 @@ _Turn = TypeVar("_Turn")
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Generic[_Turn]):
-    """What is measured while a system replicates.
+    """Measurements while a system replicates.
 
     Attributes:
         name: begins the name of the file.

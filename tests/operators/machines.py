@@ -41,7 +41,7 @@ class _OneWay(OneStream):
         majors = self.lab.majors
         chosen = majors[pair[0] % len(majors)], majors[pair[1] % len(majors)]
         if way:
-            # To begin anew the schema is dumped.
+            # To begin again the schema is dumped.
             families = dumpable(families, chosen)
         with self._told():
             world = make_world(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.crash
 
-# A publisher that waits for nobody needs about one second for its last checkpoint, and a busy machine its time; one
+# A publisher that waits for no reader needs about one second for its last checkpoint, and a busy machine its time; one
 # that waits for a reader in vain needs as long as `wal_sender_timeout`, 60 s.
 _STOP_LIMIT_S = 20.0
 # With a reader that cannot confirm: three seconds until it is sure, and some for a busy machine.

@@ -1,4 +1,4 @@
-"""The daemon's own page: what it shows, that it shows no more than once a second anew, and how a browser shows it."""
+"""The daemon's own page: what it shows, that it is rendered once a second at most, and how a browser shows it."""
 
 from __future__ import annotations
 

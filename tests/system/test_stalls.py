@@ -171,7 +171,7 @@ def ends_of(route: Route) -> list[int]:
 def test_a_session_that_is_no_workers_and_is_blocked_is_told(
     route: Route, start_daemon: StartDaemon, run_command: RunCommand
 ) -> None:
-    """Also where no batch waits: somebody has locked the state, so nothing can be shown or confirmed."""
+    """Also where no batch waits: another session has locked the state, so nothing can be shown or confirmed."""
     daemon = start_daemon(route, settings=LISTEN)
     daemon.wait_caught_up()
     with foreign_transaction(route.target, "LOCK TABLE parapply.slots IN SHARE ROW EXCLUSIVE MODE") as foreign:

@@ -238,14 +238,14 @@ class _Player:
         self._known: dict[tuple[Order, int], Played] = {}
 
     def play(self, order: Order, n_workers: int) -> Played:
-        """Return what so many workers do."""
+        """Return the throughput with a number of workers."""
         key = (order, n_workers)
         if key not in self._known:
             self._known[key] = play(self._load, replace(self.plant, order=order, workers=n_workers))
         return self._known[key]
 
     def seconds(self, order: Order, n_workers: int, measured_s: float) -> float:
-        """Return what so many workers take, put right by what the daemon's took."""
+        """Return the seconds that a number of workers take, corrected by the run that the daemon made."""
         base_s = self.play(self.plant.order, self.plant.workers).seconds
         return self.play(order, n_workers).seconds * (measured_s / base_s if base_s else 1.0)
 

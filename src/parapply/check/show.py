@@ -59,7 +59,7 @@ def _print(console: Console, text: Text) -> None:
     begin = len(text.plain) - len(text.plain.lstrip())
     is_words = text.style != _SQL_STYLE and console.is_terminal
     if not is_words:
-        # Soft: a terminal wraps, but the line stays one line for whoever copies it.
+        # Soft: a terminal wraps, but the line stays one line for the reader who copies it.
         console.print(text, soft_wrap=True)
         return
     hang = begin + (_HANG if text.plain[begin:].startswith(("why", "do")) else 2)

@@ -1,4 +1,4 @@
-"""Each question for the turn to commit has one answer, whoever wants the worker's batch to yield."""
+"""Each question for the turn to commit has one answer, whichever part wants the worker's batch to yield."""
 
 from __future__ import annotations
 
