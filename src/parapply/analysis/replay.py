@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Final
 from parapply.analysis.stream import BEGIN_US, table_plan
 from parapply.config import BACKLOG_THRESHOLD_S, LINGER_S, MEMORY_LIMIT_BYTES, STALL_CHECK_S
 from parapply.engine.flight import Flight, Given
-from parapply.engine.intake import Closing, Room
+from parapply.engine.intake import DRAIN_BYTES, Closing, Room
 from parapply.engine.job import SetJob
 from parapply.engine.pace import BatchSizing
 from parapply.engine.stalls import Stalls
 from parapply.engine.state import EngineState
-from parapply.engine.turns import Answer, CommitTurn
+from parapply.engine.turns import ONE_FLIGHT, Answer, CommitTurn
 from parapply.plan.batch import LEAST_THIN_TABLES, Batch, Limits
 from parapply.plan.table_changes import TableChanges
 from parapply.vocabulary import WorkerState
@@ -40,10 +40,6 @@ if TYPE_CHECKING:
     from parapply.engine.flight import Effect
     from parapply.engine.job import Job
 
-#: Changes of a batch that is executed and committed at once where it has its turn: `runtime/apply/sets.py`.
-_ONE_FLIGHT: Final = 256
-#: Bytes that are read before workers and timers get their turn: `runtime/intake/reader.py`.
-_DRAIN_BYTES: Final = 128 * 1024
 #: Batches in flight at most, and some: tables that only count are of one of so many trees.
 _TREES: Final = 256
 
@@ -248,7 +244,7 @@ class _Replay:
             self._read_later(free_s)
             return
         self._heard_s, n_changes, n_bytes = self._now_s, 0, 0
-        while self._next < n_units and units[self._next].release_s <= self._now_s and n_bytes < _DRAIN_BYTES:
+        while self._next < n_units and units[self._next].release_s <= self._now_s and n_bytes < DRAIN_BYTES:
             if self._open is None and n_changes and not self._room.is_left(0):
                 break
             unit = units[self._next]
@@ -364,7 +360,7 @@ class _Replay:
     def _execute(self, job: SetJob) -> None:
         work, costs = self._works[job.batch.seq], self._costs
         if self._flight.turns.may_commit(job):
-            job.is_one_flight = job.batch.n_changes <= _ONE_FLIGHT
+            job.is_one_flight = job.batch.n_changes <= ONE_FLIGHT
         else:
             work.late_rows = sum([len(changes.late_keys) for changes in job.batch.table_changes])
         changes = max(0, work.changes - work.late_rows)

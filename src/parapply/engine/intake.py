@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from parapply.model import Transaction
     from parapply.plan.batch import Batch
 
+#: Bytes read before workers and timers get their turn: a few hundred transactions, about two milliseconds.
+DRAIN_BYTES: Final = 128 * 1024
 #: In a backlog a read that empties the socket is followed by a pause, because a walsender sends every message
 #: separately, and to wake up a reader for each took it half as much CPU again.
 COLLECT_S: Final = 0.004
