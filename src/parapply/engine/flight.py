@@ -12,6 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from parapply.engine.job import InProgress, Job, LargeJob, StreamJob
+from parapply.engine.pace import meets_many_tables
 from parapply.engine.turns import Answer, Turns
 from parapply.plan.scheduler import Scheduler
 
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     from parapply.plan.waits import Wait
 
 #: Batches with few changes for each of many tables that have committed, for each further one that may run alongside
-#: others. A session takes half a millisecond of the target's CPU to meet a table first, which is worth while where more
-#: is to come.
-_LEARNT: Final = 2
+#: others. A session takes half a millisecond of the target's CPU to meet a table first, as long as for ten changes,
+#: which is worth while where many more batches are to come.
+_LEARNT: Final = 16
 
 
 class Given(NamedTuple):
@@ -241,9 +242,9 @@ class Flight:
 
         So may all in relaxed order: one that stands at another session's lock must not hold up independent ones.
         """
-        if self.state.is_relaxed or not batch.is_thin or self._scheduler.head is batch:
+        if self.state.is_relaxed or not _is_learning(batch) or self._scheduler.head is batch:
             return True
-        n_learning = sum([self.state.jobs[seq].batch.is_thin for seq in self._assigned])
+        n_learning = sum([_is_learning(self.state.jobs[seq].batch) for seq in self._assigned])
         return n_learning <= self._n_learnt // _LEARNT
 
     def yield_to(self, earlier: Job, job: Job) -> list[Effect] | None:
@@ -306,7 +307,7 @@ class Flight:
             self._following.remove(job)
         if not isinstance(job, LargeJob):
             self.count_out(batch.size_bytes)
-        self._n_learnt += batch.is_thin
+        self._n_learnt += _is_learning(batch)
         freed = self._scheduler.committed(batch)
         for ready in freed.to_start:
             self.state.jobs[ready.seq].times.freed_s = now_s
@@ -320,7 +321,12 @@ class Flight:
         # A piece that was not counted out would take its part of the memory limit until the epoch ends.
         is_empty = not self.state.jobs and not self._following
         assert self.state.held_bytes == 0 or not is_empty, "nothing is in flight, and something is held"
-        if not batch.is_thin:
+        if not _is_learning(batch):
             # Else the worker that had it, and knows the tables now, comes first: it asks at once.
             effects += self._assign()
         return effects
+
+
+def _is_learning(batch: Batch) -> bool:
+    """Return whether a session that has not met the tables of a batch takes longer for that than for its changes."""
+    return meets_many_tables(batch.n_changes, len(batch.table_changes))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from parapply.plan.batch import Limits, has_few_changes
+from parapply.plan.batch import FEW_CHANGES, LEAST_THIN_TABLES, Limits
 from parapply.vocabulary import Mode
 
 if TYPE_CHECKING:
@@ -41,6 +41,14 @@ _TRY_AGAIN: Final = 256
 #: Seconds of the shortest pause of which it can be told whether its second half gathers anything: the event loop's
 #: timers count milliseconds.
 SHORTEST_JUDGED_S: Final = 0.002
+
+
+def meets_many_tables(n_changes: int, n_tables: int) -> bool:
+    """Return whether a batch has few changes for each of many tables, however many these are.
+
+    Half the batch would have nearly as many statements, and to meet its tables takes a session longer than to apply it.
+    """
+    return n_tables >= LEAST_THIN_TABLES and n_changes < FEW_CHANGES * n_tables
 
 
 class BatchSizing:
@@ -87,7 +95,7 @@ class BatchSizing:
             n_tables: that they are of.
             took_s: from its start until its statements had succeeded.
         """
-        if has_few_changes(n_changes, n_tables):
+        if meets_many_tables(n_changes, n_tables):
             return
         if took_s < _QUICK_S:
             self._scale(2)

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from parapply.engine.durability import Durability
 from parapply.engine.flight import Flight, Given, LetGo, News
@@ -14,8 +15,10 @@ from parapply.engine.state import EngineState
 from parapply.engine.turns import CommitTurn, Turns
 from parapply.plan.batch import Batch
 from parapply.plan.scheduler import Scheduler
+from parapply.plan.table_changes import TableChanges
 from tests.simulate.__main__ import RARE
 from tests.simulate.core import Schedule
+from tests.unit.changes_model import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,6 +122,34 @@ def test_a_worker_that_asks_is_answered_at_once_or_by_the_next_batch() -> None:
     assert state.n_workers == 2
     assert flight.committed(first, 1.0) == []
     assert (state.watermark.low_lsn, state.head) == (10, second)
+
+
+@pytest.mark.parametrize("n_tables", [64, 3_000], ids=["64 tables", "3000 tables"])
+@pytest.mark.parametrize("is_relaxed", [False, True], ids=["order kept", "relaxed"])
+def test_batches_of_many_tables_begin_in_one_session(n_tables: int, *, is_relaxed: bool) -> None:
+    """Each session meets each table, so a second one must be worth while; however many tables a batch has."""
+    state = EngineState(0, 0.0, is_relaxed=is_relaxed)
+    flight = Flight(state)
+    state.n_workers = 3
+
+    plan = PLAIN.plan(0)
+    tables = [TableChanges(replace(plan, facts=replace(plan.facts, oid=n, root_oid=n))) for n in range(n_tables)]
+    jobs = [_job(seq) for seq in range(1, 36)]
+    for job in jobs:
+        job.batch.table_changes = tables
+        job.batch.n_changes = 2 * n_tables
+    for asker in range(3):
+        flight.ask(asker)
+    alongside = []
+    for at, job in enumerate(jobs[:-2]):
+        for later in jobs[at if at == 0 else at + 2 : at + 3]:
+            flight.submit(later, 0.0)
+        alongside.append(len(state.jobs) - len(flight.waiting_jobs()))
+        flight.committed(job, 1.0)
+        flight.ask(3 + at)
+    assert alongside[0] == (3 if is_relaxed else 1)
+    assert alongside[15:17] == ([3, 3] if is_relaxed else [1, 2])
+    assert alongside[32] == 3
 
 
 def test_a_question_taken_back_has_no_answer() -> None:
