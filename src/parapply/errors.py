@@ -7,7 +7,7 @@
 | SourceRefused    | 3    | never     | slot lost, wrong cluster, a gap: see the hint        |
 | SourceLost       | 3    | reconnect | none: the daemon reconnects with back-off            |
 | SlotBusy         | 3    | reconnect | another reader holds the slot                        |
-| LeftForRanges    | 3    | reconnect | none: both ends are opened again at once             |
+| StreamLeft       | 3    | reconnect | none: both ends are opened again at once             |
 | SpillFailed      | 3    | reconnect | the operator makes room in the spill directory       |
 | TargetRefused    | 4    | never     | a privilege, a table or a column is missing          |
 | LeaseHeld        | 4    | never     | another daemon holds the lease: stop it or take over |
@@ -99,8 +99,8 @@ class SlotBusy(SourceLost):
     """Another process reads the slot."""
 
 
-class LeftForRanges(SourceLost):
-    """The stream has fallen behind, and ranges of WAL bring it forward sooner.
+class StreamLeft(SourceLost):
+    """The stream is left: ranges of WAL bring it forward sooner, or only a new one has the tables' present names.
 
     The daemon's own decision: no connection was lost, and there is nothing to wait for.
     """

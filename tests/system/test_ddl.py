@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
+    from tests.fixtures.servers import NewDatabase, ServerOf
 
 __all__ = ["pair"]
 
@@ -447,6 +448,34 @@ def test_rows_written_beside_the_rename_of_their_schema(
         connection.execute("INSERT INTO s2.t VALUES (2); UPDATE s2.t SET id = 3 WHERE id = 1; COMMIT")
     daemon.wait_caught_up()
     check_equal(route, "s2.t")
+    daemon.stop()
+
+
+@pytest.mark.needs_majors(15, 18)
+def test_schemas_change_names_in_the_middle_of_a_stream(
+    server_of: ServerOf, new_database: NewDatabase, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """PostgreSQL 15 does not announce tables of a renamed schema again: the stream is left, and no row goes astray."""
+    source, target = new_database(server_of("source", 15), "source"), new_database(server_of("target", 18), "target")
+    for database in (source, target):
+        database.execute("".join(f"CREATE SCHEMA {s}; CREATE TABLE {s}.t (id int PRIMARY KEY, v text);" for s in "ab"))
+    owner = target.target_role
+    target.execute(f"ALTER SCHEMA a OWNER TO {owner}; ALTER SCHEMA b OWNER TO {owner};"
+                   f" GRANT CREATE ON DATABASE {target.dbname} TO {owner}")  # fmt: skip
+    source.execute("CREATE PUBLICATION pub FOR ALL TABLES;" + install_sql(["pub"]))
+    source.execute("INSERT INTO a.t VALUES (1, 'a'); INSERT INTO b.t VALUES (1, 'b')")
+    route = Route(source=source, target=target, settings={**FAST, **_ON})
+    done = run_command(route, "init", "--copy")
+    assert done.returncode == 0, done.stderr
+    for old, new in [("a", "x"), ("b", "a"), ("x", "b"), ("b", "c"), ("c", "b")]:
+        source.execute(f"UPDATE {old}.t SET v = v || '+' WHERE id = 1")
+        source.execute(_ddl(f"ALTER SCHEMA {old} RENAME TO {new}"))
+        source.execute(f"UPDATE {new}.t SET v = v || '-' WHERE id = 1")
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    check_equal(route, "a.t")
+    check_equal(route, "b.t")
+    assert len(daemon.events_of("stream_left")) == 5
     daemon.stop()
 
 

@@ -16,12 +16,12 @@ from parapply.driver import refusal_hint
 from parapply.errors import (
     ApplyFailed,
     LeaseHeld,
-    LeftForRanges,
     ParapplyError,
     Retry,
     SourceLost,
     SourceRefused,
     SpillFailed,
+    StreamLeft,
     TargetLost,
     TargetRefused,
 )
@@ -198,7 +198,7 @@ class Leader:
                 return "stopped by a signal while reconnecting"
 
     def _next_wait_s(self, error: ParapplyError, lasted_s: float) -> float:
-        if isinstance(error, LeftForRanges):
+        if isinstance(error, StreamLeft):
             return 0.0
         if lasted_s >= _GOOD_EPOCH_S:
             self._delay_s = self._config.source.reconnect_min_s
@@ -217,7 +217,7 @@ class Leader:
         await show_state(self._config, shown, reason, limit_s)
 
     async def _tell_of_another_try(self, error: ParapplyError, wait_s: float) -> None:
-        if isinstance(error, LeftForRanges):
+        if isinstance(error, StreamLeft):
             shown = DaemonState.RECONNECTING
             self._log.info("stream_left", reason=error.line())
         elif error.retry is Retry.RECONNECT:

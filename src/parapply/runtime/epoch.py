@@ -84,6 +84,8 @@ _LAST_WORD_S = 5.0
 _PIECE_BYTES = 8 * 1024 * 1024
 #: The same where apply.max_changes_per_s must also hold within a transaction.
 _THROTTLED_PIECE_BYTES = 128 * 1024
+#: server_version_num of the first publisher that announces the tables of a renamed schema again.
+_RENAMED_SINCE = 160_000
 #: server_version_num of the first publisher that sends no COMMIT PREPARED without its PREPARE.
 _EACH_NOTED_SINCE = 180000
 #: Parts of the publisher's patience between two reports: two may be late.
@@ -241,6 +243,7 @@ class Epoch:
             queue=lambda: self._assembler.queue,
             config=config.ddl,
             later=self._later,
+            announces_renamed=ends.source_facts.server_version_num >= _RENAMED_SINCE,
         )
         self._intake = Intake(
             self._admission,

@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from parapply.engine.stalls import FallingBehind, StreamSeen
-from parapply.errors import LeftForRanges
+from parapply.errors import StreamLeft
 from parapply.source.catch_up import PASSING
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class CatchUpWatch:
         """Check until cancelled.
 
         Raises:
-            LeftForRanges: the stream is behind.
+            StreamLeft: the stream is behind.
         """
         clock = asyncio.get_running_loop().time
         behind = FallingBehind(behind_bytes=self._behind_bytes, pause_s=self._pause_s, now_s=clock())
@@ -73,7 +73,7 @@ class CatchUpWatch:
             await asyncio.sleep(self._look_s)
             lag_bytes = behind.look(self._seen(), self._engine.source_lsn, clock())
             if lag_bytes is not None:
-                raise LeftForRanges(f"The stream is left for ranges of WAL: {lag_bytes} bytes to catch up.")
+                raise StreamLeft(f"The stream is left for ranges of WAL: {lag_bytes} bytes to catch up.")
 
     def _seen(self) -> StreamSeen:
         stream, reader, batcher = self._stream, self._reader, self._batcher

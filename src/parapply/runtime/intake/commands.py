@@ -7,9 +7,9 @@ nothing later is even looked up before it has, because the facts about the targe
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from parapply.errors import TargetRefused
+from parapply.errors import StreamLeft, TargetRefused
 from parapply.plan.commands import CommandPolicy, CommandVerdict
 from parapply.wire.messages import BeginPrepare, Prepare, StreamPrepare
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from parapply.runtime.intake.reader import SlotReader
     from parapply.runtime.pool.pool import WorkerPool
     from parapply.runtime.tables.plans import TablePlans
+
+
+_ALTER_SCHEMA: Final = "ALTER SCHEMA"
 
 
 class AfterTransactions(Protocol):
@@ -50,6 +53,7 @@ class CommandTransactions:
         queue: Callable[[], Relation | None],
         config: DdlConfig,
         later: AfterTransactions,
+        announces_renamed: bool,
     ) -> None:
         """Start inside no such transaction.
 
@@ -62,11 +66,15 @@ class CommandTransactions:
             queue: returns the publisher's queue as last announced.
             config: which commands run here.
             later: runs commands that cannot run in a transaction.
+            announces_renamed: the publisher announces the tables of a schema again that was renamed; from 16 on.
         """
         self._queue = queue
         self._policy = CommandPolicy(config.apply, config.skip, config.tags)
         self._later = later
         self._has_later = False
+        self._announces_renamed = announces_renamed
+        #: A schema may have another name, which the stream will not say.
+        self._is_outdated = False
         self._reader = reader
         self._batcher = batcher
         self._admission = admission
@@ -126,6 +134,8 @@ class CommandTransactions:
             if one is not None and one.verdict is not CommandVerdict.SKIP:
                 await self._admission.note_made(one.command.made)
                 self._has_later = self._has_later or one.verdict is CommandVerdict.LATER
+            if one is not None and one.command.tag == _ALTER_SCHEMA and not self._announces_renamed:
+                self._is_outdated = True
         return found
 
     async def before(self, relations: Sequence[Relation]) -> None:
@@ -147,12 +157,15 @@ class CommandTransactions:
 
         Raises:
             SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
+            StreamLeft: only a new stream has the names of the tables.
         """
         self._reader.stop()
         with self._reader.waiting("commands of the publisher"):
             while not self._pool.flight.state.is_idle:
                 self._moved.clear()
                 await self._moved.wait()
+            if self._is_outdated:
+                raise StreamLeft("The stream is left because it does not name the tables of a renamed schema.")
             if self._has_later:
                 self._has_later = False
                 self._later.call()

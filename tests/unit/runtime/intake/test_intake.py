@@ -182,6 +182,7 @@ class _Lab:
             queue=lambda: None,
             config=DdlConfig(),
             later=_Later(),
+            announces_renamed=True,
         )
         streams = StreamBuffers(Spill(None, 1 << 20), StreamLimits(1 << 20, 1 << 20, 1 << 20))
         #: Each keep-alive's LSN, and whether everything read was in the pool's hands then.
