@@ -625,3 +625,53 @@ def test_a_late_write_is_found_by_the_command_that_goes_on_at_the_end(ends: Ends
 def _defy(ends: Ends, number: int) -> None:
     with ends.source.connect(options="-c default_transaction_read_only=off") as session:
         session.execute(f"INSERT INTO evt VALUES ({number})".encode())
+
+
+def test_sessions_from_behind_a_fence_end_when_it_is_lifted(ends: Ends) -> None:
+    """A session that began while its database was read only would stay so: a client's pool has to connect again."""
+    ends.start(ends.ahead)
+    assert ends.run(killed_at="cutover_turning").returncode == -9
+    with ends.source.connect(user=TARGET_ROLE) as behind:
+        assert behind.execute("SHOW transaction_read_only").fetchone() == ("on",)
+        behind.rollback()
+        assert ends.run("--undo").returncode == 0
+        with pytest.raises(psycopg.OperationalError):
+            behind.execute("INSERT INTO evt VALUES (1)")
+    with ends.source.connect(user=TARGET_ROLE) as after:
+        after.execute("INSERT INTO evt VALUES (2)")
+
+    ends.start(ends.ahead)
+    assert ends.run().returncode == 0
+    with ends.source.connect(user=TARGET_ROLE) as behind:
+        ends.start(ends.back)
+        back = ends.run("--back")
+        assert (back.returncode, back.stderr) == (0, "")
+        with pytest.raises(psycopg.OperationalError):
+            behind.execute("INSERT INTO evt VALUES (3)")
+    ends.source.execute("INSERT INTO evt VALUES (4)")
+
+
+def test_while_one_direction_is_under_way_the_other_names_its_command(ends: Ends) -> None:
+    """Killed on the way back, the command without --back says how to go on, and never that there is no slot."""
+    ends.start(ends.ahead)
+    assert ends.run().returncode == 0
+    ends.start(ends.back)
+    hint = f"--reverse {ends.path} --back`"
+    for point in ("cutover_fencing", "cutover_turning"):
+        assert ends.run("--back", killed_at=point).returncode == -9
+        for words in ((), ("--undo",)):
+            said = ends.run(*words)
+            assert said.returncode == _REFUSED["target"]
+            assert f"under way, at the step {point.removeprefix('cutover_')}. " in said.stderr
+            assert hint in said.stderr
+    assert ends.run("--back", "--undo").returncode == 0
+    ends.target.execute("INSERT INTO evt VALUES (1)")
+
+    ends.start(ends.back)
+    assert ends.run("--back", killed_at="cutover_ending").returncode == -9
+    said = ends.run()
+    assert said.returncode == _REFUSED["target"]
+    assert hint in said.stderr
+    assert "--undo" not in said.stderr
+    assert ends.run("--back").returncode == 0
+    ends.source.execute("INSERT INTO evt VALUES (2)")

@@ -152,6 +152,13 @@ def test_a_migration_that_is_killed_again_and_again(nasty: Route, run_command: R
         killed = run_command(nasty, "migrate", *arguments, environ={"PARAPPLY_FAILPOINT": point})
         assert killed.returncode == -signal.SIGKILL, f"{point} was not reached: {killed.stdout}{killed.stderr}"
         nasty.source.execute(_LATER.format(n=number))
+    # No stream brings the rows of a table that is paused: the answer names it, and the command that does.
+    assert run_command(nasty, "pause", "public.parent").returncode == 0
+    refused = run_command(nasty, "migrate", *arguments)
+    assert (refused.returncode, "tables are paused: public.parent" in refused.stderr) == (4, True), refused
+    assert run_command(nasty, "resume", "public.parent").returncode == 0
+    done = run_command(nasty, "migrate", *arguments, "--only", "catch-up")
+    assert done.returncode == 0, done.stdout + done.stderr
     done = run_command(nasty, "migrate", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     nasty.source.execute(_LATER.format(n=2000))

@@ -61,6 +61,8 @@ _SAMPLED_RANGES: Final = 2
 _BEFORE_PAUSE_S: Final = 3.0
 #: Seconds that the comparison after the fence takes, about, where the same was compared before.
 _COMPARED_S: Final = 1.0
+#: Seconds that sessions from behind a fence may take to end.
+_READERS_S: Final = 5.0
 #: Result of each step, for people.
 _WORDS: Final = {
     "preparing": "the way back is prepared",
@@ -113,6 +115,7 @@ async def _with(
         facts = await slot.inspect(ahead.source, forward.source.slot)
         refusals.check_primary(facts, "`parapply cutover`")
         await check_pair(ahead, back)
+        await way_back.check_none_under_way(back, reverse, options.other_way)
         found = await connect.known_state(forward, ahead.target, facts.system_identifier)
         if found is None:
             raise TargetRefused(
@@ -479,7 +482,12 @@ class _Cutover:
                 raise ConfigError("the fence was a command's, which has to lift it: --fence-command")
             await fence.run_command(self._options.fence_command, conn, is_on=False)
         elif kind == fence.DATABASE:
-            await fence.lift_fence(conn)
+            lifted_at = await fence.lift_fence(conn)
+            kept = await self._look.kept(with_daemon=True)
+            try:
+                await fence.end_readers(conn, kept, lifted_at, time.monotonic() + _READERS_S)
+            except ParapplyError as error:
+                self._look.warn(f"sessions that began behind the fence stay read only: {redact_text(error.line())}")
 
     async def _end(self) -> int:
         name, ahead = self._forward.source.slot, self._ahead
@@ -558,7 +566,7 @@ class _Cutover:
         if row.is_open:
             raise TargetRefused(
                 "the target has taken over, and clients may have written there: it cannot be undone",
-                hint="`parapply cutover --back` goes back with all that was written since",
+                hint=f"`{self._options.other_way}` goes back with all that was written since",
             )
         await self._take_back()
         click.echo("undone: the source takes writes as before; if the daemon was stopped, start it (`parapply run`)")

@@ -217,10 +217,8 @@ async def put_up(conn: Connection, deadline_s: float) -> datetime:
         ParapplyError: a session that began before has not started in time.
     """
     await _set_read_only(conn, is_on=True)
-    with source_errors("reading the clock"):
-        ((fenced_at,),) = await _rows(conn, "SELECT pg_catalog.clock_timestamp()")
+    fenced_at = await _now(conn)
     await _wait_for_starting(conn, deadline_s)
-    assert isinstance(fenced_at, datetime)
     return fenced_at
 
 
@@ -268,13 +266,39 @@ async def _wait(names: Sequence[str], what: str, deadline_s: float) -> None:
     await asyncio.sleep(_POLL_S)
 
 
-async def lift_fence(conn: Connection) -> None:
-    """Let new sessions of the database write again.
+async def lift_fence(conn: Connection) -> datetime:
+    """Let new sessions of the database write again, and return since when they may.
 
     Raises:
         SourceRefused, SourceLost: it could not be changed.
     """
     await _set_read_only(conn, is_on=False)
+    return await _now(conn)
+
+
+async def end_readers(conn: Connection, kept: Kept, lifted_at: datetime, deadline_s: float) -> int:
+    """End the sessions that began behind the fence, because they stay read only; return how many ended.
+
+    Args:
+        conn: as for `put_up`.
+        kept: whose sessions stay.
+        lifted_at: what `lift_fence` returned.
+        deadline_s: by time.monotonic().
+
+    Raises:
+        SourceRefused: a privilege is missing.
+        SourceLost: the connection broke.
+        ParapplyError: a session has not ended in time.
+    """
+    await _wait_for_starting(conn, deadline_s)
+    return await end_writers(conn, kept, lifted_at, deadline_s)
+
+
+async def _now(conn: Connection) -> datetime:
+    with source_errors("reading the clock"):
+        ((now,),) = await _rows(conn, "SELECT pg_catalog.clock_timestamp()")
+    assert isinstance(now, datetime)
+    return now
 
 
 async def _set_read_only(conn: Connection, *, is_on: bool) -> None:

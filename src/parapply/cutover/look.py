@@ -49,7 +49,8 @@ class CutoverOptions(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 60.0  # from the fence until the target has everything
     with_sequences: bool = True
     is_dry: bool = False
-    hint: str = ""  # how the command is called again
+    other_way: str = "parapply cutover --back"  # the command in the other direction
+    hint: str = ""  # printed at the end
 
 
 class CutoverLook:

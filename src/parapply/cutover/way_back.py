@@ -207,6 +207,33 @@ async def stale_state(ends: Connections, config: Config) -> tuple[int | None, st
     return found.slot_id, before.fence
 
 
+async def check_none_under_way(ends: Connections, config: Config, other_way: str) -> None:
+    """Refuse to begin, to go on or to undo while a cut-over in the other direction is under way.
+
+    Args:
+        ends: sessions of the way back.
+        config: of the way back.
+        other_way: the command that cuts over in that direction.
+
+    Raises:
+        TargetRefused: it is.
+        SourceRefused, SourceLost, TargetLost: as `state.load`.
+    """
+    schema, name = config.target.state_schema, config.source.slot
+    if not await state.has_schema(ends.target, schema):
+        return
+    facts = await slot.inspect(ends.source, name)
+    found = await state.load(ends.target, schema, name, facts.system_identifier)
+    other = None if found is None else await cutovers.read(ends.target, schema, found.slot_id)
+    if other is None or other.is_done:
+        return
+    undo = "" if other.is_open else "; --undo takes it back"
+    raise TargetRefused(
+        f"the cut-over of slot {name!r}, in the other direction, is under way, at the step {other.step}",
+        hint=f"`{other_way}` goes on with it{undo}",
+    )
+
+
 async def make_state(ends: Connections, config: Config, takeover_lsn: int) -> None:
     """Write the state of the way back on the old source: everything that commits after an LSN is to be applied.
 

@@ -401,6 +401,11 @@ class _Run:
     async def _constraints(self) -> str:
         found = await self._state()
         known = await copies.load(self._ends.target, self._config.target.state_schema, found.slot_id)
+        if paused := [row.name for row in known.tables if row.is_paused]:
+            raise TargetRefused(
+                f"target: foreign keys cannot be checked while tables are paused: {look.few(paused)}",
+                hint=f"`parapply resume` copies them; then `parapply migrate --only {MigrationStep.CATCH_UP}`",
+            )
         if not known.is_settled(found.low_lsn):
             raise TargetRefused(
                 "target: the tables' rows are of different moments, so foreign keys cannot be checked",
