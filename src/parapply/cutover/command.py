@@ -485,9 +485,11 @@ class _Cutover:
             lifted_at = await fence.lift_fence(conn)
             kept = await self._look.kept(with_daemon=True)
             try:
-                await fence.end_readers(conn, kept, lifted_at, time.monotonic() + _READERS_S)
+                left = await fence.end_readers(conn, kept, lifted_at, time.monotonic() + _READERS_S)
             except ParapplyError as error:
-                self._look.warn(f"sessions that began behind the fence stay read only: {redact_text(error.line())}")
+                left = [redact_text(error.line())]
+            if left:
+                self._look.warn(f"sessions that began behind the fence stay read only: {fence.few(left)}")
 
     async def _end(self) -> int:
         name, ahead = self._forward.source.slot, self._ahead

@@ -236,9 +236,14 @@ async def end_writers(conn: Connection, kept: Kept, fenced_at: datetime, deadlin
         SourceLost: the connection broke.
         ParapplyError: a session has not ended in time.
     """
-    old = {one.pid: one for one in await _sessions(conn, kept) if not one.began_after(fenced_at)}
-    n_ended = len(old)
-    for one in old.values():
+    old = [one for one in await _sessions(conn, kept) if not one.began_after(fenced_at)]
+    await _end(conn, kept, old, deadline_s)
+    return len(old)
+
+
+async def _end(conn: Connection, kept: Kept, sessions: Sequence[_Session], deadline_s: float) -> None:
+    old = {one.pid: one for one in sessions}
+    for one in sessions:
         with source_errors(f"ending {one}"):
             await _rows(conn, "SELECT pg_catalog.pg_terminate_backend($1::int)", [one.pid])
     while old:
@@ -246,7 +251,6 @@ async def end_writers(conn: Connection, kept: Kept, fenced_at: datetime, deadlin
         old = {pid: one for pid, one in old.items() if pid in there}
         if old:
             await _wait([str(one) for one in old.values()], "did not end in time", deadline_s)
-    return n_ended
 
 
 async def _wait_for_starting(conn: Connection, deadline_s: float) -> None:
@@ -276,8 +280,8 @@ async def lift_fence(conn: Connection) -> datetime:
     return await _now(conn)
 
 
-async def end_readers(conn: Connection, kept: Kept, lifted_at: datetime, deadline_s: float) -> int:
-    """End the sessions that began behind the fence, because they stay read only; return how many ended.
+async def end_readers(conn: Connection, kept: Kept, lifted_at: datetime, deadline_s: float) -> list[str]:
+    """End the sessions that began behind the fence, because they stay read only; return those that this role may not.
 
     Args:
         conn: as for `put_up`.
@@ -286,12 +290,13 @@ async def end_readers(conn: Connection, kept: Kept, lifted_at: datetime, deadlin
         deadline_s: by time.monotonic().
 
     Raises:
-        SourceRefused: a privilege is missing.
         SourceLost: the connection broke.
         ParapplyError: a session has not ended in time.
     """
     await _wait_for_starting(conn, deadline_s)
-    return await end_writers(conn, kept, lifted_at, deadline_s)
+    old = [one for one in await _sessions(conn, kept) if not one.began_after(lifted_at)]
+    await _end(conn, kept, [one for one in old if one.may_be_ended], deadline_s)
+    return [str(one) for one in old if not one.may_be_ended]
 
 
 async def _now(conn: Connection) -> datetime:
