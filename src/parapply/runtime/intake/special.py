@@ -30,40 +30,29 @@ if TYPE_CHECKING:
     from parapply.model import Transaction
     from parapply.plan.commands import JudgedFrames
     from parapply.runtime.intake.admission import Admission
-    from parapply.runtime.intake.batcher import Batcher
     from parapply.runtime.intake.commands import CommandTransactions
-    from parapply.runtime.pool.pool import WorkerPool
     from parapply.runtime.pool.streams import StreamBuffer, StreamBuffers
 
 
 class SpecialTransactions:
     """Used by intake only."""
 
-    def __init__(  # noqa: PLR0913  one place makes it
-        self,
-        batcher: Batcher,
-        admission: Admission,
-        commands: CommandTransactions,
-        streams: StreamBuffers,
-        pool: WorkerPool,
-        *,
-        piece_bytes: int,
+    def __init__(
+        self, admission: Admission, commands: CommandTransactions, streams: StreamBuffers, *, piece_bytes: int
     ) -> None:
         """Start with nothing in progress.
 
         Args:
-            batcher: numbers their batches, and hands them over.
-            admission: rules of entry.
+            admission: rules of entry; its batcher numbers their batches, and hands them over.
             commands: of the publisher, in a streamed transaction.
             streams: transactions in progress.
-            pool: that applies.
             piece_bytes: a streamed transaction of less is taken like any other.
         """
-        self._batcher = batcher
+        self._batcher = admission.batcher
         self._admission = admission
         self.commands = commands
         self._streams = streams
-        self._pool = pool
+        self._pool = admission.batcher.pool
         self._piece_bytes = piece_bytes
 
     async def take(self, event: Transaction) -> Transaction | None:
