@@ -2,7 +2,7 @@
 
 In: a control session, the name of the state schema. Out: rows of `parapply.cutovers`. Every change of it is a
 separate synchronous commit, before the work that it announces begins, so that a command that was killed is continued or
-undone.
+undone. Every function raises TargetRefused or TargetLost where the server does not do it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from parapply.errors import TargetRefused
 from parapply.model import parse_lsn
 from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
-from parapply.target.state.schema import in_schema, lsn_text
+from parapply.target.state.schema import in_schema, lsn_text, state_rows
 from parapply.vocabulary import CutoverStep
 
 if TYPE_CHECKING:
@@ -94,9 +94,8 @@ async def read(conn: Connection, schema: str, slot_id: int) -> Cutover | None:
     Raises:
         TargetRefused, TargetLost: the state cannot be read.
     """
-    query = in_schema(f"SELECT {_COLUMNS} FROM {{s}}.cutovers WHERE slot_id = $1::int", schema)  # noqa: S608  own text
-    with target_errors("reading the cut-over"):
-        found = await rows(conn, query, [slot_id])
+    query = f"SELECT {_COLUMNS} FROM {{s}}.cutovers WHERE slot_id = $1::int"  # noqa: S608  own text
+    found = await state_rows(conn, schema, "reading the cut-over", query, [slot_id])
     if not found:
         return None
     step, reverse, made_slot, made_publication, fence, opens, fence_lsn, takeover_lsn, fenced_s, gap_s = found[0]
@@ -115,11 +114,7 @@ async def read(conn: Connection, schema: str, slot_id: int) -> Cutover | None:
 
 
 async def begin(conn: Connection, schema: str, slot_id: int, cutover: Cutover) -> None:
-    """Write the first row of a cut-over; one that is done is replaced.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
+    """Write the first row of a cut-over; one that is done is replaced."""
     query = in_schema(
         "INSERT INTO {s}.cutovers (slot_id, step, reverse_slot, made_slot, made_publication, fence, opens)"
         " VALUES ($1::int, $2, $3, $4::bool, $5::bool, $6, $7)",
@@ -174,23 +169,13 @@ async def enter(  # noqa: PLR0913  what a step leaves
 
 
 async def unfence(conn: Connection, schema: str, slot_id: int) -> None:
-    """Note that writers were let in on the source again.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be noted.
-    """
-    with target_errors("noting that the fence was lifted"):
-        await rows(
-            conn, in_schema("UPDATE {s}.cutovers SET fenced_at = NULL WHERE slot_id = $1::int", schema), [slot_id]
-        )
+    """Note that writers were let in on the source again."""
+    query = "UPDATE {s}.cutovers SET fenced_at = NULL WHERE slot_id = $1::int"
+    await state_rows(conn, schema, "noting that the fence was lifted", query, [slot_id])
 
 
 async def forget(conn: Connection, schema: str, slot_id: int) -> None:
-    """Remove the row.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be removed.
-    """
+    """Remove the row."""
     with target_errors("forgetting the cut-over"):
         async with conn.transaction():
             await rows(conn, in_schema("DELETE FROM {s}.cutovers WHERE slot_id = $1::int", schema), [slot_id])
