@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from parapply.runtime.pool.two_phase import TwoPhase
     from parapply.runtime.tables.copied import Copied
     from parapply.target.state.slots import SlotState
-    from parapply.wire.ddl_queue import MadeTable
 
 #: Seconds for which a batch stays open at most while tables are read ahead: the target may take longer to answer.
 _HELD_S = 1.0
@@ -98,10 +97,6 @@ class Admission:
         """Return whether a transaction that comes again was prepared here before (trap T-57)."""
         return isinstance(message, BeginPrepare | Prepare | StreamPrepare) and self.two_phase.is_prepared(message)
 
-    async def is_rolled_back(self, message: object) -> bool:
-        """Return whether a message is a PREPARE that the publisher has rolled back since; raises SourceLost."""
-        return await self.two_phase.is_rolled_back(message)
-
     async def look_up(self, relations: Sequence[Relation], *, was_in_progress: bool = False) -> None:
         """Have plans ready for the relations that a transaction announces, before it is read.
 
@@ -133,14 +128,6 @@ class Admission:
             self.batcher.close_first()
         for relation in relations:
             self.starts.announce(relation)
-
-    async def note_made(self, tables: Sequence[MadeTable]) -> None:
-        """Note that tables are applied which a command is about to make, as far as the stream has all of their rows.
-
-        Raises:
-            TargetRefused, TargetLost: it could not be noted.
-        """
-        await self.copied.note_made(tables)
 
     async def settle_made(self, relations: Sequence[Relation]) -> None:
         """Settle from where on relations are applied that a transaction announces which may make their tables itself.
@@ -210,10 +197,6 @@ class Admission:
         """Let everything pass."""
         self.hold.open()
         self._hold_moved.set()
-
-    def is_apart(self, relations: Sequence[Relation], lsn: int) -> bool:
-        """Return whether changes of relations may be left out, or must wait for a copy, in a commit at an LSN."""
-        return self.starts.is_apart(relations, lsn)
 
     async def without_skipped(self, transaction: Transaction) -> Transaction:
         """Return the part of a transaction that is to be applied, as soon as every table that it needs is copied."""

@@ -103,7 +103,7 @@ class CommandTransactions:
         found = self._policy.judged_frames(changes, self._reader.queue)
         for one in found.values():
             if one is not None and one.verdict is not CommandVerdict.SKIP:
-                await self._admission.note_made(one.command.made)
+                await self._admission.copied.note_made(one.command.made)
                 self._has_later = self._has_later or one.verdict is CommandVerdict.LATER
         return found
 

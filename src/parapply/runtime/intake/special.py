@@ -93,12 +93,12 @@ class SpecialTransactions:
     async def _chunk(self, piece: Transaction, chunk: Chunk) -> None:
         stream = await self._streams.add(piece, chunk, self._batcher.last_seq)
         follower = self._pool.flight.follower_of(stream)
-        if follower is not None and self._admission.is_apart(stream.relations, self._batcher.received_lsn):
+        if follower is not None and self._admission.starts.is_apart(stream.relations, self._batcher.received_lsn):
             give_way(follower)
         if not self._streams.is_worth_a_worker(stream) or not self._pool.flight.may_follow:
             return
         # Its commit lies after all that has come; what may have to be left out of it is not applied before that.
-        if not self._admission.is_apart(stream.relations, self._batcher.received_lsn):
+        if not self._admission.starts.is_apart(stream.relations, self._batcher.received_lsn):
             self._streams.follow(stream)
             self._pool.follow(StreamJob(Batch(0), {}, stream))
 
@@ -118,7 +118,7 @@ class SpecialTransactions:
             await self.commands.before(stream.relations)
         else:
             await self._admission.announce(stream.relations)
-        if not is_done and self._admission.is_apart(stream.relations, event.commit_lsn):
+        if not is_done and self._admission.starts.is_apart(stream.relations, event.commit_lsn):
             if (follower := self._pool.flight.follower_of(stream)) is not None:
                 # Its locks would hold up the copy that it waits for.
                 give_way(follower)
