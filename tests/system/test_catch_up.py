@@ -33,7 +33,6 @@ CREATE TABLE counters (id int PRIMARY KEY, n bigint NOT NULL);
 #: Ranges of a few dozen transactions, whatever there is to catch up.
 RANGES: dict[str, str | float] = {
     "source.catch_up": "auto", "source.catch_up_range_bytes": 1 << 18, "source.catch_up_enter_bytes": 0,
-    "source.catch_up_leave_bytes": 0,
 }  # fmt: skip
 # Small batches that are durable at once, and fewer bytes read ahead than `_MANY` transactions have: reading waits for
 # the target, so that the slot is moved on the way, however fast the publisher is.

@@ -12,6 +12,7 @@ from parapply.vocabulary import (
     CommandOutcome,
     ConflictOutcome,
     ConflictType,
+    CutoverStep,
     DaemonState,
     Mode,
     Reading,
@@ -52,10 +53,7 @@ CONFLICT_TYPES: Final = tuple(ConflictType)
 OUTCOMES: Final = tuple([outcome for outcome in ConflictOutcome if outcome is not ConflictOutcome.REPAIRED])
 #: States of a step of `parapply migrate`, and the steps of `parapply cutover`, as their tables name them.
 STEP_STATES: Final = ("running", "failed", "done")
-CUTOVER_STEPS: Final = (
-    "preparing", "fencing", "draining", "comparing", "sequences", "stopping", "turning", "opening", "ending", "done",
-    "undoing",
-)  # fmt: skip
+CUTOVER_STEPS: Final = (*[step for step in CutoverStep if step is not CutoverStep.UNDOING], CutoverStep.UNDOING)
 POSITIONS: Final = ("source", "received", "highest", "lowest", "durable", "confirmed")
 
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000)

@@ -176,8 +176,7 @@ class _Run:
             return [] if options.only is MigrationStep.CHECK else [options.only]
         steps = [step for step in self._does if step is not MigrationStep.ROLES or options.has_roles]
         if options.last is not None:
-            order = list(MigrationStep)
-            steps = [step for step in steps if order.index(step) <= order.index(options.last)]
+            steps = [step for step in steps if not options.last.is_before(step)]
         if options.first is not None:
             return steps[steps.index(options.first) :] if options.first in steps else steps
         done = {step for step, row in known.items() if row.state == "done"}

@@ -23,7 +23,6 @@ cdef class Batch:
     cdef public list transactions
     cdef public list steps
     cdef public list table_changes
-    cdef public Py_ssize_t table_lock_threshold
     cdef public bint has_foreign_keys
     cdef public bint is_barrier
     cdef public bint is_fence

@@ -38,8 +38,6 @@ FEW_CHANGES: Final = 128
 LEAST_THIN_TABLES: Final = 64
 #: A batch of more tables is not thin: each, with its indexes, takes places in the target's table of locks.
 MOST_THIN_TABLES: Final = 2048
-#: More changes than any batch holds.
-NO_THRESHOLD = 1 << 62
 
 
 def has_few_changes(n_changes: int, n_tables: int) -> bool:
@@ -91,7 +89,6 @@ class Batch:
         "size_bytes",
         "steps",
         "table_changes",
-        "table_lock_threshold",
         "transactions",
         "truncates",
     )
@@ -99,15 +96,9 @@ class Batch:
     # An array of numbers in the compiled twin, which is the only one to have it.
     _known_tags: list[int]
 
-    def __init__(self, seq: int, table_lock_threshold: int = NO_THRESHOLD) -> None:
-        """Start empty.
-
-        Args:
-            seq: counts batches in source order.
-            table_lock_threshold: a transaction of more changes takes its tables whole.
-        """
+    def __init__(self, seq: int) -> None:
+        """Start empty; `seq` counts batches in source order."""
         self.seq = seq
-        self.table_lock_threshold = table_lock_threshold
         #: Kept until the commit: a failed batch is split and retried from them.
         self.transactions: list[Transaction] = []
         self.steps: list[Step] = []
@@ -203,8 +194,6 @@ class Batch:
                     take = self._taker(frame, plans)
                 if take(frame):
                     self._add_by_itself(frame)
-            if len(transaction.changes) > self.table_lock_threshold:
-                self._take_tables(transaction)
         except NotASet:
             self._give_up_sets(transaction, plans)
 
@@ -327,14 +316,6 @@ class Batch:
         # Its next change looks the plan up again.
         self._by_relation.pop(relation.oid, None)
         self._forget_takers()
-
-    def _take_tables(self, transaction: Transaction) -> None:
-        """Take the tables of a transaction with too many keys whole, because looking for them would not pay."""
-        for change in transaction.changes:
-            if isinstance(change, bytes) and change[KIND_AT] != TRUNCATE:
-                table = self._by_relation.get(_relation_at(change, RELATION_AT)[0])
-                if table is not None:
-                    table.is_whole_table = True
 
     def _forget(self) -> None:
         """Begin a new step: what comes is not merged with what came before."""

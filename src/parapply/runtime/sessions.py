@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 #: Newest major version of the server that the tests run with.
 NEWEST_MAJOR = 18
+#: Bytes of WAL to catch up at which the stream takes over: it reads them in a few hundredths of a second.
+_LEAVE_BYTES = 4 * 1024 * 1024
 #: Part of the memory limit for changes read from ranges and in no batch yet.
 _RANGES_PART = 4
 #: Seconds to wait for the end of a session that runs a publisher's commands: its daemon's lease is free already.
@@ -528,7 +530,7 @@ def range_limits(config: Config) -> RangeLimits:
     return RangeLimits(
         range_bytes=source.catch_up_range_bytes,
         enter_bytes=source.catch_up_enter_bytes,
-        leave_bytes=source.catch_up_leave_bytes,
+        leave_bytes=min(_LEAVE_BYTES, source.catch_up_enter_bytes),
         buffer_bytes=config.apply.memory_limit_bytes // _RANGES_PART,
     )
 

@@ -228,12 +228,12 @@ class ConflictHandler:
                 await self._asked.wait()
 
 
-def source_of(transaction: Transaction, end_lsn: int = 0) -> Source:
-    """Return a transaction's facts for the history; a piece of a large one may know its end only later."""
+def source_of(transaction: Transaction) -> Source:
+    """Return a transaction's facts for the history; a piece of a large one may have no end LSN yet, which is 0 then."""
     return Source(
         xid=transaction.xid,
         commit_lsn=transaction.commit_lsn,
-        end_lsn=transaction.end_lsn or end_lsn,
+        end_lsn=transaction.end_lsn,
         commit_time_us=transaction.commit_time_us,
     )
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 #: Pieces of a large transaction that wait for their worker.
 _PIECES = 2
-
-
 #: Transactions without code on the target that may follow one with code in its batch, and changes of each.
 _BETWEEN = 16
 
@@ -65,7 +63,6 @@ class Batcher:
         self.reader = reader
         self.tables = tables
         self.pool = pool
-        self._table_lock_threshold = config.table_lock_threshold
         self._notes_transactions = notes_transactions
         #: Source transactions handed over so far, while they are noted.
         self._n_transactions = 0
@@ -77,7 +74,7 @@ class Batcher:
         self._large: LargeJob | None = None
         #: Made when a batch needs it: copied at every announcement, thousands of tables would take seconds.
         self._plans_now: dict[int, TablePlan] | None = None
-        self._closing = Closing(pool.flight, backlog_s=config.backlog_threshold_s, linger_s=config.linger_s)
+        self._closing = Closing(pool.flight, linger_s=config.linger_s)
         self._timer: asyncio.TimerHandle | None = None
         #: None: nothing is held back. Read by intake and by the intervals.
         self.throttle = Throttle(config.max_changes_per_s, self._clock) if config.max_changes_per_s else None
@@ -275,7 +272,7 @@ class Batcher:
     def new_batch(self) -> Batch:
         """Return a batch after all others."""
         self._seq += 1
-        return Batch(self._seq, self._table_lock_threshold)
+        return Batch(self._seq)
 
     def submit(self, job: Job, event: Transaction) -> None:
         """Hand over a job that an event has ended, and whose batch is complete."""

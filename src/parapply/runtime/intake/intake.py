@@ -251,7 +251,7 @@ class Intake:
             check_plans(transaction, self._batcher.tables.plans)
         except TargetRefused:
             event = transaction.event
-            if not isinstance(event, Prepare) or not await self._admission.is_rolled_back(event):
+            if not isinstance(event, Prepare) or not await self._admission.two_phase.is_rolled_back(event):
                 raise
             self._batcher.announce(transaction.relations)
             self._special.record_prepared(transaction, event)

@@ -14,7 +14,7 @@ from parapply.engine.pace import SHORTEST_JUDGED_S, Gathering
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from parapply.model import Transaction
+    from parapply.model import Relation, Transaction
     from parapply.source.catch_up_stream import CatchUpStream
     from parapply.wire.assembler import Assembler
     from parapply.wire.frames import Keepalive
@@ -74,6 +74,11 @@ class SlotReader:
     def paused_s(self) -> float:
         """Return for how long reading was paused, so far."""
         return self._paused_s + (self._clock() - self._paused_since_s if self._paused_since_s else 0.0)
+
+    @property
+    def queue(self) -> Relation | None:
+        """Return the publisher's queue of commands as last announced."""
+        return self._assembler.queue
 
     @property
     def is_inside_transaction(self) -> bool:

@@ -21,11 +21,9 @@ from parapply.vocabulary import WorkerState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parapply.engine.flight import Flight
-    from parapply.engine.state import EngineState
     from parapply.runtime.apply.worker import Worker
     from parapply.runtime.intake.batcher import Batcher
-    from parapply.runtime.intake.reader import SlotReader
+    from parapply.runtime.observe.applylog_records import LogRun
     from parapply.runtime.observe.applylog_writer import ApplyLogWriter
     from parapply.runtime.tables.control_pool import ControlPool
 
@@ -70,51 +68,41 @@ class _Cpu(NamedTuple):
 class Intervals:
     """Used by the monitor alone; reads the others' fields."""
 
-    def __init__(  # noqa: PLR0913  one place makes it
+    def __init__(
         self,
         writer: ApplyLogWriter | None,
-        slot: str,
-        run: str,
+        of: LogRun,
         control_pool: ControlPool,
         *,
-        reader: SlotReader,
         batcher: Batcher,
-        flight: Flight,
         workers: Sequence[Worker],
-        engine: EngineState,
-        sender_pid: int,
     ) -> None:
         """Begin the first interval; intervals with work are written with an apply log.
 
         Args:
             writer: of the apply log; None without an apply log.
-            slot: that is read.
-            run: for the records.
+            of: for the records.
             control_pool: for samples of the workers' sessions.
-            reader: of the slot.
             batcher: of intake.
-            flight: whose batches are watched.
             workers: the present ones.
-            engine: has the last state of the publisher.
-            sender_pid: the publisher's process that sends.
         """
         self._writer = writer
-        self._slot = slot
-        self._run = run
+        self._of = of
         self._control_pool = control_pool
-        self._reader = reader
+        self._reader = batcher.reader
         self._batcher = batcher
-        self._flight = flight
+        self._flight = batcher.pool.flight
         self._workers = workers
-        self._engine = engine
-        self._sender_pid = sender_pid
+        self._engine = batcher.pool.flight.state
+        #: The publisher's process that sends.
+        self._sender_pid = batcher.reader.stream.sender_pid
         #: True if that process runs on this machine.
-        self._is_sender_near = machine.is_sender(sender_pid)
+        self._is_sender_near = machine.is_sender(self._sender_pid)
         self.limiting = Limiting()
         self._clock = asyncio.get_running_loop().time
         #: True if the target runs on this machine; None: not known yet.
         self._is_near: bool | None = None
-        self._order = "relaxed" if flight.state.is_relaxed else "preserve"
+        self._order = "relaxed" if self._engine.is_relaxed else "preserve"
         self._applied = 0
         self._begun = self._now()
         self._cpu_then = self._cpu()
@@ -151,8 +139,8 @@ class Intervals:
         busy_s, sessions_s, sender_s = taken_s
         most = self._batcher.sizing.most
         record = IntervalRecord(
-            slot=self._slot,
-            run=self._run,
+            slot=self._of.slot,
+            run=self._of.run,
             ended_at=utc_text(time.time()),
             length_s=round(length_s, 6),
             workers=len(self._workers),

@@ -23,8 +23,9 @@ async def _looks(monkeypatch: pytest.MonkeyPatch, n_checks: int, *, pause_s: flo
         "is_inside_large": False, "is_inside_transaction": False,
         "source_lsn": 5000 + _LAG_BYTES, "received_lsn": 5000, **changed,
     }  # fmt: skip
-    one = SimpleNamespace(**values)
-    watch = CatchUpWatch(one, one, one, one, one.streams, behind_bytes=_LAG_BYTES, pause_s=pause_s)  # type: ignore[arg-type]
+    one: Any = SimpleNamespace(**values)
+    one.reader = one.stream = one.pool = one.flight = one.state = one
+    watch = CatchUpWatch(one, one.streams, behind_bytes=_LAG_BYTES, pause_s=pause_s)
     left = n_checks
 
     async def look(_seconds: float) -> None:

@@ -41,14 +41,16 @@ if TYPE_CHECKING:
     from parapply.runtime.tables.copied import Copied
     from parapply.runtime.tables.plans import TablePlans
     from parapply.source.catch_up_stream import CatchUpStream
+    from parapply.source.slot import StreamSender
 
 #: Microseconds by which a transaction of a backlog was sent after its commit.
 LATE_US = 1_000_000
 OID = PLAIN.oid
 
 
-async def _is_not_rolled_back(_: int) -> bool:
-    return False
+class _Sender:
+    async def is_rolled_back(self, _xid: int) -> bool:
+        return False
 
 
 class _Stream:
@@ -132,6 +134,9 @@ class _Later:
 class _Copied:
     """No table is copied."""
 
+    def __init__(self) -> None:
+        self.starts = CopyStarts()
+
     def is_settled(self, relations: Sequence[object]) -> bool:
         return bool(relations)
 
@@ -165,31 +170,18 @@ class _Lab:
         self.reader = SlotReader(cast("CatchUpStream", self.stream), Assembler(piece_bytes))
         self.batcher = Batcher(self.reader, tables, self.pool, config=limits, state=state)
         admits = Admission(
-            self.reader,
             self.batcher,
-            tables,
             cast("Copied", _Copied()),
-            TwoPhase(1, {}, _is_not_rolled_back, is_each_noted=True),
-            starts=CopyStarts(),
-            state=state,
+            TwoPhase(1, {}, cast("StreamSender", _Sender()), is_each_noted=True),
+            state,
         )
-        commands = CommandTransactions(
-            self.reader,
-            self.batcher,
-            admits,
-            tables,
-            self.pool,
-            queue=lambda: None,
-            config=DdlConfig(),
-            later=_Later(),
-            announces_renamed=True,
-        )
+        commands = CommandTransactions(admits, _Later(), DdlConfig(), announces_renamed=True)
         streams = StreamBuffers(Spill(None, 1 << 20), StreamLimits(1 << 20, 1 << 20, 1 << 20))
         #: Each keep-alive's LSN, and whether everything read was in the pool's hands then.
         self.keepalives: list[tuple[int, bool]] = []
         self.intake = Intake(
             admits,
-            SpecialTransactions(self.batcher, admits, commands, streams, self.pool, piece_bytes=piece_bytes),
+            SpecialTransactions(admits, commands, streams, piece_bytes=piece_bytes),
             self.batcher,
             room=Room(flight, memory_limit_bytes=limits.memory_limit_bytes, fewest_workers=limits.first_workers),
             due=DueTimes(0, None),
