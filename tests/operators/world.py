@@ -279,7 +279,8 @@ class World:
         daemon, self.daemon = self.daemon, None
         assert daemon is not None
         code = daemon.exit_code()
-        line = next((one for one in reversed(daemon.lines) if one.strip()), "")
+        is_told = bool(daemon.events_of("daemon_failed"))
+        line = daemon.failure if is_told else next((one for one in reversed(daemon.lines) if one.strip()), "")
         if code in {0, -9, -15}:
             self.lab.counts["kills"] += code == -9
             return ""

@@ -265,7 +265,7 @@ def test_what_is_replayed_of_a_table_without_a_key_is_exact(pair: Pair, run_comm
     pair.target.execute("ALTER TABLE t ADD CONSTRAINT small CHECK (id < 6 OR n > 1) NOT VALID")
     daemon = pair.start()
     assert daemon.exit_code(30) == 5, daemon.log_tail()
-    found = re.search(r"parapply skip --lsn (\S+/[0-9A-F]+)`", daemon.lines[-1])
+    found = re.search(r"parapply skip --lsn (\S+/[0-9A-F]+)`", daemon.failure)
     assert found
     assert run_command(pair.route, "skip", "--lsn", found[1]).returncode == 0
     pair.drain()
