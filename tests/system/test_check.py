@@ -87,6 +87,9 @@ def test_init_looks_first(source_db: Database, target_db: Database, run_command:
     assert last.startswith('parapply: source, publication_missing: no publication "nowhere"')
     # The publisher's refusal decides, and is not arguable.
     assert (done.returncode, "despite" in last, _made(route)) == (3, False, []), done
+    # `check` ends as `init` does.
+    assert run_command(route, "check", "--publication", "nowhere").returncode == 3
+    assert run_command(route, "check").returncode == 4
     done = run_command(route, "init")
     assert (done.returncode, len(done.stderr.splitlines()), _made(route)) == (4, 1, []), done
     done = run_command(route, "init", "--despite", "slot_refused")

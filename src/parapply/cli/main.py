@@ -203,7 +203,7 @@ Examples:
   parapply check --config app.toml --copy
   parapply check --config app.toml --copy --schema
   parapply check --config app.toml --json | jq -r '.findings[] | select(.severity == "refused") | .fix'
-It makes nothing. Exit 0: nothing, or notes only; 1: warnings; 4: something would be refused.""",
+It makes nothing. Exit 0: nothing, or notes only; 1: warnings; 3 or 4: `init` would refuse, and end so.""",
 )
 @_connection_options
 @click.option("--copy", "is_copy", is_flag=True, help="Also look at the needs of `init --copy`.")
