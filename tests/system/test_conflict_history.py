@@ -205,7 +205,7 @@ def test_conflicts_inside_a_large_transaction(pair: Pair, tmp_path: Path) -> Non
 
 
 def test_t47_counters_and_commands(pair: Pair, run_command: RunCommand, tmp_path: Path) -> None:
-    """Status, the apply log and the commands tell the same; what is replayed is applied, what is dropped is gone."""
+    """Status, the apply log and the commands say the same; what is replayed is applied, what is dropped is gone."""
     pair.create("CREATE TABLE t (id int PRIMARY KEY, v text, w text); INSERT INTO t VALUES (1, 'a'), (2, 'b')")
     pair.target.execute(f"DELETE FROM t; INSERT INTO t VALUES (7, '{SECRET}')")
     pair.write("UPDATE t SET v = 'remote' WHERE id = 1", "DELETE FROM t WHERE id = 2", "INSERT INTO t VALUES (7, 'x')")

@@ -664,7 +664,7 @@ def test_what_people_type_is_recorded(  # noqa: PLR0915  one pair of servers for
         f" GRANT TEMP ON DATABASE {source.dbname} TO {app}"
     )
     pair.target.execute(f"ALTER SCHEMA mine OWNER TO {app}; ALTER TABLE mine.t OWNER TO {app}")
-    # The target is a publisher with event triggers, too: what comes to it is not sent on, whatever sessions set.
+    # The target is also a publisher with event triggers: what comes to it is not sent on, whatever sessions set.
     pair.drain()
     pair.target.execute("CREATE PUBLICATION pub FOR TABLE t")
     with pytest.raises(DemoError, match="belongs to a role that is no superuser"):

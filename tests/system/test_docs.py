@@ -49,7 +49,7 @@ def tutorial(name: str, tmp_path: Path, server_of: ServerOf) -> Iterator[Tutoria
     """A page on two servers; no daemon and no role of it is left."""
     before = server_of("source", _OLD if name.endswith(tuple(f"{one}.md" for one in _UPGRADES)) else _NEW)
     after = server_of("target", _NEW)
-    # Not from the tests' template: its grants are what the pages tell the reader to give.
+    # Not from the tests' template: its grants are those that the reader of the pages gives.
     ends = [Database(dbname=f"tutorial_{secrets.token_hex(4)}", server=server) for server in (before, after)]
     for one in ends:
         one.server.execute(f"CREATE DATABASE {one.dbname} TEMPLATE template0")

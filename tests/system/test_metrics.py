@@ -70,7 +70,7 @@ def test_what_is_applied_is_counted(pair: Pair) -> None:
 
 
 def test_wal_that_is_kept_is_seen_though_there_is_no_lag(pair: Pair) -> None:
-    """A transaction left open on the publisher keeps WAL while nothing is behind: metrics tell of both."""
+    """A transaction left open on the publisher keeps WAL while nothing is behind: metrics show both."""
     pair.create(_TABLES)
     with foreign_transaction(pair.source, "INSERT INTO item VALUES (1, 0)"):
         pair.source.execute("SELECT pg_logical_emit_message(false, 'x', repeat('x', 1000000))")
@@ -86,7 +86,7 @@ def test_wal_that_is_kept_is_seen_though_there_is_no_lag(pair: Pair) -> None:
 
 
 def test_a_worker_that_waits_is_seen(pair: Pair) -> None:
-    """While a foreign lock holds a batch up: queue, lag and the workers' states tell of it; it is ready all along."""
+    """While a foreign lock holds a batch up: queue, lag and the workers' states show it; it is ready all along."""
     pair.create(_TABLES)
     daemon = pair.start(workers=2, settings=LISTEN)
     endpoint = Endpoint(daemon)

@@ -207,7 +207,7 @@ def test_a_migration_to_an_older_version(nasty: Route, run_command: RunCommand, 
     assert "1 commands of parapply.ddl_queue, from number 1 on, came after the schema was brought" in refused.stderr
     assert nasty.source.rows("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()") == []
     nasty.target.execute("CREATE INDEX came_later ON tree (up)")
-    # Before there is a slot, too.
+    # Also before a slot exists.
     seen = _steps(run_command(nasty, "status", "--json"))
     assert [(step, one["state"], one["is_worked_on"]) for step, one in seen.items()] == [
         ("check", "done", False), ("roles", "done", False), ("schema", "done", False), ("copy", "failed", False),
@@ -234,7 +234,7 @@ def test_what_only_a_superuser_grants_is_left_out_and_named(
 ) -> None:
     """A role without superuser makes the schema all the same, with the grants on its own objects.
 
-    Default privileges of a role that it is no member of are left out, too. A table that is there already is refused
+    Default privileges of a role that it is no member of are also left out. A table that already exists is refused
     with a hint that `migrate` can follow, and the same command goes on.
     """
     source_db.execute(

@@ -26,7 +26,7 @@ _KEPT = (
 
 
 def stopped_at(pair: Pair, daemon: Daemon) -> str:
-    """Return the end LSN of the transaction that stopped a daemon, as the history tells it."""
+    """Return the end LSN of the transaction that stopped a daemon, as the history has it."""
     assert daemon.exit_code(30) == 5, daemon.log_tail()
     wait_until_gone(pair.route)
     ((lsn,),) = pair.target.rows("SELECT DISTINCT remote_lsn::text FROM parapply.conflicts WHERE outcome = 'stopped'")

@@ -35,7 +35,7 @@ def test_help_has_examples(command: list[str], capsys: pytest.CaptureFixture[str
 
 
 def test_version_names_what_matters_in_a_bug_report(capsys: pytest.CaptureFixture[str]) -> None:
-    """--version tells parapply, Python, psycopg, libpq and which twin of the hot path runs."""
+    """--version names parapply, Python, psycopg, libpq and the twin of the hot path that runs."""
     assert cli.main(["--version"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"parapply {parapply.__version__}\n")
@@ -135,7 +135,7 @@ def test_interruption_exits_130(interruption: type[BaseException], capsys: pytes
 def test_without_a_checkout_bench_says_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An installed package has no benchmark: one line says where it is, whatever its options; help says so, too."""
+    """An installed package has no benchmark: one line says where it is, whatever its options; help also says so."""
     monkeypatch.setattr(bench, "_CHECKOUT", tmp_path)
     monkeypatch.setattr(bench, "bench", bench.find_bench())
     assert cli.main(["bench", "--quick", "--workload=tpcb"]) == 2
