@@ -517,6 +517,7 @@ class Epoch:
             workers=self._worker_tasks.workers,
             engine=engine,
             sender_pid=self._ends.stream.sender_pid,
+            figures=self._figures,
         )
 
     def _stream_limits(self, piece_bytes: int) -> StreamLimits:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from psycopg import sql
 
-from parapply import limits
 from parapply.applylog import utc_text
 from parapply.applylog_schema import LOCKS_LIMIT, BackendSample, IntervalRecord, LockHolder
 from parapply.limits import is_lock
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from parapply.engine.flight import Flight
     from parapply.engine.state import EngineState
+    from parapply.metrics.figures import Figures
     from parapply.runtime.apply.worker import Worker
     from parapply.runtime.intake.batcher import Batcher
     from parapply.runtime.intake.reader import SlotReader
@@ -83,6 +83,7 @@ class Intervals:
         workers: Sequence[Worker],
         engine: EngineState,
         sender_pid: int,
+        figures: Figures,
     ) -> None:
         """Begin the first interval; intervals with work are written with an apply log.
 
@@ -97,6 +98,7 @@ class Intervals:
             workers: the present ones.
             engine: has the last state of the publisher.
             sender_pid: the publisher's process that sends.
+            figures: gets the time that the throttle took.
         """
         self._writer = writer
         self._slot = slot
@@ -108,6 +110,7 @@ class Intervals:
         self._workers = workers
         self._engine = engine
         self._sender_pid = sender_pid
+        self._figures = figures
         #: True if that process runs on this machine.
         self._is_sender_near = machine.is_sender(sender_pid)
         self.limiting = Limiting()
@@ -132,19 +135,21 @@ class Intervals:
         """
         begun, self._begun = self._begun, self._now()
         before_cpu, self._cpu_then = self._cpu_then, self._cpu()
-        length_s, cpu_s, waited_s, paused_s, held_s = (
+        length_s, cpu_s, waited_s, paused_s, throttled_s = (
             now - before for now, before in zip(self._begun, begun, strict=True)
         )
         # Not the watermark, because keep-alives also move it.
         applied, self._applied = self._applied, sum([worker.transactions for worker in self._workers])
-        had_work = not self._engine.is_idle or applied != self._applied
+        had_work = not self._engine.is_idle or applied != self._applied or throttled_s > 0
         behind_bytes = max(0, (self._engine.source_lsn or 0) - self._batcher.received_lsn)
-        is_held = held_s > length_s / 2
-        state = limits.THROTTLE if is_held else limiting.state_of(self._flight, self._workers)
+        self._figures.throttled_s += throttled_s
+        state = limiting.state_of(self._flight, self._workers)
         waits = limiting.waits_of(self._flight, self._workers)
         backends, locks = await self._sampled() if had_work else ((), ())
         sampled = tuple([(one.wait, one.samples) for one in backends])
-        self.limiting.add(Look(state, length_s, cpu_s, waited_s, paused_s, behind_bytes, sampled, waits, locks))
+        self.limiting.add(
+            Look(state, length_s, cpu_s, waited_s, paused_s, behind_bytes, sampled, waits, locks, throttled_s)
+        )
         if not had_work or self._writer is None:
             return
         taken_s = self._cpu_then.since(before_cpu) if self._cpu_then and before_cpu else (0.0, 0.0, 0.0)
@@ -170,6 +175,7 @@ class Intervals:
             sessions_cpu_s=round(sessions_s, 6),
             sender_cpu_s=round(sender_s, 6),
             locks=locks,
+            throttled_s=round(throttled_s, 6),
         )
         self._writer.write([record])
 
