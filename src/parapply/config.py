@@ -42,8 +42,9 @@ STATUS_INTERVAL_S = 10.0
 RECEIVE_TIMEOUT_S = 60.0
 #: Seconds before the first new attempt: a restarted server is back in about this time.
 RECONNECT_MIN_S = 0.2
-#: Seconds between attempts at most: the wait of an operator after the repair of a long outage.
-RECONNECT_MAX_S = 30.0
+#: Seconds between attempts at most, and so the wait after the end of an outage: as often as the built-in subscription
+#: (wal_retrieve_retry_interval). An attempt in vain costs one session on the other end and one line of log.
+RECONNECT_MAX_S = 5.0
 #: Seconds a starting daemon waits for the lease: an orderly predecessor drains in a few seconds.
 LEASE_WAIT_S = 30.0
 #: Target connections at most while their number finds itself: a disk still answers sixteen reads at a time

@@ -528,6 +528,7 @@ def _limited_log() -> list[Record]:
     locks: dict[str, Any] = {"locks": (LockHolder(pid=4711, role="app", relation="archive.a", mode="ShareLock"),)}
     return [
         *_idle("source"), *_limited("source", 0, {"CPU": 1}, publisher_s=0.9),
+        *_idle("throttle"), *_limited("throttle", 1 << 26, {"CPU": 1}, paused_s=0.85, throttled_s=0.8),
         *_idle("publisher"), *_limited("publisher", 1 << 26, {"CPU": 1}, publisher_s=0.8),
         *_idle("leader"), *_limited("leader", 1 << 26, {"CPU": 1}, leader_cpu_s=0.95),
         *_busy("hot_row", 0.05, 0.1, 0.05, **late, **waited), *_limited("hot_row", 1 << 26, {"CPU": 3}, paused_s=0.9),
@@ -546,8 +547,9 @@ def _limited_log() -> list[Record]:
 @pytest.mark.parametrize(
     ("slot", "limit", "detail", "advice"),
     [
-        ("source", "source", "", "nothing"), ("publisher", "publisher", "", "WAL sender"),
-        ("leader", "leader", "", "processor"), ("hot_row", "dependency", "", "do not help"),
+        ("source", "source", "", "nothing"), ("throttle", "throttle", "", "raise apply.max_changes_per_s"),
+        ("publisher", "publisher", "", "WAL sender"), ("leader", "leader", "", "processor"),
+        ("hot_row", "dependency", "", "do not help"),
         ("order", "commit", "order", "relaxed"), ("flush", "commit", "flush", "synchronous_commit"),
         ("disk", "target", "disk", "more workers"), ("cpu", "target", "CPU", "idle processors"),
         ("locks", "target", "locks", "sessions that hold"), ("old", "target", "", "idle processors"),
@@ -563,7 +565,9 @@ def test_the_verdict_names_what_limits(limited: ReportOutcome, slot: str, limit:
     assert sum(row["seconds"] for row in limited.tables["moments"] if row["slot"] == slot) == pytest.approx(10, abs=0.3)
 
 
-@pytest.mark.parametrize("slot", ["source", "publisher", "leader", "order", "flush", "disk", "cpu", "locks", "half"])
+@pytest.mark.parametrize(
+    "slot", ["source", "throttle", "publisher", "leader", "order", "flush", "disk", "cpu", "locks", "half"]
+)
 def test_the_daemon_says_the_same_of_the_same_seconds(limited: ReportOutcome, slot: str) -> None:
     """What `status` shows is what the report says: one rule, over the log and over looks at the same batches.
 
@@ -606,7 +610,7 @@ def _shown(slot: str) -> dict[str, Any]:
                 Look(
                     state, 0.1, interval_.leader_cpu_s / 10, interval_.publisher_s / 10, interval_.paused_s / 10,
                     interval_.behind_bytes, tuple((one.wait, one.samples) for one in interval_.backends), (),
-                    interval_.locks,
+                    interval_.locks, interval_.throttled_s / 10,
                 )
             )  # fmt: skip
     taken = limiting.take()

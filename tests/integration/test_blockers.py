@@ -78,6 +78,6 @@ def test_who_makes_a_file_longer_blocks_nobody(target_db: Database) -> None:
 
 
 def _waits_for_extension(database: Database, pid: int) -> bool:
-    """Tell whether a session waits for that lock twice in a row: for one who is stopped it waits on."""
+    """Return whether a session waits for that lock twice in a row: for one who is stopped it waits on."""
     query = _WAITS.format(pid)
     return all(database.rows(query) == [("extend",)] for _ in range(3))

@@ -83,7 +83,7 @@ class Schedule:
         #: What has happened, by its name.
         self.seen: Counter[str] = Counter()
         self._transactions, self._plans = _source(seed // _SCHEDULES_A_SOURCE)
-        #: End LSNs in the order of their commits: the target's WAL, of which so many records are flushed.
+        #: End LSNs in the order of their commits: the target's WAL, of which the first records are flushed.
         self.wal: list[int] = []
         self._n_flushed = 0
         #: Up to where the publisher was told that all is flushed.

@@ -101,7 +101,7 @@ def _stop_equal(pair: Pair, daemon: Daemon) -> None:
 
 @pytest.mark.pg_majors(15, 18)
 def test_a_backlog_is_read_in_ranges_and_the_stream_goes_on(pair: Pair, pg_major: int) -> None:
-    """By a role with LOGIN and REPLICATION, in either order; what is committed in the meantime comes once, too.
+    """By a role with LOGIN and REPLICATION, in either order; what is committed in the meantime also comes once.
 
     What is read is the publisher's affair and the order the target's: each of both is tried once.
     """

@@ -70,13 +70,13 @@ class Writer:
                         with self._moved:
                             self.acknowledged.append(number)
                             self._moved.notify_all()
-                        # As a client that has other things to do, too.
+                        # As a client that also has other things to do.
                         self._ends.wait(0.1)
             except psycopg.Error:
                 self._ends.wait(0.1)
 
     def wait_for(self, more: int) -> None:
-        """Return when so many more rows are acknowledged."""
+        """Return when this number of further rows is acknowledged."""
         with self._moved:
             wanted = len(self.acknowledged) + more
             assert self._moved.wait_for(lambda: len(self.acknowledged) >= wanted, 30), "no write came through"
@@ -402,7 +402,7 @@ def _check_failed_take_back(ends: Ends) -> None:
 
 
 def test_a_write_after_the_fence_is_found(ends: Ends, tmp_path: Path) -> None:
-    """A write of a kept session after the daemon was stopped is shown; the same command brings it over, too.
+    """A write of a kept session after the daemon was stopped is shown; the same command also brings it over.
 
     Where the cut-over is, others see in the daemon's metrics as long as there is one, and in `parapply status`.
     """

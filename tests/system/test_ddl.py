@@ -211,7 +211,7 @@ def test_a_command_that_fails(pair: Pair) -> None:
     daemon = pair.start(settings=_ON)
     pair.write_one("INSERT INTO t VALUES (1, 'a')", _ddl("ALTER TABLE t ADD n int"), "INSERT INTO t VALUES (2, 'b', 3)")
     assert daemon.exit_code(30) == 5, daemon.log_tail()
-    (told,) = [line for line in daemon.lines if line.startswith("parapply: ")]
+    told = daemon.failure
     assert re.search(
         r"ddl: command 1 of the publisher's queue, ALTER TABLE: duplicate_column \(42701\): column \"n\" of relation "
         r"\"t\" already exists; transaction \d+, end LSN [0-9A-F]+/[0-9A-F]+\. Hint: .*ddl\.skip = \[1\]",
@@ -233,7 +233,7 @@ def test_what_may_run_is_said_on_the_target(pair: Pair) -> None:
     pair.write(_ddl("CREATE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 1'"), "INSERT INTO t VALUES (2, 'b')")
     daemon = pair.start_only(settings=_ON)
     assert daemon.exit_code(30) == 5, daemon.log_tail()
-    (told,) = [line for line in daemon.lines if line.startswith("parapply: ")]
+    told = daemon.failure
     assert "ddl.tags does not allow CREATE FUNCTION" in told
     assert pair.target.rows("SELECT to_regclass('v1'), to_regproc('f'), (SELECT max(id) FROM t)") == [(None, None, 1)]
     pair.drain(settings={**_ON, "ddl.tags": "CREATE FUNCTION"})
@@ -560,7 +560,7 @@ def test_what_init_and_the_daemon_refuse(pair: Pair, run_command: RunCommand, st
     assert pair.source.rows("SELECT count(*) FROM parapply.ddl_queue") == [(0,)]
     daemon = pair.start_only(settings={**_ON, "ddl.role": "no_such_role"})
     assert daemon.exit_code(30) == 4, daemon.log_tail()
-    assert "ddl.role = 'no_such_role': role \"no_such_role\" does not exist" in daemon.log_tail()
+    assert "ddl.role = 'no_such_role': role \"no_such_role\" does not exist" in daemon.failure
     # Each would run every command: one of them does.
     running = pair.start(settings=_ON)
     other = Route(source=pair.source, target=pair.target, slot=f"{pair.route.slot}_2", settings=FAST)
@@ -568,7 +568,7 @@ def test_what_init_and_the_daemon_refuse(pair: Pair, run_command: RunCommand, st
     second = start_daemon(other, settings=_ON)
     assert second.exit_code(30) == 4, second.log_tail()
     said = f"runs the commands of the database '{pair.source.dbname}' here already (parapply leader {pair.route.slot})"
-    assert said in second.log_tail()
+    assert said in second.failure
     start_daemon(other, settings={"ddl.apply": "false"}).wait_for_event("source_connected")
     running.stop()
 
@@ -693,7 +693,7 @@ def test_what_people_type_is_recorded(  # noqa: PLR0915  one pair of servers for
         f" GRANT TEMP ON DATABASE {source.dbname} TO {app}"
     )
     pair.target.execute(f"ALTER SCHEMA mine OWNER TO {app}; ALTER TABLE mine.t OWNER TO {app}")
-    # The target is a publisher with event triggers, too: what comes to it is not sent on, whatever sessions set.
+    # The target is also a publisher with event triggers: what comes to it is not sent on, whatever sessions set.
     pair.drain()
     pair.target.execute("CREATE PUBLICATION pub FOR TABLE t")
     with pytest.raises(DemoError, match="belongs to a role that is no superuser"):
@@ -820,7 +820,7 @@ def test_what_people_type_is_recorded(  # noqa: PLR0915  one pair of servers for
     # The role of that name runs it there.
     daemon = pair.start_only(settings={**_ON, "ddl.role": "*"})
     assert daemon.exit_code(30) == 5, daemon.log_tail()
-    assert re.search(f'CREATE INDEX: insufficient_privilege.*permission denied to set role "{app}"', daemon.log_tail())
+    assert re.search(f'CREATE INDEX: insufficient_privilege.*permission denied to set role "{app}"', daemon.failure)
     pair.target.execute(f"GRANT {app} TO {pair.target.target_role}")
     pair.drain(settings={**_ON, "ddl.role": "*"})
     pair.check_equal()

@@ -110,5 +110,5 @@ def test_tables_of_that_name_are_never_emptied(
     daemon = start_daemon(route)
     route.source.execute("INSERT INTO parapply.slots VALUES (1)")
     assert daemon.exit_code() == 4, daemon.log_tail()
-    assert "parapply.slots: the schema holds parapply's own progress here" in daemon.lines[-1]
+    assert "parapply.slots: the schema holds parapply's own progress here" in daemon.failure
     assert route.target.rows(_OWN) == before

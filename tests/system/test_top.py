@@ -98,7 +98,7 @@ class Terminal:
         return self._process.wait(_TIMEOUT_S)
 
     def hang_up(self) -> int:
-        """Close the terminal, of which no signal tells the program; return its exit code.
+        """Close the terminal without a signal to the program; return its exit code.
 
         Raises:
             subprocess.TimeoutExpired: it goes on.

@@ -148,7 +148,7 @@ def _arm(proxy: CutProxy, command: str, way: str) -> Event:
     text = _COMMANDS[command]
     if way == "record":
         return proxy.drop_before(_RECORDS[command])
-    # With the quote: the name of our own tables holds the word, too.
+    # With the quote: the name of our own tables also holds the word.
     return (
         proxy.drop_before(text + b" '") if way == "before" else proxy.drop_reply_after(text + b" '", reply=text + b"\0")
     )

@@ -62,6 +62,8 @@ class Shown:
             table.SLOT_SAFE: {(): 1e9},
             table.SLOT_WAL_STATUS: _wal_status("reserved"),
             table.PREPARED: {(): 0},
+            table.BLOCKED_SECONDS: {(): 0},
+            table.SESSION_BLOCKED: {("source",): 0, ("target",): 0},
             table.TABLES_WAITING: {(): 0},
             table.APPLYLOG_DROPPED: {(): self.values.get(table.APPLYLOG_DROPPED, {(): 0})[()]},
         }
@@ -98,6 +100,10 @@ def _gauge(metric: table.Metric, number: float) -> Callable[[Shown, int], None]:
         shown.values[metric] = {(): number}
 
     return happens
+
+
+def _session_blocked(shown: Shown, _minute: int) -> None:
+    shown.values[table.SESSION_BLOCKED] = {("source",): 121, ("target",): 0}
 
 
 def _wal_status(status: str) -> dict[tuple[str, ...], float]:
@@ -139,6 +145,8 @@ _TROUBLES: Final = {
     "ends and is started again": Trouble(("ParapplyConflicts", "ParapplyRestarts"), 10, _restarted),
     "an end is away": Trouble(("ParapplyNotReady",), 4, _gauge(table.READY, 0)),
     "behind": Trouble(("ParapplyLag",), 7, _gauge(table.LAG_SECONDS, _DELAY_S + 301)),
+    "a batch waits for a lock": Trouble(("ParapplyBlocked",), 3, _gauge(table.BLOCKED_SECONDS, 121)),
+    "a session waits on the publisher": Trouble(("ParapplyBlocked",), 3, _session_blocked),
     "WAL is kept, without a limit": Trouble(("ParapplyRetainedWal",), 7, _unlimited),
     "little WAL may still be kept": Trouble(("ParapplySlotAtRisk",), 2, _gauge(table.SLOT_SAFE, 1e5)),
     "the slot is about to be lost": Trouble(("ParapplySlotAtRisk",), 2, _unreserved),

@@ -30,7 +30,7 @@ from parapply.logs import redact_text
 from parapply.migrate import follow, later, look, rest, roles
 from parapply.migrate.noting import Noter
 from parapply.migrate.options import Choice, check_patterns
-from parapply.migrate.script import without_system_grants
+from parapply.migrate.script import without_grants_to, without_system_grants
 from parapply.migrate.show import Screen, migration_of
 from parapply.model import format_lsn, parse_lsn
 from parapply.printable import printable
@@ -228,6 +228,11 @@ class _Run:
         if sight.settings:
             names = ", ".join(sight.settings)
             click.echo(printable(f"not brought over: settings of the database (ALTER DATABASE ... SET): {names}"))
+        has_grants = self._choice.has_privileges and not self._options.has_roles
+        if has_grants and (reader := await look.unneeded_reader(self._ends.target, sight)):
+            click.echo(
+                printable(f"not brought over: privileges of {reader}, by which parapply reads, and which is not here")
+            )
         await state.ensure_schema(self._ends.target, self._config.target.state_schema)
         kept = msgspec.json.encode(self._choice).decode()
         await migrations.begin(self._ends.target, self._migration, MigrationStep.CHECK, kept)
@@ -255,7 +260,7 @@ class _Run:
         choice, sight = self._choice, await self._sight()
         program = self._pg_dump()
         await schemas.check_version(program, self._facts.server_version_num)
-        return await schemas.dump(
+        script = await schemas.dump(
             program,
             self._dsn,
             without=self._own_schemas(),
@@ -268,6 +273,13 @@ class _Run:
                 *schemas.without_tables(sight.left_out),
             ],
         )
+        reader = await look.unneeded_reader(self._ends.target, sight)
+        if not reader:
+            return script
+        try:
+            return without_grants_to(script.decode(), reader).encode()
+        except ValueError as error:
+            raise schemas.unknown(error) from error
 
     # -- the steps; each returns what it has done in a few words
 

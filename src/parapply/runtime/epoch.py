@@ -259,6 +259,7 @@ class Epoch:
                 ends.control_pool,
                 batcher=self._batcher,
                 workers=self._worker_tasks.workers,
+                figures=self._figures,
             ),
         )
         self._shown_parts = Parts(

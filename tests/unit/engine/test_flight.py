@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Mutant = Callable[[pytest.MonkeyPatch], None]
 
-#: A broken engine must be caught by so many schedules.
+#: Schedules that must be enough to catch a broken engine.
 _SEEDS = range(1_000)
 
 

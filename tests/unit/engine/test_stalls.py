@@ -23,7 +23,7 @@ _CHECK_S = 1.0
 
 
 def _stalls(n_jobs: int, *, is_relaxed: bool = False) -> tuple[Stalls, EngineState, list[Any]]:
-    """Return the workers of so many batches, too."""
+    """Return stalls and state of a number of batches, and a worker for each."""
     state = EngineState(0, 0.0, is_relaxed=is_relaxed)
     for seq in range(1, n_jobs + 1):
         state.jobs[seq] = SetJob(Batch(seq), {})

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Bytes read before workers and timers get their turn: a few hundred transactions, about two milliseconds.
 _DRAIN_BYTES = 128 * 1024
+#: Bytes of a few keep-alives. A transaction has more.
+_KEEPALIVES_BYTES = 128
 
 
 class SlotReader:
@@ -89,6 +91,11 @@ class SlotReader:
     def is_drained(self) -> bool:
         """Return whether the last read took everything that had come."""
         return self.stream.is_drained
+
+    @property
+    def has_more(self) -> bool:
+        """Return whether changes have come that were not read yet."""
+        return not self.stream.is_drained or self.stream.waiting_bytes > _KEEPALIVES_BYTES
 
     async def read(self) -> list[Transaction]:
         """Wait until something has come, and return the transactions, pieces and events that it completes.

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from psycopg import sql
 
-from parapply import limits
 from parapply.applylog import utc_text
 from parapply.applylog_schema import LOCKS_LIMIT, BackendSample, IntervalRecord, LockHolder
 from parapply.limits import is_lock
@@ -21,6 +20,7 @@ from parapply.vocabulary import WorkerState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from parapply.metrics.figures import Figures
     from parapply.runtime.apply.worker import Worker
     from parapply.runtime.intake.batcher import Batcher
     from parapply.runtime.observe.applylog_records import LogRun
@@ -68,7 +68,7 @@ class _Cpu(NamedTuple):
 class Intervals:
     """Used by the monitor alone; reads the others' fields."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  one place makes it
         self,
         writer: ApplyLogWriter | None,
         of: LogRun,
@@ -76,6 +76,7 @@ class Intervals:
         *,
         batcher: Batcher,
         workers: Sequence[Worker],
+        figures: Figures,
     ) -> None:
         """Begin the first interval; intervals with work are written with an apply log.
 
@@ -85,6 +86,7 @@ class Intervals:
             control_pool: for samples of the workers' sessions.
             batcher: of intake.
             workers: the present ones.
+            figures: gets the time that the throttle took.
         """
         self._writer = writer
         self._of = of
@@ -94,6 +96,7 @@ class Intervals:
         self._flight = batcher.pool.flight
         self._workers = workers
         self._engine = batcher.pool.flight.state
+        self._figures = figures
         #: The publisher's process that sends.
         self._sender_pid = batcher.reader.stream.sender_pid
         #: True if that process runs on this machine.
@@ -120,19 +123,21 @@ class Intervals:
         """
         begun, self._begun = self._begun, self._now()
         before_cpu, self._cpu_then = self._cpu_then, self._cpu()
-        length_s, cpu_s, waited_s, paused_s, held_s = (
+        length_s, cpu_s, waited_s, paused_s, throttled_s = (
             now - before for now, before in zip(self._begun, begun, strict=True)
         )
         # Not the watermark, because keep-alives also move it.
         applied, self._applied = self._applied, sum([worker.transactions for worker in self._workers])
-        had_work = not self._engine.is_idle or applied != self._applied
+        had_work = not self._engine.is_idle or applied != self._applied or throttled_s > 0
         behind_bytes = max(0, (self._engine.source_lsn or 0) - self._batcher.received_lsn)
-        is_held = held_s > length_s / 2
-        state = limits.THROTTLE if is_held else limiting.state_of(self._flight, self._workers)
+        self._figures.throttled_s += throttled_s
+        state = limiting.state_of(self._flight, self._workers)
         waits = limiting.waits_of(self._flight, self._workers)
         backends, locks = await self._sampled() if had_work else ((), ())
         sampled = tuple([(one.wait, one.samples) for one in backends])
-        self.limiting.add(Look(state, length_s, cpu_s, waited_s, paused_s, behind_bytes, sampled, waits, locks))
+        self.limiting.add(
+            Look(state, length_s, cpu_s, waited_s, paused_s, behind_bytes, sampled, waits, locks, throttled_s)
+        )
         if not had_work or self._writer is None:
             return
         taken_s = self._cpu_then.since(before_cpu) if self._cpu_then and before_cpu else (0.0, 0.0, 0.0)
@@ -158,6 +163,7 @@ class Intervals:
             sessions_cpu_s=round(sessions_s, 6),
             sender_cpu_s=round(sender_s, 6),
             locks=locks,
+            throttled_s=round(throttled_s, 6),
         )
         self._writer.write([record])
 

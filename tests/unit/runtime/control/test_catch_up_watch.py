@@ -17,7 +17,7 @@ _LAG_BYTES = 1000
 
 
 async def _looks(monkeypatch: pytest.MonkeyPatch, n_checks: int, *, pause_s: float = 0, **changed: object) -> bool:
-    """Tell whether the stream is left within so many checks."""
+    """Return whether the stream is left within a number of checks."""
     values: dict[str, Any] = {
         "reading": Reading.STREAM, "reason": CAUGHT_UP, "is_paused": False, "streams": [],
         "is_inside_large": False, "is_inside_transaction": False,
