@@ -31,7 +31,7 @@ _HEAD: Final = """\
 | `packaging` | what is given away: archives, packages, manifests |
 | `fixtures` | servers, databases, daemons, proxies, and models that tests compare with |
 
-`make test` runs everything, `make test-unit` what needs no server, `pytest tests/system/test_kill.py` one file. Servers
+`make test` runs all, `make test-unit` quick ones, no server, `pytest tests/system/test_kill.py` one file. Servers
 keep their files in memory where there is room for them, and are copies of one, so that initdb runs once for a version.
 A target has the state schema already, unless its test is marked `bare_target`. What a machine lacks is left out, and
 the first lines say so.

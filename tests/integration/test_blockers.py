@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: Each row takes a page, so the table's file grows with each.
 _GROW = "DO $$ BEGIN LOOP INSERT INTO wide SELECT repeat('x', 8000) FROM generate_series(1, 200); END LOOP; END $$"
 _WAITS = "SELECT locktype FROM pg_locks WHERE pid = {} AND NOT granted"
-_PATIENCE_S = 30.0
+_PATIENCE_S = 100.0
 _LOOK_S = 1.0
 
 

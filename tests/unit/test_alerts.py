@@ -237,6 +237,7 @@ def test_every_alarm_has_a_trouble() -> None:
         assert "$labels." in rule, name
 
 
+@pytest.mark.slow
 @pytest.mark.prometheus
 def test_an_alarm_fires_and_goes_out(tmp_path: Path) -> None:
     """Nothing fires before the trouble, just its alarms at its end, with the labels they name, and nothing later.

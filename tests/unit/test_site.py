@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Seconds on a quiet machine, and mkdocs is another process.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 #: What `wc -w` counts over all documents, at most; 42,000 once every page is shortened.
 _WORDS = 42_000

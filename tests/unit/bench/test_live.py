@@ -117,6 +117,7 @@ def test_tables_and_document_hold_everybody() -> None:
     assert held["turns"][0]["applying"] is None
 
 
+@pytest.mark.slow
 def test_the_plot_has_a_row_of_panels_for_each_hold(tmp_path: Path) -> None:
     """The drawing names every system, and the same figures give the same file."""
     every = figures([*turns(), turn(1, OURS, 0.5, hold_s=10.0, applying=applying(), is_equal=False)])

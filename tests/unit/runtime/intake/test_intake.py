@@ -332,16 +332,31 @@ async def test_while_all_workers_are_busy_transactions_gather_in_one_batch() -> 
         lab.commit(job)
 
 
-async def test_in_a_backlog_a_free_worker_waits_for_more_until_the_stream_is_quiet() -> None:
-    """Batches of a backlog grow; one closes all the same when nothing comes for linger_s and a pause of reading."""
+async def test_in_a_backlog_a_free_worker_waits_for_more_until_the_stream_is_quiet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Batches of a backlog grow; one closes all the same when nothing comes for linger_s and a pause of reading.
+
+    The loop's clock is the test's: it stands between two steps, however long they take.
+    """
+    loop = asyncio.get_running_loop()
+    now_s = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: now_s)
     lab = _Lab(linger_s=0.05)
     async with lab.running():
         worker = asyncio.create_task(lab.take())
         await settle()
         for _ in range(3):
             lab.stream.feed(*lab.transaction(late_us=LATE_US))
-            await asyncio.sleep(0.002)
-        assert len((await worker).batch.transactions) == 3
+            await settle()
+            now_s += 0.002
+            await settle()
+            assert not worker.done()
+        while not worker.done():
+            now_s += 0.01
+            await settle()
+        assert len(worker.result().batch.transactions) == 3
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize(
