@@ -6,7 +6,7 @@ from parapply.applylog_schema import CONFLICTS_LIMIT, ConflictCount, ConflictRec
 from parapply.engine.job import Attempts, Resume, SetJob
 from parapply.plan.batch import Batch
 from parapply.plan.halving import Halving
-from parapply.runtime.observe.applylog_records import batch_record
+from parapply.runtime.observe.applylog_records import LogRun, batch_record
 from parapply.vocabulary import Mode, Reading
 
 
@@ -52,7 +52,7 @@ def test_a_job_lists_the_first_conflicts_and_counts_the_rest() -> None:
         job.add_conflict(CONFLICTS_LIMIT, counted)
     job.add_conflict(CONFLICTS_LIMIT, listed)
     assert job.conflicts == [(lsn, listed) for lsn in range(CONFLICTS_LIMIT)]
-    record = batch_record(job, "slot", "run", 0.0, Reading.STREAM)
+    record = batch_record(job, LogRun("slot", "run", 0.0), Reading.STREAM)
     assert record.conflicts == (listed,) * CONFLICTS_LIMIT
     assert record.more_conflicts == (
         ConflictCount(type="update_missing", conflicts=2, **found),
