@@ -143,3 +143,21 @@ def test_only_a_job_that_follows_gives_way() -> None:
     flight.follow(job)
     assert flight.give_way(job) == [News(job)]
     assert flight.give_way(job) is None
+
+
+def test_a_parked_head_waits_for_its_repair() -> None:
+    """Relaxed, the commit of a later batch does not end its pause: it would fail as often as others commit."""
+    state = EngineState(0, 0.0, is_relaxed=True)
+    flight = Flight(state)
+    first, second, third = _job(1), _job(2), _job(3)
+    for job in (first, second, third):
+        flight.submit(job, 0.0)
+    for asker in range(1, 4):
+        flight.ask(asker)
+    flight.park(second)
+    assert flight.committed(first, 1.0) == []
+    assert flight.ask(4) == [Given(4, second)]
+    assert flight.ask(5) == []
+    flight.park(second)
+    assert flight.committed(third, 2.0) == []
+    assert flight.unpark(second.batch.seq) == [Given(5, second)]
