@@ -8,6 +8,7 @@ nothing is held.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
 from parapply.engine.durability import Durability, Reporting, Stream
@@ -42,17 +43,9 @@ _PATIENCE: Final = 3_000
 #: Pieces of a large transaction that wait for their worker, as in `runtime/intake/batcher.py`.
 _PIECES: Final = 2
 _MOST_WORKERS: Final = 5
-#: By `Reporting.is_apply_durable`.
-_REPORTING: Final = [
-    Reporting(
-        advance_interval_s=0.1,
-        status_interval_s=10,
-        receive_timeout_s=60,
-        is_apply_durable=is_apply_durable,
-        until=Until(),
-    )
-    for is_apply_durable in (False, True)
-]
+_REPORTING: Final = Reporting(
+    advance_interval_s=0.1, status_interval_s=10, receive_timeout_s=60, is_apply_durable=False, until=Until()
+)
 _SCALED: Final = (0.1, 2.0, 20.0, 70.0)
 #: Tables of keys in flight that no epoch uses: each is a megabyte of zeros, which takes longer to make than an epoch.
 _SPARE: Final[list[KeysInFlight]] = []
@@ -155,8 +148,7 @@ class Schedule:
 
     def _begin(self) -> None:
         """Start an epoch with what the target has: nothing of the one before is left."""
-        draws, commits = self.draws, self.commits
-        low_lsn = commits.low_lsn
+        draws, commits, low_lsn = self.draws, self.commits, self.commits.low_lsn
         if any(lsn not in commits.done and lsn <= low_lsn for lsn in self._ends):
             raise Violation("the watermark is ahead of the commits")
         if self.confirmed_lsn > low_lsn:
@@ -169,7 +161,9 @@ class Schedule:
         applying.changed = self._close_if_due  # type: ignore[method-assign]
         applying._check_start = self._check_start  # type: ignore[method-assign]
         applying.is_durable = is_durable = self._is_durable
-        self._durability = Durability(self.flight, _REPORTING[is_durable and not self.is_relaxed], 0.0)
+        self._durability = Durability(
+            self.flight, replace(_REPORTING, is_apply_durable=is_durable and not self.is_relaxed), 0.0
+        )
         self._room = Room(self.flight, memory_limit_bytes=(1, 40, 1 << 30)[draws.below(3)], fewest_workers=2)
         self._stalls = Stalls(self.flight, 0.0)
         self._closing = Closing(self.flight, backlog_s=0.1, linger_s=0.01)
