@@ -142,8 +142,8 @@ report: java ## tables and a page from an apply log: make report LOG=DIR [OUT=DI
 faults: venv ## break daemon, servers and network for an hour: make faults [FAULTS='--minutes 15 --seed 7'] [OPERATORS=1]
 	@PYTHONPATH=src $(BIN)/python -m tests.$(if $(OPERATORS),operators,faults) $(FAULTS)
 
-simulate: venv ## schedules of the engine alone, from seeds: make simulate [SIMULATE='--minutes 60']
-	@PYTHONPATH=src $(BIN)/python -m tests.simulate $(SIMULATE)
+simulate: venv ## schedules of the engine, from seeds: make simulate [MINUTES=60] [SIMULATE='--jobs 2 --kind models']
+	@PYTHONPATH=src $(BIN)/python -m tests.simulate $(if $(MINUTES),--minutes $(MINUTES)) $(SIMULATE)
 
 soak: venv ## half an hour of mixed load with random kills: make soak [SOAK='--minutes 10 --json out.json']
 	@PYTHONPATH=src $(BIN)/python -m tests.faults.soak $(SOAK)

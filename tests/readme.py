@@ -27,6 +27,7 @@ _HEAD: Final = """\
 | `system` | whole daemons and commands, as processes, between two servers |
 | `analysis` | the report, on Spark |
 | `differential`, `faults` | generators of random cases and faults, and the mutants that they must find |
+| `simulate` | no server: the engine between models of both, played through by seeds |
 | `migration` | a whole migration under load, with kills, there and back |
 | `packaging` | what is given away: archives, packages, manifests |
 | `fixtures` | servers, databases, daemons, proxies, and models that tests compare with |

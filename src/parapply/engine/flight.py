@@ -307,6 +307,7 @@ class Flight:
         if not isinstance(job, LargeJob):
             self.count_out(batch.size_bytes)
         self._n_learnt += batch.is_thin
+        was_head = self._scheduler.head is batch
         freed = self._scheduler.committed(batch)
         for ready in freed.to_start:
             self.state.jobs[ready.seq].times.freed_s = now_s
@@ -314,7 +315,8 @@ class Flight:
         effects: list[Effect] = [News(following) for following in self._following]
         for ready in freed.to_commit:
             effects += self.turns.passed_to(ready.seq)
-        if self.state.is_relaxed and (head := self._scheduler.head) is not None:
+        # A head that was the head before may be parked until a repair, which the commit of another one does not bring.
+        if self.state.is_relaxed and was_head and (head := self._scheduler.head) is not None:
             effects += self.turns.passed_to(head.seq)
             effects += self.unpark(head.seq)
         # A piece that was not counted out would take its part of the memory limit until the epoch ends.
