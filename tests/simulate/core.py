@@ -166,7 +166,7 @@ class Schedule:
         )
         self._room = Room(self.flight, memory_limit_bytes=(1, 40, 1 << 30)[draws.below(3)], fewest_workers=2)
         self._stalls = Stalls(self.flight, 0.0)
-        self._closing = Closing(self.flight, backlog_s=0.1, linger_s=0.01)
+        self._closing = Closing(self.flight, linger_s=0.01)
         self._is_backlog = draws.chance(0.5)
         #: Number of reads, and whether the open batch waits for a while.
         self._heard_s = 0.0
