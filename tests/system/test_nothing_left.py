@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from tests.fixtures.daemon import error_of
 from tests.fixtures.pair import pair
 from tests.fixtures.plain import FAST, foreign_transaction, wait_until_gone
 from tests.fixtures.route import Route
@@ -74,7 +75,7 @@ def _check_refused(
     for one in refusals:
         done = run_command(route, one.command)
         assert done.returncode == one.code, f"{one.command}: {done.returncode}\n{done.stdout}{done.stderr}"
-        (line,) = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+        line = error_of(done.stderr.splitlines())
         assert one.says in line, f"{one.command}: {line}"
         for database, names in sessions.items():
             # A server notices a moment later that its client has gone.
