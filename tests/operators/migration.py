@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -66,7 +67,9 @@ class Migration(Rows, Tables):
         self.quiet()
         program = world.source.server.program("pg_dump")  # type: ignore[union-attr]
         armed = {"PARAPPLY_FAILPOINT": f"{point}:kill"} if point else None
-        return world.command("migrate", "--pg-bin", str(program.parent), *words, environ=armed)
+        return world.command(
+            "migrate", "--pg-bin", str(program.parent), "--daemon-log", os.devnull, *words, environ=armed
+        )
 
     @rule(point=st.sampled_from(_POINTS), last=st.sampled_from(_STEPS))
     def migrate(self, point: str, last: str) -> None:
