@@ -473,8 +473,8 @@ class _Cutover:
             await fence.run_command(self._options.fence_command, conn, is_on=False)
         elif kind == fence.DATABASE:
             lifted_at = await fence.lift_fence(conn)
-            kept = await self._look.kept(with_daemon=True)
             try:
+                kept = await self._look.kept(with_daemon=True)
                 left = await fence.end_readers(conn, kept, lifted_at, time.monotonic() + _READERS_S)
             except ParapplyError as error:
                 left = [redact_text(error.line())]
@@ -565,10 +565,7 @@ class _Cutover:
         return 0
 
     async def _state_of_back(self) -> state.SlotState | None:
-        reverse, back = self._reverse, self._back
-        facts = await slot.inspect(back.source, reverse.source.slot)
-        schema = reverse.target.state_schema
-        return await state.load(back.target, schema, reverse.source.slot, facts.system_identifier)
+        return await way_back.state_of(self._back, self._reverse)
 
     async def _drop_state_of_back(self) -> None:
         found = await self._state_of_back()

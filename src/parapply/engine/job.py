@@ -231,7 +231,7 @@ class _Job:
         self.alone: Alone | None = None
 
     def add_conflict(self, commit_lsn: int, conflict: ConflictRecord) -> None:
-        """Note a conflict of a change of the source transaction with a commit LSN: by itself, or as a number."""
+        """Note a conflict in the source transaction with a commit LSN; beyond the limit it is only counted."""
         if len(self.conflicts) < CONFLICTS_LIMIT:
             self.conflicts.append((commit_lsn, conflict))
         else:
