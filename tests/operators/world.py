@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from tests.fixtures.databases import Database
 
-#: A daemon that moves nothing for so long, with nothing in its way, stands still.
+#: Seconds in which a daemon that has nothing in its way moves something; else it hangs.
 STILL_S = 12.0
 _COMMAND_S = 25.0
 _LOCK_MS = 150
@@ -246,7 +246,7 @@ class World:
         self.lab.counts["parapply run"] += 1
 
     def runs(self) -> bool:
-        """Say whether the daemon that was started still runs."""
+        """Return whether the daemon that was started still runs."""
         return self.daemon is not None and self.daemon.is_running()
 
     def stop(self) -> None:
@@ -279,7 +279,8 @@ class World:
         daemon, self.daemon = self.daemon, None
         assert daemon is not None
         code = daemon.exit_code()
-        line = next((one for one in reversed(daemon.lines) if one.strip()), "")
+        is_told = bool(daemon.events_of("daemon_failed"))
+        line = daemon.failure if is_told else next((one for one in reversed(daemon.lines) if one.strip()), "")
         if code in {0, -9, -15}:
             self.lab.counts["kills"] += code == -9
             return ""
@@ -538,7 +539,7 @@ class World:
         return "" if not differing and not told else f"{told} {differing}"
 
     def _is_well(self) -> bool:
-        """Say whether the daemon runs on, which status must say soon, too."""
+        """Return whether the daemon runs on, which status must also say soon."""
         deadline_s = time.monotonic() + STILL_S
         while True:
             seen = self.status()
@@ -573,7 +574,7 @@ class _quiet:  # noqa: N801  as contextlib names its own
         """Nothing to do."""
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        """Say whether the error is of the class."""
+        """Return whether the error is of the class."""
         return kind is not None and issubclass(kind, self._kind)
 
 

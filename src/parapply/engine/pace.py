@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from parapply.plan.batch import FEW_CHANGES, LEAST_THIN_TABLES, Limits
+from parapply.plan.batch import Limits, has_few_changes
 from parapply.vocabulary import Mode
 
 if TYPE_CHECKING:
@@ -43,14 +43,6 @@ _TRY_AGAIN: Final = 256
 SHORTEST_JUDGED_S: Final = 0.002
 
 
-def meets_many_tables(n_changes: int, n_tables: int) -> bool:
-    """Return whether a batch has few changes for each of many tables, however many these are.
-
-    Half the batch would have nearly as many statements, and to meet its tables takes a session longer than to apply it.
-    """
-    return n_tables >= LEAST_THIN_TABLES and n_changes < FEW_CHANGES * n_tables
-
-
 class BatchSizing:
     """Written by the epoch at each commit; intake reads `limits`, which is always the same object."""
 
@@ -58,7 +50,7 @@ class BatchSizing:
         """Begin with the first size, or with the configured one where that is smaller.
 
         Args:
-            most: as configured.
+            most: as configured; `tables` as the target can lock.
             memory_bytes: for all batches in hand.
             scale: factor of the first size, for a run that is not begun.
         """
@@ -68,6 +60,7 @@ class BatchSizing:
             min(_FIRST_TRANSACTIONS, most.transactions),
             min(_FIRST_CHANGES, most.changes),
             min(_FIRST_BYTES, most.size_bytes),
+            most.tables,
         )
         limits = self.limits
         limits.most_transactions, limits.most_changes = most.transactions, THIN_SIZE * most.changes
@@ -95,7 +88,7 @@ class BatchSizing:
             n_tables: that they are of.
             took_s: from its start until its statements had succeeded.
         """
-        if meets_many_tables(n_changes, n_tables):
+        if has_few_changes(n_changes, n_tables):
             return
         if took_s < _QUICK_S:
             self._scale(2)

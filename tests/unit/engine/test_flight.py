@@ -1,104 +1,16 @@
-"""Which batch starts and what a commit brings about: schedules of seeds, and broken engines that they catch."""
+"""Which batch starts, and what a commit brings about."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
-import pytest
-from msgspec.structs import replace
-
-from parapply.engine.durability import Durability
 from parapply.engine.flight import Flight, Given, LetGo, News
 from parapply.engine.job import SetJob, StreamJob
 from parapply.engine.state import EngineState
-from parapply.engine.turns import CommitTurn, Turns
 from parapply.plan.batch import Batch
-from parapply.plan.scheduler import Scheduler
-from parapply.plan.table_changes import TableChanges
-from tests.simulate.__main__ import RARE
-from tests.simulate.core import Schedule
-from tests.unit.changes_model import PLAIN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from parapply.model import Transaction
-
-    Mutant = Callable[[pytest.MonkeyPatch], None]
-
-#: A broken engine must be caught by so many schedules.
-_SEEDS = range(1_000)
-
-
-def _turn_given_early(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Turns, "ask", lambda *_, **__: CommitTurn.COMMIT)
-
-
-def _release_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Flight, "count_out", lambda *_: None)
-
-
-def _parked_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Flight, "unpark", lambda *_: [])
-
-
-def _late_key_dropped(patch: pytest.MonkeyPatch) -> None:
-    add = Scheduler.add
-
-    def without(scheduler: Scheduler, batch: Batch) -> bool:
-        may_start = add(scheduler, batch)
-        for changes in batch.table_changes:
-            changes.late_keys.clear()
-        return may_start
-
-    patch.setattr(Scheduler, "add", without)
-
-
-def _watermark_not_written(patch: pytest.MonkeyPatch) -> None:
-    def ahead(durability: Durability, _low_lsn: int) -> bool:
-        durability.state.durable_lsn = durability.state.watermark.high_lsn + 1
-        return True
-
-    patch.setattr(Durability, "made_durable", ahead)
-
-
-def _answer_lost(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Turns, "passed_to", lambda *_: [])
-
-
-@pytest.mark.parametrize(
-    "mutant",
-    [
-        _turn_given_early,
-        _release_forgotten,
-        _parked_forgotten,
-        _late_key_dropped,
-        _watermark_not_written,
-        _answer_lost,
-    ],
-)
-def test_a_broken_engine_is_caught(monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
-    """Order, dependencies, exactly once, what a crash takes, what waits for ever, what is held: one of them fails."""
-    mutant(monkeypatch)
-    with pytest.raises(AssertionError):
-        _play_all()
-
-
-def _play_all() -> None:
-    for seed in _SEEDS:
-        Schedule(seed).run()
-
-
-def test_schedules_keep_every_promise() -> None:
-    """As `tests/simulate/core.py` says; and each rare state is met, or the schedules prove nothing."""
-    seen: Counter[str] = Counter()
-    for seed in range(400):
-        schedule = Schedule(seed)
-        schedule.run()
-        seen += schedule.seen
-    # Too few schedules for the rarest one.
-    assert {*RARE} - {str(CommitTurn.GIVE_BACK)} <= seen.keys()
 
 
 def _job(seq: int) -> SetJob:
@@ -124,34 +36,6 @@ def test_a_worker_that_asks_is_answered_at_once_or_by_the_next_batch() -> None:
     assert (state.watermark.low_lsn, state.head) == (10, second)
 
 
-@pytest.mark.parametrize("n_tables", [64, 3_000], ids=["64 tables", "3000 tables"])
-@pytest.mark.parametrize("is_relaxed", [False, True], ids=["order kept", "relaxed"])
-def test_batches_of_many_tables_begin_in_one_session(n_tables: int, *, is_relaxed: bool) -> None:
-    """Each session meets each table, so a second one must be worth while; however many tables a batch has."""
-    state = EngineState(0, 0.0, is_relaxed=is_relaxed)
-    flight = Flight(state)
-    state.n_workers = 3
-
-    plan = PLAIN.plan(0)
-    tables = [TableChanges(replace(plan, facts=replace(plan.facts, oid=n, root_oid=n))) for n in range(n_tables)]
-    jobs = [_job(seq) for seq in range(1, 36)]
-    for job in jobs:
-        job.batch.table_changes = tables
-        job.batch.n_changes = 2 * n_tables
-    for asker in range(3):
-        flight.ask(asker)
-    alongside = []
-    for at, job in enumerate(jobs[:-2]):
-        for later in jobs[at if at == 0 else at + 2 : at + 3]:
-            flight.submit(later, 0.0)
-        alongside.append(len(state.jobs) - len(flight.waiting_jobs()))
-        flight.committed(job, 1.0)
-        flight.ask(3 + at)
-    assert alongside[0] == (3 if is_relaxed else 1)
-    assert alongside[15:17] == ([3, 3] if is_relaxed else [1, 2])
-    assert alongside[32] == 3
-
-
 def test_a_question_taken_back_has_no_answer() -> None:
     """A worker that is cancelled asks no more; one that was answered has its batch."""
     flight = Flight(EngineState(0, 0.0))
@@ -174,3 +58,21 @@ def test_only_a_job_that_follows_gives_way() -> None:
     flight.follow(job)
     assert flight.give_way(job) == [News(job)]
     assert flight.give_way(job) is None
+
+
+def test_a_parked_head_waits_for_its_repair() -> None:
+    """Relaxed, the commit of a later batch does not end its pause: it would fail as often as others commit."""
+    state = EngineState(0, 0.0, is_relaxed=True)
+    flight = Flight(state)
+    first, second, third = _job(1), _job(2), _job(3)
+    for job in (first, second, third):
+        flight.submit(job, 0.0)
+    for asker in range(1, 4):
+        flight.ask(asker)
+    flight.park(second)
+    assert flight.committed(first, 1.0) == []
+    assert flight.ask(4) == [Given(4, second)]
+    assert flight.ask(5) == []
+    flight.park(second)
+    assert flight.committed(third, 2.0) == []
+    assert flight.unpark(second.batch.seq) == [Given(5, second)]

@@ -82,15 +82,6 @@ def test_thin_batches_may_be_larger_than_others_and_say_nothing(took_s: float, n
     assert batch.is_full(limits)
 
 
-@pytest.mark.parametrize("took_s", [0.01, 9.0])
-def test_batches_of_more_tables_than_a_thin_one_may_have_say_nothing_either(took_s: float) -> None:
-    """Smaller ones would have more statements in all."""
-    sizing = BatchSizing(Limits(20_000, 20_000, 8 * 1024 * 1024), memory_bytes=_MEMORY_BYTES)
-    before = sizes(sizing.limits)
-    sizing.learn(5_000, 3_000, took_s)
-    assert sizes(sizing.limits) == before
-
-
 def test_small_limits_are_kept_as_configured() -> None:
     """With one transaction a batch nothing grows and nothing shrinks to nothing."""
     sizing = BatchSizing(Limits(1, 1, 1024), memory_bytes=_MEMORY_BYTES)

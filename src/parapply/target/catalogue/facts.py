@@ -13,6 +13,7 @@ import msgspec
 import psycopg
 from msgspec.structs import replace
 from psycopg import sql
+from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from psycopg.types.json import set_json_loads
 
@@ -114,10 +115,12 @@ async def load_many(
     with target_errors("reading the catalogue of the published tables"):
         if len(names) == 1 and conn in _planned:
             return await _described(conn, names, role)
+        # Shapes and facts must be of one moment, because a table may change in between. A transaction that has begun
+        # already cannot have one snapshot.
+        has_shapes = len(names) > 1 and conn.info.transaction_status == TransactionStatus.IDLE
         async with conn.transaction():
-            # Shapes and facts of one moment: a table may change in between.
-            await conn.execute(f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; {LOOKUPS}")
-            shaped = await _rows(conn, SHAPES_SQL, _columns_of(names)) if len(names) > 1 else []
+            await conn.execute(f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; {LOOKUPS}" if has_shapes else LOOKUPS)
+            shaped = await _rows(conn, SHAPES_SQL, _columns_of(names)) if has_shapes else []
             first = {shape: names[number - 1] for number, _, shape in reversed(shaped)}
             others = [row for row in shaped if first[row[2]] != names[row[0] - 1]]
             left_out = {number for number, _, _ in others}

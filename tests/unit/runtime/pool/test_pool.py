@@ -353,6 +353,25 @@ def test_t30_the_last_idle_worker_is_kept_for_what_is_blocked() -> None:
     asyncio.run(go())
 
 
+async def test_thin_batches_run_alongside_each_other_as_soon_as_some_have_committed() -> None:
+    """Each session that gets one meets its tables first, here one, which pays after 16 changes of each."""
+    jobs = _thin_jobs(7)
+    pool = WorkerPool(Flight(EngineState(0, 0.0)))
+    for job in jobs:
+        pool.submit(job, 0.0)
+    asking = [asyncio.create_task(pool.next_job()) for _ in range(3)]
+    n_running = []
+    for job in jobs:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        n_running.append(len(pool.flight.state.jobs) - len(pool.flight.waiting_jobs()))
+        pool.committed(job, 0.0)
+        asking.append(asyncio.create_task(pool.next_job()))
+    for one in asking:
+        one.cancel()
+    assert n_running == [1, 1, 2, 2, 3, 2, 1]
+
+
 async def test_with_relaxed_order_a_thin_batch_that_stands_still_holds_up_no_other() -> None:
     """It may wait for a lock of another session for hours; independent ones continue from the first one on."""
     jobs = _thin_jobs(3)
@@ -368,6 +387,7 @@ def _thin_jobs(n_jobs: int) -> list[SetJob]:
     jobs = [SetJob(Batch(seq), {}) for seq in range(1, n_jobs + 1)]
     for job in jobs:
         job.batch.table_changes = [TableChanges(PLAIN.plan(0))] * LEAST_THIN_TABLES
+        job.batch.n_changes = 8
         job.batch.end_lsn = job.batch.seq
     return jobs
 
