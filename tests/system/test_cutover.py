@@ -157,15 +157,15 @@ class Ends:
         assert self.target.rows("SELECT count(*) FROM evt") == kept
 
     def refuse_way_back(self, step: str) -> None:
-        """Fail unless a daemon of the way back and its `init` are refused while the stream ahead can run, by name.
+        """Fail unless daemon, `init` and `drop` of a slot of the way back are refused while the stream ahead can run.
 
-        Both at once would send rows round without end.
+        Both streams at once would send rows round without end, and the cut-over needs the slot.
 
         Raises:
             AssertionError: one is not.
         """
-        for command in ("run", "init"):
-            done = self._run(self.back, command, timeout_s=30)
+        for command in (["run"], ["init"], *([["drop", "--yes"]] if step == "turning" else [])):
+            done = self._run(self.back, *command, timeout_s=30)
             assert done.returncode == _REFUSED["source"], (command, done)
             why = f"slot '{self.back.slot}' is the way back of a cut-over that is under way there, at the step {step}"
             assert why in done.stderr, (command, done)
@@ -664,6 +664,11 @@ def test_while_one_direction_is_under_way_the_other_names_its_command(ends: Ends
             assert said.returncode == _REFUSED["target"]
             assert f"under way, at the step {point.removeprefix('cutover_')}. " in said.stderr
             assert hint in said.stderr
+        dropped = ends.run_other("drop", "--yes")
+        assert dropped.returncode == _REFUSED["source"]
+        assert "is the way back of a cut-over that is under way there" in dropped.stderr
+    # Nor does it stay half undone where the state of the stream ahead was lost otherwise.
+    ends.target.execute("BEGIN READ WRITE; DROP SCHEMA parapply CASCADE; COMMIT")
     assert ends.run("--back", "--undo").returncode == 0
     ends.target.execute("INSERT INTO evt VALUES (1)")
 

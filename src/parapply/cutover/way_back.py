@@ -187,8 +187,11 @@ async def state_of(ends: Connections, config: Config) -> state.SlotState | None:
     Raises:
         SourceRefused, SourceLost, TargetRefused, TargetLost: as `state.load`.
     """
+    schema = config.target.state_schema
+    if not await state.has_schema(ends.target, schema):
+        return None
     facts = await slot.inspect(ends.source, config.source.slot)
-    return await state.load(ends.target, config.target.state_schema, config.source.slot, facts.system_identifier)
+    return await state.load(ends.target, schema, config.source.slot, facts.system_identifier)
 
 
 async def stale_state(ends: Connections, config: Config) -> tuple[int | None, str]:
@@ -202,8 +205,6 @@ async def stale_state(ends: Connections, config: Config) -> tuple[int | None, st
         SourceRefused, SourceLost, TargetLost: as `state.load`.
     """
     schema, name = config.target.state_schema, config.source.slot
-    if not await state.has_schema(ends.target, schema):
-        return None, ""
     found = await state_of(ends, config)
     if found is None:
         return None, ""
@@ -229,8 +230,6 @@ async def check_none_under_way(ends: Connections, config: Config, other_way: str
         SourceRefused, SourceLost, TargetLost: as `state.load`.
     """
     schema, name = config.target.state_schema, config.source.slot
-    if not await state.has_schema(ends.target, schema):
-        return
     found = await state_of(ends, config)
     other = None if found is None else await cutovers.read(ends.target, schema, found.slot_id)
     if other is None or other.is_done:
