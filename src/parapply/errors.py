@@ -12,6 +12,7 @@
 | TargetRefused    | 4    | never     | a privilege, a table or a column is missing          |
 | LeaseHeld        | 4    | never     | another daemon holds the lease: stop it or take over |
 | TargetLost       | 4    | reconnect | none: state is read again, the stream replayed       |
+| LocksExhausted   | 4    | reconnect | none: later batches have fewer tables                |
 | ApplyFailed      | 5    | never     | a conflict or data error remains after the retry     |
 | ReportRefused    | 2    | never     | no log there, another report is at work: see hint    |
 | JavaMissing      | 2    | never     | the operator installs Java                           |
