@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from parapply.config import MEMORY_LIMIT_BYTES
 from parapply.engine.intake import AHEAD, BEHIND_S, COLLECT_S, WORTH_A_WORKER
 from parapply.engine.pace import BatchSizing
-from parapply.plan.batch import FEW_CHANGES, LEAST_THIN_TABLES, MOST_THIN_TABLES, Limits
+from parapply.plan.batch import FEW_CHANGES, LEAST_THIN_TABLES, Limits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,7 +134,7 @@ class Load:
         """Return the end of a batch that is as large as it may be; one more than there are parts if none is."""
         end = self._end(begin, limits.transactions, limits.changes, limits.size_bytes)
         tables = self.parts[begin].tables
-        thick = FEW_CHANGES * tables if LEAST_THIN_TABLES <= tables <= MOST_THIN_TABLES else 0
+        thick = FEW_CHANGES * tables if tables >= LEAST_THIN_TABLES else 0
         if end > len(self.parts) or self.changes[end] - self.changes[begin] >= thick:
             return end
         return self._end(begin, limits.most_transactions, min(thick, limits.most_changes), limits.most_bytes)

@@ -17,6 +17,7 @@ cdef class Limits:
     cdef public Py_ssize_t most_transactions
     cdef public Py_ssize_t most_changes
     cdef public Py_ssize_t most_bytes
+    cdef public Py_ssize_t tables
 
 cdef class Batch:
     cdef public object seq

@@ -36,25 +36,27 @@ SERIAL_TRANSACTIONS: Final = 500
 FEW_CHANGES: Final = 128
 #: A batch of fewer tables is not thin: what their statements cost by themselves is little.
 LEAST_THIN_TABLES: Final = 64
-#: A batch of more tables is not thin: each, with its indexes, takes places in the target's table of locks.
-MOST_THIN_TABLES: Final = 2048
 
 
 def has_few_changes(n_changes: int, n_tables: int) -> bool:
     """Return whether a batch has few changes for each of many tables: in a larger one each change would cost less."""
-    return LEAST_THIN_TABLES <= n_tables <= MOST_THIN_TABLES and n_changes < FEW_CHANGES * n_tables
+    return n_tables >= LEAST_THIN_TABLES and n_changes < FEW_CHANGES * n_tables
 
 
 class Limits:
     """When a batch is large enough to be closed; it may go beyond by its last transaction."""
 
-    __slots__ = ("changes", "most_bytes", "most_changes", "most_transactions", "size_bytes", "transactions")
+    __slots__ = ("changes", "most_bytes", "most_changes", "most_transactions", "size_bytes", "tables", "transactions")
 
-    def __init__(self, transactions: int, changes: int, size_bytes: int) -> None:
-        """Keep the limits. The limits of a thin batch, `most_...`, are the same until they are raised."""
+    def __init__(self, transactions: int, changes: int, size_bytes: int, tables: int = 1 << 30) -> None:
+        """Keep the limits. The limits of a thin batch, `most_...`, are the same until they are raised.
+
+        A table takes a place for itself and each of its indexes in the target's table of locks, until the commit.
+        """
         self.transactions = self.most_transactions = transactions
         self.changes = self.most_changes = changes
         self.size_bytes = self.most_bytes = size_bytes
+        self.tables = tables
 
 
 class Batch:
@@ -275,6 +277,8 @@ class Batch:
         """Return whether nothing should be added any more."""
         n_transactions = len(self.transactions)
         if self.is_suspect or (self.is_serial and n_transactions >= SERIAL_TRANSACTIONS):
+            return True
+        if len(self.table_changes) >= limits.tables:
             return True
         if (
             n_transactions < limits.transactions

@@ -16,6 +16,7 @@ from parapply.driver import refusal_hint
 from parapply.errors import (
     ApplyFailed,
     LeaseHeld,
+    LocksExhausted,
     ParapplyError,
     Retry,
     SourceLost,
@@ -278,6 +279,8 @@ class Leader:
                 self._shown = (DaemonState.RECONNECTING, error.line()) if isinstance(error, SourceLost) else ("", "")
                 if isinstance(error, SpillFailed):
                     self._opener.take_whole(error.end_lsn)
+                elif isinstance(error, LocksExhausted):
+                    self._opener.take_fewer_tables()
                 raise
             finally:
                 self._look_for_progress(epoch.low_lsn)

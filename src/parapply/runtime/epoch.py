@@ -179,6 +179,7 @@ class Epoch:
             self._pool,
             config=self._apply_config(),
             state=ends.state,
+            most_tables=ends.most_tables,
             notes_transactions=self._applylog_writer is not None and config.applylog.detail == "transaction",
         )
         copied = Copied(config, ends.state, ends.source, ends.control_pool, tables=self._tables, known=ends.copies)
