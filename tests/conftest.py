@@ -18,6 +18,8 @@ pytest_plugins = [f"tests.fixtures.{name}" for name in ("selection", "clusters",
 # `--hypothesis-profile=thorough`.
 settings.register_profile("parapply", deadline=None, max_examples=50)
 settings.register_profile("thorough", deadline=None, max_examples=2000)
+# For the inner loop, `make test-unit`.
+settings.register_profile("quick", deadline=None, max_examples=10)
 # The pass beside that of all tests, over the same sources uncompiled: others of the same examples, half as many.
 settings.register_profile("interpreted", settings.get_profile("parapply"), max_examples=25)
 settings.load_profile("interpreted" if os.environ.get("PARAPPLY_COMPILED") == "forbid" else "parapply")

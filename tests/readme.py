@@ -27,11 +27,12 @@ _HEAD: Final = """\
 | `system` | whole daemons and commands, as processes, between two servers |
 | `analysis` | the report, on Spark |
 | `differential`, `faults` | generators of random cases and faults, and the mutants that they must find |
+| `simulate` | no server: the engine between models of both, played through by seeds |
 | `migration` | a whole migration under load, with kills, there and back |
 | `packaging` | what is given away: archives, packages, manifests |
 | `fixtures` | servers, databases, daemons, proxies, and models that tests compare with |
 
-`make test` runs everything, `make test-unit` what needs no server, `pytest tests/system/test_kill.py` one file. Servers
+`make test` runs all, `make test-unit` quick ones, no server, `pytest tests/system/test_kill.py` one file. Servers
 keep their files in memory where there is room for them, and are copies of one, so that initdb runs once for a version.
 A target has the state schema already, unless its test is marked `bare_target`. What a machine lacks is left out, and
 the first lines say so.

@@ -6,6 +6,7 @@ import re
 import tomllib
 import types
 import typing
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_origin
 
@@ -29,6 +30,7 @@ _LEVELS: Final = ("error", "warning", "info", "debug")
 _PAGE: Final = re.compile(r"docs/([\w/-]+\.md)")
 
 
+@cache
 def reference() -> dict[str, str]:
     """Return the text of each page, by the name of its file."""
     return {

@@ -138,7 +138,7 @@ class LockHolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IntervalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="interval"):
-    """About a second in which a batch was under way: what the daemon and its sessions did."""
+    """About a second in which a batch was under way or held back: what the daemon and its sessions did."""
 
     schema_version: int = SCHEMA_VERSION
     slot: str
@@ -160,6 +160,7 @@ class IntervalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="recor
     sessions_cpu_s: float = 0.0  # CPU time of the workers' sessions
     sender_cpu_s: float = 0.0  # CPU time of the publisher's process that sends, if it also runs there
     locks: tuple[LockHolder, ...] = ()  # the first LOCKS_LIMIT, seen once, at the end
+    throttled_s: float = 0.0  # apply.max_changes_per_s held changes back
 
 
 class TransactionRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="transaction"):

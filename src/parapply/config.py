@@ -32,8 +32,6 @@ _DECODING_MEMORY_FLOOR_BYTES = 64 * 1024
 CATCH_UP_RANGE_BYTES = 64 * 1024 * 1024
 #: Bytes of WAL to catch up from which ranges are read: 30,000 deletes of a row, half a second of a stream.
 CATCH_UP_ENTER_BYTES = 4 * 1024 * 1024
-#: Bytes of WAL to catch up at which the stream takes over: a few hundredths of a second of it.
-CATCH_UP_LEAVE_BYTES = 4 * 1024 * 1024
 #: Seconds a stream runs at least before ranges are read again: far longer than both ends take to be opened again.
 CATCH_UP_PAUSE_S = 30.0
 #: Seconds between standby status updates: a sixth of PostgreSQL's default wal_sender_timeout (60 s), so that
@@ -44,8 +42,9 @@ STATUS_INTERVAL_S = 10.0
 RECEIVE_TIMEOUT_S = 60.0
 #: Seconds before the first new attempt: a restarted server is back in about this time.
 RECONNECT_MIN_S = 0.2
-#: Seconds between attempts at most: the wait of an operator after the repair of a long outage.
-RECONNECT_MAX_S = 30.0
+#: Seconds between attempts at most, and so the wait after the end of an outage: as often as the built-in subscription
+#: (wal_retrieve_retry_interval). An attempt in vain costs one session on the other end and one line of log.
+RECONNECT_MAX_S = 5.0
 #: Seconds a starting daemon waits for the lease: an orderly predecessor drains in a few seconds.
 LEASE_WAIT_S = 30.0
 #: Target connections at most while their number finds itself: a disk still answers sixteen reads at a time
@@ -66,8 +65,6 @@ MAX_BATCH_BYTES = 8 * 1024 * 1024
 MEMORY_LIMIT_BYTES = 256 * 1024 * 1024
 #: Bytes of the smallest memory limit that still lets every worker have a batch in hand and one in the queue.
 MEMORY_LIMIT_FLOOR_BYTES = 16 * 1024 * 1024
-#: Seconds a transaction is behind (sent minus committed, publisher's clock) before transactions are merged.
-BACKLOG_THRESHOLD_S = 0.05
 #: Seconds a batch waits for more while there is a backlog: less than a commit takes.
 LINGER_S = 0.002
 #: Seconds between durable advances of the watermark, which are the only synchronous commits.
@@ -75,9 +72,6 @@ ADVANCE_INTERVAL_S = 0.2
 #: Seconds a batch may make no progress before pg_blocking_pids() is called: what a stall costs, against a query each
 #: half of it. PostgreSQL's own deadlock_timeout (1 s) is for waits that it can see.
 STALL_CHECK_S = 0.25
-#: Row changes of one transaction above which it takes its tables whole: MAX_BATCH_CHANGES, so that only transactions
-#: reach it that fill a batch by themselves.
-TABLE_LOCK_THRESHOLD = 20_000
 #: Bytes of a transaction in progress, counted with what Python needs for it, before a worker follows it: a few
 #: thousand changes. A smaller one is merged with others at its commit, which is worth more.
 STREAM_START_BYTES = 1024 * 1024
@@ -164,7 +158,6 @@ class SourceConfig(_Section, frozen=True):
     catch_up: Literal["auto", "off"] = "auto"
     catch_up_range_bytes: Annotated[int, Meta(ge=1024, le=1 << 34)] = CATCH_UP_RANGE_BYTES
     catch_up_enter_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = CATCH_UP_ENTER_BYTES
-    catch_up_leave_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = CATCH_UP_LEAVE_BYTES
     catch_up_pause_s: Seconds = CATCH_UP_PAUSE_S
     status_interval_s: Interval = STATUS_INTERVAL_S
     receive_timeout_s: Interval = RECEIVE_TIMEOUT_S
@@ -175,8 +168,6 @@ class SourceConfig(_Section, frozen=True):
         """Check what concerns more than one key."""
         if self.reconnect_min_s > self.reconnect_max_s:
             raise ValueError("reconnect_min_s must not be above reconnect_max_s")
-        if self.catch_up_leave_bytes > self.catch_up_enter_bytes:
-            raise ValueError("catch_up_leave_bytes must not be above catch_up_enter_bytes")
         if 0 < self.decoding_memory_bytes < _DECODING_MEMORY_FLOOR_BYTES:
             raise ValueError(f"decoding_memory_bytes must be 0 or at least {_DECODING_MEMORY_FLOOR_BYTES}")
 
@@ -208,12 +199,10 @@ class ApplyConfig(_Section, frozen=True):
     max_batch_changes: Annotated[int, Meta(ge=1, le=1_000_000)] = MAX_BATCH_CHANGES
     max_batch_bytes: Annotated[int, Meta(ge=1024)] = MAX_BATCH_BYTES
     memory_limit_bytes: Annotated[int, Meta(ge=MEMORY_LIMIT_FLOOR_BYTES)] = MEMORY_LIMIT_BYTES
-    backlog_threshold_s: Seconds = BACKLOG_THRESHOLD_S
     linger_s: Seconds = LINGER_S
     delay_s: Annotated[float, Meta(ge=0, le=DELAY_LIMIT_S)] = 0.0
     max_changes_per_s: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 0
     advance_interval_s: Interval = ADVANCE_INTERVAL_S
-    table_lock_threshold: Annotated[int, Meta(ge=1)] = TABLE_LOCK_THRESHOLD
     stall_check_s: Interval = STALL_CHECK_S
     stream_start_bytes: Annotated[int, Meta(ge=0)] = STREAM_START_BYTES
     spill_dir: Path | None = None

@@ -135,6 +135,8 @@ async def show_state(config: Config, shown: str, reason: str, limit_s: float = S
     schema, name = config.target.state_schema, config.source.slot
     with suppress(ParapplyError, TimeoutError):
         async with asyncio.timeout(limit_s), await open_target(config, "farewell") as conn:
+            # Raises for a layout of another version, which is not this program's to write in.
+            await state.has_schema(conn, schema)
             slot_id = await state.find_slot(conn, schema, name)
             # The session of the epoch that has ended may still be on its way out.
             await lease.take_lease(conn, slot_id, limit_s / 2)

@@ -7,11 +7,12 @@
 | SourceRefused    | 3    | never     | slot lost, wrong cluster, a gap: see the hint        |
 | SourceLost       | 3    | reconnect | none: the daemon reconnects with back-off            |
 | SlotBusy         | 3    | reconnect | another reader holds the slot                        |
-| LeftForRanges    | 3    | reconnect | none: both ends are opened again at once             |
+| StreamLeft       | 3    | reconnect | none: both ends are opened again at once             |
 | SpillFailed      | 3    | reconnect | the operator makes room in the spill directory       |
 | TargetRefused    | 4    | never     | a privilege, a table or a column is missing          |
 | LeaseHeld        | 4    | never     | another daemon holds the lease: stop it or take over |
 | TargetLost       | 4    | reconnect | none: state is read again, the stream replayed       |
+| LocksExhausted   | 4    | reconnect | none: later batches have fewer tables                |
 | ApplyFailed      | 5    | never     | a conflict or data error remains after the retry     |
 | ReportRefused    | 2    | never     | no log there, another report is at work: see hint    |
 | JavaMissing      | 2    | never     | the operator installs Java                           |
@@ -99,8 +100,8 @@ class SlotBusy(SourceLost):
     """Another process reads the slot."""
 
 
-class LeftForRanges(SourceLost):
-    """The stream has fallen behind, and ranges of WAL bring it forward sooner.
+class StreamLeft(SourceLost):
+    """The stream is left: ranges of WAL bring it forward sooner, or only a new one has the tables' present names.
 
     The daemon's own decision: no connection was lost, and there is nothing to wait for.
     """
@@ -137,6 +138,13 @@ class TargetLost(ParapplyError):
     retry = Retry.RECONNECT
 
 
+class LocksExhausted(TargetLost):
+    """The target has no place left for the locks of a batch's tables and indexes.
+
+    The stream is read again from the last commit, and batches have fewer tables from then on.
+    """
+
+
 class StatementFailed(ParapplyError):
     """A statement failed on the target; the batch is retried at the head before anything is concluded.
 
@@ -147,7 +155,7 @@ class StatementFailed(ParapplyError):
 
     def __init__(  # noqa: PLR0913  the fields of the server's answer
         self, message: str, *, sqlstate: str = "", schema: str = "", table: str = "", constraint: str = "",
-        statement: int = -1,
+        statement: int = -1, is_for_locks: bool = False,
     ) -> None:  # fmt: skip
         """Keep what the server said.
 
@@ -158,6 +166,7 @@ class StatementFailed(ParapplyError):
             table: that the error is about: of a partitioned table the partition; empty if the server names none.
             constraint: name of the violated constraint, if any; names identify constraints only within one schema.
             statement: index of the failed statement among those sent.
+            is_for_locks: the server's table of locks is full.
         """
         super().__init__(message)
         self.sqlstate = sqlstate
@@ -165,6 +174,7 @@ class StatementFailed(ParapplyError):
         self.table = table
         self.constraint = constraint
         self.statement = statement
+        self.is_for_locks = is_for_locks
 
 
 class ApplyFailed(ParapplyError):

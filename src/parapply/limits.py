@@ -4,10 +4,10 @@ In go rows of seconds by state, of reading times, and of samples of the workers'
 time by limit and a `LimitVerdict`. The report has them from the apply log, the daemon from its own last minutes. The
 time is divided by the state at each moment:
 
-- apply.max_changes_per_s held changes back: the *throttle*;
 - a batch stood at a lock of another session, whatever else waited: the *target*;
-- a worker was free and nothing waited for it: the *source* had nothing more. Where it had more, that was not read, the
-  *publisher* was waited for, or the *leader* was busy;
+- a worker was free and nothing waited for it: the *throttle*, as long as apply.max_changes_per_s held changes back.
+  Else the *source* had nothing more. Where it had more, that was not read, the *publisher* was waited for, or the
+  *leader* was busy;
 - a worker was free, and a batch waited for another one's commit, or all had a batch and late rows were being applied:
   a *dependency*;
 - all had a batch, and most of them waited for commits: *commit*;
@@ -35,7 +35,7 @@ BLOCKED_S: Final = 5.0
 _FULL: Final = 0.7
 FLUSHES: Final = ("IO:WALSync", "IO:WALWrite", "LWLock:WALWrite", "IPC:SyncRep", "IO:WalSync", "IO:WalWrite")
 
-#: The state of a moment at which changes were held back by a setting.
+#: The limit that is a setting: apply.max_changes_per_s.
 THROTTLE: Final = "throttle"
 _ADVICE: Final = {
     (THROTTLE, ""): "raise apply.max_changes_per_s, or set it to 0, once the target may have more to do",
@@ -154,7 +154,6 @@ def limits(moments: Rows, reading: Rows, backends: Rows, blockers: Rows) -> Rows
         add(limit, "", part_s)
     waited_s = seconds.get("dependency", 0.0) * (1 - locked) + seconds.get("late rows", 0.0)
     add("dependency", _dependency(blockers), waited_s)
-    add(THROTTLE, "", seconds.get(THROTTLE, 0.0))
     flush = _share(backends, is_flush)
     add("commit", "flush" if flush > _HALF else "order", seconds.get("commit", 0.0) * (1 - locked))
     for limit, detail, share in _of_target(backends, reading):
@@ -172,7 +171,10 @@ _NOTABLE: Final = 0.4
 
 
 def _of_free_workers(free_s: float, reading: Rows) -> Iterable[tuple[str, float]]:
-    """Divide the seconds in which workers were free among source, publisher and leader."""
+    """Divide the seconds in which workers were free among throttle, source, publisher and leader."""
+    throttled_s = min(free_s, reading[0]["throttled_s"]) if reading else 0.0
+    yield THROTTLE, throttled_s
+    free_s -= throttled_s
     behind_s = min(free_s, reading[0]["behind_s"]) if reading else 0.0
     yield "source", free_s - behind_s
     if behind_s:
@@ -300,6 +302,8 @@ def _evidence(  # noqa: PLR0913, PLR0917  what there is to say
         most = ", ".join(f"{row['wait']} {_percent(row['samples'] / samples)}" for row in backends[:4])
         yield f"Of {samples:,} samples of the workers' sessions on the target: {most}."
     for row in reading:
+        if row["throttled_s"]:
+            yield f"apply.max_changes_per_s held changes back for {row['throttled_s']:.1f} s."
         yield (
             f"In {row['seconds']:.1f} s with work the leader took {row['leader_cpu_s']:.1f} s of CPU, waited "
             f"{row['publisher_s']:.1f} s for the publisher, and had enough at hand for {row['paused_s']:.1f} s. "

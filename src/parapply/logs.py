@@ -116,68 +116,6 @@ EVENTS: Final = {
     "applylog_not_removed": "warning: the directory cannot be read or a file not removed",
 }
 
-#: Every key besides the event, level and timestamp of each line.
-KEYS: Final = frozenset(
-    {
-        "server_version",
-        "before",
-        "timeline",
-        "slot",
-        "seq",
-        "xid",
-        "gid",
-        "commit_lsn",
-        "end",
-        "end_lsn",
-        "low_lsn",
-        "start_lsn",
-        "worker",
-        "workers",
-        "relation",
-        "schemas",
-        "conflict_type",
-        "constraints",
-        "policy",
-        "outcome",
-        "size_bytes",
-        "wait_s",
-        "at_lsn",
-        "pause_s",
-        "error",
-        "hint",
-        "version",
-        "lane",
-        "reason",
-        "n_transactions",
-        "n_changes",
-        "n_ranges",
-        "n_in_order",
-        "attempts",
-        "dropped",
-        "number",
-        "tag",
-        "file",
-        "setting",
-        "settings",
-        "value",
-        "host",
-        "pid",
-        "port",
-        "part",
-        "tasks",
-        "is_synchronous",
-        "holder",
-        "mode",
-        "role",
-        "session",
-        "application_name",
-        "xact_start",
-        "query_start",
-        "until_lsn",
-        "until_time",
-    }
-)
-
 _DSN: Final = re.compile(r"postgres(?:ql)?://\S+")
 _PASSWORD: Final = re.compile(
     r"""\b(password|sslpassword|passfile|oauth_client_secret)(\s*=\s*)('(?:[^'\\]|\\.)*'|"[^"]*"|\S+)""", re.IGNORECASE
@@ -216,7 +154,7 @@ def configure(level: str, output_format: str, stream: BinaryIO | None = None) ->
 
 
 def get_logger() -> structlog.typing.FilteringBoundLogger:
-    """Return the logger: ``log.info("worker_started", worker=3)``, names from `EVENTS` and `KEYS`."""
+    """Return the logger: ``log.info("worker_started", worker=3)``, the name from `EVENTS`."""
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger()
     return logger
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from html import escape
 from typing import TYPE_CHECKING, Final
 
@@ -152,11 +151,6 @@ def _listed(value: str, *, folds: bool) -> Iterator[str]:
         else:
             yield plain.translate(_TO_LOWER) if folds else plain
         position, is_over = found.end(), not found["end"]
-
-
-def command_line(words: Sequence[str]) -> str:
-    """Return a command as a shell takes it, to be copied by people."""
-    return shlex.join(words)
 
 
 def _check(text: str) -> None:

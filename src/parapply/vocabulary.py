@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Self
 
 
 class WorkerState(StrEnum):
@@ -109,8 +110,17 @@ class CopyState(StrEnum):
     COPIED = "copied"
 
 
-class MigrationStep(StrEnum):
-    """A step of `parapply migrate`, in their order."""
+class _Steps(StrEnum):
+    """Steps of a command that is continued after it was interrupted, in their order."""
+
+    def is_before(self, other: Self) -> bool:
+        """Return whether this step comes earlier."""
+        order = list(type(self))
+        return order.index(self) < order.index(other)
+
+
+class MigrationStep(_Steps):
+    """A step of `parapply migrate`."""
 
     CHECK = "check"
     ROLES = "roles"
@@ -125,3 +135,24 @@ class MigrationStep(StrEnum):
     ANALYZE = "analyze"
     VIEWS = "views"
     FOLLOW = "follow"
+
+
+class CutoverStep(_Steps):
+    """A step of `parapply cutover`. From `OPENING` on there is no way back but the other direction."""
+
+    UNDOING = "undoing"  # it is being taken back: as if nothing were done yet
+    PREPARING = "preparing"
+    FENCING = "fencing"
+    DRAINING = "draining"
+    COMPARING = "comparing"
+    SEQUENCES = "sequences"
+    STOPPING = "stopping"
+    TURNING = "turning"
+    OPENING = "opening"
+    ENDING = "ending"
+    DONE = "done"
+
+    @property
+    def number(self) -> int:
+        """Return the place among the steps, counted from 1."""
+        return list(CutoverStep).index(self)

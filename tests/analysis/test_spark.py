@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from parapply.analysis.duck import DuckEngine
     from parapply.analysis.engine import Engine, Rows
 
-# The first test waits for Java, too.
+# The first test also waits for Java.
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 

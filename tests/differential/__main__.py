@@ -25,7 +25,7 @@ Examples:
 
 @click.command(epilog=_EXAMPLES)
 @click.option("--seed", type=int, help="Of the first case; fresh when it is left out. Alone: of the only one.")
-@click.option("--minutes", type=float, help="Run cases with consecutive seeds for so long.")
+@click.option("--minutes", type=float, help="Run cases with consecutive seeds for this time.")
 @click.option("--crashes/--no-crashes", default=True, show_default=True, help="Kill daemons at random points.")
 @click.option("--majors", default="", help="Versions to draw from, such as 18,15; all that are found.")
 @click.option("--kinds", default="", help="Kinds of tables, such as family,keyed, instead of those of the seed.")

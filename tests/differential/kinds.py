@@ -207,7 +207,7 @@ def audited(chooser: random.Random, features: frozenset[Feature]) -> list[Random
         _TRIGGER.format(trigger="ordinary", table="t_audited"),
     )
     columns = (numbered(), RandomColumn(name="v", type_sql="text", values=of("a", "b", "c"), nulls=0.2))
-    # Serial, so less than of others: what runs beside it matters, too.
+    # Serial, so less than of others: what runs beside it also matters.
     operations = (insert_one, *SINGLE, swap_keys)
     table = RandomTable(
         name="t_audited", key=(key("int"),), columns=columns, target_after=triggers, has_audit=True,

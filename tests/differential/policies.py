@@ -68,7 +68,7 @@ class _Kind:
         return 0 in self.unique
 
     def is_refused(self, row: Row, rows: Sequence[Row], *, on_target: bool) -> bool:
-        """Say whether a unique index refuses a row beside others."""
+        """Return whether a unique index refuses a row beside others."""
         positions = self.unique + (self.local_unique if on_target else ())
         return any(
             row[position] == other[position] and (position == 0 or self.leaf(row) == self.leaf(other))
@@ -401,7 +401,7 @@ def _number(row: tuple[Any, ...], numbers: Mapping[int, int]) -> int:
 
 
 def _may_hide(one: _Drawn, row: tuple[Any, ...], numbers: Mapping[int, int]) -> bool:
-    """Say whether a later change takes back what a conflict is made of, so that a batch of both may not see it."""
+    """Return whether a later change takes back what a conflict is made of, so that a batch of both may not see it."""
     number, change_no, table = _number(row, numbers), int(row[_CHANGE_NO]), row[_TABLE]
     own = one.changes[number][change_no - 1]
     later = [*one.changes[number][change_no:], *(each for some in one.changes[number + 1 :] for each in some)]

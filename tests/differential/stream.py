@@ -1,6 +1,6 @@
 """Random transactions on random tables, from several sessions whose statements interleave.
 
-In go tables and a seed; out come committed transactions in an order that the seed decides, too: one thread runs the
+In go tables and a seed; out come committed transactions in an order that the seed also decides: one thread runs the
 statements of all sessions, so whoever would wait for a lock waits in vain and is refused. A refusal that a real
 application meets (duplicate key, lock not available) rolls the transaction back, and the stream goes on.
 """
@@ -40,7 +40,7 @@ _LARGE_PREPARED_SHARE = 0.6
 _PENDING = 3
 # Of large ones: with rows that come and go in them. Of what is prepared and rolled back a publisher may send less.
 _COME_AND_GO_SHARE = 0.6
-#: One in so many transactions is large; the first one is.
+#: One in this number of transactions is large, and the first one is.
 _LARGE_EVERY = 40
 
 
@@ -103,7 +103,7 @@ class RandomStream:
         self._stack.close()
 
     def run(self, transactions: int, between: Callable[[], None] = lambda: None) -> None:
-        """Begin so many transactions and end all, also what was prepared.
+        """Begin a number of transactions and end all, also the prepared ones.
 
         Args:
             transactions: how many.

@@ -286,5 +286,5 @@ def _with_other_type(column: RandomColumn, chooser: random.Random) -> RandomColu
 
 
 def is_comparable(columns: tuple[RandomColumn, ...]) -> bool:
-    """Tell whether rows can be found by all their columns."""
+    """Return whether rows can be found by all their columns."""
     return all(TYPES[column.type_sql].is_comparable for column in columns if column.type_sql in TYPES)

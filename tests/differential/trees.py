@@ -139,7 +139,7 @@ def by_root(chooser: random.Random, features: frozenset[Feature]) -> list[Random
 
 
 def by_leaves(chooser: random.Random, features: frozenset[Feature]) -> list[RandomTable]:
-    """Return a table published by its leaves, which the target has, too: in the same tree or as plain tables."""
+    """Return a table published by its leaves, which the target also has: in the same tree or as plain tables."""
     tree = random_tree("t_tree_leaf", chooser)
     is_plain = chooser.random() < 0.4
     table = RandomTable(

@@ -212,7 +212,7 @@ _OWN = frozenset(
 
 
 def is_filtered(type_name: str) -> bool:
-    """Tell whether a row filter may compare a type."""
+    """Return whether a row filter may compare a type."""
     return type_name not in _OWN and not type_name.startswith("text COLLATE ")
 
 

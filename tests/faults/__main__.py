@@ -38,7 +38,7 @@ Examples:
 @click.option("--minutes", default=60.0, show_default=True, help="How long; the round under way is finished.")
 @click.option("--seed", default="1", show_default=True, help="Of settings, faults and load.")
 @click.option("--round", "first_round", default=0, show_default=True, help="Number of the first round.")
-@click.option("--rounds", type=int, help="Stop after so many.")
+@click.option("--rounds", type=int, help="Stop after this number.")
 @click.option(
     "--random-share",
     default=0.2,

@@ -81,7 +81,7 @@ class Campaign:
         return self._whole
 
     def run(self, until_s: float, *, first_round: int = 0, rounds: int | None = None) -> None:
-        """Run rounds until a time of the monotonic clock, or so many; the one under way is finished in order."""
+        """Run rounds until a time of the monotonic clock, or a number of them; the last one is finished in order."""
         number = first_round
         while time.monotonic() < until_s and (rounds is None or number < first_round + rounds):
             self.run_round(number, self._deal(number), until_s)

@@ -123,7 +123,6 @@ def draw_settings(chooser: random.Random) -> dict[str, str | float]:
         "source.catch_up_range_bytes": chooser.choice([1 << 14, 1 << 16, 1 << 20]),
         # Whatever there is to catch up.
         "source.catch_up_enter_bytes": 0,
-        "source.catch_up_leave_bytes": 0,
     }
 
 

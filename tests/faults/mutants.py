@@ -101,7 +101,7 @@ _BUSY: Mapping[str, str | float] = {
 
 MUTANTS = {
     "feedback": Mutant(
-        title="tells the publisher what is not durable", break_it=_feedback_before_durability, settings=_BUSY,
+        title="reports what is not durable as flushed", break_it=_feedback_before_durability, settings=_BUSY,
         faults=("F6", "F6", "F1"),
     ),
     "no-record": Mutant(

@@ -52,7 +52,7 @@ def f15_silent(run: Round) -> None:
 
 @fault("F16", "COMMIT lost, or its answer")
 def f16_commit(run: Round) -> None:
-    """A commit is lost on its way, or its answer is: the state on the target tells which."""
+    """A commit is lost on its way, or its answer is: the state on the target shows which."""
     for number in range(4):
         lost = len(run.daemon.events_of("target_lost"))
         proxy = run.target_proxy
@@ -95,7 +95,7 @@ def f17_full(run: Round) -> None:
         taken = 0
         with contextlib.suppress(psycopg.OperationalError):
             while taken < 200:
-                # The role's own: those that are kept for superusers are taken, too.
+                # The role's own: those that are kept for superusers are also taken.
                 stack.enter_context(run.target.connect(connect_timeout=5, application_name="foreign"))
                 taken += 1
         run.target_proxy.restore()

@@ -66,7 +66,7 @@ class Findings:
     texts: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        """Tell whether anything is wrong."""
+        """Return whether anything is wrong."""
         return bool(self.lost or self.duplicated or self.torn or self.other)
 
     def add(self, kind: str, count: int, text: str) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: Each row takes a page, so the table's file grows with each.
 _GROW = "DO $$ BEGIN LOOP INSERT INTO wide SELECT repeat('x', 8000) FROM generate_series(1, 200); END LOOP; END $$"
 _WAITS = "SELECT locktype FROM pg_locks WHERE pid = {} AND NOT granted"
-_PATIENCE_S = 30.0
+_PATIENCE_S = 100.0
 _LOOK_S = 1.0
 
 
@@ -78,6 +78,6 @@ def test_who_makes_a_file_longer_blocks_nobody(target_db: Database) -> None:
 
 
 def _waits_for_extension(database: Database, pid: int) -> bool:
-    """Tell whether a session waits for that lock twice in a row: for one who is stopped it waits on."""
+    """Return whether a session waits for that lock twice in a row: for one who is stopped it waits on."""
     query = _WAITS.format(pid)
     return all(database.rows(query) == [("extend",)] for _ in range(3))

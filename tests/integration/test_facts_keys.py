@@ -33,7 +33,7 @@ def _foreign(worker: Worker, table: str, *, role: str = "origin") -> dict[str, F
 
 
 def _always(worker: Worker, table: str) -> None:
-    """Make the triggers of a table's foreign keys fire under the replica role, too."""
+    """Make the triggers of a table's foreign keys also fire under the replica role."""
     names = worker.rows(
         f"SELECT quote_ident(tgname) FROM pg_trigger WHERE tgrelid = '{table}'::regclass AND tgisinternal"
     )
@@ -68,7 +68,7 @@ def test_columns_of_unique_indexes(worker: Worker) -> None:
 
 @pytest.mark.pg_majors(16)
 def test_middle_version(worker: Worker) -> None:
-    """The query works on the versions between the oldest and the newest, too."""
+    """The query also works on the versions between the oldest and the newest."""
     worker.run_text("CREATE TABLE t(id int PRIMARY KEY, a int UNIQUE, t int REFERENCES t)")
     assert list(_unique(worker, "t")) == ["t_a_key"]
     assert list(_foreign(worker, "t")) == ["t_t_fkey"]

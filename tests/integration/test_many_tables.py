@@ -36,8 +36,8 @@ DO $$ BEGIN FOR i IN 1..{_N_TABLES} LOOP
 END LOOP; END $$
 """
 _NAMES = [("public", f"t{number}") for number in range(1, _N_TABLES + 1)]
-#: Names to OIDs, facts and access, for the first group and for the others.
-_AHEAD = 6
+#: Names to OIDs, shapes, facts and access, for the first group and for the others.
+_AHEAD = 8
 
 
 class Queries:

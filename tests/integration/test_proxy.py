@@ -139,7 +139,7 @@ def test_nothing_arrives_before_it_is_due(is_from_client: bool) -> None:  # noqa
 
 @either_way
 def test_the_end_of_one_direction_is_passed_on(way: Way) -> None:
-    """A side that has said its last can still be answered, and the answer's end arrives, too."""
+    """A side that has said its last can still be answered, and the answer's end also arrives."""
     with both_ends(way) as (client, server):
         send_all(client, b"question")
         assert read_all(server) == b"question"

@@ -64,7 +64,7 @@ async def _reading(
 
 
 async def _frames(reader: CatchUpStream | ReplicationStream, n_commits: int) -> list[bytes]:
-    """Return frames up to so many commits, without the announcements, which every range repeats, and the send time."""
+    """Return frames up to a number of commits, without announcements, which every range repeats, and send time."""
     found: list[bytes] = []
     readable = asyncio.Event()
     reader.resume_reading(readable.set)
@@ -111,7 +111,7 @@ async def test_ranges_and_the_stream_after_them_give_the_frames_of_the_stream(
     async with _reading(source_db, names[0], past_libpq=past_libpq) as reader:
         found = await _frames(reader, 61)
         assert reader.keepalive is not None or reader.reading is Reading.STREAM
-        # What comes after the hand-over comes once, too.
+        # Everything after the hand-over also comes once.
         await _handed_over(reader)
         _fill(source_db, 60, 5)
         found += await _frames(reader, 5)

@@ -300,7 +300,7 @@ def test_container_answers() -> None:
 
 
 def _is_mapped(path: Path, pids: list[int]) -> bool:
-    """Say whether one of the processes has a file in its memory; one that has just ended has not."""
+    """Return whether one of the processes has a file in its memory; one that has just ended has not."""
     for pid in pids:
         with suppress(FileNotFoundError, ProcessLookupError):
             if str(path) in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8"):

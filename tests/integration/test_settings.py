@@ -177,7 +177,7 @@ def test_standby_and_dead_server(own_servers: OwnServers) -> None:
 def test_f23_a_worker_may_wait_for_a_lock_with_much_sent(
     target_db: Database, kind: settings.Kind, timeout_ms: int
 ) -> None:
-    """Only sessions with short questions have the kernel's user timeout: it counts a living server's full buffer, too.
+    """Only sessions with short questions have the kernel's user timeout: it also counts a living server's full buffer.
 
     Observed: with more sent than the server's buffer takes, and its statement waiting for a table lock, a worker's
     session ended after 30 s, and so did every next one until the lock was released.

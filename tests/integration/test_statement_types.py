@@ -264,7 +264,7 @@ def test_a_key_of_a_domain_over_an_enum(worker: Worker) -> None:
 @pytest.mark.pg_majors(15, 18)
 @pytest.mark.parametrize("is_partitioned", [False, True], ids=["plain", "partitioned"])
 def test_of_equal_rows_the_one_that_looks_the_same_is_taken(worker: Worker, *, is_partitioned: bool) -> None:
-    """Without a key rows are found by all their values: of several equal ones by their text, too."""
+    """Without a key rows are found by all their values: of several equal ones also by their text."""
     cases = {
         "float8": ["0", "-0"], "numeric": ["1", "1.0", "1.00"], "jsonb": ["1.0", "1.00"],
         "interval": ["1 mon", "30 days"],

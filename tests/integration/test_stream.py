@@ -46,7 +46,7 @@ def prepared(database: Database, *names: str) -> None:
 
 
 async def transactions(stream: ReplicationStream, count: int) -> list[Transaction]:
-    """Read so many transactions."""
+    """Read a number of transactions."""
     assembler = Assembler(1 << 30)
     found: list[Transaction] = []
     readable = asyncio.Event()

@@ -102,7 +102,7 @@ class Migration:
             kills: of `migrate`.
             pace_s: the largest time from the begin of a step to its kill; as long as a step may take.
             per_s: transactions a second.
-            writes: at least so many transactions before each comparison.
+            writes: transactions at least before each comparison.
             settings: of all daemons and commands.
             tell: gets a line for a person.
         """

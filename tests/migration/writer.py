@@ -86,7 +86,7 @@ class Writer:
         assert not self._errors, f"a client failed: {self._errors}"
 
     def wait_for(self, more: int) -> None:
-        """Return when so many more transactions are acknowledged.
+        """Return when this number of further transactions is acknowledged.
 
         Raises:
             AssertionError: they were not in time, or a client has failed.

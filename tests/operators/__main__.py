@@ -22,7 +22,7 @@ from tests.operators.turns import Done, Options, run
 
 @click.command()
 @click.option("--minutes", default=60.0, show_default=True, help="How long; 0: one turn of each machine.")
-@click.option("--steps", "most_steps", default=0, help="End after so many steps.")
+@click.option("--steps", "most_steps", default=0, help="End after this number of steps.")
 @click.option("--seed", type=int, help="Of the first turn; fresh when left out. Alone: one turn.")
 @click.option("--versions", default="", help="Such as 18,15; all that are found.")
 @click.option("--machine", "machines", multiple=True, type=click.Choice(list(MACHINES)), help="Only this; repeatable.")

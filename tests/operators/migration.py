@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
@@ -23,6 +25,8 @@ _POINTS = ("", "", *failpoints.MIGRATE_NAMES, *failpoints.COPY_NAMES)
 #: Steps that a migration may end at; the last is before the daemon is started.
 _STEPS = ("schema", "copy", "indexes", "constraints", "analyze")
 _LAST = "analyze"
+#: A step that a hint names.
+_ONLY = re.compile(r"`parapply migrate --only ([a-z-]+)`")
 
 
 class Migration(Rows, Tables):
@@ -63,7 +67,9 @@ class Migration(Rows, Tables):
         self.quiet()
         program = world.source.server.program("pg_dump")  # type: ignore[union-attr]
         armed = {"PARAPPLY_FAILPOINT": f"{point}:kill"} if point else None
-        return world.command("migrate", "--pg-bin", str(program.parent), *words, environ=armed)
+        return world.command(
+            "migrate", "--pg-bin", str(program.parent), "--daemon-log", os.devnull, *words, environ=armed
+        )
 
     @rule(point=st.sampled_from(_POINTS), last=st.sampled_from(_STEPS))
     def migrate(self, point: str, last: str) -> None:
@@ -99,5 +105,10 @@ class Migration(Rows, Tables):
             world.kill()
             done = self._migrate(world, "", "--to", _LAST)
             self.is_done, said = done.returncode == 0, done.stderr
+            if "`parapply resume`" in said:
+                for name in sorted(name for name, state in world.told().items() if state == "paused"):
+                    world.command("resume", f"public.{name}")
+            if found := _ONLY.search(said):
+                self._migrate(world, "", "--only", found[1])
         if not self.is_done:
             raise Violation(f"the migration does not come to its end: {said}")

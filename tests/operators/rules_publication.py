@@ -50,7 +50,9 @@ class Publications(OneStream):
 
     @rule(actions=st.sampled_from(["insert", "insert, update", "insert, update, delete, truncate"]))
     def actions(self, actions: str) -> None:
-        """Which actions are published."""
+        """The published actions change."""
+        if self.world is not None and "delete" not in actions:
+            self.world.is_narrowed = True
         text = f"ALTER PUBLICATION pub SET (publish = '{actions}')"
         self.publication("published actions", text)
 

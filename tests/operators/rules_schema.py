@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
+from tests.operators.lab import Violation
 from tests.operators.rules_base import PICK, OneStream
 
 if TYPE_CHECKING:
     from tests.operators.world import World
 
 _LABELS = st.sampled_from("abcd")
+_MOST_TRIES = 5
 
 
 class Schema(OneStream):
@@ -68,6 +70,30 @@ class Schema(OneStream):
                     world.dirty.add(new)
 
         self.step("RENAME", action)
+
+    @rule(pick=PICK, is_written=st.booleans())
+    def rename_schema(self, pick: int, is_written: bool) -> None:
+        """A schema's name, and its old name again; rows come under the other name."""
+        name, moved = self.table(pick), self._name("moved")
+
+        def action(world: World) -> None:
+            if not self.ddl(world, f"ALTER SCHEMA public RENAME TO {moved}"):
+                return
+            if self.way == "hand":
+                world.stop()  # as how-to/change-schemas.md has it
+            if is_written:
+                world.on_source(f"UPDATE {moved}.{name} SET v = '{self.value()}' WHERE id = 1")
+            # A lock of another session may refuse it for a while.
+            for _ in range(_MOST_TRIES):
+                if self.ddl(world, f"ALTER SCHEMA {moved} RENAME TO public"):
+                    if self.way == "hand":
+                        world.stop()
+                        world.start()
+                    return
+                self.quiet()
+            raise Violation(f"schema {moved} cannot have its name again")
+
+        self.step("RENAME of a schema", action)
 
     @rule(pick=PICK, is_logged=st.booleans())
     def unlogged(self, pick: int, is_logged: bool) -> None:

@@ -56,7 +56,7 @@ def search(
         lab: servers and counters.
         machines: names; all when empty.
         minutes: for how long; with neither this nor `most_steps` one turn of each machine.
-        most_steps: end after so many.
+        most_steps: end after this number.
         seed: of the first turn; fresh when left out.
         steps: of an example.
         without: names of rules that are left out.

@@ -154,7 +154,8 @@ class Switch(OneStream):
 
         self.do("table during a cut-over", lambda: self._cutover(point, beside=come))
 
-    def _cutover(self, point: str, *words: str, beside: Callable[[], None] | None = None) -> None:
+    def _cutover(self, point: str, *words: str, beside: Callable[[], None] | None = None) -> str:
+        """Cut over, go on with it or take it back; return what was said of a refusal."""
         ahead, back = self._ends()
         if not words and not self.active:
             ahead.start()
@@ -165,11 +166,10 @@ class Switch(OneStream):
             world.target.forget()
         command = ["cutover", "--reverse", str(self._path), "--timeout", "10", *words]
         if beside is not None:
-            code = ahead.beside(command, point, beside)
+            code, said = ahead.beside(command, point, beside), ""
         else:
-            code = ahead.command(
-                *command, environ={"PARAPPLY_FAILPOINT": f"{point}:kill"} if point else None
-            ).returncode
+            done = ahead.command(*command, environ={"PARAPPLY_FAILPOINT": f"{point}:kill"} if point else None)
+            code, said = done.returncode, done.stderr
         # Killed behind the opening: the other side has taken over.
         is_open = code == -signal.SIGKILL and point in {"cutover_ending", "cutover_done"}
         if (code == 0 or is_open) and "--undo" not in words:
@@ -177,6 +177,15 @@ class Switch(OneStream):
         for world in (ahead, back):
             if world.daemon is not None and not world.daemon.runs_for(0.0 if code else 5.0):
                 world.daemon = None
+        return said
+
+    def _undo(self) -> str:
+        """Take back what is under way, in whichever direction, or go on with it where it is too late for that."""
+        said = self._cutover("", "--undo")
+        if "in the other direction" not in said:
+            return said
+        back = ["--back"] if "--back`" in said else []
+        return self._cutover("", *back, *(["--undo"] if "--undo takes it back" in said else []))
 
     @rule()
     def run_ahead(self) -> None:
@@ -261,15 +270,17 @@ class Switch(OneStream):
         if not self._write("t"):
             # A daemon that was started too early is in the way, as the refusal says.
             self._end_daemons()
-            self._cutover("", "--undo")
+            said = self._undo()
             if not self._write("t"):
-                self._cutover("")
+                said = self._cutover("")
                 if not self._write("t"):
-                    raise Violation("clients cannot write, and neither --undo nor the cut-over helps")
+                    raise Violation(f"clients cannot write, and neither --undo nor the cut-over helps: {said}")
         self._look()
         self._end_daemons()
         for world in (back, ahead):
-            world.command("drop", "--yes")
+            if "is under way" in world.command("drop", "--yes").stderr:
+                self._undo()
+                world.command("drop", "--yes")
         for database in (ahead.source, ahead.target):
             left = database.rows("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()")
             if left:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _MINUTES_VARIABLE: Final = "PARAPPLY_OPERATORS_MINUTES"
 _MINUTES: Final = 0.5
 _SEED: Final = 1
-#: A failing script is made shorter for so long at most.
+#: Seconds at most in which a failing script is made shorter.
 _SHRINK_S: Final = 120.0
 
 

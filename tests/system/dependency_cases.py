@@ -33,7 +33,7 @@ SAME_ROW = (
         first="INSERT INTO t VALUES (1, 'a')",
         later=["DELETE FROM t WHERE id = 1", "INSERT INTO t VALUES (1, 'again')", "DELETE FROM t WHERE id = 1"],
     ),
-    # No statement of the wrong order fails: only the value left behind tells.
+    # No statement of the wrong order fails: only the value left behind shows it.
     GatedCase(
         name="t18_update_update",
         tables=_T,

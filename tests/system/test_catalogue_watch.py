@@ -1,4 +1,4 @@
-"""Changes of the target's tables that the stream does not tell of are noticed by asking (T-23, F27)."""
+"""Changes of the target's tables, of which the stream says nothing, are noticed by asking (T-23, F27)."""
 
 from __future__ import annotations
 

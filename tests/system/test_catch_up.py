@@ -33,7 +33,6 @@ CREATE TABLE counters (id int PRIMARY KEY, n bigint NOT NULL);
 #: Ranges of a few dozen transactions, whatever there is to catch up.
 RANGES: dict[str, str | float] = {
     "source.catch_up": "auto", "source.catch_up_range_bytes": 1 << 18, "source.catch_up_enter_bytes": 0,
-    "source.catch_up_leave_bytes": 0,
 }  # fmt: skip
 # Small batches that are durable at once, and fewer bytes read ahead than `_MANY` transactions have: reading waits for
 # the target, so that the slot is moved on the way, however fast the publisher is.
@@ -102,7 +101,7 @@ def _stop_equal(pair: Pair, daemon: Daemon) -> None:
 
 @pytest.mark.pg_majors(15, 18)
 def test_a_backlog_is_read_in_ranges_and_the_stream_goes_on(pair: Pair, pg_major: int) -> None:
-    """By a role with LOGIN and REPLICATION, in either order; what is committed in the meantime comes once, too.
+    """By a role with LOGIN and REPLICATION, in either order; what is committed in the meantime also comes once.
 
     What is read is the publisher's affair and the order the target's: each of both is tried once.
     """

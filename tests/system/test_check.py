@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def report_of(route: Route, run_command: RunCommand, *options: str) -> dict[str, Any]:
-    """Return what a check tells a program; its exit code is that of the process."""
+    """Return the JSON of a check, whose exit code is the one of the process."""
     done = run_command(route, "check", "--json", *options)
     assert not done.stderr, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
@@ -75,7 +75,7 @@ def _made(route: Route) -> list[object]:
 
 @pytest.mark.bare_target
 def test_init_looks_first(source_db: Database, target_db: Database, run_command: RunCommand) -> None:
-    """Init tells every refusal in a line and makes nothing; it goes on with an arguable one, and prints warnings."""
+    """Init reports every refusal in a line and makes nothing; it goes on with an arguable one, and prints warnings."""
     source_db.execute("CREATE TABLE gone (i int PRIMARY KEY); CREATE TABLE keyless (i int); CREATE TABLE other (i int)")
     source_db.execute("CREATE PUBLICATION pub FOR TABLE gone, keyless")
     target_db.execute("CREATE TABLE keyless (i int)")
@@ -87,6 +87,9 @@ def test_init_looks_first(source_db: Database, target_db: Database, run_command:
     assert last.startswith('parapply: source, publication_missing: no publication "nowhere"')
     # The publisher's refusal decides, and is not arguable.
     assert (done.returncode, "despite" in last, _made(route)) == (3, False, []), done
+    # `check` ends as `init` does.
+    assert run_command(route, "check", "--publication", "nowhere").returncode == 3
+    assert run_command(route, "check").returncode == 4
     done = run_command(route, "init")
     assert (done.returncode, len(done.stderr.splitlines()), _made(route)) == (4, 1, []), done
     done = run_command(route, "init", "--despite", "slot_refused")
@@ -131,7 +134,7 @@ def test_locked_tables_are_not_waited_for(source_db: Database, target_db: Databa
 
 
 def test_a_role_needs_what_is_published(source_db: Database, target_db: Database, run_command: RunCommand) -> None:
-    """Of a publication of inserts neither UPDATE nor DELETE is asked for; a copy reads single columns, too."""
+    """Of a publication of inserts neither UPDATE nor DELETE is asked for; a copy also reads single columns."""
     for database in (source_db, target_db):
         database.execute("CREATE TABLE t (i int PRIMARY KEY, secret int)")
     source_db.execute("CREATE PUBLICATION pub FOR TABLE t (i) WITH (publish = 'insert')")

@@ -205,7 +205,7 @@ def test_conflicts_inside_a_large_transaction(pair: Pair, tmp_path: Path) -> Non
 
 
 def test_t47_counters_and_commands(pair: Pair, run_command: RunCommand, tmp_path: Path) -> None:
-    """Status, the apply log and the commands tell the same; what is replayed is applied, what is dropped is gone."""
+    """Status, the apply log and the commands say the same; what is replayed is applied, what is dropped is gone."""
     pair.create("CREATE TABLE t (id int PRIMARY KEY, v text, w text); INSERT INTO t VALUES (1, 'a'), (2, 'b')")
     pair.target.execute(f"DELETE FROM t; INSERT INTO t VALUES (7, '{SECRET}')")
     pair.write("UPDATE t SET v = 'remote' WHERE id = 1", "DELETE FROM t WHERE id = 2", "INSERT INTO t VALUES (7, 'x')")
@@ -265,7 +265,7 @@ def test_what_is_replayed_of_a_table_without_a_key_is_exact(pair: Pair, run_comm
     pair.target.execute("ALTER TABLE t ADD CONSTRAINT small CHECK (id < 6 OR n > 1) NOT VALID")
     daemon = pair.start()
     assert daemon.exit_code(30) == 5, daemon.log_tail()
-    found = re.search(r"parapply skip --lsn (\S+/[0-9A-F]+)`", daemon.lines[-1])
+    found = re.search(r"parapply skip --lsn (\S+/[0-9A-F]+)`", daemon.failure)
     assert found
     assert run_command(pair.route, "skip", "--lsn", found[1]).returncode == 0
     pair.drain()

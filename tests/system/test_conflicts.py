@@ -164,7 +164,7 @@ def test_t46_a_conflict_inside_a_large_transaction(pair: Pair) -> None:
     settings: Mapping[str, str | float] = {"apply.memory_limit_bytes": 16 << 20}
     xid = pair.write_one("INSERT INTO t SELECT n, repeat('x', 15000) FROM generate_series(1, 300) AS n")
     pair.write("INSERT INTO t VALUES (30000, 'after')")
-    says = rf"parapply: insert_exists on public\.t, key \(id\): .*; transaction {xid}, "
+    says = rf"insert_exists on public\.t, key \(id\): .*; transaction {xid}, "
     pair.check_stopped(pair.start(settings=settings), code=5, says=says)
     assert pair.target.rows("SELECT id FROM t ORDER BY id") == [(0,), (290,)]
     pair.target.execute("DELETE FROM t WHERE id = 290")
@@ -215,7 +215,7 @@ def test_t35_a_check_at_the_commit_fails_the_transaction(pair: Pair) -> None:
         " EXECUTE FUNCTION refuse(); ALTER TABLE t ENABLE ALWAYS TRIGGER late"
     )
     pair.write(*(f"INSERT INTO t VALUES ({number}, '{v}')" for number, v in ((1, "good"), (2, "bad"), (3, "good"))))
-    says = r"parapply: commit: raise_exception \(P0001\); transaction \d+, end LSN"
+    says = r"commit: raise_exception \(P0001\); transaction \d+, end LSN"
     pair.check_stopped(pair.start(), code=5, says=says)
     assert pair.target.rows("SELECT id FROM t") == [(1,)]
     pair.target.execute("DROP TRIGGER late ON t")

@@ -129,7 +129,7 @@ def test_a_publication_that_was_missing_up_to_17(
     source_db.execute("DROP PUBLICATION pub; INSERT INTO t VALUES (1); CREATE PUBLICATION pub FOR ALL TABLES")
     daemon = start_daemon(route)
     assert daemon.exit_code() == 3, daemon.log_tail()
-    assert "`parapply drop`, then `parapply init --copy --truncate`" in daemon.lines[-1]
+    assert "`parapply drop`, then `parapply init --copy --truncate`" in daemon.failure
     assert run_command(route, "drop", "--yes").returncode == 0
     assert run_command(route, "init", "--copy", "--truncate").returncode == 0
     check_equal(route, "t")

@@ -70,13 +70,13 @@ class Writer:
                         with self._moved:
                             self.acknowledged.append(number)
                             self._moved.notify_all()
-                        # As a client that has other things to do, too.
+                        # As a client that also has other things to do.
                         self._ends.wait(0.1)
             except psycopg.Error:
                 self._ends.wait(0.1)
 
     def wait_for(self, more: int) -> None:
-        """Return when so many more rows are acknowledged."""
+        """Return when this number of further rows is acknowledged."""
         with self._moved:
             wanted = len(self.acknowledged) + more
             assert self._moved.wait_for(lambda: len(self.acknowledged) >= wanted, 30), "no write came through"
@@ -157,15 +157,15 @@ class Ends:
         assert self.target.rows("SELECT count(*) FROM evt") == kept
 
     def refuse_way_back(self, step: str) -> None:
-        """Fail unless a daemon of the way back and its `init` are refused while the stream ahead can run, by name.
+        """Fail unless daemon, `init` and `drop` of a slot of the way back are refused while the stream ahead can run.
 
-        Both at once would send rows round without end.
+        Both streams at once would send rows round without end, and the cut-over needs the slot.
 
         Raises:
             AssertionError: one is not.
         """
-        for command in ("run", "init"):
-            done = self._run(self.back, command, timeout_s=30)
+        for command in (["run"], ["init"], *([["drop", "--yes"]] if step == "turning" else [])):
+            done = self._run(self.back, *command, timeout_s=30)
             assert done.returncode == _REFUSED["source"], (command, done)
             why = f"slot '{self.back.slot}' is the way back of a cut-over that is under way there, at the step {step}"
             assert why in done.stderr, (command, done)
@@ -402,7 +402,7 @@ def _check_failed_take_back(ends: Ends) -> None:
 
 
 def test_a_write_after_the_fence_is_found(ends: Ends, tmp_path: Path) -> None:
-    """A write of a kept session after the daemon was stopped is shown; the same command brings it over, too.
+    """A write of a kept session after the daemon was stopped is shown; the same command also brings it over.
 
     Where the cut-over is, others see in the daemon's metrics as long as there is one, and in `parapply status`.
     """
@@ -625,3 +625,58 @@ def test_a_late_write_is_found_by_the_command_that_goes_on_at_the_end(ends: Ends
 def _defy(ends: Ends, number: int) -> None:
     with ends.source.connect(options="-c default_transaction_read_only=off") as session:
         session.execute(f"INSERT INTO evt VALUES ({number})".encode())
+
+
+def test_sessions_from_behind_a_fence_end_when_it_is_lifted(ends: Ends) -> None:
+    """A session that began while its database was read only would stay so: a client's pool has to connect again."""
+    ends.start(ends.ahead)
+    assert ends.run(killed_at="cutover_turning").returncode == -9
+    with ends.source.connect(user=TARGET_ROLE) as behind:
+        assert behind.execute("SHOW transaction_read_only").fetchone() == ("on",)
+        behind.rollback()
+        assert ends.run("--undo").returncode == 0
+        with pytest.raises(psycopg.OperationalError):
+            behind.execute("INSERT INTO evt VALUES (1)")
+    with ends.source.connect(user=TARGET_ROLE) as after:
+        after.execute("INSERT INTO evt VALUES (2)")
+
+    ends.start(ends.ahead)
+    assert ends.run().returncode == 0
+    with ends.source.connect(user=TARGET_ROLE) as behind:
+        ends.start(ends.back)
+        back = ends.run("--back")
+        assert (back.returncode, back.stderr) == (0, "")
+        with pytest.raises(psycopg.OperationalError):
+            behind.execute("INSERT INTO evt VALUES (3)")
+    ends.source.execute("INSERT INTO evt VALUES (4)")
+
+
+def test_while_one_direction_is_under_way_the_other_names_its_command(ends: Ends) -> None:
+    """Killed on the way back, the command without --back says how to go on, and never that there is no slot."""
+    ends.start(ends.ahead)
+    assert ends.run().returncode == 0
+    ends.start(ends.back)
+    hint = f"--reverse {ends.path} --back`"
+    for point in ("cutover_fencing", "cutover_turning"):
+        assert ends.run("--back", killed_at=point).returncode == -9
+        for words in ((), ("--undo",)):
+            said = ends.run(*words)
+            assert said.returncode == _REFUSED["target"]
+            assert f"under way, at the step {point.removeprefix('cutover_')}. " in said.stderr
+            assert hint in said.stderr
+        dropped = ends.run_other("drop", "--yes")
+        assert dropped.returncode == _REFUSED["source"]
+        assert "is the way back of a cut-over that is under way there" in dropped.stderr
+    # Nor does it stay half undone where the state of the stream ahead was lost otherwise.
+    ends.target.execute("BEGIN READ WRITE; DROP SCHEMA parapply CASCADE; COMMIT")
+    assert ends.run("--back", "--undo").returncode == 0
+    ends.target.execute("INSERT INTO evt VALUES (1)")
+
+    ends.start(ends.back)
+    assert ends.run("--back", killed_at="cutover_ending").returncode == -9
+    said = ends.run()
+    assert said.returncode == _REFUSED["target"]
+    assert hint in said.stderr
+    assert "--undo" not in said.stderr
+    assert ends.run("--back").returncode == 0
+    ends.source.execute("INSERT INTO evt VALUES (2)")

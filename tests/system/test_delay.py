@@ -47,7 +47,7 @@ def _commit_at_times(source: Database) -> None:
 
 
 def test_each_transaction_waits_for_its_time(route: Route, start_daemon: StartDaemon) -> None:
-    """With apply.delay_s none is visible on the target before so many seconds after its commit on the publisher.
+    """With apply.delay_s none is visible on the target before that number of seconds after its commit on the publisher.
 
     That is said where people look.
     """

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fixtures.certificates import Authority, major_with_tls
+from tests.fixtures.daemon import error_of
 from tests.fixtures.databases import create_database
 from tests.fixtures.fan import make_slot
 from tests.fixtures.plain import FAST, check_equal
@@ -185,9 +186,8 @@ def test_what_is_wrong_is_said(site: _Site, run_command: RunCommand, end: str, m
     dsns[f"{end}_dsn"] = site.dsn(end, **{"dbname": databases[end], **more})
     route = replace(site.route, source_dsn=dsns["source_dsn"], target_dsn=dsns["target_dsn"])
     done = run_command(route, "run", environ=site.passwords(), timeout_s=30)
-    told = [line for line in done.stderr.splitlines() if not line.startswith("{")]
     assert done.returncode == _CODES[end], done.stderr
-    assert len(told) == 1, done.stderr
-    assert re.search(says, told[0]), told[0]
-    assert told[0].startswith(f"parapply: {end}")
+    told = error_of(done.stderr.splitlines())
+    assert re.search(says, told), told
+    assert told.startswith(end)
     assert _PASSWORD not in done.stderr

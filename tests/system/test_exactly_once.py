@@ -139,7 +139,7 @@ def test_t3_a_restart_applies_nothing(route: Route, start_daemon: StartDaemon, t
     second = start_daemon(route, settings={"applylog.directory": str(tmp_path)})
     second.wait_caught_up()
     second.stop()
-    # What the daemon as a whole does is written, too.
+    # The work of the daemon as a whole is also written.
     records = [read_record(line) for path in tmp_path.iterdir() for line in path.read_bytes().splitlines()]
     assert not [one for one in records if isinstance(one, BatchRecord)], "something was applied again"
     check_equal(route)
@@ -212,7 +212,7 @@ def test_t6_positions_are_numbers(
 
 
 def test_t7_the_same_xid_twice_is_two_transactions() -> None:
-    """T-7: transaction ids are reused; only the end LSN tells whether a transaction was applied."""
+    """T-7: transaction ids are reused; only the end LSN shows whether a transaction was applied."""
     xid, first_lsn, second_lsn = 700, 0x1000, 0x2000
     frames = []
     for lsn in (first_lsn, second_lsn):

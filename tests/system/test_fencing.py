@@ -67,14 +67,14 @@ def test_t15_f18_a_second_daemon_waits_or_takes_over(route: Route, start_daemon:
         holder = second.wait_for_event("lease_waiting")["holder"]
         assert second.exit_code() == _TARGET_REFUSED
         assert f"pid {leader_pid} (parapply leader {route.slot}" in holder[0]
-        assert second.lines[-1].startswith("parapply: another parapply holds the lease")
-        assert holder[0] in second.lines[-1]
+        assert second.failure.startswith("another parapply holds the lease")
+        assert holder[0] in second.failure
         assert "Traceback" not in "\n".join(second.lines)
         assert not first.events_of("target_lost")
         third = start_daemon(route, "--takeover")
         third.wait_for_event("source_connected")
         assert first.exit_code() == _TARGET_REFUSED, first.log_tail()
-        assert "another parapply holds the lease" in first.lines[-1]
+        assert "another parapply holds the lease" in first.failure
         third.wait_caught_up()
         fourth = start_daemon(route, settings={"target.lease_wait_s": 30})
         fourth.wait_for_event("lease_waiting")
@@ -112,5 +112,5 @@ def test_f20_a_paused_daemon_commits_nothing_later(route: Route, start_daemon: S
         load.wait_for_more(20)
         first.send(signal.SIGCONT)
         assert first.exit_code() == _TARGET_REFUSED, first.log_tail()
-        assert "another parapply holds the lease" in first.lines[-1]
+        assert "another parapply holds the lease" in first.failure
         _finish(route, second, load, reader)

@@ -165,7 +165,7 @@ def test_t12_a_commit_that_rolls_back(
     commit_each(source_db, 11, 20)
     assert daemon.exit_code() == 5, daemon.log_tail()
     assert target_db.rows("SELECT max(id), count(*) FROM item") == [(13, 13)]
-    assert daemon.lines[-1].startswith("parapply: commit: raise_exception (P0001)")
+    assert daemon.failure.startswith("commit: raise_exception (P0001)")
     ((state, reason),) = target_db.rows("SELECT state, reason FROM parapply.progress")
     assert state == "stopped"
     assert "P0001" in reason

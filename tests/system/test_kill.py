@@ -23,7 +23,7 @@ pytestmark = pytest.mark.crash
 _KILLS = 6
 # The longest life of a daemon that is killed at random: several advances of the watermark (0.2 s each) fit in.
 _LIFE_LIMIT_S = 0.8
-# Every so many lives are counted from the start of the process, not from the first row: they end in the recovery.
+# One life in this number is counted from the start of the process, not from the first row: they end in the recovery.
 _EARLY_KILL_EVERY = 3
 _EARLY_LIFE_LIMIT_S = 1.5
 # Passages of points that come with every batch before the kill: other batches are at work beside it then.

@@ -51,7 +51,7 @@ def _standby_of(primary: PgServer, standby: PgServer) -> None:
 
 def _check_refused(daemon: Daemon, *words: str) -> None:
     assert daemon.exit_code(60) == _SOURCE_REFUSED, daemon.log_tail()
-    last = daemon.lines[-1]
+    last = daemon.failure
     assert [word for word in words if word not in last] == [], last
 
 

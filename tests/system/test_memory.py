@@ -60,7 +60,7 @@ def test_f23_back_pressure_bounds_memory(
     )
     # Transactions of more than 4 MB each, and ten in the queue: the limit is reached before the queue is full.
     route = slot_route(source_db, target_db, new_slot, apply__memory_limit_bytes=_LIMIT_BYTES, apply__workers=8)
-    # A forked process has the memory of its origin, too.
+    # A forked process also has the memory of its origin.
     daemon = start_daemon(route, is_cold=True)
     daemon.wait_caught_up()
     pid = walsender_pid(route)
@@ -126,7 +126,7 @@ def test_f36_one_huge_transaction(
     for database in (source_db, target_db):
         database.execute(f"{TABLES} CREATE TABLE big (n int, pad text)")
     source_db.execute("CREATE PUBLICATION pub FOR TABLE item, evt, big")
-    # A forked process has the memory of its origin, too.
+    # A forked process also has the memory of its origin.
     daemon = start_daemon(route := slot_route(source_db, target_db, new_slot), is_cold=True)
     daemon.wait_caught_up()
     source_db.execute(f"INSERT INTO big SELECT n, {_BIG_PAD} FROM generate_series(1, {_BIG_ROWS}) AS n")

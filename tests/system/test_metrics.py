@@ -70,7 +70,7 @@ def test_what_is_applied_is_counted(pair: Pair) -> None:
 
 
 def test_wal_that_is_kept_is_seen_though_there_is_no_lag(pair: Pair) -> None:
-    """A transaction left open on the publisher keeps WAL while nothing is behind: metrics tell of both."""
+    """A transaction left open on the publisher keeps WAL while nothing is behind: metrics show both."""
     pair.create(_TABLES)
     with foreign_transaction(pair.source, "INSERT INTO item VALUES (1, 0)"):
         pair.source.execute("SELECT pg_logical_emit_message(false, 'x', repeat('x', 1000000))")
@@ -86,7 +86,7 @@ def test_wal_that_is_kept_is_seen_though_there_is_no_lag(pair: Pair) -> None:
 
 
 def test_a_worker_that_waits_is_seen(pair: Pair) -> None:
-    """While a foreign lock holds a batch up: queue, lag and the workers' states tell of it; it is ready all along."""
+    """While a foreign lock holds a batch up: queue, lag and the workers' states show it; it is ready all along."""
     pair.create(_TABLES)
     daemon = pair.start(workers=2, settings=LISTEN)
     endpoint = Endpoint(daemon)
@@ -160,15 +160,13 @@ def test_a_port_that_is_taken(pair: Pair) -> None:
         port = taken.getsockname()[1]
         daemon = pair.start_only(settings={"metrics.listen": f"127.0.0.1:{port}"})
         assert daemon.exit_code() == _WRONG_CONFIGURATION
-    told = [line for line in daemon.lines if line.startswith("parapply: ")]
-    assert len(told) == 1
-    assert f"metrics.listen: cannot listen on 127.0.0.1:{port}" in told[0]
-    assert "another daemon" in told[0]
+    assert f"metrics.listen: cannot listen on 127.0.0.1:{port}" in daemon.failure
+    assert "another daemon" in daemon.failure
     assert not daemon.events_of("lease_taken")
     # TEST-NET-1: no address of this machine.
     away = pair.start_only(settings={"metrics.listen": "192.0.2.1:9187"})
     assert away.exit_code() == _WRONG_CONFIGURATION
-    assert "name an address of this machine" in away.lines[-1]
+    assert "name an address of this machine" in away.failure
 
 
 @pytest.fixture

@@ -17,11 +17,12 @@ from psycopg import sql
 
 from parapply import failpoints
 from parapply.demo.binaries import find_binaries, find_program
+from parapply.demo.server import PgServer
 from parapply.source.ddl_queue import install_sql
 from parapply.target.session import lease
 from tests.fixtures.daemon import Daemon
 from tests.fixtures.plain import FAST
-from tests.fixtures.roles import SOURCE_ROLE, TARGET_ROLE
+from tests.fixtures.roles import SOURCE_ROLE, TARGET_ROLE, run_script
 from tests.fixtures.route import Route
 from tests.fixtures.table_rows import contents
 
@@ -152,6 +153,13 @@ def test_a_migration_that_is_killed_again_and_again(nasty: Route, run_command: R
         killed = run_command(nasty, "migrate", *arguments, environ={"PARAPPLY_FAILPOINT": point})
         assert killed.returncode == -signal.SIGKILL, f"{point} was not reached: {killed.stdout}{killed.stderr}"
         nasty.source.execute(_LATER.format(n=number))
+    # No stream brings the rows of a table that is paused: the answer names it, and the command that does.
+    assert run_command(nasty, "pause", "public.parent").returncode == 0
+    refused = run_command(nasty, "migrate", *arguments)
+    assert (refused.returncode, "tables are paused: public.parent" in refused.stderr) == (4, True), refused
+    assert run_command(nasty, "resume", "public.parent").returncode == 0
+    done = run_command(nasty, "migrate", *arguments, "--only", "catch-up")
+    assert done.returncode == 0, done.stdout + done.stderr
     done = run_command(nasty, "migrate", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     nasty.source.execute(_LATER.format(n=2000))
@@ -206,7 +214,7 @@ def test_a_migration_to_an_older_version(nasty: Route, run_command: RunCommand, 
     assert "1 commands of parapply.ddl_queue, from number 1 on, came after the schema was brought" in refused.stderr
     assert nasty.source.rows("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()") == []
     nasty.target.execute("CREATE INDEX came_later ON tree (up)")
-    # Before there is a slot, too.
+    # Also before a slot exists.
     seen = _steps(run_command(nasty, "status", "--json"))
     assert [(step, one["state"], one["is_worked_on"]) for step, one in seen.items()] == [
         ("check", "done", False), ("roles", "done", False), ("schema", "done", False), ("copy", "failed", False),
@@ -233,7 +241,7 @@ def test_what_only_a_superuser_grants_is_left_out_and_named(
 ) -> None:
     """A role without superuser makes the schema all the same, with the grants on its own objects.
 
-    Default privileges of a role that it is no member of are left out, too. A table that is there already is refused
+    Default privileges of a role that it is no member of are also left out. A table that already exists is refused
     with a hint that `migrate` can follow, and the same command goes on.
     """
     source_db.execute(
@@ -260,6 +268,45 @@ def test_what_only_a_superuser_grants_is_left_out_and_named(
     ((detail,),) = target_db.rows("SELECT detail FROM parapply.migrations WHERE step = 'schema'")
     assert re.search(r"SQL, [1-9]\d* GRANT and REVOKE left out$", detail), detail
     assert target_db.rows(f"SELECT has_table_privilege('{SOURCE_ROLE}', 't', 'SELECT')") == [(True,)]
+
+
+@pytest.fixture
+def reader(server_of: ServerOf) -> Iterator[str]:
+    """The name of a role of the publisher that a test makes; it is removed after the databases."""
+    name = f"reader {os.getpid()}"
+    yield name
+    server_of("source", 18).execute(sql.SQL("DROP ROLE IF EXISTS {}").format(sql.Identifier(name)))
+
+
+@pytest.mark.pg_majors(18)
+def test_privileges_of_the_role_that_reads_are_left_out_and_named(
+    reader: str, source_db: Database, target_db: Database, run_command: RunCommand, tmp_path: Path
+) -> None:
+    """The target does without the publisher's role for parapply where the role has nothing but privileges there.
+
+    Privileges of other roles come, and a policy for the role is refused, because it would be lost.
+    """
+    assert isinstance(source_db.server, PgServer)
+    source_db.execute("CREATE SCHEMA s; CREATE TABLE s.t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR ALL TABLES")
+    source_db.execute(f"GRANT SELECT ON s.t TO {TARGET_ROLE}; INSERT INTO s.t VALUES (1)")
+    run_script(source_db.server, source_db.dbname, "publisher", role=reader)
+    route = Route(
+        source=source_db, target=target_db, settings=FAST, source_dsn=source_db.dsn_with(user=reader),
+        target_dsn=target_db.dsn,
+    )  # fmt: skip
+    words = ("--to", "constraints", "--pg-bin", _pg_bin(), "--daemon-log", str(tmp_path / "daemon.log"))
+    policy = "CREATE POLICY p ON s.t TO {}"
+    source_db.execute(sql.SQL(policy).format(sql.Identifier(reader)))
+    refused = run_command(route, "migrate", *words)
+    assert refused.returncode == 4
+    assert f"roles of the publisher are missing: {reader}" in refused.stderr
+    source_db.execute("DROP POLICY p ON s.t")
+    done = run_command(route, "migrate", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"not brought over: privileges of {reader}, by which parapply reads" in done.stdout
+    assert "came to the publisher after" not in done.stderr
+    assert target_db.rows("SELECT * FROM s.t") == [(1,)]
+    assert target_db.rows(f"SELECT has_table_privilege('{TARGET_ROLE}', 's.t', 'SELECT')") == [(True,)]
 
 
 @pytest.mark.pg_majors(18)

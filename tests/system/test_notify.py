@@ -104,7 +104,7 @@ def _check_silent(systemd: NotifySocket) -> None:
 
 
 def _check_fed(systemd: NotifySocket, n_signs: int = 5) -> None:
-    """Fail unless so many signs of life come."""
+    """Fail unless this number of signs of life comes."""
     systemd.pending()
     for _ in range(n_signs):
         systemd.wait_for("WATCHDOG", "1")

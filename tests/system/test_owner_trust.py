@@ -124,7 +124,7 @@ def test_each_way_out_of_the_hint_is_one(
     daemon = Daemon(route)
     try:
         assert daemon.exit_code(60) == 4, daemon.log_tail()
-        said = daemon.log_tail()
+        said = daemon.failure
     finally:
         daemon.end()
     assert f"target table app.mail belongs to {app.role}," in said.replace('"', "")

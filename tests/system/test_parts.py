@@ -137,7 +137,7 @@ def test_t35_a_check_at_the_commit_is_found_by_halves(pair: Pair) -> None:
     with _held(pair, settings={"target.session_replication_role": "origin"}) as daemon:
         pair.write(*(f"INSERT INTO t VALUES ({number}, {number})" for number in range(230)))
         pair.write("INSERT INTO t VALUES (230, 230)", *(f"INSERT INTO t VALUES ({n}, {n})" for n in range(231, 400)))
-    pair.check_stopped(daemon, code=5, says=r"parapply: commit: unique_violation \(23505\).*; transaction \d+, end LSN")
+    pair.check_stopped(daemon, code=5, says=r"commit: unique_violation \(23505\).*; transaction \d+, end LSN")
     assert pair.target.rows("SELECT count(*), max(id) FROM t WHERE id >= 0") == [(230, 229)]
     pair.target.execute("DELETE FROM t WHERE id = -1")
     pair.drain(settings={"target.session_replication_role": "origin"})

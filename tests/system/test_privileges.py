@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from psycopg import sql
 
-from tests.fixtures.daemon import Daemon
+from tests.fixtures.daemon import Daemon, error_of
 from tests.fixtures.databases import Database, create_database, drop_database
 from tests.fixtures.fan import make_slot
 from tests.fixtures.plain import FAST
@@ -83,6 +83,8 @@ def _run(route: Route, case: Case, run_command: RunCommand) -> tuple[int, list[s
         options += ["--until", route.end_of_source_lsn()]
     done = run_command(route, name, *options)
     assert "Traceback" not in done.stderr
+    if name == RUN and done.returncode:
+        return done.returncode, [error_of(done.stderr.splitlines())]
     return done.returncode, [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("{")]
 
 

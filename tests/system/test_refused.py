@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import signal
 from typing import TYPE_CHECKING
@@ -35,19 +36,17 @@ def route(source_db: Database, target_db: Database, new_slot: Callable[[Route], 
 
 
 def check_refused(daemon: Daemon, code: int, *words: str) -> None:
-    """Wait for the end and check exit code and last line; nobody sees a traceback or a password.
+    """Wait for the end and check exit code and last line, which is of the log; nobody sees a traceback or a password.
 
     Raises:
         AssertionError: it ended differently.
     """
     assert daemon.exit_code() == code, daemon.log_tail()
-    last = daemon.lines[-1]
-    assert last.startswith("parapply: ")
+    last = daemon.failure
     assert [word for word in words if word not in last] == [], last
     everything = "\n".join(daemon.lines)
     assert "Traceback" not in everything
     assert _PASSWORD not in everything
-    assert [line for line in daemon.lines if not line.startswith("{")] == [last]
 
 
 def _apply_and_stop(route: Route, start_daemon: StartDaemon, first: int = 1) -> None:
@@ -106,6 +105,35 @@ def test_what_is_not_as_it_was_is_refused(
                 start_daemon(route), _SOURCE_REFUSED, "the slot was dropped and made again", "transactions are missing"
             )
         assert route.target.rows("SELECT count(*) FROM item") == [(20,)]
+
+
+@pytest.mark.parametrize(
+    ("log_format", "last"),
+    [
+        ("json", r'{.*"event":"daemon_failed".*}'),
+        ("logfmt", r"timestamp=\S+ level=error event=daemon_failed error=.* hint=.*"),
+        ("console", r"parapply: state schema .* Hint: run the parapply that wrote it, or a newer one"),
+    ],
+)
+def test_a_state_of_a_newer_version_is_left_alone(
+    route: Route, start_daemon: StartDaemon, log_format: str, last: str
+) -> None:
+    """A daemon that does not know the layout writes nothing into it, not even why it ended: the log has that.
+
+    A log for programs ends with its event, and no line of it or after it is for people only.
+    """
+    _apply_and_stop(route, start_daemon)
+    route.target.execute("UPDATE parapply.schema_version SET version = 99")
+    written = "SELECT xmin::text, * FROM parapply.slots"
+    before = route.target.rows(written)
+    daemon = start_daemon(route, settings={"log.format": log_format})
+    assert daemon.exit_code() == _TARGET_REFUSED, daemon.log_tail()
+    assert "has version 99" in daemon.lines[-1]
+    assert re.fullmatch(last, daemon.lines[-1]), daemon.log_tail()
+    assert [line for line in daemon.lines if line.startswith("parapply: ")] == daemon.lines[-1:] * (
+        log_format == "console"
+    )
+    assert route.target.rows(written) == before
 
 
 def test_f11_an_invalidated_slot_ends_the_daemon(

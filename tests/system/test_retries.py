@@ -125,7 +125,7 @@ def test_f24_a_deadlock_with_a_foreign_session(pair: Pair) -> None:
     pair.create(_TABLES)
     pair.write("INSERT INTO ta VALUES (1, 0)", "INSERT INTO tb VALUES (1, 0)")
     pair.drain()
-    # Only the worker looks for deadlocks, once, so long after it began to wait; by then there must be one.
+    # Only the worker looks for deadlocks, once, deadlock_timeout after it began to wait; by then there must be one.
     pair.target.execute(f"ALTER DATABASE {pair.target.dbname} SET deadlock_timeout = '3s'")
     daemon = pair.start()
     with pair.target.connect() as foreign:

@@ -195,7 +195,7 @@ def test_what_the_role_lacks_is_named(
         daemon = start_daemon(route)
         assert daemon.exit_code() == _TARGET_REFUSED, daemon.log_tail()
         assert route.target.rows("SELECT count(*) FROM evt") == [(0,)]
-        return daemon.lines[-1]
+        return daemon.failure
 
     grant = "GRANT SET ON PARAMETER session_replication_role"
     with named("T-62"):

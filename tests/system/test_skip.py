@@ -26,7 +26,7 @@ _KEPT = (
 
 
 def stopped_at(pair: Pair, daemon: Daemon) -> str:
-    """Return the end LSN of the transaction that stopped a daemon, as the history tells it."""
+    """Return the end LSN of the transaction that stopped a daemon, as the history has it."""
     assert daemon.exit_code(30) == 5, daemon.log_tail()
     wait_until_gone(pair.route)
     ((lsn,),) = pair.target.rows("SELECT DISTINCT remote_lsn::text FROM parapply.conflicts WHERE outcome = 'stopped'")
@@ -77,9 +77,9 @@ def test_a_row_that_comes_into_a_filter_without_a_value_stops_the_daemon(pair: P
     pair.write("ALTER TABLE t REPLICA IDENTITY FULL", "UPDATE t SET id = 102 WHERE id = 2")
     daemon = pair.start()
     pair.check_conflict(daemon, kind="insert", xid=xid, place="public.t, key (id)")
-    assert "left v unchanged" in daemon.lines[-1]
-    assert "REPLICA IDENTITY FULL" in daemon.lines[-1]
-    found = re.search(r"parapply skip --lsn (\S+/[0-9A-F]+)`", daemon.lines[-1])
+    assert "left v unchanged" in daemon.failure
+    assert "REPLICA IDENTITY FULL" in daemon.failure
+    found = re.search(r"parapply skip --lsn (\S+/[0-9A-F]+)`", daemon.failure)
     assert found
     assert run_command(pair.route, "skip", "--lsn", found[1]).returncode == 0
     pair.drain()

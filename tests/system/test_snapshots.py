@@ -150,7 +150,7 @@ async def test_what_those_who_ask_are_told(
 ) -> None:
     """No daemon, and an LSN that the target has passed: each is one clear error, and nothing stands still for it.
 
-    The command line tells name, LSN and pause; its command finds them, and its exit code is passed on. Who asked is
+    The command line prints name, LSN and pause; its command finds them, and its exit code is passed on. Who asked is
     gone while the daemon stands still for it: it goes on by itself.
     """
     create_bank(source_db, target_db)

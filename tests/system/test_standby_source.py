@@ -78,7 +78,6 @@ def test_a_standby_is_the_publisher(
         **FAST,
         "source.failover": "auto",
         "source.catch_up_enter_bytes": 2,
-        "source.catch_up_leave_bytes": 1,
     }
     route = Route(source=source, target=target_db, settings=settings, source_dsn=dsn)
     # What the standby has replayed is what it can copy.

@@ -62,34 +62,3 @@ def test_t19_a_table_that_keeps_failing_has_its_batches_follow_one_another(pair:
     assert not daemon.events_of("batch_failed")
     assert not daemon.events_of("batch_split")
     assert "in_order" not in [event["value"] for event in daemon.events_of("table_trust")]
-
-
-def test_a_large_transaction_takes_its_tables(pair: Pair) -> None:
-    """Above the threshold nothing that touches one of its tables runs beside it, whatever the keys; others do."""
-    pair.create(
-        "CREATE TABLE gate (id int PRIMARY KEY, n int); INSERT INTO gate VALUES (1, 0);"
-        "CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY);"
-    )
-    settings: dict[str, str | float] = {
-        "apply.table_lock_threshold": 10,
-        "apply.max_batch_transactions": 1,
-        "apply.commit_order": "relaxed",
-    }
-    with pair.target.connect() as foreign:
-        foreign.execute("BEGIN; SELECT FROM gate FOR UPDATE")
-        daemon = pair.start(settings=settings)
-        pair.write(
-            "BEGIN; UPDATE gate SET n = 1; INSERT INTO a SELECT generate_series(1, 20); COMMIT",
-            "INSERT INTO a VALUES (100)",
-            "INSERT INTO b VALUES (1)",
-        )
-        pair.target.wait_until("SELECT count(*) = 1 FROM b")
-        pair.target.wait_until(
-            "SELECT array_agg(waits_for) @> ARRAY['batch 2 waits for batch 1: table in public.a'] FROM parapply.workers"
-        )
-        assert pair.target.rows("SELECT count(*) FROM a") == [(0,)]
-        foreign.execute("ROLLBACK")
-    daemon.wait_caught_up()
-    daemon.stop()
-    pair.check_equal()
-    assert not daemon.events_of("batch_retried")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
@@ -48,6 +49,8 @@ _NOTE, _FORGET = b".undecided (slot_id, gid) VALUES", b"WITH noted AS (DELETE"
 _RECORDS = {"PREPARE": _NOTE, "COMMIT": _FORGET, "ROLLBACK": _FORGET}
 #: Acknowledged at once, and on disk ten seconds later unless somebody flushes.
 _LAZY = {"synchronous_commit": "off", "wal_writer_delay": "10s", "wal_writer_flush_after": "1GB"}
+#: Processes of the server that flush WAL when their time has come.
+_FLUSHERS = "SELECT pid FROM pg_stat_activity WHERE backend_type IN ('walwriter', 'background writer', 'checkpointer')"
 
 
 class Run:
@@ -148,7 +151,7 @@ def _arm(proxy: CutProxy, command: str, way: str) -> Event:
     text = _COMMANDS[command]
     if way == "record":
         return proxy.drop_before(_RECORDS[command])
-    # With the quote: the name of our own tables holds the word, too.
+    # With the quote: the name of our own tables also holds the word.
     return (
         proxy.drop_before(text + b" '") if way == "before" else proxy.drop_reply_after(text + b" '", reply=text + b"\0")
     )
@@ -251,13 +254,17 @@ def _count(target: Database, table: str) -> int:
 
 @contextmanager
 def _crash_without_a_flush(daemon: Daemon, target: Database, server: PgServer) -> Iterator[None]:
-    """Keep the daemon from advancing, which flushes; then kill the server, start it, and leave the daemon stopped.
+    """Keep everything from a flush; then kill the server, start it, and leave the daemon stopped.
 
-    Holding the row of the watermark keeps workers from nothing.
+    The daemon flushes when it advances, and when it writes its marks once a minute. Holding the row of the watermark
+    and the table of marks keeps workers from nothing. The server flushes by its own processes, however long it takes.
     """
     with closing(target.connect()) as holder:
         holder.execute("BEGIN")
         holder.execute("SELECT FROM parapply.slots FOR UPDATE")
+        holder.execute("LOCK TABLE parapply.marks IN SHARE ROW EXCLUSIVE MODE")
+        for (pid,) in holder.execute(_FLUSHERS).fetchall():
+            os.kill(pid, signal.SIGSTOP)
         yield
         server.kill()
     # It must not repair what we are about to look at.

@@ -183,12 +183,12 @@ def test_t17_without_the_privilege_the_daemon_says_what_will_not_work(
     daemon.stop()
     refused = start_daemon(route, settings={**QUICK, "conflict.update_origin_differs": "keep_local"})
     assert refused.exit_code(30) == 4
-    assert 'conflict.update_origin_differs = "keep_local" needs replication origins' in refused.log_tail()
+    assert 'conflict.update_origin_differs = "keep_local" needs replication origins' in refused.failure
     # Between two nodes every change would go round.
     refused = start_daemon(route, settings=_SETTINGS)
     assert refused.exit_code(30) == 4
-    assert 'source.origin = "none" needs replication origins' in refused.log_tail()
-    assert "GRANT EXECUTE ON FUNCTION" in refused.lines[-1]
+    assert 'source.origin = "none" needs replication origins' in refused.failure
+    assert "GRANT EXECUTE ON FUNCTION" in refused.failure
     # So would what is replayed.
     replay = ("conflicts replay", "--yes", "--type", "insert_exists")
     kept = run_command(route, *replay, "--set", "source.origin=none")
@@ -235,7 +235,7 @@ def test_policies_are_refused_where_the_target_remembers_no_commits(
         refused = start_daemon(route, settings={**QUICK, key: policy})
         assert refused.exit_code(30) == 4
         says = f'{key} = "{policy}" needs commit timestamps, and track_commit_timestamp is off'
-        assert says in refused.log_tail()
+        assert says in refused.failure
     source_db.execute("INSERT INTO t VALUES (2, 'b')")
     daemon = start_daemon(route, settings={**QUICK, "conflict.insert_exists": "apply_remote"})
     target.wait_until("SELECT to_regclass('parapply.progress') IS NOT NULL")

@@ -188,7 +188,7 @@ def assembled(frames: Iterable[bytes], piece_bytes: int = 1 << 30) -> list[Trans
 
 
 def batches(transactions: Iterable[Transaction], plans: Plans, sizes: Iterable[int]) -> list[Batch]:
-    """Merge so many transactions into each batch; what is left goes one by one."""
+    """Merge a number of transactions into each batch; the rest are batches of one."""
     left = list(transactions)
     wanted = iter(sizes)
     done: list[Batch] = []

@@ -102,7 +102,7 @@ def put_off(batch: Batch, in_flight: Iterable[Batch]) -> tuple[set[int], Late]:
 
 
 def _is_all_late(batch: Batch, split: set[int], late: Late) -> bool:
-    """Tell whether nothing is left to apply before the late keys: then the batch waits without a worker."""
+    """Return whether nothing is left to apply before the late keys: then the batch waits without a worker."""
     put_off_keys: dict[int, set[Key]] = {}
     for tables in late.values():
         for oid, keys in tables.items():
@@ -129,7 +129,7 @@ def _rows(message: Insert | Update | Delete) -> list[TupleData]:
 
 
 def _keys(spec: Spec, message: Insert | Update | Delete) -> set[int]:
-    """Return the keys of the old and the new row; the number of columns tells which variant they are of."""
+    """Return the keys of the old and the new row; the number of columns shows which variant they are of."""
     found: set[int] = set()
     texts: dict[str, bytes | None] = {}
     for row in _rows(message):

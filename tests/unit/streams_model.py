@@ -16,7 +16,7 @@ from parapply.engine.job import StreamJob
 from parapply.engine.state import EngineState
 from parapply.plan.batch import Batch
 from parapply.plan.plans import Plans
-from parapply.runtime.apply.kit import WorkerKit
+from parapply.runtime.apply.kit import ApplyRules, WorkerKit
 from parapply.runtime.apply.large import LargeApply
 from parapply.runtime.apply.pieces import PlannedPiece
 from parapply.runtime.apply.repair import Repair
@@ -306,9 +306,6 @@ class Subscriber:
             tables=cast("TablePlans", self.target),
             conflict_handler=cast("ConflictHandler", _NothingFails()),
             two_phase=cast("TwoPhase", None),
-            commands=cast("CommandRules", None),
-            tracks_commits=False,
-            stops_on_error=True,
-            piece_bytes=self._piece_bytes,
+            rules=ApplyRules(commands=cast("CommandRules", None), piece_bytes=self._piece_bytes, stops_on_error=True),
         )
         return _Following(job, _Ended(session, kit), Repair(session, kit), kit)

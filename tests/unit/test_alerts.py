@@ -62,6 +62,8 @@ class Shown:
             table.SLOT_SAFE: {(): 1e9},
             table.SLOT_WAL_STATUS: _wal_status("reserved"),
             table.PREPARED: {(): 0},
+            table.BLOCKED_SECONDS: {(): 0},
+            table.SESSION_BLOCKED: {("source",): 0, ("target",): 0},
             table.TABLES_WAITING: {(): 0},
             table.APPLYLOG_DROPPED: {(): self.values.get(table.APPLYLOG_DROPPED, {(): 0})[()]},
         }
@@ -98,6 +100,10 @@ def _gauge(metric: table.Metric, number: float) -> Callable[[Shown, int], None]:
         shown.values[metric] = {(): number}
 
     return happens
+
+
+def _session_blocked(shown: Shown, _minute: int) -> None:
+    shown.values[table.SESSION_BLOCKED] = {("source",): 121, ("target",): 0}
 
 
 def _wal_status(status: str) -> dict[tuple[str, ...], float]:
@@ -139,6 +145,8 @@ _TROUBLES: Final = {
     "ends and is started again": Trouble(("ParapplyConflicts", "ParapplyRestarts"), 10, _restarted),
     "an end is away": Trouble(("ParapplyNotReady",), 4, _gauge(table.READY, 0)),
     "behind": Trouble(("ParapplyLag",), 7, _gauge(table.LAG_SECONDS, _DELAY_S + 301)),
+    "a batch waits for a lock": Trouble(("ParapplyBlocked",), 3, _gauge(table.BLOCKED_SECONDS, 121)),
+    "a session waits on the publisher": Trouble(("ParapplyBlocked",), 3, _session_blocked),
     "WAL is kept, without a limit": Trouble(("ParapplyRetainedWal",), 7, _unlimited),
     "little WAL may still be kept": Trouble(("ParapplySlotAtRisk",), 2, _gauge(table.SLOT_SAFE, 1e5)),
     "the slot is about to be lost": Trouble(("ParapplySlotAtRisk",), 2, _unreserved),
@@ -229,6 +237,7 @@ def test_every_alarm_has_a_trouble() -> None:
         assert "$labels." in rule, name
 
 
+@pytest.mark.slow
 @pytest.mark.prometheus
 def test_an_alarm_fires_and_goes_out(tmp_path: Path) -> None:
     """Nothing fires before the trouble, just its alarms at its end, with the labels they name, and nothing later.

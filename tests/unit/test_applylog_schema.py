@@ -137,6 +137,7 @@ def interval() -> IntervalRecord:
         sessions_cpu_s=0.75,
         sender_cpu_s=0.25,
         locks=(LockHolder(pid=4711, role="app", relation="public.t", mode="ShareLock"),),
+        throttled_s=0.0625,
     )
 
 

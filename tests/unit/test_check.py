@@ -73,10 +73,11 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ((Code.SEQUENCES,), 0),
         ((Code.SEQUENCES, Code.REPLICA_IDENTITY), 1),
         ((Code.REPLICA_IDENTITY, Code.TABLE_MISSING), 4),
+        ((Code.TABLE_MISSING, Code.PUBLICATION_MISSING), 3),
     ],
 )
 def test_the_document_and_its_exit_code(codes: tuple[Code, ...], exit_code: int) -> None:
-    """The JSON document has these keys and no others; the worst finding makes the exit code."""
+    """The JSON document has these keys and no others; the worst finding makes the exit code, the publisher's first."""
     findings = tuple(Finding(code=code, object='"s"."t"', found="this", fix="SELECT 1;") for code in codes)
     report = Report(slot="app", is_known=False, findings=findings, plans=())
     read = msgspec.json.decode(json.dumps(show.document(report)), type=_Document)

@@ -14,6 +14,7 @@ import pytest
 import parapply
 from parapply.cli import bench
 from parapply.cli import main as cli
+from parapply.cli.version import sources_digest
 from parapply.errors import ApplyFailed, ParapplyError, SourceRefused, TargetRefused
 
 CONNECTED = ["--source", "dbname=a", "--target", "dbname=b", "--slot", "app", "--publication", "app"]
@@ -35,12 +36,23 @@ def test_help_has_examples(command: list[str], capsys: pytest.CaptureFixture[str
 
 
 def test_version_names_what_matters_in_a_bug_report(capsys: pytest.CaptureFixture[str]) -> None:
-    """--version tells parapply, Python, psycopg, libpq and which twin of the hot path runs."""
+    """--version names parapply, its sources, Python, psycopg, libpq and the twin of the hot path that runs."""
     assert cli.main(["--version"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"parapply {parapply.__version__}\n")
-    for word in ("python 3.", "psycopg 3.", "libpq ", "hot path "):
+    for word in ("sources ", "python 3.", "psycopg 3.", "libpq ", "hot path "):
         assert word in out
+
+
+def test_two_builds_of_one_version_differ(tmp_path: Path) -> None:
+    """The digest of the sources is the same at another place, and another one after a change or under another name."""
+    digests = []
+    for place, name, content in (("a", "m.py", "1"), ("b", "m.py", "1"), ("c", "m.py", "2"), ("d", "n.py", "1")):
+        (tmp_path / place / "sub").mkdir(parents=True)
+        (tmp_path / place / "sub" / name).write_text(content, encoding="utf-8")
+        digests.append(sources_digest(tmp_path / place))
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
 
 
 @pytest.mark.parametrize(
@@ -135,7 +147,7 @@ def test_interruption_exits_130(interruption: type[BaseException], capsys: pytes
 def test_without_a_checkout_bench_says_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An installed package has no benchmark: one line says where it is, whatever its options; help says so, too."""
+    """An installed package has no benchmark: one line says where it is, whatever its options; help also says so."""
     monkeypatch.setattr(bench, "_CHECKOUT", tmp_path)
     monkeypatch.setattr(bench, "bench", bench.find_bench())
     assert cli.main(["bench", "--quick", "--workload=tpcb"]) == 2

@@ -65,6 +65,11 @@ def test_order_of_layers(tmp_path: Path) -> None:
     assert config.source.origin == "none"
 
 
+def test_an_end_that_is_back_is_tried_as_soon_as_by_the_built_in_subscription() -> None:
+    """Pauses grow to no more than PostgreSQL's default of wal_retrieve_retry_interval."""
+    assert Config().source.reconnect_max_s <= 5
+
+
 def test_the_number_of_workers_may_find_itself() -> None:
     """A number is first and most at once; "auto" begins with four, or with the most if that is less."""
     for override, workers, first, most in (

@@ -42,7 +42,7 @@ _NO_METRICS = {"parapply_source", "parapply_target", "parapply_template", "parap
 
 @pytest.mark.parametrize("block", blocks(), ids=str)
 def test_every_block_is_run_or_says_why_not(block: Block) -> None:
-    """A block is run, or read by the loader, or is no command; all others tell a reason."""
+    """A block is run, or read by the loader, or is no command; all others name a reason."""
     assert block.language in LANGUAGES, f"{block}: name one of {LANGUAGES} behind the fence"
     if block.language == "text":
         first = [line.split()[0] for line in block.text.splitlines() if line.strip()]
@@ -187,7 +187,7 @@ def test_the_picture_shows_a_run_that_was_equal() -> None:
 
 
 def test_figures_of_the_readme_are_measured() -> None:
-    """Each row of the README's table tells the medians, and the ratio, of the file that it names."""
+    """Each row of the README's table has the medians, and the ratio, of the file that it names."""
     rows = re.findall(r"\| (\d+\.\d+) \| (\d+\.\d+) \| \D*?(\d+\.\d+)[^|]*\| \[file\]\(([^)]+)\)", pages()["README.md"])
     assert len(rows) >= 3
     for *told, name in rows:

@@ -166,7 +166,6 @@ def test_a_broken_stream_ends_in_an_error_of_ours(name: str, mutations: list[_Mu
     assert outcome is None or (outcome.exit_code in {3, 4} and outcome.line())
 
 
-@settings(max_examples=60)
 @given(name=st.sampled_from(STREAMS), at=st.integers(0, 2000), offset=st.integers(0, 4000), size=_SIZES)
 def test_memory_follows_the_bytes_and_not_what_they_say(name: str, at: int, offset: int, size: bytes) -> None:
     """A length or a count of two thousand millions takes no memory that a stream of some kilobytes would not take."""

@@ -52,6 +52,7 @@ def test_all_modules_are_of_the_twin_that_is_named() -> None:
     assert {file.endswith(".py") for file in files} == {bool(parapply.WHY_INTERPRETED)}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(hotpath.why_not_compiled(PACKAGE)), reason="no compiled build here: nothing to choose from")
 def test_the_environment_chooses_the_twin() -> None:
     """With a build that fits, auto and require take it and forbid does not."""
@@ -60,6 +61,7 @@ def test_the_environment_chooses_the_twin() -> None:
     assert chosen == {"auto": n_modules, "require": n_modules, "": n_modules, "forbid": "0 PARAPPLY_COMPILED=forbid"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["source", "types", "manifest", "no manifest", "extension", "stray", "other reason"])
 def test_a_build_that_does_not_fit_is_never_loaded(package: Path, change: str) -> None:
     """Compiled modules of other sources, or without a manifest, or not all of them: the sources run."""

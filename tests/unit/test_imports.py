@@ -22,7 +22,7 @@ def _modules() -> dict[str, Path]:
 
 
 def _imported(path: Path) -> Iterator[str]:
-    """Give what a module imports anywhere in it, for types only, too: a module, or a name in one."""
+    """Yield the imports anywhere in a module, also for types only: a module, or a name in one."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from [alias.name for alias in node.names]

@@ -106,11 +106,14 @@ def test_every_part_of_the_tests_is_shown_and_its_failure_counts(checkout: Path,
     _fill(checkout / ".venv" / "bin")
     done = run(checkout, "make", "test", FAILS=fails, IS_INTERPRETED="0")
     lint = ["ran ruff", "ran ruff", "ran mypy", *([] if fails == "mypy" else ["ran lint-imports"])]
-    assert [line for line in done.stdout.splitlines() if line != "ran python"] == [
+    *shown, times = [line for line in done.stdout.splitlines() if line != "ran python"]
+    assert shown == [
         "ran tests",
         f"== lint: {'FAILED' if fails == 'mypy' else 'passed'}", *lint,
         f"== interpreted: {'FAILED' if fails == 'hot tests' else 'passed'}", "ran hot tests",
     ]  # fmt: skip
+    seconds = re.findall(r"(\w+(?: in)?) \d+ s", times.removeprefix("== times: "))
+    assert sorted(seconds) == ["interpreted", "lint", "prepared in", "tests"], times
     assert (done.returncode != 0) == bool(fails), done.stderr
 
 

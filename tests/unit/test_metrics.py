@@ -14,7 +14,7 @@ from parapply.metrics import table
 from parapply.metrics.exposition import exposition
 from parapply.metrics.figures import Figures, Histogram
 from parapply.metrics.moves import cutover_values, migration_values
-from parapply.target.state.cutovers import STEPS, UNDOING
+from parapply.vocabulary import CutoverStep
 
 
 def _samples(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -118,7 +118,7 @@ def test_a_migration_and_a_cut_over_are_read_back() -> None:
     assert at("migration_left_seconds", step="follow") is None
     assert len([name for name, _ in found if name == "parapply_migration_done"]) == 1
     steps = {step: at("cutover_step", step=step, reverse_slot="back") for step in table.CUTOVER_STEPS}
-    assert steps == {step: float(step == "draining") for step in (*STEPS, UNDOING)}
+    assert steps == {step: float(step == "draining") for step in CutoverStep}
     assert (at("cutover_step_seconds"), at("cutover_fenced"), at("cutover_gap_seconds")) == (1.5, 1.0, None)
 
 

@@ -139,7 +139,7 @@ def _check(wishes: list[Op], sizes: list[int], n_workers: int, seed: int, *, is_
     sizes=[1, 2, 2, 3], n_workers=2, seed=1,
 )  # fmt: skip
 @given(**_CASES)
-@settings(max_examples=_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=2 * settings().max_examples, suppress_health_check=[HealthCheck.too_slow])
 def test_nothing_is_refused_where_the_wire_says_all(
     *, wishes: list[Op], sizes: list[int], n_workers: int, seed: int, is_relaxed: bool
 ) -> None:

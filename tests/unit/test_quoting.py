@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
@@ -37,7 +36,6 @@ def test_an_identifier_is_one_token(names: list[str]) -> None:
     made = quoting.qualified(*names)
     assert made == ".".join(quoting.identifier(name) for name in names)
     assert all(quoting.identifier(name)[1:-1].replace('""', "").count('"') == 0 for name in names)
-    assert shlex.split(quoting.command_line(names)) == names
 
 
 @given(st.lists(_TEXTS, max_size=4))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Seconds on a quiet machine, and mkdocs is another process.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 #: What `wc -w` counts over all documents, at most; 42,000 once every page is shortened.
 _WORDS = 42_000
@@ -78,6 +78,6 @@ def test_no_markup_is_left_as_text(site: Path) -> None:
 
 
 def test_the_documents_are_short() -> None:
-    """All documents together have at most so many words."""
+    """All documents together have no more words than the limit."""
     files = [*ROOT.glob("[A-Z]*.md"), *(ROOT / "docs").rglob("*.md")]
     assert sum(len(path.read_text(encoding="utf-8").split()) for path in files) <= _WORDS

@@ -53,6 +53,12 @@ def test_the_unit_tests_of_a_module_lie_where_the_module_lies() -> None:
     assert [path for path in astray if path.parent != _UNIT] == []
 
 
+def test_every_module_of_the_engine_has_tests_of_its_name() -> None:
+    """A rule that the engine decides is shown without a server, where its module's name leads."""
+    modules = {path.stem for path in (_PACKAGE / "engine").glob("*.py")} - {"__init__"}
+    assert modules <= {_module_of(path) for path in (_UNIT / "engine").glob("test_*.py")}
+
+
 def test_the_table_of_rules_names_files_that_test_them() -> None:
     """tests/README.md has a row for each rule, files only that name it, and one at least if there are any.
 

@@ -145,6 +145,18 @@ def test_a_lag_that_is_not_known_is_not_shown_as_none() -> None:
     assert _lines(screen(history, 80, 24, "rows"), 80)[1].split()[:3] == ["lag", "?", "?"]
 
 
+def test_a_wait_for_a_lock_is_told_with_its_holder() -> None:
+    """The wait of a session that is no worker's is shown on either end, and 60 columns are enough for the holder."""
+    one = {"session": "parapply app", "wait_s": 75.0, "pid": 4711, "gid": None, "line": "parapply app: waits " * 9}
+    history = ReadingHistory()
+    source = {"is_reachable": False, "error": "no", "blocked": [one]}
+    history.add(_report(source=source, blocked=[{**one, "pid": None, "gid": "p 1"}]), 0)
+    lines = _lines(screen(history, 60, 24, "rows"), 60)
+    assert [line[:42] for line in lines if line.startswith(("source:", "target:"))] == [
+        "source: waits for pid 4711, 75 s so far: p", "target: waits for p 1, 75 s so far: parapp",
+    ]  # fmt: skip
+
+
 def test_silence_is_told() -> None:
     """A daemon that is stuck writes nothing any more."""
     history = ReadingHistory()
@@ -169,6 +181,19 @@ def test_the_screen_fits(width: int, height: int) -> None:
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
     assert any("1 conflicts" in line or "9 conflicts" in line for line in lines)
+
+
+@pytest.mark.parametrize(("width", "is_split"), [(58, False), (78, True)])
+def test_a_narrow_screen_has_names(width: int, is_split: bool) -> None:  # noqa: FBT001  a case
+    """At 60 columns the tables have their names, and the rates of the sorts of changes give way to them."""
+    history = ReadingHistory()
+    for second in (0, 10):
+        report = _report(tables=[_table("public.pgbench_accounts", 100 + second, updates=9 * second)])
+        history.add(report, float(second))
+    lines = _lines(screen(history, width, 23, "rows"), width)
+    (row,) = [line for line in lines if "pgbench_accounts" in line]
+    assert row.split()[-1] == "sets"
+    assert any(" upd " in line for line in lines) == is_split
 
 
 def test_what_a_worker_waits_for_is_told_in_full_where_there_is_room() -> None:
@@ -277,7 +302,7 @@ def test_a_migration_and_a_cut_over_are_seen() -> None:
     assert "cut-over: draining for 2.0 s" in shown
     dead = [{**one, "is_worked_on": False} for one in _STEPS]
     done = {**_CUTOVER, "step": "done", "opened_at": "2026-11-21 22:00:00", "is_worked_on": False}
-    # Before the copy there is no slot to tell of.
+    # Before the copy no slot exists.
     shown = " ".join(_lines(render({**_report(), "state": None, "migration": dead}), 200))
     assert "slot app is not made yet" in shown
     assert "interrupted" in shown

@@ -16,6 +16,9 @@ from tests.fixtures import warm
 _PATH = str(Path(__file__).parents[2] / "src")
 _ENVIRON = {**{k: v for k, v in os.environ.items() if not k.startswith(("PARAPPLY_", "PG"))}, "PYTHONPATH": _PATH}
 
+# Each test starts processes that import the package.
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     "arguments", [["--version"], ["status"], ["run", "--no-such-option"], ["conflicts", "list", "--help"]]

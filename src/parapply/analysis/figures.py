@@ -271,6 +271,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
             "leader_cpu_s": "CPU time of the leader's thread",
             "publisher_s": "the reader waited for the publisher",
             "paused_s": "reading was paused: enough was at hand",
+            "throttled_s": "apply.max_changes_per_s held changes back",
             "behind_s": "not paused, while more than 1 MiB of the publisher's WAL was not read",
             "behind_cpu_s": "leader_cpu_s of those intervals",
             "behind_publisher_s": "publisher_s of those intervals",
@@ -480,7 +481,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
         ),
         columns={
             **_SLOT,
-            "cause": "source, publisher, leader, dependency, commit or target",
+            "cause": "throttle, source, publisher, leader, dependency, commit or target",
             "detail": "of the target: CPU, disk, locks or network; of commits: flush or order",
             "seconds": "of the time from the first batch to the last",
             "share": "part of it",

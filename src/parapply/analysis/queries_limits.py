@@ -53,6 +53,7 @@ SELECT slot, state, sum(seconds) AS seconds
 READING: Final = """
 SELECT slot, count(*) AS intervals, max(workers) AS workers, sum(length_s) AS seconds,
        sum(leader_cpu_s) AS leader_cpu_s, sum(publisher_s) AS publisher_s, sum(paused_s) AS paused_s,
+       sum(throttled_s) AS throttled_s,
        coalesce(sum(greatest(length_s - paused_s, 0)) FILTER (WHERE behind_bytes > :behind_bytes), 0) AS behind_s,
        coalesce(sum(leader_cpu_s) FILTER (WHERE behind_bytes > :behind_bytes), 0) AS behind_cpu_s,
        coalesce(sum(publisher_s) FILTER (WHERE behind_bytes > :behind_bytes), 0) AS behind_publisher_s,

@@ -20,7 +20,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from parapply.analysis.stream import BEGIN_US, table_plan
-from parapply.config import BACKLOG_THRESHOLD_S, LINGER_S, MEMORY_LIMIT_BYTES, STALL_CHECK_S
+from parapply.config import LINGER_S, MEMORY_LIMIT_BYTES, STALL_CHECK_S
 from parapply.engine.flight import Flight, Given
 from parapply.engine.intake import DRAIN_BYTES, Closing, Room
 from parapply.engine.job import SetJob
@@ -148,7 +148,7 @@ class _Replay:
         self._state = EngineState(0, 0.0, is_relaxed=is_relaxed)
         self._state.n_workers = settings.workers
         self._flight = Flight(self._state)
-        self._closing = Closing(self._flight, backlog_s=BACKLOG_THRESHOLD_S, linger_s=LINGER_S)
+        self._closing = Closing(self._flight, linger_s=LINGER_S)
         self._room = Room(self._flight, memory_limit_bytes=MEMORY_LIMIT_BYTES, fewest_workers=settings.workers)
         self._sizing = BatchSizing(Limits(*settings.limits), settings.scale, memory_bytes=MEMORY_LIMIT_BYTES)
         self._stalls = Stalls(self._flight, STALL_CHECK_S)

@@ -27,7 +27,7 @@ def verdict(rows: Rows, tables: dict[str, Rows]) -> LimitVerdict | None:
     span = "time from the first batch to the last"
     more = chain(limits.held_by(tables["locks"]), _evidence(tables, rows[0]["cause"]))
     found = limits.said(rows, tables["reading"], tables["backends"], span, _named(tables), more)
-    if found is None or found.limit == "source" or not _keeps_up(tables):
+    if found is None or found.limit in {"source", limits.THROTTLE} or not _keeps_up(tables):
         return found
     return replace(
         found, advice=f"nothing for throughput: the daemon keeps up with the source. For shorter delays: {found.advice}"

@@ -77,8 +77,8 @@ def _throughput(summary: dict[str, Any], parallelism: Rows, over_time: Rows) -> 
         return ""
     return (
         f"{number(summary['transactions'] / busy_s)} transactions a second were applied while any batch was with a "
-        f"worker ({duration(busy_s)}); in the best interval {number(best['transactions_per_s'])} a second "
-        f"({number(best['rows_per_s'])} rows)."
+        f"worker ({duration(busy_s)}). By the clock, which also counts pauses, it was "
+        f"{number(best['transactions_per_s'])} a second ({number(best['rows_per_s'])} rows) in the best interval."
     )
 
 
@@ -153,9 +153,11 @@ def _more_workers(what_if: Rows, reading: Rows, n_workers: int) -> str:
         f"{order_words} {_gain(rows[order, now], rows[order, 2 * now])}"
         for order, order_words in (("preserve", "with the commit order kept"), ("relaxed", "with it relaxed"))
     ]
+    # A prediction leaves out the time in which reading was paused.
+    without = ", if apply.max_changes_per_s held nothing back" if reading and reading[0]["throttled_s"] else ""
     return (
         f"The daemon has {number(now)} workers. By the run until {what_if[0]['until']:%Y-%m-%d %H:%M}, "
-        f"{number(2 * now)} would bring: {'; '.join(texts)}."
+        f"{number(2 * now)} would bring{without}: {'; '.join(texts)}."
     )
 
 

@@ -14,7 +14,7 @@ import msgspec
 import psycopg
 from psycopg import sql
 
-from parapply.check.findings import Code, Finding, Severity
+from parapply.check.findings import Code, End, Finding, Severity
 from parapply.check.kinds import KINDS
 from parapply.check.server import read_rows
 from parapply.check.source import few, read_source
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from parapply.check.source import SourceSide
     from parapply.config import Config
 
-_FINE, _WARNED, _REFUSED = 0, 1, 4
+_FINE, _WARNED = 0, 1
 _ORDER = list(KINDS)
 #: Findings that matter only while the slot is still to be made or adopted.
 _OF_NEW_SLOT = frozenset(
@@ -81,9 +81,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """Return 0 if all is fine, 1 with warnings, 4 if something would be refused."""
-        if self.of(Severity.REFUSED):
-            return _REFUSED
+        """Return 0 if all is fine, 1 with warnings, and what `init` would end with if something would be refused."""
+        if refused := self.of(Severity.REFUSED):
+            is_source = any(KINDS[each.code].end is End.SOURCE for each in refused)
+            return (SourceRefused if is_source else TargetRefused).exit_code
         return _WARNED if self.of(Severity.WARNING) else _FINE
 
 

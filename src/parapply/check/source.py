@@ -149,14 +149,13 @@ class SourceSide(msgspec.Struct, frozen=True, kw_only=True):
     types: dict[str, UserType]
     findings: tuple[Finding, ...]
 
-    def publishes_changes(self, oid: int) -> bool:
-        """Return whether updates or deletes of a published table can come."""
-        return any(
-            each.root_oid == oid
-            and (each.publishes_updates or each.publishes_deletes)
-            and (each.columns or each.replica_identity == "f")
+    def changing(self) -> set[int]:
+        """Return the OIDs of the published tables of which updates or deletes can come."""
+        return {
+            each.root_oid
             for each in self.identities
-        )
+            if (each.publishes_updates or each.publishes_deletes) and (each.columns or each.replica_identity == "f")
+        }
 
 
 def few(names: Sequence[str]) -> str:

@@ -62,6 +62,7 @@ async def read_tables(
         types = await read_types(conn, names)
     findings = list(findings_of_types(source.types, types))
     plans: list[TablePlan] = []
+    changing = source.changing()
     for relation, name in zip(source.relations, names, strict=True):
         target = found.get(name)
         if target is None:
@@ -80,8 +81,7 @@ async def read_tables(
             findings.append(plan)
             continue
         plans.append(plan)
-        can_change = source.publishes_changes(relation.oid)
-        findings += _of_plan(plan, can_change=can_change, is_replica=role == "replica")
+        findings += _of_plan(plan, can_change=relation.oid in changing, is_replica=role == "replica")
     if wanted.is_copy and not wanted.is_known:
         planned = {(plan.facts.schema, plan.facts.name) for plan in plans}
         readable = [

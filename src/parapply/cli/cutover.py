@@ -103,6 +103,7 @@ def cutover(  # noqa: PLR0913  options
         timeout_s=timeout_s,
         with_sequences=not no_sequences,
         is_dry=is_dry,
+        other_way=shlex.join(again),
         hint=f"now: parapply run --config {shlex.quote(str(run))}  (the old source follows; its slot keeps WAL)\n"
         f"to go back: {shlex.join(again)}\n"
         f"not to go back: parapply drop --config {shlex.quote(str(run))}",

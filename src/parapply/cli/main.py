@@ -10,15 +10,14 @@ import importlib
 import json
 import math
 import os
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from parapply import WHY_INTERPRETED, __version__, driver_versions, failpoints
-from parapply.cli import ending
+from parapply import driver_versions, failpoints
+from parapply.cli import ending, version
 from parapply.errors import ParapplyError
 
 if TYPE_CHECKING:
@@ -68,20 +67,6 @@ class _Until(click.ParamType["Until"]):
             return Until(time_us=parse_time(value))
         except ValueError as error:
             self.fail(f"{error}; give an LSN like 16/B374D848 or a time like '2026-11-23 14:05:00+00'", param, ctx)
-
-
-def _print_version(ctx: click.Context, _param: click.Parameter, is_asked: bool) -> None:  # noqa: FBT001  click's
-    if not is_asked or ctx.resilient_parsing:
-        return
-    import psycopg  # noqa: PLC0415
-
-    libpq = psycopg.pq.version()
-    hot_path = f"interpreted ({WHY_INTERPRETED})" if WHY_INTERPRETED else "compiled"
-    python = ".".join(map(str, sys.version_info[:3]))
-    click.echo(f"parapply {__version__}")
-    click.echo(f"python {python}, psycopg {psycopg.__version__} ({psycopg.pq.__impl__}), ", nl=False)
-    click.echo(f"libpq {libpq // 10000}.{libpq % 10000}, hot path {hot_path}")
-    ctx.exit()
 
 
 def _connection_options(command: _Command) -> _Command:
@@ -190,7 +175,7 @@ Exit codes: 0 done, 1 not reached in time, 2 usage or configuration, 3 source re
 4 target refused, 5 stopped on a conflict or a data error, 130 interrupted.""",
 )
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print versions."
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=version.show, help="Print versions."
 )
 def cli() -> None:
     """Apply a PostgreSQL publication in parallel on a target database."""
@@ -203,7 +188,7 @@ Examples:
   parapply check --config app.toml --copy
   parapply check --config app.toml --copy --schema
   parapply check --config app.toml --json | jq -r '.findings[] | select(.severity == "refused") | .fix'
-It makes nothing. Exit 0: nothing, or notes only; 1: warnings; 4: something would be refused.""",
+It makes nothing. Exit 0: nothing, or notes only; 1: warnings; 3 or 4: `init` would refuse, and end so.""",
 )
 @_connection_options
 @click.option("--copy", "is_copy", is_flag=True, help="Also look at the needs of `init --copy`.")

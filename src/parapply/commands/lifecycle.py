@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from parapply.connect import open_both
+from parapply.connect import check_back, open_both
 from parapply.errors import ParapplyError, SlotBusy, SourceRefused, TargetRefused
 from parapply.model import format_lsn, parse_lsn
 from parapply.plan.watermark import covers
@@ -75,6 +75,7 @@ async def _drop(config: Config, *, assume_yes: bool) -> None:
             click.echo(f"slot {name!r}: neither slot nor state; nothing to do")
             return
         _check_own_and_idle(config, facts)
+        await check_back(config, ends.source, facts)
         if not assume_yes:
             at = f" (applied up to {format_lsn(found.low_lsn)})" if found else ""
             if not click.confirm(f"Drop slot {name!r}{at} on the source and its state on the target?"):

@@ -15,7 +15,7 @@ from parapply.conflict.changes import shortened
 from parapply.conflict.statements import statement
 from parapply.model import format_lsn
 from parapply.target.session.settings import rows, target_errors
-from parapply.target.state.schema import in_schema
+from parapply.target.state.schema import in_schema, state_rows
 from parapply.target.state.slots import wire_time_sql
 from parapply.vocabulary import ConflictOutcome
 
@@ -71,8 +71,7 @@ class ConflictHistory:
             TargetLost: the connection broke.
         """
         values = [None if value is None else value.decode() for value in self._values(conflict)]
-        with target_errors("writing the history of conflicts"):
-            await rows(conn, in_schema(_WRITE, self._schema), values)
+        await state_rows(conn, self._schema, "writing the history of conflicts", _WRITE, values)
 
     def naming_end(self, commit_lsn: int, end_lsn: int) -> list[Statement]:
         """Return the statements that give the conflicts of a large transaction its end LSN, known only now."""
@@ -87,11 +86,9 @@ class ConflictHistory:
         Raises:
             TargetRefused, TargetLost: as `write`.
         """
-        query = in_schema(
-            "SELECT EXISTS (SELECT FROM {s}.conflicts WHERE slot_id = $1::int AND outcome = $2)", self._schema
-        )
-        with target_errors("reading the history of conflicts"):
-            ((found,),) = await rows(conn, query, [self._slot_id, ConflictOutcome.STOPPED.value])
+        query = "SELECT EXISTS (SELECT FROM {s}.conflicts WHERE slot_id = $1::int AND outcome = $2)"
+        values = [self._slot_id, ConflictOutcome.STOPPED.value]
+        ((found,),) = await state_rows(conn, self._schema, "reading the history of conflicts", query, values)
         return bool(found)
 
     async def mark_repaired(self, conn: Connection, low_lsn: int) -> bool:
@@ -123,16 +120,15 @@ class ConflictHistory:
         Raises:
             TargetRefused, TargetLost: as `write`.
         """
-        query = in_schema(
+        query = (
             "DELETE FROM {s}.conflicts WHERE conflict_id IN (SELECT conflict_id FROM {s}.conflicts WHERE"
             " slot_id = $1::int AND outcome <> $4 AND (recorded_at < pg_catalog.clock_timestamp()"
             " - $2::float8 * '1 second'::interval OR conflict_id <= (SELECT conflict_id FROM {s}.conflicts"
             " WHERE slot_id = $1::int ORDER BY conflict_id DESC OFFSET $3::bigint LIMIT 1))"
-            " FOR UPDATE SKIP LOCKED)",
-            self._schema,
+            " FOR UPDATE SKIP LOCKED)"
         )
-        with target_errors("pruning the history of conflicts"):
-            await rows(conn, query, [self._slot_id, keep_s, keep_rows, ConflictOutcome.STOPPED.value])
+        values = [self._slot_id, keep_s, keep_rows, ConflictOutcome.STOPPED.value]
+        await state_rows(conn, self._schema, "pruning the history of conflicts", query, values)
 
     def _values(self, conflict: Conflict) -> list[bytes | None]:
         key, key_is_cut = shortened(conflict.key)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from parapply.conflict.statements import statement
 from parapply.model import format_lsn, parse_lsn
 from parapply.target.session.settings import rows, target_errors
-from parapply.target.state.schema import in_schema
+from parapply.target.state.schema import in_schema, state_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,11 +121,9 @@ class Skips:
         Raises:
             TargetRefused, TargetLost: as `look`.
         """
-        query = in_schema(
-            "UPDATE {s}.skips SET commit_lsn = $3::pg_lsn WHERE slot_id = $1::int AND lsn = $2::pg_lsn", self.schema
-        )
-        with target_errors("writing which transaction to skip"):
-            await rows(conn, query, [self.slot_id, format_lsn(end_lsn), format_lsn(commit_lsn)])
+        query = "UPDATE {s}.skips SET commit_lsn = $3::pg_lsn WHERE slot_id = $1::int AND lsn = $2::pg_lsn"
+        values = [self.slot_id, format_lsn(end_lsn), format_lsn(commit_lsn)]
+        await state_rows(conn, self.schema, "writing which transaction to skip", query, values)
 
     def finishing(self, end_lsn: int, xid: int) -> list[Statement]:
         """Return the statements that say that a transaction is skipped, for the target transaction that records it."""

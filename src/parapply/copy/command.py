@@ -8,12 +8,10 @@ table are brought forward (`resume.py`), and the rest is copied from a later sna
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from parapply import connect, continuity, failpoints
 from parapply.commands import lifecycle
@@ -21,7 +19,7 @@ from parapply.copy import schema as schemas
 from parapply.copy import snapshot as snapshots
 from parapply.copy import tables as on_target
 from parapply.copy.bar import Bar, CopyProgress
-from parapply.copy.load import CopyLoad
+from parapply.copy.load import CopyLoad, LoadOptions
 from parapply.copy.published import check_readable, published_tables
 from parapply.copy.unchanged import IS_LEFT, came_late, check_commands, check_unchanged
 from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRefused
@@ -36,7 +34,7 @@ from parapply.vocabulary import CopyState
 from parapply.wire.ddl_queue import QUEUE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 
     from parapply.config import Config
     from parapply.copy.published import PublishedTable
@@ -50,15 +48,12 @@ _PATIENCE_S = 3.0
 _MOST_NAMES = 5
 
 
-class CopyOptions(msgspec.Struct, frozen=True, kw_only=True):
+class CopyOptions(LoadOptions, frozen=True, kw_only=True):
     """How to copy."""
 
-    connections: int = 4  # on each side
     truncates: bool = False  # tables that hold rows
-    defers_indexes: bool = False
     brings_schema: bool = False
     pg_dump: str | None = None
-    max_bytes_per_s: int = 0  # of all connections together; 0: no limit
     on_progress: Callable[[CopyProgress], None] | None = None  # called about once a second, and at the end
     tables: tuple[str, ...] = ()  # schema.table; of `refresh`: copy these, empty: those that are not copied, nor paused
     resumes: bool = False  # they must be paused
@@ -464,16 +459,7 @@ async def _load(  # noqa: PLR0913, PLR0917  all that is known by now
     marks = await check_unchanged(config, tables, snapshot, have_run)
     await copies.keep_published(ends.target, config.target.state_schema, slot_id, marks)
     with Bar(listener=options.on_progress) as bar:
-        load = CopyLoad(
-            config,
-            slot_id,
-            ends.target,
-            shapes=shapes,
-            connections=options.connections,
-            defers_indexes=options.defers_indexes,
-            watcher=bar,
-            max_bytes_per_s=options.max_bytes_per_s,
-        )
+        load = CopyLoad(config, slot_id, ends.target, options, shapes=shapes, watcher=bar)
         try:
             await load.run(tables, snapshot)
         except ParapplyError as error:

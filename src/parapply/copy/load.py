@@ -11,6 +11,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
+import msgspec
 from psycopg import sql
 
 from parapply import failpoints
@@ -91,6 +92,14 @@ class _Table:
         self.has_moved = False  # since that was last written down
 
 
+class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How to load."""
+
+    connections: int = 4  # on each side
+    defers_indexes: bool = False  # drop those that no constraint needs, and make them after the rows
+    max_bytes_per_s: int = 0  # of all connections together; 0: no limit
+
+
 class CopyLoad:
     """Copies tables; the copy lock is held, and the tables are noted as being copied."""
 
@@ -99,12 +108,10 @@ class CopyLoad:
         config: Config,
         slot_id: int,
         control: settings.Connection,
+        options: LoadOptions,
         *,
         shapes: Mapping[Name, str],
-        connections: int,
-        defers_indexes: bool,
         watcher: Watcher,
-        max_bytes_per_s: int = 0,
     ) -> None:
         """Keep what is needed; open nothing.
 
@@ -112,21 +119,18 @@ class CopyLoad:
             config: both ends.
             slot_id: of the state.
             control: session that holds the copy lock.
+            options: how.
             shapes: of the target's tables before the snapshot, as `tables.shapes` returns them.
-            connections: on each side.
-            defers_indexes: drop indexes that no constraint needs, and make them after the rows.
             watcher: called with all that is done.
-            max_bytes_per_s: of all connections together; 0: no limit.
         """
         self._config = config
         self._schema = config.target.state_schema
         self._slot_id = slot_id
         self._control = control
         self._shapes = shapes
-        self._connections = connections
-        self._defers_indexes = defers_indexes
+        self._options = options
         self._watcher = watcher
-        self._limit = RateLimit(max_bytes_per_s)
+        self._limit = RateLimit(options.max_bytes_per_s)
         # Statements that make a table's indexes again which this copy or an interrupted one has dropped.
         self._indexes: dict[tuple[str, str], list[str]] = {}
         self._complete: asyncio.Queue[_Table] = asyncio.Queue()
@@ -166,7 +170,7 @@ class CopyLoad:
         for table in under_way:
             if not table.parts:
                 self._complete.put_nowait(table)
-        n_lanes = min(self._connections, len(parts))
+        n_lanes = min(self._options.connections, len(parts))
         try:
             async with asyncio.TaskGroup() as group:
                 for number in range(1, n_lanes + 1):
@@ -184,7 +188,7 @@ class CopyLoad:
     ) -> None:
         known = await copies.load(self._control, self._schema, self._slot_id)
         self._indexes = {row.name: list(row.indexes) for row in known.tables if row.indexes}
-        if self._defers_indexes:
+        if self._options.defers_indexes:
             found = await on_target.deferrable_indexes(self._control, [table.here() for table in tables])
             for table in tables:
                 if indexes := found.get(table.here().full_name):

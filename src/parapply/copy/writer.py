@@ -91,7 +91,9 @@ class Writers:
             has_origin = await connect.carry_origin(
                 self._config, conn, self._slot_id, _who(number), "the copy", self._names
             )
-            yield Writer(conn, self._snapshot, stamps=has_origin and await origins.tracks_commits(conn))
+            yield Writer(
+                conn, self._snapshot, stamps=has_origin and (await settings.target_settings(conn)).tracks_commits
+            )
 
     async def release_origins(self, conn: settings.Connection, n_opened: int) -> None:
         """Let others have the places of the origins; the origins stay, because rows are known by them.

@@ -34,7 +34,7 @@ from parapply.commands import lifecycle
 from parapply.copy import sequences
 from parapply.copy.published import published_tables
 from parapply.cutover import fence, late, way_back
-from parapply.cutover.look import CutoverLook, CutoverOptions, check_pair
+from parapply.cutover.look import CutoverLook, CutoverOptions, Pair, check_pair
 from parapply.errors import ConfigError, LeaseHeld, ParapplyError, SourceRefused, TargetRefused
 from parapply.logs import redact_text
 from parapply.model import format_lsn
@@ -47,6 +47,7 @@ from parapply.target.session.settings import rows, target_errors
 from parapply.target.state import cutovers
 from parapply.target.state import slots as state
 from parapply.verify import command as verifying
+from parapply.vocabulary import CutoverStep
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -61,17 +62,19 @@ _SAMPLED_RANGES: Final = 2
 _BEFORE_PAUSE_S: Final = 3.0
 #: Seconds that the comparison after the fence takes, about, where the same was compared before.
 _COMPARED_S: Final = 1.0
+#: Seconds that sessions from behind a fence may take to end.
+_READERS_S: Final = 5.0
 #: Result of each step, for people.
 _WORDS: Final = {
-    "preparing": "the way back is prepared",
-    "fencing": "the source is fenced",
-    "draining": "the target has everything",
-    "comparing": "both sides are compared",
-    "sequences": "sequences are brought",
-    "stopping": "the daemon is stopped",
-    "turning": "the way back begins",
-    "opening": "the target is opened",
-    "ending": "the old stream is removed",
+    CutoverStep.PREPARING: "the way back is prepared",
+    CutoverStep.FENCING: "the source is fenced",
+    CutoverStep.DRAINING: "the target has everything",
+    CutoverStep.COMPARING: "both sides are compared",
+    CutoverStep.SEQUENCES: "sequences are brought",
+    CutoverStep.STOPPING: "the daemon is stopped",
+    CutoverStep.TURNING: "the way back begins",
+    CutoverStep.OPENING: "the target is opened",
+    CutoverStep.ENDING: "the old stream is removed",
 }
 
 
@@ -113,6 +116,7 @@ async def _with(
         facts = await slot.inspect(ahead.source, forward.source.slot)
         refusals.check_primary(facts, "`parapply cutover`")
         await check_pair(ahead, back)
+        await way_back.check_none_under_way(back, reverse, options.other_way)
         found = await connect.known_state(forward, ahead.target, facts.system_identifier)
         if found is None:
             raise TargetRefused(
@@ -120,7 +124,7 @@ async def _with(
             )
         await _lock(ahead.target, found.slot_id)
         row = await cutovers.read(ahead.target, forward.target.state_schema, found.slot_id)
-        return await act(_Cutover(forward, reverse, options, ahead, back, found.slot_id, row))
+        return await act(_Cutover(Pair(forward, reverse, ahead, back, found.slot_id), options, row))
 
 
 async def _lock(conn: slot.Connection, slot_id: int) -> None:
@@ -134,25 +138,12 @@ async def _lock(conn: slot.Connection, slot_id: int) -> None:
 class _Cutover:
     """One call of the command."""
 
-    def __init__(  # noqa: PLR0913, PLR0917  one place makes it
-        self,
-        forward: Config,
-        reverse: Config,
-        options: CutoverOptions,
-        ahead: connect.Connections,
-        back: connect.Connections,
-        slot_id: int,
-        row: cutovers.Cutover | None,
-    ) -> None:
-        self._forward = forward
-        self._reverse = reverse
+    def __init__(self, pair: Pair, options: CutoverOptions, row: cutovers.Cutover | None) -> None:
+        self._forward, self._reverse, self._ahead, self._back, self._slot_id = pair
         self._options = options
-        self._ahead = ahead
-        self._back = back
-        self._slot_id = slot_id
-        self._schema = forward.target.state_schema
+        self._schema = pair.forward.target.state_schema
         self._row = row
-        self._look = CutoverLook(forward, reverse, options, ahead, back, slot_id)
+        self._look = CutoverLook(pair, options)
         self._began_s = time.monotonic()
         self._deadline_s = self._began_s + options.timeout_s
         #: By this call: the daemon was stopped; writers were let in.
@@ -172,7 +163,7 @@ class _Cutover:
             click.echo(f"slot {self._forward.source.slot!r} was cut over already; nothing to do")
             self._say_end()
             return 0
-        if row is not None and row.step == cutovers.UNDOING:
+        if row is not None and row.step is CutoverStep.UNDOING:
             raise TargetRefused(
                 "the last cut-over is being taken back, and that is not finished", hint="the same command with --undo"
             )
@@ -182,10 +173,10 @@ class _Cutover:
                 f" {self._reverse.source.slot!r}",
                 hint="name the same --reverse, or take it back with --undo",
             )
-        if row is not None and row.step != "preparing":
+        if row is not None and row.step is not CutoverStep.PREPARING:
             self._say_where(row)
         try:
-            if row is None or row.index < cutovers.STEPS.index("stopping"):
+            if row is None or row.step.is_before(CutoverStep.STOPPING):
                 # Also of one that goes on: it may have been killed long ago.
                 await self._check()
             if self._options.is_dry:
@@ -204,28 +195,28 @@ class _Cutover:
         row = self._row
         if row is None:
             await self._prepare()
-        elif row.step == "preparing":
+        elif row.step is CutoverStep.PREPARING:
             await self._prepare_rest()
-        if self._index == cutovers.STEPS.index("preparing"):
+        if self._step is CutoverStep.PREPARING:
             await self._compare_before()
-        if self._index < cutovers.STEPS.index("opening"):
+        if self._step.is_before(CutoverStep.OPENING):
             # Whatever was done before: a fence that stands is put up again, and what it keeps out is looked at again.
             await self._fence()
-            if self._index < cutovers.STEPS.index("stopping"):
+            if self._step.is_before(CutoverStep.STOPPING):
                 await self._drain()
                 await self._compare()
                 await self._sequences()
             await self._stop()
             await self._turn()
-        if self._index <= cutovers.STEPS.index("opening"):
+        if self._step.is_before(CutoverStep.ENDING):
             await self._open()
         return await self._end()
 
     @property
-    def _index(self) -> int:
-        return self._row.index if self._row is not None else 0
+    def _step(self) -> CutoverStep:
+        return self._row.step if self._row is not None else CutoverStep.PREPARING
 
-    async def _enter(self, step: str, *, fence_lsn: int | None = None, takeover_lsn: int | None = None) -> None:
+    async def _enter(self, step: CutoverStep, *, fence_lsn: int | None = None, takeover_lsn: int | None = None) -> None:
         """Note a step; a failpoint follows it, so that a test ends the command inside each."""
         target = self._ahead.target
         await cutovers.enter(target, self._schema, self._slot_id, step, fence_lsn=fence_lsn, takeover_lsn=takeover_lsn)
@@ -233,14 +224,13 @@ class _Cutover:
         self._began_s = time.monotonic()
         failpoints.probe(f"cutover_{step}")
 
-    def _say(self, step: str, what: str) -> None:
-        number = cutovers.STEPS.index(step) + 1
+    def _say(self, step: CutoverStep, what: str) -> None:
         elapsed_s = time.monotonic() - self._began_s
-        click.echo(printable(f"{number}/{len(_WORDS)} {step}: {what} ({elapsed_s:.3f} s)"))
+        click.echo(printable(f"{step.number}/{len(_WORDS)} {step}: {what} ({elapsed_s:.3f} s)"))
 
     def _say_where(self, row: cutovers.Cutover) -> None:
         fenced = f"; clients cannot write since {row.fenced_s:.1f} s" if row.fenced_s and row.gap_s is None else ""
-        place = f"step {row.index + 1} of {len(_WORDS)}, {row.step}: {_WORDS.get(row.step, '')}"
+        place = f"step {row.step.number} of {len(_WORDS)}, {row.step}: {_WORDS.get(row.step, '')}"
         click.echo(f"a cut-over is under way, at {place}{fenced}")
 
     # Checks before anything is made.
@@ -273,7 +263,7 @@ class _Cutover:
         facts = await slot.inspect(back.source, reverse.source.slot)
         missing = await way_back.missing_publications(back.source, reverse.source.publications)
         new = cutovers.Cutover(
-            step="preparing",
+            step=CutoverStep.PREPARING,
             reverse_slot=reverse.source.slot,
             made_slot=facts.slot is None,
             made_publication=bool(missing),
@@ -306,7 +296,7 @@ class _Cutover:
         if refused:
             raise refused[-1]
         await state.ensure_schema(back.target, reverse.target.state_schema)
-        self._say("preparing", f"slot {reverse.source.slot!r} on the target, {len(tables)} tables")
+        self._say(CutoverStep.PREPARING, f"slot {reverse.source.slot!r} on the target, {len(tables)} tables")
 
     async def _compare_before(self) -> None:
         """Compare while clients still write: for what is found now they need not wait."""
@@ -338,16 +328,18 @@ class _Cutover:
         options, source = self._options, self._ahead.source
         await self._keep_copies_off()
         self._deadline_s = time.monotonic() + options.timeout_s
-        if self._index < cutovers.STEPS.index("stopping"):
-            await self._enter("fencing")
+        if self._step.is_before(CutoverStep.STOPPING):
+            await self._enter(CutoverStep.FENCING)
         if options.fence_command:
             await fence.run_command(options.fence_command, source, is_on=True)
-            self._say("fencing", "by --fence-command")
+            self._say(CutoverStep.FENCING, "by --fence-command")
             return
         self._fenced_at = await fence.put_up(source, self._deadline_s)
         kept = await self._look.kept(with_daemon=True)
         n_ended = await fence.end_writers(source, kept, self._fenced_at, self._deadline_s)
-        self._say("fencing", f"the source's database {source.info.dbname!r} is read only, {n_ended} sessions ended")
+        self._say(
+            CutoverStep.FENCING, f"the source's database {source.info.dbname!r} is read only, {n_ended} sessions ended"
+        )
 
     async def _keep_copies_off(self) -> None:
         """Keep `refresh` and its like from the tables, until this command ends; then the noted step does."""
@@ -360,12 +352,12 @@ class _Cutover:
 
     async def _drain(self) -> None:
         lsn = await fence.last_lsn(self._ahead.source, self._deadline_s)
-        await self._enter("draining", fence_lsn=lsn)
+        await self._enter(CutoverStep.DRAINING, fence_lsn=lsn)
         await lifecycle.applied(self._forward, lsn, max(0.0, self._deadline_s - time.monotonic()))
         await self._check_tables()
         # One that began after the first look, and was ended before the fence, leaves a table in part.
         await self._look.check_copied(lsn)
-        self._say("draining", f"the target has everything up to {format_lsn(lsn)}")
+        self._say(CutoverStep.DRAINING, f"the target has everything up to {format_lsn(lsn)}")
 
     async def _check_tables(self) -> None:
         """Look once more at what is published, both ways: until the fence anybody could change it.
@@ -384,9 +376,9 @@ class _Cutover:
         await way_back.check_covers(self._back.source, self._reverse, tables, is_made=is_made)
 
     async def _compare(self) -> None:
-        await self._enter("comparing")
+        await self._enter(CutoverStep.COMPARING)
         if self._options.verify == "none":
-            self._say("comparing", "left out (--verify none)")
+            self._say(CutoverStep.COMPARING, "left out (--verify none)")
             return
         is_sampled = self._options.verify == "sampled"
         how = verifying.VerifyOptions(
@@ -400,24 +392,24 @@ class _Cutover:
             raise _differ()
         n_left = sum(verdict.equal_at is not None for verdict in found.verdicts)
         left = f"; {n_left} tables as before the fence" if n_left else ""
-        self._say("comparing", f"equal ({self._options.verify}){left}")
+        self._say(CutoverStep.COMPARING, f"equal ({self._options.verify}){left}")
 
     async def _sequences(self) -> None:
-        await self._enter("sequences")
+        await self._enter(CutoverStep.SEQUENCES)
         if not self._options.with_sequences:
-            self._say("sequences", "left out (--no-sequences)")
+            self._say(CutoverStep.SEQUENCES, "left out (--no-sequences)")
             return
         if await sequences.bring(self._forward, SequenceOptions()):
             raise ParapplyError(
                 "a sequence is missing on the target, or could not be set; see above",
                 hint="make it there, or give --no-sequences and set them yourself",
             )
-        self._say("sequences", "brought")
+        self._say(CutoverStep.SEQUENCES, "brought")
 
     async def _stop(self) -> None:
         """Stop the daemon for good, and make sure that it has applied all there is."""
         name, ahead = self._forward.source.slot, self._ahead
-        await self._enter("stopping")
+        await self._enter(CutoverStep.STOPPING)
         await lease.take_lease(ahead.target, self._slot_id, self._forward.target.lease_wait_s, takeover=True)
         await lease.fence(ahead.target, self._slot_id, lambda _sessions: None)
         self._has_stopped = True
@@ -441,13 +433,13 @@ class _Cutover:
                 f"{n_late} transactions were committed on the source after the fence: a session writes in spite of it",
                 hint="end it, start the daemon, and give the same command again; --undo lets all writers in again",
             )
-        self._say("stopping", "the daemon is stopped, and nothing was committed after the fence")
+        self._say(CutoverStep.STOPPING, "the daemon is stopped, and nothing was committed after the fence")
 
     async def _back_to_draining(self) -> None:
         """Let a daemon start again. The way back then begins later: what that one applies must not be sent back."""
         if self._row is not None and self._row.takeover_lsn is not None:
             await self._drop_state_of_back()
-        await cutovers.enter(self._ahead.target, self._schema, self._slot_id, "draining")
+        await cutovers.enter(self._ahead.target, self._schema, self._slot_id, CutoverStep.DRAINING)
         self._row = await cutovers.read(self._ahead.target, self._schema, self._slot_id)
 
     async def _turn(self) -> None:
@@ -457,21 +449,22 @@ class _Cutover:
             old_id, _ = await way_back.stale_state(back, reverse)
             if old_id is not None:
                 await way_back.drop_state(back, reverse, old_id)
-            await self._enter("turning", takeover_lsn=await fence.mark(back.source))
+            await self._enter(CutoverStep.TURNING, takeover_lsn=await fence.mark(back.source))
         assert self._row.takeover_lsn is not None
         await way_back.make_state(back, reverse, self._row.takeover_lsn)
         self._say(
-            "turning", f"slot {reverse.source.slot!r} sends what commits after {format_lsn(self._row.takeover_lsn)}"
+            CutoverStep.TURNING,
+            f"slot {reverse.source.slot!r} sends what commits after {format_lsn(self._row.takeover_lsn)}",
         )
 
     async def _open(self) -> None:
         assert self._row is not None
-        await self._enter("opening")
+        await self._enter(CutoverStep.OPENING)
         await self._lift(self._row.opens, self._back.source)
-        await self._enter("ending")
+        await self._enter(CutoverStep.ENDING)
         self._has_opened = True
         gap_s = self._row.gap_s
-        self._say("opening", f"the target takes over; no client could write for {gap_s or 0.0:.3f} s")
+        self._say(CutoverStep.OPENING, f"the target takes over; no client could write for {gap_s or 0.0:.3f} s")
 
     async def _lift(self, kind: str, conn: slot.Connection) -> None:
         if kind == fence.COMMAND:
@@ -479,7 +472,14 @@ class _Cutover:
                 raise ConfigError("the fence was a command's, which has to lift it: --fence-command")
             await fence.run_command(self._options.fence_command, conn, is_on=False)
         elif kind == fence.DATABASE:
-            await fence.lift_fence(conn)
+            lifted_at = await fence.lift_fence(conn)
+            try:
+                kept = await self._look.kept(with_daemon=True)
+                left = await fence.end_readers(conn, kept, lifted_at, time.monotonic() + _READERS_S)
+            except ParapplyError as error:
+                left = [redact_text(error.line())]
+            if left:
+                self._look.warn(f"sessions that began behind the fence stay read only: {fence.few(left)}")
 
     async def _end(self) -> int:
         name, ahead = self._forward.source.slot, self._ahead
@@ -506,7 +506,7 @@ class _Cutover:
                 )
                 return _INCOMPLETE
             await slot.drop_slot(ahead.source, name)
-        await self._enter("done")
+        await self._enter(CutoverStep.DONE)
         self._say_end()
         return 0
 
@@ -525,7 +525,7 @@ class _Cutover:
         row = self._row
         if row is None:
             return
-        if self._index < cutovers.STEPS.index("stopping") and not self._stays:
+        if self._step.is_before(CutoverStep.STOPPING) and not self._stays:
             try:
                 await self._take_back()
             except ParapplyError as error:
@@ -543,7 +543,7 @@ class _Cutover:
     @property
     def _stays(self) -> bool:
         """Return whether a step after the stop went back to draining: the daemon is gone, and the operator decides."""
-        return self._row is not None and self._row.step == "draining" and self._has_stopped
+        return self._row is not None and self._row.step is CutoverStep.DRAINING and self._has_stopped
 
     async def undo(self) -> int:
         """Take everything back.
@@ -558,17 +558,14 @@ class _Cutover:
         if row.is_open:
             raise TargetRefused(
                 "the target has taken over, and clients may have written there: it cannot be undone",
-                hint="`parapply cutover --back` goes back with all that was written since",
+                hint=f"`{self._options.other_way}` goes back with all that was written since",
             )
         await self._take_back()
         click.echo("undone: the source takes writes as before; if the daemon was stopped, start it (`parapply run`)")
         return 0
 
     async def _state_of_back(self) -> state.SlotState | None:
-        reverse, back = self._reverse, self._back
-        facts = await slot.inspect(back.source, reverse.source.slot)
-        schema = reverse.target.state_schema
-        return await state.load(back.target, schema, reverse.source.slot, facts.system_identifier)
+        return await way_back.state_of(self._back, self._reverse)
 
     async def _drop_state_of_back(self) -> None:
         found = await self._state_of_back()
@@ -578,7 +575,7 @@ class _Cutover:
     async def _take_back(self) -> None:
         row, reverse, back = self._row, self._reverse, self._back
         assert row is not None
-        await cutovers.enter(self._ahead.target, self._schema, self._slot_id, cutovers.UNDOING)
+        await cutovers.enter(self._ahead.target, self._schema, self._slot_id, CutoverStep.UNDOING)
         if row.fenced_s is not None:
             # First, because clients wait for it. Changes from now on come through the slot that runs.
             await self._lift(row.fence, self._ahead.source)

@@ -217,10 +217,8 @@ async def put_up(conn: Connection, deadline_s: float) -> datetime:
         ParapplyError: a session that began before has not started in time.
     """
     await _set_read_only(conn, is_on=True)
-    with source_errors("reading the clock"):
-        ((fenced_at,),) = await _rows(conn, "SELECT pg_catalog.clock_timestamp()")
+    fenced_at = await _now(conn)
     await _wait_for_starting(conn, deadline_s)
-    assert isinstance(fenced_at, datetime)
     return fenced_at
 
 
@@ -238,9 +236,14 @@ async def end_writers(conn: Connection, kept: Kept, fenced_at: datetime, deadlin
         SourceLost: the connection broke.
         ParapplyError: a session has not ended in time.
     """
-    old = {one.pid: one for one in await _sessions(conn, kept) if not one.began_after(fenced_at)}
-    n_ended = len(old)
-    for one in old.values():
+    old = [one for one in await _sessions(conn, kept) if not one.began_after(fenced_at)]
+    await _end(conn, kept, old, deadline_s)
+    return len(old)
+
+
+async def _end(conn: Connection, kept: Kept, sessions: Sequence[_Session], deadline_s: float) -> None:
+    old = {one.pid: one for one in sessions}
+    for one in sessions:
         with source_errors(f"ending {one}"):
             await _rows(conn, "SELECT pg_catalog.pg_terminate_backend($1::int)", [one.pid])
     while old:
@@ -248,7 +251,6 @@ async def end_writers(conn: Connection, kept: Kept, fenced_at: datetime, deadlin
         old = {pid: one for pid, one in old.items() if pid in there}
         if old:
             await _wait([str(one) for one in old.values()], "did not end in time", deadline_s)
-    return n_ended
 
 
 async def _wait_for_starting(conn: Connection, deadline_s: float) -> None:
@@ -268,13 +270,40 @@ async def _wait(names: Sequence[str], what: str, deadline_s: float) -> None:
     await asyncio.sleep(_POLL_S)
 
 
-async def lift_fence(conn: Connection) -> None:
-    """Let new sessions of the database write again.
+async def lift_fence(conn: Connection) -> datetime:
+    """Let new sessions of the database write again, and return since when they may.
 
     Raises:
         SourceRefused, SourceLost: it could not be changed.
     """
     await _set_read_only(conn, is_on=False)
+    return await _now(conn)
+
+
+async def end_readers(conn: Connection, kept: Kept, lifted_at: datetime, deadline_s: float) -> list[str]:
+    """End the sessions that began behind the fence, because they stay read only; return those that this role may not.
+
+    Args:
+        conn: as for `put_up`.
+        kept: whose sessions stay.
+        lifted_at: what `lift_fence` returned.
+        deadline_s: by time.monotonic().
+
+    Raises:
+        SourceLost: the connection broke.
+        ParapplyError: a session has not ended in time.
+    """
+    await _wait_for_starting(conn, deadline_s)
+    old = [one for one in await _sessions(conn, kept) if not one.began_after(lifted_at)]
+    await _end(conn, kept, [one for one in old if one.may_be_ended], deadline_s)
+    return [str(one) for one in old if not one.may_be_ended]
+
+
+async def _now(conn: Connection) -> datetime:
+    with source_errors("reading the clock"):
+        ((now,),) = await _rows(conn, "SELECT pg_catalog.clock_timestamp()")
+    assert isinstance(now, datetime)
+    return now
 
 
 async def _set_read_only(conn: Connection, *, is_on: bool) -> None:

@@ -5,7 +5,7 @@ In: sessions of both configurations. Out: errors, not raised; warnings and notes
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import click
 import msgspec
@@ -49,28 +49,27 @@ class CutoverOptions(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 60.0  # from the fence until the target has everything
     with_sequences: bool = True
     is_dry: bool = False
-    hint: str = ""  # how the command is called again
+    other_way: str = "parapply cutover --back"  # the command in the other direction
+    hint: str = ""  # printed at the end
+
+
+class Pair(NamedTuple):
+    """The stream that runs and the way back, with the sessions of each."""
+
+    forward: Config
+    reverse: Config
+    ahead: Connections
+    back: Connections
+    slot_id: int  # of the stream that runs
 
 
 class CutoverLook:
     """Looks at both streams; keeps nothing."""
 
-    def __init__(  # noqa: PLR0913, PLR0917  one place makes it
-        self,
-        forward: Config,
-        reverse: Config,
-        options: CutoverOptions,
-        ahead: Connections,
-        back: Connections,
-        slot_id: int,
-    ) -> None:
-        """Look at nothing yet; the sessions belong to the stream that runs, and to the way back."""
-        self._forward = forward
-        self._reverse = reverse
+    def __init__(self, pair: Pair, options: CutoverOptions) -> None:
+        """Look at nothing yet."""
+        self._forward, self._reverse, self._ahead, self._back, self._slot_id = pair
         self._options = options
-        self._ahead = ahead
-        self._back = back
-        self._slot_id = slot_id
         self._tables: Sequence[PublishedTable] = ()
         self._told: set[str] = set()
 

@@ -181,6 +181,19 @@ async def drop_publication(conn: Connection, config: Config) -> None:
         await conn.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(name))
 
 
+async def state_of(ends: Connections, config: Config) -> state.SlotState | None:
+    """Return the state of the way back on the old source, None if there is none.
+
+    Raises:
+        SourceRefused, SourceLost, TargetRefused, TargetLost: as `state.load`.
+    """
+    schema = config.target.state_schema
+    if not await state.has_schema(ends.target, schema):
+        return None
+    facts = await slot.inspect(ends.source, config.source.slot)
+    return await state.load(ends.target, schema, config.source.slot, facts.system_identifier)
+
+
 async def stale_state(ends: Connections, config: Config) -> tuple[int | None, str]:
     """Return the id of what an earlier cut-over left of the slot on the old source, and what it used as its fence.
 
@@ -192,10 +205,7 @@ async def stale_state(ends: Connections, config: Config) -> tuple[int | None, st
         SourceRefused, SourceLost, TargetLost: as `state.load`.
     """
     schema, name = config.target.state_schema, config.source.slot
-    if not await state.has_schema(ends.target, schema):
-        return None, ""
-    facts = await slot.inspect(ends.source, name)
-    found = await state.load(ends.target, schema, name, facts.system_identifier)
+    found = await state_of(ends, config)
     if found is None:
         return None, ""
     before = await cutovers.read(ends.target, schema, found.slot_id)
@@ -205,6 +215,30 @@ async def stale_state(ends: Connections, config: Config) -> tuple[int | None, st
             hint="end it with `parapply drop`, or give the way back another slot",
         )
     return found.slot_id, before.fence
+
+
+async def check_none_under_way(ends: Connections, config: Config, other_way: str) -> None:
+    """Refuse to begin, to go on or to undo while a cut-over in the other direction is under way.
+
+    Args:
+        ends: sessions of the way back.
+        config: of the way back.
+        other_way: the command that cuts over in that direction.
+
+    Raises:
+        TargetRefused: it is.
+        SourceRefused, SourceLost, TargetLost: as `state.load`.
+    """
+    schema, name = config.target.state_schema, config.source.slot
+    found = await state_of(ends, config)
+    other = None if found is None else await cutovers.read(ends.target, schema, found.slot_id)
+    if other is None or other.is_done:
+        return
+    undo = "" if other.is_open else "; --undo takes it back"
+    raise TargetRefused(
+        f"the cut-over of slot {name!r}, in the other direction, is under way, at the step {other.step}",
+        hint=f"`{other_way}` goes on with it{undo}",
+    )
 
 
 async def make_state(ends: Connections, config: Config, takeover_lsn: int) -> None:

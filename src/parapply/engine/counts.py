@@ -89,9 +89,10 @@ class JobCounts:
     def _count_steps(self, batch: Batch) -> None:
         for changes in batch.table_changes:
             counts = self._counts(changes.plan)
-            counts.insert += changes.counts[0]
-            counts.update += changes.counts[1]
-            counts.delete += changes.counts[2]
+            inserts, updates, deletes = changes.counts
+            counts.insert += inserts
+            counts.update += updates
+            counts.delete += deletes
         for truncate in batch.truncates:
             self._count_truncate(truncate)
         for step in batch.steps:
@@ -103,7 +104,11 @@ class JobCounts:
                         self._count_row(*change)
 
     def _counts(self, plan: TablePlan) -> RowCounts:
-        return self.rows.setdefault(plan.relation.qualified_name, RowCounts())
+        name = plan.relation.qualified_name
+        counts = self.rows.get(name)
+        if counts is None:
+            counts = self.rows[name] = RowCounts()
+        return counts
 
     def _count_row(self, plan: TablePlan, frame: bytes) -> None:
         counts = self._counts(plan)

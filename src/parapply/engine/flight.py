@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from parapply.plan.batch import Batch
     from parapply.plan.waits import Wait
 
-#: Batches with few changes for each of many tables that have committed, for each further one that may run alongside
-#: others. A session takes half a millisecond of the target's CPU to meet a table first, which is worth while where more
-#: is to come.
-_LEARNT: Final = 2
+#: Changes for each table that must have committed in batches with few changes for each of many tables, for each further
+#: such batch that may run alongside others. A session takes half a millisecond of the target's CPU to meet a table
+#: first, as long as for ten changes, which is worth while where many more are to come.
+_LEARNT: Final = 16
 
 
 class Given(NamedTuple):
@@ -64,8 +64,9 @@ class Flight:
         self.turns = Turns(self._scheduler)
         self._ready: list[int] = []  # heap of batch numbers that may start
         self._assigned: set[int] = set()
-        #: Batches like these that have committed.
+        #: Changes of batches like these that have committed, and the trees of their tables.
         self._n_learnt = 0
+        self._met: set[int] = set()
         #: Batches that no worker may start for now: they wait to be the head, or for a repair.
         self._parked: set[int] = set()
         #: Workers that ask for a job, the longest idle first.
@@ -244,7 +245,7 @@ class Flight:
         if self.state.is_relaxed or not batch.is_thin or self._scheduler.head is batch:
             return True
         n_learning = sum([self.state.jobs[seq].batch.is_thin for seq in self._assigned])
-        return n_learning <= self._n_learnt // _LEARNT
+        return n_learning * _LEARNT * max(1, len(self._met)) <= self._n_learnt
 
     def yield_to(self, earlier: Job, job: Job) -> list[Effect] | None:
         """Make a job roll back and become the head first; None if it is not later or was answered already.
@@ -306,7 +307,10 @@ class Flight:
             self._following.remove(job)
         if not isinstance(job, LargeJob):
             self.count_out(batch.size_bytes)
-        self._n_learnt += batch.is_thin
+        if batch.is_thin:
+            self._n_learnt += batch.n_changes
+            self._met.update([changes.tree_oid for changes in batch.table_changes])
+        was_head = self._scheduler.head is batch
         freed = self._scheduler.committed(batch)
         for ready in freed.to_start:
             self.state.jobs[ready.seq].times.freed_s = now_s
@@ -314,7 +318,8 @@ class Flight:
         effects: list[Effect] = [News(following) for following in self._following]
         for ready in freed.to_commit:
             effects += self.turns.passed_to(ready.seq)
-        if self.state.is_relaxed and (head := self._scheduler.head) is not None:
+        # A head that was the head before may be parked until a repair, which the commit of another one does not bring.
+        if self.state.is_relaxed and was_head and (head := self._scheduler.head) is not None:
             effects += self.turns.passed_to(head.seq)
             effects += self.unpark(head.seq)
         # A piece that was not counted out would take its part of the memory limit until the epoch ends.

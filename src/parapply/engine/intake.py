@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 #: Bytes read before workers and timers get their turn: a few hundred transactions, about two milliseconds.
 DRAIN_BYTES: Final = 128 * 1024
+#: Between commit and sending of a transaction, by the publisher's clock: from this on the stream is late, and
+#: transactions are merged.
+BACKLOG_S: Final = 0.05
 #: In a backlog a read that empties the socket is followed by a pause, because a walsender sends every message
 #: separately, and to wake up a reader for each took it half as much CPU again.
 COLLECT_S: Final = 0.004
@@ -47,16 +50,14 @@ _UNKNOWN_S: Final = 0.05
 class Closing:
     """Asked at each read and at each change of the batches in flight; the open batch is the driver's."""
 
-    def __init__(self, flight: Flight, *, backlog_s: float, linger_s: float) -> None:
+    def __init__(self, flight: Flight, *, linger_s: float) -> None:
         """Start without a backlog.
 
         Args:
             flight: whose workers are free or not.
-            backlog_s: between commit and sending of a transaction, from which the stream is late.
             linger_s: that a batch of a backlog waits for more.
         """
         self._flight = flight
-        self._backlog_us = backlog_s * 1e6
         # Longer than a read pause; otherwise every pause would look like the end of the backlog.
         self._linger_s = linger_s + COLLECT_S
         #: True if the stream is late. Written here only.
@@ -69,7 +70,7 @@ class Closing:
 
     def received(self, transaction: Transaction) -> None:
         """Measure how late the stream is."""
-        self.is_backlog = transaction.send_time_us - transaction.commit_time_us > self._backlog_us
+        self.is_backlog = transaction.send_time_us - transaction.commit_time_us > BACKLOG_S * 1e6
 
     @property
     def pause_s(self) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
+from parapply.applylog_schema import CONFLICTS_LIMIT
 from parapply.engine.counts import NOTHING_COUNTED, JobCounts
 from parapply.vocabulary import Mode
 from parapply.wire.messages import CommitPrepared, Prepare, RollbackPrepared, StreamPrepare
@@ -228,6 +229,13 @@ class _Job:
         self.arrivals: list[tuple[int, float]] = []
         #: Written by the batcher: its one source transaction, where the batch does not hold it.
         self.alone: Alone | None = None
+
+    def add_conflict(self, commit_lsn: int, conflict: ConflictRecord) -> None:
+        """Note a conflict in the source transaction with a commit LSN; beyond the limit it is only counted."""
+        if len(self.conflicts) < CONFLICTS_LIMIT:
+            self.conflicts.append((commit_lsn, conflict))
+        else:
+            self.more_conflicts[conflict] += 1
 
     def left_out(self) -> None:
         """Count nothing of a PREPARE that is recorded without being prepared: the publisher has rolled it back."""

@@ -121,8 +121,9 @@ class Stalls:
         is_endless = job.batch.seq and not other.batch.seq  # it follows a transaction in progress
         if job is self._state.head or is_endless:
             return True
-        # Leave a worker alone while it executes, or while it waits for anything but this job.
-        waits = self._flight.late_waits_of(other)
+        # Leave a worker alone while it executes, or while it waits for anything but this job: with late keys for their
+        # holders, or, having followed a transaction to its end, for everything earlier.
+        waits = (*self._flight.late_waits_of(other), *self._flight.waits_of(other))
         return blocker.state is WorkerState.WAITING and any(wait.seq == job.batch.seq for wait in waits)
 
     def waits(self, worker: WorkerSeen, job: Job, holder: str, now_s: float) -> Blocked | None:

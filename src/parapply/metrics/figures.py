@@ -62,7 +62,7 @@ class TableFigures:
 
 
 class Figures:
-    """Written by `runtime`: by the meter, the conflict handler (conflicts) and the daemon (reconnects)."""
+    """Written by `runtime`: by the meter, the conflict handler (conflicts), intervals and the daemon (reconnects)."""
 
     def __init__(self) -> None:
         """Start at 0."""
@@ -75,6 +75,8 @@ class Figures:
         self.batches: Counter[str] = Counter(dict.fromkeys(table.MODES, 0))
         self.commands: Counter[str] = Counter(dict.fromkeys(table.COMMAND_OUTCOMES, 0))
         self.change_bytes = 0
+        #: Seconds in which the throttle held changes back. Written by the intervals.
+        self.throttled_s = 0.0
         self.stages = Stages()
         self.retries: Counter[str] = Counter(dict.fromkeys(table.RETRY_REASONS, 0))
         #: By type and outcome. All exist from the start: Prometheus sees no increase in a series that begins at 1.
@@ -122,6 +124,7 @@ class Figures:
             table.BATCHES: _by_one(self.batches),
             table.COMMANDS: _by_one(self.commands),
             table.CHANGE_BYTES: {(): self.change_bytes},
+            table.THROTTLED: {(): self.throttled_s},
             table.RETRIES: _by_one(self.retries),
             table.CONFLICTS: {key: float(n) for key, n in self.conflicts.items()},
             table.TABLE_CONFLICTS: {},

@@ -12,6 +12,7 @@ from parapply.vocabulary import (
     CommandOutcome,
     ConflictOutcome,
     ConflictType,
+    CutoverStep,
     DaemonState,
     Mode,
     Reading,
@@ -52,10 +53,7 @@ CONFLICT_TYPES: Final = tuple(ConflictType)
 OUTCOMES: Final = tuple([outcome for outcome in ConflictOutcome if outcome is not ConflictOutcome.REPAIRED])
 #: States of a step of `parapply migrate`, and the steps of `parapply cutover`, as their tables name them.
 STEP_STATES: Final = ("running", "failed", "done")
-CUTOVER_STEPS: Final = (
-    "preparing", "fencing", "draining", "comparing", "sequences", "stopping", "turning", "opening", "ending", "done",
-    "undoing",
-)  # fmt: skip
+CUTOVER_STEPS: Final = (*[step for step in CutoverStep if step is not CutoverStep.UNDOING], CutoverStep.UNDOING)
 POSITIONS: Final = ("source", "received", "highest", "lowest", "durable", "confirmed")
 
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000)
@@ -215,6 +213,11 @@ READING_PAUSED: Final = Metric(
     "gauge",
     "1 while nothing is read: memory or queue are full, a copy is awaited, or what comes next is not due.",
 )
+THROTTLED: Final = Metric(
+    "parapply_throttled_seconds_total",
+    "counter",
+    "Seconds in which apply.max_changes_per_s held changes back that had come. Its rate is the part of the time.",
+)
 BLOCKED_SECONDS: Final = Metric(
     "parapply_blocked_seconds",
     "gauge",
@@ -294,8 +297,8 @@ METRICS: Final = (
     BATCH_TRANSACTIONS, BATCH_CHANGES, BATCH_BYTES, BATCH_SECONDS,
     STAGE_SECONDS, WAITS, WAIT_SECONDS,
     RETRIES, CONFLICTS, TABLE_CONFLICTS, RECONNECTS,
-    WORKERS, QUEUE_BATCHES, QUEUE_BYTES, QUEUE_LIMIT, READING, READING_PAUSED, BLOCKED_SECONDS, SESSION_BLOCKED,
-    STREAMS, SPILL_BYTES, SPILL_LIMIT, PREPARED, TABLES_WAITING, APPLYLOG_DROPPED,
+    WORKERS, QUEUE_BATCHES, QUEUE_BYTES, QUEUE_LIMIT, READING, READING_PAUSED, THROTTLED,
+    BLOCKED_SECONDS, SESSION_BLOCKED, STREAMS, SPILL_BYTES, SPILL_LIMIT, PREPARED, TABLES_WAITING, APPLYLOG_DROPPED,
     MIGRATION_STEP, MIGRATION_SECONDS, MIGRATION_DONE, MIGRATION_EXPECTED, MIGRATION_BYTES, MIGRATION_LEFT,
     CUTOVER_STEP, CUTOVER_STEP_SECONDS, CUTOVER_FENCED, CUTOVER_GAP,
 )  # fmt: skip

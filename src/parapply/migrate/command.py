@@ -30,7 +30,7 @@ from parapply.logs import redact_text
 from parapply.migrate import follow, later, look, rest, roles
 from parapply.migrate.noting import Noter
 from parapply.migrate.options import Choice, check_patterns
-from parapply.migrate.script import without_system_grants
+from parapply.migrate.script import without_grants_to, without_system_grants
 from parapply.migrate.show import Screen, migration_of
 from parapply.model import format_lsn, parse_lsn
 from parapply.printable import printable
@@ -176,8 +176,7 @@ class _Run:
             return [] if options.only is MigrationStep.CHECK else [options.only]
         steps = [step for step in self._does if step is not MigrationStep.ROLES or options.has_roles]
         if options.last is not None:
-            order = list(MigrationStep)
-            steps = [step for step in steps if order.index(step) <= order.index(options.last)]
+            steps = [step for step in steps if not options.last.is_before(step)]
         if options.first is not None:
             return steps[steps.index(options.first) :] if options.first in steps else steps
         done = {step for step, row in known.items() if row.state == "done"}
@@ -229,6 +228,11 @@ class _Run:
         if sight.settings:
             names = ", ".join(sight.settings)
             click.echo(printable(f"not brought over: settings of the database (ALTER DATABASE ... SET): {names}"))
+        has_grants = self._choice.has_privileges and not self._options.has_roles
+        if has_grants and (reader := await look.unneeded_reader(self._ends.target, sight)):
+            click.echo(
+                printable(f"not brought over: privileges of {reader}, by which parapply reads, and which is not here")
+            )
         await state.ensure_schema(self._ends.target, self._config.target.state_schema)
         kept = msgspec.json.encode(self._choice).decode()
         await migrations.begin(self._ends.target, self._migration, MigrationStep.CHECK, kept)
@@ -256,7 +260,7 @@ class _Run:
         choice, sight = self._choice, await self._sight()
         program = self._pg_dump()
         await schemas.check_version(program, self._facts.server_version_num)
-        return await schemas.dump(
+        script = await schemas.dump(
             program,
             self._dsn,
             without=self._own_schemas(),
@@ -269,6 +273,13 @@ class _Run:
                 *schemas.without_tables(sight.left_out),
             ],
         )
+        reader = await look.unneeded_reader(self._ends.target, sight)
+        if not reader:
+            return script
+        try:
+            return without_grants_to(script.decode(), reader).encode()
+        except ValueError as error:
+            raise schemas.unknown(error) from error
 
     # -- the steps; each returns what it has done in a few words
 
@@ -401,6 +412,11 @@ class _Run:
     async def _constraints(self) -> str:
         found = await self._state()
         known = await copies.load(self._ends.target, self._config.target.state_schema, found.slot_id)
+        if paused := [row.name for row in known.tables if row.is_paused]:
+            raise TargetRefused(
+                f"target: foreign keys cannot be checked while tables are paused: {look.few(paused)}",
+                hint=f"`parapply resume` copies them; then `parapply migrate --only {MigrationStep.CATCH_UP}`",
+            )
         if not known.is_settled(found.low_lsn):
             raise TargetRefused(
                 "target: the tables' rows are of different moments, so foreign keys cannot be checked",

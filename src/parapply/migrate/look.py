@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from parapply.copy.published import PublishedTable
     from parapply.migrate.options import Choice
     from parapply.source.slot import Connection
+    from parapply.target.session.settings import Connection as TargetConnection
 
 #: Names in one message.
 _MOST_NAMES: Final = 10
@@ -59,8 +60,9 @@ SELECT n.nspname, c.relname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_nam
   JOIN (SELECT view, max(n) AS n FROM depth GROUP BY 1) AS o ON o.view = c.oid
  WHERE c.relkind = 'm' AND c.relispopulated AND {_OWN} ORDER BY o.n, 1, 2"""  # noqa: S608  a constant
 _ROLES: Final = """
-SELECT r.rolname, bool_or(d.is_owner) FROM (
-    SELECT refobjid, deptype = 'o' AND classid <> 'pg_catalog.pg_default_acl'::regclass AS is_owner
+SELECT r.rolname, bool_or(d.is_owner), bool_and(d.is_granted) AND r.rolname = CURRENT_USER FROM (
+    SELECT refobjid, deptype = 'o' AND classid <> 'pg_catalog.pg_default_acl'::regclass AS is_owner,
+           deptype IN ('a', 'i') AS is_granted
       FROM pg_catalog.pg_shdepend
      WHERE dbid = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
        AND refclassid = 'pg_catalog.pg_authid'::regclass
@@ -70,7 +72,7 @@ SELECT r.rolname, bool_or(d.is_owner) FROM (
                 SELECT c.oid FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
                  WHERE n.nspname = ANY ($1::text[])))
        AND NOT classid = ANY (ARRAY['pg_catalog.pg_publication'::regclass, 'pg_catalog.pg_subscription'::regclass])
-    UNION ALL SELECT c.relowner, true FROM pg_catalog.pg_class AS c
+    UNION ALL SELECT c.relowner, true, false FROM pg_catalog.pg_class AS c
      JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
     WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema' AND NOT n.nspname = ANY ($1::text[])) AS d
   JOIN pg_catalog.pg_roles AS r ON r.oid = d.refobjid WHERE r.rolname !~ '^pg_' GROUP BY 1 ORDER BY 1"""
@@ -93,6 +95,7 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     n_large_objects: int
     owners: tuple[str, ...]
     others: tuple[str, ...]  # roles that have privileges, and own nothing
+    reader: str  # the role of this session, if privileges are all that names it there; else empty
     extensions: tuple[str, ...]
     settings: tuple[str, ...]  # of the database
 
@@ -136,11 +139,25 @@ async def see(conn: Connection, choice: Choice, published: Sequence[PublishedTab
             ]
         ),
         n_large_objects=n_objects,
-        owners=tuple([name for name, is_owner in roles if is_owner]),
-        others=tuple([name for name, is_owner in roles if not is_owner]),
+        owners=tuple([name for name, is_owner, _ in roles if is_owner]),
+        others=tuple([name for name, is_owner, _ in roles if not is_owner]),
+        reader="".join([name for name, _, is_reader in roles if is_reader]),
         extensions=tuple([name for (name,) in extensions]),
         settings=tuple([name for (name,) in settings]),
     )
+
+
+async def unneeded_reader(target: TargetConnection, sight: Sight) -> str:
+    """Return the role by which parapply reads the publisher, if the target lacks it and so needs none of its grants.
+
+    It may do without, because the role has nothing but privileges; empty if the target has the role, or it is more.
+
+    Raises:
+        TargetRefused, TargetLost: it could not be looked for.
+    """
+    with target_errors("looking for the role that reads"):
+        query = sql.SQL("SELECT FROM pg_catalog.pg_roles WHERE rolname = $1")
+        return "" if await rows(target, query, [sight.reader]) else sight.reader
 
 
 async def refusals(ends: Connections, sight: Sight, choice: Choice, *, has_roles: bool) -> list[ParapplyError]:
@@ -222,7 +239,8 @@ async def _of_target(ends: Connections, sight: Sight, choice: Choice, *, has_rol
             name for (name,) in await rows(ends.target, sql.SQL("SELECT name FROM pg_catalog.pg_available_extensions"))
         }
     wanted = [*(sight.owners if choice.has_owners else ()), *(sight.others if choice.has_privileges else ())]
-    if not has_roles and (missing := [name for name in wanted if name not in known]):
+    missing = [name for name in wanted if name not in known and name != sight.reader]
+    if not has_roles and missing:
         found.append(
             TargetRefused(
                 f"target: roles of the publisher are missing: {', '.join(missing)}",

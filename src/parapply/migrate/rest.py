@@ -66,7 +66,7 @@ async def large_objects(
         for oid, data in begun:
             await _object(ends, oid, bytes(data), limit, is_there=oid in there)
             if has_owners:
-                await _statement(ends.target, "ALTER LARGE OBJECT {} OWNER TO {}", oid, some[oid])
+                await _give(ends.target, oid, some[oid])
             if has_privileges:
                 await _grants(ends, oid)
             counter.add(f"large object {oid}", len(data))
@@ -114,9 +114,10 @@ async def _grants(ends: Connections, oid: int) -> None:
             )
 
 
-async def _statement(target: Connection, text: str, oid: int, role: str) -> None:
+async def _give(target: Connection, oid: int, role: str) -> None:
     with target_errors(f"giving large object {oid} to its owner"):
-        await rows(target, sql.SQL(text).format(sql.Literal(oid), sql.Identifier(role)))
+        query = sql.SQL("ALTER LARGE OBJECT {} OWNER TO {}")
+        await rows(target, query.format(sql.Literal(oid), sql.Identifier(role)))
 
 
 async def unlogged(ends: Connections, names: Sequence[Name], counter: Counter, limit: RateLimit) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parapply.copy.dumped import DumpedStatement, edited, statements
+from parapply.quoting import identifier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -126,6 +127,19 @@ def without_system_grants(text: str) -> tuple[str, tuple[str, ...]]:
     return edited(text, edit), tuple(left_out)
 
 
+def without_grants_to(text: str, role: str) -> str:
+    """Return a script without the privileges of a role, also those on objects made later.
+
+    Raises:
+        ValueError: the script ends within a statement.
+    """
+    names = "|".join([re.escape(role), re.escape(identifier(role))])
+    ends_with_role = re.compile(rf" (TO|FROM) ({names})( WITH GRANT OPTION)?\Z")
+    return edited(
+        text, lambda one: "" if _GRANT.match(one.skeleton) and ends_with_role.search(one.text) is not None else None
+    )
+
+
 class _Open(msgspec.Struct, frozen=True):
     title: str
     settings: list[str]
@@ -134,6 +148,7 @@ class _Open(msgspec.Struct, frozen=True):
 
 _DEFAULT_PRIVILEGES = "ALTER DEFAULT PRIVILEGES "
 _SYSTEM_GRANT = re.compile(r"(GRANT|REVOKE) .* ON ([A-Z ]+ )?(pg_catalog\.|SCHEMA pg_catalog )")
+_GRANT = re.compile(r"(GRANT|REVOKE|ALTER DEFAULT PRIVILEGES) ")
 _BELONGS = re.compile(r"COMMENT ON |SECURITY LABEL ")
 _BUILD = re.compile(
     r"CREATE (UNIQUE )?INDEX |ALTER TABLE (ONLY )?\S+ ADD CONSTRAINT \S+ (PRIMARY KEY|UNIQUE|EXCLUDE)\b"

@@ -17,13 +17,13 @@ cdef class Limits:
     cdef public Py_ssize_t most_transactions
     cdef public Py_ssize_t most_changes
     cdef public Py_ssize_t most_bytes
+    cdef public Py_ssize_t tables
 
 cdef class Batch:
     cdef public object seq
     cdef public list transactions
     cdef public list steps
     cdef public list table_changes
-    cdef public Py_ssize_t table_lock_threshold
     cdef public bint has_foreign_keys
     cdef public bint is_barrier
     cdef public bint is_fence

@@ -36,27 +36,27 @@ SERIAL_TRANSACTIONS: Final = 500
 FEW_CHANGES: Final = 128
 #: A batch of fewer tables is not thin: what their statements cost by themselves is little.
 LEAST_THIN_TABLES: Final = 64
-#: A batch of more tables is not thin: each, with its indexes, takes places in the target's table of locks.
-MOST_THIN_TABLES: Final = 2048
-#: More changes than any batch holds.
-NO_THRESHOLD = 1 << 62
 
 
 def has_few_changes(n_changes: int, n_tables: int) -> bool:
     """Return whether a batch has few changes for each of many tables: in a larger one each change would cost less."""
-    return LEAST_THIN_TABLES <= n_tables <= MOST_THIN_TABLES and n_changes < FEW_CHANGES * n_tables
+    return n_tables >= LEAST_THIN_TABLES and n_changes < FEW_CHANGES * n_tables
 
 
 class Limits:
     """When a batch is large enough to be closed; it may go beyond by its last transaction."""
 
-    __slots__ = ("changes", "most_bytes", "most_changes", "most_transactions", "size_bytes", "transactions")
+    __slots__ = ("changes", "most_bytes", "most_changes", "most_transactions", "size_bytes", "tables", "transactions")
 
-    def __init__(self, transactions: int, changes: int, size_bytes: int) -> None:
-        """Keep the limits. The limits of a thin batch, `most_...`, are the same until they are raised."""
+    def __init__(self, transactions: int, changes: int, size_bytes: int, tables: int = 1 << 30) -> None:
+        """Keep the limits. The limits of a thin batch, `most_...`, are the same until they are raised.
+
+        A table takes a place for itself and each of its indexes in the target's table of locks, until the commit.
+        """
         self.transactions = self.most_transactions = transactions
         self.changes = self.most_changes = changes
         self.size_bytes = self.most_bytes = size_bytes
+        self.tables = tables
 
 
 class Batch:
@@ -91,7 +91,6 @@ class Batch:
         "size_bytes",
         "steps",
         "table_changes",
-        "table_lock_threshold",
         "transactions",
         "truncates",
     )
@@ -99,15 +98,9 @@ class Batch:
     # An array of numbers in the compiled twin, which is the only one to have it.
     _known_tags: list[int]
 
-    def __init__(self, seq: int, table_lock_threshold: int = NO_THRESHOLD) -> None:
-        """Start empty.
-
-        Args:
-            seq: counts batches in source order.
-            table_lock_threshold: a transaction of more changes takes its tables whole.
-        """
+    def __init__(self, seq: int) -> None:
+        """Start empty; `seq` counts batches in source order."""
         self.seq = seq
-        self.table_lock_threshold = table_lock_threshold
         #: Kept until the commit: a failed batch is split and retried from them.
         self.transactions: list[Transaction] = []
         self.steps: list[Step] = []
@@ -203,8 +196,6 @@ class Batch:
                     take = self._taker(frame, plans)
                 if take(frame):
                     self._add_by_itself(frame)
-            if len(transaction.changes) > self.table_lock_threshold:
-                self._take_tables(transaction)
         except NotASet:
             self._give_up_sets(transaction, plans)
 
@@ -287,6 +278,8 @@ class Batch:
         n_transactions = len(self.transactions)
         if self.is_suspect or (self.is_serial and n_transactions >= SERIAL_TRANSACTIONS):
             return True
+        if len(self.table_changes) >= limits.tables:
+            return True
         if (
             n_transactions < limits.transactions
             and self.n_changes < limits.changes
@@ -327,14 +320,6 @@ class Batch:
         # Its next change looks the plan up again.
         self._by_relation.pop(relation.oid, None)
         self._forget_takers()
-
-    def _take_tables(self, transaction: Transaction) -> None:
-        """Take the tables of a transaction with too many keys whole, because looking for them would not pay."""
-        for change in transaction.changes:
-            if isinstance(change, bytes) and change[KIND_AT] != TRUNCATE:
-                table = self._by_relation.get(_relation_at(change, RELATION_AT)[0])
-                if table is not None:
-                    table.is_whole_table = True
 
     def _forget(self) -> None:
         """Begin a new step: what comes is not merged with what came before."""

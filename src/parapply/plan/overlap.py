@@ -51,8 +51,11 @@ def overlaps(earlier: Batch, later: Batch) -> list[Overlap]:
         held.setdefault(changes.tree_oid, []).append(changes)
     found: list[Overlap] = []
     for changes in later.table_changes:
+        # Of thousands of tables nearly all are in both batches, and hold no key of each other's.
+        is_by_key = changes.contended is not None and not (changes.contended or changes.plan.unique_keys)
         for other in held.get(changes.tree_oid, ()):
-            found += _in_one_table(earlier.seq, other, changes)
+            if not (is_by_key and changes.is_compared_by_key(other)):
+                found += _in_one_table(earlier.seq, other, changes)
         for foreign in changes.plan.foreign_keys:
             for parent in held.get(foreign.parent_oid, ()):
                 found += _child_after_parent(earlier.seq, parent, changes, foreign)
@@ -67,7 +70,7 @@ def _in_one_table(seq: int, earlier: TableChanges, later: TableChanges) -> Itera
         earlier.plan.facts.is_partitioned or later.plan.facts.is_partitioned
     ):
         return  # two leaves: no row is in both
-    if earlier.is_whole_table or later.is_whole_table or earlier.key_form != later.key_form:
+    if not earlier.is_compared_by_key(later):
         yield Overlap(Wait(seq, table, WaitKind.TABLE), later, _NO_KEYS)
         return
     common: set[Key] = set()

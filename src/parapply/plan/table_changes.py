@@ -37,11 +37,9 @@ class TableChanges:
 
     __slots__ = (
         "_current",
-        "_key_of",
         "_run",
         "contended",
         "is_whole_table",
-        "key_form",
         "late_keys",
         "moved_keys",
         "moved_rows",
@@ -62,8 +60,6 @@ class TableChanges:
         #: Other batches that touch the table depend on this one whatever their keys. Once true it stays true: an
         #: earlier plan of the batch may have been wider than the last.
         self.is_whole_table = False
-        #: Columns and types that all keys of the batch are made of; without meaning with `is_whole_table`.
-        self.key_form = _form(plan)
         #: Keys that an earlier batch in flight holds too: their changes are applied when that one has committed, the
         #: others at once. Written when the batch is closed, and only if `can_split`.
         self.late_keys: set[Key] = set()
@@ -90,16 +86,22 @@ class TableChanges:
         """Return whether the changes of some keys can be applied after all others: one net change a key."""
         return not self.is_whole_table and len(self.segments) == 1 and isinstance(self.segments[0], NetSegment)
 
+    def is_compared_by_key(self, other: TableChanges) -> bool:
+        """Return whether another batch's changes of the tree depend on these only by keys, unique and foreign ones."""
+        return not (self.is_whole_table or other.is_whole_table) and _have_one_form(self.plan, other.plan)
+
     @property
     def counts(self) -> list[int]:
-        """Return the source changes for the apply log: inserts, updates, deletes."""
+        """Return the source changes for the apply log: inserts, updates, deletes; not to be changed."""
+        if len(self.segments) == 1:
+            return self.segments[0].counts
         return [sum(kind) for kind in zip(*[segment.counts for segment in self.segments], strict=True)]
 
     def use(self, plan: TablePlan) -> None:
         """Continue with another plan of the same table: its columns were announced again inside the batch."""
         if plan is not self.plan:
-            self.plan = plan
-            if _form(plan) != self.key_form:
+            before, self.plan = self.plan, plan
+            if not _have_one_form(before, plan):
                 self.is_whole_table = True
             self._current = self._open(plan)
 
@@ -174,7 +176,7 @@ class TableChanges:
         old, row = read_update(frame, len(self.plan.columns))
         assert old is not None
         fill_key(row, old, self.plan)
-        key_of = self._key_of
+        key_of = key_reader(self.plan)
         self.moved_keys.add(key_of(old))
         self.moved_keys.add(key_of(row))
         self.moved_rows.append((old, row))
@@ -191,7 +193,6 @@ class TableChanges:
             segment = RowSegment(plan)
         elif plan.key_positions:
             segment = NetSegment(plan)
-            self._key_of = key_reader(plan)
         else:
             segment = InsertSegment(plan)
         self.segments.append(segment)
@@ -200,6 +201,10 @@ class TableChanges:
     def _drop_empty(self) -> None:
         if self.segments and self.segments[-1].is_empty:
             self.segments.pop()
+
+
+def _have_one_form(one: TablePlan, other: TablePlan) -> bool:
+    return one is other or _form(one) == _form(other)
 
 
 def _form(plan: TablePlan) -> tuple[object, ...]:

@@ -16,12 +16,13 @@ from parapply.driver import refusal_hint
 from parapply.errors import (
     ApplyFailed,
     LeaseHeld,
-    LeftForRanges,
+    LocksExhausted,
     ParapplyError,
     Retry,
     SourceLost,
     SourceRefused,
     SpillFailed,
+    StreamLeft,
     TargetLost,
     TargetRefused,
 )
@@ -65,7 +66,7 @@ _FAREWELL_S = 1.0
 
 
 def run(config: Config, load: Callable[[], Config], until: Until, *, takeover: bool) -> int:
-    """Run until stopped; return 0.
+    """Run until stopped.
 
     SIGTERM and SIGINT drain, a second one aborts. Both leave the target consistent: uncommitted changes are rolled
     back and will be sent again. SIGHUP reads the configuration again; SIGUSR1 logs what every task waits for.
@@ -76,12 +77,21 @@ def run(config: Config, load: Callable[[], Config], until: Until, *, takeover: b
         until: where to end.
         takeover: end another daemon's sessions on the target.
 
+    Returns:
+        0, or the exit code of an error that no retry helps, if the log is for programs and so has it already.
+
     Raises:
-        ParapplyError: an error that no retry helps; its exit code is the command's.
+        ParapplyError: such an error, if the log is for people; its exit code is the command's.
     """
     logs.configure(config.log.level, config.log.format)
     _calm_garbage_collector()
-    return asyncio.run(Leader(Reloader(config, load), until, takeover=takeover).run())
+    try:
+        return asyncio.run(Leader(Reloader(config, load), until, takeover=takeover).run())
+    except ParapplyError as error:
+        if config.log.format == "console":
+            raise
+        # It is the log's last line. A copy in words is none that a reader of the format could parse.
+        return error.exit_code
 
 
 def _calm_garbage_collector() -> None:
@@ -134,31 +144,36 @@ class Leader:
             until_lsn=None if self._until.lsn is None else format_lsn(self._until.lsn),
             until_time=None if self._until.time_us is None else format_time(self._until.time_us),
         )
+        async with AsyncExitStack() as stack:
+            try:
+                reason = await self._serve(stack)
+                await self._show(DaemonState.STOPPED, reason, limit_s=_FAREWELL_S)
+            except ParapplyError as error:
+                self._log.error("daemon_failed", error=str(error), hint=error.hint)
+                await self._show(DaemonState.STOPPED, error.line(), error)
+                raise
+        self._log.info("daemon_stopped", reason=reason)
+        return 0
+
+    async def _serve(self, stack: AsyncExitStack) -> str:
+        """Open what outlives an epoch, in a stack that closes it, and run epochs; return why they ended."""
+        config = self._config
         applylog_writer = self._open_scribe()
+        if applylog_writer is not None:
+            stack.callback(applylog_writer.close)
         self._gauges = Gauges(config, applylog_writer, self._waits)
         self._health = Health(config.source.slot, self._gauges, self._notifier)
         endpoint = Endpoint(config.source.slot, self._figures, self._gauges, self._health)
+        stack.push_async_callback(endpoint.close)
         looking = [
             asyncio.create_task(self._look(), name="health"),
             asyncio.create_task(self._waits.run(), name="publisher-waits"),
         ]
-        try:
-            if config.metrics.listen is not None:
-                await endpoint.open(config.metrics.listen)
-            reason = await self._epochs(applylog_writer)
-            await self._show(DaemonState.STOPPED, reason, limit_s=_FAREWELL_S)
-        except ParapplyError as error:
-            self._log.error("daemon_failed", error=str(error), hint=error.hint)
-            await self._show(DaemonState.STOPPED, error.line(), error)
-            raise
-        finally:
-            self._notifier.stopping("stopping")
-            await end_tasks(looking)
-            await endpoint.close()
-            if applylog_writer is not None:
-                applylog_writer.close()
-        self._log.info("daemon_stopped", reason=reason)
-        return 0
+        stack.push_async_callback(end_tasks, looking)
+        stack.callback(self._notifier.stopping, "stopping")
+        if config.metrics.listen is not None:
+            await endpoint.open(config.metrics.listen)
+        return await self._epochs(applylog_writer)
 
     def _source_dsn(self) -> str:
         return self._config.source.dsn.get_secret_value()
@@ -198,7 +213,7 @@ class Leader:
                 return "stopped by a signal while reconnecting"
 
     def _next_wait_s(self, error: ParapplyError, lasted_s: float) -> float:
-        if isinstance(error, LeftForRanges):
+        if isinstance(error, StreamLeft):
             return 0.0
         if lasted_s >= _GOOD_EPOCH_S:
             self._delay_s = self._config.source.reconnect_min_s
@@ -217,7 +232,7 @@ class Leader:
         await show_state(self._config, shown, reason, limit_s)
 
     async def _tell_of_another_try(self, error: ParapplyError, wait_s: float) -> None:
-        if isinstance(error, LeftForRanges):
+        if isinstance(error, StreamLeft):
             shown = DaemonState.RECONNECTING
             self._log.info("stream_left", reason=error.line())
         elif error.retry is Retry.RECONNECT:
@@ -264,6 +279,8 @@ class Leader:
                 self._shown = (DaemonState.RECONNECTING, error.line()) if isinstance(error, SourceLost) else ("", "")
                 if isinstance(error, SpillFailed):
                     self._opener.take_whole(error.end_lsn)
+                elif isinstance(error, LocksExhausted):
+                    self._opener.take_fewer_tables()
                 raise
             finally:
                 self._look_for_progress(epoch.low_lsn)

@@ -24,11 +24,10 @@ from parapply.engine.workers import Scaling
 from parapply.errors import ApplyFailed, ConfigError, ParapplyError, SourceLost, SourceRefused, TargetLost
 from parapply.logs import get_logger
 from parapply.model import format_lsn, format_time
-from parapply.plan.copy_starts import CopyStarts
 from parapply.runtime.apply.command_rules import command_rules
 from parapply.runtime.apply.conflicts import ConflictHandler
 from parapply.runtime.apply.deadlocks import StallCheck
-from parapply.runtime.apply.kit import WorkerKit
+from parapply.runtime.apply.kit import ApplyRules, WorkerKit
 from parapply.runtime.control.catch_up_watch import CatchUpWatch
 from parapply.runtime.control.later_commands import LaterCommands
 from parapply.runtime.control.progress import Progress
@@ -41,7 +40,7 @@ from parapply.runtime.intake.intake import Intake
 from parapply.runtime.intake.reader import SlotReader
 from parapply.runtime.intake.special import SpecialTransactions
 from parapply.runtime.observe.applylog_intervals import Intervals
-from parapply.runtime.observe.applylog_records import TargetNames, batch_record, new_run, transaction_records
+from parapply.runtime.observe.applylog_records import LogRun, TargetNames, batch_record, new_run, transaction_records
 from parapply.runtime.observe.gauges import Parts
 from parapply.runtime.observe.meter import count
 from parapply.runtime.observe.monitor import Monitor, Publisher
@@ -84,6 +83,8 @@ _LAST_WORD_S = 5.0
 _PIECE_BYTES = 8 * 1024 * 1024
 #: The same where apply.max_changes_per_s must also hold within a transaction.
 _THROTTLED_PIECE_BYTES = 128 * 1024
+#: server_version_num of the first publisher that announces the tables of a renamed schema again.
+_RENAMED_SINCE = 160_000
 #: server_version_num of the first publisher that sends no COMMIT PREPARED without its PREPARE.
 _EACH_NOTED_SINCE = 180000
 #: Parts of the publisher's patience between two reports: two may be late.
@@ -113,10 +114,9 @@ class Epoch:
         self._until = until
         self._ends = ends
         self._applylog_writer = applylog_writer
-        self._run = new_run()
         self._log = get_logger()
         loop = asyncio.get_running_loop()
-        self._unix_minus_loop_s = time.time() - loop.time()
+        self._log_run = LogRun(config.source.slot, new_run(), time.time() - loop.time())
         self._idle = asyncio.Event()
         self._place = state.StatePlace(config.target.state_schema, config.source.slot, ends.state.slot_id)
         is_relaxed = config.apply.commit_order == "relaxed"
@@ -160,49 +160,31 @@ class Epoch:
         self._two_phase = TwoPhase(
             ends.state.slot_id,
             ends.prepared,
-            self._is_rolled_back,
+            slot.StreamSender(ends.source, config.source.slot, ends.stream.sender_pid),
             is_each_noted=ends.source_facts.server_version_num >= _EACH_NOTED_SINCE and config.source.origin == "any",
         )
 
     def _make_reading(self) -> None:
         config, ends = self._config, self._ends
-        self._assembler = Assembler(
+        assembler = Assembler(
             self._piece_bytes,
             streaming_parallel=ends.streaming == "parallel",
             start_lsn=ends.state.resume_lsn,
             prepared_lsns=frozenset([end_lsn for _, end_lsn in ends.prepared.values()]),
         )
-        self._reader = SlotReader(ends.stream, self._assembler)
+        self._reader = SlotReader(ends.stream, assembler)
         self._batcher = Batcher(
             self._reader,
             self._tables,
             self._pool,
             config=self._apply_config(),
             state=ends.state,
+            most_tables=ends.most_tables,
             notes_transactions=self._applylog_writer is not None and config.applylog.detail == "transaction",
         )
-        starts = CopyStarts()
-        self._copied = Copied(
-            config,
-            ends.state.slot_id,
-            ends.source,
-            ends.control_pool,
-            tables=self._tables,
-            starts=starts,
-            known=ends.copies,
-            low_lsn=ends.state.low_lsn,
-            take_gap=ends.stream.take_gap,
-        )
-        starts.leave_out(ends.source_facts.state_schemas)
-        self._admission = Admission(
-            self._reader,
-            self._batcher,
-            self._tables,
-            self._copied,
-            self._two_phase,
-            starts=starts,
-            state=ends.state,
-        )
+        copied = Copied(config, ends.state, ends.source, ends.control_pool, tables=self._tables, known=ends.copies)
+        copied.starts.leave_out(ends.source_facts.state_schemas)
+        self._admission = Admission(self._batcher, copied, self._two_phase, ends.state)
 
     def _make_workers(self) -> None:
         config, ends, two_phase = self._config, self._ends, self._two_phase
@@ -212,11 +194,13 @@ class Epoch:
             tables=self._tables,
             conflict_handler=self._conflict_handler,
             two_phase=two_phase,
-            commands=command_rules(config, ends.state.slot_id),
-            tracks_commits=ends.tracks_commits,
-            stops_on_error=config.apply.on_error == "stop",
-            piece_bytes=self._piece_bytes,
-            times_commits=self._applylog_writer is not None,
+            rules=ApplyRules(
+                commands=command_rules(config, ends.state.slot_id),
+                piece_bytes=self._piece_bytes,
+                stops_on_error=config.apply.on_error == "stop",
+                tracks_commits=ends.tracks_commits,
+                times_commits=self._applylog_writer is not None,
+            ),
         )
         self._worker_tasks = WorkerTasks(self._pool, ends.opener, self._kit, ends.control_pool, _scaling(config.apply))
         self._worker_tasks.add(ends.sessions)
@@ -226,27 +210,17 @@ class Epoch:
         durability = Durability(self._pool.flight, self._reporting(), asyncio.get_running_loop().time())
         self._progress = Progress(ends.control, self._place, self._reader, self._batcher, durability)
         self._later = LaterCommands(
-            config,
-            ends.state.slot_id,
-            ends.control_pool,
-            figures=self._figures,
-            on_change=self._tables.is_in_doubt.set,
+            config, ends.state.slot_id, ends.control_pool, tables=self._tables, figures=self._figures
         )
         commands = CommandTransactions(
-            self._reader,
-            self._batcher,
             self._admission,
-            self._tables,
-            self._pool,
-            queue=lambda: self._assembler.queue,
-            config=config.ddl,
-            later=self._later,
+            self._later,
+            config.ddl,
+            announces_renamed=ends.source_facts.server_version_num >= _RENAMED_SINCE,
         )
         self._intake = Intake(
             self._admission,
-            SpecialTransactions(
-                self._batcher, self._admission, commands, self._streams, self._pool, piece_bytes=self._piece_bytes
-            ),
+            SpecialTransactions(self._admission, commands, self._streams, piece_bytes=self._piece_bytes),
             self._batcher,
             room=Room(
                 self._pool.flight,
@@ -261,7 +235,6 @@ class Epoch:
         """Return the function of each task of the epoch, by the task's name."""
         config, ends = self._config, self._ends
         stall = StallCheck(
-            self._pool,
             self._worker_tasks.workers,
             ends.control_pool,
             self._kit,
@@ -269,10 +242,7 @@ class Epoch:
             stall_check_s=config.apply.stall_check_s,
         )
         behind = CatchUpWatch(
-            ends.stream,
-            self._reader,
             self._batcher,
-            self._engine,
             self._streams,
             behind_bytes=behind_bytes(ends.source_facts, range_limits(config)),
             pause_s=config.source.catch_up_pause_s,
@@ -284,23 +254,17 @@ class Epoch:
             self._place,
             self._worker_tasks,
             batcher=self._batcher,
-            intervals=self._intervals(self._reader, self._engine),
+            intervals=Intervals(
+                self._applylog_writer,
+                self._log_run,
+                ends.control_pool,
+                batcher=self._batcher,
+                workers=self._worker_tasks.workers,
+                figures=self._figures,
+            ),
         )
         self._shown_parts = Parts(
-            ends.stream,
-            self._reader,
-            self._batcher,
-            self._admission,
-            self._pool.flight,
-            self._worker_tasks.workers,
-            self._progress,
-            self._engine,
-            self._conflict_handler,
-            self._streams,
-            self._spill,
-            self._two_phase,
-            self._monitor,
-            self._copied,
+            self._admission, self._worker_tasks, self._progress, self._monitor, self._streams, self._spill
         )
         self._requests = Requests(
             config.target,
@@ -462,10 +426,6 @@ class Epoch:
         finally:
             await end_tasks([idle, aborting])
 
-    async def _is_rolled_back(self, xid: int) -> bool:
-        slot_name, sender_pid = self._config.source.slot, self._ends.stream.sender_pid
-        return await slot.is_rolled_back(self._ends.source, xid, slot_name=slot_name, sender_pid=sender_pid)
-
     def pool_changed(self) -> None:
         """Act on a change of the pool."""
         self._intake.worker_changed()
@@ -482,9 +442,9 @@ class Epoch:
         count(self._figures, job)
         if self._applylog_writer is not None:
             reading = self._ends.stream.reading_of(job.batch.end_lsn)
-            of = (job, self._config.source.slot, self._run, self._unix_minus_loop_s)
+            of = self._log_run
             names = self._target_names.take(job.counts.rows, job.times.committed_s)
-            self._applylog_writer.write([batch_record(*of, reading, names), *transaction_records(*of)])
+            self._applylog_writer.write([batch_record(job, of, reading, names), *transaction_records(job, of)])
         self._log.debug(
             "batch_committed",
             seq=job.batch.seq,
@@ -503,20 +463,6 @@ class Epoch:
             # Relaxed, a record names the batches committed when it was made, and no batch that commits alongside it.
             is_apply_durable=config.target.synchronous_commit != "off" and not self._pool.flight.state.is_relaxed,
             until=self._until,
-        )
-
-    def _intervals(self, reader: SlotReader, engine: EngineState) -> Intervals:
-        return Intervals(
-            self._applylog_writer,
-            self._config.source.slot,
-            self._run,
-            self._ends.control_pool,
-            reader=reader,
-            batcher=self._batcher,
-            flight=self._pool.flight,
-            workers=self._worker_tasks.workers,
-            engine=engine,
-            sender_pid=self._ends.stream.sender_pid,
         )
 
     def _stream_limits(self, piece_bytes: int) -> StreamLimits:

@@ -32,7 +32,7 @@ from parapply.runtime.worker_sessions import WorkerSessions
 from parapply.source import failover, history, options, refusals, slot
 from parapply.source.catch_up import UNFINISHED, CatchUp, RangeLimits, range_options, why_stream
 from parapply.source.catch_up_stream import CatchUpStream
-from parapply.target.session import lease, origins, prepared, settings
+from parapply.target.session import lease, prepared, settings
 from parapply.target.session.session import WorkerSession
 from parapply.target.state import copies, cutovers
 from parapply.target.state import slots as state
@@ -46,10 +46,15 @@ if TYPE_CHECKING:
 
 #: Newest major version of the server that the tests run with.
 NEWEST_MAJOR = 18
+#: Bytes of WAL to catch up at which the stream takes over: it reads them in a few hundredths of a second.
+_LEAVE_BYTES = 4 * 1024 * 1024
 #: Part of the memory limit for changes read from ranges and in no batch yet.
 _RANGES_PART = 4
 #: Seconds to wait for the end of a session that runs a publisher's commands: its daemon's lease is free already.
 _COMMANDS_WAIT_S = 2.0
+#: Part of the target's table of locks that a batch may have tables for: each takes places for its indexes also, other
+#: batches are in flight, and other sessions need room.
+_LOCKED_PART = 4
 _LOCAL_CHANGES = "changes applied here look like local ones to every subscriber of this server"
 
 _Look: TypeAlias = "tuple[slot.Connection, slot.SourceFacts]"
@@ -74,6 +79,7 @@ class Sessions(msgspec.Struct, frozen=True):
     prepared: dict[int, tuple[str, int]]  # prepared on the target, as `prepared.pending` gives them
     copies: copies.Copies
     awaits_two_phase: bool  # it is wanted, and begins with the next epoch once every table is copied
+    most_tables: int  # of a batch, as the target's table of locks has room
     tracks_commits: bool  # the target knows when rows were written, and by which origin
     published: frozenset[str]  # of insert, update, delete, truncate
 
@@ -95,6 +101,7 @@ class Connector:
         self._newer: set[str] = set()
         self._whole_until_lsn = 0
         self._large_ends: dict[int, int] = {}
+        self._locked_part = _LOCKED_PART
         self._last_reader: CatchUpStream | None = None
         self._sender_pid = 0
         #: The server that the last stream began on, and when it had started.
@@ -116,6 +123,10 @@ class Connector:
         """Ask for no transaction in progress until the one that ends at an LSN is applied: the publisher keeps it."""
         self._whole_until_lsn = max(self._whole_until_lsn, end_lsn)
 
+    def take_fewer_tables(self) -> None:
+        """Let batches have half as many tables from now on, because the target had no place for their locks."""
+        self._locked_part *= 2
+
     async def open(self, stack: AsyncExitStack) -> Sessions:
         """Open everything.
 
@@ -134,8 +145,8 @@ class Connector:
             source, first_look = await looking
             # Open them only after the fence, because until then the sessions of an earlier daemon may be all that the
             # servers can give.
-            tracks_commits = await origins.tracks_commits(control)
-            self._check_tracking(tracks_commits=tracks_commits)
+            server = await settings.target_settings(control)
+            self._check_tracking(tracks_commits=server.tracks_commits)
             await self._check_ddl_role(control)
             connecting = begin(self._connect_stream(stack, source, first_look))
             source_facts, found, published = await self._recover(control, source, first_look, slot_id)
@@ -151,7 +162,7 @@ class Connector:
             # The stream first, because the publisher decodes while everything else is made ready.
             self._own_pids = [control.info.backend_pid]
             opener = WorkerSessions(
-                self._config, slot_id, control.info.backend_pid, self._own_pids, tracks_commits=tracks_commits
+                self._config, slot_id, control.info.backend_pid, self._own_pids, tracks_commits=server.tracks_commits
             )
             stack.push_async_callback(opener.close_all)
             stream, sessions, _ = await _together(
@@ -170,8 +181,8 @@ class Connector:
         return Sessions(
             control, source, source_facts, stream, sessions, opener, control_pool, ahead, found,
             streaming=streaming, whole_until_lsn=self._whole_until_lsn, large_ends=self._large_ends,
-            prepared=pending, copies=known,
-            awaits_two_phase=self._config.source.two_phase and not two_phase, tracks_commits=tracks_commits,
+            prepared=pending, copies=known, most_tables=max(1, server.lock_places // self._locked_part),
+            awaits_two_phase=self._config.source.two_phase and not two_phase, tracks_commits=server.tracks_commits,
             published=published,
         )  # fmt: skip
 
@@ -528,7 +539,7 @@ def range_limits(config: Config) -> RangeLimits:
     return RangeLimits(
         range_bytes=source.catch_up_range_bytes,
         enter_bytes=source.catch_up_enter_bytes,
-        leave_bytes=source.catch_up_leave_bytes,
+        leave_bytes=min(_LEAVE_BYTES, source.catch_up_enter_bytes),
         buffer_bytes=config.apply.memory_limit_bytes // _RANGES_PART,
     )
 

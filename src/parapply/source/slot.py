@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -342,30 +342,34 @@ async def read_slot(conn: Connection, slot_name: str) -> SlotFacts | None:
     return _slot_facts(found[0][0]) if found else None
 
 
-async def is_rolled_back(conn: Connection, xid: int, *, slot_name: str, sender_pid: int) -> bool:
-    """Return whether a transaction whose PREPARE the slot has sent was rolled back; False if that is not certain.
+class StreamSender(NamedTuple):
+    """The publisher's process that sends a slot's stream, to be asked about what it has sent."""
 
-    The slot's catalog_xmin keeps what the server knows of a transaction until its PREPARE is confirmed.
+    conn: Connection  # plain session
+    slot_name: str
+    pid: int  # behind an address that moves another server may answer
 
-    Args:
-        conn: plain session.
-        xid: as the stream has it, without its epoch.
-        slot_name: of the stream.
-        sender_pid: of the process that sends the stream: behind an address that moves another server may answer.
+    async def is_rolled_back(self, xid: int) -> bool:
+        """Return whether a transaction whose PREPARE was sent was rolled back; False if that is not certain.
 
-    Raises:
-        SourceLost: the connection broke.
-    """
-    next_query: LiteralString = """
-        SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text
-          FROM pg_catalog.pg_replication_slots WHERE slot_name = $1 AND active_pid = $2::int"""
-    with source_errors("asking what became of a prepared transaction"):
-        found = await _rows(conn, next_query, [slot_name, sender_pid])
-        if not found:
-            return False
-        full = full_xid(xid, int(found[0][0]))
-        ((status,),) = await _rows(conn, "SELECT pg_catalog.pg_xact_status($1::text::xid8)", [str(full)])
-    return bool(status == "aborted")
+        The slot's catalog_xmin keeps what the server knows of a transaction until its PREPARE is confirmed.
+
+        Args:
+            xid: as the stream has it, without its epoch.
+
+        Raises:
+            SourceLost: the connection broke.
+        """
+        next_query: LiteralString = """
+            SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text
+              FROM pg_catalog.pg_replication_slots WHERE slot_name = $1 AND active_pid = $2::int"""
+        with source_errors("asking what became of a prepared transaction"):
+            found = await _rows(self.conn, next_query, [self.slot_name, self.pid])
+            if not found:
+                return False
+            full = full_xid(xid, int(found[0][0]))
+            ((status,),) = await _rows(self.conn, "SELECT pg_catalog.pg_xact_status($1::text::xid8)", [str(full)])
+        return bool(status == "aborted")
 
 
 def full_xid(xid: int, near: int) -> int:

@@ -45,6 +45,9 @@ _OTHER_LINES: Final = 5
 _FEW_TABLES: Final = 3
 _NOTICE_LINES: Final = 4
 _LIMIT_LINES: Final = 3
+#: Sorts of changes, whose rates are shown where names of so many columns have room beside them.
+_SORTS: Final = ("ins", "upd", "del")
+_NAME_COLUMNS: Final = 16
 #: Lines of a screen from which on the limit has more than one.
 _TALL: Final = 22
 #: Columns of a worker's line before what it waits for.
@@ -170,22 +173,36 @@ def _tables(tables: Sequence[TableRate], width: int) -> Table:
     schemas = {one.name.partition(".")[0] for one in tables}
     # Where all tables share a schema, its name is shown once, because there is little room.
     heading, start = (f"table in {printable(schemas.pop())}", True) if len(schemas) == 1 else ("table", False)
-    columns: list[tuple[str, Any, int | None]] = [
-        ("rows/s", "right", 7), ("ins", "right", 5), ("upd", "right", 5), ("del", "right", 5),
-        ("waits", "right", 5), ("for", "left", 6), ("applied", "left", 8),
-    ]  # fmt: skip
     names = [printable(one.name.partition(".")[2] if start else one.name) for one in tables]
     # Not wider than the longest name: on a wide screen the figures would be far away from it.
-    room = width - sum([n_columns + 2 for _, _, n_columns in columns if n_columns]) - 2
-    table = _grid((heading, "left", max(1, min(room, max(map(len, [heading, *names]))))), *columns)
+    widest = max(map(len, [heading, *names]))
+    sorts: Sequence[str] = _SORTS
+    if _room(width, _table_columns(sorts)) < min(widest, _NAME_COLUMNS):
+        sorts = ()
+    columns = _table_columns(sorts)
+    table = _grid((heading, "left", max(1, min(_room(width, columns), widest))), *columns)
     table.expand = False
     for one, shown in zip(tables, names, strict=True):
-        rates = [_rate(rate) for rate in (one.rows_s, one.inserts_s, one.updates_s, one.deletes_s, one.waits_s)]
+        counts = dict(zip(_SORTS, (one.inserts_s, one.updates_s, one.deletes_s), strict=True))
+        rates = [_rate(rate) for rate in (one.rows_s, *[counts[sort] for sort in sorts], one.waits_s)]
         name = Text(shown, no_wrap=True, overflow="ellipsis")
         name.style = "dim" if one.is_quiet else ""
         waits_for = _KINDS.get(one.waits_for, one.waits_for) if one.waits_s else ""
         table.add_row(name, *rates, waits_for, _applied(one))
     return table
+
+
+def _table_columns(sorts: Sequence[str]) -> list[tuple[str, Any, int | None]]:
+    """Return the columns after a table's name."""
+    return [
+        ("rows/s", "right", 7), *[(sort, "right", 5) for sort in sorts],
+        ("waits", "right", 5), ("for", "left", 6), ("applied", "left", 8),
+    ]  # fmt: skip
+
+
+def _room(width: int, columns: Sequence[tuple[str, Any, int | None]]) -> int:
+    """Return how many columns of the screen are left for a name."""
+    return width - sum([n_columns + 2 for _, _, n_columns in columns if n_columns]) - 2
 
 
 def _applied(table: TableRate) -> str:
@@ -197,6 +214,11 @@ def _applied(table: TableRate) -> str:
 def _seldom(report: dict[str, Any]) -> list[RenderableType]:
     """Return lines that only appear at times, such as a cut-over."""
     lines = []
+    for end, found in (("source", report["source"].get("blocked", ())), ("target", report["blocked"])):
+        # The holder first, because the end of a line may be cut.
+        for one in found[:1]:
+            holder = f"pid {one['pid']}" if one["pid"] else one["gid"] or "a lock"
+            lines.append(f"{end}: waits for {holder}, {brief(one['wait_s'])} so far: {one['line']}")
     if report["cutover"] and report["cutover"]["step"] != "done":
         lines.append(f"cut-over: {cutover_line(report['cutover'])}")
     for one in report["migration"]:

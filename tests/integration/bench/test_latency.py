@@ -99,7 +99,7 @@ def test_the_report_holds_every_system_and_load(turns: list[LatencyTurn]) -> Non
 
 
 def test_percentiles_are_measured_values() -> None:
-    """A percentile is the smallest latency that so many of a hundred did not exceed."""
+    """A percentile is the smallest latency that its number of a hundred did not exceed."""
     found = percentiles([float(number) for number in range(1, 201)])
     assert (found.p50_ms, found.p95_ms, found.p99_ms, found.max_ms) == (100, 190, 198, 200)
     alone = percentiles([7.0])

@@ -78,6 +78,13 @@ PROOFS = {
         f"count(*) FILTER (WHERE n_tup_upd > 0) BETWEEN {FEW // 2} AND {FEW} "
         "FROM pg_stat_user_tables WHERE relname ~ '^many_'",
     },
+    "schemas": {
+        "twenty tables in each of two hundred schemas": "SELECT count(*) = 4000 AND count(DISTINCT schemaname) = 200 "
+        "FROM pg_tables WHERE schemaname ~ '^tenant_[0-9]+$'",
+        "two rows came with each": f"SELECT sum(n_tup_ins) = 2 * {FEW} AND "
+        f"count(*) FILTER (WHERE n_tup_ins > 0) BETWEEN {FEW} AND 2 * {FEW} "
+        "FROM pg_stat_user_tables WHERE schemaname ~ '^tenant_'",
+    },
     "uuid-keys": {
         "events came": f"SELECT count(*) = {FEW} + 10000 FROM events",
         "an index on time": "SELECT count(*) = 2 FROM pg_indexes WHERE tablename = 'events'",

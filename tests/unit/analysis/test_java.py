@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from parapply.analysis.java import find_java, java_version, main
+from parapply.analysis.java import find_java, java_version
 from parapply.errors import JavaMissing
+from tests.java import main
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,7 +75,7 @@ def test_without_java_one_line_says_what_to_install(
     with pytest.raises(JavaMissing, match="JAVA_HOME is Java 11") as caught:
         find_java({"JAVA_HOME": str(old)}, runtimes=tmp_path / "none", wheel=tmp_path / "none")
     assert "install default-jre-headless" in caught.value.line()
-    monkeypatch.setattr("parapply.analysis.java.find_java", _no_java)
+    monkeypatch.setattr("tests.java.find_java", _no_java)
     assert main([]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 

@@ -34,7 +34,7 @@ def _seconds(until_s: float, workers: int, **more: object) -> list[Second]:
 
 
 def _waves(n: int, workers: int, execute_s: float) -> list[Recorded]:
-    """Return batches of which so many execute at a time, all alike; commits take next to nothing."""
+    """Return batches of which a number execute at a time, all alike; commits take next to nothing."""
     return [
         _batch(
             seq + 1, seq // workers * execute_s, execute_s, (seq // workers + 1) * execute_s + 1e-4 * (seq % workers)

@@ -146,6 +146,7 @@ def test_a_document_is_json_and_names_what_was_asked() -> None:
     assert content["figures"][OURS]["median_s"] == 4.0
 
 
+@pytest.mark.slow
 def test_a_plot_is_small_and_says_what_the_table_says(tmp_path: Path) -> None:
     """A picture takes less than 5 kB for each workload, is XML, and its numbers are whole."""
     from bench.plot import write_plot  # noqa: PLC0415  matplotlib: not for each process that collects tests
@@ -246,6 +247,7 @@ def run_without(module: str, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "line_start"), [("matplotlib", "The plot needs matplotlib."), ("psutil", "The benchmark needs psutil.")]
 )

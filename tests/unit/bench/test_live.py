@@ -91,7 +91,7 @@ def test_holds_are_not_mixed() -> None:
 
 
 def test_no_built_in_and_no_small_one() -> None:
-    """Nothing is compared with who was not measured, and a transaction too quick for small ones has figures, too."""
+    """Nothing is compared with who was not measured, and a transaction too quick for small ones also has figures."""
     empty = Flow(write_s=1, commit_s=1, visible_s=-0.001, before_ms=(), after_ms=(), gap_s=0)
     bare = replace(turn(1, OURS, 1.0, applying=applying()), flow=empty)
     (one,) = figures([bare])
@@ -117,6 +117,7 @@ def test_tables_and_document_hold_everybody() -> None:
     assert held["turns"][0]["applying"] is None
 
 
+@pytest.mark.slow
 def test_the_plot_has_a_row_of_panels_for_each_hold(tmp_path: Path) -> None:
     """The drawing names every system, and the same figures give the same file."""
     every = figures([*turns(), turn(1, OURS, 0.5, hold_s=10.0, applying=applying(), is_equal=False)])
@@ -148,7 +149,7 @@ def record(mode: str, table: str, xid: int) -> bytes:
 
 
 def test_how_it_was_applied_is_read_from_both_logs(tmp_path: Path) -> None:
-    """The apply log tells of the transaction that has the large table; why its follower gave way is an event."""
+    """The apply log names the transaction that has the large table; why its follower gave way is an event."""
     small, huge = record("set", "public.probe", 7), record("spilled", "public.items", 8)
     (tmp_path / "apply-1.jsonl").write_bytes(small + huge)
     log = b"""Fatal Python error: not JSON

@@ -72,6 +72,7 @@ def test_a_log_is_consistent(tmp_path: Path, detail: str) -> None:
     assert all(one.commit_time <= one.received_at for one in transactions)
 
 
+@pytest.mark.slow
 def test_a_shape_makes_the_same_log_every_time(tmp_path: Path) -> None:
     """The seed decides, not the number of processes; another seed makes another log."""
     for name, seed, processes in (("one", 5, 1), ("two", 5, 2), ("other", 6, 1)):

@@ -7,6 +7,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import msgspec
+import pytest
 from click.testing import CliRunner
 
 from bench.run_what_if import main
@@ -51,6 +52,7 @@ def test_what_is_not_there_is_refused_before_anything_starts() -> None:
         assert CliRunner().invoke(main, wrong).exit_code == 2
 
 
+@pytest.mark.slow
 def test_logs_that_were_kept_are_compared_again(tmp_path: Path) -> None:
     """`--from` needs no server: measured seconds come from the logs, and so does where they were measured.
 

@@ -34,7 +34,7 @@ def _flight(*, n_running: int = 0, is_relaxed: bool = False) -> Flight:
 
 
 def _closing(flight: Flight, *, is_late: bool = False) -> Closing:
-    closing = Closing(flight, backlog_s=0.05, linger_s=_LINGER_S)
+    closing = Closing(flight, linger_s=_LINGER_S)
     closing.received(_transaction(1, late_us=60_000 if is_late else 0))
     return closing
 

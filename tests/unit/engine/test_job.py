@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from parapply.applylog_schema import CONFLICTS_LIMIT, ConflictCount, ConflictRecord
 from parapply.engine.job import Attempts, Resume, SetJob
 from parapply.plan.batch import Batch
 from parapply.plan.halving import Halving
-from parapply.vocabulary import Mode
+from parapply.runtime.observe.applylog_records import LogRun, batch_record
+from parapply.vocabulary import Mode, Reading
 
 
 def test_pauses_double_up_to_their_limits() -> None:
@@ -37,3 +39,22 @@ def test_a_job_says_how_it_was_applied() -> None:
     job.left_out()
     assert [*modes, job.mode] == [Mode.SET, Mode.ROWS, Mode.OUTCOME]
     assert job.counts.n_changes == 0
+
+
+def test_a_job_lists_the_first_conflicts_and_counts_the_rest() -> None:
+    """However many rows a batch finds missing, its record stays small, and no conflict is lost in it."""
+    job = SetJob(Batch(1), {})
+    found = {"table": "public.a", "policy": "skip", "outcome": "skipped"}
+    listed, counted = (ConflictRecord(type=kind, **found) for kind in ("insert_exists", "update_missing"))
+    for lsn in range(CONFLICTS_LIMIT):
+        job.add_conflict(lsn, listed)
+    for _ in range(2):
+        job.add_conflict(CONFLICTS_LIMIT, counted)
+    job.add_conflict(CONFLICTS_LIMIT, listed)
+    assert job.conflicts == [(lsn, listed) for lsn in range(CONFLICTS_LIMIT)]
+    record = batch_record(job, LogRun("slot", "run", 0.0), Reading.STREAM)
+    assert record.conflicts == (listed,) * CONFLICTS_LIMIT
+    assert record.more_conflicts == (
+        ConflictCount(type="update_missing", conflicts=2, **found),
+        ConflictCount(type="insert_exists", conflicts=1, **found),
+    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from parapply.engine.flight import Flight
-from parapply.engine.job import OutcomeJob, SetJob
+from parapply.engine.job import OutcomeJob, SetJob, StreamJob
 from parapply.engine.stalls import FallingBehind, Stalls, StreamSeen, next_line_s
 from parapply.engine.state import EngineState
 from parapply.limits import BLOCKED_S
@@ -23,7 +23,7 @@ _CHECK_S = 1.0
 
 
 def _stalls(n_jobs: int, *, is_relaxed: bool = False) -> tuple[Stalls, EngineState, list[Any]]:
-    """Return the workers of so many batches, too."""
+    """Return stalls and state of a number of batches, and a worker for each."""
     state = EngineState(0, 0.0, is_relaxed=is_relaxed)
     for seq in range(1, n_jobs + 1):
         state.jobs[seq] = SetJob(Batch(seq), {})
@@ -57,6 +57,30 @@ def test_whoever_blocks_the_head_yields_and_others_only_to_their_holder() -> Non
     follower = _worker(4, SetJob(Batch(0), {}))
     assert stalls.may_break(third, follower), "what follows a transaction in progress may not end for long"
     assert state.head is head.job
+
+
+def test_a_follower_that_waits_for_a_batch_makes_room_for_it() -> None:
+    """Its locks may be in the way of one that is not the head, and nothing else ends that: it waits for all earlier."""
+    state = EngineState(0, 0.0, is_relaxed=True)
+    flight = Flight(state, max_followers=1)
+    stalls = Stalls(flight, _CHECK_S)
+    for asker in range(1, 4):
+        flight.ask(asker)
+    head, second = SetJob(Batch(1), {}), SetJob(Batch(2), {})
+    for job in (head, second):
+        job.batch.end_lsn = job.batch.seq
+        flight.submit(job, 0.0)
+    flight.park(head)
+    stream = SimpleNamespace(is_followed=True, end=None)
+    following = StreamJob(Batch(0), {}, stream)
+    flight.follow(following)
+    follower = _worker(3, following, WorkerState.WAITING)
+    following.batch = Batch(3)
+    following.batch.is_barrier, following.batch.end_lsn = True, 3
+    flight.submit(following, 0.0)
+    assert stalls.may_break(second, follower)
+    follower.state = WorkerState.EXECUTING
+    assert not stalls.may_break(second, follower)
 
 
 def test_a_wait_for_a_foreign_session_is_logged_once_it_is_long_and_shown_until_it_is_over() -> None:

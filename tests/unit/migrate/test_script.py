@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parapply.migrate.script import Item, ItemGroup, parse, runs, without_system_grants
+from parapply.migrate.script import Item, ItemGroup, parse, runs, without_grants_to, without_system_grants
 
 _HEAD = "--\n-- PostgreSQL database dump\n--\n\nSET statement_timeout = 0;\nSET default_tablespace = '';\n\n"
 
@@ -62,6 +62,29 @@ def test_grants_on_the_servers_own_objects_are_cut_out() -> None:
         expected = expected.replace(f"{one};", "")
     assert text == expected
     assert without_system_grants(text) == (text, ())
+
+
+@pytest.mark.parametrize(("role", "written"), [("reader", "reader"), ('a "b', '"a ""b"')])
+def test_grants_to_a_role_are_cut_out(role: str, written: str) -> None:
+    """All that gives it something goes, and nothing that gives to another role or only looks like it."""
+    gone = [
+        f"GRANT USAGE ON SCHEMA s TO {written};",
+        f"GRANT SELECT(id) ON TABLE s.t TO {written} WITH GRANT OPTION;",
+        f"ALTER DEFAULT PRIVILEGES FOR ROLE postgres GRANT SELECT ON TABLES TO {written};",
+        f"REVOKE ALL ON FUNCTION s.f() FROM {written};",
+    ]
+    kept = [
+        "GRANT USAGE ON SCHEMA s TO reader2;",
+        'GRANT USAGE ON SCHEMA s TO "x reader";',
+        f"COMMENT ON TABLE s.t IS 'GRANT SELECT ON s.t TO {written}';",
+        f"CREATE POLICY p ON s.t TO {written};",
+        f"ALTER DEFAULT PRIVILEGES FOR ROLE {written} GRANT SELECT ON TABLES TO other;",
+    ]
+    text = _HEAD + "".join([_entry(str(number), "ACL", one) for number, one in enumerate([*gone, *kept])])
+    expected = text
+    for one in gone:
+        expected = expected.replace(one, "")
+    assert without_grants_to(text, role) == expected
 
 
 def test_what_belongs_to_an_object_stays_with_it() -> None:

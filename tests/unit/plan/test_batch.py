@@ -257,18 +257,6 @@ def test_a_cut_change_is_a_protocol_error(wishes: list[Op], data: st.DataObject)
             assert is_later or any(isinstance(step, OrderedStep) for step in batch.steps)
 
 
-@pytest.mark.parametrize("threshold", [2, 3])
-def test_a_transaction_of_many_changes_takes_its_tables_whole(threshold: int) -> None:
-    """Those that it changes, and not the tables of the others in its batch."""
-    wishes = [Op("put", 0), Op("commit", 0), Op("put", 1), Op("commit", 0), *(Op("put", 1, key) for key in range(3))]
-    publisher, transactions = _published(*wishes, specs=(PLAIN, PAIR))
-    batch = Batch(1, threshold)
-    for transaction in transactions:
-        batch.add(transaction, publisher.plans)
-    whole = {changes.plan.relation.oid: changes.is_whole_table for changes in batch.table_changes}
-    assert whole == {PLAIN.oid: False, PAIR.oid: threshold == 2}
-
-
 def test_lanes_of_the_tables_in_these_tests() -> None:
     """The tables here cover every lane."""
     assert {spec.lane for spec in SPECS} == set(Lane)

@@ -21,7 +21,7 @@ _SIZES = st.lists(st.integers(1, 4), max_size=12)
 @pytest.mark.parametrize("is_relaxed", [False, True], ids=["preserve", "relaxed"])
 @pytest.mark.parametrize("is_full", [False, True], ids=["key", "full"])
 @given(wishes=_OPS, sizes=_SIZES, seed=st.integers(0, 1 << 32), is_enforced=st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 def test_parallel_equals_serial(
     *, wishes: list[Op], sizes: list[int], seed: int, is_enforced: bool, is_full: bool, is_relaxed: bool
 ) -> None:

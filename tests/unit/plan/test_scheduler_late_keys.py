@@ -138,7 +138,7 @@ class _Target:
 
 @pytest.mark.parametrize(("specs", "kinds"), [(HOT, KINDS), (SPECS, (*KINDS, "truncate"))], ids=["hot", "every kind"])
 @given(data=st.data(), sizes=st.lists(st.integers(1, 3), max_size=12), seed=st.integers(0, 1 << 32))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 def test_late_keys_lead_to_the_rows_of_serial_application(
     *, data: st.DataObject, sizes: list[int], seed: int, specs: Sequence[Spec], kinds: Sequence[str]
 ) -> None:

@@ -32,14 +32,14 @@ from parapply.source.publishing import altered, is_by_root, new_partitions, why_
     ],
 )
 def test_why_changes_may_be_missing(before: str, now: str, says: str) -> None:
-    """A new entry tells it, unless another one without a filter has sent everything all the time."""
+    """A new entry shows it, unless another one without a filter has sent everything all the time."""
     reason = why_incomplete(before, now)
     assert says in reason
     assert bool(says) == bool(reason)
 
 
 def test_altered_and_altered_back() -> None:
-    """Another version of the publication's row tells it; another owner is no reason, nor is another publication."""
+    """Another version of the publication's row shows it; another owner is no reason, nor is another publication."""
     assert altered("a1:iudt p1@9:10", "a1:iudt p1@12:10")
     assert not altered("a1:iudt p1@9:10", "a1:iudt p1@12:11")
     assert not altered("a1:iudt p1@9:10", "a1:iudt p1@9:10")

@@ -29,7 +29,7 @@ def _runs(one: Transaction) -> tuple[tuple[int, int], ...]:
 
 
 def test_changes_in_a_stream_lose_their_xid_and_are_counted_by_it() -> None:
-    """Behind the assembler a streamed change is like any other; the chunk tells which subtransaction it belongs to."""
+    """Behind the assembler a streamed change is like any other; the chunk says which subtransaction it belongs to."""
     streamed = [build.insert(ROW, xid=700), build.update(ROW, xid=SUB), build.delete(key=ROW, xid=SUB)]
     bare = [build.insert(ROW), build.update(ROW), build.delete(key=ROW)]
     [chunk] = _push(START, *streamed, build.insert(ROW, xid=700), STOP)

@@ -37,7 +37,7 @@ def test_xlog_data_keeps_its_frame_and_the_payload_begins_behind_the_header(
 
 @given(end_lsn=LSNS, send_time_us=TIMES_US, reply_requested=st.booleans())
 def test_keepalive(end_lsn: int, send_time_us: int, reply_requested: bool) -> None:  # noqa: FBT001 - hypothesis
-    """A keepalive tells LSN, time and whether it must be answered, through either way in."""
+    """A keepalive has LSN, time and whether it must be answered, through either way in."""
     frame = build.keepalive(end_lsn=end_lsn, send_time_us=send_time_us, reply_requested=reply_requested)
     expected = Keepalive(end_lsn=end_lsn, send_time_us=send_time_us, reply_requested=reply_requested)
     assert parse(frame) == expected

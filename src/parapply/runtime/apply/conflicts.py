@@ -12,7 +12,7 @@ import contextlib
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from parapply.applylog_schema import CONFLICTS_LIMIT, ConflictRecord
+from parapply.applylog_schema import ConflictRecord
 from parapply.conflict.changes import key_of_truncate, read_change
 from parapply.conflict.history import ConflictHistory
 from parapply.conflict.kinds import Conflict, Policy, Source
@@ -101,10 +101,7 @@ class ConflictHandler:
             table = f"{conflict.schema}.{conflict.table}"
             self.figures.count_conflict(conflict.type.value, table, conflict.outcome.value)
             entry = entry_of(conflict)
-            if len(job.conflicts) < CONFLICTS_LIMIT:
-                job.conflicts.append((conflict.source.commit_lsn, entry))
-            else:
-                job.more_conflicts[entry] += 1
+            job.add_conflict(conflict.source.commit_lsn, entry)
             if conflict.type is not ConflictType.SKIPPED:
                 told[conflict.type, table, conflict.policy.value, conflict.outcome.value] += 1
         for (kind, table, policy, outcome), n_changes in told.items():
@@ -228,12 +225,12 @@ class ConflictHandler:
                 await self._asked.wait()
 
 
-def source_of(transaction: Transaction, end_lsn: int = 0) -> Source:
-    """Return a transaction's facts for the history; a piece of a large one may know its end only later."""
+def source_of(transaction: Transaction) -> Source:
+    """Return a transaction's facts for the history; a piece of a large one may have no end LSN yet, which is 0 then."""
     return Source(
         xid=transaction.xid,
         commit_lsn=transaction.commit_lsn,
-        end_lsn=transaction.end_lsn or end_lsn,
+        end_lsn=transaction.end_lsn,
         commit_time_us=transaction.commit_time_us,
     )
 

@@ -83,7 +83,7 @@ class PiecesWithCommands(Pieces):
         super().__init__(job, session, kit, repair)
         self._piece_repair = repair
         self._commit_lsn = commit_lsn
-        self._rules = kit.commands
+        self._rules = kit.rules.commands
         #: True once a command has run; from then on tables are looked up in this transaction.
         self._has_run = False
         #: Looked up since the last command.
@@ -257,7 +257,7 @@ class SkippedCommands:
         """Start with nothing taken; the commit LSN is the transaction's."""
         self._job = job
         self._session = session
-        self._rules = kit.commands
+        self._rules = kit.rules.commands
         self._tables = kit.tables
         self._commit_lsn = commit_lsn
         self._done: list[tuple[QueuedCommand, str]] = []

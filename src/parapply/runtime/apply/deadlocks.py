@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from parapply.engine.stalls import Blocked
     from parapply.runtime.apply.kit import WorkerKit
     from parapply.runtime.apply.worker import Worker
-    from parapply.runtime.pool.pool import WorkerPool
     from parapply.runtime.tables.control_pool import ControlPool
 
 #: Not only the sessions that block the head, but also those that block them: a foreign session that blocks the head may
@@ -71,9 +70,8 @@ _CANCEL = sql.SQL(
 class StallCheck:
     """Writes who waits for foreign sessions, and since when."""
 
-    def __init__(  # noqa: PLR0913  one place makes it
+    def __init__(
         self,
-        pool: WorkerPool,
         workers: Sequence[Worker],
         control_pool: ControlPool,
         kit: WorkerKit,
@@ -84,14 +82,14 @@ class StallCheck:
         """Start with nothing checked.
 
         Args:
-            pool: knows the order and which jobs may be asked to yield.
             workers: of the worker pool.
             control_pool: to ask the target.
-            kit: knows the prepared transactions, and the ones that the operator has asked to skip.
+            kit: its pool knows the order, and which jobs may be asked to yield; it also has the prepared
+                transactions, and the ones that the operator has asked to skip.
             slot_name: ends the names of the slot's sessions.
             stall_check_s: how long a batch may take before the server is asked.
         """
-        self._pool = pool
+        self._pool = kit.pool
         self._workers = workers
         self._control_pool = control_pool
         self._two_phase = kit.two_phase
@@ -99,8 +97,8 @@ class StallCheck:
         self._slot_name = slot_name
         #: When the slot's other sessions were looked at.
         self._looked_s = 0.0
-        self._stalls = Stalls(pool.flight, stall_check_s)
-        self._engine = pool.flight.state
+        self._stalls = Stalls(kit.pool.flight, stall_check_s)
+        self._engine = kit.pool.flight.state
         self._telling = Telling()
         self._clock = asyncio.get_running_loop().time
         self._log = get_logger()

@@ -18,6 +18,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyRules:
+    """Conditions under which an epoch applies.
+
+    Attributes:
+        commands: rules of the publisher's commands that may run.
+        piece_bytes: bytes of changes of a streamed transaction that are applied at once.
+        stops_on_error: on_error is "stop".
+        tracks_commits: the target knows when rows were written and by which origin.
+        times_commits: True with an apply log, which has the time of COMMIT.
+    """
+
+    commands: CommandRules
+    piece_bytes: int
+    stops_on_error: bool
+    tracks_commits: bool = False
+    times_commits: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerKit:
     """Made by the epoch, with nothing of a single worker or session.
 
@@ -27,12 +46,8 @@ class WorkerKit:
         tables: how each announced table is applied.
         conflict_handler: knows the transactions to skip, and keeps conflicts.
         two_phase: knows the prepared transactions.
-        commands: rules of the publisher's commands that may run.
-        tracks_commits: the target knows when rows were written and by which origin.
-        stops_on_error: on_error is "stop".
-        piece_bytes: bytes of changes of a streamed transaction that are applied at once.
+        rules: conditions of the epoch.
         ahead: commands of a batch that waits for another.
-        times_commits: True with an apply log, which has the time of COMMIT.
     """
 
     pool: WorkerPool
@@ -40,13 +55,9 @@ class WorkerKit:
     tables: TablePlans
     conflict_handler: ConflictHandler
     two_phase: TwoPhase
-    commands: CommandRules
-    tracks_commits: bool
-    stops_on_error: bool
-    piece_bytes: int
+    rules: ApplyRules
     ahead: Ahead = field(default_factory=Ahead)
-    times_commits: bool = False
 
     def new_attempts(self) -> Attempts:
         """Return the count of a source transaction that was not tried at the head yet."""
-        return Attempts(stops_on_error=self.stops_on_error)
+        return Attempts(stops_on_error=self.rules.stops_on_error)

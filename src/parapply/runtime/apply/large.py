@@ -90,10 +90,10 @@ class LargeApply:
             last = await pieces.apply(job.pieces)
         except (ConflictStop, DataFailed, CommandFailed, TargetRefused, RolledBack, Unwanted) as stop:
             await self._session.rollback()
-            self._is_repeated = pieces.has_commands and not self._kit.stops_on_error
+            self._is_repeated = pieces.has_commands and not self._kit.rules.stops_on_error
             await self._fail(stop, await self._rest(pieces.latest, job.pieces))
         else:
-            self._is_repeated = pieces.has_commands and not self._kit.stops_on_error
+            self._is_repeated = pieces.has_commands and not self._kit.rules.stops_on_error
             await self._finish(last)
             log_done(pieces.done, last)
 
@@ -123,12 +123,12 @@ class LargeApply:
             await pieces.settle()
         except (ConflictStop, DataFailed, CommandFailed, TargetRefused, RolledBack, Unwanted) as stop:
             await self._session.rollback()
-            self._is_repeated = pieces.has_commands and not self._kit.stops_on_error
+            self._is_repeated = pieces.has_commands and not self._kit.rules.stops_on_error
             await self._fail(stop, end)
             return
         finally:
             await pieces.abandon()
-        self._is_repeated = pieces.has_commands and not self._kit.stops_on_error
+        self._is_repeated = pieces.has_commands and not self._kit.rules.stops_on_error
         await self._finish(end)
         log_done(pieces.done, end)
 

@@ -47,7 +47,7 @@ class Repair:
     def settler(self, source: Source) -> Settler:
         """Return the settler that applies a transaction, or its pieces, with its conflicts settled."""
         if self._local is None:
-            self._local = LocalRows(self._session, tracks_commits=self._kit.tracks_commits)
+            self._local = LocalRows(self._session, tracks_commits=self._kit.rules.tracks_commits)
         return Settler(self._session, self._local, self._kit.builder, self._conflict_handler.rules, source)
 
     async def keep(self, settler: Settler) -> list[Conflict]:

@@ -268,7 +268,7 @@ class StreamApply:
 
     async def _resolved(self) -> AsyncIterator[Transaction]:
         """Yield all kept pieces; the relations announced in them are known by then."""
-        async for piece in self._stream.pieces(self._kit.piece_bytes):
+        async for piece in self._stream.pieces(self._kit.rules.piece_bytes):
             if not piece.has_ddl:
                 await self._tables.resolve_streamed(piece.relations)
             yield piece

@@ -141,7 +141,7 @@ class Worker:
         has_turn = self._pool.flight.turns.may_commit(job)
         if has_turn and sets.fit_one_flight:
             target.show(WorkerState.COMMITTING)
-            is_timed = self._kit.times_commits and job.batch.seq % _TIMED_EACH == 0
+            is_timed = self._kit.rules.times_commits and job.batch.seq % _TIMED_EACH == 0
             await self.session.execute_and_commit(record, sets.all, is_commit_timed=is_timed)
             times.executed_s = times.turn_s = self._clock()
             job.is_one_flight = True

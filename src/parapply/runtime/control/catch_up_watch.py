@@ -10,16 +10,13 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from parapply.engine.stalls import FallingBehind, StreamSeen
-from parapply.errors import LeftForRanges
+from parapply.errors import StreamLeft
 from parapply.source.catch_up import PASSING
 
 if TYPE_CHECKING:
     from collections.abc import Sized
 
-    from parapply.engine.state import EngineState
     from parapply.runtime.intake.batcher import Batcher
-    from parapply.runtime.intake.reader import SlotReader
-    from parapply.source.catch_up_stream import CatchUpStream
 
 #: Seconds between two checks: how often the publisher's position is asked for.
 _LOOK_S = 1.0
@@ -28,55 +25,38 @@ _LOOK_S = 1.0
 class CatchUpWatch:
     """Reads the others' fields; `engine/stalls.py` decides."""
 
-    def __init__(  # noqa: PLR0913  one place makes it
-        self,
-        stream: CatchUpStream,
-        reader: SlotReader,
-        batcher: Batcher,
-        engine: EngineState,
-        streams: Sized,
-        *,
-        behind_bytes: int,
-        pause_s: float,
-        look_s: float = _LOOK_S,
-    ) -> None:
+    def __init__(self, batcher: Batcher, streams: Sized, *, behind_bytes: int, pause_s: float) -> None:
         """Start with a stream that is not behind.
 
         Args:
-            stream: of the slot.
-            reader: to know whether reading waits for the target.
-            batcher: to know how far it has come.
-            engine: to know where the publisher is.
+            batcher: to know how far it has come, and whether its reader waits for the target.
             streams: transactions in progress; they would come again from their beginning.
             behind_bytes: of WAL to catch up, from which it is behind.
             pause_s: that a stream runs at least.
-            look_s: between two checks.
         """
-        self._stream = stream
-        self._reader = reader
         self._batcher = batcher
-        self._engine = engine
+        self._engine = batcher.pool.flight.state
         self._streams = streams
         self._behind_bytes = behind_bytes
         self._pause_s = pause_s
-        self._look_s = look_s
 
     async def run(self) -> None:
         """Check until cancelled.
 
         Raises:
-            LeftForRanges: the stream is behind.
+            StreamLeft: the stream is behind.
         """
         clock = asyncio.get_running_loop().time
         behind = FallingBehind(behind_bytes=self._behind_bytes, pause_s=self._pause_s, now_s=clock())
         while True:
-            await asyncio.sleep(self._look_s)
+            await asyncio.sleep(_LOOK_S)
             lag_bytes = behind.look(self._seen(), self._engine.source_lsn, clock())
             if lag_bytes is not None:
-                raise LeftForRanges(f"The stream is left for ranges of WAL: {lag_bytes} bytes to catch up.")
+                raise StreamLeft(f"The stream is left for ranges of WAL: {lag_bytes} bytes to catch up.")
 
     def _seen(self) -> StreamSeen:
-        stream, reader, batcher = self._stream, self._reader, self._batcher
+        batcher = self._batcher
+        reader, stream = batcher.reader, batcher.reader.stream
         return StreamSeen(
             stream.reading,
             batcher.received_lsn,

@@ -27,11 +27,10 @@ from parapply.vocabulary import CommandOutcome
 from parapply.wire.ddl_queue import is_create_index, later_index
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from parapply.config import Config
     from parapply.metrics.figures import Figures
     from parapply.runtime.tables.control_pool import ControlPool
+    from parapply.runtime.tables.plans import TablePlans
     from parapply.target.session.settings import Connection
     from parapply.target.state.commands import PendingCommand
     from parapply.wire.ddl_queue import QueuedCommand
@@ -69,8 +68,8 @@ class LaterCommands:
         slot_id: int,
         control_pool: ControlPool,
         *,
+        tables: TablePlans,
         figures: Figures,
-        on_change: Callable[[], None],
     ) -> None:
         """Start before the first look at the state.
 
@@ -78,14 +77,14 @@ class LaterCommands:
             config: the commands allowed, and the target.
             slot_id: of the state.
             control_pool: for the state.
+            tables: in doubt once a command has run.
             figures: count the commands run.
-            on_change: called when the target's tables have changed.
         """
         self._config = config
         self._slot_id = slot_id
         self._control_pool = control_pool
         self._figures = figures
-        self._on_change = on_change
+        self._tables = tables
         self._called = asyncio.Event()
         self._settled = asyncio.Event()
         self._log = get_logger()
@@ -218,7 +217,7 @@ class LaterCommands:
             self._log.warning("ddl_left_out", **told, reason=reason)
         else:
             self._log.info("ddl_applied", **told)
-            self._on_change()
+            self._tables.is_in_doubt.set()
 
 
 async def _index(conn: Connection, command: QueuedCommand) -> tuple[str, bool] | None:

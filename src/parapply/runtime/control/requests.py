@@ -74,7 +74,8 @@ class Requests:
         #: Position of the stream when the newest change of the copied tables came into force; None: the copy command
         #: knows of it.
         self._unseen_from_lsn: int | None = self._batcher.taken_lsn
-        self._copied.on_changed = self._copies_changed
+        #: Changes of the copied tables that were noticed here.
+        self._n_changes = self._copied.n_changes
         #: True if the state had open requests at the last look.
         self._are_open = False
         #: Sessions that keep a snapshot until it is taken.
@@ -99,10 +100,10 @@ class Requests:
             while True:
                 await self._look(is_called=is_called)
                 await self._tell_copier()
-                await self._copied.look()
+                await self._copied.look(gap_lsn=self._batcher.reader.stream.take_gap())
                 self._begin_two_phase()
                 self._stream_again()
-                is_called = await self._wait_for_call(_LOOK_S if self._unseen_from_lsn is None else _POLL_S / 10)
+                is_called = await self._wait_for_call(_POLL_S / 10 if self._has_news() else _LOOK_S)
         finally:
             self._admission.let_pass()
             for session in (*self._exports.values(), *([self._listener] if self._listener else [])):
@@ -154,21 +155,25 @@ class Requests:
             if request.state == "asked":
                 await self._serve(request)
 
-    def _copies_changed(self) -> None:
-        self._admission.starts_changed.set()
-        self._unseen_from_lsn = self._batcher.taken_lsn
+    def _has_news(self) -> bool:
+        """Return whether the copy command does not know yet that the newest change of the copied tables is in force."""
+        if self._n_changes != self._copied.n_changes:
+            self._n_changes, self._unseen_from_lsn = self._copied.n_changes, self._batcher.taken_lsn
+        return self._unseen_from_lsn is not None
 
     async def _tell_copier(self) -> None:
         """Inform the copy command that changes to its tables are now skipped until their rows have been copied.
 
         Do so only when everything taken before is committed, because it may hold such changes.
         """
-        seen_lsn = self._unseen_from_lsn
-        if seen_lsn is None or self._batcher.is_inside_large or self._engine.watermark.low_lsn < seen_lsn:
+        if not self._has_news() or self._batcher.is_inside_large:
             return
+        if self._unseen_from_lsn is None or self._engine.watermark.low_lsn < self._unseen_from_lsn:
+            return
+        # Tables that change while this is written are for the next time.
+        known, self._unseen_from_lsn = self._copied.known, None
         async with self._control_pool.session() as conn:
-            await copies.tell_seen(conn, self._config.state_schema, self._slot_id, self._copied.known)
-        self._unseen_from_lsn = None
+            await copies.tell_seen(conn, self._config.state_schema, self._slot_id, known)
 
     def _begin_two_phase(self) -> None:
         """End the epoch as soon as two-phase commit, which is configured, can begin, at a new start of the stream.

@@ -18,14 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from parapply.model import Relation, Transaction
-    from parapply.plan.copy_starts import CopyStarts, Name
+    from parapply.plan.copy_starts import Name
     from parapply.runtime.intake.batcher import Batcher
-    from parapply.runtime.intake.reader import SlotReader
     from parapply.runtime.pool.two_phase import TwoPhase
     from parapply.runtime.tables.copied import Copied
-    from parapply.runtime.tables.plans import TablePlans
     from parapply.target.state.slots import SlotState
-    from parapply.wire.ddl_queue import MadeTable
 
 #: Seconds for which a batch stays open at most while tables are read ahead: the target may take longer to answer.
 _HELD_S = 1.0
@@ -34,33 +31,20 @@ _HELD_S = 1.0
 class Admission:
     """Asked by intake's task only; the fields say who else writes them."""
 
-    def __init__(  # noqa: PLR0913  one place makes it
-        self,
-        reader: SlotReader,
-        batcher: Batcher,
-        tables: TablePlans,
-        copied: Copied,
-        two_phase: TwoPhase,
-        *,
-        starts: CopyStarts,
-        state: SlotState,
-    ) -> None:
+    def __init__(self, batcher: Batcher, copied: Copied, two_phase: TwoPhase, state: SlotState) -> None:
         """Start with nothing admitted, and no hold.
 
         Args:
-            reader: stops while something must wait.
-            batcher: whose open batch is closed before something waits.
-            tables: for plans.
+            batcher: whose open batch is closed before something waits, and whose reader stops then.
             copied: settles from where on announced relations are applied.
             two_phase: the prepared transactions.
-            starts: which changes are left out, because a copy holds or will hold them. Updated by `copied`.
             state: the target's state at the start.
         """
-        self._reader = reader
+        self._reader = batcher.reader
         self.batcher = batcher
-        self._tables = tables
+        self._tables = batcher.tables
         self.copied = copied
-        self._two_phase = two_phase
+        self.two_phase = two_phase
         self._state = state
         # True once transactions end after everything in the state.
         self._is_past_state = False
@@ -68,10 +52,9 @@ class Admission:
         #: Read by intake and requests; requests close and open it by `hold_at` and `let_pass`.
         self.hold = Hold()
         self._hold_moved = asyncio.Event()
-        #: Read by requests and gauges.
-        self.starts = starts
-        #: Set by requests after a change of `starts`.
-        self.starts_changed = asyncio.Event()
+        #: Changes that are left out, because a copy holds or will hold them. Updated by `copied`. Read by requests and
+        #: gauges.
+        self.starts = copied.starts
 
     @property
     def admits_runs(self) -> bool:
@@ -112,11 +95,7 @@ class Admission:
 
     def is_prepared(self, message: object) -> bool:
         """Return whether a transaction that comes again was prepared here before (trap T-57)."""
-        return isinstance(message, BeginPrepare | Prepare | StreamPrepare) and self._two_phase.is_prepared(message)
-
-    async def is_rolled_back(self, message: object) -> bool:
-        """Return whether a message is a PREPARE that the publisher has rolled back since; raises SourceLost."""
-        return await self._two_phase.is_rolled_back(message)
+        return isinstance(message, BeginPrepare | Prepare | StreamPrepare) and self.two_phase.is_prepared(message)
 
     async def look_up(self, relations: Sequence[Relation], *, was_in_progress: bool = False) -> None:
         """Have plans ready for the relations that a transaction announces, before it is read.
@@ -149,14 +128,6 @@ class Admission:
             self.batcher.close_first()
         for relation in relations:
             self.starts.announce(relation)
-
-    async def note_made(self, tables: Sequence[MadeTable]) -> None:
-        """Note that tables are applied which a command is about to make, as far as the stream has all of their rows.
-
-        Raises:
-            TargetRefused, TargetLost: it could not be noted.
-        """
-        await self.copied.note_made(tables)
 
     async def settle_made(self, relations: Sequence[Relation]) -> None:
         """Settle from where on relations are applied that a transaction announces which may make their tables itself.
@@ -227,10 +198,6 @@ class Admission:
         self.hold.open()
         self._hold_moved.set()
 
-    def is_apart(self, relations: Sequence[Relation], lsn: int) -> bool:
-        """Return whether changes of relations may be left out, or must wait for a copy, in a commit at an LSN."""
-        return self.starts.is_apart(relations, lsn)
-
     async def without_skipped(self, transaction: Transaction) -> Transaction:
         """Return the part of a transaction that is to be applied, as soon as every table that it needs is copied."""
         while (name := self.starts.waits_for(transaction)) is not None:
@@ -248,6 +215,6 @@ class Admission:
         self.batcher.close_open()
         self._reader.stop()
         self._log.info("table_awaited", relation=".".join(name), commit_lsn=format_lsn(commit_lsn))
-        self.starts_changed.clear()
+        self.copied.changed.clear()
         with self._reader.waiting("a copy"):
-            await self.starts_changed.wait()
+            await self.copied.changed.wait()

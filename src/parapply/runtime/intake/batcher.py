@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 #: Pieces of a large transaction that wait for their worker.
 _PIECES = 2
-
-
 #: Transactions without code on the target that may follow one with code in its batch, and changes of each.
 _BETWEEN = 16
 
@@ -50,6 +48,7 @@ class Batcher:
         *,
         config: ApplyConfig,
         state: SlotState,
+        most_tables: int,
         notes_transactions: bool = False,
     ) -> None:
         """Start with no batch open.
@@ -60,12 +59,12 @@ class Batcher:
             pool: gets the batches.
             config: limits.
             state: the target's state at the start.
+            most_tables: of a batch.
             notes_transactions: for the apply log's records of single transactions.
         """
         self.reader = reader
         self.tables = tables
         self.pool = pool
-        self._table_lock_threshold = config.table_lock_threshold
         self._notes_transactions = notes_transactions
         #: Source transactions handed over so far, while they are noted.
         self._n_transactions = 0
@@ -77,14 +76,14 @@ class Batcher:
         self._large: LargeJob | None = None
         #: Made when a batch needs it: copied at every announcement, thousands of tables would take seconds.
         self._plans_now: dict[int, TablePlan] | None = None
-        self._closing = Closing(pool.flight, backlog_s=config.backlog_threshold_s, linger_s=config.linger_s)
+        self._closing = Closing(pool.flight, linger_s=config.linger_s)
         self._timer: asyncio.TimerHandle | None = None
         #: None: nothing is held back. Read by intake and by the intervals.
         self.throttle = Throttle(config.max_changes_per_s, self._clock) if config.max_changes_per_s else None
         most_changes = min(config.max_batch_changes, self.throttle.batch_changes if self.throttle else 1 << 63)
         #: Updated with every commit by the epoch.
         self.sizing = BatchSizing(
-            Limits(config.max_batch_transactions, most_changes, config.max_batch_bytes),
+            Limits(config.max_batch_transactions, most_changes, config.max_batch_bytes, most_tables),
             memory_bytes=config.memory_limit_bytes,
         )
         self._limits = self.sizing.limits
@@ -275,7 +274,7 @@ class Batcher:
     def new_batch(self) -> Batch:
         """Return a batch after all others."""
         self._seq += 1
-        return Batch(self._seq, self._table_lock_threshold)
+        return Batch(self._seq)
 
     def submit(self, job: Job, event: Transaction) -> None:
         """Hand over a job that an event has ended, and whose batch is complete."""

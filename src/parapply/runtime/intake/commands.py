@@ -7,23 +7,22 @@ nothing later is even looked up before it has, because the facts about the targe
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from parapply.errors import TargetRefused
+from parapply.errors import StreamLeft, TargetRefused
 from parapply.plan.commands import CommandPolicy, CommandVerdict
 from parapply.wire.messages import BeginPrepare, Prepare, StreamPrepare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from parapply.config import DdlConfig
     from parapply.model import Relation, Transaction
     from parapply.plan.commands import JudgedFrames
     from parapply.runtime.intake.admission import Admission
-    from parapply.runtime.intake.batcher import Batcher
-    from parapply.runtime.intake.reader import SlotReader
-    from parapply.runtime.pool.pool import WorkerPool
-    from parapply.runtime.tables.plans import TablePlans
+
+
+_ALTER_SCHEMA: Final = "ALTER SCHEMA"
 
 
 class AfterTransactions(Protocol):
@@ -39,39 +38,28 @@ class AfterTransactions(Protocol):
 class CommandTransactions:
     """Used by intake's task; `pool_changed` is called by the worker pool's callback."""
 
-    def __init__(  # noqa: PLR0913  one place makes it
-        self,
-        reader: SlotReader,
-        batcher: Batcher,
-        admission: Admission,
-        tables: TablePlans,
-        pool: WorkerPool,
-        *,
-        queue: Callable[[], Relation | None],
-        config: DdlConfig,
-        later: AfterTransactions,
+    def __init__(
+        self, admission: Admission, later: AfterTransactions, config: DdlConfig, *, announces_renamed: bool
     ) -> None:
         """Start inside no such transaction.
 
         Args:
-            reader: waits while such a transaction is applied.
-            batcher: hands it over.
-            admission: rules of entry.
-            tables: for plans.
-            pool: that applies.
-            queue: returns the publisher's queue as last announced.
-            config: which commands run here.
+            admission: rules of entry; its batcher hands such a transaction over.
             later: runs commands that cannot run in a transaction.
+            config: which commands run here.
+            announces_renamed: the publisher announces the tables of a schema again that was renamed; from 16 on.
         """
-        self._queue = queue
         self._policy = CommandPolicy(config.apply, config.skip, config.tags)
         self._later = later
         self._has_later = False
-        self._reader = reader
-        self._batcher = batcher
+        self._announces_renamed = announces_renamed
+        #: A schema may have another name, which the stream will not say.
+        self._is_outdated = False
         self._admission = admission
-        self._tables = tables
-        self._pool = pool
+        self._batcher = batcher = admission.batcher
+        self._reader = batcher.reader
+        self._tables = batcher.tables
+        self._pool = batcher.pool
         self._moved = asyncio.Event()
         self._is_inside = False
         #: Announced in the transaction, from its first piece with a command on.
@@ -121,11 +109,13 @@ class CommandTransactions:
             ProtocolError: a command cannot be read.
             TargetRefused, TargetLost: it could not be noted.
         """
-        found = self._policy.judged_frames(changes, self._queue())
+        found = self._policy.judged_frames(changes, self._reader.queue)
         for one in found.values():
             if one is not None and one.verdict is not CommandVerdict.SKIP:
-                await self._admission.note_made(one.command.made)
+                await self._admission.copied.note_made(one.command.made)
                 self._has_later = self._has_later or one.verdict is CommandVerdict.LATER
+            if one is not None and one.command.tag == _ALTER_SCHEMA and not self._announces_renamed:
+                self._is_outdated = True
         return found
 
     async def before(self, relations: Sequence[Relation]) -> None:
@@ -147,12 +137,15 @@ class CommandTransactions:
 
         Raises:
             SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
+            StreamLeft: only a new stream has the names of the tables.
         """
         self._reader.stop()
         with self._reader.waiting("commands of the publisher"):
             while not self._pool.flight.state.is_idle:
                 self._moved.clear()
                 await self._moved.wait()
+            if self._is_outdated:
+                raise StreamLeft("The stream is left because it does not name the tables of a renamed schema.")
             if self._has_later:
                 self._has_later = False
                 self._later.call()

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks at the publisher's clock, which may be set, while a transaction is not due.
 _LOOK_S: Final = 1.0
+#: The same, while the throttle lets nothing in, between two looks whether anything waits for it.
+_LOOK_HELD_S: Final = 0.1
 
 
 class Reports(Protocol):
@@ -132,26 +134,31 @@ class Intake:
                 self._log.warning("memory_limit_reached", size_bytes=held_bytes)
         return is_left
 
-    async def _wait_for_room(self) -> None:
+    async def _wait_for_room(self, *, is_more_at_hand: bool = False) -> None:
         """Return when more may be taken; reading is stopped until then."""
         while not self._is_room_left():
             self._reader.stop()
             self._has_room.clear()
             throttle = self._batcher.throttle
             if throttle is not None and throttle.left_s:
-                await self._wait_for(throttle)
+                await self._wait_for(throttle, is_more_at_hand=is_more_at_hand)
             else:
                 await self._has_room.wait()
         self._is_told_full = False
         self._reader.go_on()
 
-    async def _wait_for(self, throttle: Throttle) -> None:
-        """Wait as long as the throttle asks for; the open batch goes to the workers, because nothing can join it."""
+    async def _wait_for(self, throttle: Throttle, *, is_more_at_hand: bool) -> None:
+        """Wait as long as the throttle asks for; the open batch goes to the workers, because nothing can join it.
+
+        The throttle holds something back only while there is more. Otherwise the source is what limits.
+        """
         self._batcher.close_open()
-        throttle.hold()
         try:
             with self._reader.waiting("apply.max_changes_per_s"):
-                await asyncio.sleep(throttle.left_s)
+                while left_s := throttle.left_s:
+                    if is_more_at_hand or self._reader.has_more:
+                        throttle.hold()
+                    await asyncio.sleep(min(left_s, _LOOK_HELD_S))
         finally:
             throttle.go_on()
 
@@ -193,7 +200,7 @@ class Intake:
         at = 0
         while at < len(transactions):
             if not self._is_room_left():
-                await self._wait_for_room()
+                await self._wait_for_room(is_more_at_hand=True)
             if admission.hold.lets_pass(transactions):
                 at = self._take_run(transactions, at)
                 if at == len(transactions):
@@ -251,7 +258,7 @@ class Intake:
             check_plans(transaction, self._batcher.tables.plans)
         except TargetRefused:
             event = transaction.event
-            if not isinstance(event, Prepare) or not await self._admission.is_rolled_back(event):
+            if not isinstance(event, Prepare) or not await self._admission.two_phase.is_rolled_back(event):
                 raise
             self._batcher.announce(transaction.relations)
             self._special.record_prepared(transaction, event)

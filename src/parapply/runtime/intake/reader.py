@@ -15,10 +15,13 @@ from parapply.engine.pace import SHORTEST_JUDGED_S, Gathering
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from parapply.model import Transaction
+    from parapply.model import Relation, Transaction
     from parapply.source.catch_up_stream import CatchUpStream
     from parapply.wire.assembler import Assembler
     from parapply.wire.frames import Keepalive
+
+#: Bytes of a few keep-alives. A transaction has more.
+_KEEPALIVES_BYTES = 128
 
 
 class SlotReader:
@@ -74,6 +77,11 @@ class SlotReader:
         return self._paused_s + (self._clock() - self._paused_since_s if self._paused_since_s else 0.0)
 
     @property
+    def queue(self) -> Relation | None:
+        """Return the publisher's queue of commands as last announced."""
+        return self._assembler.queue
+
+    @property
     def is_inside_transaction(self) -> bool:
         """Return whether a transaction was begun that has not been read whole."""
         return self._assembler.is_open
@@ -82,6 +90,11 @@ class SlotReader:
     def is_drained(self) -> bool:
         """Return whether the last read took everything that had come."""
         return self.stream.is_drained
+
+    @property
+    def has_more(self) -> bool:
+        """Return whether changes have come that were not read yet."""
+        return not self.stream.is_drained or self.stream.waiting_bytes > _KEEPALIVES_BYTES
 
     async def read(self) -> list[Transaction]:
         """Wait until something has come, and return the transactions, pieces and events that it completes.

@@ -30,40 +30,29 @@ if TYPE_CHECKING:
     from parapply.model import Transaction
     from parapply.plan.commands import JudgedFrames
     from parapply.runtime.intake.admission import Admission
-    from parapply.runtime.intake.batcher import Batcher
     from parapply.runtime.intake.commands import CommandTransactions
-    from parapply.runtime.pool.pool import WorkerPool
     from parapply.runtime.pool.streams import StreamBuffer, StreamBuffers
 
 
 class SpecialTransactions:
     """Used by intake only."""
 
-    def __init__(  # noqa: PLR0913  one place makes it
-        self,
-        batcher: Batcher,
-        admission: Admission,
-        commands: CommandTransactions,
-        streams: StreamBuffers,
-        pool: WorkerPool,
-        *,
-        piece_bytes: int,
+    def __init__(
+        self, admission: Admission, commands: CommandTransactions, streams: StreamBuffers, *, piece_bytes: int
     ) -> None:
         """Start with nothing in progress.
 
         Args:
-            batcher: numbers their batches, and hands them over.
-            admission: rules of entry.
+            admission: rules of entry; its batcher numbers their batches, and hands them over.
             commands: of the publisher, in a streamed transaction.
             streams: transactions in progress.
-            pool: that applies.
             piece_bytes: a streamed transaction of less is taken like any other.
         """
-        self._batcher = batcher
+        self._batcher = admission.batcher
         self._admission = admission
         self.commands = commands
         self._streams = streams
-        self._pool = pool
+        self._pool = admission.batcher.pool
         self._piece_bytes = piece_bytes
 
     async def take(self, event: Transaction) -> Transaction | None:
@@ -104,12 +93,12 @@ class SpecialTransactions:
     async def _chunk(self, piece: Transaction, chunk: Chunk) -> None:
         stream = await self._streams.add(piece, chunk, self._batcher.last_seq)
         follower = self._pool.flight.follower_of(stream)
-        if follower is not None and self._admission.is_apart(stream.relations, self._batcher.received_lsn):
+        if follower is not None and self._admission.starts.is_apart(stream.relations, self._batcher.received_lsn):
             give_way(follower)
         if not self._streams.is_worth_a_worker(stream) or not self._pool.flight.may_follow:
             return
         # Its commit lies after all that has come; what may have to be left out of it is not applied before that.
-        if not self._admission.is_apart(stream.relations, self._batcher.received_lsn):
+        if not self._admission.starts.is_apart(stream.relations, self._batcher.received_lsn):
             self._streams.follow(stream)
             self._pool.follow(StreamJob(Batch(0), {}, stream))
 
@@ -129,7 +118,7 @@ class SpecialTransactions:
             await self.commands.before(stream.relations)
         else:
             await self._admission.announce(stream.relations)
-        if not is_done and self._admission.is_apart(stream.relations, event.commit_lsn):
+        if not is_done and self._admission.starts.is_apart(stream.relations, event.commit_lsn):
             if (follower := self._pool.flight.follower_of(stream)) is not None:
                 # Its locks would hold up the copy that it waits for.
                 give_way(follower)

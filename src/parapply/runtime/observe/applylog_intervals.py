@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from psycopg import sql
 
-from parapply import limits
 from parapply.applylog import utc_text
 from parapply.applylog_schema import LOCKS_LIMIT, BackendSample, IntervalRecord, LockHolder
 from parapply.limits import is_lock
@@ -21,11 +20,10 @@ from parapply.vocabulary import WorkerState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parapply.engine.flight import Flight
-    from parapply.engine.state import EngineState
+    from parapply.metrics.figures import Figures
     from parapply.runtime.apply.worker import Worker
     from parapply.runtime.intake.batcher import Batcher
-    from parapply.runtime.intake.reader import SlotReader
+    from parapply.runtime.observe.applylog_records import LogRun
     from parapply.runtime.observe.applylog_writer import ApplyLogWriter
     from parapply.runtime.tables.control_pool import ControlPool
 
@@ -73,48 +71,41 @@ class Intervals:
     def __init__(  # noqa: PLR0913  one place makes it
         self,
         writer: ApplyLogWriter | None,
-        slot: str,
-        run: str,
+        of: LogRun,
         control_pool: ControlPool,
         *,
-        reader: SlotReader,
         batcher: Batcher,
-        flight: Flight,
         workers: Sequence[Worker],
-        engine: EngineState,
-        sender_pid: int,
+        figures: Figures,
     ) -> None:
         """Begin the first interval; intervals with work are written with an apply log.
 
         Args:
             writer: of the apply log; None without an apply log.
-            slot: that is read.
-            run: for the records.
+            of: for the records.
             control_pool: for samples of the workers' sessions.
-            reader: of the slot.
             batcher: of intake.
-            flight: whose batches are watched.
             workers: the present ones.
-            engine: has the last state of the publisher.
-            sender_pid: the publisher's process that sends.
+            figures: gets the time that the throttle took.
         """
         self._writer = writer
-        self._slot = slot
-        self._run = run
+        self._of = of
         self._control_pool = control_pool
-        self._reader = reader
+        self._reader = batcher.reader
         self._batcher = batcher
-        self._flight = flight
+        self._flight = batcher.pool.flight
         self._workers = workers
-        self._engine = engine
-        self._sender_pid = sender_pid
+        self._engine = batcher.pool.flight.state
+        self._figures = figures
+        #: The publisher's process that sends.
+        self._sender_pid = batcher.reader.stream.sender_pid
         #: True if that process runs on this machine.
-        self._is_sender_near = machine.is_sender(sender_pid)
+        self._is_sender_near = machine.is_sender(self._sender_pid)
         self.limiting = Limiting()
         self._clock = asyncio.get_running_loop().time
         #: True if the target runs on this machine; None: not known yet.
         self._is_near: bool | None = None
-        self._order = "relaxed" if flight.state.is_relaxed else "preserve"
+        self._order = "relaxed" if self._engine.is_relaxed else "preserve"
         self._applied = 0
         self._begun = self._now()
         self._cpu_then = self._cpu()
@@ -132,27 +123,29 @@ class Intervals:
         """
         begun, self._begun = self._begun, self._now()
         before_cpu, self._cpu_then = self._cpu_then, self._cpu()
-        length_s, cpu_s, waited_s, paused_s, held_s = (
+        length_s, cpu_s, waited_s, paused_s, throttled_s = (
             now - before for now, before in zip(self._begun, begun, strict=True)
         )
         # Not the watermark, because keep-alives also move it.
         applied, self._applied = self._applied, sum([worker.transactions for worker in self._workers])
-        had_work = not self._engine.is_idle or applied != self._applied
+        had_work = not self._engine.is_idle or applied != self._applied or throttled_s > 0
         behind_bytes = max(0, (self._engine.source_lsn or 0) - self._batcher.received_lsn)
-        is_held = held_s > length_s / 2
-        state = limits.THROTTLE if is_held else limiting.state_of(self._flight, self._workers)
+        self._figures.throttled_s += throttled_s
+        state = limiting.state_of(self._flight, self._workers)
         waits = limiting.waits_of(self._flight, self._workers)
         backends, locks = await self._sampled() if had_work else ((), ())
         sampled = tuple([(one.wait, one.samples) for one in backends])
-        self.limiting.add(Look(state, length_s, cpu_s, waited_s, paused_s, behind_bytes, sampled, waits, locks))
+        self.limiting.add(
+            Look(state, length_s, cpu_s, waited_s, paused_s, behind_bytes, sampled, waits, locks, throttled_s)
+        )
         if not had_work or self._writer is None:
             return
         taken_s = self._cpu_then.since(before_cpu) if self._cpu_then and before_cpu else (0.0, 0.0, 0.0)
         busy_s, sessions_s, sender_s = taken_s
         most = self._batcher.sizing.most
         record = IntervalRecord(
-            slot=self._slot,
-            run=self._run,
+            slot=self._of.slot,
+            run=self._of.run,
             ended_at=utc_text(time.time()),
             length_s=round(length_s, 6),
             workers=len(self._workers),
@@ -170,6 +163,7 @@ class Intervals:
             sessions_cpu_s=round(sessions_s, 6),
             sender_cpu_s=round(sender_s, 6),
             locks=locks,
+            throttled_s=round(throttled_s, 6),
         )
         self._writer.write([record])
 

@@ -65,24 +65,24 @@ class TargetNames:
         return tuple([TargetName(table=name, target=self._names[name]) for name in new])
 
 
-def batch_record(  # noqa: PLR0913, PLR0917  one place calls it
-    job: Job,
-    slot: str,
-    run: str,
-    unix_minus_loop_s: float,
-    reading: Reading,
-    target_names: tuple[TargetName, ...] = (),
-) -> BatchRecord:
+class LogRun(NamedTuple):
+    """The run of a daemon that records are of."""
+
+    slot: str
+    run: str  # within which the numbers of batches count
+    unix_minus_loop_s: float  # added to a time of the event loop's clock it gives seconds since 1970
+
+
+def batch_record(job: Job, of: LogRun, reading: Reading, target_names: tuple[TargetName, ...] = ()) -> BatchRecord:
     """Return the record of a committed job.
 
     Args:
         job: committed.
-        slot: its name.
-        run: within which its number counts.
-        unix_minus_loop_s: what to add to the event loop's clock to get seconds since 1970.
+        of: the run that it committed in.
         reading: how it was read from the slot.
         target_names: of tables whose name there is another one.
     """
+    slot, run, unix_minus_loop_s = of
     batch = job.batch
     wait = job.waited_for
     times = job.times
@@ -125,10 +125,11 @@ def batch_record(  # noqa: PLR0913, PLR0917  one place calls it
     )
 
 
-def transaction_records(job: Job, slot: str, run: str, unix_minus_loop_s: float) -> Iterator[TransactionRecord]:
+def transaction_records(job: Job, of: LogRun) -> Iterator[TransactionRecord]:
     """Yield the records of a committed job's source transactions, if they were noted; arguments as above."""
     if not job.first_transaction:
         return
+    slot, run, unix_minus_loop_s = of
     conflicts = _by_transaction(job.conflicts)
 
     def record(seq: int, one: Transaction | Alone, received_s: float, counted: _Counted) -> TransactionRecord:

@@ -15,21 +15,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parapply.config import Config
-    from parapply.engine.flight import Flight
     from parapply.engine.state import EngineState
     from parapply.metrics.figures import Values
-    from parapply.runtime.apply.conflicts import ConflictHandler
     from parapply.runtime.apply.worker import Worker
     from parapply.runtime.control.progress import Progress
     from parapply.runtime.intake.admission import Admission
     from parapply.runtime.intake.batcher import Batcher
-    from parapply.runtime.intake.reader import SlotReader
     from parapply.runtime.observe.applylog_writer import ApplyLogWriter
     from parapply.runtime.observe.monitor import Monitor
     from parapply.runtime.pool.streams import StreamBuffers
-    from parapply.runtime.pool.two_phase import TwoPhase
-    from parapply.runtime.tables.copied import Copied
-    from parapply.source.catch_up_stream import CatchUpStream
+    from parapply.runtime.worker_tasks import WorkerTasks
     from parapply.source.waits import PublisherWaits
     from parapply.spill import Spill
 
@@ -40,22 +35,29 @@ _SLOT_FRESH_S = 30.0
 
 
 class Parts(NamedTuple):
-    """Parts of an epoch that are shown."""
+    """Parts of an epoch that are shown, each with the parts that it stands on."""
 
-    stream: CatchUpStream
-    reader: SlotReader
-    batcher: Batcher
     admission: Admission
-    flight: Flight
-    workers: Sequence[Worker]
+    worker_tasks: WorkerTasks
     progress: Progress
-    engine: EngineState
-    conflict_handler: ConflictHandler
+    monitor: Monitor
     streams: StreamBuffers
     spill: Spill
-    two_phase: TwoPhase
-    monitor: Monitor
-    copied: Copied
+
+    @property
+    def batcher(self) -> Batcher:
+        """Return the batcher of intake."""
+        return self.admission.batcher
+
+    @property
+    def engine(self) -> EngineState:
+        """Return the state of the engine."""
+        return self.batcher.pool.flight.state
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """Return the present workers."""
+        return self.worker_tasks.workers
 
 
 class Lag(NamedTuple):
@@ -93,7 +95,7 @@ class Gauges:
         if self.parts is not None:
             shown = self.parts.engine
             if shown.lag_s is not None and shown.source_lsn is not None:
-                low_lsn = self.parts.flight.state.watermark.low_lsn
+                low_lsn = self.parts.engine.watermark.low_lsn
                 self._lag = Lag(shown.lag_s, shown.looked_s, shown.source_lsn, low_lsn)
         return self._lag
 
@@ -138,14 +140,14 @@ class Gauges:
 
 def _present(parts: Parts, now_s: float) -> Values:
     return {
-        table.QUEUE_BATCHES: {(): len(parts.flight.state.jobs)},
-        table.QUEUE_BYTES: {(): parts.flight.state.held_bytes + parts.batcher.open_bytes},
+        table.QUEUE_BATCHES: {(): len(parts.engine.jobs)},
+        table.QUEUE_BYTES: {(): parts.engine.held_bytes + parts.batcher.open_bytes},
         table.BLOCKED_SECONDS: {(): parts.engine.blocked_s(now_s)},
-        table.READING_PAUSED: {(): float(parts.reader.is_paused)},
+        table.READING_PAUSED: {(): float(parts.batcher.reader.is_paused)},
         table.STREAMS: {(): len(parts.streams)},
         table.SPILL_BYTES: {(): parts.spill.used_bytes},
         table.TABLES_WAITING: {(): parts.admission.starts.n_waiting},
-        table.PREPARED: {(): parts.two_phase.n_pending},
+        table.PREPARED: {(): parts.admission.two_phase.n_pending},
         table.TABLE_TARGET: dict.fromkeys(islice(parts.monitor.target_names.items(), table.TABLES_LIMIT), 1.0),
     }
 
@@ -164,11 +166,11 @@ def _slot(monitor: Monitor, now_s: float) -> Values:
 
 
 def _positions(parts: Parts) -> dict[tuple[str, ...], float]:
-    watermark = parts.flight.state.watermark
+    watermark = parts.engine.watermark
     return {
         ("received",): parts.batcher.received_lsn,
         ("highest",): watermark.high_lsn,
         ("lowest",): watermark.low_lsn,
         ("durable",): parts.engine.durable_lsn,
-        ("confirmed",): parts.stream.confirmed_flush_lsn,
+        ("confirmed",): parts.batcher.reader.stream.confirmed_flush_lsn,
     }

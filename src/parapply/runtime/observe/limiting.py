@@ -39,6 +39,7 @@ class Look(NamedTuple):
     backends: tuple[tuple[str, int], ...]  # what the workers' sessions waited for, and how many of them
     waits: tuple[tuple[str, str, str], ...]  # kind, table and name of what batches waited for
     locks: tuple[LockHolder, ...] = ()  # who held the workers' sessions up
+    throttled_s: float = 0.0  # apply.max_changes_per_s held changes back
 
 
 class Limiting:
@@ -90,6 +91,7 @@ class Limiting:
             "leader_cpu_s": sum([look.leader_cpu_s for look in looks]),
             "publisher_s": sum([look.publisher_s for look in looks]),
             "paused_s": sum([look.paused_s for look in looks]),
+            "throttled_s": sum([look.throttled_s for look in looks]),
             "behind_s": sum([max(look.length_s - look.paused_s, 0.0) for look in behind]),
             "behind_cpu_s": sum([look.leader_cpu_s for look in behind]),
             "behind_publisher_s": sum([look.publisher_s for look in behind]),

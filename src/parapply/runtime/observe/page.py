@@ -86,18 +86,18 @@ class StatusPage:
             yield "complete up to", f"{format_lsn(lag.low_lsn)}; the publisher is at {format_lsn(lag.source_lsn)}"
         if parts is None:
             return
-        yield "confirmed", format_lsn(parts.stream.confirmed_flush_lsn)
+        yield "confirmed", format_lsn(parts.batcher.reader.stream.confirmed_flush_lsn)
         seen = parts.monitor.slot
         if seen is not None and (kept_bytes := seen.facts.retained_bytes(seen.source_lsn)) is not None:
             safe_bytes = seen.facts.safe_wal_bytes
             limit = "" if safe_bytes is None else f"; {max(0, safe_bytes):,} more before the slot can be lost"
             yield "WAL kept", f"{kept_bytes:,} bytes, {seen.facts.wal_status}{limit}"
         held_bytes = parts.engine.held_bytes + parts.batcher.open_bytes
-        paused = ", reading is paused" if parts.reader.is_paused else ""
+        paused = ", reading is paused" if parts.batcher.reader.is_paused else ""
         n = len(parts.engine.jobs)
         yield "in hand", f"{n:,} batch{'' if n == 1 else 'es'}, {held_bytes:,} bytes{paused}"
-        if parts.two_phase.n_pending:
-            yield "prepared", f"{parts.two_phase.n_pending:,} transactions wait for their outcome"
+        if parts.admission.two_phase.n_pending:
+            yield "prepared", f"{parts.admission.two_phase.n_pending:,} transactions wait for their outcome"
         if cutover := parts.monitor.moves.cutover:
             yield "cut-over", cutover_line(cutover)
 
@@ -155,7 +155,7 @@ def _workers(parts: Parts) -> str:
 
 
 def _copies(parts: Parts) -> str:
-    left = [row for row in parts.copied.known.tables if row.state != CopyState.COPIED]
+    left = [row for row in parts.admission.copied.known.tables if row.state != CopyState.COPIED]
     rows = [
         (
             ".".join(row.name),

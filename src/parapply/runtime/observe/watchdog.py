@@ -15,10 +15,9 @@ from parapply.engine.stalls import AT_WORK
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from parapply.engine.flight import Flight
+    from parapply.engine.state import EngineState
     from parapply.runtime.apply.worker import Worker
     from parapply.runtime.intake.batcher import Batcher
-    from parapply.runtime.intake.reader import SlotReader
     from parapply.runtime.observe.gauges import Parts
 
 
@@ -59,25 +58,20 @@ def signs_of(parts: Parts) -> list[Heartbeat]:
     progress = parts.progress
     return [
         Heartbeat("progress", progress.turns, "the target" if progress.is_asking_target else ""),
-        _intake(parts.reader, parts.batcher, parts.flight),
-        _pool(parts.flight, parts.workers, has_trouble=bool(parts.conflict_handler.troubles)),
+        _intake(parts.batcher, parts.engine),
+        _pool(parts.engine, parts.workers, has_trouble=bool(parts.worker_tasks.kit.conflict_handler.troubles)),
     ]
 
 
-def _intake(reader: SlotReader, batcher: Batcher, flight: Flight) -> Heartbeat:
+def _intake(batcher: Batcher, engine: EngineState) -> Heartbeat:
     # With the queue full, intake waits for the workers, which have a separate heartbeat.
-    waits_for = reader.waits_for or ("" if flight.state.is_idle else "the workers")
-    return Heartbeat("intake", (reader.heard_s, batcher.taken_lsn), waits_for)
+    waits_for = batcher.reader.waits_for or ("" if engine.is_idle else "the workers")
+    return Heartbeat("intake", (batcher.reader.heard_s, batcher.taken_lsn), waits_for)
 
 
-def _pool(flight: Flight, workers: Sequence[Worker], *, has_trouble: bool) -> Heartbeat:
-    moved = (
-        flight.state.watermark.low_lsn,
-        len(flight.state.jobs),
-        flight.state.held_bytes,
-        *(worker.since_s for worker in workers),
-    )
-    if flight.state.is_idle:
+def _pool(engine: EngineState, workers: Sequence[Worker], *, has_trouble: bool) -> Heartbeat:
+    moved = (engine.watermark.low_lsn, len(engine.jobs), engine.held_bytes, *(worker.since_s for worker in workers))
+    if engine.is_idle:
         return Heartbeat("workers", moved, "work")
     is_at_target = any(worker.state in AT_WORK for worker in workers)
     return Heartbeat("workers", moved, "the target" if is_at_target else "a repair" if has_trouble else "")

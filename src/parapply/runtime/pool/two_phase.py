@@ -34,9 +34,8 @@ from parapply.target.session.prepared import gid_of, start_of_gid
 from parapply.wire.messages import BeginPrepare, CommitPrepared, Prepare, RollbackPrepared, StreamPrepare
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from parapply.engine.job import Outcome
+    from parapply.source.slot import StreamSender
     from parapply.target.session.session import Record, WorkerSession
 
 #: SQLSTATE of an outcome for a name that is not prepared.
@@ -50,7 +49,7 @@ class TwoPhase:
         self,
         slot_id: int,
         pending: dict[int, tuple[str, int]],
-        ask: Callable[[int], Awaitable[bool]],
+        sender: StreamSender,
         *,
         is_each_noted: bool,
     ) -> None:
@@ -59,12 +58,12 @@ class TwoPhase:
         Args:
             slot_id: of the state.
             pending: of `target.prepared.pending`.
-            ask: asks the publisher whether it has rolled back a transaction that it sent as prepared, by xid.
+            sender: knows whether a transaction that it sent as prepared was rolled back.
             is_each_noted: a COMMIT PREPARED never comes without its PREPARE.
         """
         self._slot_id = slot_id
         self._pending = dict(pending)
-        self._ask = ask
+        self._sender = sender
         self._is_each_noted = is_each_noted
         self._log = get_logger()
 
@@ -98,10 +97,12 @@ class TwoPhase:
         Raises:
             SourceLost: the publisher cannot be asked; the PREPARE is sent again.
         """
-        if not isinstance(message, BeginPrepare | Prepare | StreamPrepare) or not await self._ask(message.xid):
+        if not isinstance(message, BeginPrepare | Prepare | StreamPrepare):
             return False
-        self._log.info("prepare_left_out", xid=message.xid, end_lsn=format_lsn(message.end_lsn))
-        return True
+        is_rolled_back = await self._sender.is_rolled_back(message.xid)
+        if is_rolled_back:
+            self._log.info("prepare_left_out", xid=message.xid, end_lsn=format_lsn(message.end_lsn))
+        return is_rolled_back
 
     async def leave_out(self, session: WorkerSession, message: Prepare | StreamPrepare, record: Record) -> None:
         """Record a PREPARE whose transaction was rolled back, without preparing anything; no transaction is open.

@@ -16,7 +16,7 @@ from psycopg import sql
 from parapply import continuity
 from parapply.errors import TargetRefused
 from parapply.logs import get_logger
-from parapply.plan.copy_starts import NEVER
+from parapply.plan.copy_starts import NEVER, CopyStarts
 from parapply.source import late_tables, publishing
 from parapply.source.slot import state_schemas
 from parapply.target.session import settings
@@ -26,16 +26,17 @@ from parapply.vocabulary import CopyState
 from parapply.wire.ddl_queue import QUEUE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
 
     from parapply.config import Config
     from parapply.model import Relation
-    from parapply.plan.copy_starts import CopyStarts, Known, Name, Start
+    from parapply.plan.copy_starts import Known, Name, Start
     from parapply.runtime.tables.control_pool import ControlPool
     from parapply.runtime.tables.plans import TablePlans
     from parapply.source.late_tables import TablePlace
     from parapply.source.slot import Connection
     from parapply.target.state.copies import Copies, CopyRow
+    from parapply.target.state.slots import SlotState
     from parapply.wire.ddl_queue import MadeTable
 
 #: Seconds between two checks for tables that are published and have not come in the stream.
@@ -74,40 +75,35 @@ class Copied:
     def __init__(  # noqa: PLR0913  one place makes it
         self,
         config: Config,
-        slot_id: int,
+        state: SlotState,
         source: Connection,
         control_pool: ControlPool,
         *,
         tables: TablePlans,
-        starts: CopyStarts,
         known: Copies,
-        low_lsn: int,
-        take_gap: Callable[[], int | None],
     ) -> None:
         """Start with the copied tables as read with the state.
 
         Args:
             config: publications and state schema.
-            slot_id: of the state.
+            state: of the slot at the start: the stream is read from there on.
             source: plain session on the publisher.
             control_pool: sessions on the target.
             tables: informed of tables that are not applied.
-            starts: updated with every change.
             known: as read.
-            low_lsn: the stream is read from here on.
-            take_gap: says, once, before which LSN a publication was missing, if one was.
         """
         self._config = config
         self._publications = config.source.publications
         self._mapping = config.mapping
         self._schema = config.target.state_schema
-        self._slot_id = slot_id
+        self._slot_id = state.slot_id
         self._source = source
         self._control_pool = control_pool
         self._tables = tables
-        self._starts = starts
-        self._low_lsn = low_lsn
-        self._take_gap = take_gap
+        #: Changes that are left out, because a copy holds or will hold them. Written here, and by intake for relations
+        #: that are announced.
+        self.starts = CopyStarts()
+        self._low_lsn = state.low_lsn
         #: Partitions that are announced with the root that they are published as: the root's OID by theirs.
         self._roots: dict[int, int] = {}
         #: Tables of a parapply's progress on the publisher that are gone there.
@@ -120,14 +116,16 @@ class Copied:
         self._looked_s: float | None = None
         #: A table has joined: the next look is due.
         self._is_due = False
-        #: As `ReplicationStream.take_gap` gave it.
+        #: Before this LSN a publication was missing, as `ReplicationStream.take_gap` gave it.
         self._gap_lsn: int | None = None
         self._next_read_s = 0.0
         self._warnings = DailyWarnings()
-        #: Called when the set of copied tables has changed, or a command asks for it; requests puts itself here.
-        self.on_changed: Callable[[], None] = _ignore
+        #: Counts changes of the set of copied tables, and commands that ask for an answer. Read by requests.
+        self.n_changes = 0
+        #: Set with each of them; admission clears it.
+        self.changed = asyncio.Event()
         self._log = get_logger()
-        self._update(known.starts(low_lsn))
+        self._update(known.starts(state.low_lsn))
 
     async def read(self, *, is_called: bool = True) -> None:
         """Read the state again, and log the tables that wait: at once, and once a day.
@@ -146,17 +144,18 @@ class Copied:
         self._next_read_s = began_s + min((self._clock() - began_s) / _READ_SHARE, _READ_S)
         self._tell()
 
-    async def look(self, *, is_due: bool = False) -> None:
+    async def look(self, *, gap_lsn: int | None = None, is_due: bool = False) -> None:
         """Look for published tables that neither the state knows nor the stream has named; from time to time only.
 
         Args:
+            gap_lsn: before this LSN a publication was missing, as the stream said since the last call.
             is_due: now, whenever the last check was.
 
         Raises:
             SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
         """
         now_s = self._clock()
-        if (gap_lsn := self._take_gap()) is not None:
+        if gap_lsn is not None:
             self._gap_lsn = max(gap_lsn, self._gap_lsn or 0)
         is_due = is_due or self._is_due or self._gap_lsn is not None
         if not is_due and self._looked_s is not None and now_s - self._looked_s < _LOOK_S:
@@ -204,7 +203,7 @@ class Copied:
         found = await late_tables.uncovered(self._source, self._publications, oids, roots)
         if any(not self._is_left_out(name) for _, name in found):
             # A cut-over may have made its state there a moment ago, of which the stream has sent nothing yet.
-            self._starts.leave_out(await state_schemas(self._source))
+            self.starts.leave_out(await state_schemas(self._source))
         for oid, name in [one for one in found if not self._is_left_out(one[1])][:_TABLES]:
             # A table that will join from its first row on has no rows, or they are on their way.
             line = await late_tables.places(self._source, self._publications, oid)
@@ -260,7 +259,7 @@ class Copied:
             await self._read()
 
     def _is_left_out(self, name: Name) -> bool:
-        return name == QUEUE or self._starts.leaves_out(name[0])
+        return name == QUEUE or self.starts.leaves_out(name[0])
 
     def _know(self, known: Copies) -> None:
         self.known = known
@@ -285,11 +284,11 @@ class Copied:
         """Say from where on tables are applied."""
         beside = {oid: starts[root] for oid, root in self._roots.items() if root in starts}
         beside |= dict.fromkeys(self._gone, NEVER)
-        self._starts.update(starts, beside, is_listed=self.known.is_listed)
+        self.starts.update(starts, beside, is_listed=self.known.is_listed)
 
     def _is_settled(self, relation: Relation) -> bool:
         name = relation.full_name
-        if self._starts.leaves_out(name[0]):
+        if self.starts.leaves_out(name[0]):
             return True
         if relation in self._tables.plans.refused and relation not in self._sought:
             return False
@@ -308,7 +307,7 @@ class Copied:
         name, oid = relation.full_name, relation.oid
         if name[0] == self._schema and name[0] in (schemas := await state_schemas(self._source)):
             self._log.info("state_left_out", schemas=sorted(schemas))
-            self._starts.leave_out(schemas)
+            self.starts.leave_out(schemas)
             return
         row, namesake = self._row(oid), self._namesake(name)
         if row is not None:
@@ -452,10 +451,14 @@ class Copied:
         if starts != before.starts(self._low_lsn) or found.is_listed != before.is_listed:
             self._log.info("copies_changed", **{state.value: found.count(state) for state in CopyState})
             self._update(starts)
-            self.on_changed()
+            self._note_change()
         elif found.unseen - before.unseen:
             # Such as a pause of a table that waited anyway: nothing changes, and the command waits for an answer.
-            self.on_changed()
+            self._note_change()
+
+    def _note_change(self) -> None:
+        self.n_changes += 1
+        self.changed.set()
 
     def _tell(self) -> None:
         waiting = self._waiting
@@ -469,7 +472,3 @@ class Copied:
 def _may_be_root(row: CopyRow) -> bool:
     """Return whether partitions below a table may be published as it; before the first look it is not known."""
     return row.published_by is None or publishing.is_by_root(row.published_by)
-
-
-def _ignore() -> None:
-    """Placeholder until a listener is set."""

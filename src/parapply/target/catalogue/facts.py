@@ -11,7 +11,9 @@ from weakref import WeakSet
 
 import msgspec
 import psycopg
+from msgspec.structs import replace
 from psycopg import sql
+from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from psycopg.types.json import set_json_loads
 
@@ -20,6 +22,7 @@ from parapply.plan.table import ColumnFacts, ForeignCode, TableFacts
 from parapply.target.catalogue.fingerprint import LOOKUPS
 from parapply.target.catalogue.key_facts import foreign_key_facts, indexed_equality, unique_facts
 from parapply.target.catalogue.query import ACCESS_SQL, FACTS_SQL, FOREIGN_SQL, MANY_FACTS_SQL, OIDS_SQL
+from parapply.target.catalogue.shape import SHAPES_SQL
 from parapply.target.session.settings import target_errors
 
 if TYPE_CHECKING:
@@ -103,28 +106,51 @@ async def load_many(
 ) -> dict[tuple[str, str], TableFacts | TargetRefused]:
     """Return the result or error of `load_facts` for each existing table, by schema and name.
 
-    A few round trips for all of them; one for a single table, but for the first time in a session.
+    A few round trips for all of them; one for a single table, but for the first time in a session. Of tables of one
+    shape (`target/catalogue/shape.py`) one is described.
 
     Raises:
         TargetLost: the connection broke.
     """
-    facts: dict[tuple[str, str], TableFacts | TargetRefused] = {}
-    asked = [name[0] for name in names], [name[1] for name in names], role
     with target_errors("reading the catalogue of the published tables"):
         if len(names) == 1 and conn in _planned:
-            found = await _rows(conn, MANY_FACTS_SQL, asked)
-        else:
-            async with conn.transaction():
-                await conn.execute(LOOKUPS)
-                found = await _rows(conn, MANY_FACTS_SQL, asked)
-            _planned.add(conn)
-    for number, *row in found:
+            return await _described(conn, names, role)
+        # Shapes and facts must be of one moment, because a table may change in between. A transaction that has begun
+        # already cannot have one snapshot.
+        has_shapes = len(names) > 1 and conn.info.transaction_status == TransactionStatus.IDLE
+        async with conn.transaction():
+            await conn.execute(f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; {LOOKUPS}" if has_shapes else LOOKUPS)
+            shaped = await _rows(conn, SHAPES_SQL, _columns_of(names)) if has_shapes else []
+            first = {shape: names[number - 1] for number, _, shape in reversed(shaped)}
+            others = [row for row in shaped if first[row[2]] != names[row[0] - 1]]
+            left_out = {number for number, _, _ in others}
+            asked = [name for number, name in enumerate(names, 1) if number not in left_out]
+            facts = await _described(conn, asked, role)
+        _planned.add(conn)
+    for number, oid, shape in others:
+        like = facts.get(first[shape])
+        if isinstance(like, TableFacts):
+            schema, name = names[number - 1]
+            facts[schema, name] = replace(like, oid=oid, schema=schema, name=name, root_oid=oid)
+    return {name: facts[name] for name in names if name in facts}
+
+
+async def _described(
+    conn: psycopg.AsyncConnection[Any], names: Sequence[tuple[str, str]], role: str
+) -> dict[tuple[str, str], TableFacts | TargetRefused]:
+    """Return the facts of each of some tables, or why it is refused, by one query."""
+    facts: dict[tuple[str, str], TableFacts | TargetRefused] = {}
+    for number, *row in await _rows(conn, MANY_FACTS_SQL, (*_columns_of(names), role)):
         schema, name = names[number - 1]
         try:
             facts[schema, name] = _table(schema, name, row)
         except TargetRefused as error:
             facts[schema, name] = error
     return facts
+
+
+def _columns_of(names: Sequence[tuple[str, str]]) -> tuple[list[str], list[str]]:
+    return [schema for schema, _ in names], [name for _, name in names]
 
 
 async def table_oids(
@@ -136,7 +162,7 @@ async def table_oids(
         TargetLost: the connection broke.
     """
     with target_errors("looking for the published tables"):
-        found = await _rows(conn, OIDS_SQL, ([name[0] for name in names], [name[1] for name in names]))
+        found = await _rows(conn, OIDS_SQL, _columns_of(names))
     return {(schema, name): oid for schema, name, oid in found}
 
 

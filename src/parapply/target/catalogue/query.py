@@ -26,8 +26,9 @@ from parapply.target.catalogue.key_query import (
 _TABLE: Final = """
 table_ AS (  -- zero or one row
   SELECT c.oid, c.relkind, c.relreplident, c.relrowsecurity
-  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-  WHERE n.nspname = $1 AND c.relname = $2
+  FROM pg_catalog.pg_class c
+  -- not joined: where each tenant has a schema, the planner would visit the tables of that name in all schemas
+  WHERE c.relname = $2 AND c.relnamespace = (SELECT n.oid FROM pg_catalog.pg_namespace n WHERE n.nspname = $1)
 ),
 tree(relid) AS (  -- the table and all partitions below it; children by plain inheritance are not replicated to
   SELECT oid FROM table_
@@ -371,8 +372,10 @@ OIDS_SQL: Final = """
 SELECT w.schema_name::text, w.table_name::text, found.oid::int8
 FROM unnest($1::name[], $2::name[]) AS w(schema_name, table_name)
 CROSS JOIN LATERAL (
-  SELECT c.oid FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid
-  WHERE n.nspname = w.schema_name AND c.relname = w.table_name OFFSET 0) AS found
+  SELECT c.oid FROM pg_catalog.pg_class c
+  WHERE c.relname = w.table_name
+    AND c.relnamespace = (SELECT n.oid FROM pg_catalog.pg_namespace n WHERE n.nspname = w.schema_name)
+  OFFSET 0) AS found
 """
 
 #: Parameters: `$1` OIDs of tables, `$2` privileges as text[]. A row for each existing table: its OID, whether

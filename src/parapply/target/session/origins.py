@@ -183,14 +183,3 @@ async def drop_origins(conn: Connection, slot_id: int) -> str:
         except (psycopg.errors.InsufficientPrivilege, psycopg.errors.ObjectInUse) as error:
             return first_line(error)
     return ""
-
-
-async def tracks_commits(conn: Connection) -> bool:
-    """Return whether the server remembers when, and by which origin, rows were committed.
-
-    Raises:
-        TargetRefused, TargetLost: as everywhere.
-    """
-    with target_errors("reading track_commit_timestamp"):
-        ((value,),) = await rows(conn, sql.SQL("SELECT pg_catalog.current_setting('track_commit_timestamp')"))
-    return str(value) == "on"

@@ -18,7 +18,8 @@ import psycopg
 from psycopg import pq
 from psycopg.adapt import Transformer
 
-from parapply.errors import StatementFailed, TargetLost
+from parapply.errors import LocksExhausted, StatementFailed, TargetLost
+from parapply.target.session.settings import LOCKS_HINT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -34,6 +35,9 @@ FLIGHT_BYTES = 8 * 1024 * 1024
 NAMED_STATEMENTS = 4096
 #: Names that are remembered for that.
 USED_ONCE: Final = 4 * NAMED_STATEMENTS
+
+#: SQLSTATE and source file of a server's error that its table of locks is full; the message may be in any language.
+_NO_LOCK: Final = ("53200", "lock.c")
 
 #: As the row count that a statement must report: it is not to be checked, code on the target may change it.
 ANY_COUNT: Final = -1
@@ -452,9 +456,11 @@ class Pipeline:
 
     def _lose(self, error: Exception) -> TargetLost:
         if self._lost is None:
-            self._lost = TargetLost(
-                f"the connection to the target ended: {str(error).strip() or type(error).__name__}."
-            )
+            text = str(error).strip() or type(error).__name__
+            if isinstance(error, StatementFailed) and error.is_for_locks:
+                self._lost = LocksExhausted(f"the target has no room: {text}.", hint=LOCKS_HINT)
+            else:
+                self._lost = TargetLost(f"the connection to the target ended: {text}.")
             self.lost.set_result(self._lost)
             self._loop.remove_reader(self._fd)
             if self._is_writing:
@@ -512,6 +518,7 @@ def _failure(result: pq.abc.PGresult, index: int) -> StatementFailed:
         table=text(pq.DiagnosticField.TABLE_NAME),
         constraint=text(pq.DiagnosticField.CONSTRAINT_NAME),
         statement=index,
+        is_for_locks=(text(pq.DiagnosticField.SQLSTATE), text(pq.DiagnosticField.SOURCE_FILE)) == _NO_LOCK,
     )
 
 

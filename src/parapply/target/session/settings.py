@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -210,13 +210,13 @@ _PRIVILEGES = {
 
 _READ_ONLY_HINT = "point target.dsn to the primary, for example with target_session_attrs=read-write and all hosts"
 _SCHEMA_HINT = "run `parapply init` to create the state schema, or check target.state_schema"
-_LOCKS_HINT = (
+LOCKS_HINT = (
     "if transactions lock many tables and indexes, raise max_locks_per_transaction of the target, which takes a restart"
 )
 #: SQLSTATE: hint, for errors that no retry helps.
 _REFUSALS = {"25006": _READ_ONLY_HINT, "42P01": _SCHEMA_HINT, "3F000": _SCHEMA_HINT}
 #: The same for errors that may pass without help.
-_SHORTAGES = {"53200": _LOCKS_HINT}
+_SHORTAGES = {"53200": LOCKS_HINT}
 
 
 def _target_error(doing: str, error: psycopg.Error) -> ConfigError | TargetRefused | TargetLost:
@@ -252,6 +252,36 @@ async def rows(conn: Connection, query: sql.Composed | sql.SQL, params: Sequence
     async with psycopg.AsyncRawCursor(conn) as cursor:
         await cursor.execute(query, params)
         return await cursor.fetchall() if cursor.description else []
+
+
+class TargetSettings(NamedTuple):
+    """Settings of a server that a daemon or a copy has to know."""
+
+    #: It remembers when rows were committed, and by which origin.
+    tracks_commits: bool
+    #: Number of tables and indexes that all its sessions together can have locked.
+    lock_places: int
+
+
+_TARGET_SETTINGS = sql.SQL(
+    "SELECT pg_catalog.current_setting('track_commit_timestamp')::bool,"
+    " pg_catalog.current_setting('max_locks_per_transaction')::int8 *"
+    " (pg_catalog.current_setting('max_connections')::int8"
+    " + pg_catalog.current_setting('max_prepared_transactions')::int8)"
+)
+
+
+async def target_settings(conn: Connection) -> TargetSettings:
+    """Return the settings of a session's server.
+
+    Source: PostgreSQL manual, "Lock Management", for the places of the table of locks.
+
+    Raises:
+        TargetLost: the connection broke.
+    """
+    with target_errors("reading its settings"):
+        (row,) = await rows(conn, _TARGET_SETTINGS)
+    return TargetSettings(*row)
 
 
 async def run_prepared(conn: Connection, name: bytes, query: sql.Composed, params: Sequence[bytes]) -> int:

@@ -549,7 +549,7 @@ def _cut(rows: list[KeptRow], size_bytes: int, plan: TablePlan) -> Iterator[list
     """
     if not rows:
         return
-    if size_bytes < min(LARGE_ROW_BYTES * len(rows), SET_BYTES):
+    if len(rows) == 1 or size_bytes < min(LARGE_ROW_BYTES * len(rows), SET_BYTES):
         yield rows
         return
     sizes = [_row_bytes(row) for row in rows]

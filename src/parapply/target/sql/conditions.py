@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from parapply.plan.table import Equality
@@ -23,7 +24,11 @@ _LENGTH_OFFSET: Final = 4
 
 def table_name(facts: TableFacts) -> str:
     """Return the table's quoted name with its schema, without ONLY."""
-    return qualified(facts.schema, facts.name)
+    return _qualified(facts.schema, facts.name)
+
+
+# Each batch asks for the names of its tables.
+_qualified = lru_cache(maxsize=16_384)(qualified)
 
 
 def column_equals(column: ColumnFacts, value: str) -> str:

@@ -16,6 +16,7 @@ one takes a new snapshot, later than all that was received until then, and so th
 `waiting`.
 
 In: a control session, the schema's name, a slot_id. Out: rows of `parapply.copies`.
+Every function raises TargetRefused or TargetLost where the server does not do it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from parapply.model import format_lsn, parse_lsn
 from parapply.plan.copy_starts import Start
 from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
-from parapply.target.state.schema import in_schema, lsn_text
+from parapply.target.state.schema import in_schema, lsn_text, state_rows
 from parapply.vocabulary import CopyState
 
 if TYPE_CHECKING:
@@ -155,16 +156,14 @@ async def load(conn: Connection, schema: str, slot_id: int) -> Copies:
         TargetLost: the connection broke.
     """
     # Check the lock after reading the rows, so that "no copier" holds for exactly those rows.
-    query = in_schema(
+    query = (
         "SELECT s.copies_only, c.schema_name, c.table_name, c.state, c.start_lsn::text,"
         " c.rows, c.size_bytes, c.indexes, c.source_oid, c.reason, c.published_by, c.is_seen,"
         " c.xmin::text::bigint"
         " FROM {s}.slots AS s LEFT JOIN {s}.copies AS c USING (slot_id)"
-        " WHERE s.slot_id = $1::int ORDER BY 2, 3",
-        schema,
+        " WHERE s.slot_id = $1::int ORDER BY 2, 3"
     )
-    with target_errors("reading which tables are copied"):
-        found = await rows(conn, query, [slot_id])
+    found = await state_rows(conn, schema, "reading which tables are copied", query, [slot_id])
     tables = tuple(
         CopyRow(
             schema_name=name,
@@ -198,14 +197,13 @@ async def load_stamp(conn: Connection, schema: str, slot_id: int) -> Stamp:
     Raises:
         TargetRefused, TargetLost: as `load`.
     """
-    query = in_schema(
+    query = (
         "SELECT COALESCE(bool_or(s.copies_only), false), count(c.slot_id),"
         " COALESCE(sum(c.xmin::text::bigint), 0)::bigint"
-        " FROM {s}.slots AS s LEFT JOIN {s}.copies AS c USING (slot_id) WHERE s.slot_id = $1::int",
-        schema,
+        " FROM {s}.slots AS s LEFT JOIN {s}.copies AS c USING (slot_id) WHERE s.slot_id = $1::int"
     )
-    with target_errors("looking whether other tables are copied"):
-        ((is_listed, n_tables, versions),) = await rows(conn, query, [slot_id])
+    found = await state_rows(conn, schema, "looking whether other tables are copied", query, [slot_id])
+    ((is_listed, n_tables, versions),) = found
     return Stamp(is_listed=is_listed, n_tables=n_tables, versions=versions)
 
 
@@ -218,9 +216,6 @@ async def add(conn: Connection, schema: str, slot_id: int, oids: Mapping[Name, i
         slot_id: slot.
         oids: the publisher's, by name; a row of the same name and of another table is replaced.
         is_listed: as said; False leaves it as it is.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
     """
     insert = in_schema(
         "INSERT INTO {s}.copies AS c (slot_id, schema_name, table_name, source_oid, state)"
@@ -245,9 +240,6 @@ async def begin(conn: Connection, schema: str, slot_id: int, names: Sequence[Nam
 
     Twice: before the snapshot is made with an LSN before it, and, when `is_seen` says that the daemon knows, with the
     snapshot's own. In between the daemon must not continue to leave out changes that the snapshot does not show.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
     """
     query = in_schema(
         "UPDATE {s}.copies AS c SET state = 'copying', start_lsn = $4::pg_lsn, rows = NULL, size_bytes = NULL,"
@@ -264,10 +256,9 @@ async def begin(conn: Connection, schema: str, slot_id: int, names: Sequence[Nam
 
 
 async def pause(conn: Connection, schema: str, slot_id: int, names: Sequence[Name]) -> None:
-    """Take tables that have a row out of the stream; the copy lock must be held. `is_seen` shows when none is applied.
+    """Take tables that have a row out of the stream; the copy lock must be held.
 
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
+    `is_seen` shows when no change of them is applied.
     """
     query = in_schema(
         "UPDATE {s}.copies AS c SET state = 'waiting', start_lsn = NULL, rows = NULL, size_bytes = NULL, reason = $4,"
@@ -285,77 +276,55 @@ async def pause(conn: Connection, schema: str, slot_id: int, names: Sequence[Nam
 
 
 async def is_seen(conn: Connection, schema: str, slot_id: int) -> bool:
-    """Return whether the daemon, if one runs, keeps to what `begin` or `pause` has written last.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be read.
-    """
-    query = in_schema(
+    """Return whether the daemon, if one runs, keeps to what `begin` or `pause` has written last."""
+    query = (
         "SELECT pg_catalog.bool_and(is_seen) FROM {s}.copies"
-        " WHERE slot_id = $1::int AND (state = 'copying' OR state = 'waiting' AND reason = $2)",
-        schema,
+        " WHERE slot_id = $1::int AND (state = 'copying' OR state = 'waiting' AND reason = $2)"
     )
-    with target_errors("looking whether the daemon knows of the copy"):
-        ((has_seen,),) = await rows(conn, query, [slot_id, PAUSED])
+    ((has_seen,),) = await state_rows(
+        conn, schema, "looking whether the daemon knows of the copy", query, [slot_id, PAUSED]
+    )
     # In this order, because a daemon that comes after the check reads what was written before it.
     return has_seen is not False or not await lease.holders(conn, slot_id)
 
 
 async def tell_seen(conn: Connection, schema: str, slot_id: int, known: Copies) -> None:
-    """Report to the command that copies or pauses that the daemon keeps to the rows it has read.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
+    """Report to the command that copies or pauses that the daemon keeps to the rows it has read."""
     under_way = [row for row in known.tables if row.state == CopyState.COPYING or row.is_paused]
-    query = in_schema(
+    query = (
         "UPDATE {s}.copies AS c SET is_seen = true FROM unnest($2::text[], $3::text[], $4::pg_lsn[])"
         " AS n(schema_name, table_name, start_lsn) WHERE c.slot_id = $1::int AND c.schema_name = n.schema_name"
         " AND c.table_name = n.table_name AND c.start_lsn IS NOT DISTINCT FROM n.start_lsn"
-        " AND c.state <> 'copied' AND NOT c.is_seen",
-        schema,
+        " AND c.state <> 'copied' AND NOT c.is_seen"
     )
     starts = [lsn_text(row.start_lsn) for row in under_way]
     values = [slot_id, [row.schema_name for row in under_way], [row.table_name for row in under_way], starts]
     if under_way:
-        with target_errors("telling who copies"):
-            await rows(conn, query, values)
+        await state_rows(conn, schema, "telling who copies", query, values)
 
 
 async def keep_indexes(conn: Connection, schema: str, slot_id: int, name: Name, indexes: Sequence[str]) -> None:
-    """Keep the statements that make dropped indexes again, before they are dropped.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
-    query = in_schema(
-        "UPDATE {s}.copies SET indexes = $4::text[] WHERE slot_id = $1::int AND schema_name = $2 AND table_name = $3",
-        schema,
+    """Keep the statements that make dropped indexes again, before they are dropped."""
+    query = (
+        "UPDATE {s}.copies SET indexes = $4::text[] WHERE slot_id = $1::int AND schema_name = $2 AND table_name = $3"
     )
-    with target_errors("noting dropped indexes"):
-        await rows(conn, query, [slot_id, *name, list(indexes)])
+    await state_rows(conn, schema, "noting dropped indexes", query, [slot_id, *name, list(indexes)])
 
 
 async def note_progress(conn: Connection, schema: str, slot_id: int, figures: Mapping[Name, tuple[int, int]]) -> None:
-    """Note how many rows and bytes of tables under way were handed on; for people only, so it need not be durable.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
+    """Note how many rows and bytes of tables under way were handed on; for people only, so it need not be durable."""
     if not figures:
         return
-    query = in_schema(
+    query = (
         "WITH quick AS (SELECT pg_catalog.set_config('synchronous_commit', 'off', true))"
         " UPDATE {s}.copies AS c SET rows = n.rows, size_bytes = n.size_bytes"
         " FROM quick, unnest($2::text[], $3::text[], $4::bigint[], $5::bigint[])"
         " AS n(schema_name, table_name, rows, size_bytes) WHERE c.slot_id = $1::int"
-        " AND c.schema_name = n.schema_name AND c.table_name = n.table_name AND c.state = 'copying'",
-        schema,
+        " AND c.schema_name = n.schema_name AND c.table_name = n.table_name AND c.state = 'copying'"
     )
     names = [[name[part] for name in figures] for part in (0, 1)]
     counts = [[count[part] for count in figures.values()] for part in (0, 1)]
-    with target_errors("noting how far the copy is"):
-        await rows(conn, query, [slot_id, *names, *counts])
+    await state_rows(conn, schema, "noting how far the copy is", query, [slot_id, *names, *counts])
 
 
 async def finish(  # noqa: PLR0913  the columns of a row
@@ -373,29 +342,20 @@ async def finish(  # noqa: PLR0913  the columns of a row
 
     Not durable is as exact, because a crash that takes the rows also takes this note, which comes after them in the
     WAL, and everything that is based on it. The last one of a copy must be durable, and makes all of them so.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
     """
-    query = in_schema(
+    query = (
         "WITH noted AS (UPDATE {s}.copies SET state = 'copied', rows = $4::bigint, size_bytes = $5::bigint,"
         " indexes = '{{}}', finished_at = pg_catalog.clock_timestamp()"
         " WHERE slot_id = $1::int AND schema_name = $2 AND table_name = $3),"
         " whole AS (DELETE FROM {s}.copy_parts WHERE slot_id = $1::int AND source_oid = $8::bigint)"
-        " SELECT pg_catalog.pg_notify($6, ''), pg_catalog.set_config('synchronous_commit', $7, true)",
-        schema,
+        " SELECT pg_catalog.pg_notify($6, ''), pg_catalog.set_config('synchronous_commit', $7, true)"
     )
     values = [slot_id, *name, n_rows, size_bytes, channel(slot_id), "on" if is_durable else "off", source_oid]
-    with target_errors("noting what is copied"):
-        await rows(conn, query, values)
+    await state_rows(conn, schema, "noting what is copied", query, values)
 
 
 async def forget(conn: Connection, schema: str, slot_id: int, names: Sequence[Name]) -> None:
-    """Forget tables that are no longer published.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
+    """Forget tables that are no longer published."""
     query = in_schema(
         "DELETE FROM {s}.copies AS c USING unnest($2::text[], $3::text[]) AS n(schema_name, table_name)"
         " WHERE c.slot_id = $1::int AND c.schema_name = n.schema_name AND c.table_name = n.table_name",
@@ -410,59 +370,42 @@ async def forget(conn: Connection, schema: str, slot_id: int, names: Sequence[Na
 async def settle(  # noqa: PLR0913, PLR0917  the columns of a row
     conn: Connection, schema: str, slot_id: int, name: Name, source_oid: int, reason: str
 ) -> None:
-    """Note a table that was published later: applied from its first row on, or waiting for a reason.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
-    query = in_schema(
+    """Note a table that was published later: applied from its first row on, or waiting for a reason."""
+    query = (
         "INSERT INTO {s}.copies (slot_id, schema_name, table_name, source_oid, state, start_lsn, reason)"
         " VALUES ($1::int, $2, $3, $4::bigint, CASE WHEN $5 = '' THEN 'copied' ELSE 'waiting' END,"
-        " CASE WHEN $5 = '' THEN '0/0'::pg_lsn END, $5) ON CONFLICT DO NOTHING",
-        schema,
+        " CASE WHEN $5 = '' THEN '0/0'::pg_lsn END, $5) ON CONFLICT DO NOTHING"
     )
-    with target_errors("noting a table that was published later"):
-        await rows(conn, query, [slot_id, *name, source_oid, reason])
+    await state_rows(
+        conn, schema, "noting a table that was published later", query, [slot_id, *name, source_oid, reason]
+    )
 
 
 async def join(conn: Connection, schema: str, slot_id: int, source_oid: int) -> None:
-    """Note of a table that waits that it is applied from its first row on, unless a copy of it has begun.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
-    query = in_schema(
+    """Note of a table that waits that it is applied from its first row on, unless a copy of it has begun."""
+    query = (
         "UPDATE {s}.copies SET state = 'copied', start_lsn = '0/0', reason = '', published_by = NULL"
-        " WHERE slot_id = $1::int AND source_oid = $2::bigint AND state = 'waiting' AND reason NOT IN ('', $3)",
-        schema,
+        " WHERE slot_id = $1::int AND source_oid = $2::bigint AND state = 'waiting' AND reason NOT IN ('', $3)"
     )
-    with target_errors("noting a table that a command makes"):
-        await rows(conn, query, [slot_id, source_oid, PAUSED])
+    await state_rows(conn, schema, "noting a table that a command makes", query, [slot_id, source_oid, PAUSED])
 
 
 async def keep_published(conn: Connection, schema: str, slot_id: int, marks: Mapping[int, str]) -> None:
-    """Keep how tables were published when the snapshot of their copy was made, by the publisher's OIDs.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
-    query = in_schema(
+    """Keep how tables were published when the snapshot of their copy was made, by the publisher's OIDs."""
+    query = (
         "UPDATE {s}.copies AS c SET published_by = n.marks"
         " FROM unnest($2::bigint[], $3::text[]) AS n(source_oid, marks)"
-        " WHERE c.slot_id = $1::int AND c.source_oid = n.source_oid",
-        schema,
+        " WHERE c.slot_id = $1::int AND c.source_oid = n.source_oid"
     )
-    with target_errors("noting how tables are published"):
-        await rows(conn, query, [slot_id, list(marks), list(marks.values())])
+    await state_rows(
+        conn, schema, "noting how tables are published", query, [slot_id, list(marks), list(marks.values())]
+    )
 
 
 async def note_published(conn: Connection, schema: str, slot_id: int, changes: Sequence[PublishedChange]) -> None:
     """Keep how tables are published, and have those wait of which changes may be missing.
 
     A table whose copy has begun since is left alone, as is one that another look has changed.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
     """
     if not changes:
         return
@@ -483,26 +426,16 @@ async def note_published(conn: Connection, schema: str, slot_id: int, changes: S
 
 
 async def identify(conn: Connection, schema: str, slot_id: int, name: Name, source_oid: int) -> None:
-    """Note the publisher's OID of a table that an older version has noted by name.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
-    query = in_schema(
+    """Note the publisher's OID of a table that an older version has noted by name."""
+    query = (
         "UPDATE {s}.copies SET source_oid = $4::bigint"
-        " WHERE slot_id = $1::int AND schema_name = $2 AND table_name = $3 AND source_oid IS NULL",
-        schema,
+        " WHERE slot_id = $1::int AND schema_name = $2 AND table_name = $3 AND source_oid IS NULL"
     )
-    with target_errors("noting which table it is"):
-        await rows(conn, query, [slot_id, *name, source_oid])
+    await state_rows(conn, schema, "noting which table it is", query, [slot_id, *name, source_oid])
 
 
 async def rename(conn: Connection, schema: str, slot_id: int, names: Mapping[int, Name]) -> None:
-    """Give tables the names that they have now, by OID; a row that has such a name and is none of them goes.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
+    """Give tables the names that they have now, by OID; a row that has such a name and is none of them goes."""
     # By way of names that no table has: two tables may have exchanged theirs.
     aside = in_schema(
         "UPDATE {s}.copies SET schema_name = '', table_name = source_oid::text"
@@ -530,29 +463,18 @@ async def rename(conn: Connection, schema: str, slot_id: int, names: Mapping[int
 
 
 async def keep_marks(conn: Connection, schema: str, slot_id: int, marks: Sequence[str]) -> None:
-    """Keep what the publisher's catalogue held at a time when the stream had begun, in the place of what was kept.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
-    query = in_schema(
+    """Keep what the publisher's catalogue held at a time when the stream had begun, in the place of what was kept."""
+    query = (
         "INSERT INTO {s}.marks (slot_id, marks) VALUES ($1::int, $2::text[])"
-        " ON CONFLICT (slot_id) DO UPDATE SET marks = EXCLUDED.marks, taken_at = EXCLUDED.taken_at",
-        schema,
+        " ON CONFLICT (slot_id) DO UPDATE SET marks = EXCLUDED.marks, taken_at = EXCLUDED.taken_at"
     )
-    with target_errors("noting which tables there are"):
-        await rows(conn, query, [slot_id, list(marks)])
+    await state_rows(conn, schema, "noting which tables there are", query, [slot_id, list(marks)])
 
 
 async def load_marks(conn: Connection, schema: str, slot_id: int) -> frozenset[str] | None:
-    """Return what `keep_marks` has kept, None if there is nothing.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be read.
-    """
-    query = in_schema("SELECT marks FROM {s}.marks WHERE slot_id = $1::int", schema)
-    with target_errors("reading which tables there were"):
-        found = await rows(conn, query, [slot_id])
+    """Return what `keep_marks` has kept, None if there is nothing."""
+    query = "SELECT marks FROM {s}.marks WHERE slot_id = $1::int"
+    found = await state_rows(conn, schema, "reading which tables there were", query, [slot_id])
     return frozenset(found[0][0]) if found else None
 
 

@@ -2,6 +2,8 @@
 
 In: a session on the target, the schema's name, a slot_id. Out: rows of `parapply.copy_parts`, each written in the
 transaction that copies its part, and gone when the table is complete or is emptied.
+
+Every function raises TargetRefused or TargetLost where the server does not do it.
 """
 
 from __future__ import annotations
@@ -11,8 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parapply.model import format_lsn, parse_lsn
-from parapply.target.session.settings import rows, target_errors
-from parapply.target.state.schema import in_schema
+from parapply.target.state.schema import state_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,18 +36,12 @@ class CopiedPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def load(conn: Connection, schema: str, slot_id: int) -> list[CopiedPart]:
-    """Read all parts of a slot.
-
-    Raises:
-        TargetRefused, TargetLost: they could not be read.
-    """
-    query = in_schema(
+    """Read all parts of a slot."""
+    query = (
         "SELECT source_oid, leaf_schema, leaf_name, first_page, end_page, lsn::text, rows, size_bytes, fingerprint"
-        " FROM {s}.copy_parts WHERE slot_id = $1::int ORDER BY 1, 2, 3, 4",
-        schema,
+        " FROM {s}.copy_parts WHERE slot_id = $1::int ORDER BY 1, 2, 3, 4"
     )
-    with target_errors("reading which parts are copied"):
-        found = await rows(conn, query, [slot_id])
+    found = await state_rows(conn, schema, "reading which parts are copied", query, [slot_id])
     names = CopiedPart.__struct_fields__
     return [
         CopiedPart(**{**dict(zip(names, row, strict=True)), "lsn": parse_lsn(row[names.index("lsn")])}) for row in found
@@ -54,51 +49,36 @@ async def load(conn: Connection, schema: str, slot_id: int) -> list[CopiedPart]:
 
 
 async def add(conn: Connection, schema: str, slot_id: int, part: CopiedPart) -> None:
-    """Note a part, in the transaction that copies it.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
-    query = in_schema(
+    """Note a part, in the transaction that copies it."""
+    query = (
         "INSERT INTO {s}.copy_parts (slot_id, source_oid, leaf_schema, leaf_name, first_page, end_page, lsn, rows,"
         " size_bytes, fingerprint) VALUES ($1::int, $2::bigint, $3, $4, $5::bigint, $6::bigint, $7::pg_lsn, $8::bigint,"
-        " $9::bigint, $10)",
-        schema,
+        " $9::bigint, $10)"
     )
     values = [
         slot_id, part.source_oid, part.leaf_schema, part.leaf_name, part.first_page, part.end_page,
         format_lsn(part.lsn), part.rows, part.size_bytes, part.fingerprint,
     ]  # fmt: skip
-    with target_errors("noting a part that is copied"):
-        await rows(conn, query, values)
+    await state_rows(conn, schema, "noting a part that is copied", query, values)
 
 
 async def bring_forward(  # noqa: PLR0913  the columns of a row
     conn: Connection, schema: str, slot_id: int, source_oid: int, *, lsn: int, more_rows: int
 ) -> None:
-    """Note that all parts of a table are as of another LSN, in the transaction that makes them so.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
+    """Note that all parts of a table are as of another LSN, in the transaction that makes them so."""
     # The rows on one part: only the sum is used.
-    query = in_schema(
+    query = (
         "UPDATE {s}.copy_parts AS p SET lsn = $3::pg_lsn,"
         " rows = p.rows + CASE WHEN p.ctid = (SELECT min(q.ctid) FROM {s}.copy_parts AS q"
         " WHERE q.slot_id = $1::int AND q.source_oid = $2::bigint) THEN $4::bigint ELSE 0 END"
-        " WHERE p.slot_id = $1::int AND p.source_oid = $2::bigint",
-        schema,
+        " WHERE p.slot_id = $1::int AND p.source_oid = $2::bigint"
     )
-    with target_errors("noting what the parts hold now"):
-        await rows(conn, query, [slot_id, source_oid, format_lsn(lsn), more_rows])
+    await state_rows(
+        conn, schema, "noting what the parts hold now", query, [slot_id, source_oid, format_lsn(lsn), more_rows]
+    )
 
 
 async def forget(conn: Connection, schema: str, slot_id: int, source_oids: Sequence[int]) -> None:
-    """Forget the parts of tables, before their rows go.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
-    query = in_schema("DELETE FROM {s}.copy_parts WHERE slot_id = $1::int AND source_oid = ANY ($2::bigint[])", schema)
-    with target_errors("forgetting parts of a copy"):
-        await rows(conn, query, [slot_id, list(source_oids)])
+    """Forget the parts of tables, before their rows go."""
+    query = "DELETE FROM {s}.copy_parts WHERE slot_id = $1::int AND source_oid = ANY ($2::bigint[])"
+    await state_rows(conn, schema, "forgetting parts of a copy", query, [slot_id, list(source_oids)])

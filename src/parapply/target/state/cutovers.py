@@ -2,7 +2,7 @@
 
 In: a control session, the name of the state schema. Out: rows of `parapply.cutovers`. Every change of it is a
 separate synchronous commit, before the work that it announces begins, so that a command that was killed is continued or
-undone.
+undone. Every function raises TargetRefused or TargetLost where the server does not do it.
 """
 
 from __future__ import annotations
@@ -16,26 +16,20 @@ from parapply.errors import TargetRefused
 from parapply.model import parse_lsn
 from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
-from parapply.target.state.schema import in_schema, lsn_text
+from parapply.target.state.schema import in_schema, lsn_text, state_rows
+from parapply.vocabulary import CutoverStep
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from parapply.target.session.settings import Connection
 
-#: In their order. From `opening` on there is no way back but the other direction.
-STEPS: Final = (
-    "preparing", "fencing", "draining", "comparing", "sequences", "stopping", "turning", "opening", "ending", "done",
-)  # fmt: skip
-#: A cut-over that is being taken back.
-UNDOING: Final = "undoing"
 #: No daemon applies the slot from here on.
-_DAEMON_STOPS: Final = "stopping"
+_DAEMON_STOPS: Final = CutoverStep.STOPPING
 #: No table is copied from here on, because the target is compared, and then opened, as it is.
-COPIES_STOP: Final = "fencing"
-
+COPIES_STOP: Final = CutoverStep.FENCING
 #: No daemon applies the slot of the way back before this step: the stream ahead runs, and rows would go round.
-_BACK_BEGINS: Final = "opening"
+_BACK_BEGINS: Final = CutoverStep.OPENING
 #: Rights of every role while a cut-over is under way, because the role that reads the way back has no other right here.
 _READ_BY_ALL: Final = "USAGE ON SCHEMA {s}", "SELECT (step, reverse_slot) ON {s}.cutovers"
 
@@ -62,7 +56,7 @@ _COLUMNS: Final = (
 class Cutover(msgspec.Struct, frozen=True, kw_only=True):
     """A cut-over that was begun."""
 
-    step: str  # that is under way: it is done again from its beginning
+    step: CutoverStep  # that is under way: it is done again from its beginning
     reverse_slot: str  # on the target, for the way back
     made_slot: bool  # by this cut-over
     made_publication: bool
@@ -74,29 +68,24 @@ class Cutover(msgspec.Struct, frozen=True, kw_only=True):
     gap_s: float | None  # from the fence until the target was opened
 
     @property
-    def index(self) -> int:
-        """Return the place of the step among all."""
-        return STEPS.index(self.step) if self.step in STEPS else 0
-
-    @property
     def is_done(self) -> bool:
         """Return whether the target has taken over, and nothing is left to do."""
-        return self.step == STEPS[-1]
+        return self.step is CutoverStep.DONE
 
     @property
     def stops_daemon(self) -> bool:
         """Return whether daemons may no longer apply the slot."""
-        return self.index >= STEPS.index(_DAEMON_STOPS)
+        return not self.step.is_before(_DAEMON_STOPS)
 
     @property
     def holds_others(self) -> bool:
         """Return whether only the cut-over's own command takes away what it has made: a fence, a slot and its state."""
-        return self.step not in {"ending", "done"}
+        return self.step.is_before(CutoverStep.ENDING)
 
     @property
     def is_open(self) -> bool:
         """Return whether writers may have been let in, so that nothing can be undone."""
-        return self.index >= STEPS.index("opening")
+        return not self.step.is_before(CutoverStep.OPENING)
 
 
 async def read(conn: Connection, schema: str, slot_id: int) -> Cutover | None:
@@ -105,14 +94,13 @@ async def read(conn: Connection, schema: str, slot_id: int) -> Cutover | None:
     Raises:
         TargetRefused, TargetLost: the state cannot be read.
     """
-    query = in_schema(f"SELECT {_COLUMNS} FROM {{s}}.cutovers WHERE slot_id = $1::int", schema)  # noqa: S608  own text
-    with target_errors("reading the cut-over"):
-        found = await rows(conn, query, [slot_id])
+    query = f"SELECT {_COLUMNS} FROM {{s}}.cutovers WHERE slot_id = $1::int"  # noqa: S608  own text
+    found = await state_rows(conn, schema, "reading the cut-over", query, [slot_id])
     if not found:
         return None
     step, reverse, made_slot, made_publication, fence, opens, fence_lsn, takeover_lsn, fenced_s, gap_s = found[0]
     return Cutover(
-        step=step,
+        step=CutoverStep(step),
         reverse_slot=reverse,
         made_slot=made_slot,
         made_publication=made_publication,
@@ -126,11 +114,7 @@ async def read(conn: Connection, schema: str, slot_id: int) -> Cutover | None:
 
 
 async def begin(conn: Connection, schema: str, slot_id: int, cutover: Cutover) -> None:
-    """Write the first row of a cut-over; one that is done is replaced.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
+    """Write the first row of a cut-over; one that is done is replaced."""
     query = in_schema(
         "INSERT INTO {s}.cutovers (slot_id, step, reverse_slot, made_slot, made_publication, fence, opens)"
         " VALUES ($1::int, $2, $3, $4::bool, $5::bool, $6, $7)",
@@ -150,7 +134,7 @@ async def enter(  # noqa: PLR0913  what a step leaves
     conn: Connection,
     schema: str,
     slot_id: int,
-    step: str,
+    step: CutoverStep,
     *,
     fence_lsn: int | None = None,
     takeover_lsn: int | None = None,
@@ -175,7 +159,7 @@ async def enter(  # noqa: PLR0913  what a step leaves
     with target_errors("noting the step of the cut-over"):
         async with conn.transaction():
             found = await rows(conn, query, [slot_id, step, lsn_text(fence_lsn), lsn_text(takeover_lsn)])
-            if step == STEPS[-1]:
+            if step is CutoverStep.DONE:
                 await _close(conn, schema)
     if not found:
         raise TargetRefused(
@@ -185,23 +169,13 @@ async def enter(  # noqa: PLR0913  what a step leaves
 
 
 async def unfence(conn: Connection, schema: str, slot_id: int) -> None:
-    """Note that writers were let in on the source again.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be noted.
-    """
-    with target_errors("noting that the fence was lifted"):
-        await rows(
-            conn, in_schema("UPDATE {s}.cutovers SET fenced_at = NULL WHERE slot_id = $1::int", schema), [slot_id]
-        )
+    """Note that writers were let in on the source again."""
+    query = "UPDATE {s}.cutovers SET fenced_at = NULL WHERE slot_id = $1::int"
+    await state_rows(conn, schema, "noting that the fence was lifted", query, [slot_id])
 
 
 async def forget(conn: Connection, schema: str, slot_id: int) -> None:
-    """Remove the row.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be removed.
-    """
+    """Remove the row."""
     with target_errors("forgetting the cut-over"):
         async with conn.transaction():
             await rows(conn, in_schema("DELETE FROM {s}.cutovers WHERE slot_id = $1::int", schema), [slot_id])
@@ -211,7 +185,7 @@ async def forget(conn: Connection, schema: str, slot_id: int) -> None:
 async def _close(conn: Connection, schema: str) -> None:
     """Revoke the right of other roles to read here, unless another slot is being cut over."""
     query = in_schema("SELECT FROM {s}.cutovers WHERE step <> $1 LIMIT 1", schema)
-    if not await rows(conn, query, [STEPS[-1]]):
+    if not await rows(conn, query, [CutoverStep.DONE]):
         for right in _READ_BY_ALL:
             await conn.execute(in_schema(f"REVOKE {right} FROM PUBLIC", schema))
 
@@ -236,16 +210,16 @@ async def step_before_back(conn: Connection, schemas: Collection[str], slot_name
         ),
         [names],
     )
-    begins = STEPS.index(_BACK_BEGINS)
+    later = [step.value for step in CutoverStep if not step.is_before(_BACK_BEGINS)]
     for (schema,) in open_ones:
         query = in_schema("SELECT step FROM {s}.cutovers WHERE reverse_slot = $1 AND step <> ALL ($2::text[])", schema)
-        if found := await rows(conn, query, [slot_name, list(STEPS[begins:])]):
+        if found := await rows(conn, query, [slot_name, later]):
             return str(found[0][0])
     return ""
 
 
 async def check_may_write(
-    conn: Connection, schema: str, slot_id: int, slot_name: str, *, until: str = _DAEMON_STOPS
+    conn: Connection, schema: str, slot_id: int, slot_name: str, *, until: CutoverStep = _DAEMON_STOPS
 ) -> None:
     """Refuse to write what comes from the publisher once the target has taken over, or is about to.
 
@@ -261,7 +235,7 @@ async def check_may_write(
         TargetLost: the connection broke.
     """
     found = await read(conn, schema, slot_id)
-    if found is None or found.index < STEPS.index(until):
+    if found is None or found.step.is_before(until):
         return
     what = "the target has taken over" if found.is_open else f"it is under way, at the step {found.step}"
     raise TargetRefused(

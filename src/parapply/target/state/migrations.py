@@ -2,6 +2,8 @@
 
 In: a control session, the schema's name, which migration. Out: rows of `parapply.migrations` and
 `parapply.migration_items`. A migration is named by slot and publisher, because its first steps come before the slot.
+
+Every function raises TargetRefused or TargetLost where the server does not do it.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import msgspec
 from psycopg import sql
 
 from parapply.target.session.settings import rows, target_errors
-from parapply.target.state.schema import has_schema, in_schema
+from parapply.target.state.schema import has_schema, in_schema, state_rows
 
 if TYPE_CHECKING:
     from parapply.target.session.settings import Connection
@@ -68,57 +70,37 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def load(conn: Connection, migration: Migration) -> dict[str, StepRow]:
-    """Return the steps that were begun, by name; none where there is no state schema.
-
-    Raises:
-        TargetRefused, TargetLost: they could not be read.
-    """
+    """Return the steps that were begun, by name; none where there is no state schema."""
     if not await has_schema(conn, migration.schema):
         return {}
-    query = in_schema(
+    query = (
         "SELECT step, state, done, total, unit, size_bytes, left_s, detail, options, started_at::text,"
         " finished_at::text,"
         " EXTRACT(epoch FROM COALESCE(finished_at, pg_catalog.clock_timestamp()) - started_at)::float8"
         " FROM {s}.migrations"
-        " WHERE slot_name = $1 AND system_identifier = $2 ORDER BY started_at",
-        migration.schema,
+        " WHERE slot_name = $1 AND system_identifier = $2 ORDER BY started_at"
     )
-    with target_errors("reading how far the migration is"):
-        found = await rows(conn, query, migration.key)
+    found = await state_rows(conn, migration.schema, "reading how far the migration is", query, migration.key)
     names = StepRow.__struct_fields__
     return {row[0]: StepRow(**dict(zip(names, row, strict=True))) for row in found}
 
 
 async def begin(conn: Connection, migration: Migration, step: str, options: str = "") -> None:
-    """Note that a step begins, or begins again; without options the earlier ones stay.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
-    query = in_schema(
+    """Note that a step begins, or begins again; without options the earlier ones stay."""
+    query = (
         "INSERT INTO {s}.migrations AS migrations (slot_name, system_identifier, step, state, options)"
         " VALUES ($1, $2, $3, 'running', $4) ON CONFLICT (slot_name, system_identifier, step) DO UPDATE"
         " SET state = 'running', detail = '', finished_at = NULL, started_at = pg_catalog.clock_timestamp(),"
         " done = 0, total = 0, unit = '', size_bytes = 0, left_s = NULL,"
-        " options = CASE EXCLUDED.options WHEN '' THEN migrations.options ELSE EXCLUDED.options END",
-        migration.schema,
+        " options = CASE EXCLUDED.options WHEN '' THEN migrations.options ELSE EXCLUDED.options END"
     )
-    with target_errors("noting a step of the migration"):
-        await rows(conn, query, [*migration.key, step, options])
+    await state_rows(conn, migration.schema, "noting a step of the migration", query, [*migration.key, step, options])
 
 
 async def keep(conn: Connection, migration: Migration, step: str, options: str) -> None:
-    """Keep what a step that was begun leaves to later ones.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
-    query = in_schema(
-        "UPDATE {s}.migrations SET options = $4 WHERE slot_name = $1 AND system_identifier = $2 AND step = $3",
-        migration.schema,
-    )
-    with target_errors("noting a step of the migration"):
-        await rows(conn, query, [*migration.key, step, options])
+    """Keep what a step that was begun leaves to later ones."""
+    query = "UPDATE {s}.migrations SET options = $4 WHERE slot_name = $1 AND system_identifier = $2 AND step = $3"
+    await state_rows(conn, migration.schema, "noting a step of the migration", query, [*migration.key, step, options])
 
 
 class HowFar(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,68 +114,41 @@ class HowFar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def note(conn: Connection, migration: Migration, step: str, how_far: HowFar) -> None:
-    """Note how far a step is.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
-    query = in_schema(
+    """Note how far a step is."""
+    query = (
         "UPDATE {s}.migrations SET done = $4::bigint, total = $5::bigint, unit = $6, size_bytes = $7::bigint,"
         " left_s = $8::float8"
-        " WHERE slot_name = $1 AND system_identifier = $2 AND step = $3",
-        migration.schema,
+        " WHERE slot_name = $1 AND system_identifier = $2 AND step = $3"
     )
-    with target_errors("noting how far the migration is"):
-        await rows(conn, query, [*migration.key, step, *msgspec.structs.astuple(how_far)])
+    values = [*migration.key, step, *msgspec.structs.astuple(how_far)]
+    await state_rows(conn, migration.schema, "noting how far the migration is", query, values)
 
 
 async def end(conn: Connection, migration: Migration, step: str, detail: str, *, is_done: bool) -> None:
-    """Note that a step is done, or has failed.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
-    query = in_schema(
+    """Note that a step is done, or has failed."""
+    query = (
         "UPDATE {s}.migrations SET state = $4, detail = $5, finished_at = pg_catalog.clock_timestamp(), left_s = NULL"
-        " WHERE slot_name = $1 AND system_identifier = $2 AND step = $3",
-        migration.schema,
+        " WHERE slot_name = $1 AND system_identifier = $2 AND step = $3"
     )
-    with target_errors("noting a step of the migration"):
-        await rows(conn, query, [*migration.key, step, "done" if is_done else "failed", detail])
+    values = [*migration.key, step, "done" if is_done else "failed", detail]
+    await state_rows(conn, migration.schema, "noting a step of the migration", query, values)
 
 
 async def items(conn: Connection, migration: Migration) -> frozenset[str]:
-    """Return the statements that are committed.
-
-    Raises:
-        TargetRefused, TargetLost: they could not be read.
-    """
-    query = in_schema(
-        "SELECT item FROM {s}.migration_items WHERE slot_name = $1 AND system_identifier = $2", migration.schema
-    )
-    with target_errors("reading which statements are done"):
-        return frozenset([item for (item,) in await rows(conn, query, migration.key)])
+    """Return the statements that are committed."""
+    query = "SELECT item FROM {s}.migration_items WHERE slot_name = $1 AND system_identifier = $2"
+    found = await state_rows(conn, migration.schema, "reading which statements are done", query, migration.key)
+    return frozenset([item for (item,) in found])
 
 
 async def add_item(conn: Connection, migration: Migration, item: str) -> None:
-    """Note a statement, in the transaction that runs it.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
-    query = in_schema(
-        "INSERT INTO {s}.migration_items (slot_name, system_identifier, item) VALUES ($1, $2, $3)", migration.schema
-    )
-    with target_errors("noting a statement that is done"):
-        await rows(conn, query, [*migration.key, item])
+    """Note a statement, in the transaction that runs it."""
+    query = "INSERT INTO {s}.migration_items (slot_name, system_identifier, item) VALUES ($1, $2, $3)"
+    await state_rows(conn, migration.schema, "noting a statement that is done", query, [*migration.key, item])
 
 
 async def forget(conn: Connection, migration: Migration) -> bool:
-    """Forget a migration that has not come as far as its slot; say whether there was one.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
+    """Forget a migration that has not come as far as its slot; say whether there was one."""
     gone = False
     with target_errors("forgetting the migration"):
         async with conn.transaction():

@@ -13,7 +13,7 @@ import psycopg
 from parapply.target.session.settings import target_errors
 from parapply.target.state import cutovers, migrations
 from parapply.target.state.schema import in_schema
-from parapply.vocabulary import MigrationStep
+from parapply.vocabulary import CutoverStep, MigrationStep
 
 if TYPE_CHECKING:
     from psycopg import sql
@@ -32,7 +32,7 @@ class Moves(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether a step is under way that is over soon."""
         # The last one waits for as long as the stream is followed.
         steps = [one["state"] == "running" and one["step"] != MigrationStep.FOLLOW for one in self.migration]
-        return any(steps) or (self.cutover is not None and self.cutover["step"] != cutovers.STEPS[-1])
+        return any(steps) or (self.cutover is not None and self.cutover["step"] != CutoverStep.DONE)
 
 
 async def read_moves(conn: Connection, schema: str, slot_name: str, slot_id: int | None) -> Moves:

@@ -10,6 +10,7 @@
 | refused  | daemon     | reason says why                                                              |
 
 A request ends with the session that asked. In: an open session, the schema's name. Out: rows of `parapply.snapshots`.
+Every function raises TargetRefused or TargetLost where the server does not do it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from psycopg import sql
 from parapply.model import parse_lsn
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state.copies import notify
-from parapply.target.state.schema import in_schema, lsn_text
+from parapply.target.state.schema import in_schema, lsn_text, state_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,11 +61,7 @@ def _request(row: Sequence[object]) -> SnapshotRequest:
 
 
 async def ask(conn: Connection, schema: str, slot_id: int, lsn: int | None, *, stands: bool) -> int:
-    """Write a request and call the daemon; return its number. It ends with this session, or with `withdraw`.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
+    """Write a request and call the daemon; return its number. It ends with this session, or with `withdraw`."""
     query = in_schema(
         "INSERT INTO {s}.snapshots (slot_id, client_pid, lsn, stands)"
         " VALUES ($1::int, pg_catalog.pg_backend_pid(), $2::pg_lsn, $3::bool) RETURNING request_id",
@@ -78,11 +75,7 @@ async def ask(conn: Connection, schema: str, slot_id: int, lsn: int | None, *, s
 
 
 async def withdraw(conn: Connection, schema: str, slot_id: int, request_id: int) -> None:
-    """Remove a request.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be removed.
-    """
+    """Remove a request."""
     query = in_schema("DELETE FROM {s}.snapshots WHERE request_id = $1::bigint", schema)
     with target_errors("withdrawing a request"):
         async with conn.transaction():
@@ -91,27 +84,17 @@ async def withdraw(conn: Connection, schema: str, slot_id: int, request_id: int)
 
 
 async def read(conn: Connection, schema: str, request_id: int) -> SnapshotRequest | None:
-    """Return a request as it is; None if it, or the session that asked, is gone.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be read.
-    """
-    query = in_schema(
+    """Return a request as it is; None if it, or the session that asked, is gone."""
+    query = (
         f"SELECT {_COLUMNS} FROM {{s}}.snapshots WHERE request_id = $1::bigint"  # noqa: S608  only our own text
-        " AND client_pid IN (SELECT pid FROM pg_catalog.pg_stat_get_activity(NULL))",
-        schema,
+        " AND client_pid IN (SELECT pid FROM pg_catalog.pg_stat_get_activity(NULL))"
     )
-    with target_errors("reading a request"):
-        found = await rows(conn, query, [request_id])
+    found = await state_rows(conn, schema, "reading a request", query, [request_id])
     return _request(found[0]) if found else None
 
 
 async def open_requests(conn: Connection, schema: str, slot_id: int) -> list[SnapshotRequest]:
-    """Return what is asked of a slot's daemon, in the order of asking; requests of sessions that are gone go.
-
-    Raises:
-        TargetRefused, TargetLost: they could not be read.
-    """
+    """Return what is asked of a slot's daemon, in the order of asking; requests of sessions that are gone go."""
     gone = in_schema(
         "DELETE FROM {s}.snapshots WHERE slot_id = $1::int"
         " AND client_pid NOT IN (SELECT pid FROM pg_catalog.pg_stat_get_activity(NULL))",
@@ -142,11 +125,7 @@ async def answer(  # noqa: PLR0913  the columns of a row
     pause_s: float | None = None,
     reason: str = "",
 ) -> None:
-    """Write the next state of a request and call the other side; None leaves a column as it is.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
+    """Write the next state of a request and call the other side; None leaves a column as it is."""
     query = in_schema(
         "UPDATE {s}.snapshots SET state = $2, lsn = COALESCE($3::pg_lsn, lsn), at_lsn = COALESCE($4::pg_lsn, at_lsn),"
         " snapshot_name = COALESCE($5, snapshot_name), pause_s = COALESCE($6::float8, pause_s), reason = $7"

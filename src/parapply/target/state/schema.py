@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
@@ -20,7 +20,7 @@ from parapply.target.session.settings import rows, target_errors
 from parapply.target.state.comments import COMMENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
     from parapply.target.session.settings import Connection
 
@@ -74,6 +74,26 @@ async def ensure_schema(conn: Connection, schema: str) -> bool:
             hint="stop here: if the server crashed since, progress is lost; else ALTER TABLE ... SET LOGGED",
         )
     return is_new
+
+
+async def state_rows(
+    conn: Connection, schema: str, doing: str, query: str, params: Sequence[object] = ()
+) -> list[tuple[Any, ...]]:
+    """Run one statement on a state schema and return its rows.
+
+    Args:
+        conn: control session.
+        schema: that `{s}` stands for in the query.
+        doing: what is attempted, for the message of an error.
+        query: with `$1` style parameters.
+        params: of the query.
+
+    Raises:
+        TargetRefused: a privilege is missing, or the state schema is.
+        TargetLost: the connection broke.
+    """
+    with target_errors(doing):
+        return await rows(conn, in_schema(query, schema), params)
 
 
 def is_of_state(table: str, columns: Collection[str]) -> bool:

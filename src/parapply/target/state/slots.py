@@ -29,7 +29,7 @@ from parapply.target.state.display import (
     write_tables,
     write_workers,
 )
-from parapply.target.state.schema import drop_schema, ensure_schema, gone, has_schema, in_schema, lsn_text
+from parapply.target.state.schema import drop_schema, ensure_schema, gone, has_schema, in_schema, lsn_text, state_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -183,15 +183,13 @@ async def load(conn: Connection, schema: str, slot_name: str, system_identifier:
         TargetLost: the connection broke.
     """
     # One statement, hence one snapshot: between two, an applied row could be pruned into a watermark not yet seen.
-    query = in_schema(
+    query = (
         "SELECT slot_id, system_identifier, timeline, lowest_lsn, batch.first_lsn, batch.end_lsn,"
         " batch.members::text[], batch.low_lsn, confirmed_flush_lsn, last_commit_time IS NOT NULL,"
         " (extract(epoch FROM batch.commit_time) * 1000000)::bigint FROM {s}.slots"
-        " LEFT JOIN {s}.applied AS batch USING (slot_id) WHERE slot_name = $1 ORDER BY batch.end_lsn",
-        schema,
+        " LEFT JOIN {s}.applied AS batch USING (slot_id) WHERE slot_name = $1 ORDER BY batch.end_lsn"
     )
-    with target_errors("reading the state"):
-        found = await rows(conn, query, [slot_name])
+    found = await state_rows(conn, schema, "reading the state", query, [slot_name])
     others = sorted({row[1] for row in found if row[1] != system_identifier})
     if others:
         raise SourceRefused(
@@ -211,14 +209,12 @@ async def newest_commit_time_us(conn: Connection, schema: str, slot_id: int) -> 
         TargetRefused: the state may not be read.
         TargetLost: the connection broke.
     """
-    query = in_schema(
+    query = (
         "SELECT (EXTRACT(epoch FROM pg_catalog.max(t.at)) * 1000000)::bigint FROM ("
         "SELECT last_commit_time FROM {s}.slots WHERE slot_id = $1::int UNION ALL"
-        " SELECT commit_time FROM {s}.applied WHERE slot_id = $1::int) AS t (at)",
-        schema,
+        " SELECT commit_time FROM {s}.applied WHERE slot_id = $1::int) AS t (at)"
     )
-    with target_errors("reading the state"):
-        ((unix_us,),) = await rows(conn, query, [slot_id])
+    ((unix_us,),) = await state_rows(conn, schema, "reading the state", query, [slot_id])
     return None if unix_us is None else int(unix_us) - POSTGRES_EPOCH_US
 
 
@@ -246,9 +242,8 @@ async def find_slots(conn: Connection, schema: str, slot_name: str) -> list[int]
     Raises:
         TargetRefused, TargetLost: they cannot be read.
     """
-    query = in_schema("SELECT slot_id FROM {s}.slots WHERE slot_name = $1", schema)
-    with target_errors("reading the state"):
-        return [int(slot_id) for (slot_id,) in await rows(conn, query, [slot_name])]
+    query = "SELECT slot_id FROM {s}.slots WHERE slot_name = $1"
+    return [int(slot_id) for (slot_id,) in await state_rows(conn, schema, "reading the state", query, [slot_name])]
 
 
 def _slot_state(slot_name: str, found: Sequence[tuple[Any, ...]]) -> SlotState:
@@ -295,15 +290,14 @@ async def create(conn: Connection, schema: str, slot: NewSlot) -> int:
         TargetRefused: the row exists, or a privilege is missing.
         TargetLost: the connection broke; check before trying again.
     """
-    query = in_schema(
+    query = (
         "INSERT INTO {s}.slots (slot_name, system_identifier, timeline, database_name, publications, lowest_lsn,"
         " highest_lsn, commit_order, workers, state) VALUES ($1, $2, $3::int, $4, $5::text[], $6::pg_lsn, $6::pg_lsn,"
-        " $7, $8::int, 'stopped') RETURNING slot_id",
-        schema,
+        " $7, $8::int, 'stopped') RETURNING slot_id"
     )
     values = [slot.slot_name, slot.system_identifier, slot.timeline, slot.database_name, list(slot.publications)]
-    with target_errors("creating the state of the slot"):
-        ((slot_id,),) = await rows(conn, query, [*values, format_lsn(slot.low_lsn), slot.commit_order, slot.workers])
+    values = [*values, format_lsn(slot.low_lsn), slot.commit_order, slot.workers]
+    ((slot_id,),) = await state_rows(conn, schema, "creating the state of the slot", query, values)
     return int(slot_id)
 
 

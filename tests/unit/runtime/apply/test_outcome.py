@@ -13,7 +13,7 @@ from parapply.errors import StatementFailed
 from parapply.metrics.figures import Figures
 from parapply.plan.batch import Batch
 from parapply.runtime.apply.conflicts import ConflictHandler
-from parapply.runtime.apply.kit import WorkerKit
+from parapply.runtime.apply.kit import ApplyRules, WorkerKit
 from parapply.runtime.apply.outcome import apply_outcome
 from parapply.runtime.apply.repair import Repair
 from parapply.runtime.apply.transaction import TargetTransaction
@@ -69,10 +69,7 @@ async def test_what_was_repaired_is_shown_no_longer() -> None:
         tables=cast("TablePlans", None),
         conflict_handler=handler,
         two_phase=cast("TwoPhase", two_phase),
-        commands=cast("CommandRules", None),
-        tracks_commits=False,
-        stops_on_error=False,
-        piece_bytes=1,
+        rules=ApplyRules(commands=cast("CommandRules", None), piece_bytes=1, stops_on_error=False),
     )
     session = cast("WorkerSession", None)
     job = OutcomeJob(Batch(1), _MESSAGE)

@@ -17,14 +17,15 @@ _LAG_BYTES = 1000
 
 
 async def _looks(monkeypatch: pytest.MonkeyPatch, n_checks: int, *, pause_s: float = 0, **changed: object) -> bool:
-    """Tell whether the stream is left within so many checks."""
+    """Return whether the stream is left within a number of checks."""
     values: dict[str, Any] = {
         "reading": Reading.STREAM, "reason": CAUGHT_UP, "is_paused": False, "streams": [],
         "is_inside_large": False, "is_inside_transaction": False,
         "source_lsn": 5000 + _LAG_BYTES, "received_lsn": 5000, **changed,
     }  # fmt: skip
-    one = SimpleNamespace(**values)
-    watch = CatchUpWatch(one, one, one, one, one.streams, behind_bytes=_LAG_BYTES, pause_s=pause_s)  # type: ignore[arg-type]
+    one: Any = SimpleNamespace(**values)
+    one.reader = one.stream = one.pool = one.flight = one.state = one
+    watch = CatchUpWatch(one, one.streams, behind_bytes=_LAG_BYTES, pause_s=pause_s)
     left = n_checks
 
     async def look(_seconds: float) -> None:

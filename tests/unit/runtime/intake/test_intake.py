@@ -41,14 +41,16 @@ if TYPE_CHECKING:
     from parapply.runtime.tables.copied import Copied
     from parapply.runtime.tables.plans import TablePlans
     from parapply.source.catch_up_stream import CatchUpStream
+    from parapply.source.slot import StreamSender
 
 #: Microseconds by which a transaction of a backlog was sent after its commit.
 LATE_US = 1_000_000
 OID = PLAIN.oid
 
 
-async def _is_not_rolled_back(_: int) -> bool:
-    return False
+class _Sender:
+    async def is_rolled_back(self, _xid: int) -> bool:
+        return False
 
 
 class _Stream:
@@ -132,6 +134,9 @@ class _Later:
 class _Copied:
     """No table is copied."""
 
+    def __init__(self) -> None:
+        self.starts = CopyStarts()
+
     def is_settled(self, relations: Sequence[object]) -> bool:
         return bool(relations)
 
@@ -163,32 +168,20 @@ class _Lab:
         limits = ApplyConfig(workers=2, **config)  # type: ignore[arg-type]
         tables = cast("TablePlans", self.tables)
         self.reader = SlotReader(cast("CatchUpStream", self.stream), Assembler(piece_bytes))
-        self.batcher = Batcher(self.reader, tables, self.pool, config=limits, state=state)
+        self.batcher = Batcher(self.reader, tables, self.pool, config=limits, state=state, most_tables=1_000)
         admits = Admission(
-            self.reader,
             self.batcher,
-            tables,
             cast("Copied", _Copied()),
-            TwoPhase(1, {}, _is_not_rolled_back, is_each_noted=True),
-            starts=CopyStarts(),
-            state=state,
+            TwoPhase(1, {}, cast("StreamSender", _Sender()), is_each_noted=True),
+            state,
         )
-        commands = CommandTransactions(
-            self.reader,
-            self.batcher,
-            admits,
-            tables,
-            self.pool,
-            queue=lambda: None,
-            config=DdlConfig(),
-            later=_Later(),
-        )
+        commands = CommandTransactions(admits, _Later(), DdlConfig(), announces_renamed=True)
         streams = StreamBuffers(Spill(None, 1 << 20), StreamLimits(1 << 20, 1 << 20, 1 << 20))
         #: Each keep-alive's LSN, and whether everything read was in the pool's hands then.
         self.keepalives: list[tuple[int, bool]] = []
         self.intake = Intake(
             admits,
-            SpecialTransactions(self.batcher, admits, commands, streams, self.pool, piece_bytes=piece_bytes),
+            SpecialTransactions(admits, commands, streams, piece_bytes=piece_bytes),
             self.batcher,
             room=Room(flight, memory_limit_bytes=limits.memory_limit_bytes, fewest_workers=limits.first_workers),
             due=DueTimes(0, None),
@@ -339,16 +332,31 @@ async def test_while_all_workers_are_busy_transactions_gather_in_one_batch() -> 
         lab.commit(job)
 
 
-async def test_in_a_backlog_a_free_worker_waits_for_more_until_the_stream_is_quiet() -> None:
-    """Batches of a backlog grow; one closes all the same when nothing comes for linger_s and a pause of reading."""
+async def test_in_a_backlog_a_free_worker_waits_for_more_until_the_stream_is_quiet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Batches of a backlog grow; one closes all the same when nothing comes for linger_s and a pause of reading.
+
+    The loop's clock is the test's: it stands between two steps, however long they take.
+    """
+    loop = asyncio.get_running_loop()
+    now_s = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: now_s)
     lab = _Lab(linger_s=0.05)
     async with lab.running():
         worker = asyncio.create_task(lab.take())
         await settle()
         for _ in range(3):
             lab.stream.feed(*lab.transaction(late_us=LATE_US))
-            await asyncio.sleep(0.002)
-        assert len((await worker).batch.transactions) == 3
+            await settle()
+            now_s += 0.002
+            await settle()
+            assert not worker.done()
+        while not worker.done():
+            now_s += 0.01
+            await settle()
+        assert len(worker.result().batch.transactions) == 3
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize(

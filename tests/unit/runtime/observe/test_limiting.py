@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 _MUCH = limits.BEHIND_BYTES + 1
 
 
-def _look(state: str, backends: Mapping[str, int] | None = None, *, behind_bytes: int = 0, cpu_s: float = 0.1) -> Look:
+def _look(
+    state: str, backends: Mapping[str, int] | None = None, *, behind_bytes: int = 0, cpu_s: float = 0.1,
+    throttled_s: float = 0.0,
+) -> Look:  # fmt: skip
     waits = (("key", "public.a", "a_pkey"),) if state == "dependency" else ()
-    return Look(state, 1.0, cpu_s, 0.5, 0.0, behind_bytes, tuple((backends or {}).items()), waits)
+    return Look(state, 1.0, cpu_s, 0.5, 0.0, behind_bytes, tuple((backends or {}).items()), waits, (), throttled_s)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +30,15 @@ def _look(state: str, backends: Mapping[str, int] | None = None, *, behind_bytes
         (_look("nothing"), "source", "", "nothing more that was due"),
         (_look("worker free", behind_bytes=_MUCH), "publisher", "", "did not come faster"),
         (_look("worker free", behind_bytes=_MUCH, cpu_s=0.9), "leader", "", "that was full"),
-        (_look(limits.THROTTLE), "throttle", "", "apply.max_changes_per_s held changes back, 100 %"),
+        (_look("nothing", throttled_s=1.0), "throttle", "", "apply.max_changes_per_s held changes back, 100 %"),
+        (
+            _look("worker free", behind_bytes=_MUCH, throttled_s=0.75),
+            "throttle",
+            "",
+            "apply.max_changes_per_s held changes back, 75 %",
+        ),
+        # What all workers are busy with would take its time also without it.
+        (_look("executing", {"CPU": 2}, throttled_s=1.0), "target", "CPU", "on its processors"),
         (_look("dependency"), "dependency", "", "Dependencies on key a_pkey in public.a"),
         (_look("commit", {"client": 2}), "commit", "order", "in source order"),
         (_look("commit", {"IO:WALSync": 2}), "commit", "flush", "flushing"),

@@ -354,7 +354,7 @@ def test_t30_the_last_idle_worker_is_kept_for_what_is_blocked() -> None:
 
 
 async def test_thin_batches_run_alongside_each_other_as_soon_as_some_have_committed() -> None:
-    """Each session that gets one meets all of its tables first; a backlog of two would pay for that twice."""
+    """Each session that gets one meets its tables first, here one, which pays after 16 changes of each."""
     jobs = _thin_jobs(7)
     pool = WorkerPool(Flight(EngineState(0, 0.0)))
     for job in jobs:
@@ -387,6 +387,7 @@ def _thin_jobs(n_jobs: int) -> list[SetJob]:
     jobs = [SetJob(Batch(seq), {}) for seq in range(1, n_jobs + 1)]
     for job in jobs:
         job.batch.table_changes = [TableChanges(PLAIN.plan(0))] * LEAST_THIN_TABLES
+        job.batch.n_changes = 8
         job.batch.end_lsn = job.batch.seq
     return jobs
 

@@ -37,7 +37,7 @@ BEHIND = Relation(oid=1, schema="s", name="t", replica_identity="d", columns=())
 
 
 # Nothing is drawn but a seed, which cannot be made simpler.
-@settings(max_examples=400, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=8 * settings().max_examples, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(seed=st.integers(0, 1 << 32))
 def test_what_was_not_rolled_back_is_applied_once_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, seed: int

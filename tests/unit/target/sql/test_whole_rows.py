@@ -143,7 +143,7 @@ def test_net_changes_end_in_the_rows_that_single_ones_end_in(
 
 
 def test_twins_in_one_batch_are_different_rows() -> None:
-    """Equal changes are one entry for so many rows; twins that change to different rows take turns (T-24)."""
+    """Equal changes are one entry with the number of rows; twins that change to different rows take turns (T-24)."""
     twin = _row(("1", "x"))
     net = net_rows(_segment([build.delete(old=twin), build.delete(old=twin)]))
     assert net is not None

@@ -1,0 +1,60 @@
+"""Shapes of target tables: texts that are equal where the catalogue says the same of two tables but for their names.
+
+Where each tenant has a schema, thousands of tables have few shapes, and the facts of one serve for all of its shape.
+Pure text.
+
+A shape holds all that `target/catalogue/query.py` reads about a plain table, with types, functions and operator classes
+by their OIDs. A table has none if the query would read or name other objects of its own: partitions, triggers, rules,
+foreign keys, extended statistics, expressions of indexes. A default that calls a sequence has the sequence's OID in it.
+
+Source: PostgreSQL manual, "System Catalogs".
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from parapply.state_mark import STATE_SCHEMAS_SQL
+
+#: Parameters: `$1` schemas, `$2` names. A row for each table that has a shape: its position in these lists, from 1; its
+#: OID; its shape. It must be read with the snapshot with which the facts are read.
+SHAPES_SQL: Final = f"""
+WITH asked AS MATERIALIZED (
+  SELECT w.n, c.oid, c.relowner, c.relreplident
+  FROM unnest($1::name[], $2::name[]) WITH ORDINALITY AS w(schema_name, table_name, n)
+  CROSS JOIN LATERAL (
+    SELECT c.* FROM pg_catalog.pg_class c
+    WHERE c.relname = w.table_name
+      AND c.relnamespace = (SELECT n.oid FROM pg_catalog.pg_namespace n WHERE n.nspname = w.schema_name) OFFSET 0) AS c
+  WHERE c.relkind = 'r' AND NOT c.relispartition AND c.relpersistence = 'p'
+    AND w.schema_name NOT IN (SELECT own.schema_name FROM {STATE_SCHEMAS_SQL} AS own)
+    AND NOT EXISTS (SELECT FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid)
+    AND NOT EXISTS (
+      SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = c.oid AND (NOT t.tgisinternal OR t.tgparentid <> 0))
+    AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint k WHERE k.conrelid = c.oid AND k.contype = 'f')
+    AND NOT EXISTS (SELECT FROM pg_catalog.pg_statistic_ext x WHERE x.stxrelid = c.oid)
+    AND NOT EXISTS (
+      SELECT FROM pg_catalog.pg_index i
+      WHERE i.indrelid = c.oid AND (i.indexprs IS NOT NULL OR i.indpred IS NOT NULL))
+)
+SELECT asked.n, asked.oid::int8, pg_catalog.sha256(pg_catalog.convert_to(pg_catalog.concat_ws(' / ',
+  asked.relowner, asked.relreplident,
+  (SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', a.attnum, pg_catalog.quote_literal(a.attname), a.atttypid,
+     a.atttypmod, a.attcollation, a.attidentity, a.attgenerated), ', ' ORDER BY a.attnum)
+   FROM pg_catalog.pg_attribute a WHERE a.attrelid = asked.oid AND a.attnum > 0 AND NOT a.attisdropped),
+  coalesce((
+    SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', d.adnum, pg_catalog.quote_literal(d.adbin::text)), ', '
+      ORDER BY d.adnum)
+    FROM pg_catalog.pg_attrdef d WHERE d.adrelid = asked.oid), ''),
+  coalesce((
+    SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', pg_catalog.quote_literal(k.conname),
+      pg_catalog.quote_literal(k.conbin::text)), ', ' ORDER BY k.conname)
+    FROM pg_catalog.pg_constraint k WHERE k.conrelid = asked.oid AND k.contype = 'c'), ''),
+  coalesce((
+    -- as JSON, so that a property of an index that a later version has counts as well
+    SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', pg_catalog.quote_literal(c.relname), c.relam, c.relkind,
+      pg_catalog.to_jsonb(i) - 'indexrelid' - 'indrelid'), ', ' ORDER BY c.relname)
+    FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid WHERE i.indrelid = asked.oid), '')
+), 'UTF8'))
+FROM asked
+"""  # noqa: S608 - only the constant above is put in

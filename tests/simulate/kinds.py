@@ -1,0 +1,63 @@
+"""The kinds of schedules, and the rare states of each: a tame generator proves nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from parapply.engine.turns import CommitTurn
+from tests.simulate import core, models
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable, Sequence
+
+
+class Case(Protocol):
+    """One schedule."""
+
+    #: What has happened, by its name.
+    seen: Counter[str]
+    #: Each step in words; None: not asked for.
+    trace: list[str] | None
+
+    @property
+    def parts(self) -> list[list[int]]:
+        """Return the choices so far, for `Kind.again`."""
+
+    def run(self) -> None:
+        """Play it to its end.
+
+        Raises:
+            Violation: a promise is broken.
+        """
+
+
+class Kind(NamedTuple):
+    """One kind of schedules."""
+
+    name: str
+    of: Callable[[int], Case]  # by its seed
+    again: Callable[[Sequence[Sequence[int]]], Case]  # by its choices
+    #: States that so many schedules must have reached; a minute's run has as many.
+    rare: tuple[str, ...]
+    enough: int
+
+
+#: Of both kinds.
+_RARE: Final = (
+    str(CommitTurn.YIELD), "late keys at the head", "parked", "parked head", "failed, then repeated", "in parts",
+    "foreign lock wait", "lock wait", "large", "a large transaction is sent again", "a stream is followed",
+    "a stream gives way", "a stream is applied at its commit", "prepared", "outcome", "takeover", "commit in doubt",
+    "takeover while preparing", "lost answer", "kill", "crash", "crash that loses commits",
+    "a blocked batch is skipped",
+)  # fmt: skip
+_CORE: Final = (
+    str(CommitTurn.GIVE_BACK), "late keys", "a worker leaves", "a stream gives way to what is prepared",
+    "rolled back early",
+)  # fmt: skip
+_MODELS: Final = ("a statement is refused", "a stream is rolled back in part")
+
+KINDS: Final = {
+    "core": Kind("core", core.Schedule, core.Schedule.again, (*_RARE, *_CORE), 20_000),
+    "models": Kind("models", models.RowSchedule, models.RowSchedule.again, (*_RARE, *_MODELS), 4_000),
+}
