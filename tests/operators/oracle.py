@@ -13,6 +13,8 @@ from psycopg import sql
 from parapply.demo.errors import DemoError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tests.fixtures.databases import Database
 
 _PUBLISHED = """
@@ -117,12 +119,13 @@ def states(target: Database, slot: str) -> dict[str, str]:
 
 def below_roots(source: Database, publication: str) -> dict[str, str]:
     """Return the partitions of published roots, whose rows come under the root's name, with that."""
-    roots = [one.name for one in published(source, publication) if one.is_root]
-    below: dict[str, str] = {}
-    for name in roots:
-        query = sql.SQL("SELECT relid::regclass::text FROM pg_partition_tree({}::regclass) WHERE level > 0")
-        below |= {one: name for (one,) in source.rows(query.format(sql.Literal(name)))}
-    return below
+    return below(source, [one.name for one in published(source, publication) if one.is_root])
+
+
+def below(source: Database, roots: Iterable[str]) -> dict[str, str]:
+    """Return the partitions of those tables that are partitioned, with these."""
+    query = sql.SQL("SELECT relid::regclass::text FROM pg_partition_tree(to_regclass({})) WHERE level > 0")
+    return {leaf: root for root in roots for (leaf,) in source.rows(query.format(sql.Literal(root)))}
 
 
 def left_behind(source: Database, target: Database) -> list[str]:

@@ -41,6 +41,7 @@ _LOOK_S = 10.0
 _POLL_S = 0.02
 #: Hints that are followed before it counts that they lead nowhere.
 _MOST_HINTS = 6
+_ALTERED = re.compile(r"a publication was altered, and .* is missing: (.*?)\. Hint: ")
 _LSN = re.compile(r"parapply skip --lsn ([0-9A-F]+/[0-9A-F]+)|(?:LSN|lsn) ([0-9A-F]+/[0-9A-F]+)")
 #: Hints that end in a slot and a copy made anew.
 # The stream lies before the publication that is there now (15 to 17): nothing else helps.
@@ -187,7 +188,18 @@ class World:
         self.script[-1] += f"  -> {done.returncode}"
         self.lab.counts[f"parapply {name}"] += 1
         self._judge_words(name, done)
+        if found := _ALTERED.search(done.stdout):
+            self._was_altered(found[1])
         return done
+
+    def _was_altered(self, names: str) -> None:
+        """Take tables for unequal whose publication was altered and altered back, as the warning says."""
+        self.dirty.update([name.rpartition(".")[2] for name in names.split(", ")])
+
+    def _hear(self) -> None:
+        """Take note of what the daemon has warned of."""
+        for event in self.daemon.events_of("publication_altered") if self.daemon else ():
+            self._was_altered(str(event["relation"]))
 
     def _judge_words(self, name: str, done: subprocess.CompletedProcess[str]) -> None:
         said = done.stderr.strip()
@@ -274,10 +286,12 @@ class World:
         self.script.append("# SIGKILL")
         self.lab.counts["kills"] += 1
         self.daemon.end()
+        self._hear()
         self.daemon = None
 
     def ended(self) -> str:
         """Take note of a daemon that has ended, and do what its hint says; return the line that it ended with."""
+        self._hear()
         daemon, self.daemon = self.daemon, None
         assert daemon is not None
         code = daemon.exit_code()
@@ -377,10 +391,12 @@ class World:
     def told(self) -> dict[str, str]:
         """Return tables that the product says are not applied, with the state.
 
-        A root that came back to the publication, or is published by its own name now, is named by its partitions.
+        A root that came back to the publication, or is published by its own name now, is named by its partitions; one
+        that waits, and is not published by its own name any more, stands for them.
         """
         states = oracle.states(self.target, self.route.slot)
         told = {name: state for name, state in states.items() if state != "copied"}
+        told = {leaf: told[root] for leaf, root in oracle.below(self.source, told).items()} | told
         below = oracle.below_roots(self.source, self.route.publication) if told else {}
         return told | {root: told[name] for name, root in below.items() if name in told and root not in states}
 
@@ -467,6 +483,7 @@ class World:
 
         One that was detached waits rightly; attached again, it waits with its root, until both are copied.
         """
+        self._hear()
         told = self.told()
         below = oracle.below_roots(self.source, self.route.publication) if told else {}
         needless = {name: f"waits, and {root} is applied" for name, root in below.items() if name in told}
