@@ -1,4 +1,4 @@
-"""Whether a setting of the publisher names a reader, as PostgreSQL reads it."""
+"""Return whether a setting of the publisher names a reader, as PostgreSQL reads it."""
 
 from __future__ import annotations
 
