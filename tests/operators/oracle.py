@@ -1,4 +1,4 @@
-"""Where rows must be: the rows that the publication publishes now, against the target's rows.
+"""Rows that the target must have: the rows that the publication publishes now, against the target's rows.
 
 In go two databases and a publication; out come names of tables with what differs. Shares no code with the product.
 """

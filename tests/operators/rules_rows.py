@@ -1,4 +1,4 @@
-"""Acts of applications: rows, large, open and prepared transactions, savepoints; and local clients of the target."""
+"""Actions of applications: rows, large, open and prepared transactions, savepoints; and local clients of the target."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_t30_t31_locks_that_nobody_predicts(gate: Gate, case: GatedCase, mode: M
 @in_every_mode
 @for_each(cases.ANOMALIES)
 def test_t32_only_relaxed_shows_the_invoice_before_the_order(gate: Gate, case: GatedCase, mode: Mode) -> None:
-    """Transactions without a common key may commit in another order if relaxed, as documented, and only then (T-32)."""
+    """Transactions with no common key may be seen in another order if relaxed, as documented, and only then (T-32)."""
     gate.check(case, mode)
 
 

@@ -35,7 +35,7 @@ ALTER TABLE {role}.{table} ENABLE ALWAYS TRIGGER attack;
 def test_an_owner_has_no_code_run_as_the_daemon(
     mallory: Mallory, table: str, new_slot: Callable[[Route], None], run_command: RunCommand
 ) -> None:
-    """Neither a trigger that existed before the daemon, nor one that comes while the daemon runs unaware of it."""
+    """No code runs of a trigger from before the daemon, nor of one that comes while the daemon is unaware of it."""
     route = Route(source=mallory.route.source, target=mallory.route.target, target_dsn=mallory.route.target_dsn,
                   settings={**FAST, "apply.catalogue_check_s": 3600})  # fmt: skip
     new_slot(route)

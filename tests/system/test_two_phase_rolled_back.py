@@ -125,7 +125,7 @@ def test_restarts_and_a_publisher_away(pair: Pair, start_daemon: StartDaemon) ->
 
 
 def test_only_a_rollback_is_left_out(pair: Pair) -> None:
-    """A transaction still prepared, or committed, stops the daemon; repaired it is applied. Rolled back it does not."""
+    """One still prepared, or committed, stops the daemon; repaired, it is applied. A rolled back one does not."""
     _new_slot(pair)
     pair.drain(settings=TWO_PHASE)
     pair.target.execute("DELETE FROM t WHERE id = -5")

@@ -21,7 +21,7 @@ def _told(*paths: Path) -> dict[str, str]:
 
 
 def test_the_versions_are_those_of_the_metadata() -> None:
-    """The versions equal the metadata's, and importing the driver no longer reads it."""
+    """The versions equal the metadata's, and importing the driver no longer reads the metadata."""
     program = (
         "import sys; from parapply.driver_versions import tell_own; tell_own(); import psycopg, psycopg_pool\n"
         "print(psycopg.__version__, psycopg_pool.__version__, 'importlib.metadata' in sys.modules)"

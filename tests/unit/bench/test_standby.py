@@ -1,4 +1,4 @@
-"""Use that `parapply bench --synchronous` makes of pgbench's reports and of its options."""
+"""Results that `parapply bench --synchronous` takes from pgbench's reports, and its options."""
 
 from __future__ import annotations
 

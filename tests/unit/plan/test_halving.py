@@ -1,4 +1,4 @@
-"""Attempts at a failed batch's transactions: all are committed once, in order, with few attempts."""
+"""Parts in which a failed batch is tried: all transactions are committed once, in order, with few attempts."""
 
 from __future__ import annotations
 
