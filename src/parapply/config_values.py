@@ -181,7 +181,7 @@ def plain_type(kind: object) -> object:
 
 
 def _rule(kind: object) -> str:
-    """Say what a field of this type takes."""
+    """Describe the values that a field of this type takes."""
     if type(None) in get_args(kind):
         kind = get_args(kind)[0]  # a choice that may be left open
     if get_origin(kind) is Literal:

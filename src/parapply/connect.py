@@ -189,7 +189,7 @@ async def known_position(conn: settings.Connection, found: state.SlotState | Non
 async def carry_origin(  # noqa: PLR0913, PLR0917  whose session writes what
     config: Config, conn: settings.Connection, slot_id: int, who: str, what: str, tables: Sequence[Name]
 ) -> bool:
-    """Make a command's session write under an origin of the slot, as the workers do, and say whether it does.
+    """Make a command's session write under an origin of the slot, as the workers do, and return whether it does.
 
     Without one its rows go on to each subscriber of the target: in a two-way set-up to the publisher, as a client's.
 

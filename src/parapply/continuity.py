@@ -44,7 +44,7 @@ async def look(  # noqa: PLR0913  both ends, and what is known
     *,
     gap_lsn: int | None = None,
 ) -> Found:
-    """Compare how tables are published with how they were, and have those wait of which changes may be missing.
+    """Compare how tables are published with how they were, and make tables wait of which changes may be missing.
 
     Args:
         source: plain session on the publisher.

@@ -59,7 +59,7 @@ def init(
     makes_queue: bool = False,
     inexact: Literal["refuse", "warn"] | None = None,
 ) -> None:
-    """Check both ends, make slot and state, copy if asked to, and say what was done.
+    """Check both ends, make slot and state, copy if asked to, and report the work done.
 
     Doing it again changes nothing and says so, or goes on with a copy that was interrupted. A slot that exists while
     the target knows nothing of it is adopted.

@@ -34,7 +34,7 @@ async def control(dsn: str, name: str = "leader") -> AsyncIterator[settings.Conn
 
 
 def unexpected(present: Sequence[lease.Holder]) -> None:
-    """Fail: nobody should hold the fence."""
+    """Fail, because no session should hold the fence."""
     pytest.fail(f"waits for {present}")
 
 
@@ -58,7 +58,7 @@ def test_second_leader_is_told_who_holds_the_lease(target_db: Database) -> None:
 
 
 def test_takeover_ends_leader_and_workers(target_db: Database) -> None:
-    """A takeover ends every session of the other leader, so that the fence has nobody to wait for."""
+    """A takeover ends every session of the other leader, so that the fence has none to wait for."""
 
     async def run() -> None:
         async with control(target_db.dsn) as one, control(target_db.dsn) as two:

@@ -211,7 +211,7 @@ def test_unknown_slot_points_to_init(pair: Pair) -> None:
 def test_status_shows_all_and_survives_a_dead_source(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     """The screen names state, workers, tables and reasons; without a source or a daemon it says so.
 
-    Workers are shown while the daemon that has noted them holds its lease: of one that was killed none is there.
+    Workers are shown while the daemon that noted them holds its lease: none is shown of a daemon that was killed.
     """
     init(pair.config)
     ((slot_id,),) = pair.state("SELECT slot_id FROM {s}.slots")

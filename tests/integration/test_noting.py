@@ -1,4 +1,4 @@
-"""What others see of a migration: of this one alone, and that it stands still is said once and ends nothing."""
+"""Notes of a migration for other sessions: only of this migration; a standstill is noted once and ends nothing."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ async def _handed_over(reader: CatchUpStream) -> None:
 
 @BOTH
 async def test_nothing_is_read_beyond_what_is_held(source_db: Database, *, past_libpq: bool) -> None:
-    """Back-pressure: with nobody taking, the publisher is left alone after the bytes allowed, within a range, too."""
+    """Back-pressure: without a reader the publisher is left alone after the bytes allowed, also within a range."""
     name = f"{source_db.dbname}_a"
     _prepare(source_db, name)
     _fill(source_db, 0, 60)
@@ -211,7 +211,7 @@ async def test_a_closed_reader_is_paused_and_resumed_without_harm(source_db: Dat
 
 @BOTH
 async def test_a_row_larger_than_a_read_counts_whole(source_db: Database, *, past_libpq: bool) -> None:
-    """What is held is bounded by bytes, so every byte counts, whichever read it came with."""
+    """The bytes held have a limit, so every byte counts, whichever read it came with."""
     connection = await slot.connect(source_db.source_role_dsn, application_name="test", is_replication=True)
     transport = transport_of(connection, past_libpq=past_libpq)
     counted = 0
@@ -266,7 +266,7 @@ async def test_a_refused_query_ends_the_connection(source_db: Database, *, past_
 
 
 async def test_the_copy_begins_at_the_watermark(source_db: Database) -> None:
-    """What is on the target already is not sent again, however far back the slot is."""
+    """Changes that the target already has are not sent again, however far back the slot is."""
     name = f"{source_db.dbname}_a"
     _prepare(source_db, name)
     _fill(source_db, 0, 20)

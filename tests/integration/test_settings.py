@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.fixtures.databases import Database
     from tests.fixtures.servers import OwnServers
 
-#: What an administrator may have set for the role; each one breaks an applier that does not pin it (F26).
+#: Settings that an administrator may have made for the role; each breaks an applier that does not pin it (F26).
 HOSTILE = {
     "default_transaction_isolation": "serializable",
     "default_transaction_read_only": "on",
@@ -95,7 +95,7 @@ def test_every_setting_is_pinned(hostile_db: Database, kind: settings.Kind) -> N
 
 @pytest.mark.pg_majors(15, 18)
 def test_missing_privilege_for_the_role_names_the_grant(target_db: Database, plain_role: str) -> None:
-    """A role that may not set session_replication_role is told the GRANT that helps, and it does help (T-62)."""
+    """A role that may not set session_replication_role sees the GRANT that helps, and it does help (T-62)."""
     dsn = target_db.dsn_with(user=plain_role)
 
     async def connect() -> None:
@@ -142,7 +142,7 @@ class LyingRelay(threading.Thread):
 
 
 def test_pooler_is_refused(target_db: Database) -> None:
-    """A session whose process is not the one announced belongs to a pooler: its locks would be nobody's (F37)."""
+    """A session whose process is not the announced one belongs to a pooler: its locks would belong to none (F37)."""
     parameters = conninfo_to_dict(target_db.dsn)
     relay = LyingRelay(str(parameters["host"]), int(str(parameters["port"])))
     relay.start()

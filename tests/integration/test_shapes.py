@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from parapply.target.session.settings import Connection
     from tests.fixtures.databases import Database
 
-#: What the table of another tenant has more than the first one's, or has otherwise. `{t}` is its name.
+#: Differences between the tables of two tenants. `{t}` is the name of the second.
 DIFFERENCES = (
     "ALTER TABLE {t} ADD COLUMN more int",
     "ALTER TABLE {t} DROP COLUMN note; ALTER TABLE {t} ADD COLUMN note text",

@@ -75,7 +75,7 @@ def test_facts_and_life_of_a_slot(source_db: Database) -> None:
 
 @pytest.mark.pg_majors(15, 18)
 def test_slots_of_other_kinds_are_refused(source_db: Database) -> None:
-    """What the catalogue says of a slot that is not for us is understood on every version."""
+    """The catalogue's row of a slot that is not for us is understood on every version."""
     two_phase = "SELECT pg_create_logical_replication_slot('{}', 'pgoutput', false, true)"
     makers = {
         "physical": "SELECT pg_create_physical_replication_slot('{}')",
@@ -90,7 +90,7 @@ def test_slots_of_other_kinds_are_refused(source_db: Database) -> None:
 
 
 def test_missing_publications_are_listed(source_db: Database) -> None:
-    """Newer servers only warn of a missing publication: the error says which are missing and which are there."""
+    """Newer servers only warn of a missing publication: the error says which are missing and which exist."""
     source_db.execute('CREATE PUBLICATION "P q"; CREATE TABLE t (i int); ALTER PUBLICATION "P q" ADD TABLE t')
     on_source(source_db.dsn, lambda conn: slot.check_publications(conn, ["P q"]))
     assert on_source(source_db.dsn, lambda conn: slot.published_tables(conn, ["P q"])) == (("public", "t"),)
@@ -157,7 +157,7 @@ def test_unreachable_publisher_is_lost(source_db: Database) -> None:
 @pytest.mark.crash
 @pytest.mark.pg_majors(15, 18)
 def test_invalidated_slot_is_refused(own_servers: OwnServers) -> None:
-    """A slot that lost its WAL is refused for good, with the server's reason where it tells one (F11)."""
+    """A slot that lost its WAL is refused for good, with the server's reason where it gives one (F11)."""
     server = own_servers(settings={"max_slot_wal_keep_size": "1MB"})
     server.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
     kept = on_source(server.dsn(), lambda conn: slot.read_slot(conn, "s"))

@@ -62,7 +62,7 @@ async def transactions(stream: ReplicationStream, count: int) -> list[Transactio
 
 @pytest.mark.pg_majors(15, 16, 18)
 async def test_both_transports_give_the_same_transactions(source_db: Database) -> None:
-    """What is read past libpq is what libpq gives, message by message; rows of all sizes."""
+    """Messages read past libpq equal libpq's, one by one; rows of all sizes."""
     slots = f"{source_db.dbname}_a", f"{source_db.dbname}_b"
     prepared(source_db, *slots)
     for number in range(50):

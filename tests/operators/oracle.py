@@ -1,4 +1,4 @@
-"""What must be where: the rows that the publication publishes now, against those of the target.
+"""Rows that the target must have: the rows that the publication publishes now, against the target's rows.
 
 In go two databases and a publication; out come names of tables with what differs. Shares no code with the product.
 """
@@ -76,7 +76,7 @@ def _digests(database: Database, tables: list[Published], *, is_filtered: bool) 
 
 
 def differences(source: Database, target: Database, publication: str) -> dict[str, str]:
-    """Return the tables whose published rows are not those of the target, with the rows."""
+    """Return the tables whose published rows are not the target's, with the rows."""
     tables = published(source, publication)
     if not tables:
         return {}

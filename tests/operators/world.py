@@ -43,8 +43,8 @@ _POLL_S = 0.02
 _MOST_HINTS = 6
 _ALTERED = re.compile(r"a publication was altered, and .* is missing: (.*?)\. Hint: ")
 _LSN = re.compile(r"parapply skip --lsn ([0-9A-F]+/[0-9A-F]+)|(?:LSN|lsn) ([0-9A-F]+/[0-9A-F]+)")
-#: Hints that end in a slot and a copy made anew.
-# The stream lies before the publication that is there now (15 to 17): nothing else helps.
+#: Hints that end in a new slot and another copy.
+#: The stream lies before the present publication (15 to 17): nothing else helps.
 _ANEW = re.compile(r"parapply drop.*(init|copy the tables again)|--copy --truncate|publication \S+ does not exist")
 _FOREIGN_CODE = re.compile(r"target table (\S+) belongs to .*, and its code would run with the rights of")
 FAST: Mapping[str, str | float] = {
@@ -86,7 +86,7 @@ class World:
         is_promised: nothing that happens here may end in a refusal.
         is_narrowed: the publication left out deletes for a time, so a key that was free again may still be taken here.
         is_altered: the publication was, so a table outside of it may refer to one in it, whose TRUNCATE then fails.
-        publication_sql: makes the publication anew where it is gone.
+        publication_sql: makes the publication again where it is gone.
     """
 
     lab: Lab
@@ -129,7 +129,7 @@ class World:
         self.script.append(f"{name}: {text}")
         session = self._sessions.get(name)
         if session is None or session.closed:
-            # What another open transaction holds is not waited for.
+            # A lock that another open transaction holds is not waited for.
             session = self._sessions[name] = database.connect(options=f"-c lock_timeout={_LOCK_MS}")
             session.prepare_threshold = None
         try:
@@ -355,7 +355,7 @@ class World:
             raise Violation(f"the transaction that is named cannot be skipped: {done.stderr}")
 
     def again(self) -> None:
-        """Drop the slot and its state, and begin anew with a copy."""
+        """Drop the slot and its state, and begin again with a copy."""
         self.kill()
         done = self.command("drop", "--yes")
         if done.returncode == 0:
@@ -366,7 +366,7 @@ class World:
         if done.returncode and self.trust(done.stderr):
             done = self.init("--truncate")
         if done.returncode and re.search("table_missing|columns_refused", done.stderr):
-            # What commands of the queue would have made.
+            # Objects that commands of the queue would have made.
             self.on_target("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
             program = self.source.server.program("pg_dump")  # type: ignore[union-attr]
             done = self.init("--schema", "--pg-dump", str(program))
@@ -382,7 +382,7 @@ class World:
             self.command("init", "--ddl" if self.ddl_way == "queue" else "--ddl=automatic")
         return done
 
-    # What must hold.
+    # Checks.
 
     def published(self) -> list[str]:
         """Return the names of the published tables."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.packaging.machine import Machine
 
-#: What the unit's machine needs besides Python.
+#: Packages that the unit's machine needs besides Python.
 PACKAGES = ("systemd", "systemd-sysv", "dbus", "postgresql")
 _UNIT = "parapply@app"
 _EXAMPLES = "/usr/share/doc/parapply/examples/roles"
@@ -134,7 +134,7 @@ class _Life:
         self.applied()
 
     def is_refused(self) -> None:
-        """What a restart cannot repair is not restarted: exit 3."""
+        """A failure that a restart cannot repair causes no restart: exit 3."""
         self.sql("a", "ALTER ROLE parapply_source NOLOGIN")
         assert self.machine.fails("systemctl", "restart", _UNIT)
         assert self.machine.shown(_UNIT, "ExecMainStatus") == "3"

@@ -69,7 +69,7 @@ class Schedule:
         self.seed = seed
         self.source = self._source_of(seed) if source is None else source
         self.draws = draws = Draws(seed, choices)
-        #: What has happened, by its name; and each step in words, if asked for.
+        #: Events by their name; and each step in words, if asked for.
         self.seen: Counter[str] = Counter()
         self.trace: list[str] | None = None
         self.is_relaxed = draws.chance(0.5) and self.source.may_be_relaxed
@@ -130,7 +130,7 @@ class Schedule:
             raise Violation("a transaction is missing at the end")
         if self.commits.prepared:
             raise Violation("a transaction is still prepared at the end")
-        # What was committed before a kill is passed over, so only the publisher's position tells that all is done.
+        # A transaction committed before a kill is passed over, so only the publisher's position shows that all is done.
         end_lsn = self.source.end_lsn + 0x20
         self._durability.keepalive(
             Keepalive(end_lsn=end_lsn, send_time_us=0, reply_requested=False), 0.0, is_synchronous=False

@@ -49,7 +49,7 @@ def test_everything_wrong_is_found_at_once(source_db: Database, target_db: Datab
 @pytest.mark.pg_majors(15, 18)
 @pytest.mark.bare_target
 def test_a_clean_pair_is_fine(source_db: Database, target_db: Database, run_command: RunCommand) -> None:
-    """With the roles of config/roles nothing but notes is told, exit 0, and nothing was made; after init likewise."""
+    """With the roles of config/roles only notes are reported, exit 0, and nothing was made; after init likewise."""
     tables = "CREATE TABLE t (i int PRIMARY KEY, v text NOT NULL); CREATE TABLE u (i int PRIMARY KEY REFERENCES t)"
     source_db.execute(f"{tables}; INSERT INTO t VALUES (1, ''); CREATE PUBLICATION pub FOR ALL TABLES")
     target_db.execute(tables)
@@ -103,7 +103,7 @@ def test_init_looks_first(source_db: Database, target_db: Database, run_command:
     ):
         assert words in done.stdout, done.stdout
     assert "other" not in done.stdout, "notes are for `parapply check`"
-    # What is there is not looked at again.
+    # Objects that exist are not checked again.
     done = run_command(route, "init")
     assert (done.returncode, "nothing to do" in done.stdout, "replica_identity" in done.stdout) == (0, True, False), (
         done
@@ -187,7 +187,7 @@ def config_of(source: Database, target: Database, **flags: object) -> Config:
     return load_config(flags=given, environ={})
 
 
-#: What a publisher and a target can lack as servers, and what must be told of it.
+#: Things that a publisher and a target can lack as servers, and the words that must be reported of each.
 _SERVER_CODES = {
     Code.WAL_LEVEL: "wal_level = 'logical'", Code.SOURCE_REPLICATION: 'ALTER ROLE "poor" REPLICATION;',
     Code.SOURCE_CONNECTIONS: "", Code.SLOTS_EXHAUSTED: "max_replication_slots", Code.SOURCE_SELECT: "GRANT USAGE",
@@ -203,7 +203,7 @@ _SERVER_CODES = {
 
 @pytest.mark.pg_majors(15)
 async def test_servers_that_lack_everything(own_servers: OwnServers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each limit, setting and privilege of the servers is told, each with what mends it, all in one report."""
+    """Each missing limit, setting and privilege of the servers is reported with its remedy, all in one report."""
     source = own_servers("poor_source", settings={
         "wal_level": "replica", "max_replication_slots": 0, "max_wal_senders": 0, "wal_sender_timeout": "5s",
     })  # fmt: skip

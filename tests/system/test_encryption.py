@@ -51,7 +51,7 @@ class _Site:
 
     Attributes:
         route: by the superuser, in the clear: for tests only.
-        authority: that signed the server's certificate and those of the clients.
+        authority: signed the certificates of the server and of the clients.
         directory: for the tests' files.
     """
 
@@ -148,7 +148,7 @@ def test_an_encrypted_stream_is_the_same_stream(site: _Site, start_daemon: Start
 
 
 def test_a_stream_that_is_cut_comes_again(site: _Site, start_daemon: StartDaemon) -> None:
-    """An encrypted session that is ended is opened anew, and nothing is lost."""
+    """An encrypted session that is ended is opened again, and nothing is lost."""
     daemon = start_daemon(_encrypted(site), environ=site.passwords())
     daemon.wait_for_event("source_connected")
     site.route.source.execute("INSERT INTO evt SELECT g, 'before' FROM generate_series(1, 200) AS g")

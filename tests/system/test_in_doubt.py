@@ -1,4 +1,4 @@
-"""Commits whose outcome nobody saw, and commits that failed (traps T-11, T-12, T-14, faults F2, F16)."""
+"""Commits whose outcome no session saw, and commits that failed (traps T-11, T-12, T-14, faults F2, F16)."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_t17_the_last_update_wins_on_both_nodes(
 def test_t17_a_table_copied_again_does_not_go_back(
     source_db: Database, target_db: Database, start_daemon: StartDaemon, run_command: RunCommand
 ) -> None:
-    """What `refresh --truncate` does on one node is no local change there: neither its TRUNCATE nor its rows are sent.
+    """`refresh --truncate` on one node is no local change there: neither its TRUNCATE nor its rows are sent.
 
     Its rows are the publisher's for every policy, with the time of the snapshot. The places of its origins are free
     again, of which a server has few.

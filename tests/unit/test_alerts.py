@@ -43,7 +43,7 @@ _DELAY_S: Final = 3600.0
 
 @dataclass
 class Shown:
-    """What a daemon shows in one scrape; `figures` outlives the scrape, as the daemon's own do."""
+    """Samples of a daemon in one scrape; `figures` outlives the scrape, as the daemon's own do."""
 
     figures: Figures
     values: Values = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Shown:
         if not self.is_up:
             return {_series("up", {}): 0.0}
         shown = self.figures.values() | self.values
-        # What this process is changes all the time, and no rule looks at it but for its start, which is set below.
+        # Facts of this process change all the time, and no rule looks at them but for its start, which is set below.
         text = _OF_THE_PROCESS.sub("", exposition("app", shown, self.figures.histograms()).decode())
         found = _parsed(text)
         return {**found, _series("up", {}): 1.0, _series("process_start_time_seconds", {}): self.started_s}
@@ -87,7 +87,7 @@ def _parsed(text: str) -> dict[str, float]:
 
 
 class Trouble(NamedTuple):
-    """What happens to a daemon for some minutes, and what must fire at their end."""
+    """Trouble of a daemon for some minutes, and the alerts that must fire at their end."""
 
     alerts: tuple[str, ...]
     minutes: int
@@ -279,7 +279,7 @@ def test_the_page_has_expressions_that_prometheus_takes(tmp_path: Path) -> None:
 
 
 def test_an_alarm_of_events_uses_series_that_are_there_from_the_start() -> None:
-    """What a rule takes an increase of stands at 0 in the first scrape: a series born at 1 has an increase of 0."""
+    """A series whose increase a rule takes is 0 in the first scrape, as a series born at 1 has an increase of 0."""
     shown = Shown(Figures())
     shown.quiet()
     born = {series.partition("{")[0] for series, value in shown.samples().items() if value == 0}

@@ -1,4 +1,4 @@
-"""What the documents name exists: commands, options, targets, settings, metrics, events, exit codes, folders, links."""
+"""Names in the documents exist: commands, options, targets, settings, metrics, events, exit codes, folders, links."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ _OF_THE_SERVER = ("permission denied to set parameter", "read only", "no pg_hba.
 
 
 def test_messages_are_those_of_the_program() -> None:
-    """What a table of messages quotes is said by the program, word for word between the dots."""
+    """The program says each message that a table of messages quotes, word for word between the dots."""
     code, unknown = _texts_of_code(), []
     for page, message in _messages():
         parts = [part.strip(" :,.'\"") for part in re.split(r"\.\.\.|\b[XY]\b", message)]

@@ -59,7 +59,7 @@ def test_exit_at_the_first_hit() -> None:
 
 
 def test_hold_until_the_file_is_removed(tmp_path: Path) -> None:
-    """Hold makes a file and goes on when somebody removes it."""
+    """Hold makes a file and goes on when it is removed."""
     failpoints.arm({"PARAPPLY_FAILPOINT": "advanced:hold", "PARAPPLY_FAILPOINT_DIR": str(tmp_path)})
     held = tmp_path / "advanced.held"
     passed = threading.Thread(target=failpoints.probe, args=(failpoints.ADVANCED,), daemon=True)

@@ -99,7 +99,7 @@ def test_lines_for_the_journal_have_a_priority(
     lines = path.read_bytes().splitlines()
     assert [line[:1] == b"<" for line in lines[:3]] == [False, False, True]
     assert [line[:3] for line in lines[2:4]] == [b"<6>", b"<4>"]
-    assert {line[:3] for line in lines[4:-1]} == {b"<3>"}, "a traceback of several lines, too"
+    assert {line[:3] for line in lines[4:-1]} == {b"<3>"}, "also a traceback of several lines"
     assert lines[-1].startswith(b"<4>")
 
 
@@ -167,7 +167,7 @@ def test_event_and_key_names_are_listed() -> None:
 
 
 def _event_names(argument: ast.expr) -> set[str]:
-    """Return the events that a call may log: the constant, those of both branches, or the ends of a formatted name."""
+    """Return the events that a call may log: the constant, both branches' events, or the ends of a formatted name."""
     if isinstance(argument, ast.Constant):
         return {str(argument.value)}
     if isinstance(argument, ast.IfExp):

@@ -96,7 +96,7 @@ def test_a_service_that_sees_only_processes_has_every_figure(monkeypatch: pytest
 
 
 def test_a_migration_and_a_cut_over_are_read_back() -> None:
-    """Each step is in one state; what is not known has no series; without either nothing of them is there."""
+    """Each step is in one state; an unknown value has no series; without a step neither has any series."""
     step = {"step": "copy", "state": "running", "seconds": 4.5, "done": 20, "total": 80, "unit": "rows",
             "size_bytes": 99, "left_s": 12.5}  # fmt: skip
     begun = {**step, "step": "follow", "unit": "", "total": 0, "size_bytes": 0, "left_s": None}

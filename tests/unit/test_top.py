@@ -1,4 +1,4 @@
-"""What `parapply top` makes of several looks, and whether its screen fits the terminal."""
+"""`parapply top`: its conclusions from several looks, and the fit of its screen to the terminal."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ _AT_THE_END = {"is_reachable": True, "lag_bytes": 0}
 def test_the_lag_without_a_daemon(
     *, written_s: float | None, silent_s: float, is_daemon_connected: bool, source: dict[str, Any], now_s: float | None
 ) -> None:
-    """What was written is the lag while a daemon writes; later the time since then is added: never 0 for not known."""
+    """The written lag counts while a daemon writes; later the time since then is added: never 0 for not known."""
     report = _report(lag_s=written_s, silent_s=silent_s, is_daemon_connected=is_daemon_connected, source=source)
     assert lag_s(report) == now_s
 

@@ -289,7 +289,7 @@ class _Known(NamedTuple):
 
     @classmethod
     def of(cls, recorded: Sequence[Recorded], feed: _Feed, n_workers: int, right: float) -> _Known:
-        """Return how sure predictions from a run are.
+        """Return the certainty of predictions from a run.
 
         Args:
             recorded: the run.
@@ -369,7 +369,7 @@ def _most_at_a_time(recorded: Sequence[Recorded]) -> int:
 
 
 def _commits(recorded: Sequence[Recorded], flush_share: float | None) -> tuple[float, Line]:
-    """Return what a COMMIT takes, and what late rows do besides."""
+    """Return the cost of a COMMIT, and the additional cost of late rows."""
     alone = [one.commit_s for one in recorded if not one.is_one_flight and not one.late_rows]
     late = [one for one in recorded if not one.is_one_flight and one.late_rows]
     in_flight = [one.flight_commit_s for one in recorded if one.flight_commit_s]
@@ -429,7 +429,7 @@ def _processors(seconds: Sequence[Second], spans: Sequence[tuple[float, float]],
 
 
 def _executed_s(spans: Sequence[tuple[float, float]], seconds: Sequence[Second]) -> float:
-    """Return for how long batches executed within intervals, all of them together."""
+    """Return the seconds for which batches executed within intervals, all of them together."""
     begins_s = sorted(begin_s for begin_s, _ in spans)
     ends_s = sorted(end_s for _, end_s in spans)
     begun_s, ended_s = [0.0, *accumulate(begins_s)], [0.0, *accumulate(ends_s)]
@@ -507,7 +507,7 @@ def _feed(recorded: Sequence[Recorded], seconds: Sequence[Second]) -> _Feed:
 
 
 def _held(recorded: Sequence[Recorded]) -> tuple[list[int], float]:
-    """Return what the log says of rows that a batch holds and a later one also changes.
+    """Return the log's facts about rows that a batch holds and a later one also changes.
 
     Returns:
         For each batch the index of the first one that was under way beside it: what holds its rows is known from that
@@ -571,7 +571,7 @@ def _parts(
 
 
 def _limit(one: Played, plant: Plant, workers: int, leader: str) -> str:
-    """Return what most of the time went to."""
+    """Return the limit that most of the time went to."""
     idle_s = one.idle_s + one.ended_s
     most = max(idle_s, one.blocked_s, one.turn_s, one.executing_s)
     if most == idle_s:

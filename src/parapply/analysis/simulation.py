@@ -109,7 +109,7 @@ class Played:
 
 
 class Load:
-    """A stream in parts, with sums that say at once what any stretch of it holds."""
+    """A stream in parts, with sums that give at once the contents of any stretch of it."""
 
     def __init__(self, parts: Sequence[Stretch]) -> None:
         """Add up.
@@ -175,7 +175,7 @@ _CLOSED, _EXECUTING, _EXECUTED, _COMMITTING, _COMMITTED = range(5)
 
 
 def play(load: Load, plant: Plant) -> Played:
-    """Apply a load, and return how long it took."""
+    """Apply a load, and return the seconds that it took."""
     return _Simulation(load, plant).run()
 
 
@@ -269,7 +269,7 @@ class _Simulation:
             self._close(begin, end)
 
     def _due(self, begin: int, end: int, n_there: int) -> tuple[int, float]:
-        """Return which batch a free worker gets, and when."""
+        """Return the batch that a free worker gets, and the time."""
         load, now_s = self._load, self._now_s
         releases_s = load.releases_s
         there = bisect_right(releases_s, now_s, begin, end)
@@ -332,7 +332,7 @@ class _Simulation:
             batch.holders.add(holder[0])
 
     def _drawn(self, expected: float, most: int) -> int:
-        """Return how many of rare events happen (Poisson): the times between them are exponential."""
+        """Return the number of rare events that happen (Poisson): the times between them are exponential."""
         number, at = 0, self._random.expovariate(1.0)
         while at < expected and number < most:
             number, at = number + 1, at + self._random.expovariate(1.0)
@@ -408,7 +408,7 @@ class _Simulation:
         heapq.heappush(self._committing, (end_s, place))
 
     def _flushed_s(self, at_s: float) -> float:
-        """Return when a COMMIT is durable: one flush at a time, the next one is of all that wait for it."""
+        """Return the time when a COMMIT is durable: one flush at a time, the next one is of all that wait for it."""
         flush_s = self._plant.commit_s
         if self._flush_is_wanted and at_s >= self._flush_end_s:
             self._flush_end_s += flush_s

@@ -32,7 +32,7 @@ def span(since: datetime | None, until: datetime | None) -> str:
 
 
 def in_short(tables: Tables) -> list[str]:
-    """Return what the figures of one slot say, the most important first."""
+    """Return the statements of the figures of one slot, the most important first."""
     (summary,) = tables["summary"]
     return [
         text
@@ -50,7 +50,7 @@ def in_short(tables: Tables) -> list[str]:
 
 
 def _incomplete(summary: dict[str, Any], gaps: Rows) -> str:
-    """Say what is not in the log, or there twice."""
+    """Report records that are missing in the log, or duplicated."""
     texts = []
     if gaps:
         missing, where = sum(row["missing"] for row in gaps), number(len(gaps))
@@ -143,7 +143,7 @@ def _repeats(n_repeated: int, n_batches: int, n_conflicts: int) -> str:
 
 
 def _more_workers(what_if: Rows, reading: Rows, n_workers: int) -> str:
-    """Say what twice as many workers would bring in each commit order, with the interval."""
+    """Report the gain of twice as many workers in each commit order, with the interval."""
     rows = {(row["commit_order"], row["workers"]): row for row in what_if}
     now = int(reading[0]["workers"]) if reading else n_workers
     if ("preserve", now) not in rows or ("preserve", 2 * now) not in rows:
@@ -176,5 +176,5 @@ def _gain(before: dict[str, Any], after: dict[str, Any]) -> str:
 
 
 def times(factor: float) -> str:
-    """Return how many times as fast: ``2.7 times``, ``280 times``."""
+    """Return the factor of a speed-up in words: ``2.7 times``, ``280 times``."""
     return f"{factor:.1f} times" if factor < 10 else f"{factor:.0f} times"

@@ -81,7 +81,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """Return 0 if all is fine, 1 with warnings, and what `init` would end with if something would be refused."""
+        """Return 0 if all is fine, 1 with warnings, and the exit code of `init` if something would be refused."""
         if refused := self.of(Severity.REFUSED):
             is_source = any(KINDS[each.code].end is End.SOURCE for each in refused)
             return (SourceRefused if is_source else TargetRefused).exit_code
@@ -223,7 +223,7 @@ async def _look_at(  # noqa: PLR0913, PLR0917  what is known by now
 async def _known(
     config: Config, facts: slot.SourceFacts, target: settings.Connection
 ) -> tuple[state.SlotState | None, list[Finding]]:
-    """Return what the target's state says of the slot, None if nothing, and why it cannot be read."""
+    """Return the target's state of the slot, None if it has none, and why it cannot be read."""
     schema = config.target.state_schema
     try:
         if not await state.has_schema(target, schema):

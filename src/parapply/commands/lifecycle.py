@@ -1,4 +1,4 @@
-"""The commands around the daemon, `drop` and `wait`, and what `init` takes back if it is refused on its way.
+"""The commands around the daemon, `drop` and `wait`, and the undoing of an `init` that is refused on its way.
 
 In: the configuration. Out: lines on standard output for people; failures are ours, with their exit code.
 Each one opens its own sessions, does its work, and closes them; none needs a running daemon but `wait`.
@@ -52,7 +52,7 @@ async def new_slot(source: slot.Connection, name: str) -> AsyncIterator[None]:
 
 
 def drop(config: Config, assume_yes: bool) -> None:  # noqa: FBT001  the command line passes it by position
-    """Remove the slot and its state, and the state schema when no slot is left in it; asks first.
+    """Remove the slot and its state, and the state schema when no slot is left in it; ask first.
 
     Raises:
         SlotBusy: a process reads the slot.
@@ -94,7 +94,7 @@ async def _drop(config: Config, *, assume_yes: bool) -> None:
 
 
 async def _forget_migration(config: Config, target: settings.Connection, facts: slot.SourceFacts) -> bool:
-    """Forget a migration that was ended before its copy had begun; say whether there was one."""
+    """Forget a migration that was ended before its copy had begun; return whether one existed."""
     schema, name = config.target.state_schema, config.source.slot
     migration = migrations.Migration(schema=schema, slot_name=name, system_identifier=facts.system_identifier)
     if not await migrations.load(target, migration):
@@ -127,7 +127,7 @@ async def _drop_schema(target: settings.Connection, schema: str) -> None:
 
 
 async def _check_removable(target: settings.Connection, schema: str, slot_id: int, name: str) -> None:
-    """Refuse before the slot is gone what the target would refuse after it, and what nothing could take back after it.
+    """Refuse a removal while the slot exists, if the target would refuse it later or nothing could take it back later.
 
     Raises:
         TargetRefused: a privilege is missing, another role prepared a transaction, or a cut-over is under way.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from parapply.config import Config
 
-#: Seconds to wait for the publisher: a person waits for the screen.
+#: Seconds to wait for the publisher, because a person waits for the screen.
 _SOURCE_TIMEOUT_S = 3
 #: Seconds without a write of the daemon, which writes once a second, after which it is stuck or gone.
 _SILENT_S = 5.0
@@ -181,18 +181,18 @@ class StateReader:
             if self._source is not None:
                 await self._source.close()
                 self._source = None
-            # Not raised: that the publisher is down is one of the things a status is asked for.
+            # Not raised, because a status is also asked for when the publisher is down.
             return _unreachable(error.line())
         return {**_of_source(facts, low_lsn), "blocked": _documents(waiting)}
 
 
 def is_silent(report: dict[str, Any]) -> bool:
-    """Return whether the daemon's last report is too old to be the present."""
+    """Return whether the daemon's last report is too old to be current."""
     return bool(report["silent_s"] > _SILENT_S)
 
 
 def is_present(report: dict[str, Any]) -> bool:
-    """Return whether a daemon runs and its last report is the present."""
+    """Return whether a daemon runs and its last report is current."""
     return report["is_daemon_connected"] and not is_silent(report)
 
 
@@ -220,7 +220,7 @@ async def collect(config: Config) -> dict[str, Any]:
 
 
 def _unreachable(error: str) -> dict[str, Any]:
-    """Return what is said of a source that was not asked, with the keys of one that was."""
+    """Return the report on a source that was not asked, with the keys of one that was."""
     return {**dict.fromkeys(SourceDocument.__struct_fields__), "is_reachable": False, "error": error, "blocked": []}
 
 

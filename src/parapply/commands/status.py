@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from parapply.config import Config
 
-#: Tables shown where there is no end of lines: of more, those with the most rows. `--json` has all.
+#: Tables shown where lines have no limit: the ones with the most rows. `--json` has all.
 _MOST_TABLES = 1000
 #: Seconds between two looks of --watch.
 _REFRESH_S = 1.0
@@ -82,7 +82,7 @@ async def _watch(config: Config, *, as_json: bool) -> None:
 
 
 def _terminals() -> list[int]:
-    """Return the terminal that is written to, if it is one: of one that has gone nothing says that it was one."""
+    """Return the terminal that is written to, if it is one, to be asked before it goes: later it no longer says so."""
     return [sys.stdout.fileno()] if sys.stdout.isatty() else []
 
 
@@ -201,7 +201,7 @@ def _facts(report: dict[str, Any], *, with_evidence: bool) -> Table:
 
 
 def _worker_count(report: dict[str, Any]) -> str:
-    """Return how many workers there are, and how many there may be where that is more."""
+    """Return the number of workers, and the most that there may be where that is more."""
     here, most = len(report["workers"]), report["worker_count"]
     return f"{here} of up to {most}" if 0 < here < most else f"{most}"
 
@@ -215,7 +215,7 @@ def _lag(report: dict[str, Any]) -> str:
 
 
 def _retained(source: dict[str, Any]) -> str:
-    """Say how much WAL the publisher keeps for the slot, and how much more it may before the slot is lost."""
+    """Report how much WAL the publisher keeps for the slot, and how much it may add before the slot is lost."""
     if source.get("slot_retained_wal_bytes") is None:
         return ""
     safe_bytes = source["slot_safe_wal_bytes"]

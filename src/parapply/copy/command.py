@@ -154,7 +154,7 @@ async def go_on(
     found: state.SlotState,
     have_run: Collection[int] | None = None,
 ) -> bool:
-    """Copy what an interrupted copy has left, and say whether there was anything.
+    """Copy the parts that an interrupted copy has left, and return whether any were left.
 
     Args:
         config: as before.
@@ -347,7 +347,7 @@ def _say_paused(known: copies.Copies) -> None:
 async def _known(
     config: Config, ends: connect.Connections, slot_id: int, published: Sequence[PublishedTable]
 ) -> copies.Copies:
-    """Return what is known of the tables, by the names that they have now, and looked at as the daemon does."""
+    """Return the facts known of the tables, by the names that they have now, and checked as the daemon does."""
     schema = config.target.state_schema
     known = await copies.load(ends.target, schema, slot_id)
     names = {row.source_oid: row.name for row in known.tables}
@@ -365,7 +365,7 @@ async def _known(
 
 
 async def _keep_marks(config: Config, ends: connect.Connections, slot_id: int) -> None:
-    """Keep which tables there are, once the snapshot is made, so that later ones can be told from them."""
+    """Note which tables exist, once the snapshot is made, so that later ones can be distinguished from them."""
     marks = await late_tables.marks(ends.source, config.source.publications)
     await copies.keep_marks(ends.target, config.target.state_schema, slot_id, marks)
 
@@ -470,7 +470,7 @@ async def _load(  # noqa: PLR0913, PLR0917  all that is known by now
 
 
 async def _published(config: Config, ends: connect.Connections, facts: slot.SourceFacts) -> list[PublishedTable]:
-    """Return the tables to copy from; say which are left out although they are published.
+    """Return the tables to copy from; report which are left out although they are published.
 
     Raises:
         SourceRefused: the role may not read one.
@@ -483,7 +483,7 @@ async def _published(config: Config, ends: connect.Connections, facts: slot.Sour
 
 
 def _say_left_out(facts: slot.SourceFacts, published: Collection[Name]) -> None:
-    """Say whose progress is published and will not be brought over."""
+    """Report whose progress is published and will not be brought over."""
     for schema in sorted(facts.state_schemas.intersection([name[0] for name in published if name != QUEUE])):
         click.echo(
             f"source: schema {printable(schema)} holds the progress of a parapply that applies, or applied, there: it"
@@ -540,7 +540,7 @@ _WAITS_FOR_TRANSACTIONS = (
 
 @asynccontextmanager
 async def _patiently(text: str) -> AsyncIterator[asyncio.TimerHandle]:
-    """Say what is waited for if it takes a while."""
+    """Report the object of a wait if it takes a while."""
     timer = asyncio.get_running_loop().call_later(_PATIENCE_S, click.echo, text)
     try:
         yield timer

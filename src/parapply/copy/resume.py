@@ -113,7 +113,7 @@ def may_resume(table: PublishedTable, target_types: Mapping[str, int]) -> bool:
 async def fingerprint(
     conn: slot.Connection, publications: Sequence[str], table: PublishedTable, leaf: tuple[str, str]
 ) -> str:
-    """Return what must be as it was for a part to be brought forward, as the session's snapshot shows it.
+    """Return the facts that must be unchanged for a part to be brought forward, as the session's snapshot shows them.
 
     Once the session has read the relation, or holds a lock on it. Empty: it must not be noted.
 
@@ -128,7 +128,7 @@ async def fingerprint(
 
 
 def left_of(leaf: Leaf, done: Sequence[CopiedPart], part_pages: int) -> Iterator[Part]:
-    """Cut what is left of a relation into parts."""
+    """Cut the rest of a relation into parts."""
     if not done:
         yield from parts_of(leaf, part_pages)
         return
@@ -318,7 +318,7 @@ class Resumption:
         keys: Sequence[Key],
         lsn: int,
     ) -> None:
-        """Replace the rows with these keys by what the reader sees of them in the pages of the parts."""
+        """Replace the rows with these keys by the rows that the reader sees in the pages of the parts."""
         types = self._types[table.full_name]
         ours = dict(zip(table.columns, table.types, strict=True))
         relation = sql.Identifier(table.schema, table.name)
@@ -429,7 +429,7 @@ def _equal(key: Sequence[str]) -> sql.Composed:
 def _selects(
     table: PublishedTable, parts: Sequence[CopiedPart], keys: Sequence[Key], types: Sequence[str]
 ) -> Iterator[sql.Composed]:
-    """Yield what reads the rows with these keys in the pages of the parts, for each relation."""
+    """Yield the statements that read the rows with these keys in the pages of the parts, for each relation."""
     columns = sql.SQL(", ").join([sql.SQL("t.{}").format(sql.Identifier(column)) for column in table.columns])
     for leaf in sorted({(part.leaf_schema, part.leaf_name) for part in parts}):
         pages = [

@@ -41,7 +41,7 @@ class SourceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tell_what_is_awaited(conn: slot.Connection) -> None:
-    """Say what a slot on a standby waits for, because only a person can bring it."""
+    """Report the event that a slot on a standby waits for, because only a person can bring it about."""
     if conn.info.parameter_status("in_hot_standby") == "on":
         click.echo(
             "source: this is a standby, and makes a slot when its primary has logged the running transactions;"

@@ -3,7 +3,7 @@
 The slot is made before the fence, because that waits for every transaction in progress on the target. The stream begins
 later: at a mark that is written once no daemon applies to the target, and before writers are let in. So it brings all
 that clients write there and nothing that came from the source, whatever the version of the server and whether or not
-replication origins are to be had.
+replication origins are available.
 
 In: sessions of the reverse configuration, whose source is the target that takes over.
 """
@@ -195,7 +195,7 @@ async def state_of(ends: Connections, config: Config) -> state.SlotState | None:
 
 
 async def stale_state(ends: Connections, config: Config) -> tuple[int | None, str]:
-    """Return the id of what an earlier cut-over left of the slot on the old source, and what it used as its fence.
+    """Return the id of the state that an earlier cut-over left of the slot on the old source, and the fence it used.
 
     Returns:
         None and empty if there is nothing.

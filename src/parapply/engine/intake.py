@@ -72,7 +72,7 @@ class Closing:
 
     @property
     def pause_s(self) -> float:
-        """Return how long not to read after everything at hand was read; 0 where a worker could apply it at once."""
+        """Return the seconds not to read after everything at hand was read; 0 where a worker could apply it at once."""
         if self.is_backlog:
             return COLLECT_S
         return 0.0 if self._flight.state.is_idle or self._flight.state.is_relaxed else _BUSY_COLLECT_S
@@ -82,7 +82,7 @@ class Closing:
         self._held_until_s = until_s
 
     def look(self, batch: Batch, heard_s: float) -> float | None:
-        """Return in how many seconds to call `waited`; 0.0: close the open batch now; None: wait for a change.
+        """Return the seconds after which to call `waited`; 0.0: close the open batch now; None: wait for a change.
 
         Args:
             batch: the open one.
@@ -198,7 +198,7 @@ class DueTimes:
         return at
 
     def left_s(self, transaction: Transaction, source_time_us: int | None) -> float:
-        """Return after how many seconds to ask again; 0: it may enter now; infinity: it never may.
+        """Return the seconds after which to ask again; 0: it may enter now; infinity: it never may.
 
         Args:
             transaction: a whole one, a piece or an event.

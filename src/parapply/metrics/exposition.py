@@ -81,7 +81,7 @@ def _escaped(text: str) -> str:
 
 
 def _process() -> dict[str, float]:
-    """Return what the kernel says of this process (proc(5)), each figure that can be read; nothing where no Linux is.
+    """Return the kernel's figures of this process (proc(5)) that can be read; none where no Linux is.
 
     Of /proc only this process's own directory is used: a service may see nothing else (ProcSubset=pid).
     """
@@ -109,6 +109,6 @@ def _fields() -> list[str]:
 
 @cache
 def _started_s() -> float:
-    """Return when this process began; once, because a clock that is set must not look like a restart."""
+    """Return the start of this process, read once, because setting the clock must not look like a restart."""
     since_boot_s = int(_fields()[19]) / os.sysconf("SC_CLK_TCK")
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot_s

@@ -62,7 +62,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 INFO: Final = Metric("parapply_info", "gauge", "Always 1.", ("version", "commit_order"))
 STATE: Final = Metric("parapply_state", "gauge", "1 for the state the daemon is in, 0 for the others.", ("state",))
-READY: Final = Metric("parapply_ready", "gauge", "1 while changes are applied: what /healthz/ready answers with 200.")
+READY: Final = Metric("parapply_ready", "gauge", "1 while changes are applied, and /healthz/ready answers with 200.")
 
 LAG_SECONDS: Final = Metric(
     "parapply_lag_seconds",
@@ -71,7 +71,7 @@ LAG_SECONDS: Final = Metric(
     "it grows with the clock.",
 )
 DELAY: Final = Metric(
-    "parapply_apply_delay_seconds", "gauge", "apply.delay_s: so much of parapply_lag_seconds is wanted."
+    "parapply_apply_delay_seconds", "gauge", "apply.delay_s: the part of parapply_lag_seconds that is intended."
 )
 LAG_BYTES: Final = Metric("parapply_lag_bytes", "gauge", "WAL of the publisher beyond the watermark, as last heard.")
 SLOT_RETAINED: Final = Metric(
@@ -96,7 +96,7 @@ LSN: Final = Metric(
     "gauge",
     "LSNs as numbers. source: end of the publisher's WAL as last heard. received: read from the stream. highest: the "
     "newest commit on the target. lowest: the watermark, everything up to here is on the target. durable: and on its "
-    "disk. confirmed: told to the publisher.",
+    "disk. confirmed: reported to the publisher.",
     ("position",),
 )
 
@@ -112,7 +112,7 @@ TABLE_TRANSACTIONS: Final = Metric(
 TABLE_TARGET: Final = Metric(
     "parapply_table_target",
     "gauge",
-    "Always 1: target is the name there of a table that [mapping] gives another one; for joins by the label table.",
+    "Always 1: target is the name that [mapping] gives the table on the target; for joins by the label table.",
     ("table", "target"),
 )
 TRANSACTIONS: Final = Metric(
@@ -198,7 +198,7 @@ RECONNECTS: Final = Metric(
     "parapply_reconnects_total", "counter", "Attempts to connect after an end was lost, by that end.", ("end",)
 )
 
-WORKERS: Final = Metric("parapply_workers", "gauge", "Workers by what they do; none while an end is away.", ("state",))
+WORKERS: Final = Metric("parapply_workers", "gauge", "Workers by activity; none while an end is away.", ("state",))
 QUEUE_BATCHES: Final = Metric("parapply_queue_batches", "gauge", "Target transactions in hand, not committed.")
 QUEUE_BYTES: Final = Metric("parapply_queue_bytes", "gauge", "Bytes of changes in memory, not committed.")
 QUEUE_LIMIT: Final = Metric("parapply_queue_limit_bytes", "gauge", "apply.memory_limit_bytes.")
@@ -211,7 +211,7 @@ READING: Final = Metric(
 READING_PAUSED: Final = Metric(
     "parapply_reading_paused",
     "gauge",
-    "1 while nothing is read: memory or queue are full, a copy is awaited, or what comes next is not due.",
+    "1 while nothing is read: memory or queue are full, a copy is awaited, or the next transaction is not due.",
 )
 THROTTLED: Final = Metric(
     "parapply_throttled_seconds_total",
@@ -234,7 +234,7 @@ STREAMS: Final = Metric("parapply_streams_open", "gauge", "Transactions in progr
 SPILL_BYTES: Final = Metric("parapply_spill_bytes", "gauge", "Bytes of them on disk.")
 SPILL_LIMIT: Final = Metric("parapply_spill_limit_bytes", "gauge", "apply.spill_limit_bytes.")
 PREPARED: Final = Metric(
-    "parapply_prepared_transactions", "gauge", "Prepared on the target, waiting for their outcome."
+    "parapply_prepared_transactions", "gauge", "Transactions prepared on the target that wait for their outcome."
 )
 TABLES_WAITING: Final = Metric(
     "parapply_tables_waiting",
@@ -308,7 +308,7 @@ PROCESS_METRICS: Final = (
     Metric("process_resident_memory_bytes", "gauge", "Resident memory."),
     Metric("process_virtual_memory_bytes", "gauge", "Virtual memory."),
     Metric("process_cpu_seconds_total", "counter", "CPU time of the daemon, which is the leader's process."),
-    Metric("process_start_time_seconds", "gauge", "When it started, in seconds since 1970."),
+    Metric("process_start_time_seconds", "gauge", "Start of the daemon, in seconds since 1970."),
     Metric("process_open_fds", "gauge", "File descriptors in use."),
     Metric("process_max_fds", "gauge", "File descriptors allowed."),
 )

@@ -137,8 +137,7 @@ class Connector:
         async with _beginning() as begin:
             looking = begin(self._look(stack))
             answers = asyncio.Event()
-            # The control pool before the workers: it serves, too, where connections are scarce and workers must be
-            # fewer.
+            # The control pool before the workers: it also serves where connections are scarce and workers fewer.
             (control, slot_id), (control_pool, ahead) = await _together(
                 self._own(stack, looking, answers), self._control_pool(stack, looking, answers)
             )

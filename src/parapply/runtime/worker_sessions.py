@@ -1,7 +1,7 @@
 """The sessions of the workers: each is opened under its number, at any time of an epoch, and closed alone or with all.
 
 In: how to open one. Out: open sessions. A session takes the fence's lock and checks the lease as it is opened, however
-late, so that a successor's fence waits for it, too (traps T-14, T-15).
+late, so that a successor's fence also waits for it (traps T-14, T-15).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _SINCE: Final = 170000
 
 
 def unprotected(facts: SourceFacts) -> str:
-    """Return what may keep a slot from surviving a failover, for people; empty: nothing that can be seen here.
+    """Return the causes that may keep a slot from surviving a failover, for people; empty if none can be seen here.
 
     Args:
         facts: the publisher, whose slot is to survive.

@@ -63,7 +63,7 @@ class SlotFacts(msgspec.Struct, frozen=True, kw_only=True):
     is_synced: bool = False  # 17 and later: as it came from a primary
 
     def retained_bytes(self, flush_lsn: int) -> int | None:
-        """Return how much WAL the publisher keeps for the slot, None if it is lost.
+        """Return the bytes of WAL that the publisher keeps for the slot, None if it is lost.
 
         Args:
             flush_lsn: end of the publisher's WAL.
@@ -275,7 +275,7 @@ async def state_schemas(conn: Connection) -> frozenset[str]:
 
 
 async def position(conn: Connection) -> SourcePosition:
-    """Return where the publisher is.
+    """Return the publisher's position.
 
     Raises:
         SourceLost: the connection broke.
@@ -329,7 +329,7 @@ async def replayed_timeline(conn: Connection, dsn: str) -> int:
 
 
 async def read_slot(conn: Connection, slot_name: str) -> SlotFacts | None:
-    """Return the slot as it is now, None if it is not there.
+    """Return the slot as it is now, None if it does not exist.
 
     Raises:
         SourceLost: the connection broke.
@@ -404,7 +404,7 @@ def _slot_facts(row: dict[str, Any]) -> SlotFacts:
 
 
 async def check_publications(conn: Connection, names: Sequence[str]) -> frozenset[str]:
-    """Refuse publications that are not there: newer servers skip them with a warning only, and rows are missing.
+    """Refuse missing publications: newer servers skip them with a warning only, and rows are missing.
 
     Returns:
         Operations that they publish, all together: of insert, update, delete, truncate.

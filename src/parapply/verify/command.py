@@ -75,10 +75,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     source_rows: int
     target_rows: int
     found: tuple[Difference, ...]
-    is_cut: bool  # there are more than were asked for
+    is_cut: bool  # more rows differ than were asked for
     sampled: tuple[int, ...] = ()  # the ranges that were compared, and have these rows; empty: all
-    equal_at: int | None = None  # not compared now: at this LSN it was equal, and the figures are of then
-    seconds: float = 0.0  # that it took
+    equal_at: int | None = None  # not compared now: it was equal at this LSN, and the figures are from then
+    seconds: float = 0.0  # that the comparison took
     statements: tuple[str, ...] = ()
 
     @property
@@ -101,7 +101,7 @@ class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_equal(self) -> bool:
-        """Return whether no row differs of those that were compared."""
+        """Return whether no compared row differs."""
         return all(verdict.is_equal for verdict in self.verdicts)
 
 
@@ -109,14 +109,14 @@ class VerifyAgain:
     """The second look at tables that were compared a moment ago and were equal."""
 
     def __init__(self, earlier: VerifyResult, budget_s: float) -> None:
-        """Keep them; tables that are not expected to fit into the budget stay as they were then."""
+        """Keep them; tables that are not expected to fit into the budget keep their earlier verdict."""
         self.earlier = earlier
         self.budget_s = budget_s
         pairs = zip(earlier.tables, earlier.verdicts, strict=True)
         self._then = {one.published.oid: (one, verdict) for one, verdict in pairs}
 
     def then(self, table: PublishedTable) -> tuple[Compared, Verdict] | None:
-        """Return what was found of a table then, None if it was not there or is another one by now."""
+        """Return the earlier verdict on a table; None if it did not exist, or is another table by now."""
         found = self._then.get(table.oid)
         if found is None:
             return None
@@ -166,7 +166,7 @@ async def comparison(config: Config, options: VerifyOptions, again: VerifyAgain 
 
 
 def say_all(found: VerifyResult) -> None:
-    """Print what was found in one line."""
+    """Print the result in one line."""
     _print(VerifyOptions(), found.verdicts, found.taken)
 
 
@@ -220,7 +220,7 @@ class _Both:
         compared = []
         for table in tables:
             compared.append(await self._compared(table, leaves[table.oid], types[table.here().full_name]))
-            # A large table's ranges were looked for.
+            # The search for a large table's ranges has locked it.
             await ends[0].done(compared[-1])
         with Bar("comparing", has_bytes=False) as bar:
             whole = [table for table in compared if not self._sample(table)]
@@ -240,9 +240,9 @@ class _Both:
     async def _side_by_side(
         self, compared: Sequence[Compared], target: Sequence[settings.Connection], bar: Bar
     ) -> list[Verdict]:
-        """Compare as many tables at once as there are sessions, and those with many pages to read by all sessions.
+        """Compare as many tables at once as sessions exist, and tables with many pages to read by all sessions.
 
-        Of tables that were compared before, those come first that took the least time then, as long as there is some.
+        Of the tables compared before, the ones that took the least time come first, as long as time is left.
         """
         again, began_s = self._again, time.monotonic()
         found: dict[int, Verdict] = {}

@@ -105,7 +105,7 @@ def test_processors_that_are_not_counted_are_learned_from_what_ran_beside() -> N
 
 
 def test_what_a_log_does_not_say_widens_the_interval() -> None:
-    """Where all batches ran beside three others, nothing tells a full processor from a slow one: both are within."""
+    """Where all batches ran beside three others, a full processor and a slow one look the same: both are within."""
     recorded = _waves(160, 4, 0.1)
     found = predict(recorded, _seconds(4, 4, samples=4, on_cpu=4), (4, 8))
     eight = found.of("preserve", 8)
@@ -169,7 +169,7 @@ def test_late_rows_wait_for_all_that_hold_them() -> None:
 
 
 def test_batches_of_one_size_do_not_tell_what_one_takes_for_itself() -> None:
-    """Some seconds more or less in a few of them are chance; small batches next to large ones do tell."""
+    """A few seconds more or less in some of them are chance; small batches next to large ones do show it."""
     alike = [(199 + seq % 2, 0.02 + 0.01 * (seq % 2)) for seq in range(60)]
     assert line_of_sizes(alike) == pytest.approx((0.0, 0.025 / 199.5), rel=0.01)
     apart = [(changes, 0.005 + 1e-4 * changes) for changes in (100, 500, 1000) * 20]
@@ -214,7 +214,7 @@ def test_more_batches_under_way_hold_more_rows() -> None:
 
 
 def test_the_rest_of_a_backlog_is_given_out_at_once() -> None:
-    """Five batches for sixteen workers are as long as one, though the last is not full; nothing more is there then."""
+    """Five batches for sixteen workers are as long as one, though the last is not full; then nothing is left."""
     parts = [Stretch(transactions=10, changes=10, size_bytes=1, release_s=0.0, due_s=-9.0)] * 45
     plant = Plant(
         workers=16, order="preserve", limits=(100, 100, 1000), batch_s=0.0, change_s=0.01, commit_s=0.001,

@@ -53,7 +53,7 @@ def test_without_a_backlog_it_closes_at_once_or_waits_for_the_one_under_way() ->
 
 
 def test_with_a_backlog_it_waits_until_nothing_has_come_for_a_while() -> None:
-    """What has come since makes it wait as long again, and so does a hold."""
+    """A change that has come since makes it wait as long again, and so does a hold."""
     closing = _closing(_flight(), is_late=True)
     assert closing.pause_s == COLLECT_S
     after_s = closing.look(Batch(1), 1.0)

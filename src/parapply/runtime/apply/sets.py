@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from parapply.target.sql.commands import Command
 
 #: Changes of a batch that is executed and committed in one flight, if it has its turn when it begins: without a backlog
-#: the round trip is a good part of the latency, and a check of the counts by the server costs little for few rows. So
-#: many late keys, at most, are applied in the flight of the commit.
+#: the round trip is a large part of the latency, and a check of the counts by the server costs little for few rows. At
+#: most this many late keys are applied in the flight of the commit.
 _ONE_FLIGHT = 256
 
 
@@ -57,7 +57,7 @@ class Ahead:
         self._has_prepared = builder.has_prepared()
 
     def take(self, batch: Batch, builder: CommandBuilder) -> list[Command] | None:
-        """Return the commands of a batch, as `commands_of` would now; None if they are not there."""
+        """Return the commands of a batch, as `commands_of` would now; None if they were not made."""
         if batch is not self._batch:
             return None
         commands, self._batch, self._commands = self._commands, None, []

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from parapply.source.waits import PublisherWaits
     from parapply.spill import Spill
 
-#: Seconds after which the last facts about the publisher are too old to be the present.
+#: Seconds after which the last facts about the publisher are too old to be current.
 _FRESH_S = 5.0
 #: The same of its slot: three of the monitor's questions.
 _SLOT_FRESH_S = 30.0

@@ -48,7 +48,7 @@ _MOVES_S = 3.0
 #: and then waits for the stream, which the publisher should end once all is confirmed (trap T-9). If it is still open
 #: then, we hold it up, and nothing is lost by leaving (F9).
 _LEAVE_S = 3.0
-#: Seconds without a check after which the last facts are not the present.
+#: Seconds without a check after which the last facts are not current.
 _SILENT_S = 5.0
 
 
@@ -61,7 +61,7 @@ class SeenSlot(NamedTuple):
 
 
 class Publisher(NamedTuple):
-    """How the publisher is asked where it is."""
+    """The way to ask the publisher for its position."""
 
     conn: slot.Connection
     #: As it was at the start; a change is recorded.

@@ -5,7 +5,7 @@ lives. Lock 2, shared, is held by every worker session. A new leader takes lock 
 succeeds only when every worker session of the old leader is gone, commits in doubt included (traps T-14, T-15, F18,
 F20). Only then is the state final and may be read. This costs nothing for each transaction.
 
-A lock lives as long as the server process, not as the client: that is the point, an orphaned process that is still
+A lock lives as long as the server process, not as the client. That is the point: an orphaned process that is still
 executing still holds its lock.
 
 Source: PostgreSQL manual, "Advisory Locks", "Advisory Lock Functions", "pg_locks".
@@ -125,7 +125,7 @@ async def holders(
 
 
 async def take_commands(conn: Connection, system_identifier: str, database: str, wait_s: float) -> None:
-    """Take the lock of who runs the commands of a publisher's database here; the session keeps it until it ends.
+    """Take the lock for running the commands of a publisher's database here; the session keeps it until it ends.
 
     Args:
         conn: control session.

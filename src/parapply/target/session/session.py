@@ -37,7 +37,7 @@ class Record(NamedTuple):
     end_lsn: int
     commit_time_us: int  # of the last one, as on the wire
     n_transactions: int
-    low_lsn: int  # everything up to here is committed, or is with it: the watermark for whoever reads the state
+    low_lsn: int  # everything up to here is committed, or is with it: the watermark for readers of the state
     members: tuple[int, ...] = ()  # the end LSNs one by one; (): all from first to end
 
 
@@ -107,7 +107,7 @@ class WorkerSession:
         origin_problem: OriginProblem | None = _NO_ORIGIN,
     ) -> None:
         """Take over a connection whose settings are pinned and whose fence lock is held; see `connect`."""
-        #: Why what is written here looks as if it were written by a session of this server; None if it does not.
+        #: Reason why rows written here look as if a session of this server wrote them; None if they do not.
         self.origin_problem = origin_problem
         self._stamps = options.tracks_commits and not origin_problem
         version = connection.info.server_version
@@ -564,7 +564,7 @@ class WorkerSession:
             await self.pipeline.run([_ROLLBACK])
 
     async def forget_statements(self) -> None:
-        """Have every statement planned anew: tables changed under them (trap T-48).
+        """Have every statement planned again, because tables changed under them (trap T-48).
 
         Raises:
             TargetLost: the connection ended.

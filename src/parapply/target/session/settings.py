@@ -285,7 +285,7 @@ async def target_settings(conn: Connection) -> TargetSettings:
 
 
 async def run_prepared(conn: Connection, name: bytes, query: sql.Composed, params: Sequence[bytes]) -> int:
-    """Do what `rows` does, for a statement that is run often, and return how many rows there are.
+    """Do what `rows` does, for a statement that is run often, and return the number of rows.
 
     Past psycopg's cursors, which take the leader twice as long as this.
 

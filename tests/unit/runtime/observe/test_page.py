@@ -1,4 +1,4 @@
-"""What the daemon's page costs: made when it is asked for, once a second at most, and cut where there is much."""
+"""Cost of the daemon's page: made on request, once a second at most, and cut where it would be large."""
 
 from __future__ import annotations
 
