@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from typing import TYPE_CHECKING
 
@@ -143,6 +144,13 @@ class _Life:
         self.machine.run("systemctl", "start", _UNIT)
         self.applied()
 
+    def has_priorities(self) -> None:
+        """The journal knows the priority of each line, and has taken off the mark that says it."""
+        lines = self.machine.run("journalctl", "--unit", _UNIT, "--output=json").splitlines()
+        of_daemon = [line for line in map(json.loads, lines) if str(line["MESSAGE"]).startswith("{")]
+        found = {(json.loads(line["MESSAGE"])["event"], line["PRIORITY"]) for line in of_daemon}
+        assert {("daemon_failed", "3"), ("target_connected", "6"), ("config_reloaded", "6")} <= found, found
+
     def is_renewed_and_removed(self) -> None:
         """Another package restarts the daemon, which drains; a removal stops it, and a purge takes its directories."""
         run, pid = self.machine.run, self.pid()
@@ -166,7 +174,7 @@ def run(package: Path, root: Path) -> None:
         life = _Life(machine, root)
         for step in (
             life.prepared, life.starts, life.is_confined, life.reloads, life.restarts, life.is_refused,
-            life.is_renewed_and_removed,
+            life.has_priorities, life.is_renewed_and_removed,
         ):  # fmt: skip
             print(f"-- {step.__name__}", flush=True)  # noqa: T201  talks to a person
             step()
