@@ -4,7 +4,8 @@
 |------------------|------|-----------|------------------------------------------------------|
 | ConfigError      | 2    | never     | the operator corrects the named fields               |
 | ProtocolError    | 3    | never     | a bug or a server newer than this program: report it |
-| SourceRefused    | 3    | never     | slot lost, wrong cluster, a gap: see the hint        |
+| SourceRefused    | 3    | never     | wrong cluster, a privilege is missing: see the hint  |
+| SlotLost         | 3    | never     | slot lost, or a gap: the operator heals it           |
 | SourceLost       | 3    | reconnect | none: the daemon reconnects with back-off            |
 | SlotBusy         | 3    | reconnect | another reader holds the slot                        |
 | StreamLeft       | 3    | reconnect | none: both ends are opened again at once             |
@@ -86,6 +87,10 @@ class SourceRefused(ParapplyError):
     """The publisher cannot serve this slot."""
 
     exit_code = 3
+
+
+class SlotLost(SourceRefused):
+    """The slot cannot give changes that the target lacks."""
 
 
 class SourceLost(ParapplyError):

@@ -37,7 +37,7 @@ TABLES_LIMIT: Final = 1000
 OTHER_TABLES: Final = "(other)"
 
 #: Values of labels that are known beforehand: their series exist from the start, at 0.
-STATES: Final = tuple([state for state in DaemonState if state is not DaemonState.STOPPED])
+STATES: Final = tuple([state for state in DaemonState if state not in {DaemonState.STOPPED, DaemonState.LOST}])
 WORKER_STATES: Final = tuple(WorkerState)
 WAL_STATUSES: Final = ("reserved", "extended", "unreserved", "lost")
 STAGES: Final = ("queued", "dependency", "execute", "turn", "commit")

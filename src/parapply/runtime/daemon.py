@@ -18,6 +18,7 @@ from parapply.errors import (
     LeaseHeld,
     ParapplyError,
     Retry,
+    SlotLost,
     SourceLost,
     SourceRefused,
     SpillFailed,
@@ -149,7 +150,8 @@ class Leader:
                 await self._show(DaemonState.STOPPED, reason, limit_s=_FAREWELL_S)
             except ParapplyError as error:
                 self._log.error("daemon_failed", error=str(error), hint=error.hint)
-                await self._show(DaemonState.STOPPED, error.line(), error)
+                shown = DaemonState.LOST if isinstance(error, SlotLost) else DaemonState.STOPPED
+                await self._show(shown, error.line(), error)
                 raise
         self._log.info("daemon_stopped", reason=reason)
         return 0
