@@ -79,6 +79,9 @@ SLOT_RETAINED: Final = Metric(
     "gauge",
     "WAL that the publisher keeps for the slot, from restart_lsn on; a transaction left open there also keeps it.",
 )
+SLOT_RETAINED_LIMIT: Final = Metric(
+    "parapply_slot_retained_wal_limit_bytes", "gauge", "source.retained_wal_limit_bytes; absent where it is 0."
+)
 SLOT_SAFE: Final = Metric(
     "parapply_slot_safe_wal_bytes",
     "gauge",
@@ -292,7 +295,7 @@ CUTOVER_GAP: Final = Metric(
 
 METRICS: Final = (
     INFO, STATE, READY,
-    LAG_SECONDS, DELAY, LAG_BYTES, SLOT_RETAINED, SLOT_SAFE, SLOT_WAL_STATUS, LSN,
+    LAG_SECONDS, DELAY, LAG_BYTES, SLOT_RETAINED, SLOT_RETAINED_LIMIT, SLOT_SAFE, SLOT_WAL_STATUS, LSN,
     ROWS, TABLE_TRANSACTIONS, TABLE_TARGET, TRANSACTIONS, BATCHES, COMMANDS, CHANGE_BYTES,
     BATCH_TRANSACTIONS, BATCH_CHANGES, BATCH_BYTES, BATCH_SECONDS,
     STAGE_SECONDS, WAITS, WAIT_SECONDS,

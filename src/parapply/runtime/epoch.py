@@ -24,6 +24,7 @@ from parapply.engine.workers import Scaling
 from parapply.errors import ApplyFailed, ConfigError, ParapplyError, SlotLost, SourceLost, SourceRefused, TargetLost
 from parapply.logs import get_logger
 from parapply.model import format_lsn, format_time
+from parapply.retention import wal_limit
 from parapply.runtime.apply.command_rules import command_rules
 from parapply.runtime.apply.conflicts import ConflictHandler
 from parapply.runtime.apply.deadlocks import StallCheck
@@ -248,7 +249,12 @@ class Epoch:
         )
         dsn = config.source.dsn.get_secret_value()
         self._monitor = Monitor(
-            Publisher(ends.source, ends.source_facts.timeline, lambda: slot.replayed_timeline(ends.source, dsn)),
+            Publisher(
+                ends.source,
+                ends.source_facts.timeline,
+                lambda: slot.replayed_timeline(ends.source, dsn),
+                wal_limit(config.source),
+            ),
             ends.control_pool,
             self._place,
             self._worker_tasks,
