@@ -161,6 +161,8 @@ class SourceConfig(_Section, frozen=True):
     catch_up_pause_s: Seconds = CATCH_UP_PAUSE_S
     status_interval_s: Interval = STATUS_INTERVAL_S
     receive_timeout_s: Interval = RECEIVE_TIMEOUT_S
+    retained_wal_limit_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
+    on_retained_wal: Literal["warn", "pause_copy", "drop_slot"] = "warn"
     reconnect_min_s: Interval = RECONNECT_MIN_S
     reconnect_max_s: Interval = RECONNECT_MAX_S
 

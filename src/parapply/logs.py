@@ -42,6 +42,10 @@ EVENTS: Final = {
     "table_trust": "info: batches of a table fail often and go alone, or in_order (row by row), or it is trusted again",
     "table_unusable": "warning: a table was changed so that it cannot be applied; its next change will stop the daemon",
     "slot_adopted": "warning: the slot existed while the target had no state of it",
+    "retained_wal_exceeded": "warning: the slot keeps more WAL than source.retained_wal_limit_bytes; how much, and what"
+    " is done about it",
+    "retained_wal_fallen": "info: it keeps no more than that again",
+    "slot_dropped": "error: the slot was dropped because of that; what is lost",
     "server_untested": "warning: a server is newer than every version that this program was tested with; told once",
     "source_connected": "info: streaming from start_lsn",
     "catch_up_entered": "info: the backlog is read in ranges of WAL, from a copy of the slot; how much it is",

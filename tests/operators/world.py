@@ -46,13 +46,14 @@ _LSN = re.compile(r"parapply skip --lsn ([0-9A-F]+/[0-9A-F]+)|(?:LSN|lsn) ([0-9A
 #: Hints that end in a new slot and another copy.
 #: The stream lies before the present publication (15 to 17): nothing else helps.
 _ANEW = re.compile(r"parapply drop.*(init|copy the tables again)|--copy --truncate|publication \S+ does not exist")
+_HEAL = "`parapply heal`"
 _FOREIGN_CODE = re.compile(r"target table (\S+) belongs to .*, and its code would run with the rights of")
 FAST: Mapping[str, str | float] = {
     "apply.advance_interval_s": 0.05, "apply.stall_check_s": 0.2, "apply.catalogue_check_s": 0.2,
     "source.reconnect_min_s": 0.05, "source.reconnect_max_s": 0.3, "target.lease_wait_s": 15, "apply.workers": 2,
 }  # fmt: skip
 #: Commands that make a slot.
-_COPIES = ("init", "refresh", "resume")
+_COPIES = ("init", "refresh", "resume", "heal")
 #: Exit codes by which a command refuses.
 REFUSED = (1, 2, 3, 4, 5)
 
@@ -316,6 +317,10 @@ class World:
             raise Violation(f"the daemon goes on here, as is promised, and was refused: {line}")
         if code == 5:
             self._pass_conflict(line)
+        elif _HEAL in line:
+            self.kill()
+            if self.command("heal").returncode:
+                self.again()
         elif _ANEW.search(line):
             self.again()
         elif self.trust(line):
@@ -515,7 +520,7 @@ class World:
                 done = self.command(*words)
             if done.returncode and "--truncate" in done.stderr:
                 done = self.command(*words, "--truncate")
-            if done.returncode and _ANEW.search(done.stderr):
+            if done.returncode and (_HEAL in done.stderr or _ANEW.search(done.stderr)):
                 self.again()
                 return
             if done.returncode == 0:

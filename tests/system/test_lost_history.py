@@ -130,7 +130,7 @@ def test_f14_a_publisher_put_back_to_an_older_copy_is_refused(
     route.source.execute("INSERT INTO evt VALUES (1000)")
     _check_refused(daemon, "the publisher's WAL ends at", "put back to an older state")
     ((shown, reason),) = target_db.rows("SELECT state, reason FROM parapply.progress")
-    assert (shown, "put back to an older state" in reason) == ("stopped", True)
+    assert (shown, "put back to an older state" in reason) == ("lost", True)
     _check_refused(start_daemon(route, settings={"apply.commit_order": "relaxed"}), "the publisher's WAL ends at")
     assert _count(target_db) == 20
     server.stop()

@@ -94,7 +94,7 @@ def test_what_is_not_as_it_was_is_refused(
         check_refused(start_daemon(route), _SOURCE_REFUSED, told)
         # The view shows this end, and not the end of the daemon before.
         ((shown, reason),) = route.target.rows("SELECT state, reason FROM parapply.progress")
-        assert shown == "stopped"
+        assert shown == "lost"
         assert told in reason
         assert route.source.rows(f"SELECT count(*) FROM pg_replication_slots WHERE {slot}") == [(0,)]
     with named("F12, another slot of the name"):
@@ -152,7 +152,7 @@ def test_f11_an_invalidated_slot_ends_the_daemon(
     source.execute("CHECKPOINT")
     source.wait_until(f"SELECT wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = '{route.slot}'")
     daemon.send(signal.SIGCONT)
-    check_refused(daemon, _SOURCE_REFUSED, "was invalidated by the publisher (wal_removed)", "parapply drop")
+    check_refused(daemon, _SOURCE_REFUSED, "was invalidated by the publisher (wal_removed)", "parapply heal")
     check_refused(start_daemon(route), _SOURCE_REFUSED, "was invalidated by the publisher")
 
 

@@ -120,7 +120,7 @@ def test_a_text_is_followed_through_names() -> None:
     found = {one for each in refusals.by_class().values() for one in each}
     assert all(one.message and "<" not in one.message for one in found)
     lost = [one for one in found if one.message.startswith("slot ... was invalidated")]
-    assert [one.hint.partition(",")[0] for one in lost] == ["`parapply drop`"]
+    assert [one.hint.partition(" makes")[0] for one in lost] == ["`parapply heal`"]
     assert sum(one.message == refusals.OPEN for one in found) < _PLAIN
 
 

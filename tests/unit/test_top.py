@@ -255,7 +255,7 @@ def test_top_on_a_wide_screen() -> None:
 _SOURCE = {
     "is_reachable": True, "flush_lsn": "0/9", "slot_exists": True, "slot_active_pid": None, "lag_bytes": 4,
     "slot_wal_status": "extended", "slot_invalidation_reason": None, "slot_retained_wal_bytes": 5_000_000_000,
-    "slot_safe_wal_bytes": None,
+    "slot_safe_wal_bytes": None, "slot_retained_wal_limit_bytes": None,
 }  # fmt: skip
 
 
@@ -269,6 +269,10 @@ def test_status_tells_what_is_kept_and_what_is_not_known() -> None:
     text = " ".join("\n".join(_lines(render(_report(**{**stopped, "lag_s": None, "source": limited})), 80)).split())
     assert "4 bytes of WAL, age unknown" in text
     assert "reserved; 1,000 more may be written before the slot can be lost" in text
+    for limit_bytes, is_named in ((4_000_000_000, True), (6_000_000_000, False)):
+        guarded = {**_SOURCE, "slot_retained_wal_limit_bytes": limit_bytes}
+        text = " ".join("\n".join(_lines(render(_report(**{**stopped, "lag_s": 1.0, "source": guarded})), 120)).split())
+        assert ("extended; MORE than source.retained_wal_limit_bytes, 4,000,000,000" in text) is is_named
     lost = {**_SOURCE, "slot_retained_wal_bytes": None, "slot_wal_status": "lost"}
     assert "the slot is INVALIDATED: wal_removed" in "\n".join(_lines(render(_report(source=lost)), 80))
 

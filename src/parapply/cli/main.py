@@ -136,6 +136,7 @@ _LATER = {
     "bench": ("parapply.cli.bench", "bench"),
     "conflicts": ("parapply.cli.conflicts", "conflicts"),
     "cutover": ("parapply.cli.cutover", "cutover"),
+    "heal": ("parapply.cli.heal", "heal"),
     "migrate": ("parapply.cli.migrate", "migrate"),
     "skip": ("parapply.cli.conflicts", "skip"),
     "pause": ("parapply.cli.pause", "pause"),

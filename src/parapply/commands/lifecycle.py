@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import click
 
 from parapply.connect import check_back, open_both
-from parapply.errors import ParapplyError, SlotBusy, SourceRefused, TargetRefused
+from parapply.errors import ParapplyError, SourceRefused, TargetRefused
 from parapply.model import format_lsn, parse_lsn
 from parapply.plan.watermark import covers
-from parapply.source import slot
+from parapply.source import refusals, slot
 from parapply.target.session import lease, origins, prepared, settings
 from parapply.target.state import cutovers, migrations
 from parapply.target.state import slots as state
@@ -74,7 +74,7 @@ async def _drop(config: Config, *, assume_yes: bool) -> None:
                 return
             click.echo(f"slot {name!r}: neither slot nor state; nothing to do")
             return
-        _check_own_and_idle(config, facts)
+        refusals.check_own_and_idle(facts)
         await check_back(config, ends.source, facts)
         if not assume_yes:
             at = f" (applied up to {format_lsn(found.low_lsn)})" if found else ""
@@ -146,22 +146,6 @@ async def _check_removable(target: settings.Connection, schema: str, slot_id: in
 
 def _say_whom_drop_waits_for(sessions: Sequence[lease.Holder]) -> None:
     click.echo(f"target: waiting for the end of {', '.join(map(str, sessions))}")
-
-
-def _check_own_and_idle(config: Config, facts: slot.SourceFacts) -> None:
-    found = facts.slot
-    if found is None:
-        return
-    if found.plugin != "pgoutput" or found.database != facts.database:
-        raise SourceRefused(
-            f"slot {found.name!r} is not one of parapply's: plugin {found.plugin}, database {found.database!r}",
-            hint="correct source.slot or source.dsn; drop a foreign slot with pg_drop_replication_slot",
-        )
-    if found.active_pid is not None:
-        raise SlotBusy(
-            f"slot {config.source.slot!r} is in use by process {found.active_pid} on the publisher",
-            hint="stop the daemon first",
-        )
 
 
 def wait(config: Config, lsn: int, timeout_s: float) -> None:

@@ -183,7 +183,9 @@ class StateReader:
                 self._source = None
             # Not raised, because a status is also asked for when the publisher is down.
             return _unreachable(error.line())
-        return {**_of_source(facts, low_lsn), "blocked": _documents(waiting)}
+        limit_bytes = self._config.source.retained_wal_limit_bytes or None
+        found = _of_source(facts, low_lsn)
+        return {**found, "slot_retained_wal_limit_bytes": limit_bytes, "blocked": _documents(waiting)}
 
 
 def is_silent(report: dict[str, Any]) -> bool:

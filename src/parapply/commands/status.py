@@ -220,7 +220,10 @@ def _retained(source: dict[str, Any]) -> str:
         return ""
     safe_bytes = source["slot_safe_wal_bytes"]
     limit = "" if safe_bytes is None else f"; {max(0, safe_bytes):,} more may be written before the slot can be lost"
-    return f"{source['slot_retained_wal_bytes']:,} bytes, {source['slot_wal_status']}{limit}"
+    kept_bytes, allowed_bytes = source["slot_retained_wal_bytes"], source["slot_retained_wal_limit_bytes"]
+    if allowed_bytes is not None and kept_bytes > allowed_bytes:
+        limit += f"; MORE than source.retained_wal_limit_bytes, {allowed_bytes:,}"
+    return f"{kept_bytes:,} bytes, {source['slot_wal_status']}{limit}"
 
 
 def _daemon_line(report: dict[str, Any]) -> str:

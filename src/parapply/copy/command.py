@@ -16,6 +16,7 @@ import click
 from parapply import connect, continuity, failpoints
 from parapply.commands import lifecycle
 from parapply.copy import schema as schemas
+from parapply.copy import slot_guard
 from parapply.copy import snapshot as snapshots
 from parapply.copy import tables as on_target
 from parapply.copy.bar import Bar, CopyProgress
@@ -114,7 +115,9 @@ async def begin(  # noqa: PLR0913, PLR0917  what is known by now
             have_run = await _until_commands(config, ends, adopted.slot_id)
             await _copy_later(config, options, ends, adopted, tables, have_run)
         else:
-            await _begin(config, options, ends, tables, have_run)
+            made = await _begin(config, options, ends, tables, have_run)
+            if made is not None:
+                await _go_on_after_pause(config, options, ends, made, tables)
 
 
 async def _begin(
@@ -123,8 +126,12 @@ async def _begin(
     ends: connect.Connections,
     tables: Sequence[PublishedTable],
     have_run: Collection[int] | None,
-) -> None:
-    """Make the slot and copy from its own snapshot: the stream begins where the copy ends."""
+) -> state.SlotState | None:
+    """Make the slot and copy from its own snapshot: the stream begins where the copy ends.
+
+    Returns:
+        The slot, where the copy pauses.
+    """
     schema = config.target.state_schema
     dsn = config.source.dsn.get_secret_value()
     shapes = await on_target.shapes(ends.target, [table.here() for table in tables])
@@ -144,7 +151,11 @@ async def _begin(
         failpoints.probe(failpoints.COPY_STATE)
         click.echo(f"slot {config.source.slot!r}: starts at {format_lsn(snapshot.lsn)}, where the copy ends")
         # The stream begins with the snapshot: no command of before comes.
-        await _load(config, options, ends, made.slot_id, tables, shapes, snapshot, None)
+        try:
+            await _load(config, options, ends, made.slot_id, tables, shapes, snapshot, None)
+        except slot_guard.CopyPaused:
+            return made
+        return None
 
 
 async def go_on(
@@ -382,7 +393,41 @@ async def _copy_later(  # noqa: PLR0913, PLR0917  all that is known by now
     tables: Sequence[PublishedTable],
     have_run: Collection[int] | None,
 ) -> None:
-    """Copy from a snapshot of now, although the stream has begun before.
+    """Copy from a snapshot of now, although the stream has begun before; pause where that is configured."""
+    try:
+        await _copy_now(config, options, ends, found, tables, have_run)
+    except slot_guard.CopyPaused:
+        await _go_on_after_pause(config, options, ends, found, tables)
+
+
+async def _go_on_after_pause(
+    config: Config,
+    options: CopyOptions,
+    ends: connect.Connections,
+    found: state.SlotState,
+    tables: Sequence[PublishedTable],
+) -> None:
+    """Copy what is left of tables as soon as the slot keeps less WAL; their copy pauses, and its snapshot is gone."""
+    # Without the lock the daemon leaves the changes of these tables out, as after an interruption.
+    await lease.release_lease(ends.target, found.slot_id, lease.COPY_LOCK_CLASS)
+    await slot_guard.until_free(config)
+    known = await copies.load(ends.target, config.target.state_schema, found.slot_id)
+    copied = {row.name for row in known.tables if row.state == CopyState.COPIED}
+    if left := [table for table in tables if table.full_name not in copied]:
+        click.echo(f"the copy goes on: {len(tables) - len(left)} tables are copied, {len(left)} are left", err=True)
+        have_run = await _until_commands(config, ends, found.slot_id)
+        await _copy_later(config, options, ends, found, left, have_run)
+
+
+async def _copy_now(  # noqa: PLR0913, PLR0917  all that is known by now
+    config: Config,
+    options: CopyOptions,
+    ends: connect.Connections,
+    found: state.SlotState,
+    tables: Sequence[PublishedTable],
+    have_run: Collection[int] | None,
+) -> None:
+    """Copy from a snapshot of now.
 
     First the daemon must know that these tables are under way: the snapshot shows what is committed before it, so
     no later change may be left out of the stream.
@@ -461,7 +506,7 @@ async def _load(  # noqa: PLR0913, PLR0917  all that is known by now
     with Bar(listener=options.on_progress) as bar:
         load = CopyLoad(config, slot_id, ends.target, options, shapes=shapes, watcher=bar)
         try:
-            await load.run(tables, snapshot)
+            await slot_guard.guarded(config, slot_id, load.run(tables, snapshot))
         except ParapplyError as error:
             error.hint = "; ".join([text for text in (error.hint, IS_LEFT) if text])
             raise

@@ -61,7 +61,7 @@ Key: TypeAlias = tuple[str, ...]
 
 #: Types of keys that both ends compare alike, by OID; others have operators outside pg_catalog, or many forms of one
 #: value.
-_TYPES: Final = {
+KEY_TYPES: Final = {
     20: "bigint", 21: "smallint", 23: "integer", 25: "text", 1042: "bpchar", 1043: "varchar", 1082: "date",
     1114: "timestamp", 1184: "timestamptz", 1700: "numeric", 2950: "uuid",
 }  # fmt: skip
@@ -105,7 +105,7 @@ def may_resume(table: PublishedTable, target_types: Mapping[str, int]) -> bool:
         table.target is None
         and bool(table.key)
         and not table.row_filter
-        and all(types[column] in _TYPES and target_types.get(column) in _TYPES for column in table.key)
+        and all(types[column] in KEY_TYPES and target_types.get(column) in KEY_TYPES for column in table.key)
         and all(leaf.has_ranges for leaf in table.leaves)
     )
 
@@ -333,12 +333,12 @@ class Resumption:
                     some = keys[first : first + _KEYS_AT_ONCE]
                     remove = sql.SQL("DELETE FROM {} AS t USING {} WHERE {}").format(
                         alone,
-                        _listed(some, [_TYPES[types[column]] for column in table.key]),
-                        _equal(table.key),
+                        listed(some, [KEY_TYPES[types[column]] for column in table.key]),
+                        equal(table.key),
                     )
                     cursor = await self._target.execute(remove)
                     more_rows -= cursor.rowcount
-                    for out in _selects(table, parts, some, [_TYPES[ours[column]] for column in table.key]):
+                    for out in _selects(table, parts, some, [KEY_TYPES[ours[column]] for column in table.key]):
                         n_rows, _ = await pump(
                             reader, self._target, out, into, relation=table.text, on_data=lambda *_: None
                         )
@@ -402,7 +402,7 @@ class _Collector:
             self._keys[oid].clear()
 
 
-def _listed(keys: Sequence[Key], types: Sequence[str]) -> sql.Composed:
+def listed(keys: Sequence[Key], types: Sequence[str]) -> sql.Composed:
     """Return keys as a table expression `k` with the columns k0, k1 and so on."""
     arrays = sql.SQL(", ").join(
         [sql.SQL("{}::text[]").format(sql.Literal(list(column))) for column in zip(*keys, strict=True)]
@@ -417,7 +417,8 @@ def _listed(keys: Sequence[Key], types: Sequence[str]) -> sql.Composed:
     return sql.SQL("(SELECT {} FROM unnest({}) AS u({})) AS k").format(cast, arrays, raw)
 
 
-def _equal(key: Sequence[str]) -> sql.Composed:
+def equal(key: Sequence[str]) -> sql.Composed:
+    """Return the condition for rows `t` whose key is one of `listed`."""
     return sql.SQL(" AND ").join(
         [
             sql.SQL("t.{} = k.{}").format(sql.Identifier(column), sql.Identifier(f"k{number}"))
@@ -441,7 +442,7 @@ def _selects(
         )
         within = sql.SQL("true") if any(one.is_whole for one in pages) else sql.SQL("({})").format(where)
         yield sql.SQL("COPY (SELECT {} FROM ONLY {} AS t JOIN {} ON {} WHERE {}) TO STDOUT").format(
-            columns, sql.Identifier(*leaf), _listed(keys, types), _equal(table.key), within
+            columns, sql.Identifier(*leaf), listed(keys, types), equal(table.key), within
         )
 
 

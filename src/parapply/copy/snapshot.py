@@ -37,6 +37,7 @@ class SourceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     lsn: int  # shows every transaction whose commit record lies before it, and no other
     name: str  # for SET TRANSACTION SNAPSHOT
+    slot_name: str  # that was made for it
     time_us: int  # on the publisher's clock, since 2000-01-01 UTC; what the snapshot does not show was committed later
 
 
@@ -78,7 +79,7 @@ async def exported(dsn: str, slot_name: str | None) -> AsyncIterator[SourceSnaps
             )
             row = await cursor.fetchone()
         assert row is not None
-        yield SourceSnapshot(lsn=parse_lsn(str(row[1])), name=str(row[2]), time_us=int(time_us))
+        yield SourceSnapshot(lsn=parse_lsn(str(row[1])), name=str(row[2]), slot_name=name, time_us=int(time_us))
 
 
 async def open_reader(dsn: str, name: str, snapshot: SourceSnapshot) -> slot.Connection:

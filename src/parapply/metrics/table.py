@@ -37,7 +37,7 @@ TABLES_LIMIT: Final = 1000
 OTHER_TABLES: Final = "(other)"
 
 #: Values of labels that are known beforehand: their series exist from the start, at 0.
-STATES: Final = tuple([state for state in DaemonState if state is not DaemonState.STOPPED])
+STATES: Final = tuple([state for state in DaemonState if state not in {DaemonState.STOPPED, DaemonState.LOST}])
 WORKER_STATES: Final = tuple(WorkerState)
 WAL_STATUSES: Final = ("reserved", "extended", "unreserved", "lost")
 STAGES: Final = ("queued", "dependency", "execute", "turn", "commit")
@@ -78,6 +78,9 @@ SLOT_RETAINED: Final = Metric(
     "parapply_slot_retained_wal_bytes",
     "gauge",
     "WAL that the publisher keeps for the slot, from restart_lsn on; a transaction left open there also keeps it.",
+)
+SLOT_RETAINED_LIMIT: Final = Metric(
+    "parapply_slot_retained_wal_limit_bytes", "gauge", "source.retained_wal_limit_bytes; absent where it is 0."
 )
 SLOT_SAFE: Final = Metric(
     "parapply_slot_safe_wal_bytes",
@@ -292,7 +295,7 @@ CUTOVER_GAP: Final = Metric(
 
 METRICS: Final = (
     INFO, STATE, READY,
-    LAG_SECONDS, DELAY, LAG_BYTES, SLOT_RETAINED, SLOT_SAFE, SLOT_WAL_STATUS, LSN,
+    LAG_SECONDS, DELAY, LAG_BYTES, SLOT_RETAINED, SLOT_RETAINED_LIMIT, SLOT_SAFE, SLOT_WAL_STATUS, LSN,
     ROWS, TABLE_TRANSACTIONS, TABLE_TARGET, TRANSACTIONS, BATCHES, COMMANDS, CHANGE_BYTES,
     BATCH_TRANSACTIONS, BATCH_CHANGES, BATCH_BYTES, BATCH_SECONDS,
     STAGE_SECONDS, WAITS, WAIT_SECONDS,

@@ -9,7 +9,7 @@ import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, TypeVar
 
-from parapply import __version__, logs
+from parapply import __version__, logs, retention
 from parapply.applylog import ApplyLog, Retention
 from parapply.connect import SHOW_LIMIT_S, show_state
 from parapply.driver import refusal_hint
@@ -19,12 +19,14 @@ from parapply.errors import (
     LocksExhausted,
     ParapplyError,
     Retry,
+    SlotLost,
     SourceLost,
     SourceRefused,
     SpillFailed,
     StreamLeft,
     TargetLost,
     TargetRefused,
+    WalLimitReached,
 )
 from parapply.metrics.figures import Figures
 from parapply.model import format_lsn, format_time
@@ -150,7 +152,8 @@ class Leader:
                 await self._show(DaemonState.STOPPED, reason, limit_s=_FAREWELL_S)
             except ParapplyError as error:
                 self._log.error("daemon_failed", error=str(error), hint=error.hint)
-                await self._show(DaemonState.STOPPED, error.line(), error)
+                shown = DaemonState.LOST if isinstance(error, SlotLost) else DaemonState.STOPPED
+                await self._show(shown, error.line(), error)
                 raise
         self._log.info("daemon_stopped", reason=reason)
         return 0
@@ -202,15 +205,27 @@ class Leader:
                     return reason
                 self._health.left(DaemonState.RECONNECTING, reason)
                 continue
-            except ParapplyError as error:
-                if self._signals.is_stop and error.retry is Retry.RECONNECT:
+            except ParapplyError as raised:
+                if self._signals.is_stop and raised.retry is Retry.RECONNECT:
                     return "stopped by a signal while an end was lost"
+                error = await self._given_up(raised) if isinstance(raised, WalLimitReached) else raised
                 if not self._may_retry(error):
-                    raise
+                    raise error from raised.__cause__
                 wait_s = self._next_wait_s(error, time.monotonic() - started_s)
                 await self._tell_of_another_try(error, wait_s)
             if await self._unless_ended(asyncio.sleep(wait_s, result=True)) is None and self._signals.is_stop:
                 return "stopped by a signal while reconnecting"
+
+    async def _given_up(self, reached: WalLimitReached) -> ParapplyError:
+        """Drop the slot if it still keeps too much WAL, and return the error to act on; all sessions are closed."""
+        try:
+            lost = await retention.give_up(self._config)
+        except ParapplyError as error:
+            return error
+        if lost is None:
+            return reached
+        self._log.error("slot_dropped", slot=self._config.source.slot, reason=str(lost))
+        return lost
 
     def _next_wait_s(self, error: ParapplyError, lasted_s: float) -> float:
         if isinstance(error, StreamLeft):

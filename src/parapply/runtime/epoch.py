@@ -21,9 +21,10 @@ from parapply.engine.flight import Flight
 from parapply.engine.intake import DueTimes, Room
 from parapply.engine.state import EngineState
 from parapply.engine.workers import Scaling
-from parapply.errors import ApplyFailed, ConfigError, ParapplyError, SourceLost, SourceRefused, TargetLost
+from parapply.errors import ApplyFailed, ConfigError, ParapplyError, SlotLost, SourceLost, SourceRefused, TargetLost
 from parapply.logs import get_logger
 from parapply.model import format_lsn, format_time
+from parapply.retention import wal_limit
 from parapply.runtime.apply.command_rules import command_rules
 from parapply.runtime.apply.conflicts import ConflictHandler
 from parapply.runtime.apply.deadlocks import StallCheck
@@ -249,7 +250,12 @@ class Epoch:
         )
         dsn = config.source.dsn.get_secret_value()
         self._monitor = Monitor(
-            Publisher(ends.source, ends.source_facts.timeline, lambda: slot.replayed_timeline(ends.source, dsn)),
+            Publisher(
+                ends.source,
+                ends.source_facts.timeline,
+                lambda: slot.replayed_timeline(ends.source, dsn),
+                wal_limit(config.source),
+            ),
             ends.control_pool,
             self._place,
             self._worker_tasks,
@@ -369,7 +375,8 @@ class Epoch:
             await self._ends.stream.close()
         if not isinstance(error, ApplyFailed):
             await self._drain(tasks, abort)
-        shown = DaemonState.RECONNECTING if isinstance(error, SourceLost) else DaemonState.STOPPED
+        shown = DaemonState.LOST if isinstance(error, SlotLost) else DaemonState.STOPPED
+        shown = DaemonState.RECONNECTING if isinstance(error, SourceLost) else shown
         reason = error.line() if isinstance(error, ParapplyError) else type(error).__name__
         await self._last_word(tasks, shown, reason)
         if not isinstance(error, SourceLost):

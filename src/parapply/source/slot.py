@@ -524,6 +524,21 @@ async def advance_slot(conn: Connection, slot_name: str, lsn: int) -> None:
         await _rows(conn, query, [slot_name, format_lsn(lsn)])
 
 
+async def copy_slot(conn: Connection, slot_name: str, new_name: str) -> int:
+    """Make a permanent slot that begins where another one does, and return the LSN that it starts at.
+
+    Raises:
+        SourceRefused: the name is taken, no slot is free, or the role lacks REPLICATION.
+        SourceLost: the connection broke; the slot may exist.
+    """
+    query: LiteralString = (
+        "SELECT c.lsn FROM pg_catalog.pg_copy_logical_replication_slot($1::name, $2::name, false) AS c"
+    )
+    with source_errors(f"creating the slot {new_name!r}"):
+        ((lsn,),) = await _rows(conn, query, [slot_name, new_name])
+    return parse_lsn(lsn)
+
+
 async def drop_slot(conn: Connection, slot_name: str) -> None:
     """Drop the slot.
 

@@ -35,6 +35,7 @@ _STYLES: Final = {
     DaemonState.RUNNING: "bold green",
     DaemonState.RECONNECTING: "bold yellow",
     DaemonState.STOPPED: "bold red",
+    DaemonState.LOST: "bold red",
 }
 #: Lanes in few letters; "alone" is one batch at a time, "ins sets" only inserts as sets.
 _LANES: Final = {"set-based": "sets", "row by row": "rows"}

@@ -216,7 +216,7 @@ class _Both:
         target = [await self._open_target(taken) for _ in range(self._options.connections)]
         ends = VerifyEnd(self._source, is_source=True), VerifyEnd(target, is_source=False)
         types = await on_target.column_types(target[0], [table.here() for table in tables])
-        leaves = await _target_leaves(target[0], tables)
+        leaves = await target_leaves(target[0], tables)
         compared = []
         for table in tables:
             compared.append(await self._compared(table, leaves[table.oid], types[table.here().full_name]))
@@ -295,12 +295,7 @@ class _Both:
     ) -> Compared:
         if (then := self._then(table)) is not None:
             return Compared(published=table, target_leaves=tuple(leaves), ranges=then[0].ranges)
-        rows = max(sum(leaf.estimated_rows for leaf in table.leaves), sum(leaf.estimated_rows for leaf in leaves))
-        ranges = canonical.Ranges(count=canonical.n_ranges(rows))
-        type_name = canonical.ordered_type(table, target_types)
-        if ranges.count > 1 and type_name:
-            ranges = await ranges_of(self._source[0], table, type_name, ranges.count)
-        return Compared(published=table, target_leaves=tuple(leaves), ranges=ranges)
+        return await compared_of(self._source[0], table, leaves, target_types)
 
     def _then(self, table: PublishedTable) -> tuple[Compared, Verdict] | None:
         return self._again.then(table) if self._again is not None else None
@@ -354,8 +349,34 @@ class _Both:
         )
 
 
-async def _target_leaves(target: settings.Connection, tables: Sequence[PublishedTable]) -> dict[int, list[Leaf]]:
-    """Return the target's relations of each table, by its OID on the publisher."""
+async def compared_of(
+    source: slot.Connection, table: PublishedTable, leaves: Sequence[Leaf], target_types: Mapping[str, int]
+) -> Compared:
+    """Return how a table is compared.
+
+    Args:
+        source: session on the publisher that sees the snapshot.
+        table: as published.
+        leaves: its relations on the target.
+        target_types: OIDs of its columns' types there.
+
+    Raises:
+        SourceRefused, SourceLost: a sample could not be read.
+    """
+    rows = max(sum(leaf.estimated_rows for leaf in table.leaves), sum(leaf.estimated_rows for leaf in leaves))
+    ranges = canonical.Ranges(count=canonical.n_ranges(rows))
+    type_name = canonical.ordered_type(table, target_types)
+    if ranges.count > 1 and type_name:
+        ranges = await ranges_of(source, table, type_name, ranges.count)
+    return Compared(published=table, target_leaves=tuple(leaves), ranges=ranges)
+
+
+async def target_leaves(target: settings.Connection, tables: Sequence[PublishedTable]) -> dict[int, list[Leaf]]:
+    """Return the target's relations of each table, by its OID on the publisher.
+
+    Raises:
+        TargetRefused, TargetLost: they could not be read.
+    """
     query = sql.SQL(
         "SELECT w.name::pg_catalog.regclass::oid::bigint"
         " FROM unnest($1::text[]) WITH ORDINALITY AS w(name, number) ORDER BY w.number"

@@ -114,6 +114,7 @@ class Gauges:
             table.QUEUE_LIMIT: {(): config.apply.memory_limit_bytes},
             table.DELAY: {(): config.apply.delay_s},
             table.SPILL_LIMIT: {(): config.apply.spill_limit_bytes},
+            table.SLOT_RETAINED_LIMIT: {(): limit} if (limit := config.source.retained_wal_limit_bytes) else {},
             table.LSN: {},
             table.SESSION_BLOCKED: {("source",): self._waits.longest_s},
         }

@@ -205,6 +205,17 @@ async def take_lease(  # noqa: PLR0913  who, which, how long
         delay_s = min(delay_s * 2, _POLL_MAX_S)
 
 
+async def release_lease(conn: Connection, slot_id: int, lock_class: int) -> None:
+    """Give lock 1 back, which this session has taken once.
+
+    Raises:
+        TargetLost: the connection broke, and with it the lock.
+    """
+    with target_errors("releasing the lease"):
+        query = sql.SQL("SELECT pg_catalog.pg_advisory_unlock($1::int, $2::int)")
+        await rows(conn, query, [lock_class, lease_key(slot_id)])
+
+
 async def fence(
     conn: Connection, slot_id: int, on_wait: Callable[[Sequence[Holder]], None], *, lock_class: int = LOCK_CLASS
 ) -> None:
