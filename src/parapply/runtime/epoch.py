@@ -246,9 +246,9 @@ class Epoch:
             behind_bytes=behind_bytes(ends.source_facts, range_limits(config)),
             pause_s=config.source.catch_up_pause_s,
         )
-        dsn = config.source.dsn.get_secret_value()
+        login = config.source.login
         self._monitor = Monitor(
-            Publisher(ends.source, ends.source_facts.timeline, lambda: slot.replayed_timeline(ends.source, dsn)),
+            Publisher(ends.source, ends.source_facts.timeline, lambda: slot.replayed_timeline(ends.source, login)),
             ends.control_pool,
             self._place,
             self._worker_tasks,

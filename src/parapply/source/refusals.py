@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import LiteralString
 
+    from parapply.login import Login
     from parapply.source.slot import Connection, SlotFacts, SourceFacts
 
 #: server_version_num of the first standby that decodes WAL.
@@ -48,13 +49,13 @@ class KnownPosition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def verify(
-    conn: Connection, dsn: str, slot_name: str, known: KnownPosition | None, *, two_phase: bool = False
+    conn: Connection, login: Login, slot_name: str, known: KnownPosition | None, *, two_phase: bool = False
 ) -> SourceFacts:
     """Inspect the publisher and check everything; fetch the timelines' history if the timeline went on.
 
     Args:
         conn: plain session on the publisher.
-        dsn: to open a replication session for the history.
+        login: to open a replication session for the history.
         slot_name: of the slot to read.
         known: from the target's state; None if it knows nothing of the slot.
         two_phase: prepared transactions are applied as such.
@@ -64,28 +65,28 @@ async def verify(
         SourceLost: the connection broke.
     """
     facts = await inspect(conn, slot_name)
-    return await check(conn, facts, dsn, slot_name, known, two_phase=two_phase)
+    return await check(conn, facts, login, slot_name, known, two_phase=two_phase)
 
 
 async def check(  # noqa: PLR0913
     conn: Connection,
     facts: SourceFacts,
-    dsn: str,
+    login: Login,
     slot_name: str,
     known: KnownPosition | None,
     *,
     two_phase: bool = False,
 ) -> SourceFacts:
     """Check everything on facts just read, and return them with a standby's present timeline; else as `verify`."""
-    facts = await with_timeline(conn, facts, dsn)
+    facts = await with_timeline(conn, facts, login)
     history: Mapping[int, int] = {}
     if known and facts.system_identifier == known.system_identifier and facts.timeline > known.timeline:
-        history = await timeline_history(dsn, facts.timeline)
+        history = await timeline_history(login, facts.timeline)
     check_slot(facts, slot_name, known, history, two_phase=two_phase)
     return facts
 
 
-async def with_timeline(conn: Connection, facts: SourceFacts, dsn: str) -> SourceFacts:
+async def with_timeline(conn: Connection, facts: SourceFacts, login: Login) -> SourceFacts:
     """Return facts with the timeline that a standby replays now.
 
     Raises:
@@ -93,7 +94,7 @@ async def with_timeline(conn: Connection, facts: SourceFacts, dsn: str) -> Sourc
     """
     if not facts.is_in_recovery:
         return facts
-    return msgspec.structs.replace(facts, timeline=await replayed_timeline(conn, dsn))
+    return msgspec.structs.replace(facts, timeline=await replayed_timeline(conn, login))
 
 
 def check_slot(
@@ -293,7 +294,7 @@ def _check_kind(slot: SlotFacts, database: str) -> None:
         raise SourceRefused(f"slot {name!r} was invalidated by the publisher ({reason})", hint=_LOST_HINT)
 
 
-async def timeline_history(dsn: str, timeline: int) -> dict[int, int]:
+async def timeline_history(login: Login, timeline: int) -> dict[int, int]:
     """Return the switch points of a timeline: each earlier one, and the LSN where it was left.
 
     Raises:
@@ -302,7 +303,7 @@ async def timeline_history(dsn: str, timeline: int) -> dict[int, int]:
     """
     if timeline <= 1:
         return {}
-    conn = await connect(dsn, application_name="parapply timeline", is_replication=True)
+    conn = await connect(login, application_name="parapply timeline", is_replication=True)
     async with conn:
         with source_errors("reading the timeline's history"):
             cursor = await conn.execute(f"TIMELINE_HISTORY {timeline:d}".encode())
