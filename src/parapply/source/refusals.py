@@ -12,7 +12,7 @@ import msgspec
 
 from parapply.errors import SourceLost, SourceRefused
 from parapply.model import format_lsn, parse_lsn
-from parapply.source.slot import connect, inspect, replayed_timeline, source_errors
+from parapply.source.slot import connect, inspect, position, replayed_timeline, source_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,8 +77,14 @@ async def check(  # noqa: PLR0913
     *,
     two_phase: bool = False,
 ) -> SourceFacts:
-    """Check everything on facts just read, and return them with a standby's present timeline; else as `verify`."""
+    """Check everything on facts just read, and return them with a standby's present timeline; else as `verify`.
+
+    The facts are older than `known` where a daemon runs: the slot cannot be ahead of a later look at the target.
+    """
     facts = await with_timeline(conn, facts, login)
+    if known and known.high_lsn > facts.flush_lsn:
+        # The WAL's end must be read after the target: the daemon may have gone on in between.
+        facts = msgspec.structs.replace(facts, flush_lsn=(await position(conn)).flush_lsn)
     history: Mapping[int, int] = {}
     if known and facts.system_identifier == known.system_identifier and facts.timeline > known.timeline:
         history = await timeline_history(login, facts.timeline)
