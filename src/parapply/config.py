@@ -16,8 +16,18 @@ import msgspec
 from msgspec import Meta
 
 from parapply import config_layers
-from parapply.config_values import WORKERS_LIMIT, Address, Secret, did_you_mean, dotted, plain_type, read_value
+from parapply.config_values import (
+    WORKERS_LIMIT,
+    Address,
+    Secret,
+    did_you_mean,
+    dotted,
+    has_password,
+    plain_type,
+    read_value,
+)
 from parapply.errors import ConfigError
+from parapply.login import Login, PasswordCommand
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -144,10 +154,26 @@ class _Section(msgspec.Struct, frozen=True):
     """A section, never changed once made. Values from outside are checked by `_read_section`."""
 
 
-class SourceConfig(_Section, frozen=True):
-    """The publisher."""
+class _End(_Section, frozen=True):
+    """The way into one end."""
 
     dsn: Secret = Secret("")
+    password_command: PasswordCommand | None = None
+
+    def __post_init__(self) -> None:
+        """Check what concerns more than one key."""
+        if self.password_command is not None and has_password(self.dsn):
+            raise ValueError("password_command must be left out, or the password in dsn")
+
+    @property
+    def login(self) -> Login:
+        """Both together, as sessions are opened with it."""
+        return Login(self.dsn.get_secret_value(), self.password_command)
+
+
+class SourceConfig(_End, frozen=True):
+    """The publisher."""
+
     slot: str = ""
     publications: tuple[str, ...] = ()
     origin: Literal["any", "none"] = "any"
@@ -168,16 +194,16 @@ class SourceConfig(_Section, frozen=True):
 
     def __post_init__(self) -> None:
         """Check what concerns more than one key."""
+        super().__post_init__()
         if self.reconnect_min_s > self.reconnect_max_s:
             raise ValueError("reconnect_min_s must not be above reconnect_max_s")
         if 0 < self.decoding_memory_bytes < _DECODING_MEMORY_FLOOR_BYTES:
             raise ValueError(f"decoding_memory_bytes must be 0 or at least {_DECODING_MEMORY_FLOOR_BYTES}")
 
 
-class TargetConfig(_Section, frozen=True):
+class TargetConfig(_End, frozen=True):
     """The subscriber."""
 
-    dsn: Secret = Secret("")
     state_schema: str = "parapply"
     session_replication_role: Literal["replica", "origin"] = "replica"
     apply_as: Literal["owner", "role"] = "owner"

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from parapply.errors import LeaseHeld
+from parapply.login import Login
 from parapply.target.session import lease, settings
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ GATE = 4711
 @asynccontextmanager
 async def control(dsn: str, name: str = "leader") -> AsyncIterator[settings.Connection]:
     """Open a control session."""
-    conn = await settings.connect_control(dsn, role="replica", application_name=name)
+    conn = await settings.connect_control(Login(dsn), role="replica", application_name=name)
     async with conn:
         yield conn
 

@@ -21,6 +21,7 @@ from parapply.commands import state_reader as reading
 from parapply.config import Config, load_config
 from parapply.errors import LeaseHeld, ParapplyError, SlotBusy, SourceRefused, TargetRefused
 from parapply.init import init
+from parapply.login import Login
 from parapply.model import format_lsn, parse_lsn
 from parapply.target.session import lease, settings
 from parapply.target.state import slots as state
@@ -280,7 +281,7 @@ def test_settings_of_the_reader(pair: Pair) -> None:
     """A reader's session cannot write, whatever goes wrong."""
 
     async def run() -> None:
-        async with await settings.connect_reader(pair.target.dsn, "test") as conn:
+        async with await settings.connect_reader(Login(pair.target.dsn), "test") as conn:
             with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
                 await conn.execute("CREATE TABLE public.x ()")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from parapply.login import Login
 from parapply.model import Column, Relation
 from parapply.runtime.tables import prefetch as ahead_module
 from parapply.runtime.tables import watch as watch_module
@@ -82,7 +83,7 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 async def control_pool(target_db: Database) -> AsyncIterator[ControlPool]:
     """Sessions for questions, on a target with many tables."""
     target_db.execute(_MAKE)
-    async with ControlPool(target_db.dsn, "replica", "parapply control pool test") as opened:
+    async with ControlPool(Login(target_db.dsn), "replica", "parapply control pool test") as opened:
         yield opened
 
 

@@ -21,6 +21,7 @@ from parapply.config_values import Secret
 from parapply.driver import Session
 from parapply.errors import ParapplyError, SlotBusy, SourceLost, SourceRefused, TargetLost, TargetRefused
 from parapply.init import init
+from parapply.login import Login
 from parapply.model import Column, Relation
 from parapply.runtime import sessions as ends_module
 from parapply.runtime.sessions import Connector
@@ -76,7 +77,7 @@ async def test_a_control_session_that_stands_still_keeps_no_row_locked(
             with settings.target_errors("showing"):
                 await conn.execute("SELECT 1")
 
-    async with ControlPool(target_db.dsn, "origin", "paused") as pool:
+    async with ControlPool(Login(target_db.dsn), "origin", "paused") as pool:
         with pytest.raises(TargetLost):
             await stand_still(pool)
 
@@ -293,7 +294,7 @@ def relation(name: str, *columns: str) -> Relation:
 @pytest.fixture
 async def control_pool(target_db: Database) -> AsyncIterator[ControlPool]:
     """Sessions for questions."""
-    async with ControlPool(target_db.dsn, "replica", "parapply control pool test") as opened:
+    async with ControlPool(Login(target_db.dsn), "replica", "parapply control pool test") as opened:
         yield opened
 
 
@@ -400,7 +401,7 @@ async def test_tables_to_expect_are_named_without_a_lock(source_db: Database) ->
         "CREATE PUBLICATION q FOR TABLES IN SCHEMA s; CREATE PUBLICATION r FOR ALL TABLES"
     )
     a, b, c, d = ("public", "a"), ("public", "b"), ("public", "c"), ("s", "d")
-    async with await slot.connect(source_db.dsn, application_name="parapply test") as conn:
+    async with await slot.connect(Login(source_db.dsn), application_name="parapply test") as conn:
         with psycopg.connect(source_db.dsn) as other:
             other.execute("LOCK TABLE a, c")
             for names, expected in ((["p"], [a, b]), (["p", "q"], [a, b, d]), (["r"], [a, b, c, d]), (["none"], [])):

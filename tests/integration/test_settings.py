@@ -17,6 +17,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from parapply.errors import TargetLost, TargetRefused
+from parapply.login import Login
 from parapply.target.session import settings
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def test_missing_privilege_for_the_role_names_the_grant(target_db: Database, pla
     dsn = target_db.dsn_with(user=plain_role)
 
     async def connect() -> None:
-        conn = await settings.connect_control(dsn, role="replica", application_name="test")
+        conn = await settings.connect_control(Login(dsn), role="replica", application_name="test")
         await conn.close()
 
     with pytest.raises(TargetRefused) as caught:
@@ -148,7 +149,7 @@ def test_pooler_is_refused(target_db: Database) -> None:
     relay.start()
     dsn = make_conninfo(target_db.dsn, host="127.0.0.1", port=relay.port, sslmode="disable", gssencmode="disable")
     with pytest.raises(TargetRefused, match="pooler"):
-        asyncio.run(settings.connect_control(dsn, role="replica", application_name="test"))
+        asyncio.run(settings.connect_control(Login(dsn), role="replica", application_name="test"))
     relay.join()
 
 
@@ -159,7 +160,7 @@ def test_standby_and_dead_server(own_servers: OwnServers) -> None:
     dsn = server.dsn()
 
     async def connect() -> None:
-        conn = await settings.connect_control(dsn, role="replica", application_name="test")
+        conn = await settings.connect_control(Login(dsn), role="replica", application_name="test")
         await conn.close()
 
     server.stop()

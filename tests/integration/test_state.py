@@ -12,6 +12,7 @@ from psycopg import pq, sql
 from psycopg.conninfo import make_conninfo
 
 from parapply.errors import SourceRefused, TargetRefused
+from parapply.login import Login
 from parapply.model import format_lsn, parse_lsn
 from parapply.source.slot import state_schemas
 from parapply.target.session import settings
@@ -41,7 +42,7 @@ NEW = state.NewSlot(
 @asynccontextmanager
 async def control(dsn: str) -> AsyncIterator[settings.Connection]:
     """Open a control session."""
-    conn = await settings.connect_control(dsn, role="replica", application_name="test control")
+    conn = await settings.connect_control(Login(dsn), role="replica", application_name="test control")
     async with conn:
         yield conn
 

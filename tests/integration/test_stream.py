@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from parapply.errors import SlotBusy, SourceLost, SourceRefused
+from parapply.login import Login
 from parapply.model import format_lsn
 from parapply.source import options, slot
 from parapply.source.stream import ReplicationStream
@@ -26,7 +27,7 @@ BOTH = pytest.mark.parametrize("past_libpq", [True, False], ids=["plain", "libpq
 @asynccontextmanager
 async def streaming(database: Database, name: str, *, past_libpq: bool) -> AsyncIterator[ReplicationStream]:
     """Stream a slot from its start."""
-    connection = await slot.connect(database.dsn, application_name="test", is_replication=True)
+    connection = await slot.connect(Login(database.dsn), application_name="test", is_replication=True)
     stream = ReplicationStream(connection, past_libpq=past_libpq)
     try:
         version = connection.info.server_version

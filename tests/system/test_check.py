@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
+from parapply.check import look as check_look
 from parapply.check.findings import Code
 from parapply.check.look import CheckOptions, look
 from parapply.config import Config, load_config
-from tests.fixtures.plain import foreign_transaction
+from tests.fixtures.plain import foreign_transaction, plain_route
 from tests.fixtures.route import Route
 from tests.system.check_cases import FOUND, SOURCE, TARGET
 
 if TYPE_CHECKING:
-    from tests.fixtures.daemon import RunCommand
+    from collections.abc import Callable
+
+    from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
     from tests.fixtures.servers import OwnServers
 
@@ -65,6 +68,30 @@ def test_a_clean_pair_is_fine(source_db: Database, target_db: Database, run_comm
     report = report_of(route, run_command, "--copy")
     assert (report["exit_code"], report["is_known"]) == (0, True)
     assert "0 refused, 0 warning" in run_command(route, "check").stdout
+
+
+async def test_a_daemon_that_runs_does_not_look_as_if_the_publisher_was_put_back(
+    source_db: Database,
+    target_db: Database,
+    new_slot: Callable[[Route], None],
+    start_daemon: StartDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The check reads both ends one after the other, and the daemon applies more in between."""
+    route = plain_route(source_db, target_db, new_slot)
+    daemon = start_daemon(route)
+    daemon.wait_for_event("source_connected")
+    read_target = check_look._known
+
+    async def later(*arguments: Any) -> Any:  # noqa: ANN401  its own
+        source_db.execute("INSERT INTO evt SELECT generate_series(1, 100)")
+        daemon.wait_caught_up()
+        return await read_target(*arguments)
+
+    monkeypatch.setattr(check_look, "_known", later)
+    report = await look(config_of(source_db, target_db, **{"source.slot": route.slot}), CheckOptions())
+    assert report.is_known
+    assert Code.SLOT_REFUSED not in {one.code for one in report.findings}
 
 
 def _made(route: Route) -> list[object]:

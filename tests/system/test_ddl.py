@@ -16,6 +16,7 @@ import pytest
 from parapply.copy import schema as schemas
 from parapply.demo.binaries import find_binaries, find_program
 from parapply.demo.errors import DemoError
+from parapply.login import Login
 from parapply.source.ddl_automatic import Automatic
 from parapply.source.ddl_queue import install_sql
 from tests.fixtures.pair import Pair, pair
@@ -788,7 +789,7 @@ def test_what_people_type_is_recorded(  # noqa: PLR0915  one pair of servers for
     assert pair.target.rows("SELECT count(*) FROM parapply.ddl_queue") == [(0,)]
     # A dump of the schema is without the triggers.
     pg_dump = str(find_program("pg_dump", find_binaries()))
-    script = asyncio.run(schemas.dump(pg_dump, source.dsn, without=["parapply"]))
+    script = asyncio.run(schemas.dump(pg_dump, Login(source.dsn), without=["parapply"]))
     assert b"\nCREATE EVENT TRIGGER" not in script
     assert b"\nCREATE TABLE public.t " in script
 

@@ -72,7 +72,7 @@ def _equal(route: Route) -> bool:
 def test_f12_a_slot_that_was_dropped_is_healed(
     route: Route, start_daemon: StartDaemon, run_command: RunCommand
 ) -> None:
-    """What came while there was no slot is there after it, and what comes later is applied once: no gap, no double."""
+    """Changes from a time without a slot are on the target afterwards, and later ones are applied once."""
     daemon = start_daemon(route)
     commit_each(route.source, 60, 69)
     daemon.wait_caught_up()
@@ -295,7 +295,7 @@ def test_a_client_that_writes_is_found(
 def test_f34_prepared_transactions_of_a_lost_slot_are_rolled_back(
     source_db: Database, target_db: Database, start_daemon: StartDaemon, run_command: RunCommand
 ) -> None:
-    """Of two transactions prepared on both sides one is committed there and one rolled back: so they are here."""
+    """Of two transactions prepared on both sides one is committed there and one rolled back. Both end alike here."""
     for database in (source_db, target_db):
         database.execute(TABLES)
     source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")

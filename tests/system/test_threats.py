@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from parapply.login import Login
 from parapply.target.catalogue.facts import load_facts
 from parapply.target.session import settings
 from tests.fixtures.daemon import Daemon
@@ -125,7 +126,7 @@ def test_every_kind_of_code_is_found(mallory: Mallory, code: str, found: list[st
     target = mallory.route.target
 
     async def load() -> TableFacts | None:
-        async with await settings.connect_control(target.dsn, role="replica", application_name="test") as conn:
+        async with await settings.connect_control(Login(target.dsn), role="replica", application_name="test") as conn:
             return await load_facts(conn, mallory.role, "c", role="replica")
 
     mallory.on(target, "CREATE SEQUENCE {role}.n")

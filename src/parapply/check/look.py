@@ -96,9 +96,9 @@ async def look(config: Config, options: CheckOptions) -> Report:
             has locked tables.
     """
     name = f"parapply check {config.source.slot}"
-    conn = await slot.connect(config.source.dsn.get_secret_value(), application_name=name)
+    conn = await slot.connect(config.source.login, application_name=name)
     async with conn:
-        target = await settings.connect_reader(config.target.dsn.get_secret_value(), name)
+        target = await settings.connect_reader(config.target.login, name)
         async with target:
             facts = await slot.inspect(conn, config.source.slot)
             known, of_state = await _known(config, facts, target)
@@ -238,10 +238,10 @@ async def _of_known_slot(
     config: Config, ends: Connections, source: SourceSide, found: state.SlotState
 ) -> list[Finding]:
     """Return the reasons why a slot that is already followed cannot continue."""
-    dsn, name = config.source.dsn.get_secret_value(), config.source.slot
+    login, name = config.source.login, config.source.slot
     position = await known_position(ends.target, found)
     try:
-        await refusals.check(ends.source, source.facts, dsn, name, position, two_phase=config.source.two_phase)
+        await refusals.check(ends.source, source.facts, login, name, position, two_phase=config.source.two_phase)
     except SourceRefused as error:
         if not any(each.code in {Code.WAL_LEVEL, Code.SOURCE_STANDBY} for each in source.findings):
             return [Finding(code=Code.SLOT_REFUSED, object=name, found=str(error), fix=error.hint)]

@@ -240,11 +240,11 @@ async def _skip(config: Config, lsn: int, wait_s: float) -> asking.SkipRequest:
 
 async def _end_of_source(config: Config) -> int | None:
     """Return where the publisher's WAL ends; None if it is not named, or does not answer: a conflict may outlast it."""
-    dsn = config.source.dsn.get_secret_value()
-    if not dsn:
+    login = config.source.login
+    if not login.dsn:
         return None
     try:
-        async with await slot.connect(dsn, application_name=f"parapply skip {config.source.slot}") as conn:
+        async with await slot.connect(login, application_name=f"parapply skip {config.source.slot}") as conn:
             return (await slot.position(conn)).flush_lsn
     except (SourceLost, SourceRefused):
         return None

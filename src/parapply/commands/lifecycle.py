@@ -175,7 +175,7 @@ async def applied(config: Config, lsn: int, timeout_s: float) -> None:
     deadline_s = time.monotonic() + timeout_s
     delay_s = _POLL_MIN_S
     # A plain session: a reader needs neither the replica role nor a primary.
-    async with await settings.connect_reader(config.target.dsn.get_secret_value(), f"parapply wait {name}") as conn:
+    async with await settings.connect_reader(config.target.login, f"parapply wait {name}") as conn:
         await state.has_schema(conn, schema)  # refuses another version
         while True:
             with settings.target_errors("reading the progress"):

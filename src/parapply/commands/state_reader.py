@@ -136,7 +136,7 @@ class StateReader:
         config = self._config
         name, schema = config.source.slot, config.target.state_schema
         if self._target is None:
-            self._target = await settings.connect_reader(config.target.dsn.get_secret_value(), self._name)
+            self._target = await settings.connect_reader(config.target.login, self._name)
             await state.has_schema(self._target, schema)  # refuses another version
         conn = self._target
         with settings.target_errors("reading the status"):
@@ -167,12 +167,14 @@ class StateReader:
         return report
 
     async def _read_source(self, low_lsn: int | None) -> dict[str, Any]:
-        dsn = self._config.source.dsn.get_secret_value()
-        if not dsn:
+        login = self._config.source.login
+        if not login.dsn:
             return _unreachable("source.dsn is not set")
         try:
             if self._source is None:
-                self._source = await slot.connect(dsn, application_name=self._name, connect_timeout_s=_SOURCE_TIMEOUT_S)
+                self._source = await slot.connect(
+                    login, application_name=self._name, connect_timeout_s=_SOURCE_TIMEOUT_S
+                )
             name = self._config.source.slot
             facts = await slot.inspect(self._source, name)
             with slot.source_errors("asking who blocks a session"):

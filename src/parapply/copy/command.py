@@ -94,7 +94,7 @@ async def begin(  # noqa: PLR0913, PLR0917  what is known by now
     if options.brings_schema:
         program = schemas.find_pg_dump(options.pg_dump)
         left_out = {schema, *facts.state_schemas}
-        dumped = await schemas.dump(program, config.source.dsn.get_secret_value(), without=sorted(left_out))
+        dumped = await schemas.dump(program, config.source.login, without=sorted(left_out))
         with settings.target_errors("making the schema"):
             # One transaction: where something is refused, nothing of the schema is left.
             async with ends.target.transaction():
@@ -133,9 +133,9 @@ async def _begin(
         The slot, where the copy pauses.
     """
     schema = config.target.state_schema
-    dsn = config.source.dsn.get_secret_value()
+    login = config.source.login
     shapes = await on_target.shapes(ends.target, [table.here() for table in tables])
-    async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(dsn, config.source.slot) as snapshot:
+    async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(login, config.source.slot) as snapshot:
         told.cancel()
         failpoints.probe(failpoints.COPY_SLOT)
         names = [table.full_name for table in tables]
@@ -441,9 +441,9 @@ async def _copy_now(  # noqa: PLR0913, PLR0917  all that is known by now
     await copies.begin(ends.target, schema, slot_id, names, before_lsn)
     failpoints.probe(failpoints.COPY_STATE)
     await _until_seen(config, ends, slot_id)
-    dsn = config.source.dsn.get_secret_value()
+    login = config.source.login
     shapes = await on_target.shapes(ends.target, [table.here() for table in tables])
-    async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(dsn, None) as snapshot:
+    async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(login, None) as snapshot:
         told.cancel()
         await copies.begin(ends.target, schema, slot_id, names, snapshot.lsn)
         if not options.tables:

@@ -221,7 +221,7 @@ class CopyLoad:
         writers: Writers,
     ) -> None:
         application_name = f"parapply copy {self._config.source.slot}"
-        source = await snapshots.open_reader(self._config.source.dsn.get_secret_value(), application_name, snapshot)
+        source = await snapshots.open_reader(self._config.source.login, application_name, snapshot)
         async with source, writers.open(number) as writer:
             while (taken := queue.take(number)) is not None:
                 name, part = taken

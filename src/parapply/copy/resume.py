@@ -193,7 +193,7 @@ class Resumption:
             return {}
         reasons: dict[int, str] = {}
         name = f"parapply resume {self._config.source.slot}"
-        reader = await snapshots.open_reader(self._config.source.dsn.get_secret_value(), name, snapshot)
+        reader = await snapshots.open_reader(self._config.source.login, name, snapshot)
         async with reader:
             for oid, table in wanted.items():
                 reasons[oid] = await self._why_not(table, noted[oid], await self._prints(reader, table))
@@ -265,7 +265,7 @@ class Resumption:
         keys: dict[int, set[Key]] = {oid: set() for oid in tables}
         config = self._config.source
         copy = f"parapply_resume_{secrets.token_hex(6)}"
-        conn = await slot.connect(config.dsn.get_secret_value(), application_name=f"parapply resume {config.slot}")
+        conn = await slot.connect(config.login, application_name=f"parapply resume {config.slot}")
         async with conn:
             facts = await slot.inspect(conn, config.slot)
             confirmed = facts.slot.confirmed_flush_lsn if facts.slot else None

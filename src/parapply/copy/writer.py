@@ -78,7 +78,7 @@ class Writers:
         """
         target = self._config.target
         conn = await settings.connect_control(
-            target.dsn.get_secret_value(),
+            target.login,
             role=target.session_replication_role,
             application_name=f"parapply copy {self._config.source.slot}",
         )

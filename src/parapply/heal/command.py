@@ -146,7 +146,7 @@ class _Run:
         self._source, self._target = ends.source, ends.target
         self._slot_id = slot_id
         self._name, self._schema = config.source.slot, config.target.state_schema
-        self._dsn = config.source.dsn.get_secret_value()
+        self._login = config.source.login
         self._timeline = 0
 
     async def check_lost(self, facts: slot.SourceFacts) -> None:
@@ -156,14 +156,14 @@ class _Run:
             SourceRefused: it gives all that the target lacks, or is not the publisher's that the target follows.
             SourceLost, TargetRefused, TargetLost: an end cannot be asked.
         """
-        facts = await refusals.with_timeline(self._source, facts, self._dsn)
+        facts = await refusals.with_timeline(self._source, facts, self._login)
         self._timeline = facts.timeline
         # Read again: a daemon that has just ended may have applied more.
         found: SlotState | None = await connect.known_state(self._config, self._target, facts.system_identifier)
         known = await connect.known_position(self._target, found)
         is_two_phase = self._config.source.two_phase
         try:
-            await refusals.check(self._source, facts, self._dsn, self._name, known, two_phase=is_two_phase)
+            await refusals.check(self._source, facts, self._login, self._name, known, two_phase=is_two_phase)
         except SlotLost as error:
             click.echo(printable(str(error)))
             return
@@ -226,7 +226,7 @@ class _Run:
             readers = await self._target_readers(stack)
             await self._until_followed(tables.compared)
             click.echo("waiting for the publisher's snapshot: transactions that run there must end, prepared ones too")
-            snapshot = await stack.enter_async_context(snapshots.exported(self._dsn, None))
+            snapshot = await stack.enter_async_context(snapshots.exported(self._login, None))
             marks = await check_unchanged(self._config, tables.compared, snapshot, None)
             plans = await self._compare(readers, snapshot, tables)
             left = [plan for plan in plans if not plan.is_equal]
@@ -305,7 +305,7 @@ class _Run:
         name = f"parapply heal {self._name}"
         async with AsyncExitStack() as reading:
             source = [
-                await reading.enter_async_context(await snapshots.open_reader(self._dsn, name, snapshot))
+                await reading.enter_async_context(await snapshots.open_reader(self._login, name, snapshot))
                 for _ in range(self._options.connections)
             ]
             with slot.source_errors("comparing"):
@@ -390,7 +390,7 @@ class _Run:
         names: list[Name] = [plan.table.here().full_name for plan in plans]
         writers = Writers(self._config, self._slot_id, self._target.info.backend_pid, snapshot, names)
         n_rows = 0
-        reader = await snapshots.open_reader(self._dsn, f"parapply heal {self._name}", snapshot)
+        reader = await snapshots.open_reader(self._login, f"parapply heal {self._name}", snapshot)
         async with reader, writers.open(1) as writer:
             for plan in plans:
                 checks_code = self._config.target.apply_as == "owner"

@@ -89,7 +89,7 @@ class _Run:
         self._options = options
         self._screen = screen
         self._choice = options.choice
-        self._dsn = config.source.dsn.get_secret_value()
+        self._login = config.source.login
         self._limit: RateLimit | None = None
         self._code = 0
         self._does: dict[MigrationStep, Callable[[], Awaitable[str]]] = {
@@ -262,7 +262,7 @@ class _Run:
         await schemas.check_version(program, self._facts.server_version_num)
         script = await schemas.dump(
             program,
-            self._dsn,
+            self._login,
             without=self._own_schemas(),
             options=[
                 f"--section={section}",

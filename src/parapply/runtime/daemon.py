@@ -28,6 +28,7 @@ from parapply.errors import (
     TargetRefused,
     WalLimitReached,
 )
+from parapply.login import PasswordUnknown
 from parapply.metrics.figures import Figures
 from parapply.model import format_lsn, format_time
 from parapply.runtime.observe.applylog_writer import ApplyLogWriter
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
     from parapply.blocked import BlockedSession
     from parapply.config import Config
+    from parapply.login import Login
     from parapply.model import Until
 
 _T = TypeVar("_T")
@@ -130,7 +132,7 @@ class Leader:
         self._is_epoch_shown = False
         self._notifier = Notifier()
         self._figures = Figures()
-        self._waits = PublisherWaits(self._source_dsn, _log_waiting)
+        self._waits = PublisherWaits(self._source_login, _log_waiting)
         self._log = logs.get_logger()
 
     async def run(self) -> int:
@@ -178,8 +180,8 @@ class Leader:
             await endpoint.open(config.metrics.listen)
         return await self._epochs(applylog_writer)
 
-    def _source_dsn(self) -> str:
-        return self._config.source.dsn.get_secret_value()
+    def _source_login(self) -> Login:
+        return self._config.source.login
 
     def _open_scribe(self) -> ApplyLogWriter | None:
         config = self._config.applylog
@@ -316,6 +318,9 @@ class Leader:
             # wrong: say so at once.
             text = str(error)
             is_refusal = isinstance(error, SourceLost | TargetLost) and ("FATAL:" in text or bool(refusal_hint(text)))
+            if isinstance(error.__cause__, PasswordUnknown):
+                # No server was asked; the text may quote the command, with whatever words.
+                is_refusal = False
             return self._has_served or not is_refusal or any(words in text for words in _LATER)
         is_data = isinstance(error, ApplyFailed | TargetRefused | SourceRefused) and self._has_served
         return is_data and not isinstance(error, SourceRefused) and self._config.apply.on_error == "retry"

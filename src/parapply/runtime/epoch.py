@@ -248,12 +248,12 @@ class Epoch:
             behind_bytes=behind_bytes(ends.source_facts, range_limits(config)),
             pause_s=config.source.catch_up_pause_s,
         )
-        dsn = config.source.dsn.get_secret_value()
+        login = config.source.login
         self._monitor = Monitor(
             Publisher(
                 ends.source,
                 ends.source_facts.timeline,
-                lambda: slot.replayed_timeline(ends.source, dsn),
+                lambda: slot.replayed_timeline(ends.source, login),
                 wal_limit(config.source),
             ),
             ends.control_pool,

@@ -255,7 +255,7 @@ class Connector:
         """Open the plain session on the publisher and query it for the first time."""
         source = self._config.source
         conn = await stack.enter_async_context(
-            await slot.connect(source.dsn.get_secret_value(), application_name=f"parapply {source.slot}")
+            await slot.connect(source.login, application_name=f"parapply {source.slot}")
         )
         return conn, await slot.inspect(conn, source.slot)
 
@@ -292,9 +292,7 @@ class Connector:
         # A pool that waits for a silent network takes seconds to close: no signal shall wait for that (F38).
         await answers.wait()
         target, slot_name = self._config.target, self._config.source.slot
-        control_pool = ControlPool(
-            target.dsn.get_secret_value(), target.session_replication_role, f"parapply control pool {slot_name}"
-        )
+        control_pool = ControlPool(target.login, target.session_replication_role, f"parapply control pool {slot_name}")
         await stack.enter_async_context(control_pool)
         ahead = CataloguePrefetch(
             control_pool, target.session_replication_role, lambda: self._published_tables(looking)
@@ -320,10 +318,10 @@ class Connector:
         )
         if found is None or found.slot_id != slot_id:
             raise TargetLost(f"target: the state of slot {name!r} was removed while this daemon took the lease")
-        dsn = config.source.dsn.get_secret_value()
+        login = config.source.login
         known = await connect.known_position(control, found)
-        facts = await refusals.check(source, facts, dsn, name, known, two_phase=config.source.two_phase)
-        facts = await failover.ensure(dsn, facts, name, config.source.failover)
+        facts = await refusals.check(source, facts, login, name, known, two_phase=config.source.two_phase)
+        facts = await failover.ensure(login, facts, name, config.source.failover)
         if config.source.failover == "auto" and not self._is_failover_told and (why := failover.unprotected(facts)):
             self._is_failover_told = True
             self._log.warning("failover_unprotected", slot=name, reason=why)
@@ -408,7 +406,7 @@ class Connector:
         streams = self._streaming(facts) != "off"
         is_less = source.decoding_memory_bytes < facts.decoding_memory_bytes
         connection = await slot.connect(
-            source.dsn.get_secret_value(),
+            source.login,
             application_name=source.slot,
             is_replication=True,
             decoding_memory_bytes=source.decoding_memory_bytes if streams and is_less else 0,

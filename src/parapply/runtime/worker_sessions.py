@@ -73,7 +73,7 @@ class WorkerSessions:
         self._open: dict[int, WorkerSession] = {}
         name, slot = "parapply worker", config.source.slot
         self._options: Callable[[int], SessionOptions] = lambda number: SessionOptions(
-            dsn=config.target.dsn.get_secret_value(),
+            login=config.target.login,
             schema=config.target.state_schema,
             slot_id=slot_id,
             leader_pid=leader_pid,

@@ -12,12 +12,13 @@ import msgspec
 
 from parapply.errors import SlotBusy, SlotLost, SourceLost, SourceRefused
 from parapply.model import format_lsn, parse_lsn
-from parapply.source.slot import connect, inspect, replayed_timeline, source_errors
+from parapply.source.slot import connect, inspect, position, replayed_timeline, source_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import LiteralString
 
+    from parapply.login import Login
     from parapply.source.slot import Connection, SlotFacts, SourceFacts
 
 #: server_version_num of the first standby that decodes WAL.
@@ -47,13 +48,13 @@ class KnownPosition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def verify(
-    conn: Connection, dsn: str, slot_name: str, known: KnownPosition | None, *, two_phase: bool = False
+    conn: Connection, login: Login, slot_name: str, known: KnownPosition | None, *, two_phase: bool = False
 ) -> SourceFacts:
     """Inspect the publisher and check everything; fetch the timelines' history if the timeline went on.
 
     Args:
         conn: plain session on the publisher.
-        dsn: to open a replication session for the history.
+        login: to open a replication session for the history.
         slot_name: of the slot to read.
         known: from the target's state; None if it knows nothing of the slot.
         two_phase: prepared transactions are applied as such.
@@ -63,28 +64,34 @@ async def verify(
         SourceLost: the connection broke.
     """
     facts = await inspect(conn, slot_name)
-    return await check(conn, facts, dsn, slot_name, known, two_phase=two_phase)
+    return await check(conn, facts, login, slot_name, known, two_phase=two_phase)
 
 
 async def check(  # noqa: PLR0913
     conn: Connection,
     facts: SourceFacts,
-    dsn: str,
+    login: Login,
     slot_name: str,
     known: KnownPosition | None,
     *,
     two_phase: bool = False,
 ) -> SourceFacts:
-    """Check everything on facts just read, and return them with a standby's present timeline; else as `verify`."""
-    facts = await with_timeline(conn, facts, dsn)
+    """Check everything on facts just read, and return them with a standby's present timeline; else as `verify`.
+
+    The facts are older than `known` where a daemon runs: the slot cannot be ahead of a later look at the target.
+    """
+    facts = await with_timeline(conn, facts, login)
+    if known and known.high_lsn > facts.flush_lsn:
+        # The WAL's end must be read after the target: the daemon may have gone on in between.
+        facts = msgspec.structs.replace(facts, flush_lsn=(await position(conn)).flush_lsn)
     history: Mapping[int, int] = {}
     if known and facts.system_identifier == known.system_identifier and facts.timeline > known.timeline:
-        history = await timeline_history(dsn, facts.timeline)
+        history = await timeline_history(login, facts.timeline)
     check_slot(facts, slot_name, known, history, two_phase=two_phase)
     return facts
 
 
-async def with_timeline(conn: Connection, facts: SourceFacts, dsn: str) -> SourceFacts:
+async def with_timeline(conn: Connection, facts: SourceFacts, login: Login) -> SourceFacts:
     """Return facts with the timeline that a standby replays now.
 
     Raises:
@@ -92,7 +99,7 @@ async def with_timeline(conn: Connection, facts: SourceFacts, dsn: str) -> Sourc
     """
     if not facts.is_in_recovery:
         return facts
-    return msgspec.structs.replace(facts, timeline=await replayed_timeline(conn, dsn))
+    return msgspec.structs.replace(facts, timeline=await replayed_timeline(conn, login))
 
 
 def check_slot(
@@ -319,7 +326,7 @@ def check_own_and_idle(facts: SourceFacts) -> None:
         )
 
 
-async def timeline_history(dsn: str, timeline: int) -> dict[int, int]:
+async def timeline_history(login: Login, timeline: int) -> dict[int, int]:
     """Return the switch points of a timeline: each earlier one, and the LSN where it was left.
 
     Raises:
@@ -328,7 +335,7 @@ async def timeline_history(dsn: str, timeline: int) -> dict[int, int]:
     """
     if timeline <= 1:
         return {}
-    conn = await connect(dsn, application_name="parapply timeline", is_replication=True)
+    conn = await connect(login, application_name="parapply timeline", is_replication=True)
     async with conn:
         with source_errors("reading the timeline's history"):
             cursor = await conn.execute(f"TIMELINE_HISTORY {timeline:d}".encode())

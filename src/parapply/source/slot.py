@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import LiteralString
 
+    from parapply.login import Login
+
 Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
 
 
@@ -36,7 +38,7 @@ Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
 CONNECT_TIMEOUT_S = 10
 
 #: Every session that was opened, with its DSN.
-_sessions: WeakKeyDictionary[Session, str] = WeakKeyDictionary()
+_sessions: WeakKeyDictionary[Session, Login] = WeakKeyDictionary()
 
 _HALF_OF_XIDS = 2**31
 #: Operations that a publication may publish, in the order of the columns of pg_publication.
@@ -154,12 +156,12 @@ def _source_error(doing: str, error: psycopg.Error) -> ConfigError | SourceRefus
     if error.sqlstate in _REFUSALS:
         return SourceRefused(text, hint=_REFUSALS[error.sqlstate])
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-        return SourceLost(text, hint=lost_hint(text))
+        return SourceLost(text, hint=lost_hint(error, text))
     return SourceRefused(text)
 
 
 async def connect(
-    dsn: str,
+    login: Login,
     *,
     application_name: str,
     is_replication: bool = False,
@@ -169,7 +171,7 @@ async def connect(
     """Open an autocommit session on the publisher with its settings pinned.
 
     Args:
-        dsn: as configured.
+        login: as configured.
         application_name: if the DSN has none.
         is_replication: for START_REPLICATION.
         connect_timeout_s: if the DSN has none.
@@ -181,15 +183,15 @@ async def connect(
         SourceLost: no connection.
     """
     text = source_conninfo(
-        dsn,
+        login.dsn,
         application_name=application_name,
         is_replication=is_replication,
         connect_timeout_s=connect_timeout_s,
         decoding_memory_bytes=decoding_memory_bytes,
     )
     with source_errors("connecting"):
-        conn = await Session.connect(text, autocommit=True)
-    _sessions[conn] = dsn
+        conn = await Session.connect(text, command=login.command, autocommit=True)
+    _sessions[conn] = login
     try:
         with source_errors("pinning session settings"):
             if settings := later_settings_sql(conn.info.server_version):
@@ -200,11 +202,11 @@ async def connect(
     return conn
 
 
-def without_answer(dsn: str, wait_s: float) -> list[int]:
-    """Return the pids of this process's sessions of a DSN that have waited that many seconds for an answer."""
+def without_answer(login: Login, wait_s: float) -> list[int]:
+    """Return the pids of this process's sessions of a login that have waited that many seconds for an answer."""
     since_s = time.monotonic() - wait_s
-    waiting = [conn for conn, its_dsn in _sessions.items() if its_dsn == dsn and 0 < conn.waits_since_s <= since_s]
-    return [conn.info.backend_pid for conn in waiting if not conn.closed]
+    sessions = [conn for conn, its_login in _sessions.items() if its_login == login and not conn.closed]
+    return [conn.info.backend_pid for conn in sessions if 0 < conn.waits_since_s <= since_s]
 
 
 async def _rows(conn: Connection, query: LiteralString, params: Sequence[object] = ()) -> list[tuple[Any, ...]]:
@@ -302,19 +304,19 @@ async def position(conn: Connection) -> SourcePosition:
     )
 
 
-async def replayed_timeline(conn: Connection, dsn: str) -> int:
+async def replayed_timeline(conn: Connection, login: Login) -> int:
     """Return the timeline that a server replays or writes, which SQL does not show on a standby.
 
     Args:
         conn: plain session on the server.
-        dsn: to open a replication session there.
+        login: to open a replication session there.
 
     Raises:
         SourceRefused: the role lacks REPLICATION.
         SourceLost: the connection broke, or the DSN leads to another server than the session.
     """
     started = "SELECT pg_catalog.pg_postmaster_start_time()::text"
-    asking = await connect(dsn, application_name="parapply timeline", is_replication=True)
+    asking = await connect(login, application_name="parapply timeline", is_replication=True)
     async with asking:
         with source_errors("identifying the publisher"):
             cursor = await asking.execute(started.encode())

@@ -192,10 +192,10 @@ class _Both:
 
     async def open_source(self, standing_lsn: int) -> int:
         """Open the sessions on the publisher while the daemon is paused; return the LSN that they see."""
-        dsn = self._config.source.dsn.get_secret_value()
+        login = self._config.source.login
         try:
             async with asyncio.timeout(self._options.max_pause_s):
-                snapshot: SourceSnapshot = await self._stack.enter_async_context(source_snapshots.exported(dsn, None))
+                snapshot: SourceSnapshot = await self._stack.enter_async_context(source_snapshots.exported(login, None))
         except TimeoutError as error:
             raise ParapplyError(
                 f"the publisher gave no snapshot in {self._options.max_pause_s:g} s: transactions run there, or are"
@@ -205,7 +205,7 @@ class _Both:
         assert snapshot.lsn >= standing_lsn, "the publisher's WAL goes forward"
         name = f"parapply verify {self._config.source.slot}"
         for _ in range(self._options.connections):
-            session = await source_snapshots.open_reader(dsn, name, snapshot)
+            session = await source_snapshots.open_reader(login, name, snapshot)
             reader = await self._stack.enter_async_context(session)
             with slot.source_errors("comparing"):
                 await reader.execute(BEFORE_TABLES)

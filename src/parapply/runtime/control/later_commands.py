@@ -148,7 +148,7 @@ class LaterCommands:
         """
         config, command = self._config, one.command
         conn = await settings.connect_control(
-            config.target.dsn.get_secret_value(),
+            config.target.login,
             role=config.target.session_replication_role,
             application_name=f"parapply ddl {config.source.slot}",
         )

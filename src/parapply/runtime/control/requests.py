@@ -111,7 +111,7 @@ class Requests:
 
     async def _connect(self, what: str) -> Connection:
         return await settings.connect_control(
-            self._config.dsn.get_secret_value(),
+            self._config.login,
             role=self._config.session_replication_role,
             application_name=f"parapply {what} {self._slot_name}",
         )

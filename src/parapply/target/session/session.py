@@ -15,7 +15,6 @@ import psycopg
 from psycopg import sql
 
 from parapply import failpoints
-from parapply.driver import Session
 from parapply.errors import StatementFailed, TargetLost
 from parapply.model import format_lsn
 from parapply.target.session import lease, origins, prepared, settings
@@ -27,6 +26,7 @@ from parapply.target.state import slots as state
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from parapply.login import Login
     from parapply.target.sql.commands import Command
 
 
@@ -50,7 +50,7 @@ class Proof(NamedTuple):
 class SessionOptions(NamedTuple):
     """Options that all worker sessions of one leader share."""
 
-    dsn: str
+    login: Login
     schema: str
     slot_id: int
     leader_pid: int  # server process that holds the lease
@@ -136,9 +136,7 @@ class WorkerSession:
             TargetRefused: a privilege is missing.
         """
         with settings.target_errors("connecting a worker"):
-            connection = await Session.connect(
-                settings.client_conninfo(options.dsn, options.application_name, kind="worker"), autocommit=True
-            )
+            connection = await settings.open_session(options.login, options.application_name, kind="worker")
         try:
             await settings.pin_session(
                 connection, kind="worker", role=options.role, synchronous_commit=options.synchronous_commit

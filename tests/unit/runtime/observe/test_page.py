@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from parapply.config import Config
+from parapply.login import Login
 from parapply.metrics.figures import Figures
 from parapply.runtime.observe.gauges import Gauges
 from parapply.runtime.observe.health import Health
@@ -15,7 +16,7 @@ from parapply.vocabulary import DaemonState, WaitKind
 
 
 async def _page(figures: Figures, now_s: list[float]) -> tuple[StatusPage, Health]:
-    gauges = Gauges(Config(), None, PublisherWaits(lambda: "", lambda _: None))
+    gauges = Gauges(Config(), None, PublisherWaits(lambda: Login(""), lambda _: None))
     health = Health("<slot>", gauges, Notifier())
     return StatusPage("<slot>", figures, gauges, health, clock=lambda: now_s[0]), health
 
