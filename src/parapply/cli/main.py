@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from parapply.config import Config
+    from parapply.config_fleet import Fleet
     from parapply.model import Until
 
 #: Exit status after Ctrl-C, as shells count it: 128 + SIGINT.
@@ -76,6 +77,7 @@ def _connection_options(command: _Command) -> _Command:
         click.option("--slot", metavar="NAME", help="Replication slot on the publisher."),
         click.option("--publication", metavar="NAME", multiple=True, help="Publication to follow; repeatable."),
         click.option("--config", "config_path", metavar="FILE", type=click.Path(path_type=Path), help="TOML file."),
+        click.option("--database", metavar="NAME", help="The one that is meant of a file of several databases."),
         click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key, e.g. apply.workers=8."),
     ]
     for option in reversed(options):
@@ -118,7 +120,16 @@ def _copy_options(command: _Command) -> _Command:
 
 
 def _load(options: dict[str, Any], *not_needed: str) -> Config:
-    from parapply.config import REQUIRED, load_config  # noqa: PLC0415
+    """Return the configuration of one database."""
+    from parapply.config_fleet import one_of  # noqa: PLC0415
+
+    return one_of(_load_all(options, *not_needed), options["database"])
+
+
+def _load_all(options: dict[str, Any], *not_needed: str) -> Config | Fleet:
+    """Return the configuration, of several databases where the file names them."""
+    from parapply.config import REQUIRED  # noqa: PLC0415
+    from parapply.config_fleet import load  # noqa: PLC0415
 
     flags = {
         "source.dsn": options["source"],
@@ -127,7 +138,7 @@ def _load(options: dict[str, Any], *not_needed: str) -> Config:
         "source.publications": options["publication"],
     }
     required = [key for key in REQUIRED if key not in not_needed]
-    return load_config(options["config_path"], options["overrides"], flags, os.environ, required=required)
+    return load(options["config_path"], options["overrides"], flags, os.environ, required=required)
 
 
 #: Commands that are imported when they are asked for, with the place of each: bench's options and workloads alone are
@@ -314,6 +325,7 @@ def refresh(
 Examples:
   parapply run --config app.toml
   parapply run --config app.toml --set apply.workers=8
+  parapply run --config fleet.toml
   parapply run --config app.toml --until 16/B374D848
   parapply run --config app.toml --set apply.delay_s=0 --until '2026-11-23 14:05:00+00'
 With a time it ends before the first transaction, in commit order, that committed later; commit times are by
@@ -327,19 +339,26 @@ def run(*, until: Until | None, takeover: bool, **options: Any) -> int:  # noqa:
     # Modules make many objects and no garbage: the daemon lets the collector in again, behind them.
     gc.disable()
     driver_versions.tell_own()
-    config = _load(options)
+    read = _load_all if options["database"] is None else _load
+    found = read(options)
+    from parapply.config_fleet import Fleet, one_of  # noqa: PLC0415
     from parapply.errors import ConfigError  # noqa: PLC0415
     from parapply.model import Until  # noqa: PLC0415
-    from parapply.runtime import daemon  # noqa: PLC0415
 
-    def load_again() -> Config:
+    def load_again() -> Config | Fleet:
         path = options["config_path"]
         if path is not None and path.exists() and not path.is_file():
             # A pipe would be empty by now, which reads as a file without a word, or never end.
             raise ConfigError(f"--config: {path} is no regular file, so it cannot be read again")
-        return _load(options)
+        return read(options)
 
-    return daemon.run(config, load_again, until or Until(), takeover=takeover)
+    if isinstance(found, Fleet):
+        from parapply.runtime import fleet  # noqa: PLC0415
+
+        return fleet.run(found, load_again, until or Until(), takeover=takeover)
+    from parapply.runtime import daemon  # noqa: PLC0415
+
+    return daemon.run(found, lambda: one_of(load_again(), options["database"]), until or Until(), takeover=takeover)
 
 
 @cli.command(
