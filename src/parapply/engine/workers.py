@@ -107,7 +107,7 @@ class Scaling:
         if self.wanted <= self._share.most_workers:
             return None
         self._trial = None
-        return Step(self._share.most_workers, "other slots of the fleet need the connections")
+        return Step(self._share.most_workers, "its share of the fleet's connections")
 
     def _idle(self, sample: LoadSample) -> Step | None:
         if self._peak_from_s is None:

@@ -206,7 +206,7 @@ class _Slot:
 
 
 class _FleetDaemon:
-    """Owns what belongs to the process."""
+    """Owns the signals, the endpoint, the totals and the slots."""
 
     def __init__(self, fleet: Fleet, load: Callable[[], Config | Fleet], until: Until, *, takeover: bool) -> None:
         #: In force. Written by a reload.
@@ -220,7 +220,7 @@ class _FleetDaemon:
         self._is_ready = False
         #: By their names.
         self._slots: dict[str, _Slot] = {}
-        #: With their tasks; those that a reload has removed, too, until they have ended.
+        #: By their tasks, also slots that a reload has removed, until they have ended.
         self._tasks: dict[asyncio.Task[None], _Slot] = {}
         self._news = asyncio.Event()
         self._log = logs.get_logger()
@@ -249,8 +249,11 @@ class _FleetDaemon:
             while self._tasks:
                 self._news.clear()
                 await self._news.wait()
+                for task in [task for task in self._tasks if task.done()]:
+                    del self._tasks[task]
+                    task.result()  # raises a mistake of ours, and so does the next line
                 if looking.done():
-                    looking.result()  # a mistake of ours
+                    looking.result()
         code = max([slot.exit_code for slot in self._slots.values()])
         self._log.info("fleet_stopped", exit_code=code)
         return code
@@ -260,11 +263,7 @@ class _FleetDaemon:
         self._slots[slot.name] = slot
         task = asyncio.create_task(slot.run(), name=f"slot {slot.name}")
         self._tasks[task] = slot
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._tasks[task]
-        self._news.set()
+        task.add_done_callback(lambda _: self._news.set())
 
     def _stop(self) -> None:
         self._notifier.stopping("draining")
@@ -272,7 +271,7 @@ class _FleetDaemon:
             slot.stop()
 
     def _reload(self) -> bool:
-        """Read the layers again: start slots that are new, end those that are gone, and pass on what has changed."""
+        """Read the layers again: start new slots, end removed ones, and pass on changed settings."""
         refused = "databases: the file names none any more"
         try:
             found = self._load()

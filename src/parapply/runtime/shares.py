@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from parapply.config import ApplyConfig, FleetConfig
     from parapply.runtime.observe.gauges import Parts
 
-#: Seconds for which a slot that had a backlog keeps its claim for more workers.
-_PRESSED_S: Final = 5.0
+#: Seconds for which a slot that could use more keeps its claim.
+_CLAIM_S: Final = 5.0
 #: Part of its memory that a slot uses when it could use more.
 _NEARLY_FULL: Final = 0.5
 
@@ -49,7 +49,7 @@ class SharedSlot:
             apply: settings of the slot.
             memory_limit_bytes: bytes of changes that it may hold at most.
         """
-        self._pressed_s = -_PRESSED_S
+        self._pressed_s = self._full_s = -_CLAIM_S
         self._set(apply, memory_limit_bytes)
         self.share = Share(
             least_workers=self._own_workers,
@@ -60,7 +60,8 @@ class SharedSlot:
 
     def _set(self, apply: ApplyConfig, memory_limit_bytes: int) -> None:
         self._own_workers = _least_workers(apply)
-        self._most_workers = apply.most_workers
+        #: That its settings allow.
+        self.most_workers = apply.most_workers
         self._memory_limit_bytes = memory_limit_bytes
 
     def use(self, apply: ApplyConfig, memory_limit_bytes: int) -> None:
@@ -81,14 +82,13 @@ class SharedSlot:
             return SlotClaims(Claim(own, 0, own), Claim(own_bytes, 0, own_bytes))
         if parts.batcher.pool.flight.is_pressed:
             self._pressed_s = now_s
-        n_workers, is_pressed = len(parts.workers), now_s - self._pressed_s < _PRESSED_S
-        n_busy = sum([worker.job is not None for worker in parts.workers])
         held_bytes = parts.engine.held_bytes + parts.batcher.open_bytes
-        is_nearly_full = held_bytes >= _NEARLY_FULL * self.share.memory_bytes
-        return SlotClaims(
-            Claim(own, n_workers, self._most_workers if is_pressed else max(own, n_busy)),
-            Claim(own_bytes, held_bytes, self._memory_limit_bytes if is_nearly_full else own_bytes),
-        )
+        if held_bytes >= _NEARLY_FULL * self.share.memory_bytes:
+            self._full_s = now_s
+        n_busy = sum([worker.job is not None for worker in parts.workers])
+        wanted = self.most_workers if now_s - self._pressed_s < _CLAIM_S else n_busy
+        wanted_bytes = self._memory_limit_bytes if now_s - self._full_s < _CLAIM_S else held_bytes
+        return SlotClaims(Claim(own, len(parts.workers), wanted), Claim(own_bytes, held_bytes, wanted_bytes))
 
 
 class SlotClaims(NamedTuple):
@@ -104,7 +104,7 @@ def share_out(totals: FleetConfig, slots: Sequence[tuple[SharedSlot, SlotClaims]
     if totals.max_connections:
         n_workers = divide(totals.max_connections - CONTROL_CONNECTIONS * len(slots), workers)
     else:
-        n_workers = [max(claim.own, claim.wants) for claim in workers]
+        n_workers = [slot.most_workers for slot, _ in slots]
     n_bytes = divide(totals.memory_limit_bytes, [claims.memory for _, claims in slots])
     for (slot, _), most_workers, memory_bytes in zip(slots, n_workers, n_bytes, strict=True):
         slot.share.most_workers = most_workers

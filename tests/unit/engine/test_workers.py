@@ -167,7 +167,7 @@ def test_a_share_that_shrinks_takes_workers_away_at_once_and_gives_them_back_by_
     assert target.n_workers == MOST
     target.share.most_workers = 3
     target.run(LOOK_S)
-    assert (target.n_workers, target.steps[-1].reason) == (3, "other slots of the fleet need the connections")
+    assert (target.n_workers, target.steps[-1].reason) == (3, "its share of the fleet's connections")
     target.run(120.0)
     assert max([step.n_workers for step in target.steps[-3:]]) <= 3
     target.share.most_workers = MOST
