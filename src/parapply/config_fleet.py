@@ -1,4 +1,4 @@
-"""The configuration of several databases in one file: what they share, and what each says for itself.
+"""The configuration of several databases in one file: shared sections, and an entry for each.
 
 In: the layers of `config.py`, with the key `databases` in the file. Out: the totals, and one `Config` for each
 database. All sections are shared. An entry of `databases` wins over everything shared, wherever that is written. The
@@ -83,7 +83,10 @@ def load(
     layers = read_layers(path, overrides, flags, environ)
     if layers.databases is None:
         return config_of(layers, required)
-    return fleet_of(layers, required)
+    found = fleet_of(layers, required)
+    if errors := _too_small(found.totals, found.databases):
+        raise ConfigError("\n".join(errors))
+    return found
 
 
 def one_of(found: Config | Fleet, database: str | None) -> Config:
@@ -94,7 +97,7 @@ def one_of(found: Config | Fleet, database: str | None) -> Config:
         database: name of its entry in a fleet; None: of no fleet.
 
     Raises:
-        ConfigError: there is no such entry, or one has to be named.
+        ConfigError: no such entry exists, or one has to be named.
     """
     if isinstance(found, Config):
         if database is not None:
@@ -111,7 +114,7 @@ def one_of(found: Config | Fleet, database: str | None) -> Config:
 
 
 def fleet_of(layers: Layers, required: Collection[str] = tuple(REQUIRED)) -> Fleet:
-    """Return the fleet of layers whose file names databases.
+    """Return the fleet of layers whose file names databases; the totals may be too small for it.
 
     Raises:
         ConfigError: as `load`.
@@ -121,11 +124,9 @@ def fleet_of(layers: Layers, required: Collection[str] = tuple(REQUIRED)) -> Fle
     entries = _entries(layers.databases, errors)
     databases = [one for entry in entries if (one := _database(layers, shared, entry, required, errors)) is not None]
     errors += _shared_slots(databases)
-    totals = shared.fleet
-    errors += _too_small(totals, databases)
     if errors:
         raise ConfigError("\n".join(dict.fromkeys(errors)))
-    return Fleet(tuple(databases), totals, shared.metrics, shared.log)
+    return Fleet(tuple(databases), shared.fleet, shared.metrics, shared.log)
 
 
 def slot_name(prefix: str, database: str) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from parapply.printable import printable
 from tests.fixtures.endpoint import LISTEN, Endpoint, NotifySocket
 from tests.fixtures.fleet import Databases, of_slot, wait_for
 from tests.fixtures.plain import check_equal, closed, commit_each, end_sessions, wait_until_unread
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.fixtures.daemon import Daemon, StartDaemon
+    from tests.fixtures.daemon import Daemon, RunCommand, StartDaemon
     from tests.fixtures.servers import ServerPool
 
 #: A name that would break out of a connection string, a log line, a file's name and a page.
@@ -236,3 +238,59 @@ def test_the_sessions_are_never_more_than_the_total(databases: Databases, start_
         counter.join()
     assert 3 * 5 < max(counts) <= most
     assert not [line for route in others for line in of_slot(daemon, "workers_changed", route)]
+
+
+def test_commands_about_several_databases(
+    databases: Databases, start_daemon: StartDaemon, run_command: RunCommand, tmp_path: Path
+) -> None:
+    """One table, one document and the worst exit code: from a file of several, and from a template.
+
+    Templates and databases that allow no connections are left out by name; an error of one stops no other.
+    """
+    names = ["fleet_a", _HOSTILE]
+    databases.add(*names, "fleet_closed")
+    databases.write(names)
+    a, b, shut = databases.routes.values()
+    template = tmp_path / "template.toml"
+    template.write_text(databases.path.read_text(encoding="utf-8").split("\n", 1)[1], encoding="utf-8")
+
+    def run(command: str, *arguments: str, code: int, path: Path = databases.path) -> str:
+        done = run_command(databases.file_route(), command, "--config", str(path), *arguments)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def shown(command: str, *arguments: str, code: int, path: Path = databases.path) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(run(command, "--json", *arguments, code=code, path=path))
+        assert found["exit_code"] == code
+        return found
+
+    # Neither has a state yet: each is an error of its own.
+    assert [(one["database"], one["exit_code"]) for one in shown("status", code=4)["databases"]] == [
+        (name, 4) for name in names
+    ]
+    daemon = databases.start(start_daemon)
+    for route in (a, b):
+        wait_for(daemon, "source_connected", route)
+        commit_each(route.source, 1, 20)
+    _caught_up(daemon, databases, *names)
+    first, *lines = run("status", code=0).splitlines()
+    assert first.split() == ["database", "slot", "exit", "result"]
+    assert [line.split()[0] for line in lines] == ["fleet_a", printable(_HOSTILE).split()[0]]
+
+    b.target.execute("UPDATE item SET v = 8 WHERE id = 7")
+    only = ("--include-databases", "fleet_a", "--include-databases", _HOSTILE)
+    with closed(shut.source):
+        verified = shown("verify", "--all-databases", *only, code=1, path=template)
+        assert "'fleet_closed': it allows no connections" in run(
+            "verify", "--include-databases", "fleet_closed", code=2, path=template
+        )
+    results = {one["database"]: one["report"]["is_equal"] for one in verified["databases"]}
+    assert results == {"fleet_a": True, _HOSTILE: False}
+    left_out = {one["database"]: one["reason"] for one in verified["left_out"]}
+    assert (left_out["template0"], left_out["fleet_closed"]) == ("a template", "it allows no connections")
+
+    checked = shown("check", "--exclude-databases", _HOSTILE, code=1)
+    assert [one["report"]["slot_name"] for one in checked["databases"]] == [a.slot]
+    assert "no database 'fleet_b'; did you mean fleet_a?" in run("check", "--exclude-databases", "fleet_b", code=2)
+    assert "give --database NAME" in run("refresh", code=2)
+    daemon.stop()
