@@ -25,6 +25,7 @@ from parapply.login import Login
 from parapply.model import Column, Relation
 from parapply.runtime import sessions as ends_module
 from parapply.runtime.sessions import Connector
+from parapply.runtime.shares import share_of
 from parapply.runtime.tables import control_pool as control_pool_module
 from parapply.runtime.tables import prefetch as ahead_module
 from parapply.runtime.tables.control_pool import ControlPool
@@ -110,7 +111,7 @@ async def refused(config: Config) -> ParapplyError:
     before = asyncio.all_tasks()
     with pytest.raises(ParapplyError) as caught:
         async with AsyncExitStack() as stack:
-            await Connector(config, takeover=False).open(stack)
+            await Connector(config, share_of(config.apply), takeover=False).open(stack)
     await _settled(before)
     return caught.value
 
@@ -134,7 +135,7 @@ async def test_a_server_of_a_newer_version_is_taken_and_said_to_be_untested(
     monkeypatch.setattr(ends_module, "NEWEST_MAJOR", 1)
     stream = io.BytesIO()
     logs.configure("warning", "json", stream)
-    opener = Connector(config, takeover=False)
+    opener = Connector(config, share_of(config.apply), takeover=False)
     for _ in range(2):
         async with AsyncExitStack() as stack:
             await opener.open(stack)
@@ -148,7 +149,7 @@ async def test_everything_opened_is_closed(config: Config, source_db: Database, 
     """Workers, control pool, the lease's session, the look and the stream are open, and gone with the epoch."""
     before = asyncio.all_tasks()
     async with AsyncExitStack() as stack:
-        ends = await Connector(config, takeover=False).open(stack)
+        ends = await Connector(config, share_of(config.apply), takeover=False).open(stack)
         assert len(ends.sessions) == config.apply.first_workers
         await ends.ahead.take("public", "nothing")
         names = {
@@ -273,7 +274,7 @@ async def _give_up_in(config: Config, where: Any, name: str, patch: pytest.Monke
 
     async def opened() -> None:
         async with AsyncExitStack() as stack:
-            await Connector(config, takeover=False).open(stack)
+            await Connector(config, share_of(config.apply), takeover=False).open(stack)
             await asyncio.Event().wait()
 
     opening = asyncio.create_task(opened(), name="opening")

@@ -200,6 +200,14 @@ def _facts(report: dict[str, Any], *, with_evidence: bool) -> Table:
     return grid
 
 
+def line(report: dict[str, Any]) -> str:
+    """Return a slot's state in one line."""
+    if report["state"] is None:
+        return "a migration has not made the slot yet"
+    reason = f": {report['reason']}" if report["reason"] else ""
+    return f"{report['state']}, {_lag(report)} behind{reason}"
+
+
 def _worker_count(report: dict[str, Any]) -> str:
     """Return the number of workers, and the most that there may be where that is more."""
     here, most = len(report["workers"]), report["worker_count"]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parapply.engine.flight import Flight
+    from parapply.engine.shares import Share
     from parapply.model import Transaction
     from parapply.plan.batch import Batch
 
@@ -118,21 +119,19 @@ class Closing:
 class Room:
     """Room for more batches: the number closed ahead of the workers, and the memory that all of them take."""
 
-    def __init__(self, flight: Flight, *, memory_limit_bytes: int, fewest_workers: int) -> None:
+    def __init__(self, flight: Flight, share: Share) -> None:
         """Start with all room free.
 
         Args:
             flight: whose batches count.
-            memory_limit_bytes: for all batches in hand.
-            fewest_workers: that batches are closed for, however few there are.
+            share: memory for all batches in hand, and the workers that batches are closed for, however few there are.
         """
         self._flight = flight
-        self._memory_limit_bytes = memory_limit_bytes
-        self._fewest_workers = fewest_workers
+        self._share = share
 
     def is_memory_full(self, held_bytes: int) -> bool:
         """Return whether batches in flight and the open one take all the memory that they may."""
-        return held_bytes >= self._memory_limit_bytes and not self._flight.state.is_idle
+        return held_bytes >= self._share.memory_bytes and not self._flight.state.is_idle
 
     def is_left(self, open_bytes: int) -> bool:
         """Return whether more may be taken beside the changes in the open batch."""
@@ -141,7 +140,7 @@ class Room:
             return False
         # Relaxed, batches that wait do not hold up independent ones, up to a number that is still compared fast.
         n_blocked = min(self._flight.n_blocked, _BLOCKED) if state.is_relaxed else 0
-        return len(state.jobs) - n_blocked < max(self._fewest_workers, state.n_workers) + AHEAD
+        return len(state.jobs) - n_blocked < max(self._share.first_workers, state.n_workers) + AHEAD
 
 
 class Hold:

@@ -7,7 +7,7 @@ import gc
 import os
 import time
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from parapply import __version__, logs, retention
 from parapply.applylog import ApplyLog, Retention
@@ -34,10 +34,11 @@ from parapply.model import format_lsn, format_time
 from parapply.runtime.observe.applylog_writer import ApplyLogWriter
 from parapply.runtime.observe.gauges import Gauges
 from parapply.runtime.observe.health import Health
-from parapply.runtime.observe.http import Endpoint
+from parapply.runtime.observe.http import SlotView, endpoint_of
 from parapply.runtime.observe.systemd import Notifier
 from parapply.runtime.reload import Reloader
 from parapply.runtime.sessions import Connector
+from parapply.runtime.shares import share_of
 from parapply.runtime.signals import Signals
 from parapply.source.waits import PublisherWaits
 from parapply.tasks import end_tasks
@@ -48,8 +49,10 @@ if TYPE_CHECKING:
 
     from parapply.blocked import BlockedSession
     from parapply.config import Config
+    from parapply.engine.shares import Share
     from parapply.login import Login
     from parapply.model import Until
+    from parapply.spill import SpillRoom
 
 _T = TypeVar("_T")
 
@@ -88,9 +91,9 @@ def run(config: Config, load: Callable[[], Config], until: Until, *, takeover: b
         ParapplyError: such an error, if the log is for people; its exit code is the command's.
     """
     logs.configure(config.log.level, config.log.format)
-    _calm_garbage_collector()
+    calm_garbage_collector()
     try:
-        return asyncio.run(Leader(Reloader(config, load), until, takeover=takeover).run())
+        return asyncio.run(_alone(Reloader(config, load), until, takeover=takeover))
     except ParapplyError as error:
         if config.log.format == "console":
             raise
@@ -98,7 +101,13 @@ def run(config: Config, load: Callable[[], Config], until: Until, *, takeover: b
         return error.exit_code
 
 
-def _calm_garbage_collector() -> None:
+async def _alone(reloader: Reloader, until: Until, *, takeover: bool) -> int:
+    host = Host(Signals(), Notifier())
+    host.signals.listen(stopping=lambda: host.notifier.stopping("draining"), reload=reloader.reload)
+    return await Leader(reloader, until, host, takeover=takeover).run()
+
+
+def calm_garbage_collector() -> None:
     """Search for reference cycles seldom, because the hot path makes none, and each search walks every row in hand.
 
     Rows and transactions are freed by their reference counts; with Python's own thresholds the searches cost the leader
@@ -114,30 +123,52 @@ def _log_waiting(one: BlockedSession) -> None:
     one.log("source")
 
 
-class Leader:
-    """Owns the signals and the apply log; everything else belongs to an epoch."""
+class Host(NamedTuple):
+    """All that a process gives to a leader."""
 
-    def __init__(self, reloader: Reloader, until: Until, *, takeover: bool) -> None:
+    signals: Signals  # that the process listens for
+    notifier: Notifier
+    share: Share | None = None  # None: all that the configuration allows
+    spill_room: SpillRoom | None = None  # the same
+
+
+class Leader:
+    """Owns the apply log of one slot; everything else belongs to the process or to an epoch."""
+
+    def __init__(self, reloader: Reloader, until: Until, host: Host, *, takeover: bool) -> None:
+        """Start nothing.
+
+        Args:
+            reloader: of the slot's configuration.
+            until: where to end.
+            host: of the process.
+            takeover: end another daemon's sessions on the target.
+        """
         self._reloader = reloader
         #: Written between two epochs only.
         self._config = config = reloader.config
         self._until = until
-        self._opener = Connector(config, takeover=takeover)
-        self._signals = Signals()
+        self._fixed_share = host.share
+        self._spill_room = host.spill_room
+        self._share = host.share or share_of(config.apply)
+        self._opener = Connector(config, self._share, takeover=takeover)
+        self._signals = host.signals
         self._delay_s = config.source.reconnect_min_s
         self._low_lsn: int | None = None
         self._has_served = False
         #: State and reason that this object showed last; an epoch shows its own end.
         self._shown = ("", "")
         self._is_epoch_shown = False
-        self._notifier = Notifier()
+        self._is_epoch_over = False
+        self._notifier = host.notifier
+        #: For the endpoint; None before `run` has begun.
+        self.view: SlotView | None = None
         self._figures = Figures()
         self._waits = PublisherWaits(self._source_login, _log_waiting)
         self._log = logs.get_logger()
 
     async def run(self) -> int:
         """Run epoch after epoch until stopped; return 0; raises as `run` of this module."""
-        self._signals.listen(stopping=lambda: self._notifier.stopping("draining"), reload=self._reloader.reload)
         config = self._config
         self._log.info(
             "daemon_started",
@@ -166,9 +197,10 @@ class Leader:
         applylog_writer = self._open_scribe()
         if applylog_writer is not None:
             stack.callback(applylog_writer.close)
-        self._gauges = Gauges(config, applylog_writer, self._waits)
+        self._gauges = Gauges(config, self._share, applylog_writer, self._waits)
         self._health = Health(config.source.slot, self._gauges, self._notifier)
-        endpoint = Endpoint(config.source.slot, self._figures, self._gauges, self._health)
+        self.view = SlotView(config.source.slot, self._figures, self._gauges, self._health)
+        endpoint = endpoint_of(self.view)
         stack.push_async_callback(endpoint.close)
         looking = [
             asyncio.create_task(self._look(), name="health"),
@@ -179,6 +211,11 @@ class Leader:
         if config.metrics.listen is not None:
             await endpoint.open(config.metrics.listen)
         return await self._epochs(applylog_writer)
+
+    @property
+    def low_lsn(self) -> int:
+        """Return the LSN up to which everything was applied when the last epoch began or ended; 0 before the first."""
+        return self._low_lsn or 0
 
     def _source_login(self) -> Login:
         return self._config.source.login
@@ -195,8 +232,10 @@ class Leader:
 
     async def _epochs(self, applylog_writer: ApplyLogWriter | None) -> str:
         while True:
-            # Sessions, cancelled tasks and tracebacks of the last epoch's error hold each other, and its buffers.
-            gc.collect()
+            if self._is_epoch_over:
+                # Sessions, cancelled tasks and tracebacks of its error hold each other, and its buffers.
+                self._is_epoch_over = False
+                gc.collect()
             self._renew()
             started_s = time.monotonic()
             try:
@@ -271,8 +310,9 @@ class Leader:
         if self._config is not self._reloader.config:
             self._config = self._reloader.config
             self._delay_s = self._config.source.reconnect_min_s
-            self._opener.use(self._config)
-            self._gauges.use(self._config)
+            self._share = self._fixed_share or share_of(self._config.apply)
+            self._opener.use(self._config, self._share)
+            self._gauges.use(self._config, self._share)
 
     async def _epoch(self, applylog_writer: ApplyLogWriter | None) -> str:
         self._is_epoch_shown = False
@@ -284,7 +324,11 @@ class Leader:
             from parapply.runtime.epoch import Epoch  # noqa: PLC0415
 
             self._has_served = True
-            epoch = Epoch(self._config, ends, applylog_writer, self._until, figures=self._figures, health=self._health)
+            self._is_epoch_over = True
+            epoch = Epoch(
+                self._config, ends, applylog_writer, self._until,
+                share=self._share, spill_room=self._spill_room, figures=self._figures, health=self._health,
+            )  # fmt: skip
             self._look_for_progress(epoch.low_lsn)
             self._shown = ("", "")
             self._is_epoch_shown = True

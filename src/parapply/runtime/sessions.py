@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
     from parapply.config import Config
+    from parapply.engine.shares import Share
 
 #: Newest major version of the server that the tests run with.
 NEWEST_MAJOR = 18
@@ -87,9 +88,10 @@ class Sessions(msgspec.Struct, frozen=True):
 class Connector:
     """Opens both ends again and again. Remembers its sessions on the target, to end any that a broken network left."""
 
-    def __init__(self, config: Config, *, takeover: bool) -> None:
+    def __init__(self, config: Config, share: Share, *, takeover: bool) -> None:
         """Open nothing yet; `takeover` holds for the first time only."""
         self._config = config
+        self._share = share
         self._takeover = takeover
         self._own_pids: list[int] = []
         self._rules = Rules(config.conflict)
@@ -109,8 +111,9 @@ class Connector:
         self._ranges_from_lsn = 0
         self._log = get_logger()
 
-    def use(self, config: Config) -> None:
+    def use(self, config: Config, share: Share) -> None:
         """Open with another configuration from now on; nothing is being opened."""
+        self._share = share
         if config.target.dsn != self._config.target.dsn:
             # Elsewhere the same numbers are other sessions.
             self._own_pids = []
@@ -383,7 +386,7 @@ class Connector:
         await state.write_daemon(control, config.target.state_schema, slot_id, row)
 
     async def _workers(self, opener: WorkerSessions) -> tuple[tuple[int, WorkerSession], ...]:
-        numbers = range(1, self._config.apply.first_workers + 1)
+        numbers = range(1, self._share.first_workers + 1)
         opened = list(zip(numbers, await _together(*[opener.open(number) for number in numbers]), strict=True))
         sessions = tuple([(number, session) for number, session in opened if not isinstance(session, ParapplyError)])
         errors = [error for _, error in opened if isinstance(error, ParapplyError)]

@@ -160,6 +160,17 @@ def _source_error(doing: str, error: psycopg.Error) -> ConfigError | SourceRefus
     return SourceRefused(text)
 
 
+async def databases(conn: Connection) -> list[tuple[str, bool, bool]]:
+    """Return name, whether it is a template, and whether it allows connections, of each database of the server.
+
+    Raises:
+        SourceLost: the connection broke.
+    """
+    query: LiteralString = "SELECT datname, datistemplate, datallowconn FROM pg_catalog.pg_database ORDER BY datname"
+    with source_errors("reading the names of the databases"):
+        return [(name, is_template, allows) for name, is_template, allows in await _rows(conn, query)]
+
+
 async def connect(
     login: Login,
     *,

@@ -410,18 +410,24 @@ def _line(verdict: Verdict) -> str:
 
 def _print(options: VerifyOptions, verdicts: Sequence[Verdict], taken: Snapshot) -> None:
     if options.as_json:
-        click.echo(json.dumps(_document(verdicts, taken), indent=2))
+        click.echo(json.dumps(document(verdicts, taken), indent=2))
         return
+    click.echo(said(verdicts, taken))
+
+
+def said(verdicts: Sequence[Verdict], taken: Snapshot) -> str:
+    """Return what was found in one line."""
     different = sum(not verdict.is_equal for verdict in verdicts)
-    said = f"{different} of {len(verdicts)} tables differ" if different else f"all {len(verdicts)} tables are equal"
+    words = f"{different} of {len(verdicts)} tables differ" if different else f"all {len(verdicts)} tables are equal"
     if sampled := sum(verdict.is_sampled for verdict in verdicts):
-        said += f" (of {sampled} only a sample)"
+        words += f" (of {sampled} only a sample)"
     if left := sum(verdict.equal_at is not None for verdict in verdicts):
-        said += f", {left} of them as of before"
-    click.echo(f"{said} at {format_lsn(taken.at_lsn)} (the daemon stood still for {taken.pause_s * 1000:.0f} ms)")
+        words += f", {left} of them as of before"
+    return f"{words} at {format_lsn(taken.at_lsn)} (the daemon stood still for {taken.pause_s * 1000:.0f} ms)"
 
 
-def _document(verdicts: Sequence[Verdict], taken: Snapshot) -> dict[str, object]:
+def document(verdicts: Sequence[Verdict], taken: Snapshot) -> dict[str, object]:
+    """Return what was found, as JSON has it."""
     return {
         "at_lsn": format_lsn(taken.at_lsn),
         "pause_s": round(taken.pause_s, 6),

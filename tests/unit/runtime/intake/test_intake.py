@@ -27,6 +27,7 @@ from parapply.runtime.intake.special import SpecialTransactions
 from parapply.runtime.pool.pool import WorkerPool
 from parapply.runtime.pool.streams import StreamBuffers, StreamLimits
 from parapply.runtime.pool.two_phase import TwoPhase
+from parapply.runtime.shares import share_of
 from parapply.spill import Spill
 from parapply.target.state.slots import SlotState
 from parapply.wire.assembler import Assembler
@@ -183,7 +184,7 @@ class _Lab:
             admits,
             SpecialTransactions(admits, commands, streams, piece_bytes=piece_bytes),
             self.batcher,
-            room=Room(flight, memory_limit_bytes=limits.memory_limit_bytes, fewest_workers=limits.first_workers),
+            room=Room(flight, share_of(limits)),
             due=DueTimes(0, None),
             reports=self,
         )
