@@ -12,19 +12,15 @@ import os
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
-from psycopg.conninfo import conninfo_to_dict
 
-from parapply.config import REQUIRED, Config, config_of, read_layers
-from parapply.config_fleet import fleet_of, one_of, with_database
-from parapply.config_values import did_you_mean
 from parapply.errors import ConfigError, ParapplyError
-from parapply.login import Login
-from parapply.logs import redact_text
 from parapply.printable import printable
-from parapply.source import slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from parapply.config import Config
+    from parapply.login import Login
 
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
@@ -48,6 +44,8 @@ class Several(NamedTuple):
 
     def each(self, do: Callable[[Config], Result], *, as_json: bool) -> int:
         """Do something for each database, print all results, and return the worst exit code."""
+        from parapply.logs import redact_text  # noqa: PLC0415
+
         found: dict[str, Result] = {}
         errors: dict[str, ParapplyError] = {}
         for name, config in self.configs.items():
@@ -64,6 +62,8 @@ class Several(NamedTuple):
         return code
 
     def _document(self, found: dict[str, Result], errors: dict[str, ParapplyError], code: int) -> dict[str, Any]:
+        from parapply.logs import redact_text  # noqa: PLC0415
+
         return {
             "exit_code": code,
             "databases": [
@@ -137,6 +137,9 @@ def configs(options: dict[str, Any], *not_needed: str) -> Config | Several:
         "source.slot": options["slot"],
         "source.publications": options["publication"],
     }
+    from parapply.config import REQUIRED, config_of, read_layers  # noqa: PLC0415
+    from parapply.config_fleet import fleet_of, one_of  # noqa: PLC0415
+
     required = [key for key in REQUIRED if key not in not_needed]
     layers = read_layers(options["config_path"], options["overrides"], flags, os.environ)
     left_out: dict[str, str] = {}
@@ -159,6 +162,12 @@ def configs(options: dict[str, Any], *not_needed: str) -> Config | Several:
 
 async def _databases(login: Login) -> tuple[list[str], dict[str, str]]:
     """Return the databases of a server, and those that are left out with the reason."""
+    from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415
+
+    from parapply.config_fleet import with_database  # noqa: PLC0415
+    from parapply.login import Login  # noqa: PLC0415
+    from parapply.source import slot  # noqa: PLC0415
+
     if "dbname" not in conninfo_to_dict(login.dsn):
         login = Login(with_database(login.dsn, _FIRST), login.command)
     conn = await slot.connect(login, application_name="parapply databases")
@@ -182,6 +191,8 @@ def _check_named(given: Sequence[str], names: Collection[str], left_out: dict[st
     Raises:
         ConfigError: such a name is given.
     """
+    from parapply.config_values import did_you_mean  # noqa: PLC0415
+
     lines = [
         f"no database {name!r}{did_you_mean(name, names)}" if name not in left_out else f"{name!r}: {left_out[name]}"
         for name in given

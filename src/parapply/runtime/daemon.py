@@ -254,6 +254,7 @@ class Leader:
                     raise error from raised.__cause__
                 wait_s = self._next_wait_s(error, time.monotonic() - started_s)
                 await self._tell_of_another_try(error, wait_s)
+                del error  # its traceback holds the whole epoch, and this name would outlive the clause
             if await self._unless_ended(asyncio.sleep(wait_s, result=True)) is None and self._signals.is_stop:
                 return "stopped by a signal while reconnecting"
 
