@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
-#: Sections that belong to the process, so that no database has one of its own.
+#: Sections that belong to the process, so no database has them.
 _OF_THE_PROCESS: Final = ("metrics", "log", "fleet")
 #: Characters of a slot's name at most, and of the mark by which names differ whose other characters were replaced.
 _SLOT_LENGTH: Final = 63
@@ -152,7 +152,7 @@ def with_database(dsn: str, name: str) -> str:
 
 
 def _entries(given: object, errors: list[str]) -> list[dict[str, Any]]:
-    """Return the entries that have a name of their own, each as a section."""
+    """Return the entries that have names, each as a section."""
     if not isinstance(given, list) or not given:
         errors.append(f"{DATABASES}: must be a list of names, or sections [[{DATABASES}]], at least one")
         return []

@@ -259,7 +259,7 @@ def test_a_connection_string_may_have_any_form(
 
 
 async def _shown(dsn: str) -> str:
-    """Return a setting that the options of a service set, in a session that has options of its own."""
+    """Return a setting that the options of a service set, in a session that sets options also."""
     async with await slot.connect(Login(dsn), application_name="test") as conn:
         row = await (await conn.execute("SHOW test.service")).fetchone()
     assert row is not None

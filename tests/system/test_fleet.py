@@ -264,7 +264,7 @@ def test_commands_about_several_databases(
         assert found["exit_code"] == code
         return found
 
-    # Neither has a state yet: each is an error of its own.
+    # Neither has a state yet: each has a separate error.
     assert [(one["database"], one["exit_code"]) for one in shown("status", code=4)["databases"]] == [
         (name, 4) for name in names
     ]

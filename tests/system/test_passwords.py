@@ -151,7 +151,7 @@ def test_a_password_that_ends_under_the_daemon_harms_nothing(
 
 
 def test_commands_ask_for_their_passwords(site: _Site, route: Route, run_command: RunCommand) -> None:
-    """Copy, pg_dump, a daemon that ends by itself and the commands that look: each gets one, and shows none."""
+    """Copy, pg_dump, a daemon that ends and the commands that look: each gets one, and shows none."""
     pg_dump = find_program("pg_dump", find_binaries())
     seen = site.directory / "seen"
     wrapper = site.program(

@@ -117,7 +117,7 @@ def test_only_the_slot_that_the_target_follows_is_dropped(route: Route, start_da
 
 
 def test_a_copy_pauses_while_the_slot_keeps_too_much(route: Route, start_daemon: StartDaemon) -> None:
-    """A copy that holds the daemon up gives way to it, and goes on by itself when the WAL is free: nothing is lost."""
+    """A copy that holds the daemon up gives way to it, and goes on when the WAL is free. Nothing is lost."""
     limits: dict[str, str | float] = {
         "source.retained_wal_limit_bytes": 8 * _MEGABYTE, "source.on_retained_wal": "pause_copy",
     }  # fmt: skip

@@ -127,7 +127,7 @@ def test_sessions_that_are_opened_together_share_one_run(tmp_path: Path, monkeyp
 
 
 def test_a_password_is_used_again_until_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sessions that are refused together share the next run, and one that must not be old has a run of its own."""
+    """Sessions that are refused together share the next run, and one that must not be old has a separate run."""
     monkeypatch.setattr(login, "REUSED_S", math.inf)
     command = _counted(tmp_path / "runs")
 

@@ -130,14 +130,18 @@ def _load_all(options: dict[str, Any], *not_needed: str) -> Config | Fleet:
     from parapply.config import REQUIRED  # noqa: PLC0415
     from parapply.config_fleet import load  # noqa: PLC0415
 
-    flags = {
+    required = [key for key in REQUIRED if key not in not_needed]
+    return load(options["config_path"], options["overrides"], _flags(options), os.environ, required=required)
+
+
+def _flags(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that are options, by their keys; None: not given."""
+    return {
         "source.dsn": options["source"],
         "target.dsn": options["target"],
         "source.slot": options["slot"],
         "source.publications": options["publication"],
     }
-    required = [key for key in REQUIRED if key not in not_needed]
-    return load(options["config_path"], options["overrides"], flags, os.environ, required=required)
 
 
 #: Commands that are imported when they are asked for, with the place of each: bench's options and workloads alone are

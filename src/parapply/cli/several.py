@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
+from parapply.cli.main import _flags as flags_of
 from parapply.errors import ConfigError, ParapplyError
 from parapply.printable import printable
 
@@ -131,17 +132,11 @@ def configs(options: dict[str, Any], *not_needed: str) -> Config | Several:
     is_asked = is_all or bool(included or excluded)
     if is_asked and options["database"] is not None:
         raise click.UsageError("--database names one, and the options about several databases more")
-    flags = {
-        "source.dsn": options["source"],
-        "target.dsn": options["target"],
-        "source.slot": options["slot"],
-        "source.publications": options["publication"],
-    }
     from parapply.config import REQUIRED, config_of, read_layers  # noqa: PLC0415
     from parapply.config_fleet import fleet_of, one_of  # noqa: PLC0415
 
     required = [key for key in REQUIRED if key not in not_needed]
-    layers = read_layers(options["config_path"], options["overrides"], flags, os.environ)
+    layers = read_layers(options["config_path"], options["overrides"], flags_of(options), os.environ)
     left_out: dict[str, str] = {}
     if layers.databases is None:
         if not is_asked:

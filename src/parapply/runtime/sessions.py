@@ -53,8 +53,8 @@ _LEAVE_BYTES = 4 * 1024 * 1024
 _RANGES_PART = 4
 #: Seconds to wait for the end of a session that runs a publisher's commands: its daemon's lease is free already.
 _COMMANDS_WAIT_S = 2.0
-#: Part of the target's table of locks that a batch may have tables for: each takes places for its indexes also, other
-#: batches are in flight, and other sessions need room.
+#: Part of the target's table of locks that a batch may have tables for: updates also lock their indexes, other batches
+#: are in flight, and other sessions need room.
 _LOCKED_PART = 4
 _LOCAL_CHANGES = "changes applied here look like local ones to every subscriber of this server"
 

@@ -46,7 +46,7 @@ _OTHER_LINES: Final = 5
 _FEW_TABLES: Final = 3
 _NOTICE_LINES: Final = 4
 _LIMIT_LINES: Final = 3
-#: Kinds of changes. Their rates are shown where a name of so many columns has room beside them.
+#: Kinds of changes. Their rates are shown where a name of this width has room beside them.
 _SORTS: Final = ("ins", "upd", "del")
 _NAME_COLUMNS: Final = 16
 #: Lines of a screen from which on the limit takes more than one.
