@@ -284,6 +284,8 @@ def test_commands_about_several_databases(
         assert "'fleet_closed': it allows no connections" in run(
             "verify", "--include-databases", "fleet_closed", code=2, path=template
         )
+    chosen = shown("status", "--all-databases", *only, "--exclude-databases", _HOSTILE, code=0, path=template)
+    assert [one["database"] for one in chosen["databases"]] == ["fleet_a"]
     results = {one["database"]: one["report"]["is_equal"] for one in verified["databases"]}
     assert results == {"fleet_a": True, _HOSTILE: False}
     left_out = {one["database"]: one["reason"] for one in verified["left_out"]}

@@ -126,8 +126,10 @@ def test_f1_a_heal_that_is_killed_goes_on(route: Route, start_daemon: StartDaemo
     assert _equal(route)
 
 
-def test_only_what_differs_is_copied(source_db: Database, target_db: Database, run_command: RunCommand) -> None:
-    """Of 100,000 rows three differ: fewer than a hundredth is copied."""
+def test_only_what_differs_is_copied(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """Of 100,000 rows three differ: fewer than a hundredth is copied. Begun without a copy, the slot goes on so."""
     for database in (source_db, target_db):
         database.execute("CREATE TABLE big (id int PRIMARY KEY, v text)")
         database.execute("INSERT INTO big SELECT i, 'v' || i FROM generate_series(1, 100000) AS i; ANALYZE big")
@@ -145,6 +147,15 @@ def test_only_what_differs_is_copied(source_db: Database, target_db: Database, r
     ranges = re.search(r"public.big: (\d+) of (\d+) ranges differ, 3 rows", done.stdout)
     assert ranges is not None, done.stdout
     assert int(ranges[1]) <= 3 < int(ranges[2])
+    check_equal(made, "big")
+    daemon = start_daemon(made)
+    daemon.wait_caught_up()
+    # It looks how tables are published before a snapshot.
+    assert run_command(made, "snapshot", "--", "true").returncode == 0
+    source_db.execute("INSERT INTO big VALUES (100002, 'later')")
+    daemon.wait_caught_up()
+    daemon.stop()
+    assert not daemon.events_of("table_waits")
     check_equal(made, "big")
 
 

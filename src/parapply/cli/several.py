@@ -146,6 +146,7 @@ def configs(options: dict[str, Any], *not_needed: str) -> Config | Several:
         names, left_out = asyncio.run(_databases(shared.source.login))
         _check_named((*included, *excluded), names, left_out)
         layers = layers._replace(databases=_chosen(names, included, excluded))
+        included = excluded = ()
     fleet = fleet_of(layers, required)
     if options["database"] is not None:
         return one_of(fleet, options["database"])

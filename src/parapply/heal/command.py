@@ -42,6 +42,7 @@ import msgspec
 from psycopg import sql
 
 from parapply import connect, failpoints
+from parapply.continuity import kept_without_copy
 from parapply.copy import snapshot as snapshots
 from parapply.copy import tables as on_target
 from parapply.copy.bar import Bar
@@ -416,11 +417,15 @@ class _Run:
 
     async def _finish(self, tables: _Tables, snapshot: SourceSnapshot, marks: dict[int, str]) -> None:
         schema, slot_id = self._schema, self._slot_id
-        new = await late_tables.marks(self._source, self._config.source.publications)
+        is_listed = tables.known.is_listed
+        if is_listed:
+            kept: Sequence[str] = await late_tables.marks(self._source, self._config.source.publications)
+        else:
+            kept = kept_without_copy(marks)
         oids = {table.full_name: table.oid for table in tables.compared}
         with settings.target_errors("noting that the slot is healed"):
             async with self._target.transaction():
-                if tables.known.is_listed:
+                if is_listed:
                     await copies.add(self._target, schema, slot_id, oids, is_listed=True)
                 for table in tables.later:
                     await copies.settle(self._target, schema, slot_id, table.full_name, table.oid, _PUBLISHED_LATER)
@@ -434,4 +439,4 @@ class _Run:
                     source_oids=oids.values(),
                 )
                 await copies.keep_published(self._target, schema, slot_id, marks)
-                await copies.keep_marks(self._target, schema, slot_id, new)
+                await copies.keep_marks(self._target, schema, slot_id, kept)
